@@ -1,0 +1,30 @@
+"""Transformer agents for reinforcement learning on Gymnasium and Minari.
+
+The public names load on first use, so ``import rlxf`` is quick and does not load torch.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+
+__version__ = version("rlxf")
+
+_HOME = {
+    "GTrXLPPO": "rlxf.agents.gtrxl",
+    "TransformerSpec": "rlxf.attention",
+    "evaluate": "rlxf.evaluation",
+}
+
+__all__ = ["GTrXLPPO", "TransformerSpec", "evaluate"]
+
+
+def __getattr__(name: str) -> object:
+    """The public object ``name``, imported from its home on first use (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'rlxf' has no attribute {name!r}; it offers {', '.join(_HOME)}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

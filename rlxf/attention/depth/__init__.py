@@ -1,0 +1,1 @@
+"""How many times is a token processed?"""

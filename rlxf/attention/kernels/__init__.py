@@ -1,0 +1,1 @@
+"""How is the weighted average computed?"""

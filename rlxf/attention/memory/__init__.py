@@ -1,0 +1,1 @@
+"""What survives from before the segment?"""

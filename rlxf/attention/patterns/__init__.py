@@ -1,0 +1,1 @@
+"""Which tokens may a query see?"""

@@ -1,0 +1,40 @@
+"""Sliding window: a token sees the tokens nearest to it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Window:
+    """Query i sees key j when ``|i - j| < size``.
+
+    In a causal transformer those are ``size`` keys, the query itself among them; a transformer of
+    n layers looks back over n * (size - 1) tokens. With memory of M tokens, ``Window(M + 1)`` gives
+    every query the same reach, wherever in its segment it stands.
+
+    Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1 (there w/2 on each side).
+
+    Args:
+        size: distance in tokens, at least 1, from which keys are hidden.
+
+    Raises:
+        ValueError: if size is less than 1.
+    """
+
+    paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
+    size: int = 129
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"Window size must be at least 1, got {self.size}")
+
+    @property
+    def reach(self) -> int:
+        """size - 1."""
+        return self.size - 1
+
+    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+        """|i - j| < size."""
+        return (i - j).abs() < self.size

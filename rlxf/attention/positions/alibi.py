@@ -1,0 +1,49 @@
+"""ALiBi: a penalty that grows with distance, steeper in some heads than in others."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlxf.attention.positions.base import LayerPosition, Position
+from rlxf.attention.relation import Relation
+
+
+def slopes(heads: int) -> Tensor:
+    """(H,) float64: ``2^(-8h/H)`` for h = 1 ... H when H is a power of two.
+
+    Otherwise those of the next lower power of two, then every second one of twice that power.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    exact = 2.0 ** (-8.0 / power * torch.arange(1, power + 1, dtype=torch.float64))
+    between = 2.0 ** (-4.0 / power * torch.arange(1, 2 * power, 2, dtype=torch.float64))
+    return torch.cat([exact, between[: heads - power]])
+
+
+@dataclass(frozen=True)
+class ALiBi(Position):
+    """``s_ij -= slope_h * |i - j|``, added after the division by sqrt(d); nothing is learned.
+
+    Source: Press et al. 2022, arXiv:2108.12409, section 3; slopes for head counts that are no
+    power of two from the authors' code. In the bidirectional form both directions are alike.
+    """
+
+    paper: ClassVar[str] = "Press et al. 2022, arXiv:2108.12409"
+
+    def build(self, width: int, heads: int) -> "ALiBiBias":
+        return ALiBiBias(heads)
+
+
+class ALiBiBias(LayerPosition):
+    """The penalty of `ALiBi` for all heads of one layer."""
+
+    slopes: Tensor
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.register_buffer("slopes", slopes(heads), persistent=False)
+
+    def bias(self, q: Tensor, relation: Relation, distances: Tensor, table: Tensor | None) -> Tensor:
+        """q (B, H, Tq, D) -> (B, H, Tq, Tk)."""
+        return -self.slopes.to(q.dtype)[:, None, None] * relation.distance[:, None].abs().to(q.dtype)

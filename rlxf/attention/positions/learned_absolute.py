@@ -1,0 +1,52 @@
+"""Learned absolute positions: one vector for each position."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rlxf.attention.positions.base import Embedding, Position
+
+
+@dataclass(frozen=True)
+class LearnedAbsolute(Position):
+    """``x_t += p[t]``, with p learned.
+
+    Source: Gehring et al. 2017, arXiv:1705.03122, section 3.1.
+
+    Args:
+        max_length: number of positions, in tokens. An episode must not be longer.
+
+    Raises:
+        ValueError: if max_length is less than 1; in a pass, if a position has no vector.
+    """
+
+    paper: ClassVar[str] = "Gehring et al. 2017, arXiv:1705.03122"
+    max_length: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.max_length < 1:
+            raise ValueError(f"LearnedAbsolute max_length must be at least 1, got {self.max_length}")
+
+    def build_embedding(self, width: int) -> "LearnedEmbedding":
+        return LearnedEmbedding(self, width)
+
+
+class LearnedEmbedding(Embedding):
+    """The learned table p (max_length, C) of a `LearnedAbsolute`."""
+
+    def __init__(self, spec: LearnedAbsolute, width: int):
+        super().__init__()
+        self.spec = spec
+        self.weight = nn.Parameter(torch.randn(spec.max_length, width) * 0.02)
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        """x (B, T, C), position (B, T) -> (B, T, C)."""
+        last = int(position.max())
+        if last >= self.spec.max_length:
+            raise ValueError(
+                f"position {last} has no vector: LearnedAbsolute(max_length={self.spec.max_length}) "
+                f"counts from 0; raise max_length or choose a relative position"
+            )
+        return x + nn.functional.embedding(position, self.weight)

@@ -1,0 +1,61 @@
+"""Sinusoidal absolute positions: fixed waves added to the embeddings."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlxf.attention.positions.base import Embedding, Position
+
+
+def frequencies(width: int, base: float, device: torch.device | None = None) -> Tensor:
+    """``base^(-2m / width)`` for m = 0 ... width / 2 - 1, float64."""
+    exponent = torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
+    return base**-exponent
+
+
+@dataclass(frozen=True)
+class Sinusoidal(Position):
+    r"""``x_t += p_t``, ``p_t[2m] = sin(t * base^(-2m/d))``, ``p_t[2m+1] = cos(t * base^(-2m/d))``.
+
+    Positions count from 0 and have no upper bound. Sine and cosine alternate, as in the paper;
+    tensor2tensor and fairseq put the sines first and use other frequencies.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
+
+    Args:
+        base: longest wavelength over 2 pi, in tokens; above 1.
+
+    Raises:
+        ValueError: if base is not above 1, or the width is odd.
+    """
+
+    paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
+    base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        if not self.base > 1:
+            raise ValueError(f"Sinusoidal base must be above 1, got {self.base}")
+
+    def build_embedding(self, width: int) -> "SinusoidalEmbedding":
+        if width % 2:
+            raise ValueError(f"Sinusoidal needs an even width, got {width}")
+        return SinusoidalEmbedding(self)
+
+    def encode(self, position: Tensor, width: int) -> Tensor:
+        """position (...) -> (..., width), float64."""
+        angle = position[..., None] * frequencies(width, self.base, position.device)
+        return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
+
+
+class SinusoidalEmbedding(Embedding):
+    """Adds the waves of a `Sinusoidal`."""
+
+    def __init__(self, spec: Sinusoidal):
+        super().__init__()
+        self.spec = spec
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        """x (B, T, C), position (B, T) -> (B, T, C)."""
+        return x + self.spec.encode(position, x.shape[-1]).to(x.dtype)

@@ -1,0 +1,71 @@
+"""Transformer-XL's relative positions: content and distance, each with a learned bias."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rlxf.attention.positions.base import LayerPosition, Position
+from rlxf.attention.positions.sinusoidal import frequencies
+from rlxf.attention.relation import Relation
+
+
+@dataclass(frozen=True)
+class XLRelative(Position):
+    r"""``s_ij = ((q_i + u) . k_j + (q_i + v) . (W_r r_{i-j})) / sqrt(D)``.
+
+    ``r_t = [sin(t f), cos(t f)]`` with ``f_m = base^(-2m/C)``: sines first, as in the authors' code.
+    The scale covers all four terms. Each layer learns its own u, v and W_r.
+
+    Source: Dai et al. 2019, arXiv:1901.02860, section 3.3.
+
+    Args:
+        base: longest wavelength over 2 pi, in tokens; above 1.
+
+    Raises:
+        ValueError: if base is not above 1, or the width is odd.
+    """
+
+    paper: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860"
+    base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        if not self.base > 1:
+            raise ValueError(f"XLRelative base must be above 1, got {self.base}")
+
+    def build(self, width: int, heads: int) -> "XLRelativeBias":
+        if width % 2:
+            raise ValueError(f"XLRelative needs an even width, got {width}")
+        return XLRelativeBias(self, width, heads)
+
+    def encode(self, distances: Tensor, width: int) -> Tensor:
+        """distances (R,) -> r (R, width), float64."""
+        angle = distances[:, None] * frequencies(width, self.base, distances.device)
+        return torch.cat([angle.sin(), angle.cos()], dim=-1)
+
+
+class XLRelativeBias(LayerPosition):
+    """W_r (C, C), u (H, D) and v (H, D) of an `XLRelative` in one layer."""
+
+    def __init__(self, spec: XLRelative, width: int, heads: int):
+        super().__init__()
+        self.spec = spec
+        self.r = nn.Linear(width, width, bias=False)
+        self.u = nn.Parameter(torch.zeros(heads, width // heads))
+        self.v = nn.Parameter(torch.zeros(heads, width // heads))
+
+    def query(self, q: Tensor, position: Tensor) -> Tensor:
+        """q + u."""
+        return q + self.u[:, None]
+
+    def table(self, distances: Tensor) -> Tensor:
+        """distances (R,) -> ``W_r r / sqrt(D)`` as (H, D, R)."""
+        heads, size = self.u.shape
+        r = self.r(self.spec.encode(distances, heads * size).to(self.u.dtype))
+        return (r * size**-0.5).unflatten(-1, (heads, size)).permute(1, 2, 0)
+
+    def bias(self, q: Tensor, relation: Relation, distances: Tensor, table: Tensor | None) -> Tensor:
+        """q (B, H, Tq, D) -> ``(q_i + v) . (W_r r_{i-j}) / sqrt(D)`` (B, H, Tq, Tk)."""
+        assert table is not None
+        return relation.by_key((q + self.v[:, None]) @ table, distances)

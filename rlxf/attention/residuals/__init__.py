@@ -1,0 +1,1 @@
+"""How does a sublayer's output join the stream?"""
