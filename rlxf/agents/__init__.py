@@ -1,4 +1,6 @@
 """Agents: one folder each, all on the shared attention core."""
 
 if __name__ != "rlxf.agents":
-    raise ImportError(f"imported as {__name__!r}: the top-level link is for readers; write 'import rlxf.agents'")
+    raise ImportError(
+        f"imported as {__name__!r}: the top-level link is for readers; write 'import rlxf.agents'"
+    )
