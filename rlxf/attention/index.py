@@ -49,6 +49,15 @@ class Index:
         """(B, T)."""
         return self.position.shape
 
+    @property
+    def unbroken(self) -> bool:
+        """Whether each episode is one run of slots whose positions count up by one."""
+        episode, position = self.episode, self.position
+        before, now = episode[:, :-1], episode[:, 1:]
+        goes_on = (now == before) & (position[:, 1:] == position[:, :-1] + 1)
+        begins = now > before.cummax(dim=1).values
+        return bool((goes_on | begins | (now == EMPTY)).all())
+
     def concatenate(self, later: "Index") -> "Index":
         """This index followed by ``later`` along time."""
         position = torch.cat([self.position, later.position], dim=1)

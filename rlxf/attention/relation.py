@@ -62,17 +62,17 @@ class Relation:
 
     @cached_property
     def aligned(self) -> bool:
-        """Whether every allowed distance is the one that the slots' places tell.
+        """Whether the distance of two tokens of one episode is the distance of their slots.
 
-        True for one stretch of time without gaps, however it is cut into episodes. Then scores by
-        distance become scores by key through one shifted view instead of a gather.
+        True for one stretch of time, however it is cut into episodes. Then scores by distance
+        become scores by key through one shifted view instead of a gather.
         """
-        queries, keys = self.query.shape[1], self.key.shape[1]
+        queries = self.query.shape[1]
         if queries == 1 or self._offset < 0:
             return False
-        slot = torch.arange(keys, device=self.distance.device)
-        expected = slot[self._offset :, None] - slot[None, :]
-        return not bool(((self.distance != expected) & self.allowed).any())
+        last = self.key.last(queries)
+        same = torch.equal(self.query.position, last.position)
+        return same and torch.equal(self.query.episode, last.episode) and self.key.unbroken
 
     @cached_property
     def distances(self) -> Tensor:

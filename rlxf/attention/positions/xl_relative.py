@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.positions.base import LayerPosition, Position
 from rlxf.attention.positions.sinusoidal import frequencies
 from rlxf.attention.relation import Relation
@@ -51,7 +52,7 @@ class XLRelativeBias(LayerPosition):
     def __init__(self, spec: XLRelative, width: int, heads: int):
         super().__init__()
         self.spec = spec
-        self.r = nn.Linear(width, width, bias=False)
+        self.r = orthogonal_linear(width, width, bias=False)
         self.u = nn.Parameter(torch.zeros(heads, width // heads))
         self.v = nn.Parameter(torch.zeros(heads, width // heads))
 

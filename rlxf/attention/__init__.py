@@ -1,0 +1,50 @@
+"""The shared attention core: six choices, one transformer. Imports torch only; knows nothing of RL."""
+
+from rlxf.attention.cache import Cache
+from rlxf.attention.context import Context
+from rlxf.attention.depth.fixed import Fixed
+from rlxf.attention.index import Index
+from rlxf.attention.kernels.softmax import Softmax
+from rlxf.attention.memory.base import State
+from rlxf.attention.memory.xl import XL
+from rlxf.attention.patterns.full import Full
+from rlxf.attention.patterns.window import Window
+from rlxf.attention.positions.alibi import ALiBi
+from rlxf.attention.positions.learned_absolute import LearnedAbsolute
+from rlxf.attention.positions.rope import RoPE
+from rlxf.attention.positions.sinusoidal import Sinusoidal
+from rlxf.attention.positions.xl_relative import XLRelative
+from rlxf.attention.residuals.add import Add
+from rlxf.attention.residuals.gru import GRUGate
+from rlxf.attention.residuals.highway import HighwayGate
+from rlxf.attention.residuals.input import InputGate
+from rlxf.attention.residuals.output import OutputGate
+from rlxf.attention.residuals.sig_tanh import SigTanhGate
+from rlxf.attention.spec import TransformerSpec
+from rlxf.attention.transformer import EncoderDecoder, Transformer
+
+__all__ = [
+    "XL",
+    "ALiBi",
+    "Add",
+    "Cache",
+    "Context",
+    "EncoderDecoder",
+    "Fixed",
+    "Full",
+    "GRUGate",
+    "HighwayGate",
+    "Index",
+    "InputGate",
+    "LearnedAbsolute",
+    "OutputGate",
+    "RoPE",
+    "SigTanhGate",
+    "Sinusoidal",
+    "Softmax",
+    "State",
+    "Transformer",
+    "TransformerSpec",
+    "Window",
+    "XLRelative",
+]

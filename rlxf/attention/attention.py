@@ -1,0 +1,111 @@
+"""Multi-head attention: projections around a position, a kernel and a relation."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlxf.attention.index import Index
+from rlxf.attention.kernels.base import Kernel
+from rlxf.attention.linear import orthogonal_linear
+from rlxf.attention.positions.base import LayerPosition, Position
+from rlxf.attention.relation import Relation
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCache:
+    """Keys and values of one layer in a ring of S slots, and its table of distances.
+
+    Args:
+        keys: (B, H, S, D).
+        values: (B, H, S, D).
+        table: what the layer's position makes of the distances, or None.
+    """
+
+    keys: Tensor
+    values: Tensor
+    table: Tensor | None
+
+    def write(self, slot: int, k: Tensor, v: Tensor) -> None:
+        """Put k and v (B, H, 1, D) into a slot, in place."""
+        self.keys[:, :, slot : slot + 1] = k
+        self.values[:, :, slot : slot + 1] = v
+
+    def rows(self, rows: Tensor) -> "LayerCache":
+        """A copy of the chosen rows of the batch."""
+        return LayerCache(self.keys[rows], self.values[rows], self.table)
+
+
+class Attention(nn.Module):
+    """``out(kernel(q, k, v))`` with H heads of D = C / H features.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2. Each of the projections of q, k
+    and v starts orthogonal by itself.
+
+    Args:
+        width: features of a token C.
+        heads: number of heads H.
+        position: how order enters the scores; None for not at all.
+        kernel: how the weighted average is computed.
+        dropout: probability with which an attention weight is set to 0 in training.
+    """
+
+    def __init__(self, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float):
+        super().__init__()
+        self.heads = heads
+        self.qkv = orthogonal_linear(width, width, matrices=3)
+        self.out = orthogonal_linear(width, width)
+        self.position = position.build(width, heads) if position else LayerPosition()
+        self.kernel = kernel
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
+        """Queries of x (B, T, C) over the tokens of memory (B, M, C) and x -> (B, T, C)."""
+        q, k, v = self.split(self.qkv(x))
+        if memory is not None:
+            k_memory, v_memory = self.project(memory)
+            k, v = torch.cat([k_memory, k], dim=2), torch.cat([v_memory, v], dim=2)
+        k = self.position.key(k, relation.key.position)
+        distances = relation.distances
+        return self.attend(q, k, v, relation, distances, self.position.table(distances))
+
+    def cross(self, x: Tensor, context: tuple[Tensor, ...], relation: Relation) -> Tensor:
+        """Queries of x (B, T, C) over projected keys and values (B, H, N, D) -> (B, T, C)."""
+        keys, values = context
+        weight, bias = self.qkv.weight.tensor_split(3)[0], self.qkv.bias.tensor_split(3)[0]
+        (q,) = self.split(F.linear(x, weight, bias))
+        return self.attend(q, keys, values, relation, relation.distances, None)
+
+    def step(self, x: Tensor, cache: LayerCache, slot: int, relation: Relation, distances: Tensor) -> Tensor:
+        """Write the token x (B, 1, C) into the cache, then attend over the cache -> (B, 1, C)."""
+        q, k, v = self.split(self.qkv(x))
+        cache.write(slot, self.position.key(k, relation.query.position), v)
+        return self.attend(q, cache.keys, cache.values, relation, distances, cache.table)
+
+    def cache(self, memory: Tensor, index: Index, distances: Tensor) -> LayerCache:
+        """Project the tokens of memory (B, S, C) once, for many steps."""
+        k, v = self.project(memory)
+        k = self.position.key(k, index.position)
+        return LayerCache(k.contiguous(), v.contiguous(), self.position.table(distances))
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, distances: Tensor, table: Tensor | None
+    ) -> Tensor:
+        """q (B, H, Tq, D) over k and v (B, H, Tk, D) -> (B, Tq, C). Who sees nothing gets 0."""
+        bias = self.position.bias(q, relation, distances, table)
+        bias = relation.mask if bias is None else bias + relation.mask
+        q = self.position.query(q, relation.query.position)
+        mixed = self.kernel(q, k, v, bias, self.dropout if self.training else 0.0)
+        y: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return y if relation.blind is None else y.masked_fill(relation.blind[..., None], 0.0)
+
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Keys and values of x (B, T, C), each (B, H, T, D)."""
+        width = self.out.in_features
+        return self.split(F.linear(x, self.qkv.weight[width:], self.qkv.bias[width:]))
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """(B, T, n C) -> n tensors (B, H, T, D)."""
+        parts = x.unflatten(-1, (-1, self.heads, self.out.in_features // self.heads))
+        return parts.permute(2, 0, 3, 1, 4).unbind(0)

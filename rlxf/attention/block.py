@@ -1,0 +1,69 @@
+"""One layer: attention and feed-forward, each with its norm and residual."""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from rlxf.attention.attention import Attention, LayerCache
+from rlxf.attention.feed_forward import FeedForward
+from rlxf.attention.index import Index
+from rlxf.attention.norm import NORMS
+from rlxf.attention.relation import Relation
+
+if TYPE_CHECKING:
+    from rlxf.attention.spec import TransformerSpec
+
+
+class CrossAttention(nn.Module):
+    """A decoder's look at its context: norm, attention and residual, without positions."""
+
+    def __init__(self, spec: "TransformerSpec"):
+        super().__init__()
+        self.join = NORMS[spec.norm](spec.width, spec.heads, spec.residual)
+        self.attention = Attention(spec.width, spec.heads, None, spec.kernel, spec.dropout)
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def project(self, context: Tensor) -> tuple[Tensor, ...]:
+        """Keys and values of the context's tokens (B, N, C)."""
+        return self.attention.project(context)
+
+    def forward(self, x: Tensor, context: tuple[Tensor, ...], relation: Relation) -> Tensor:
+        """x (B, T, C) over the context's projected keys and values (B, H, S, D) -> (B, T, C)."""
+        y = self.attention.cross(self.join.enter(x), context, relation)
+        return self.join.leave(x, self.dropout(y))
+
+
+class Block(nn.Module):
+    """One layer of a `Transformer`: `attend` or `step`, in a decoder `cross`, then `think`."""
+
+    def __init__(self, spec: "TransformerSpec"):
+        super().__init__()
+        norm = NORMS[spec.norm]
+        self.join_attention = norm(spec.width, spec.heads, spec.residual)
+        self.attention = Attention(spec.width, spec.heads, spec.position, spec.kernel, spec.dropout)
+        self.cross = CrossAttention(spec) if spec.cross_attention else None
+        self.join_feed_forward = norm(spec.width, spec.heads, spec.residual)
+        self.feed_forward = FeedForward(spec.width, spec.inner_width, spec.activation)
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def attend(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
+        """Self-attention of the segment x (B, T, C) over memory (B, M, C) and itself -> (B, T, C)."""
+        join = self.join_attention
+        memory = None if memory is None else join.enter(memory)
+        y = self.attention(join.enter(x), memory, relation)
+        return join.leave(x, self.dropout(y))
+
+    def step(self, x: Tensor, cache: LayerCache, slot: int, relation: Relation, distances: Tensor) -> Tensor:
+        """Self-attention of one token x (B, 1, C) over the cache, itself included -> (B, 1, C)."""
+        join = self.join_attention
+        y = self.attention.step(join.enter(x), cache, slot, relation, distances)
+        return join.leave(x, self.dropout(y))
+
+    def think(self, x: Tensor) -> Tensor:
+        """Feed-forward: x (B, T, C) -> (B, T, C)."""
+        join = self.join_feed_forward
+        return join.leave(x, self.dropout(self.feed_forward(join.enter(x))))
+
+    def cache(self, memory: Tensor, index: Index, distances: Tensor) -> LayerCache:
+        """Keys and values of the tokens of memory (B, S, C)."""
+        return self.attention.cache(self.join_attention.enter(memory), index, distances)

@@ -1,0 +1,49 @@
+"""What acting token by token keeps between steps."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlxf.attention.attention import LayerCache
+from rlxf.attention.context import ProjectedContext
+from rlxf.attention.index import Index
+
+
+@dataclass(eq=False)
+class Cache:
+    """Projected keys and values of the last S tokens, in a ring: a step costs the same at any age.
+
+    `Transformer.step` writes into it. To keep an older one, `copy` it first.
+
+    Args:
+        layers: one ring a layer.
+        index: (B, S), where the token of each slot stands.
+        slot: where the next token goes.
+        distances: (R,), the distances of the layers' tables.
+        context: what cross-attention reads; None without it.
+    """
+
+    layers: list[LayerCache]
+    index: Index
+    slot: int
+    distances: Tensor
+    context: ProjectedContext | None
+
+    def write(self, index: Index) -> int:
+        """Note where the next token (B, 1) stands; returns its slot."""
+        slot = self.slot
+        self.index.position[:, slot : slot + 1] = index.position
+        self.index.episode[:, slot : slot + 1] = index.episode
+        self.slot = (slot + 1) % self.index.shape[1]
+        return slot
+
+    def rows(self, rows: Tensor) -> "Cache":
+        """A copy of the chosen rows of the batch: ``rows`` is a bool (B,) or an int64 (N,) tensor."""
+        layers = [layer.rows(rows) for layer in self.layers]
+        context = None if self.context is None else self.context.rows(rows)
+        return Cache(layers, self.index.rows(rows), self.slot, self.distances, context)
+
+    def copy(self) -> "Cache":
+        """A copy of every row."""
+        return self.rows(torch.arange(self.index.shape[0], device=self.index.episode.device))

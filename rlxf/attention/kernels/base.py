@@ -1,0 +1,26 @@
+"""What every kernel offers."""
+
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+
+class Kernel(Protocol):
+    """A weighted average of values. A kernel without parameters is its own module."""
+
+    paper: ClassVar[str]
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
+        """Average the values.
+
+        Args:
+            q: queries, (B, H, Tq, D).
+            k: keys, (B, H, Tk, D).
+            v: values, (B, H, Tk, D).
+            bias: added to the scaled scores, broadcasts to (B, H, Tq, Tk); -inf hides a key.
+            dropout: probability with which a weight is set to 0.
+
+        Returns:
+            (B, H, Tq, D).
+        """
+        ...

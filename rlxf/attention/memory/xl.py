@@ -1,0 +1,44 @@
+"""Transformer-XL memory: the last M inputs of every layer, without gradient."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlxf.attention.index import Index
+from rlxf.attention.memory.base import State
+
+
+@dataclass(frozen=True)
+class XL:
+    """``m <- SG([m ; h])[-M:]``: keys and values of a layer read ``[m ; h]``, queries read h.
+
+    m of layer n holds its inputs ``h^(n-1)``. Keys and values are projected anew from m, with the
+    weights of the day. No gradient flows into m. Episodes stay apart by their index.
+
+    Source: Dai et al. 2019, arXiv:1901.02860, section 3.2.
+
+    Args:
+        length: tokens remembered M, at least 1.
+
+    Raises:
+        ValueError: if length is less than 1.
+    """
+
+    paper: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860"
+    length: int = 128
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(
+                f"XL memory length must be at least 1, got {self.length}; for no memory use None"
+            )
+
+    def __call__(self, state: State, hidden: Tensor, index: Index) -> State:
+        """See `Memory`."""
+        kept = max(0, self.length - index.shape[1])
+        fresh = min(self.length, index.shape[1])
+        hidden = hidden[:, :, hidden.shape[2] - fresh :].detach()
+        old = state.hidden[:, :, state.hidden.shape[2] - kept :]
+        return State(torch.cat([old, hidden], dim=2), state.index.last(kept).concatenate(index.last(fresh)))

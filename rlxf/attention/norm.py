@@ -1,0 +1,51 @@
+"""Where the layer norm stands: before a sublayer or behind it."""
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from rlxf.attention.residuals.base import Residual
+
+Norm = Literal["pre", "post"]
+
+
+class PreNorm(nn.Module):
+    """``residual(x, f(norm(x)))``: the stream itself is never normalised.
+
+    Source: Xiong et al. 2020, arXiv:2002.04745; Parisotto et al. 2020, arXiv:1910.06764, section
+    3.1 ("identity map reordering").
+    """
+
+    def __init__(self, width: int, heads: int, residual: Residual):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.residual = residual.build(width, heads)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What the sublayer reads: (B, T, C) -> (B, T, C)."""
+        h: Tensor = self.norm(x)
+        return h
+
+    def leave(self, x: Tensor, y: Tensor) -> Tensor:
+        """Join the sublayer's output y to the stream x."""
+        joined: Tensor = self.residual(x, y)
+        return joined
+
+
+class PostNorm(PreNorm):
+    """``norm(residual(x, f(x)))``, as in the original transformer.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
+    """
+
+    def enter(self, x: Tensor) -> Tensor:
+        """x as it is."""
+        return x
+
+    def leave(self, x: Tensor, y: Tensor) -> Tensor:
+        """Join, then normalise."""
+        joined: Tensor = self.norm(self.residual(x, y))
+        return joined
+
+
+NORMS: dict[Norm, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm}

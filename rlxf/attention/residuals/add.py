@@ -1,0 +1,28 @@
+"""The plain residual: x + y."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Add:
+    """``x + y``.
+
+    Source: He et al. 2016, arXiv:1512.03385, section 3.1.
+    """
+
+    paper: ClassVar[str] = "He et al. 2016, arXiv:1512.03385"
+
+    def build(self, width: int, heads: int) -> "Sum":
+        """The module; it has no parameters."""
+        return Sum()
+
+
+class Sum(nn.Module):
+    """x + y."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """x (..., C), y (..., C) -> (..., C)."""
+        return x + y

@@ -1,0 +1,33 @@
+"""What every residual technique offers, and the gates' common part."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Protocol
+
+from torch import Tensor, nn
+
+
+class Residual(Protocol):
+    """How the output y of a sublayer joins the stream x."""
+
+    paper: ClassVar[str]
+
+    def build(self, width: int, heads: int) -> nn.Module:
+        """The module: ``forward(x, y)``, (..., C) and (..., C) -> (..., C)."""
+        ...
+
+
+class Gate(nn.Module, ABC):
+    """A gate of the Gated Transformer-XL: ``g(x, ReLU(y))``.
+
+    The paper puts a ReLU behind each sublayer, before its gate.
+
+    Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2 and equations 5 to 9.
+    """
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Stream x (..., C) and sublayer output y (..., C) -> (..., C)."""
+        return self.gate(x, y.relu())
+
+    @abstractmethod
+    def gate(self, x: Tensor, y: Tensor) -> Tensor:
+        """The paper's g(x, y)."""

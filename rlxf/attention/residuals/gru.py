@@ -1,0 +1,52 @@
+"""GRU gate: the stream is the state of a gated recurrent unit, the sublayer its input."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlxf.attention.linear import stacked
+from rlxf.attention.residuals.base import Gate
+
+
+@dataclass(frozen=True)
+class GRUGate:
+    r"""``g(x, y) = (1 - z) * x + z * h`` with, * elementwise,
+
+    ``r = sigmoid(W_r y + U_r x)``, ``z = sigmoid(W_z y + U_z x - b)``, ``h = tanh(W_g y + U_g (r * x))``.
+
+    b starts large, so that the layer starts near the identity: at 2, z is about 0.12.
+
+    Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2, equations 5 to 8.
+
+    Args:
+        bias: start of b, one learned number for each feature.
+    """
+
+    paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
+    bias: float = 2.0
+
+    def build(self, width: int, heads: int) -> "GRU":
+        """The module."""
+        return GRU(self, width)
+
+
+class GRU(Gate):
+    """W (3 C, C) holds W_r, W_z, W_g; U (2 C, C) holds U_r, U_z; U_g (C, C); b (C,)."""
+
+    def __init__(self, spec: GRUGate, width: int):
+        super().__init__()
+        self.w = stacked(3, width, width)
+        self.u = stacked(2, width, width)
+        self.u_g = stacked(1, width, width)
+        self.b = nn.Parameter(torch.full((width,), spec.bias))
+
+    def gate(self, x: Tensor, y: Tensor) -> Tensor:
+        """g(x, y)."""
+        width = x.shape[-1]
+        w_rz, w_g = F.linear(y, self.w).split([2 * width, width], dim=-1)
+        r, z = (w_rz + F.linear(x, self.u)).chunk(2, dim=-1)
+        h = torch.tanh(w_g + F.linear(r.sigmoid() * x, self.u_g))
+        return torch.lerp(x, h, (z - self.b).sigmoid())

@@ -1,0 +1,42 @@
+"""Highway gate: the stream and the sublayer's output share one unit of weight."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlxf.attention.linear import stacked
+from rlxf.attention.residuals.base import Gate
+
+
+@dataclass(frozen=True)
+class HighwayGate:
+    """``g(x, y) = s * x + (1 - s) * y`` with ``s = sigmoid(W_g x + b)``.
+
+    Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2, after Srivastava et al. 2015.
+
+    Args:
+        bias: start of b, one learned number for each feature; large is near the identity.
+    """
+
+    paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
+    bias: float = 2.0
+
+    def build(self, width: int, heads: int) -> "Highway":
+        """The module."""
+        return Highway(self, width)
+
+
+class Highway(Gate):
+    """W_g (C, C) and b (C,)."""
+
+    def __init__(self, spec: HighwayGate, width: int):
+        super().__init__()
+        self.w = stacked(1, width, width)
+        self.b = nn.Parameter(torch.full((width,), spec.bias))
+
+    def gate(self, x: Tensor, y: Tensor) -> Tensor:
+        """g(x, y)."""
+        return torch.lerp(y, x, F.linear(x, self.w, self.b).sigmoid())

@@ -1,0 +1,38 @@
+"""Input gate: the stream is scaled, the sublayer's output added."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from rlxf.attention.linear import stacked
+from rlxf.attention.residuals.base import Gate
+
+
+@dataclass(frozen=True)
+class InputGate:
+    """``g(x, y) = sigmoid(W_g x) * x + y``.
+
+    The only gate of the paper that is no identity for any setting of its bias, so it has none.
+
+    Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2.
+    """
+
+    paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
+
+    def build(self, width: int, heads: int) -> "Input":
+        """The module."""
+        return Input(width)
+
+
+class Input(Gate):
+    """W_g (C, C)."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.w = stacked(1, width, width)
+
+    def gate(self, x: Tensor, y: Tensor) -> Tensor:
+        """g(x, y)."""
+        return F.linear(x, self.w).sigmoid() * x + y

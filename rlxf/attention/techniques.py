@@ -1,0 +1,61 @@
+"""The closed table of techniques: every axis, every name, every class."""
+
+from dataclasses import asdict
+from typing import Any
+
+from rlxf.attention.depth.fixed import Fixed
+from rlxf.attention.kernels.softmax import Softmax
+from rlxf.attention.memory.xl import XL
+from rlxf.attention.patterns.full import Full
+from rlxf.attention.patterns.window import Window
+from rlxf.attention.positions.alibi import ALiBi
+from rlxf.attention.positions.learned_absolute import LearnedAbsolute
+from rlxf.attention.positions.rope import RoPE
+from rlxf.attention.positions.sinusoidal import Sinusoidal
+from rlxf.attention.positions.xl_relative import XLRelative
+from rlxf.attention.residuals.add import Add
+from rlxf.attention.residuals.gru import GRUGate
+from rlxf.attention.residuals.highway import HighwayGate
+from rlxf.attention.residuals.input import InputGate
+from rlxf.attention.residuals.output import OutputGate
+from rlxf.attention.residuals.sig_tanh import SigTanhGate
+
+TECHNIQUES: dict[str, dict[str, type[Any]]] = {
+    axis: {technique.__name__: technique for technique in techniques}
+    for axis, techniques in {
+        "position": (Sinusoidal, LearnedAbsolute, XLRelative, RoPE, ALiBi),
+        "pattern": (Full, Window),
+        "kernel": (Softmax,),
+        "memory": (XL,),
+        "residual": (Add, GRUGate, InputGate, OutputGate, HighwayGate, SigTanhGate),
+        "depth": (Fixed,),
+    }.items()
+}
+"""Axis -> name -> class. Position and memory may also be None."""
+
+OPTIONAL = ("position", "memory")
+
+
+def technique_to_json(technique: Any) -> dict[str, Any] | None:
+    """``{"name": class name, ...its options}``; None for none."""
+    return None if technique is None else {"name": type(technique).__name__, **asdict(technique)}
+
+
+def technique_from_json(axis: str, data: Any) -> Any:
+    """The technique that `technique_to_json` wrote.
+
+    Raises:
+        ValueError: if the axis has no technique of that name, or it has no such option.
+    """
+    if data is None and axis in OPTIONAL:
+        return None
+    if not isinstance(data, dict) or "name" not in data:
+        raise ValueError(f'{axis} must be an object with a "name", got {data!r}')
+    names = TECHNIQUES[axis]
+    if data["name"] not in names:
+        raise ValueError(f"there is no {axis} named {data['name']!r}; there are {', '.join(names)}")
+    options = {key: value for key, value in data.items() if key != "name"}
+    try:
+        return names[data["name"]](**options)
+    except TypeError as error:
+        raise ValueError(f"{axis} {data['name']}: {error}") from error

@@ -1,0 +1,182 @@
+"""The transformer: a segment at a time to learn, a token at a time to act."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from rlxf.attention.block import Block
+from rlxf.attention.cache import Cache
+from rlxf.attention.context import Context, ProjectedContext
+from rlxf.attention.index import Index
+from rlxf.attention.memory.base import State
+from rlxf.attention.patterns.full import Full
+from rlxf.attention.positions.base import Embedding
+from rlxf.attention.relation import Relation
+
+if TYPE_CHECKING:
+    from rlxf.attention.spec import TransformerSpec
+
+
+class Transformer(nn.Module):
+    """The layers that a `TransformerSpec` describes; made by its ``build()``.
+
+    `forward` reads a segment of T tokens after a state and gives the state after it. `step` reads
+    one token and a `Cache`. Both give the same outputs: acting equals learning.
+    """
+
+    def __init__(self, spec: "TransformerSpec"):
+        super().__init__()
+        self.spec = spec
+        self.embedding = spec.position.build_embedding(spec.width) if spec.position else Embedding()
+        self.blocks: Sequence[Block] = nn.ModuleList(Block(spec) for _ in range(spec.layers))  # type: ignore
+        self.norm = nn.LayerNorm(spec.width) if spec.final_norm else nn.Identity()
+
+    def forward(
+        self, x: Tensor, index: Index, state: State | None = None, context: Context | None = None
+    ) -> tuple[Tensor, State | None]:
+        """Read a segment.
+
+        Args:
+            x: tokens, (B, T, C).
+            index: where they stand, (B, T).
+            state: what is remembered from before; None for nothing.
+            context: what a decoder looks at beside its own tokens.
+
+        Returns:
+            The outputs (B, T, C), and the state after the segment: None without memory. Outputs
+            at empty slots mean nothing.
+
+        Raises:
+            ValueError: if there is a context but no cross-attention, or the other way round.
+        """
+        y, hidden = self.encode(x, index, state, context)
+        if self.spec.memory is None:
+            return y, None
+        state = state or self.initial_state(x.shape[0])
+        return y, self.spec.memory(state, torch.stack(hidden), index)
+
+    def encode(
+        self, x: Tensor, index: Index, state: State | None = None, context: Context | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`forward`, but with the inputs of each layer, (B, T, C), in place of the new state."""
+        seen = self._project(context)
+        relation = self._relation(index, index if state is None else state.index.concatenate(index))
+        across = self._across(index, seen)
+        x = self.embedding(x, index.position)
+        hidden = []
+        for layer in self.spec.depth(self.spec.layers):
+            hidden.append(x)
+            x = self.blocks[layer].attend(x, None if state is None else state.hidden[layer], relation)
+            x = self._after_attention(layer, x, seen, across)
+        return self.norm(x), hidden
+
+    @torch.no_grad()
+    def step(self, x: Tensor, index: Index, cache: Cache) -> tuple[Tensor, Tensor]:
+        """Read one token a row, write it into the cache, and act. Without gradient.
+
+        Args:
+            x: (B, C), the tokens.
+            index: (B, 1), where they stand. Positions of an episode must follow one another.
+            cache: changed in place.
+
+        Returns:
+            The outputs (B, C), and the inputs of each layer (L, B, C): what a state is made of.
+        """
+        slot = cache.write(index)
+        relation = self._relation(index, cache.index)
+        across = self._across(index, cache.context)
+        x = self.embedding(x[:, None], index.position)
+        hidden = []
+        for layer in self.spec.depth(self.spec.layers):
+            hidden.append(x)
+            x = self.blocks[layer].step(x, cache.layers[layer], slot, relation, cache.distances)
+            x = self._after_attention(layer, x, cache.context, across)
+        return self.norm(x)[:, 0], torch.cat(hidden, dim=1).transpose(0, 1)
+
+    def initial_state(self, batch: int) -> State:
+        """A state that remembers nothing, for ``batch`` rows; of length 0 without memory."""
+        length = 0 if self.spec.memory is None else self.spec.memory.length
+        like = next(self.parameters())
+        return State.empty(self.spec.layers, batch, length, like, self.spec.width)
+
+    @torch.no_grad()
+    def cache(self, state: State, capacity: int, context: Context | None = None) -> Cache:
+        """Project a state's keys and values, to act from it with the present weights.
+
+        Args:
+            state: what is remembered; `initial_state` to begin.
+            capacity: tokens S that a step can see, itself included; at least the state's length.
+                With ``Window(M + 1)`` and ``XL(M)``, M + 1 are all that count.
+            context: what a decoder looks at beside its own tokens.
+
+        Raises:
+            ValueError: if the state does not fit the capacity, or the transformer is not causal.
+        """
+        length = state.index.shape[1]
+        if not self.spec.causal:
+            raise ValueError("only a causal transformer can act token by token; set causal=True")
+        if capacity < max(1, length):
+            raise ValueError(f"capacity must be at least the state's length {length}, got {capacity}")
+        layers, batch = state.hidden.shape[:2]
+        room = State.empty(layers, batch, capacity - length, state.hidden, self.spec.width)
+        index = state.index.concatenate(room.index)
+        hidden = torch.cat([state.hidden, room.hidden], dim=2)
+        distances = torch.arange(min(capacity - 1, self.spec.pattern.reach), -1, -1, device=hidden.device)
+        rings = [block.cache(h, index, distances) for block, h in zip(self.blocks, hidden, strict=True)]
+        return Cache(rings, index, length % capacity, distances, self._project(context))
+
+    def _relation(self, query: Index, key: Index) -> Relation:
+        return Relation(query, key, self.spec.pattern, self.spec.causal, next(self.parameters()).dtype)
+
+    def _across(self, query: Index, seen: ProjectedContext | None) -> Relation | None:
+        dtype = next(self.parameters()).dtype
+        return None if seen is None else Relation(query, seen.index, Full(), False, dtype)
+
+    def _project(self, context: Context | None) -> ProjectedContext | None:
+        if (context is not None) != self.spec.cross_attention:
+            given = "a" if context is not None else "no"
+            raise ValueError(f"cross_attention is {self.spec.cross_attention}, but {given} context was given")
+        if context is None:
+            return None
+        layers = [block.cross.project(context.x) for block in self.blocks if block.cross is not None]
+        return ProjectedContext(layers, context.index)
+
+    def _after_attention(
+        self, layer: int, x: Tensor, seen: ProjectedContext | None, across: Relation | None
+    ) -> Tensor:
+        block = self.blocks[layer]
+        if block.cross is not None and seen is not None and across is not None:
+            x = block.cross(x, seen.layers[layer], across)
+        y: Tensor = block.think(x)
+        return y
+
+
+class EncoderDecoder(nn.Module):
+    """An encoder, whose output is the context of a decoder.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
+
+    Args:
+        encoder: its spec; as a rule ``causal=False``.
+        decoder: its spec, with ``cross_attention=True``.
+
+    Raises:
+        ValueError: if the widths differ, or the decoder has no cross-attention.
+    """
+
+    def __init__(self, encoder: "TransformerSpec", decoder: "TransformerSpec"):
+        super().__init__()
+        if encoder.width != decoder.width:
+            raise ValueError(f"encoder and decoder need one width, got {encoder.width} and {decoder.width}")
+        if not decoder.cross_attention:
+            raise ValueError("the decoder needs cross_attention=True")
+        self.encoder = encoder.build()
+        self.decoder = decoder.build()
+
+    def forward(self, source: Tensor, source_index: Index, target: Tensor, target_index: Index) -> Tensor:
+        """source (B, N, C) and target (B, T, C), each with its index -> (B, T, C)."""
+        encoded, _ = self.encoder.encode(source, source_index)
+        y: Tensor = self.decoder.encode(target, target_index, context=Context(encoded, source_index))[0]
+        return y
