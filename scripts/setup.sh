@@ -43,7 +43,7 @@ make_environment() {
 }
 
 install() {
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$@" ||
+    .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt "$@" ||
         fail "pip could not install $*; see its message above, then run $0 again"
 }
 
