@@ -1,0 +1,14 @@
+"""GTrXL: a gated transformer with memory, trained online with PPO."""
+
+from rlxf.agents.gtrxl.core import gtrxl
+from rlxf.agents.gtrxl.policy import CnnGTrXLPolicy, GTrXLPolicy, MlpGTrXLPolicy, MultiInputGTrXLPolicy
+from rlxf.agents.gtrxl.ppo import GTrXLPPO
+
+__all__ = [
+    "CnnGTrXLPolicy",
+    "GTrXLPPO",
+    "GTrXLPolicy",
+    "MlpGTrXLPolicy",
+    "MultiInputGTrXLPolicy",
+    "gtrxl",
+]

@@ -1,0 +1,71 @@
+"""The core that a Gated Transformer-XL is, and what PPO asks of any core."""
+
+from rlxf.attention import XL, GRUGate, TransformerSpec, Window, XLRelative
+from rlxf.attention.residuals.base import Residual
+
+MEMORY_LENGTH = 128
+
+
+def gtrxl(
+    memory_length: int = MEMORY_LENGTH,
+    *,
+    width: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    feed_forward: int | None = None,
+    residual: Residual | None = None,
+) -> TransformerSpec:
+    """The Gated Transformer-XL: relative positions, memory of M tokens, gates, layer norm first.
+
+    Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.
+
+    Args:
+        memory_length: tokens remembered M. Every step sees itself and the M steps before it.
+        width: features of a token.
+        layers: number of layers. With each, what is remembered reaches M steps farther back.
+        heads: attention heads; must divide the width.
+        feed_forward: features inside the feed-forward sublayer; None for four times the width.
+        residual: the gate; None for ``GRUGate(bias=2.0)``, the paper's best.
+    """
+    return TransformerSpec(
+        width=width,
+        layers=layers,
+        heads=heads,
+        feed_forward=feed_forward,
+        position=XLRelative(),
+        pattern=Window(memory_length + 1),
+        memory=XL(memory_length),
+        residual=GRUGate(bias=2.0) if residual is None else residual,
+    )
+
+
+def resolve_core(core: TransformerSpec | None, memory_length: int | None) -> TransformerSpec:
+    """The core to build: the given one if it suits PPO, else `gtrxl` of the memory length.
+
+    Raises:
+        ValueError: if both are given and disagree, or the core cannot act as it learns.
+    """
+    if core is None:
+        return gtrxl(MEMORY_LENGTH if memory_length is None else memory_length)
+    _check_core(core)
+    assert core.memory is not None
+    if memory_length not in (None, core.memory.length):
+        raise ValueError(
+            f"memory_length={memory_length} and the core's {core.memory} disagree; give only one of them"
+        )
+    return core
+
+
+def _check_core(core: TransformerSpec) -> None:
+    """Raise ValueError unless a step sees what a segment sees."""
+    if not core.causal or core.cross_attention:
+        raise ValueError("GTrXLPPO acts step by step: its core needs causal=True and cross_attention=False")
+    if core.memory is None:
+        raise ValueError("GTrXLPPO needs a core with memory, e.g. memory=XL(128), pattern=Window(129)")
+    if core.pattern.reach > core.memory.length:
+        raise ValueError(
+            f"{core.pattern} sees farther than {core.memory} remembers, so steps and segments would "
+            f"differ; use pattern=Window({core.memory.length + 1})"
+        )
+    if core.dropout:
+        raise ValueError(f"PPO compares what it did with what it would do: dropout must be 0, got {core.dropout}")

@@ -1,0 +1,79 @@
+"""The mathematics of PPO: pure functions of tensors."""
+
+import torch
+from torch import Tensor
+
+
+def discounted_sum(x: Tensor, discount: Tensor) -> Tensor:
+    """``y_t = x_t + c_t * y_{t+1}`` along the first axis, with y = 0 behind the end.
+
+    Doubling steps: after n passes y_t holds 2^n terms, so there are log2(T) passes over (T, E).
+
+    Args:
+        x: (T, E).
+        discount: c, (T, E).
+    """
+    shift = 1
+    while shift < x.shape[0]:
+        nearer, farther = x[:-shift] + discount[:-shift] * x[shift:], discount[:-shift] * discount[shift:]
+        x = torch.cat([nearer, x[-shift:]])
+        discount = torch.cat([farther, torch.zeros_like(discount[-shift:])])
+        shift *= 2
+    return x
+
+
+def generalised_advantage(
+    rewards: Tensor, values: Tensor, next_values: Tensor, dones: Tensor, gamma: float, gae_lambda: float
+) -> Tensor:
+    r"""``A_t = sum_l (gamma lambda)^l delta_{t+l}`` up to the end of the episode.
+
+    ``delta_t = r_t + gamma V(s_{t+1}) - V(s_t)``, without V(s_{t+1}) when step t ends its episode.
+    A truncated step carries ``gamma V(last observation)`` in its reward already.
+
+    Source: Schulman et al. 2016, arXiv:1506.02438, equation 16.
+
+    Args:
+        rewards: r, (T, E).
+        values: V(s_t), (T, E).
+        next_values: V(s_T), (E,), of the observations after the last step.
+        dones: (T, E) bool, whether step t ended its episode.
+        gamma: discount.
+        gae_lambda: lambda.
+    """
+    goes_on = (~dones).to(rewards.dtype)
+    following = torch.cat([values[1:], next_values[None]])
+    delta = rewards + gamma * following * goes_on - values
+    return discounted_sum(delta, gamma * gae_lambda * goes_on)
+
+
+def normalise(advantages: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """``(A - mean) / (std + epsilon)`` over the rows of weight 1.
+
+    Once a task is solved all advantages are nearly 0. Divided by their vanishing deviation, noise
+    would be as loud as a lesson and undo what was learned; epsilon, in units of reward, prevents it.
+    """
+    count = weight.sum().clamp(min=1)
+    mean = (advantages * weight).sum() / count
+    variance = ((advantages - mean).square() * weight).sum() / count
+    return (advantages - mean) / (variance.sqrt() + epsilon)
+
+
+def average(x: Tensor, weight: Tensor) -> Tensor:
+    """Mean of x over the rows of weight 1; both (N,)."""
+    return (x * weight).sum() / weight.sum().clamp(min=1)
+
+
+def clipped_objective(ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+    """``min(r A, clip(r, 1 - eps, 1 + eps) A)``, to be maximised.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, equation 7.
+    """
+    return torch.min(ratio * advantages, ratio.clamp(1 - clip_range, 1 + clip_range) * advantages)
+
+
+def approximate_kl(log_ratio: Tensor) -> Tensor:
+    """``(r - 1) - log r``: an estimate of KL(old || new) without bias and never negative.
+
+    Source: Schulman 2020, "Approximating KL divergence", estimator k3.
+    """
+    return log_ratio.exp() - 1 - log_ratio

@@ -1,0 +1,251 @@
+"""Actor and critic on one transformer."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.distributions import (
+    DiagGaussianDistribution,
+    Distribution,
+    make_proba_distribution,
+)
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.preprocessing import is_image_space, preprocess_obs
+from stable_baselines3.common.torch_layers import (
+    BaseFeaturesExtractor,
+    CombinedExtractor,
+    FlattenExtractor,
+    NatureCNN,
+)
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from torch import Tensor, nn
+
+from rlxf.agents.gtrxl.acting import Acting
+from rlxf.attention import Cache, Index, State, TransformerSpec
+from rlxf.attention.linear import orthogonal_linear
+
+
+class GTrXLPolicy(BasePolicy):
+    """``observation -> features -> token -> transformer -> (action distribution, value)``.
+
+    Both heads are one linear layer on the transformer's output. The actor's starts near 0, so the
+    first policy is near uniform.
+
+    Args:
+        observation_space: vectors for Mlp, images for Cnn, Dict for MultiInput.
+        action_space: Discrete, Box, MultiDiscrete or MultiBinary.
+        lr_schedule: SB3's learning rate schedule; its value at 1 starts the optimiser.
+        core: the transformer.
+        reconstruct: add a head that predicts the flattened observation from the output.
+        log_std_init: start of the log standard deviation of Box actions.
+        features_extractor_class: SB3's features extractor; None for the policy's own.
+        features_extractor_kwargs: its arguments.
+        normalize_images: divide images by 255.
+        optimizer_class: torch's optimiser.
+        optimizer_kwargs: its arguments but the learning rate; None for Adam's eps=1e-5, fused.
+    """
+
+    extractor_class: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        lr_schedule: Schedule,
+        core: TransformerSpec,
+        reconstruct: bool = False,
+        log_std_init: float = 0.0,
+        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        normalize_images: bool = True,
+        optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
+        optimizer_kwargs: dict[str, Any] | None = None,
+    ):
+        if optimizer_kwargs is None:
+            optimizer_kwargs = {"eps": 1e-5, "fused": True} if optimizer_class is torch.optim.Adam else {}
+        super().__init__(
+            observation_space,
+            action_space,
+            features_extractor_class=features_extractor_class or self.extractor_class,
+            features_extractor_kwargs=features_extractor_kwargs,
+            normalize_images=normalize_images,
+            optimizer_class=optimizer_class,
+            optimizer_kwargs=optimizer_kwargs,
+        )
+        self.core = core
+        self.features_extractor = self.make_features_extractor()
+        features = self.features_extractor.features_dim
+        self.token = orthogonal_linear(features, core.width)
+        self.transformer = core.build()
+        self._build_heads(log_std_init)
+        flat = spaces.utils.flatdim(observation_space)
+        self.reconstruction_net = nn.Linear(core.width, flat) if reconstruct else None
+        self.optimizer = optimizer_class(self.parameters(), lr=lr_schedule(1), **optimizer_kwargs)  # type: ignore
+
+    def _build_heads(self, log_std_init: float) -> None:
+        self.action_dist = make_proba_distribution(self.action_space)
+        if isinstance(self.action_dist, DiagGaussianDistribution):
+            net, self.log_std = self.action_dist.proba_distribution_net(self.core.width, log_std_init)
+            self.action_net: nn.Module = net
+        else:
+            self.action_net = self.action_dist.proba_distribution_net(self.core.width)  # type: ignore
+        self.value_net = nn.Linear(self.core.width, 1)
+        self.action_net.apply(lambda module: self.init_weights(module, gain=0.01))
+        self.init_weights(self.value_net, gain=1.0)
+
+    def begin(self, batch: int) -> Acting:
+        """Acting state of ``batch`` environments that have not begun an episode."""
+        none = torch.full((batch,), -1, dtype=torch.long, device=self.device)
+        return Acting(self.remember(self.transformer.initial_state(batch)), none, none)
+
+    def remember(self, state: State) -> Cache:
+        """Keys and values of what is remembered, projected with the present weights."""
+        return self.transformer.cache(state, state.index.shape[1] + 1)
+
+    @torch.no_grad()
+    def act(self, obs: PyTorchObs, cache: Cache, index: Index) -> tuple[Tensor, Tensor]:
+        """One step of E environments; the cache is changed in place.
+
+        Args:
+            obs: a batch of E observations.
+            cache: what is remembered of each.
+            index: (E, 1), where the step stands.
+
+        Returns:
+            The outputs (E, C) for `heads`, and what there is to remember of the step, (L, E, C).
+        """
+        return self.transformer.step(self.tokens(obs), index, cache)
+
+    def read(self, obs: PyTorchObs, index: Index, state: State) -> Tensor:
+        """A batch of segments, with gradient.
+
+        Args:
+            obs: B x T observations, a segment's one after the other.
+            index: (B, T), where they stand.
+            state: what was remembered before each segment.
+
+        Returns:
+            (B T, C), for `heads`.
+        """
+        tokens = self.tokens(obs).unflatten(0, tuple(index.shape))
+        return self.transformer.encode(tokens, index, state)[0].flatten(0, 1)
+
+    def tokens(self, obs: PyTorchObs) -> Tensor:
+        """N observations -> (N, C)."""
+        token: Tensor = self.token(self.extract_features(obs, self.features_extractor))
+        return token
+
+    def heads(self, latent: Tensor) -> tuple[Distribution, Tensor]:
+        """Outputs (N, C) -> distribution over actions, values (N,)."""
+        values = self.value_net(latent).squeeze(-1)
+        parameters = (self.action_net(latent),)
+        if isinstance(self.action_dist, DiagGaussianDistribution):
+            parameters += (self.log_std,)
+        return self.action_dist.proba_distribution(*parameters), values
+
+    def reconstruction_error(self, latent: Tensor, obs: PyTorchObs) -> Tensor:
+        """``|| W y - o ||^2 / dim(o)`` for each of N rows: o is the flattened observation.
+
+        Source: Pleines et al. 2023, arXiv:2309.17207, section 3.3 (there a binary cross-entropy).
+        """
+        assert self.reconstruction_net is not None
+        wanted = preprocess_obs(obs, self.observation_space, self.normalize_images)
+        parts = wanted.values() if isinstance(wanted, dict) else [wanted]
+        flat = torch.cat([part.flatten(1) for part in parts], dim=1)
+        return (self.reconstruction_net(latent) - flat).square().mean(dim=1)
+
+    def predict(  # type: ignore[override]
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: Acting | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, Acting]:
+        """Choose actions, as in SB3; memory goes in and comes out as ``state``.
+
+        Args:
+            observation: one observation or a batch of them.
+            state: what the last call gave; None to begin.
+            episode_start: (E,) bool, which observations are the first of an episode. Memory of an
+                episode never reaches the next one. None: none of them, unless there is no state.
+            deterministic: the most likely action instead of a sample.
+
+        Returns:
+            The actions, and the state for the next call. The one given stays as it was.
+
+        Raises:
+            ValueError: if the observation does not fit the space, or the state another batch size.
+        """
+        self.set_training_mode(False)
+        obs, batched = self.obs_to_tensor(observation)
+        batch = _batch_size(obs)
+        acting, start = self._continue(state, episode_start, batch)
+        latent, _ = self.act(obs, acting.cache, acting.advance(start))
+        with torch.no_grad():
+            actions = self.heads(latent)[0].get_actions(deterministic=deterministic)
+        actions = self.to_environment(actions)
+        return (actions if batched else actions.squeeze(axis=0)), acting
+
+    def _continue(
+        self, state: Acting | None, episode_start: np.ndarray | None, batch: int
+    ) -> tuple[Acting, Tensor]:
+        """A copy of the state, and which environments begin an episode."""
+        if state is None:
+            return self.begin(batch), torch.ones(batch, dtype=torch.bool, device=self.device)
+        if state.position.shape[0] != batch:
+            raise ValueError(
+                f"the state is of {state.position.shape[0]} environments, the observation of {batch}; "
+                f"pass state=None to begin anew"
+            )
+        if episode_start is None:
+            return state.copy(), torch.zeros(batch, dtype=torch.bool, device=self.device)
+        start = torch.as_tensor(np.atleast_1d(episode_start), dtype=torch.bool, device=self.device)
+        return state.copy(), start
+
+    def to_environment(self, actions: Tensor) -> np.ndarray:
+        """Actions (E, ...) as the environment takes them: shaped, Box actions clipped to its bounds."""
+        array = actions.cpu().numpy().reshape(-1, *self.action_space.shape)  # type: ignore[misc]
+        if isinstance(self.action_space, spaces.Box):
+            return np.clip(array, self.action_space.low, self.action_space.high)
+        return array
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
+        """Actions of first steps: without any memory."""
+        acting = self.begin(_batch_size(observation))
+        start = torch.ones_like(acting.episode, dtype=torch.bool)
+        latent, _ = self.act(observation, acting.cache, acting.advance(start))
+        return self.heads(latent)[0].get_actions(deterministic=deterministic)
+
+
+def _batch_size(obs: PyTorchObs) -> int:
+    return len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
+
+
+class MlpGTrXLPolicy(GTrXLPolicy):
+    """For vectors and numbers: the observation flattened, numbers one-hot."""
+
+
+class CnnGTrXLPolicy(GTrXLPolicy):
+    """For images: SB3's `NatureCNN`."""
+
+    extractor_class = NatureCNN
+
+
+class MultiInputGTrXLPolicy(GTrXLPolicy):
+    """For Dict observations: SB3's `CombinedExtractor`, a NatureCNN for each image."""
+
+    extractor_class = CombinedExtractor
+
+
+POLICIES: dict[str, type[BasePolicy]] = {
+    policy.__name__: policy for policy in (MlpGTrXLPolicy, CnnGTrXLPolicy, MultiInputGTrXLPolicy)
+}
+
+
+def policy_for(observation_space: spaces.Space) -> str:
+    """Name of the policy that suits the space."""
+    if isinstance(observation_space, spaces.Dict):
+        return MultiInputGTrXLPolicy.__name__
+    image = is_image_space(observation_space)
+    return CnnGTrXLPolicy.__name__ if image else MlpGTrXLPolicy.__name__

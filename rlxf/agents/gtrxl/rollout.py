@@ -1,0 +1,236 @@
+"""What a rollout leaves behind to learn from: hidden states once, windows as views."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.type_aliases import PyTorchObs
+from torch import Tensor
+
+from rlxf.agents.gtrxl.objective import generalised_advantage
+from rlxf.attention import Index, State, TransformerSpec
+from rlxf.attention.index import EMPTY
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """B segments of T steps, their N = B T steps in a row.
+
+    Args:
+        obs: N observations.
+        actions: (N, ...).
+        log_probs: (N,), of the actions when they were taken.
+        values: (N,), as they were estimated then.
+        advantages: (N,).
+        returns: (N,), advantages plus values.
+        weight: (N,), 1 for a step to learn from, 0 for a filler row.
+        index: (B, T), where the steps stand.
+        state: what was remembered before each segment.
+    """
+
+    obs: PyTorchObs
+    actions: Tensor
+    log_probs: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+    weight: Tensor
+    index: Index
+    state: State
+
+
+class SegmentBuffer:
+    """The steps of a rollout of E environments, and the M steps remembered from before it.
+
+    The inputs of each layer are stored once for every step: (L, E, M + steps, C). The memory of
+    the segment that begins at step s is their stretch [s, s + M), a view.
+
+    Args:
+        observation_space: of one environment.
+        action_space: of one environment.
+        core: the transformer.
+        n_envs: environments E.
+        n_steps: steps of a rollout; a multiple of ``segment_length``.
+        segment_length: steps T through which gradients flow.
+        device: where it is stored.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        core: TransformerSpec,
+        n_envs: int,
+        n_steps: int,
+        segment_length: int,
+        device: torch.device,
+    ):
+        assert core.memory is not None
+        self.n_envs, self.n_steps, self.segment_length = n_envs, n_steps, segment_length
+        self.memory_length = core.memory.length
+        self.obs = _empty_observations(observation_space, (n_envs, n_steps), device)
+        self.actions = _empty_actions(action_space, (n_envs, n_steps), device)
+        self.rewards, self.values, self.log_probs, self.advantages = (
+            torch.zeros(n_envs, n_steps, device=device) for _ in range(4)
+        )
+        self.dones = torch.zeros(n_envs, n_steps, dtype=torch.bool, device=device)
+        length = self.memory_length + n_steps
+        self.hidden = torch.zeros(core.layers, n_envs, length, core.width, device=device)
+        self.index = Index.empty(n_envs, length, device)
+        self.step = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the buffer holds."""
+        observations = self.obs.values() if isinstance(self.obs, dict) else [self.obs]
+        steps = [self.actions, self.rewards, self.values, self.log_probs, self.advantages]
+        remembered = [self.hidden, self.index.position, self.index.episode, self.dones]
+        return sum(tensor.nbytes for tensor in [*observations, *steps, *remembered])
+
+    @property
+    def weight(self) -> Tensor:
+        """(E, steps): 1 for a step to learn from, 0 for a filler row."""
+        return (self.index.episode[:, self.memory_length :] != EMPTY).to(self.rewards.dtype)
+
+    @property
+    def returns(self) -> Tensor:
+        """(E, steps): advantages plus values."""
+        return self.advantages + self.values
+
+    @property
+    def filled(self) -> float:
+        """Share of the memory at the end of the rollout that belongs to the episode at hand."""
+        episode = self.index.episode[:, self.step :]
+        return (episode == episode[:, -1:]).float().mean().item()
+
+    def begin(self) -> State:
+        """Start a new rollout; returns what is remembered: the last M steps of the one before."""
+        memory, kept = slice(0, self.memory_length), slice(self.step, self.step + self.memory_length)
+        self.hidden[:, :, memory] = self.hidden[:, :, kept].clone()
+        for numbers in (self.index.position, self.index.episode):
+            numbers[:, memory] = numbers[:, kept].clone()
+        self.step = 0
+        return State(self.hidden[:, :, memory], Index(self.index.position[:, memory], self.index.episode[:, memory]))
+
+    def add(
+        self,
+        obs: PyTorchObs,
+        actions: Tensor,
+        rewards: Tensor,
+        dones: Tensor,
+        values: Tensor,
+        log_probs: Tensor,
+        hidden: Tensor,
+        index: Index,
+    ) -> None:
+        """Store one step of all environments.
+
+        Args:
+            obs: E observations that were acted on.
+            actions: (E, ...), as they were sampled.
+            rewards: (E,).
+            dones: (E,) bool, whether the step ended its episode.
+            values: (E,).
+            log_probs: (E,).
+            hidden: (L, E, C), the inputs of each layer.
+            index: (E, 1); episode -1 for a filler row.
+        """
+        for stored, given in zip(_parts(self.obs), _parts(obs), strict=True):
+            stored[:, self.step] = given
+        self.actions[:, self.step] = actions
+        self.rewards[:, self.step], self.dones[:, self.step] = rewards, dones
+        self.values[:, self.step], self.log_probs[:, self.step] = values, log_probs
+        place = self.memory_length + self.step
+        self.hidden[:, :, place] = hidden
+        self.index.position[:, place], self.index.episode[:, place] = index.position[:, 0], index.episode[:, 0]
+        self.step += 1
+
+    def finish(self, next_values: Tensor, gamma: float, gae_lambda: float) -> None:
+        """Compute the advantages; ``next_values`` (E,) are of the observations after the last step."""
+        rewards, values, dones = self.rewards.T, self.values.T, self.dones.T
+        advantages = generalised_advantage(rewards, values, next_values, dones, gamma, gae_lambda)
+        self.advantages.copy_(advantages.T)
+
+    def minibatches(self, segments: int, advantages: Tensor, generator: torch.Generator) -> Iterator[Segments]:
+        """All segments once, in random order, ``segments`` at a time.
+
+        Args:
+            segments: segments in a minibatch; the last one may have fewer.
+            advantages: (E, steps), as the objective wants them.
+            generator: of the order.
+        """
+        order = torch.randperm(self.n_envs * self.n_steps // self.segment_length, generator=generator)
+        for chosen in order.to(self.hidden.device).split(segments):
+            yield self.segments(chosen, advantages)
+
+    def segments(self, chosen: Tensor, advantages: Tensor) -> Segments:
+        """The chosen segments (B,), numbered environment by environment."""
+
+        def rows(x: Tensor) -> Tensor:
+            return x.unflatten(1, (-1, self.segment_length)).flatten(0, 1)[chosen].flatten(0, 1)
+
+        obs = {key: rows(x) for key, x in self.obs.items()} if isinstance(self.obs, dict) else rows(self.obs)
+        environment, number = chosen // self._per_environment, chosen % self._per_environment
+        position, episode = (self._after_memory(x)[environment, number] for x in self._index_parts)
+        return Segments(
+            obs=obs,
+            actions=rows(self.actions),
+            log_probs=rows(self.log_probs),
+            values=rows(self.values),
+            advantages=rows(advantages),
+            returns=rows(self.returns),
+            weight=rows(self.weight),
+            index=Index(position, episode),
+            state=self._memory_before(environment, number),
+        )
+
+    @property
+    def _per_environment(self) -> int:
+        return self.n_steps // self.segment_length
+
+    @property
+    def _index_parts(self) -> tuple[Tensor, Tensor]:
+        return self.index.position, self.index.episode
+
+    def _after_memory(self, x: Tensor) -> Tensor:
+        """The steps of the rollout in x (E, M + steps), as (E, S, T)."""
+        return x[:, self.memory_length :].unflatten(1, (-1, self.segment_length))
+
+    def _memory_before(self, environment: Tensor, number: Tensor) -> State:
+        """What was remembered before segment ``number`` (B,) of each ``environment`` (B,)."""
+        hidden = _windows(self.hidden, 2, self.memory_length, self.segment_length)[:, environment, number]
+        position, episode = (
+            _windows(x, 1, self.memory_length, self.segment_length)[environment, number]
+            for x in self._index_parts
+        )
+        return State(hidden, Index(position, episode))
+
+
+def _windows(x: Tensor, axis: int, length: int, stride: int) -> Tensor:
+    """Stretches of ``length`` along ``axis``, ``stride`` apart, in a new axis before it: a view."""
+    return x.unfold(axis, length, stride).movedim(-1, axis + 1)
+
+
+def _parts(obs: PyTorchObs) -> list[Tensor]:
+    return [obs[key] for key in sorted(obs)] if isinstance(obs, dict) else [obs]
+
+
+def _empty_observations(space: spaces.Space, batch: tuple[int, int], device: torch.device) -> PyTorchObs:
+    if isinstance(space, spaces.Dict):
+        return {key: _empty_like(part, batch, device) for key, part in space.spaces.items()}
+    return _empty_like(space, batch, device)
+
+
+def _empty_actions(space: spaces.Space, batch: tuple[int, int], device: torch.device) -> Tensor:
+    """As SB3's distributions sample them: whole numbers, but for MultiBinary's Bernoulli."""
+    whole = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+    dtype = torch.long if whole else torch.float32
+    return torch.zeros(*batch, *space.shape, dtype=dtype, device=device)  # type: ignore[misc]
+
+
+def _empty_like(space: spaces.Space, batch: tuple[int, int], device: torch.device) -> Tensor:
+    sample = np.asarray(space.sample())
+    dtype = torch.from_numpy(sample.reshape(-1)[:0]).dtype
+    return torch.zeros(*batch, *sample.shape, dtype=dtype, device=device)

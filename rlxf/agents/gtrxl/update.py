@@ -1,0 +1,88 @@
+"""One update of PPO: the loss of a minibatch of segments, and the steps of the optimiser."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlxf.agents.gtrxl.objective import approximate_kl, average, clipped_objective
+from rlxf.agents.gtrxl.policy import GTrXLPolicy
+from rlxf.agents.gtrxl.rollout import Segments
+
+
+@dataclass(frozen=True)
+class Objective:
+    """``-clipped objective + vf_coef (V - return)^2 - ent_coef entropy + reconstruction_coef error``.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, equation 9.
+    """
+
+    clip_range: float
+    ent_coef: float
+    vf_coef: float
+    reconstruction_coef: float
+
+    def __call__(self, policy: GTrXLPolicy, batch: Segments) -> dict[str, Tensor]:
+        """Means over the real steps of a batch: "loss", and its parts under SB3's names."""
+        latent = policy.read(batch.obs, batch.index, batch.state)
+        distribution, values = policy.heads(latent)
+        log_ratio = distribution.log_prob(batch.actions) - batch.log_probs
+        ratio = log_ratio.exp()
+        gain = average(clipped_objective(ratio, batch.advantages, self.clip_range), batch.weight)
+        value_loss = average((batch.returns - values).square(), batch.weight)
+        entropy = average(distribution.entropy(), batch.weight)  # type: ignore[arg-type]
+        loss = -gain + self.vf_coef * value_loss - self.ent_coef * entropy
+        parts = {"policy_gradient_loss": -gain, "value_loss": value_loss, "entropy_loss": -entropy}
+        if self.reconstruction_coef:
+            error = average(policy.reconstruction_error(latent, batch.obs), batch.weight)
+            loss = loss + self.reconstruction_coef * error
+            parts["reconstruction_loss"] = error
+        with torch.no_grad():
+            parts["approx_kl"] = average(approximate_kl(log_ratio), batch.weight)
+            parts["clip_fraction"] = average(((ratio - 1).abs() > self.clip_range).float(), batch.weight)
+        return {"loss": loss} | parts
+
+
+@dataclass
+class Update:
+    """Takes the optimiser's steps and notes what they did.
+
+    Args:
+        policy: what is trained.
+        objective: what is minimised.
+        max_grad_norm: longer gradients are shortened to it.
+        target_kl: stop when a minibatch's KL exceeds 1.5 times this; None for never.
+    """
+
+    policy: GTrXLPolicy
+    objective: Objective
+    max_grad_norm: float
+    target_kl: float | None
+    _notes: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+
+    def epoch(self, minibatches: Iterable[Segments]) -> bool:
+        """Learn from each minibatch once; False if the policy has moved far enough."""
+        for batch in minibatches:
+            parts = self.objective(self.policy, batch)
+            self._note(parts)
+            if self.target_kl is not None and parts["approx_kl"] > 1.5 * self.target_kl:
+                return False
+            self._step(parts["loss"])
+        return True
+
+    def means(self) -> dict[str, float]:
+        """Mean of each part over the minibatches so far."""
+        return {name: torch.stack(values).mean().item() for name, values in self._notes.items()}
+
+    def _step(self, loss: Tensor) -> None:
+        self.policy.optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        self._note({"grad_norm": norm})
+        self.policy.optimizer.step()
+
+    def _note(self, parts: dict[str, Tensor]) -> None:
+        for name, value in parts.items():
+            self._notes[name].append(value.detach())
