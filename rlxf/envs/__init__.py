@@ -4,3 +4,29 @@ if __name__ != "rlxf.envs":
     raise ImportError(
         f"imported as {__name__!r}: the top-level link is for readers; write 'import rlxf.envs'"
     )
+
+from importlib import import_module
+
+from rlxf.envs.registration import register_envs
+
+register_envs()
+
+_HOME = {
+    "TMaze": "rlxf.envs.tmaze",
+    "TMazeVector": "rlxf.envs.tmaze_vector",
+}
+
+__all__ = ["TMaze", "TMazeVector", "register_envs"]
+
+
+def __getattr__(name: str) -> object:
+    """The public object ``name``, imported from its home on first use (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'rlxf.envs' has no attribute {name!r}; it offers {', '.join(_HOME)}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

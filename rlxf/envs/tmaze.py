@@ -1,0 +1,108 @@
+"""T-Maze: one hint at the start, a long corridor, one decision at its end."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import ResetNeeded
+from numpy.typing import NDArray
+
+from rlxf.envs.tmaze_picture import as_pixels, as_text
+from rlxf.envs.tmaze_rules import TMazeRules
+
+
+class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """The T-Maze of Ni et al. 2023 (arXiv:2307.03864); `TMazeRules` has the map and the rewards.
+
+    Observation, float32 (2,): ``[1 at the junction and in its arms else 0, hint]``. The second entry is the
+    goal's arm (1 up, -1 down) at the first visit of the oracle, the agent's own arm when it
+    is in one, else 0. All corridor cells look the same.
+
+    Actions: 0 right (east), 1 up, 2 left, 3 down; who walks into a wall stays.
+
+    Every episode lasts T steps (corridor_length + 1, active + 3) and is then terminated: the horizon
+    belongs to the task, so nothing is truncated. ``info["is_success"]`` stands in every step's info and
+    is True only on a last step in the goal's arm.
+
+    Args:
+        corridor_length: L, steps from the start to the junction; at least 1.
+        active: False: the agent starts on the oracle. True: one step east of it.
+        penalty: reward of each step behind the best walk, at most 0; None means -1 / (T - 1).
+        render_mode: None, "ansi" (text) or "rgb_array" (uint8 (H, W, 3)).
+
+    Raises:
+        ValueError: on a bad argument, or an action outside 0..3.
+        gymnasium.error.ResetNeeded: when stepped before reset or after the end.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 10}  # noqa: RUF012 - as in Gymnasium
+
+    def __init__(
+        self,
+        corridor_length: int = 50,
+        active: bool = False,
+        penalty: float | None = None,
+        render_mode: str | None = None,
+    ):
+        check_render_mode(render_mode, self.metadata["render_modes"])
+        self.rules = TMazeRules(corridor_length, active, penalty)
+        self.render_mode = render_mode
+        self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = spaces.Discrete(4)
+        self._cell = self.rules.start
+        self._goal = 1
+        self._hint_shown = False
+        self._time = self.rules.horizon
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Draw the goal's arm and put the agent at the start; ``options`` are not used."""
+        super().reset(seed=seed)
+        self._goal = draw_goal(self.np_random)
+        self._cell, self._time, self._hint_shown = self.rules.start, 0, False
+        return self._look(), {}
+
+    def step(self, action: np.int64 | int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """One move; see the class for what is seen and paid."""
+        if self._time >= self.rules.horizon:
+            raise ResetNeeded("the episode has not begun or is over: call reset() before step()")
+        if not self.action_space.contains(action):
+            raise ValueError(f"action must be 0 (right), 1 (up), 2 (left) or 3 (down), got {action!r}")
+        self._time += 1
+        self._cell = int(self.rules.moves[self._cell, action])
+        terminated = self._time == self.rules.horizon
+        success = terminated and bool(self.rules.arms[self._cell] == self._goal)
+        reward = float(success) if terminated else self._pace_reward()
+        return self._look(), reward, terminated, False, {"is_success": success}
+
+    def render(self) -> str | NDArray[np.uint8] | None:
+        """The maze with agent and goal, in the form ``render_mode`` names."""
+        if self.render_mode is None:
+            gymnasium.logger.warn("render() does nothing without render_mode='ansi' or 'rgb_array'")
+            return None
+        draw = as_text if self.render_mode == "ansi" else as_pixels
+        return draw(self.rules, self._cell, self._goal)
+
+    def _pace_reward(self) -> float:
+        behind = self.rules.columns[self._cell] < self._time - self.rules.start
+        return self.rules.step_penalty if behind else 0.0
+
+    def _look(self) -> NDArray[np.float32]:
+        sight = self.rules.sights[self._cell].copy()
+        if self._cell == 0 and not self._hint_shown:
+            sight[1] = self._goal
+            self._hint_shown = True
+        return sight
+
+
+def draw_goal(generator: np.random.Generator) -> int:
+    """The goal's arm, 1 or -1 with equal chance."""
+    return 2 * int(generator.integers(2)) - 1
+
+
+def check_render_mode(render_mode: str | None, allowed: list[str]) -> None:
+    """Raise ValueError unless render_mode is None or one of ``allowed``."""
+    if render_mode not in (None, *allowed):
+        raise ValueError(f"render_mode must be None or one of {', '.join(allowed)}; got {render_mode!r}")

@@ -1,0 +1,188 @@
+"""Many T-Mazes stepped as one batch of arrays."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import ResetNeeded
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import ArrayLike, NDArray
+
+from rlxf.envs.tmaze import check_render_mode, draw_goal
+from rlxf.envs.tmaze_picture import as_pixels, as_text
+from rlxf.envs.tmaze_rules import TMazeRules
+
+Step = tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
+
+
+class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]]):
+    """N environments with the rules of `TMaze`, stepped together without a loop over environments.
+
+    Environment i seeded with s draws the same goals as a `TMaze` reset with ``seed=s``, whatever N is.
+    Every episode has the same length, so all N end on the same step and one clock serves them all.
+
+    Observations float32 (N, 2), actions int64 (N,), rewards float64 (N,), ends bool (N,).
+    With ``SAME_STEP`` the last step returns the first observation of the next episode, and the last one in
+    ``infos["final_obs"]`` (object array of (2,) arrays) with ``infos["final_info"]["is_success"]``.
+    With ``NEXT_STEP`` the last step returns the last observation; the step after it ignores its
+    actions, pays 0 and returns the first observation.
+
+    Args:
+        num_envs: N, at least 1.
+        corridor_length, active, penalty: as in `TMaze`.
+        autoreset_mode: a `gymnasium.vector.AutoresetMode` or its value; SAME_STEP by default, since it
+            wastes no step.
+        render_mode: None, "ansi" or "rgb_array"; `render` gives a tuple of N pictures.
+
+    Raises:
+        ValueError: on a bad argument, an autoreset mode that is not SAME_STEP or NEXT_STEP, seeds that are
+            not N in number, or actions that are not N integers 0..3.
+        gymnasium.error.ResetNeeded: when stepped before reset.
+    """
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        corridor_length: int = 50,
+        active: bool = False,
+        penalty: float | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+        render_mode: str | None = None,
+    ):
+        if num_envs < 1:
+            raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+        self.metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 10}
+        check_render_mode(render_mode, self.metadata["render_modes"])
+        self.metadata["autoreset_mode"] = self._autoreset_mode = _known_mode(autoreset_mode)
+        self.rules = TMazeRules(corridor_length, active, penalty)
+        self.num_envs = num_envs
+        self.render_mode = render_mode
+        self.single_observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.single_action_space = spaces.Discrete(4)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._generators: list[np.random.Generator] = []
+        self._cells = np.full(num_envs, self.rules.start)
+        self._goals = np.ones(num_envs, dtype=np.int64)
+        self._hint_shown = self._none()
+        self._time = self.rules.horizon
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Start N new episodes.
+
+        Args:
+            seed: None keeps the generators; an int s gives environment i the seed s + i; or N seeds, where
+                None keeps that environment's generator.
+            options: not used.
+        """
+        self._seed(seed)
+        return self._begin(), {}
+
+    def step(self, actions: ArrayLike) -> Step:
+        """One move in each environment; see the class for the two ways an episode ends."""
+        if not self._generators:
+            raise ResetNeeded("call reset() before step()")
+        if self._time == self.rules.horizon:
+            return self._filler_step()
+        self._time += 1
+        self._cells = self.rules.moves[self._cells, self._checked(actions)]
+        if self._time == self.rules.horizon:
+            return self._last_step()
+        return self._look(), self._pace_reward(), *self._ends(False), self._info(self._none())
+
+    def render(self) -> tuple[Any, ...] | None:
+        """N pictures in the form ``render_mode`` names, None without one."""
+        if self.render_mode is None:
+            return None
+        draw = as_text if self.render_mode == "ansi" else as_pixels
+        places = zip(self._cells.tolist(), self._goals.tolist(), strict=True)
+        return tuple(draw(self.rules, cell, goal) for cell, goal in places)
+
+    def _seed(self, seed: int | Sequence[int | None] | None) -> None:
+        seeds = self._spread(seed)
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"seed must be an int or {self.num_envs} seeds, got {len(seeds)}: {seed!r}")
+        for i, new in enumerate(seeds):
+            if new is not None or i >= len(self._generators):
+                self._generators[i : i + 1] = [seeding.np_random(new)[0]]
+
+    def _spread(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, int | np.integer):
+            return [int(seed) + i for i in range(self.num_envs)]
+        return seed
+
+    def _begin(self) -> NDArray[np.float32]:
+        self._time = 0
+        self._cells = np.full(self.num_envs, self.rules.start)
+        self._goals = np.array([draw_goal(generator) for generator in self._generators])
+        self._hint_shown = self._none()
+        return self._look()
+
+    def _pace_reward(self) -> NDArray[np.float64]:
+        behind = self.rules.columns[self._cells] < self._time - self.rules.start
+        return np.where(behind, self.rules.step_penalty, 0.0)
+
+    def _look(self) -> NDArray[np.float32]:
+        sights = self.rules.sights[self._cells]
+        hint = (self._cells == 0) & ~self._hint_shown
+        np.copyto(sights[:, 1], self._goals, where=hint, casting="unsafe")
+        self._hint_shown |= hint
+        return sights
+
+    def _last_step(self) -> Step:
+        success = self.rules.arms[self._cells] == self._goals
+        observation, info = self._look(), self._info(success)
+        if self._autoreset_mode is AutoresetMode.SAME_STEP:
+            info = self._final(observation, info)
+            observation = self._begin()
+        return observation, success.astype(np.float64), *self._ends(True), info
+
+    def _filler_step(self) -> Step:
+        return self._begin(), np.zeros(self.num_envs), *self._ends(False), {}
+
+    def _final(self, observation: NDArray[np.float32], info: dict[str, Any]) -> dict[str, Any]:
+        final_obs = np.empty(self.num_envs, dtype=object)
+        final_obs[:] = list(observation)
+        return {
+            "final_obs": final_obs,
+            "_final_obs": ~self._none(),
+            "final_info": info,
+            "_final_info": ~self._none(),
+        }
+
+    def _info(self, success: NDArray[np.bool_]) -> dict[str, Any]:
+        return {"is_success": success, "_is_success": ~self._none()}
+
+    def _ends(self, terminated: bool) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        return np.full(self.num_envs, terminated), self._none()
+
+    def _none(self) -> NDArray[np.bool_]:
+        return np.zeros(self.num_envs, dtype=np.bool_)
+
+    def _checked(self, actions: ArrayLike) -> NDArray[np.integer]:
+        array = np.asarray(actions)
+        if array.shape != (self.num_envs,) or array.dtype.kind not in "iu" or not _in_range(array):
+            raise ValueError(f"actions must be {self.num_envs} integers from 0 to 3, got {actions!r}")
+        return array
+
+
+def _in_range(actions: NDArray[np.integer]) -> bool:
+    return bool(actions.min() >= 0 and actions.max() <= 3)
+
+
+def _known_mode(mode: AutoresetMode | str) -> AutoresetMode:
+    allowed = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP]
+    for known in allowed:
+        if mode in (known, known.value):
+            return known
+    raise ValueError(f"autoreset_mode must be SAME_STEP or NEXT_STEP, got {mode!r}")
