@@ -1,0 +1,34 @@
+"""ALiBi reproduces the authors' slopes for every head count, and both forms of the penalty."""
+
+import pytest
+import torch
+
+from rlxf.attention import ALiBi, Full, Index, Softmax
+from rlxf.attention.attention import Attention
+from rlxf.attention.positions.alibi import slopes
+from rlxf.attention.relation import Relation
+from tests.attention.oracle import close, fill, load
+
+VECTOR = load("alibi")
+SLOPES = sorted(key for key in VECTOR if key.startswith("out_slopes_"))
+
+
+@pytest.mark.parametrize("key", SLOPES)
+def test_slopes(key):
+    expected = VECTOR[key]
+    close(slopes(len(expected)), expected, 1e-7)
+    close(ALiBi().build(len(expected), len(expected)).slopes, expected, 1e-7)
+
+
+@pytest.mark.parametrize(("causal", "out"), [(True, "out_causal"), (False, "out_symmetric")])
+def test_attention(causal, out):
+    q, k, v = (VECTOR[f"in_{name}"] for name in "qkv")
+    batch, heads, length, size = q.shape
+    identity = torch.eye(heads * size, dtype=torch.float64)
+    attention = Attention(heads * size, heads, ALiBi(), Softmax(), 0.0).double()
+    fill(attention.qkv, identity.repeat(3, 1))
+    fill(attention.out, identity)
+    index = Index.range(batch, length)
+    relation = Relation(index, index, Full(), causal, torch.float64)
+    y = attention.cross(q.transpose(1, 2).flatten(2), (k, v), relation)
+    close(y, VECTOR[out].transpose(1, 2).flatten(2), 1e-7)

@@ -1,0 +1,80 @@
+"""Multi-head attention reproduces torch's, with its weights."""
+
+import torch
+from torch import Tensor
+
+from rlxf.attention import Full, Index, Softmax
+from rlxf.attention.attention import Attention
+from rlxf.attention.index import EMPTY
+from rlxf.attention.relation import Relation
+from tests.attention.oracle import close, fill, load
+
+VECTOR = load("mha")
+X = VECTOR["in_x"]
+HEADS = VECTOR["out_self_probs"].shape[1]
+
+
+def attention(softmax1: bool = False) -> Attention:
+    module = Attention(X.shape[-1], HEADS, None, Softmax(softmax1), 0.0).double()
+    matrices = torch.cat([VECTOR[f"w_{name}"].T for name in "qkv"])
+    biases = torch.cat([VECTOR[f"w_b{name}"] for name in "qkv"])
+    fill(module.qkv, matrices, biases)
+    fill(module.out, VECTOR["w_o"].T, VECTOR["w_bo"])
+    return module
+
+
+def padded(padding: Tensor) -> Index:
+    """Padding is a slot of episode -1."""
+    index = Index.range(*padding.shape)
+    return Index(index.position, index.episode.masked_fill(padding, EMPTY))
+
+
+def relation(query: Index, key: Index, causal: bool) -> Relation:
+    return Relation(query, key, Full(), causal, torch.float64)
+
+
+def alone(causal: bool) -> Relation:
+    index = Index.range(*X.shape[:2])
+    return relation(index, index, causal)
+
+
+def probabilities(module: Attention, context: Tensor, among: Relation) -> Tensor:
+    """Weights (B, H, Tq, Tk): what the kernel makes of values that form an identity matrix."""
+    q = module.split(module.qkv(X))[0]
+    k = module.project(context)[0]
+    one_hot = torch.eye(context.shape[1], dtype=torch.float64).expand(*k.shape[:2], -1, -1)
+    return module.kernel(q, k, one_hot, among.mask, 0.0)
+
+
+def test_self_attention():
+    module = attention()
+    close(module(X, None, alone(causal=False)), VECTOR["out_self"])
+    close(probabilities(module, X, alone(causal=False)), VECTOR["out_self_probs"])
+
+
+def test_causal():
+    module = attention()
+    close(module(X, None, alone(causal=True)), VECTOR["out_causal"])
+    close(probabilities(module, X, alone(causal=True)), VECTOR["out_causal_probs"])
+
+
+def test_causal_and_padded():
+    index = padded(VECTOR["in_selfpad"])
+    out = attention()(X, None, relation(index, index, causal=True))
+    token = ~VECTOR["in_selfpad"]
+    assert token.any()
+    assert not token.all()
+    close(out[token], VECTOR["out_causal_pad"][token])
+
+
+def test_cross_attention_to_a_padded_context():
+    module, context = attention(), VECTOR["in_c"]
+    across = relation(Index.range(*X.shape[:2]), padded(VECTOR["in_pad"]), causal=False)
+    close(module.cross(X, module.project(context), across), VECTOR["out_cross"])
+    close(probabilities(module, context, across), VECTOR["out_cross_probs"])
+
+
+def test_softmax1():
+    module = attention(softmax1=True)
+    close(module(X, None, alone(causal=True)), VECTOR["out_softmax1"])
+    close(probabilities(module, X, alone(causal=True)), VECTOR["out_softmax1_probs"][..., :-1])
