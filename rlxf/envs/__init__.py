@@ -14,9 +14,23 @@ register_envs()
 _HOME = {
     "TMaze": "rlxf.envs.tmaze",
     "TMazeVector": "rlxf.envs.tmaze_vector",
+    "make_vec_env": "rlxf.envs.make",
+    "as_vec_env": "rlxf.envs.vector",
+    "GymnasiumVecEnv": "rlxf.envs.vector",
+    "PreviousStep": "rlxf.envs.previous_step",
+    "check_spaces": "rlxf.envs.spaces",
 }
 
-__all__ = ["TMaze", "TMazeVector", "register_envs"]
+__all__ = [
+    "make_vec_env",
+    "as_vec_env",
+    "check_spaces",
+    "TMaze",
+    "TMazeVector",
+    "PreviousStep",
+    "GymnasiumVecEnv",
+    "register_envs",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -35,8 +35,8 @@ class TMazeRules:
         corridor_length: L, steps from the start to the junction; at least 1.
         active: False: the agent starts on the oracle (T = L + 1). True: the oracle lies one step
             behind the start (T = L + 3), so the agent must fetch the hint first.
-        penalty: reward of each step behind; at most 0. None means -1 / (T - 1), so never moving forward
-            sums to -1, the paper's value.
+        penalty: reward of each step behind; at most 0. None means -1 / (T - 1), the paper's value: a
+            passive agent that never moves pays 1 in all.
 
     Raises:
         ValueError: if corridor_length is not an integer of at least 1, or penalty is above 0 or not finite.

@@ -1,0 +1,109 @@
+"""From an environment id to a `VecEnv`."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode
+from stable_baselines3.common import env_util
+from stable_baselines3.common.vec_env import VecEnv
+
+from rlxf.envs.memory_tasks import family_of
+from rlxf.envs.registration import register_envs
+from rlxf.envs.spaces import check_spaces
+from rlxf.envs.vector import as_vec_env
+
+View = Callable[[gymnasium.Env], gymnasium.Env]
+
+
+def make_vec_env(
+    env_id: str,
+    n_envs: int,
+    seed: int | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    wrapper_class: View | None = None,
+) -> VecEnv:
+    """``n_envs`` copies of a registered environment as one Stable-Baselines3 ``VecEnv``.
+
+    Where the environment comes with a vector form that resets in the same step (``rlxf/TMaze-v0``) and no
+    wrapper is asked for, that form is used (`GymnasiumVecEnv`). Otherwise this is Stable-Baselines3's
+    ``make_vec_env``: each copy in a `Monitor`, then in ``wrapper_class``, in a `DummyVecEnv`.
+
+    ``popgym-...`` and ``MiniGrid-...`` ids come with the ``memory`` extra. Without a ``wrapper_class`` they
+    get the views of `rlxf.envs.memory_tasks`.
+
+    Args:
+        env_id: Gymnasium id; ``module:id`` imports the module first.
+        n_envs: number of copies, at least 1.
+        seed: copy i is seeded with seed + i at its first reset; None: with fresh randomness.
+        env_kwargs: arguments of the environment itself; ``render_mode`` is one, and None unless given.
+        wrapper_class: a wrapper, or a function of one environment, put around each copy.
+
+    Raises:
+        ValueError: if the id is unknown (with the nearest ones) or n_envs is less than 1.
+        TypeError: if a space is not supported (`check_spaces`).
+    """
+    if n_envs < 1:
+        raise ValueError(f"n_envs must be at least 1, got {n_envs}")
+    kwargs = env_kwargs or {}
+    spec = find_spec(env_id)
+    if spec.vector_entry_point is not None and wrapper_class is None:
+        vec_env = _own_vector_form(spec, n_envs, kwargs)
+        if vec_env is not None:
+            vec_env.seed(seed)
+            return vec_env
+    view = _checked(wrapper_class or _family_view(spec.id))
+    make = partial(gymnasium.make, spec.id)
+    return env_util.make_vec_env(make, n_envs, seed, env_kwargs=kwargs, wrapper_class=view)
+
+
+def find_spec(env_id: str) -> EnvSpec:
+    """The registered spec of ``env_id``, after importing the package that brings it.
+
+    Raises:
+        ValueError: if nothing of this name is registered; it lists the nearest names.
+    """
+    register_envs()
+    module, _, name = env_id.rpartition(":")
+    family = family_of(name)
+    try:
+        import_module(module or (family.module if family else "gymnasium"))
+        return gymnasium.spec(name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"environment id {env_id!r} needs a package: {error}. {_hint(name)}") from error
+    except gymnasium.error.Error as error:
+        near = ", ".join(get_close_matches(name, gymnasium.registry, n=4)) or "none"
+        raise ValueError(f"unknown environment id {env_id!r}; near names: {near}. {_hint(name)}") from error
+
+
+def _hint(name: str) -> str:
+    if family_of(name):
+        return "This family of tasks comes with: pip install rlxf[memory]"
+    return "If it comes with a package of its own, install that and write 'package:id'"
+
+
+def _own_vector_form(spec: EnvSpec, n_envs: int, kwargs: dict[str, Any]) -> VecEnv | None:
+    """The vector form, None if it resets in the next step: its filler rows are a cost without a gain."""
+    env = gymnasium.make_vec(spec.id, n_envs, vectorization_mode="vector_entry_point", **kwargs)
+    if env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
+        return as_vec_env(env)
+    env.close()
+    return None
+
+
+def _family_view(env_id: str) -> View:
+    family = family_of(env_id)
+    return family.view if family else lambda env: env
+
+
+def _checked(view: View) -> View:
+    def viewed(env: gymnasium.Env) -> gymnasium.Env:
+        env = view(env)
+        check_spaces(env.observation_space, env.action_space)
+        return env
+
+    return viewed
