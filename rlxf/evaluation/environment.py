@@ -1,0 +1,118 @@
+"""The environments an agent is evaluated in."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import VectorEnv
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecEnv,
+    VecMonitor,
+    VecNormalize,
+    is_vecenv_wrapped,
+    unwrap_vec_normalize,
+)
+
+from rlxf.envs.make import make_vec_env
+from rlxf.envs.vector import as_vec_env
+
+EnvLike = str | gymnasium.Env | VectorEnv | VecEnv
+
+
+@contextmanager
+def opened(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None) -> Iterator[VecEnv]:
+    """Environments ready to be reset: seeded, normalised as in training, their statistics at rest.
+
+    What is made here is closed at the end; what was given stays open.
+
+    Raises:
+        TypeError: if ``env`` is nothing to play in.
+        ValueError: if ``env`` is None and the agent has none.
+    """
+    with _vectorised(agent, env, n_envs) as vec_env, _at_rest(unwrap_vec_normalize(vec_env)):
+        if seed is not None:
+            vec_env.seed(seed)
+        yield vec_env
+
+
+def is_monitored(env: VecEnv) -> bool:
+    """Whether SB3's monitor puts the raw return of an episode in its last info."""
+    return is_vecenv_wrapped(env, VecMonitor) or all(env.env_is_wrapped(Monitor))
+
+
+def raw_rewards(env: VecEnv, rewards: np.ndarray) -> np.ndarray:
+    """Rewards of the last step before ``VecNormalize`` scaled them."""
+    normalizer = unwrap_vec_normalize(env)
+    return rewards if normalizer is None else normalizer.get_original_reward()
+
+
+@contextmanager
+def _vectorised(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
+    if env is None:
+        yield _own_env(agent)
+    elif isinstance(env, VecEnv):
+        yield env
+    elif isinstance(env, str):
+        made = make_vec_env(env, n_envs)
+        try:
+            yield _normalised(agent, made)
+        finally:
+            made.close()
+    else:
+        yield _normalised(agent, _adapted(env))
+
+
+def _adapted(env: gymnasium.Env | VectorEnv) -> VecEnv:
+    if isinstance(env, VectorEnv):
+        return as_vec_env(env)
+    if isinstance(env, gymnasium.Env):
+        return DummyVecEnv([lambda: env])
+    raise TypeError(
+        f"env must be an id, a VecEnv, a VectorEnv, an Env or None, got {type(env).__name__}: {env!r}"
+    )
+
+
+def _own_env(agent: Any) -> VecEnv:
+    get_env = getattr(agent, "get_env", None)
+    env = None if get_env is None else get_env()
+    if env is None:
+        raise ValueError(
+            f"{type(agent).__name__} has no environment of its own: pass env, e.g. a Gymnasium id"
+        )
+    return env
+
+
+def _normalised(agent: Any, env: VecEnv) -> VecEnv:
+    """A fresh environment shows what the agent saw in training: normalised observations, if they were."""
+    get_normalizer = getattr(agent, "get_vec_normalize_env", None)
+    trained = None if get_normalizer is None else get_normalizer()
+    if trained is None or not trained.norm_obs:
+        return env
+    wrapped = VecNormalize(
+        env,
+        training=False,
+        norm_reward=False,
+        clip_obs=trained.clip_obs,
+        epsilon=trained.epsilon,
+        norm_obs_keys=trained.norm_obs_keys,
+    )
+    wrapped.obs_rms = deepcopy(trained.obs_rms)
+    return wrapped
+
+
+@contextmanager
+def _at_rest(normalizer: VecNormalize | None) -> Iterator[None]:
+    """Evaluation must not move the statistics that training goes on with."""
+    if normalizer is None:
+        yield
+        return
+    training, normalizer.training = normalizer.training, False
+    try:
+        yield
+    finally:
+        normalizer.training = training

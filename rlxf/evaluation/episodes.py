@@ -1,0 +1,87 @@
+"""Playing episodes with an agent."""
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.type_aliases import PolicyPredictor
+from stable_baselines3.common.vec_env import VecEnv
+from torch.utils.tensorboard import SummaryWriter
+
+from rlxf.evaluation.environment import EnvLike, is_monitored, opened, raw_rewards
+from rlxf.evaluation.report import Report
+from rlxf.evaluation.tally import Tally, is_filler, monitored_score, own_score, quotas
+
+SEED = 1_000_000
+"""Far from the small seeds one trains with, so that generated levels are new to the agent."""
+
+
+def evaluate(
+    agent: PolicyPredictor,
+    env: EnvLike | None = None,
+    episodes: int = 100,
+    *,
+    deterministic: bool = True,
+    n_envs: int = 32,
+    seed: int | None = SEED,
+    progress_bar: bool = False,
+    logger: Logger | SummaryWriter | None = None,
+) -> Report:
+    """Play whole episodes in environments side by side and report the returns.
+
+    Each environment contributes its share of the episodes (`quotas`), so that short episodes are not
+    favoured. An episode counts whether it ended by termination or truncation. Returns are sums of raw
+    rewards: SB3's ``Monitor`` is believed where there is one, ``VecNormalize`` is undone, and its
+    statistics stay as they are. If the agent was trained under ``VecNormalize``, an id, an ``Env`` and
+    a ``VectorEnv`` are normalised likewise; a ``VecEnv`` is taken as it is.
+
+    Args:
+        agent: has SB3's ``predict``. Recurrent agents get their state and the episode starts back.
+        env: a Gymnasium id, an ``Env``, a Gymnasium ``VectorEnv`` or an SB3 ``VecEnv``; None for the
+            agent's own, which is reset: an agent that goes on learning should get a fresh one.
+        episodes: number of episodes. 100 resolve a success rate to about 0.1, 1000 to about 0.03.
+        deterministic: the most likely action instead of a sample, which torch's global generator draws.
+        n_envs: environments to make when ``env`` is an id, at most one per episode.
+        seed: of the environments; environment i gets ``seed + i``. None leaves them as they are.
+        progress_bar: show one.
+        logger: where `Report.log` writes, at step ``agent.num_timesteps``.
+
+    Raises:
+        ValueError: if episodes or n_envs is less than 1, there is no environment, or a reward is NaN
+            or infinite.
+        TypeError: if the agent cannot predict, or ``env`` is nothing to play in.
+    """
+    _check(agent, episodes, n_envs)
+    with opened(agent, env, min(n_envs, episodes), seed) as vec_env, _bar(progress_bar) as progress:
+        report = _play(agent, vec_env, episodes, deterministic, progress)
+    if logger is not None:
+        report.log(logger, getattr(agent, "num_timesteps", 0))
+    return report
+
+
+def _play(
+    agent: PolicyPredictor, env: VecEnv, episodes: int, deterministic: bool, progress: Progress
+) -> Report:
+    tally = Tally(quotas(episodes, env.num_envs), monitored_score if is_monitored(env) else own_score)
+    task = progress.add_task("evaluate", total=episodes)
+    obs, state, starts = env.reset(), None, np.ones(env.num_envs, dtype=bool)
+    while tally.missing.any():
+        actions, state = agent.predict(obs, state=state, episode_start=starts, deterministic=deterministic)  # type: ignore[arg-type]
+        obs, rewards, dones, infos = env.step(actions)
+        tally.add(raw_rewards(env, rewards), dones, infos)
+        # What an agent saw between two episodes belongs to neither.
+        starts = dones | is_filler(infos)
+        progress.update(task, completed=tally.count)
+    return tally.report()
+
+
+def _bar(shown: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, disable=not shown)
+
+
+def _check(agent: object, episodes: int, n_envs: int) -> None:
+    if not callable(getattr(agent, "predict", None)):
+        raise TypeError(f"agent must have predict(obs, state, episode_start, deterministic), got {agent!r}")
+    for name, value in (("episodes", episodes), ("n_envs", n_envs)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")

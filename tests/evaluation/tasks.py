@@ -1,0 +1,117 @@
+"""Tiny environments and agents whose returns are known in closed form."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
+
+
+class Countdown(gymnasium.Env):
+    """Ends after ``length`` steps; step t = 0, 1, ... pays ``t + 1``. So an episode pays n (n + 1) / 2."""
+
+    def __init__(self, length: int = 3, truncates: bool = False, last_info: dict[str, Any] | None = None):
+        self.length, self.truncates, self.last_info = length, truncates, last_info or {}
+        self.observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self.action_space = spaces.Discrete(100)
+        self.time = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.look(), {}
+
+    def step(self, action):
+        self.time += 1
+        over = self.time == self.length
+        info = self.last_info if over else {}
+        return (
+            self.look(),
+            self.reward(action),
+            over and not self.truncates,
+            over and self.truncates,
+            dict(info),
+        )
+
+    def look(self) -> np.ndarray:
+        return np.array([self.time], np.float32)
+
+    def reward(self, action: int) -> float:
+        return float(self.time)
+
+
+class CountAloud(Countdown):
+    """Pays 1 for each action that is the number of steps already taken; shows nothing."""
+
+    def look(self) -> np.ndarray:
+        return np.zeros(1, np.float32)
+
+    def reward(self, action: int) -> float:
+        return float(action == self.time - 1)
+
+
+class Broken(Countdown):
+    """Pays ``value`` at its second step."""
+
+    def __init__(self, value: float):
+        super().__init__()
+        self.value = value
+
+    def reward(self, action: int) -> float:
+        return self.value if self.time == 2 else 0.0
+
+
+class Lottery(Countdown):
+    """One step; pays a random number."""
+
+    def __init__(self) -> None:
+        super().__init__(length=1)
+
+    def reward(self, action: int) -> float:
+        return float(self.np_random.normal())
+
+
+class Idle:
+    """Always takes action 0."""
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
+        return np.zeros(len(observation), np.int64), None
+
+
+class Counter:
+    """Acts the number of steps since its episode began: it has to remember, and to forget in time."""
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
+        steps = np.zeros(len(observation), np.int64) if state is None else state
+        steps = np.where(episode_start, 0, steps)
+        return steps, steps + 1
+
+
+class NextStepReset(VecEnvWrapper):
+    """Resets in a step of its own, as Gymnasium's vector environments do: a filler row that pays 1000."""
+
+    def reset(self):
+        self.over = np.zeros(self.num_envs, dtype=bool)
+        self.first = self.venv.reset().copy()
+        return self.first
+
+    def step_async(self, actions):
+        self.actions = actions
+
+    def step_wait(self):
+        obs, rewards, dones = self.first.copy(), np.full(self.num_envs, 1000.0), self.over.copy()
+        infos: list[dict[str, Any]] = [{"filler": True} for _ in dones]
+        for i, env in enumerate(self.venv.envs):
+            if not self.over[i]:
+                obs[i], rewards[i], terminated, truncated, infos[i] = env.step(self.actions[i])
+                dones[i] = terminated or truncated
+            else:
+                obs[i], dones[i] = env.reset()[0], False
+        self.over = dones
+        return obs, rewards, dones, infos
+
+
+def vec(*envs: gymnasium.Env) -> DummyVecEnv:
+    """The environments side by side."""
+    return DummyVecEnv([lambda env=env: env for env in envs])

@@ -1,0 +1,54 @@
+"""Evaluation while SB3's PPO learns."""
+
+import json
+
+import pytest
+from stable_baselines3 import PPO
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import VecNormalize
+
+from rlxf.evaluation import EvaluationCallback
+from tests.evaluation.tasks import Countdown, vec
+
+
+def learner(env) -> PPO:
+    return PPO("MlpPolicy", env, n_steps=8, batch_size=8, n_epochs=1, seed=0, device="cpu")
+
+
+def test_evaluates_every_so_many_steps_of_all_environments():
+    callback = EvaluationCallback(Countdown(4), episodes=2, every_steps=10)
+    learner(vec(Countdown(3), Countdown(3), Countdown(3))).learn(48, callback)
+    assert list(callback.reports) == [12, 21, 30, 42]
+    assert all(report.returns.tolist() == [10.0, 10.0] for report in callback.reports.values())
+
+
+def test_goes_on_where_training_goes_on():
+    callback = EvaluationCallback(Countdown(4), episodes=1, every_steps=10)
+    agent = learner(vec(Countdown(3))).learn(16, callback)
+    agent.learn(16, callback, reset_num_timesteps=False)
+    assert list(callback.reports) == [10, 20, 30]
+
+
+def test_logs_under_the_tags_of_the_report(tmp_path):
+    callback = EvaluationCallback(Countdown(4), episodes=2, every_steps=8)
+    agent = learner(vec(Countdown(3)))
+    agent.set_logger(configure(str(tmp_path), ["json"]))
+    agent.learn(8, callback)
+    logged = json.loads((tmp_path / "progress.json").read_text().splitlines()[0])
+    assert callback.reports[8].scalars().items() <= logged.items()
+    assert logged["time/total_timesteps"] == 8
+
+
+def test_normalised_observations_are_those_of_training():
+    trained_in, evaluated_in = VecNormalize(vec(Countdown(9))), VecNormalize(vec(Countdown(4)))
+    callback = EvaluationCallback(evaluated_in, episodes=1, every_steps=32)
+    learner(trained_in).learn(32, callback)
+    assert (evaluated_in.obs_rms.mean == trained_in.obs_rms.mean).all()
+    assert evaluated_in.obs_rms.count == trained_in.obs_rms.count
+
+
+@pytest.mark.parametrize("given", [{"episodes": 0}, {"every_steps": -1}])
+def test_less_than_one_is_refused_before_training(given):
+    name, value = next(iter(given.items()))
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
+        EvaluationCallback(Countdown(), **given)

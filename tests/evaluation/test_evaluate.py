@@ -1,0 +1,194 @@
+"""Returns that are known beforehand, and those that SB3 finds."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from sb3_contrib import RecurrentPPO
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env as sb3_make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
+
+from rlxf.evaluation import evaluate
+from tests.evaluation.tasks import Broken, CountAloud, Countdown, Counter, Idle, Lottery, NextStepReset, vec
+
+
+def test_short_episodes_are_not_favoured():
+    report = evaluate(Idle(), vec(Countdown(1), Countdown(10)), 8)
+    assert sorted(report.lengths) == [1] * 4 + [10] * 4
+    assert sorted(report.returns) == [1.0] * 4 + [55.0] * 4
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 5])
+def test_every_number_of_episodes_is_played(episodes):
+    report = evaluate(Idle(), vec(Countdown(2), Countdown(3), Countdown(4)), episodes)
+    assert report.episodes == episodes
+
+
+def test_truncated_episodes_count():
+    report = evaluate(Idle(), vec(Countdown(4, truncates=True)), 3)
+    assert report.returns.tolist() == [10.0] * 3
+
+
+def test_memory_begins_anew_with_each_episode():
+    report = evaluate(Counter(), vec(CountAloud(3), CountAloud(7)), 10)
+    assert (report.returns == report.lengths).all()
+
+
+def test_filler_rows_count_in_nothing_and_are_no_memory():
+    report = evaluate(Counter(), NextStepReset(vec(CountAloud(3), CountAloud(7))), 10)
+    assert (report.returns == report.lengths).all()
+    assert sorted(set(report.lengths)) == [3, 7]
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_gymnasium_vector_environments_reset_either_way(mode):
+    env = SyncVectorEnv([lambda: CountAloud(3), lambda: CountAloud(7)], autoreset_mode=mode)
+    report = evaluate(Counter(), env, 10)
+    assert (report.returns == report.lengths).all()
+    assert sorted(report.lengths) == [3] * 5 + [7] * 5
+
+
+def test_one_gymnasium_environment():
+    assert evaluate(Idle(), Countdown(4), 3).returns.tolist() == [10.0] * 3
+
+
+def test_an_id_is_made_with_at_most_one_environment_per_episode():
+    assert evaluate(Idle(), "CartPole-v1", 3).episodes == 3
+
+
+def test_the_agents_own_environment():
+    agent = PPO("MlpPolicy", vec(Countdown(4)), n_steps=8, batch_size=8, device="cpu")
+    assert evaluate(agent, episodes=3).returns.tolist() == [10.0] * 3
+
+
+def test_success_is_what_the_last_step_says():
+    won, lost = Countdown(2, last_info={"is_success": True}), Countdown(2, last_info={"is_success": False})
+    report = evaluate(Idle(), vec(won, lost), 6)
+    assert report.success_rate == 0.5
+
+
+def test_silence_is_no_success_where_others_speak():
+    won, silent = Countdown(2, last_info={"is_success": True}), Countdown(2)
+    report = evaluate(Idle(), vec(won, silent), 4)
+    assert report.success_rate == 0.5
+    assert evaluate(Idle(), vec(Countdown(2)), 4).success_rate is None
+
+
+def test_the_monitor_is_believed():
+    """A wrapper above the monitor that changes rewards changes nothing in the report."""
+    loud = gymnasium.wrappers.TransformReward(Monitor(Countdown(4)), lambda reward: 100 * reward)
+    assert evaluate(Idle(), vec(loud), 2).returns.tolist() == [10.0] * 2
+    assert evaluate(Idle(), VecMonitor(vec(Countdown(4))), 2).returns.tolist() == [10.0] * 2
+
+
+def test_normalised_rewards_are_undone_and_statistics_rest():
+    env = VecNormalize(vec(Countdown(4), Countdown(6)))
+    mean, count = env.obs_rms.mean.copy(), env.obs_rms.count
+    report = evaluate(Idle(), env, 4)
+    assert sorted(report.returns) == [10.0, 10.0, 21.0, 21.0]
+    assert env.training
+    assert (env.obs_rms.mean == mean).all()
+    assert env.obs_rms.count == count
+
+
+def test_statistics_learn_again_after_an_error():
+    env = VecNormalize(vec(Broken(np.nan)))
+    with pytest.raises(ValueError, match="environment 0 at step 2"):
+        evaluate(Idle(), env, 1)
+    assert env.training
+
+
+def test_an_agent_trained_on_normalised_observations_gets_them_by_id():
+    trained_in = VecNormalize(sb3_make_vec_env("CartPole-v1", 2, seed=0))
+    agent = PPO("MlpPolicy", trained_in, n_steps=64, batch_size=64, seed=0, device="cpu").learn(256)
+    same = VecNormalize(sb3_make_vec_env("CartPole-v1", 4), training=False)
+    same.obs_rms = trained_in.obs_rms
+    report = evaluate(agent, "CartPole-v1", 8, n_envs=4)
+    assert (report.returns == evaluate(agent, same, 8).returns).all()
+    assert (report.returns != evaluate(agent, sb3_make_vec_env("CartPole-v1", 4), 8).returns).any()
+
+
+def bare() -> DummyVecEnv:
+    return DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * 3)
+
+
+def monitored() -> VecMonitor:
+    return VecMonitor(bare())
+
+
+def normalised() -> VecNormalize:
+    return VecNormalize(sb3_make_vec_env("CartPole-v1", 3), training=False)
+
+
+@pytest.mark.parametrize(("kind", "policy"), [(PPO, "MlpPolicy"), (RecurrentPPO, "MlpLstmPolicy")])
+@pytest.mark.parametrize("make", [bare, monitored, normalised])
+@pytest.mark.filterwarnings("ignore:Evaluation environment is not wrapped")
+def test_agrees_with_sb3(kind, policy, make):
+    agent = kind(policy, "CartPole-v1", n_steps=32, batch_size=32, seed=0, device="cpu")
+    env = make()
+    env.seed(5)
+    returns, lengths = evaluate_policy(agent, env, 10, return_episode_rewards=True)
+    report = evaluate(agent, env, 10, seed=5)
+    assert report.returns.tolist() == pytest.approx(returns)
+    assert report.lengths.tolist() == lengths
+
+
+def test_the_seed_decides_the_episodes():
+    def returns(seed):
+        return evaluate(Idle(), vec(Lottery(), Lottery()), 6, seed=seed).returns
+
+    assert (returns(1) == returns(1)).all()
+    assert (returns(1) != returns(2)).all()
+
+
+def test_no_seed_leaves_the_environments_theirs():
+    def returns():
+        env = vec(Lottery())
+        env.seed(3)
+        return evaluate(Idle(), env, 4, seed=None).returns
+
+    assert (returns() == returns()).all()
+
+
+def test_logs_at_the_agents_step(tmp_path):
+    agent = PPO("MlpPolicy", vec(Countdown(4)), n_steps=8, batch_size=8, device="cpu").learn(16)
+    logger = configure(str(tmp_path), ["csv"])
+    evaluate(agent, Countdown(4), 2, logger=logger)
+    logger.close()
+    names, row = (tmp_path / "progress.csv").read_text().splitlines()
+    logged = dict(zip(names.split(","), row.split(","), strict=True))
+    assert float(logged["eval/mean_reward"]) == 10.0
+    assert int(logged["time/total_timesteps"]) == 16
+
+
+def test_the_bar_counts_episodes(capsys):
+    evaluate(Idle(), vec(Countdown(1)), 7, progress_bar=True)
+    assert "7/7" in capsys.readouterr().out
+    evaluate(Idle(), vec(Countdown(1)), 7)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("given", [{"episodes": 0}, {"episodes": -3}, {"n_envs": 0}])
+def test_less_than_one_is_refused(given):
+    name, value = next(iter(given.items()))
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
+        evaluate(Idle(), "CartPole-v1", **given)
+
+
+def test_no_environment_is_refused():
+    with pytest.raises(ValueError, match="Idle has no environment"):
+        evaluate(Idle())
+
+
+def test_what_is_no_environment_is_refused():
+    with pytest.raises(TypeError, match="int: 7"):
+        evaluate(Idle(), 7)
+
+
+def test_what_cannot_predict_is_refused():
+    with pytest.raises(TypeError, match="predict"):
+        evaluate(object(), "CartPole-v1")

@@ -1,0 +1,100 @@
+"""The report's numbers, and where they go."""
+
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+from stable_baselines3.common.logger import configure
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+
+from rlxf.evaluation import Report
+
+RETURNS = np.array([1.0, 2.0, 4.0, 9.0])
+LENGTHS = np.array([10, 20, 30, 40])
+SUCCESSES = np.array([True, True, True, False])
+
+
+@pytest.fixture
+def report():
+    return Report(RETURNS, LENGTHS, SUCCESSES)
+
+
+def test_numbers(report):
+    assert report.episodes == 4
+    assert report.mean == 4.0
+    assert report.std == pytest.approx(np.sqrt((9 + 4 + 0 + 25) / 4))
+    assert report.iqm == 3.0
+    assert report.mean_length == 25.0
+    assert report.success_rate == 0.75
+    assert report.ci[0] < report.mean < report.ci[1]
+
+
+def test_json_reads_back(report):
+    data = json.loads(report.to_json())
+    assert data["returns"] == RETURNS.tolist()
+    assert data["lengths"] == LENGTHS.tolist()
+    assert data["successes"] == SUCCESSES.tolist()
+    assert data["mean"] == report.mean
+    assert tuple(data["ci"]) == report.ci
+    assert data["success_rate"] == 0.75
+
+
+def test_without_success_nothing_claims_one():
+    report = Report(RETURNS, LENGTHS)
+    assert report.success_rate is None
+    assert "eval/success_rate" not in report.scalars()
+    assert json.loads(report.to_json())["successes"] is None
+    assert "success" not in _text(report.table())
+
+
+def test_table_shows_the_numbers(report):
+    text = _text(report.table())
+    for part in ("4 episodes", "4 ± 3.1", "3", "25", "75.0%"):
+        assert part in text
+
+
+def test_sb3_logger_and_tensorboard_writer_get_the_same_tags(report, tmp_path):
+    logger = configure(str(tmp_path / "logger"), ["tensorboard"])
+    report.log(logger, 640)
+    logger.close()
+    with SummaryWriter(str(tmp_path / "writer")) as writer:
+        report.log(writer, 640)
+    expected = {tag: (640, pytest.approx(value)) for tag, value in report.scalars().items()}
+    assert _events(tmp_path / "logger") == _events(tmp_path / "writer") == expected
+    assert set(expected) == {
+        "eval/mean_reward",
+        "eval/mean_ep_length",
+        "eval/success_rate",
+        "eval/iqm",
+        "eval/ci_low",
+        "eval/ci_high",
+    }
+
+
+@pytest.mark.parametrize(
+    ("returns", "lengths", "named"),
+    [
+        (np.array([]), np.array([]), r"\(0,\)"),
+        (np.array([1.0]), np.array([1, 2]), r"\(1,\), \(2,\)"),
+        (np.ones((2, 2)), np.ones((2, 2)), r"\(2, 2\)"),
+        (np.array([1.0, np.nan]), np.array([1, 2]), "nan"),
+    ],
+)
+def test_what_is_no_report_is_refused(returns, lengths, named):
+    with pytest.raises(ValueError, match=named):
+        Report(returns, lengths)
+
+
+def _text(table) -> str:
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def _events(folder) -> dict[str, tuple[int, float]]:
+    events = EventAccumulator(str(folder)).Reload()
+    last = {tag: events.Scalars(tag)[-1] for tag in events.Tags()["scalars"]}
+    return {tag: (event.step, event.value) for tag, event in last.items()}

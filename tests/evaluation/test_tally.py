@@ -1,0 +1,72 @@
+"""Which episodes count, and how much."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlxf.evaluation.tally import Tally, monitored_score, own_score, quotas
+
+counts = st.integers(1, 300)
+
+
+@given(counts, st.integers(1, 64))
+def test_quotas_are_even_and_add_up(episodes, n_envs):
+    quota = quotas(episodes, n_envs)
+    assert quota.sum() == episodes
+    assert quota.max() - quota.min() <= 1
+
+
+@given(st.data(), st.integers(1, 4), st.integers(1, 12))
+def test_counts_as_a_loop_over_each_environment_alone(data, n_envs, episodes):
+    """Random rewards, ends and filler rows, against one environment after the other."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    steps = []
+    tally = Tally(quotas(episodes, n_envs), own_score)
+    while tally.missing.any():
+        rewards, dones, filler = rng.normal(size=n_envs), rng.random(n_envs) < 0.4, rng.random(n_envs) < 0.2
+        infos = [{"filler": True} if row else {} for row in filler]
+        steps.append((rewards, dones, filler))
+        tally.add(rewards, dones, infos)
+    expected = [score for i in range(n_envs) for score in _alone(steps, i, quotas(episodes, n_envs)[i])]
+    report = tally.report()
+    assert sorted(report.returns) == pytest.approx(sorted(total for total, _ in expected))
+    assert sorted(report.lengths) == sorted(length for _, length in expected)
+
+
+def _alone(steps, i, quota):
+    scores, total, length = [], 0.0, 0
+    for rewards, dones, filler in steps:
+        if filler[i]:
+            continue
+        total, length = total + rewards[i], length + 1
+        if dones[i]:
+            scores.append((total, length))
+            total, length = 0.0, 0
+    return scores[:quota]
+
+
+def test_a_lost_life_is_no_end():
+    tally = Tally(np.array([1]), monitored_score)
+    lost, over = {}, {"episode": {"r": 21.5, "l": 4}}
+    tally.add(np.array([1.0]), np.array([True]), [lost])
+    assert tally.missing[0] == 1
+    tally.add(np.array([1.0]), np.array([True]), [over])
+    report = tally.report()
+    assert report.returns.tolist() == [21.5]
+    assert report.lengths.tolist() == [4]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_broken_reward_is_named_with_its_place(value):
+    tally = Tally(np.array([1, 1]), own_score)
+    tally.add(np.zeros(2), np.zeros(2, dtype=bool), [{}, {}])
+    with pytest.raises(ValueError, match=rf"got {value} from environment 1 at step 2"):
+        tally.add(np.array([0.0, value]), np.zeros(2, dtype=bool), [{}, {}])
+
+
+def test_a_broken_reward_of_a_filler_row_is_nobodys():
+    tally = Tally(np.array([1]), own_score)
+    tally.add(np.array([np.nan]), np.array([False]), [{"filler": True}])
+    tally.add(np.array([2.0]), np.array([True]), [{}])
+    assert tally.report().returns.tolist() == [2.0]
