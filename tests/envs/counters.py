@@ -30,7 +30,7 @@ class Counter(gymnasium.Env):
     def step(self, action: int) -> Any:
         self.count[1] += 1
         terminated, truncated = (bool(chance < 0.2) for chance in self.np_random.random(2))
-        reward = float(action) + float(self.np_random.random())
+        reward = float(action) + float(self.np_random.integers(8)) / 8
         return self._look(int(action)), reward, terminated, truncated, {"is_success": terminated}
 
     def render(self) -> Any:

@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlxf.envs import check_spaces
+
+VECTOR, ACT = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
+IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+GRID = spaces.MultiDiscrete([[2, 2], [2, 2]])
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [
+        VECTOR,
+        IMAGE,
+        spaces.Box(-np.inf, np.inf, (3,)),
+        spaces.Discrete(3),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiBinary(4),
+        spaces.Dict({"a": VECTOR, "b": IMAGE, "c": spaces.Discrete(3)}),
+    ],
+)
+def test_observations_that_policies_read_pass(observation):
+    check_spaces(observation, ACT)
+
+
+@pytest.mark.parametrize("action", [ACT, VECTOR, spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(4)])
+def test_actions_that_policies_give_pass(action):
+    check_spaces(VECTOR, action)
+
+
+@pytest.mark.parametrize(
+    ("observation", "named"),
+    [
+        (spaces.Text(5), "Text"),
+        (spaces.Tuple([VECTOR, VECTOR]), "Tuple"),
+        (spaces.Sequence(VECTOR), "Sequence"),
+        (spaces.Dict({"a": VECTOR, "inner": spaces.Dict({"b": VECTOR})}), "'inner'.*Dict"),
+        (spaces.Dict({"a": VECTOR, "mission": spaces.Text(5)}), "'mission'.*Text"),
+        (spaces.Discrete(3, start=1), "starts at 1"),
+        (spaces.MultiDiscrete([3, 3], start=[0, 1]), r"starts at \[0 1\]"),
+        (GRID, "2 axes"),
+        (spaces.MultiBinary([2, 2]), "2 axes"),
+        (spaces.Box(0, 1, ()), "no axis"),
+    ],
+)
+def test_other_observations_are_named_with_what_is_allowed(observation, named):
+    with pytest.raises(TypeError, match=f"(?s)observation space.*{named}.*Allowed are.*MultiBinary"):
+        check_spaces(observation, ACT)
+
+
+@pytest.mark.parametrize(
+    ("action", "named"),
+    [
+        (spaces.Dict({"a": ACT}), "Dict"),
+        (spaces.Tuple([ACT]), "Tuple"),
+        (spaces.Box(-np.inf, 1, (2,)), "finite bounds"),
+        (spaces.Discrete(2, start=-1), "starts at -1"),
+        (GRID, "2 axes"),
+    ],
+)
+def test_other_actions_are_named_with_what_is_allowed(action, named):
+    with pytest.raises(TypeError, match=f"(?s)action space.*{named}.*Allowed are"):
+        check_spaces(VECTOR, action)

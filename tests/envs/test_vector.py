@@ -1,0 +1,279 @@
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from hypothesis import given
+from hypothesis import strategies as st
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env as sb3_make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+
+from rlxf.envs import TMaze, TMazeVector, as_vec_env
+from tests.envs.counters import Counter
+
+SB3_MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
+MODES = [*SB3_MODES, AutoresetMode.NEXT_STEP]
+KEYS = ["terminal_observation", "TimeLimit.truncated", "is_success"]
+
+
+def adapted(mode: AutoresetMode, n: int = 3, **kwargs: Any) -> VecEnv:
+    return as_vec_env(SyncVectorEnv([partial(Counter, **kwargs)] * n, autoreset_mode=mode))
+
+
+def by_sb3(n: int = 3, **kwargs: Any) -> VecEnv:
+    return DummyVecEnv([lambda: Monitor(Counter(**kwargs))] * n)
+
+
+def row(observations: Any, i: int) -> Any:
+    if isinstance(observations, dict):
+        return {key: value[i].tolist() for key, value in observations.items()}
+    return np.asarray(observations[i]).tolist()
+
+
+def plain(observation: Any) -> Any:
+    if isinstance(observation, dict):
+        return {key: np.asarray(value).tolist() for key, value in observation.items()}
+    return observation.tolist()
+
+
+def told(info: dict[str, Any]) -> dict[str, Any]:
+    """What an info says of an end, without times and in plain types."""
+    end = {key: info[key] for key in KEYS if key in info}
+    if "terminal_observation" in end:
+        end["terminal_observation"] = plain(end["terminal_observation"])
+        end["episode"] = (info["episode"]["r"], info["episode"]["l"])
+    return end
+
+
+def rollout(env: VecEnv, seed: int, steps: int = 40) -> list[list[tuple]]:
+    """For each environment its rows (observation after, reward, end, what its info tells), fillers left out.
+
+    The action depends on the environment and its count of real steps, so that fillers shift nothing.
+    """
+    env.seed(seed)
+    first = env.reset()
+    rows: list[list[tuple]] = [[(row(first, i),)] for i in range(env.num_envs)]
+    for _ in range(steps):
+        actions = np.array([(len(rows[i]) + i) % 3 for i in range(env.num_envs)])
+        observations, rewards, ends, infos = env.step(actions)
+        for i, info in enumerate(infos):
+            if info.get("filler"):
+                assert (rewards[i], ends[i]) == (0.0, False)
+                rows[i][-1] = (row(observations, i), *rows[i][-1][1:])
+                continue
+            end = told(info) if ends[i] else {}
+            rows[i].append((row(observations, i), float(rewards[i]), bool(ends[i]), end))
+    return rows
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+@pytest.mark.parametrize("mode", SB3_MODES)
+@given(seed=st.integers(0, 10_000))
+def test_it_returns_what_sb3_returns(mode, as_dict, seed):
+    assert rollout(adapted(mode, as_dict=as_dict), seed) == rollout(by_sb3(as_dict=as_dict), seed)
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+@given(seed=st.integers(0, 10_000))
+def test_next_step_without_its_fillers_is_what_sb3_returns(as_dict, seed):
+    ours = rollout(adapted(AutoresetMode.NEXT_STEP, as_dict=as_dict), seed)
+    theirs = rollout(by_sb3(as_dict=as_dict), seed)
+    for mine, other in zip(ours, theirs, strict=True):
+        last = len(mine) - 1  # an end on the very last step has no filler after it yet
+        assert mine[:last] == other[:last]
+        assert mine[last][1:] == other[last][1:]
+
+
+def test_next_step_marks_the_end_and_its_filler():
+    env = adapted(AutoresetMode.NEXT_STEP)
+    env.seed(0)
+    env.reset()
+    ended = np.zeros(3, dtype=bool)
+    for _ in range(60):
+        observations, _, ends, infos = env.step(np.zeros(3, dtype=np.int64))
+        assert [info.get("filler", False) for info in infos] == ended.tolist()
+        assert [info.get("filler_next", False) for info in infos] == ends.tolist()
+        for i in np.flatnonzero(ends):
+            np.testing.assert_array_equal(observations[i], infos[i]["terminal_observation"])
+        ended = ends
+    assert ends.dtype == bool
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reset_in_the_middle_starts_new_counts(mode):
+    env = adapted(mode, n=2)
+    env.seed(1)
+    env.reset()
+    fresh = rollout(adapted(mode, n=2), 7)
+    for _ in range(5):
+        env.step(np.zeros(2, dtype=np.int64))
+    lengths = [[end[-1].get("episode", (0, 0))[1] for end in rows[1:]] for rows in rollout(env, 7)]
+    assert lengths == [[end[-1].get("episode", (0, 0))[1] for end in rows[1:]] for rows in fresh]
+
+
+def test_infos_are_dicts_of_their_own():
+    env = adapted(AutoresetMode.SAME_STEP, n=2)
+    env.reset()
+    infos = env.step(np.zeros(2, dtype=np.int64))[3]
+    infos[0]["mine"] = 1
+    assert "mine" not in infos[1]
+    assert "mine" not in env.step(np.zeros(2, dtype=np.int64))[3][0]
+
+
+def test_the_terminal_observation_is_a_copy():
+    env = adapted(AutoresetMode.NEXT_STEP, n=1)
+    env.seed(0)
+    env.reset()
+    ended = False
+    while not ended:
+        observations, _, (ended,), (info,) = env.step(np.zeros(1, dtype=np.int64))
+    info["terminal_observation"] += 1
+    assert (observations[0] != info["terminal_observation"]).all()
+
+
+def test_seed_and_options_reach_the_next_reset_only():
+    env = adapted(AutoresetMode.SAME_STEP)
+    assert env.seed(3) == [3, 4, 5]
+    env.set_options({"a": 1})
+    env.reset()
+    assert env.get_attr("np_random_seed") == [3, 4, 5]
+    assert env.reset_infos == [{"options": "{'a': 1}"}] * 3
+    env.reset()
+    assert env.reset_infos == [{"options": "None"}] * 3
+
+
+def test_options_that_differ_are_refused():
+    env = adapted(AutoresetMode.SAME_STEP, n=2)
+    env.set_options([{"a": 1}, {"a": 2}])
+    with pytest.raises(ValueError, match="'a': 2"):
+        env.reset()
+
+
+def test_attributes_and_methods_of_the_environments():
+    env = adapted(AutoresetMode.SAME_STEP)
+    env.set_attr("label", "x", indices=[0, 2])
+    assert env.get_attr("label") == ["x", "first", "x"]
+    env.set_attr("label", ["a", "list"])
+    assert env.get_attr("label", indices=1) == [["a", "list"]]
+    assert env.env_method("shout", "hey") == ["HEY"] * 3
+    with pytest.raises(NotImplementedError, match="all environments"):
+        env.env_method("shout", "hey", indices=[0])
+    with pytest.raises(AttributeError):
+        env.get_attr("nothing")
+
+
+def test_a_batch_has_its_own_attributes_only():
+    env = as_vec_env(TMazeVector(3, 4))
+    assert [rules.corridor_length for rules in env.get_attr("rules")] == [4, 4, 4]
+    assert not env.has_attr("nothing")
+    with pytest.raises(NotImplementedError, match="set_attr"):
+        env.set_attr("rules", 1)
+    with pytest.raises(NotImplementedError, match="'reset'"):
+        env.env_method("reset")
+
+
+def test_it_says_what_wraps_its_environments():
+    env = as_vec_env(SyncVectorEnv([lambda: gymnasium.wrappers.TimeLimit(Counter(), 3)] * 2))
+    assert env.env_is_wrapped(gymnasium.wrappers.TimeLimit) == [True, True]
+    assert env.env_is_wrapped(gymnasium.wrappers.ClipReward, indices=1) == [False]
+    assert env.env_is_wrapped(Monitor) == [True, True]
+    assert as_vec_env(TMazeVector(2)).env_is_wrapped(gymnasium.wrappers.TimeLimit) == [False, False]
+
+
+def test_it_draws_all_environments_in_one_picture():
+    env = as_vec_env(TMazeVector(4, 3, render_mode="rgb_array"))
+    env.reset()
+    assert env.render_mode == "rgb_array"
+    assert env.render().shape == (2 * 24, 2 * 4 * 8, 3)
+
+
+def test_close_closes_the_vector_env():
+    inner = SyncVectorEnv([Counter])
+    as_vec_env(inner).close()
+    assert inner.closed
+
+
+class Lame(VectorEnv):
+    """A vector environment of one step whose metadata and infos are given."""
+
+    num_envs = 1
+    single_observation_space = observation_space = spaces.Box(0, 1, (1,))
+    single_action_space = action_space = spaces.Discrete(2)
+
+    def __init__(self, metadata: dict[str, Any]):
+        self.metadata = metadata
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((1, 1), dtype=np.float32), {}
+
+    def step(self, actions):
+        return np.zeros((1, 1), dtype=np.float32), np.ones(1), np.ones(1, bool), np.zeros(1, bool), {}
+
+
+@pytest.mark.parametrize("metadata", [{}, {"autoreset_mode": "NextStep"}])
+def test_an_environment_must_name_its_autoreset_mode(metadata):
+    with pytest.raises(ValueError, match="autoreset_mode"):
+        as_vec_env(Lame(metadata))
+
+
+def test_same_step_without_the_last_observation_is_refused():
+    env = as_vec_env(Lame({"autoreset_mode": AutoresetMode.SAME_STEP}))
+    env.reset()
+    with pytest.raises(ValueError, match="final_obs"):
+        env.step(np.zeros(1, dtype=np.int64))
+
+
+def test_reused_arrays_are_refused():
+    with pytest.raises(ValueError, match="copy=True"):
+        as_vec_env(SyncVectorEnv([Counter], copy=False))
+
+
+def test_what_is_no_vector_environment_is_refused():
+    with pytest.raises(TypeError, match="TMaze"):
+        as_vec_env(TMaze())
+
+
+def test_spaces_are_checked():
+    with pytest.raises(TypeError, match="Text"):
+        as_vec_env(
+            SyncVectorEnv([lambda: gymnasium.wrappers.TransformObservation(Counter(), str, spaces.Text(9))])
+        )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_evaluate_policy_counts_the_same_episodes(mode):
+    """SB3 sees returns and lengths of whole episodes, fillers not among them."""
+    model = PPO("MlpPolicy", by_sb3(n=1), n_steps=8, batch_size=8, seed=0, device="cpu")
+
+    def episodes(env: VecEnv) -> Any:
+        env.seed(5)
+        return evaluate_policy(model, env, n_eval_episodes=6, return_episode_rewards=True)
+
+    returns, lengths = episodes(adapted(mode, n=1))
+    expected_returns, expected_lengths = episodes(by_sb3(n=1))
+    np.testing.assert_allclose(returns, expected_returns, rtol=1e-5)
+    assert lengths == expected_lengths
+
+
+def test_an_sb3_agent_learns_on_it_through_vecnormalize():
+    env = VecNormalize(as_vec_env(TMazeVector(4, 1)))
+    model = PPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=1, seed=0, device="cpu")
+    model.learn(256)
+    assert model.ep_info_buffer is not None
+    assert {info["l"] for info in model.ep_info_buffer} == {2}
+    assert set(model.ep_success_buffer or []) <= {False, True}
+    assert len(model.ep_success_buffer or []) == len(model.ep_info_buffer)
+
+
+def test_the_maze_in_a_batch_is_the_maze_in_sb3s_loop():
+    batch, loop = (
+        as_vec_env(TMazeVector(3, 2)),
+        sb3_make_vec_env("rlxf/TMaze-v0", 3, env_kwargs={"corridor_length": 2}),
+    )
+    assert rollout(batch, 4) == rollout(loop, 4)
