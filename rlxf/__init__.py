@@ -1,10 +1,13 @@
 """Transformer agents for reinforcement learning on Gymnasium and Minari.
 
-The public names load on first use, so ``import rlxf`` is quick and does not load torch.
+``import rlxf`` registers the ``rlxf/...`` tasks with Gymnasium. It is quick and does not load torch: the
+public names below load on first use.
 """
 
 from importlib import import_module
 from importlib.metadata import version
+
+from rlxf.envs.registration import register_envs
 
 __version__ = version("rlxf")
 
@@ -15,6 +18,8 @@ _HOME = {
 }
 
 __all__ = ["GTrXLPPO", "TransformerSpec", "evaluate"]
+
+register_envs()
 
 
 def __getattr__(name: str) -> object:

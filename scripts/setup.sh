@@ -14,25 +14,27 @@ fail() {
 }
 
 find_python() {
-    local candidate
-    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+    local candidate candidates=(python3 python3.14 python3.13 python3.12 python3.11)
+    [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
         if "$candidate" -c "$new_enough" 2>/dev/null; then
             echo "$candidate"
             return
         fi
     done
-    fail "Python 3.11 or newer is needed, ${PYTHON:-python3} is $("${PYTHON:-python3}" --version 2>&1 || true);" \
+    fail "no Python 3.11 or newer among ${candidates[*]} ($("${candidates[0]}" --version 2>/dev/null || echo none));" \
         "install one, or name it: PYTHON=/path/to/python3.11 $0"
 }
 
-# The folder counts too: an environment that was copied along with a checkout points at the old one.
 wanted() {
-    { pwd && "$python" --version && cat pyproject.toml constraints.txt; } |
+    { "$python" --version && cat pyproject.toml constraints.txt; } |
         "$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
 }
 
+# An environment that was moved or copied along with its checkout still points at the old place.
 is_usable() {
-    [ "$(.venv/bin/python --version 2>/dev/null)" = "$("$python" --version)" ] &&
+    grep -qsF "$(pwd -P)/.venv" .venv/pyvenv.cfg &&
+        [ "$(.venv/bin/python --version 2>/dev/null)" = "$("$python" --version)" ] &&
         .venv/bin/python -m pip --version >/dev/null 2>&1
 }
 
