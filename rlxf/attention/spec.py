@@ -105,6 +105,8 @@ class TransformerSpec:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "TransformerSpec":
         """Read what `to_dict` wrote; raises as `from_json` does."""
+        if not isinstance(data, dict):
+            raise ValueError(f"TransformerSpec must be a JSON object, got {data!r}")
         known = {field.name for field in fields(cls)}
         if unknown := set(data) - known:
             raise ValueError(f"TransformerSpec has no field {sorted(unknown)}; it has {sorted(known)}")

@@ -41,7 +41,7 @@ class GRU(Gate):
         self.w = stacked(3, width, width)
         self.u = stacked(2, width, width)
         self.u_g = stacked(1, width, width)
-        self.b = nn.Parameter(torch.full((width,), spec.bias))
+        self.b = nn.Parameter(torch.full((width,), float(spec.bias)))
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
         """g(x, y)."""

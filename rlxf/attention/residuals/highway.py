@@ -35,7 +35,7 @@ class Highway(Gate):
     def __init__(self, spec: HighwayGate, width: int):
         super().__init__()
         self.w = stacked(1, width, width)
-        self.b = nn.Parameter(torch.full((width,), spec.bias))
+        self.b = nn.Parameter(torch.full((width,), float(spec.bias)))
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
         """g(x, y)."""

@@ -35,7 +35,7 @@ class SigTanh(Gate):
     def __init__(self, spec: SigTanhGate, width: int):
         super().__init__()
         self.w = stacked(2, width, width)
-        self.b = nn.Parameter(torch.full((width,), spec.bias))
+        self.b = nn.Parameter(torch.full((width,), float(spec.bias)))
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
         """g(x, y)."""
