@@ -68,4 +68,6 @@ def _check_core(core: TransformerSpec) -> None:
             f"differ; use pattern=Window({core.memory.length + 1})"
         )
     if core.dropout:
-        raise ValueError(f"PPO compares what it did with what it would do: dropout must be 0, got {core.dropout}")
+        raise ValueError(
+            f"PPO compares what it did with what it would do: dropout must be 0, got {core.dropout}"
+        )

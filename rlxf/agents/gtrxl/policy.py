@@ -30,7 +30,8 @@ class GTrXLPolicy(BasePolicy):
     """``observation -> features -> token -> transformer -> (action distribution, value)``.
 
     Both heads are one linear layer on the transformer's output. The actor's starts near 0, so the
-    first policy is near uniform.
+    first policy is near uniform; so does the
+    critic's, lest the first advantages be the noise of its start.
 
     Args:
         observation_space: vectors for Mlp, images for Cnn, Dict for MultiInput.
@@ -92,7 +93,7 @@ class GTrXLPolicy(BasePolicy):
             self.action_net = self.action_dist.proba_distribution_net(self.core.width)  # type: ignore
         self.value_net = nn.Linear(self.core.width, 1)
         self.action_net.apply(lambda module: self.init_weights(module, gain=0.01))
-        self.init_weights(self.value_net, gain=1.0)
+        self.init_weights(self.value_net, gain=0.01)
 
     def begin(self, batch: int) -> Acting:
         """Acting state of ``batch`` environments that have not begun an episode."""
@@ -139,7 +140,7 @@ class GTrXLPolicy(BasePolicy):
     def heads(self, latent: Tensor) -> tuple[Distribution, Tensor]:
         """Outputs (N, C) -> distribution over actions, values (N,)."""
         values = self.value_net(latent).squeeze(-1)
-        parameters = (self.action_net(latent),)
+        parameters: tuple[Tensor, ...] = (self.action_net(latent),)
         if isinstance(self.action_dist, DiagGaussianDistribution):
             parameters += (self.log_std,)
         return self.action_dist.proba_distribution(*parameters), values
@@ -184,8 +185,8 @@ class GTrXLPolicy(BasePolicy):
         latent, _ = self.act(obs, acting.cache, acting.advance(start))
         with torch.no_grad():
             actions = self.heads(latent)[0].get_actions(deterministic=deterministic)
-        actions = self.to_environment(actions)
-        return (actions if batched else actions.squeeze(axis=0)), acting
+        chosen = self.to_environment(actions)
+        return (chosen if batched else chosen.squeeze(axis=0)), acting
 
     def _continue(
         self, state: Acting | None, episode_start: np.ndarray | None, batch: int

@@ -1,8 +1,8 @@
 """Proximal policy optimisation of a Gated Transformer-XL."""
 
+import os
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
@@ -14,6 +14,7 @@ from stable_baselines3.common.utils import FloatSchedule, LinearSchedule, explai
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
+from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.acting import Acting, without
 from rlxf.agents.gtrxl.core import resolve_core
 from rlxf.agents.gtrxl.guards import check_finite
@@ -115,7 +116,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self.advantage_epsilon, self.reconstruction_coef = advantage_epsilon, reconstruction_coef
         torch.set_flush_denormal(True)
         super().__init__(
-            policy,
+            policy,  # type: ignore[arg-type]  # SB3 asks for its own actor-critic here
             as_training_env(env, n_envs, seed),
             learning_rate=learning_rate,
             n_steps=n_steps,
@@ -144,7 +145,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         )
         self.set_random_seed(self.seed)
         self.order = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        self.policy = self.policy_class(
+        self.policy = self.policy_class(  # type: ignore[assignment]
             self.observation_space,
             self.action_space,
             self.lr_schedule,
@@ -189,18 +190,19 @@ class GTrXLPPO(OnPolicyAlgorithm):
         actions = distribution.get_actions()
         log_probs = distribution.log_prob(actions)
         new_obs, rewards, dones, infos = env.step(self.policy.to_environment(actions))
-        check_finite("reward", rewards, self.num_timesteps // env.num_envs)
-        check_finite("observation", new_obs, self.num_timesteps // env.num_envs)
         self.num_timesteps += env.num_envs
+        check_finite("reward", rewards, self._env_steps)
+        check_finite("observation", new_obs, self._env_steps)
         callback.update_locals(locals())
         if not callback.on_step():
             return False
         self._update_info_buffer(infos, dones)
-        rewards = torch.as_tensor(rewards, dtype=values.dtype, device=self.device)
-        rewards += self.gamma * self._values_at_truncation(infos)
+        paid = torch.as_tensor(rewards, dtype=values.dtype, device=self.device)
+        paid = paid + self.gamma * self._values_at_truncation(infos)
         ends = torch.as_tensor(dones, dtype=torch.bool, device=self.device) | self._filler
-        rollout_buffer.add(obs, actions, rewards, ends, values, log_probs, hidden, index)
-        self._last_obs, self._last_episode_starts = new_obs, ends.cpu().numpy()
+        rollout_buffer.add(obs, actions, paid, ends, values, log_probs, hidden, index)
+        self._last_obs = new_obs  # type: ignore[assignment]
+        self._last_episode_starts = ends.cpu().numpy()
         self._filler = self._marked(infos, "filler_next")
         return True
 
@@ -213,12 +215,19 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """(E,): V(last observation) where an episode was cut off, read with its own memory; else 0."""
         cut = self._marked(infos, "TimeLimit.truncated")
         values = torch.zeros(len(infos), device=self.device)
-        if cut.any():
-            last = [infos[i]["terminal_observation"] for i in cut.nonzero()[:, 0].tolist()]
-            values[cut] = self._values_ahead(self._acting.rows(cut), stack_observations(last))
+        rows = cut.nonzero()[:, 0].tolist()
+        if rows:
+            last = stack_observations([infos[row]["terminal_observation"] for row in rows])
+            check_finite("last observation", last, self._env_steps, rows)
+            values[cut] = self._values_ahead(self._acting.rows(cut), last)
         return values
 
-    def _values_ahead(self, acting: Acting, obs: np.ndarray | dict[str, np.ndarray]) -> Tensor:
+    @property
+    def _env_steps(self) -> int:
+        """Steps that each environment has taken."""
+        return self.num_timesteps // self.n_envs
+
+    def _values_ahead(self, acting: Acting, obs: Any) -> Tensor:
         """(E,): V(obs) as the next step of ``acting``, which is used up."""
         index = acting.advance(torch.zeros_like(acting.episode, dtype=torch.bool))
         latent, _ = self.policy.act(self._as_tensor(obs), acting.cache, index)
@@ -227,6 +236,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
     def _marked(self, infos: list[dict[str, Any]], key: str) -> Tensor:
         """(E,) bool: which environments say ``key`` in their info."""
         return torch.tensor([info.get(key, False) for info in infos], dtype=torch.bool, device=self.device)
+
+    def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
+        """SB3's; what the environments begin with is checked too."""
+        ready = super()._setup_learn(*args, **kwargs)
+        check_finite("first observation", self._last_obs, self._env_steps)  # type: ignore[arg-type]
+        return ready
 
     def _as_tensor(self, obs: Any) -> PyTorchObs:
         return obs_as_tensor(obs, self.device)
@@ -278,3 +293,60 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return super().learn(
             total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
         )
+
+    def save(  # type: ignore[override]
+        self, path: str | os.PathLike[str], exclude: None = None, include: None = None
+    ) -> None:
+        """Write settings, weights, optimiser and progress to one file, whole or not at all.
+
+        The file is a zip of JSON and safetensors with a checksum of each: safe to open.
+
+        Args:
+            path: of the file; ".zip" is added if it has no suffix.
+            exclude, include: SB3's; leave them out, a file always holds the same.
+
+        Raises:
+            CheckpointError: if it cannot be written; what was there before stays.
+        """
+        if exclude is not None or include is not None:
+            raise ValueError("a checkpoint always holds the whole agent: leave out exclude and include")
+        checkpoint.save(self, path)
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls,
+        path: str | os.PathLike[str],
+        env: str | Env | VecEnv | VectorEnv | None = None,
+        device: torch.device | str = "auto",
+        policy: str | type[GTrXLPolicy] | None = None,
+        **settings: Any,
+    ) -> Self:
+        """The agent that `save` wrote.
+
+        Args:
+            path: of the file; ".zip" is added if it has no suffix.
+            env: to train on or to evaluate in; None to predict only, until ``set_env``.
+            device: "auto", "cpu" or "cuda".
+            policy: the policy's class, needed if it was your own.
+            settings: arguments of the constructor that shall differ from the file's.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            CheckpointError: if it is truncated, altered, foreign, or lacks an object of your own.
+            ValueError: if the environment's spaces differ from the checkpoint's.
+            TypeError: if the constructor has no such argument.
+        """
+        archive = checkpoint.read(path)
+        stored = checkpoint.settings(archive) | settings
+        if "policy_kwargs" not in settings:
+            stored["policy_kwargs"] = checkpoint.decode_policy_kwargs(stored["policy_kwargs"])
+        agent = cls(
+            policy or checkpoint.policy_class(archive), env, device=device, **stored, _init_setup_model=False
+        )
+        if env is None:
+            agent.observation_space, agent.action_space = checkpoint.spaces(archive)
+            agent.n_envs = stored["n_envs"]
+        checkpoint.check_spaces_match(agent, archive)
+        agent._setup_model()
+        checkpoint.restore(agent, archive)
+        return agent

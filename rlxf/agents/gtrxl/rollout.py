@@ -112,7 +112,9 @@ class SegmentBuffer:
         for numbers in (self.index.position, self.index.episode):
             numbers[:, memory] = numbers[:, kept].clone()
         self.step = 0
-        return State(self.hidden[:, :, memory], Index(self.index.position[:, memory], self.index.episode[:, memory]))
+        return State(
+            self.hidden[:, :, memory], Index(self.index.position[:, memory], self.index.episode[:, memory])
+        )
 
     def add(
         self,
@@ -144,7 +146,10 @@ class SegmentBuffer:
         self.values[:, self.step], self.log_probs[:, self.step] = values, log_probs
         place = self.memory_length + self.step
         self.hidden[:, :, place] = hidden
-        self.index.position[:, place], self.index.episode[:, place] = index.position[:, 0], index.episode[:, 0]
+        self.index.position[:, place], self.index.episode[:, place] = (
+            index.position[:, 0],
+            index.episode[:, 0],
+        )
         self.step += 1
 
     def finish(self, next_values: Tensor, gamma: float, gae_lambda: float) -> None:
@@ -153,7 +158,9 @@ class SegmentBuffer:
         advantages = generalised_advantage(rewards, values, next_values, dones, gamma, gae_lambda)
         self.advantages.copy_(advantages.T)
 
-    def minibatches(self, segments: int, advantages: Tensor, generator: torch.Generator) -> Iterator[Segments]:
+    def minibatches(
+        self, segments: int, advantages: Tensor, generator: torch.Generator
+    ) -> Iterator[Segments]:
         """All segments once, in random order, ``segments`` at a time.
 
         Args:

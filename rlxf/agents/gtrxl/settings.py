@@ -9,7 +9,9 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.gtrxl.policy import CnnGTrXLPolicy, MultiInputGTrXLPolicy, policy_for
-from rlxf.envs import as_vec_env, check_spaces, make_vec_env
+from rlxf.envs.make import make_vec_env
+from rlxf.envs.spaces import check_spaces
+from rlxf.envs.vector import as_vec_env
 
 
 def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, seed: int | None) -> Any:
@@ -41,7 +43,10 @@ def check_policy(
 ) -> None:
     """Raise unless the spaces are supported and the policy is made for them."""
     check_spaces(observation_space, action_space)
-    needs_dict, has_dict = issubclass(policy, MultiInputGTrXLPolicy), isinstance(observation_space, spaces.Dict)
+    needs_dict, has_dict = (
+        issubclass(policy, MultiInputGTrXLPolicy),
+        isinstance(observation_space, spaces.Dict),
+    )
     needs_image = issubclass(policy, CnnGTrXLPolicy)
     if needs_dict != has_dict or (needs_image and policy_for(observation_space) != CnnGTrXLPolicy.__name__):
         raise ValueError(

@@ -36,7 +36,11 @@ class Memory(Protocol):
     """What a segment can see of the tokens before it."""
 
     paper: ClassVar[str]
-    length: int
+
+    @property
+    def length(self) -> int:
+        """Tokens M that a state holds."""
+        ...
 
     def __call__(self, state: State, hidden: Tensor, index: Index) -> State:
         """The state after a segment.

@@ -1,0 +1,198 @@
+"""A GTrXLPPO agent as a checkpoint file, and back: JSON and safetensors, nothing that runs."""
+
+import inspect
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gymnasium import Space
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
+from torch import Tensor
+
+from rlxf.agents.gtrxl.policy import POLICIES
+from rlxf.attention import TransformerSpec
+from rlxf.training import (
+    Archive,
+    CheckpointError,
+    describe_difference,
+    read_archive,
+    schedule_from_json,
+    schedule_to_json,
+    space_from_json,
+    space_to_json,
+    write_archive,
+)
+
+if TYPE_CHECKING:
+    from rlxf.agents.gtrxl.ppo import GTrXLPPO
+
+SCHEDULES = ("learning_rate", "clip_range", "ent_coef")
+PROGRESS = ("num_timesteps", "_total_timesteps", "_n_updates", "_current_progress_remaining")
+NOT_SETTINGS = ("self", "policy", "env", "memory_length", "device", "_init_setup_model")
+CLASSES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        FlattenExtractor,
+        NatureCNN,
+        CombinedExtractor,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.RMSprop,
+        torch.optim.SGD,
+    )
+}
+"""Classes that policy_kwargs may name in a file. Others have to be passed again when loading."""
+
+
+def checkpoint_path(path: str | os.PathLike[str]) -> Path:
+    """``path``, with ".zip" added if it has no suffix, as in SB3."""
+    path = Path(path)
+    return path if path.suffix else path.with_suffix(".zip")
+
+
+def save(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> None:
+    """Write the agent whole or not at all.
+
+    Raises:
+        CheckpointError: if the disk is full or the folder cannot be written.
+    """
+    documents = {"agent": _describe(agent)}
+    tensors = {"policy": agent.policy.state_dict(), "optimizer": _optimizer_tensors(agent.policy.optimizer)}
+    checkpoint_path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_archive(checkpoint_path(path), documents, tensors)
+
+
+def read(path: str | os.PathLike[str]) -> Archive:
+    """The checked file of a GTrXLPPO agent.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        CheckpointError: if it is truncated, altered, or no file of a GTrXLPPO agent.
+    """
+    archive = read_archive(checkpoint_path(path))
+    if archive.documents.get("agent", {}).get("name") != "GTrXLPPO" or set(archive.tensors) != {
+        "policy",
+        "optimizer",
+    }:
+        raise CheckpointError(f"{checkpoint_path(path)} is whole, but holds no GTrXLPPO agent")
+    return archive
+
+
+def settings(archive: Archive) -> dict[str, Any]:
+    """The constructor's arguments that the file holds."""
+    stored = dict(archive.documents["agent"]["settings"])
+    stored["core"] = TransformerSpec.from_dict(stored["core"])
+    for name in SCHEDULES:
+        stored[name] = schedule_from_json(stored[name])
+    return stored
+
+
+def policy_class(archive: Archive) -> str:
+    """Name of the policy.
+
+    Raises:
+        CheckpointError: if it is a class of the user's own.
+    """
+    name = archive.documents["agent"]["policy"]
+    if name not in POLICIES:
+        raise CheckpointError(f"the agent has a policy of your own, {name}; pass policy={name} when loading")
+    return str(name)
+
+
+def decode_policy_kwargs(stored: dict[str, Any]) -> dict[str, Any]:
+    """policy_kwargs, with classes in place of their names.
+
+    Raises:
+        CheckpointError: if one was a class or an object of the user's own.
+    """
+    for name, value in stored.items():
+        if isinstance(value, dict) and "lost" in value:
+            raise CheckpointError(
+                f"policy_kwargs[{name!r}] was {value['lost']}, which a file cannot hold; "
+                f"pass policy_kwargs=... when loading"
+            )
+    return {name: _decode(value) for name, value in stored.items()}
+
+
+def spaces(archive: Archive) -> tuple[Space[Any], Space[Any]]:
+    """The observation and the action space that the agent was trained on."""
+    stored = archive.documents["agent"]
+    return space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])
+
+
+def check_spaces_match(agent: "GTrXLPPO", archive: Archive) -> None:
+    """Raise ValueError unless the environment has the spaces of the checkpoint."""
+    given = agent.observation_space, agent.action_space
+    for kind, expected, found in zip(("observation", "action"), spaces(archive), given, strict=True):
+        if expected != found:
+            raise ValueError(
+                f"the checkpoint was trained on another {kind} space: {describe_difference(expected, found)}"
+            )
+
+
+def restore(agent: "GTrXLPPO", archive: Archive) -> None:
+    """Put weights, optimiser and progress into an agent of the same shape.
+
+    Raises:
+        CheckpointError: if they do not fit.
+    """
+    try:
+        agent.policy.load_state_dict(archive.tensors["policy"])
+        _restore_optimizer(agent.policy.optimizer, archive.tensors["optimizer"])
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint's weights do not fit its description: {error}") from error
+    for name in PROGRESS:
+        setattr(agent, name, archive.documents["agent"]["progress"][name])
+
+
+def _describe(agent: "GTrXLPPO") -> dict[str, Any]:
+    names = [name for name in inspect.signature(type(agent).__init__).parameters if name not in NOT_SETTINGS]
+    values = {name: getattr(agent, name) for name in names}
+    values["core"] = agent.core.to_dict()
+    values["policy_kwargs"] = {name: _encode(value) for name, value in agent.policy_kwargs.items()}
+    values |= {name: schedule_to_json(values[name]) for name in SCHEDULES}
+    return {
+        "name": "GTrXLPPO",
+        "policy": agent.policy_class.__name__,
+        "settings": values,
+        "observation_space": space_to_json(agent.observation_space),
+        "action_space": space_to_json(agent.action_space),
+        "progress": {name: getattr(agent, name) for name in PROGRESS},
+    }
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, type) and CLASSES.get(value.__name__) is value:
+        return {"class": value.__name__}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _encode(part) for key, part in value.items()}
+    plain = value is None or isinstance(value, bool | int | float | str | list | tuple)
+    return value if plain else {"lost": repr(value)}
+
+
+def _decode(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"class"}:
+        return CLASSES[value["class"]]
+    return {key: _decode(part) for key, part in value.items()}
+
+
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """``{"3.exp_avg": ...}``: what the optimiser keeps for each of its parameters, by number."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{number}.{name}": value
+        for number, kept in state.items()
+        for name, value in kept.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, name = key.split(".", 1)
+        state.setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
