@@ -87,6 +87,15 @@ def test_every_walk_is_what_the_map_says(corridor_length, active, penalty, seed,
         assert (terminated, truncated, info) == (end, False, {"is_success": success})
 
 
+@pytest.mark.parametrize(
+    ("actions", "arms"),
+    [([RIGHT, UP, DOWN, DOWN], [0, 1, 0, -1]), ([RIGHT, DOWN, RIGHT, UP], [0, -1, -1, 0])],
+)
+def test_an_arm_is_left_the_way_it_was_entered(actions, arms):
+    env, _ = with_goal(1, corridor_length=1, active=True)
+    assert [row[0][1] for row in walk(env, actions)] == arms
+
+
 @pytest.mark.parametrize("active", [False, True])
 @pytest.mark.parametrize("goal", [-1, 1])
 @pytest.mark.parametrize("length", [1, 2, 50])

@@ -5,7 +5,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 from stable_baselines3 import PPO
@@ -90,6 +90,14 @@ def test_next_step_without_its_fillers_is_what_sb3_returns(as_dict, seed):
         assert mine[last][1:] == other[last][1:]
 
 
+def test_environments_in_other_processes_return_the_same():
+    inner = AsyncVectorEnv([Counter] * 2, autoreset_mode=AutoresetMode.SAME_STEP, context="spawn")
+    env = as_vec_env(inner)
+    rows = rollout(env, 3)
+    env.close()
+    assert rows == rollout(by_sb3(n=2), 3)
+
+
 def test_next_step_marks_the_end_and_its_filler():
     env = adapted(AutoresetMode.NEXT_STEP)
     env.seed(0)
@@ -146,6 +154,12 @@ def test_seed_and_options_reach_the_next_reset_only():
     assert env.reset_infos == [{"options": "{'a': 1}"}] * 3
     env.reset()
     assert env.reset_infos == [{"options": "None"}] * 3
+
+
+def test_a_seed_is_used_once():
+    env = as_vec_env(TMazeVector(32, 1))
+    env.seed(0)
+    assert (env.reset() != env.reset()).any()
 
 
 def test_options_that_differ_are_refused():
