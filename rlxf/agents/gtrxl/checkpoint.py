@@ -148,7 +148,7 @@ def restore(agent: "GTrXLPPO", archive: Archive) -> None:
 
 def _describe(agent: "GTrXLPPO") -> dict[str, Any]:
     names = [name for name in inspect.signature(type(agent).__init__).parameters if name not in NOT_SETTINGS]
-    values = {name: getattr(agent, name) for name in names}
+    values = {name: getattr(agent, "_" + name if name == "stats_window_size" else name) for name in names}
     values["core"] = agent.core.to_dict()
     values["policy_kwargs"] = {name: _encode(value) for name, value in agent.policy_kwargs.items()}
     values |= {name: schedule_to_json(values[name]) for name in SCHEDULES}

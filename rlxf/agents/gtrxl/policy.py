@@ -38,6 +38,8 @@ class GTrXLPolicy(BasePolicy):
         action_space: Discrete, Box, MultiDiscrete or MultiBinary.
         lr_schedule: SB3's learning rate schedule; its value at 1 starts the optimiser.
         core: the transformer.
+        previous_action: the action before is part of the token. What has happened so far is
+            observations and actions; without the latter, a sampled action is forgotten at once.
         reconstruct: add a head that predicts the flattened observation from the output.
         log_std_init: start of the log standard deviation of Box actions.
         features_extractor_class: SB3's features extractor; None for the policy's own.
@@ -55,6 +57,7 @@ class GTrXLPolicy(BasePolicy):
         action_space: spaces.Space,
         lr_schedule: Schedule,
         core: TransformerSpec,
+        previous_action: bool = True,
         reconstruct: bool = False,
         log_std_init: float = 0.0,
         features_extractor_class: type[BaseFeaturesExtractor] | None = None,
@@ -78,6 +81,8 @@ class GTrXLPolicy(BasePolicy):
         self.features_extractor = self.make_features_extractor()
         features = self.features_extractor.features_dim
         self.token = orthogonal_linear(features, core.width)
+        actions = spaces.utils.flatdim(action_space)
+        self.action_token = orthogonal_linear(actions, core.width, bias=False) if previous_action else None
         self.transformer = core.build()
         self._build_heads(log_std_init)
         flat = spaces.utils.flatdim(observation_space)
@@ -98,44 +103,57 @@ class GTrXLPolicy(BasePolicy):
     def begin(self, batch: int) -> Acting:
         """Acting state of ``batch`` environments that have not begun an episode."""
         none = torch.full((batch,), -1, dtype=torch.long, device=self.device)
-        return Acting(self.remember(self.transformer.initial_state(batch)), none, none)
+        action = torch.zeros(batch, self.encoded_action_width, device=self.device)
+        return Acting(self.remember(self.transformer.initial_state(batch)), none, none, action)
 
     def remember(self, state: State) -> Cache:
         """Keys and values of what is remembered, projected with the present weights."""
         return self.transformer.cache(state, state.index.shape[1] + 1)
 
     @torch.no_grad()
-    def act(self, obs: PyTorchObs, cache: Cache, index: Index) -> tuple[Tensor, Tensor]:
-        """One step of E environments; the cache is changed in place.
+    def act(self, obs: PyTorchObs, acting: Acting, index: Index) -> tuple[Tensor, Tensor]:
+        """One step of E environments; the cache of ``acting`` is changed in place.
 
         Args:
             obs: a batch of E observations.
-            cache: what is remembered of each.
+            acting: what is remembered of each, advanced to this step.
             index: (E, 1), where the step stands.
 
         Returns:
             The outputs (E, C) for `heads`, and what there is to remember of the step, (L, E, C).
         """
-        return self.transformer.step(self.tokens(obs), index, cache)
+        return self.transformer.step(self.tokens(obs, acting.action), index, acting.cache)
 
-    def read(self, obs: PyTorchObs, index: Index, state: State) -> Tensor:
+    def read(self, obs: PyTorchObs, previous: Tensor, index: Index, state: State) -> Tensor:
         """A batch of segments, with gradient.
 
         Args:
             obs: B x T observations, a segment's one after the other.
+            previous: (B T, A), the encoded actions before them.
             index: (B, T), where they stand.
             state: what was remembered before each segment.
 
         Returns:
             (B T, C), for `heads`.
         """
-        tokens = self.tokens(obs).unflatten(0, tuple(index.shape))
+        tokens = self.tokens(obs, previous).unflatten(0, tuple(index.shape))
         return self.transformer.encode(tokens, index, state)[0].flatten(0, 1)
 
-    def tokens(self, obs: PyTorchObs) -> Tensor:
-        """N observations -> (N, C)."""
+    def tokens(self, obs: PyTorchObs, previous: Tensor) -> Tensor:
+        """N observations and the encoded actions before them, (N, A) -> (N, C)."""
         token: Tensor = self.token(self.extract_features(obs, self.features_extractor))
-        return token
+        return token if self.action_token is None else token + self.action_token(previous)
+
+    @property
+    def encoded_action_width(self) -> int:
+        """Numbers A of an encoded action; 0 if actions are not part of the token."""
+        return 0 if self.action_token is None else self.action_token.in_features
+
+    def encode_actions(self, actions: Tensor) -> Tensor:
+        """Actions (N, ...) -> (N, A): one-hot where they are choices, flat where they are numbers."""
+        encoded = preprocess_obs(actions, self.action_space)
+        assert isinstance(encoded, Tensor)
+        return encoded.flatten(1)[:, : self.encoded_action_width]
 
     def heads(self, latent: Tensor) -> tuple[Distribution, Tensor]:
         """Outputs (N, C) -> distribution over actions, values (N,)."""
@@ -182,9 +200,10 @@ class GTrXLPolicy(BasePolicy):
         obs, batched = self.obs_to_tensor(observation)
         batch = _batch_size(obs)
         acting, start = self._continue(state, episode_start, batch)
-        latent, _ = self.act(obs, acting.cache, acting.advance(start))
+        latent, _ = self.act(obs, acting, acting.advance(start))
         with torch.no_grad():
             actions = self.heads(latent)[0].get_actions(deterministic=deterministic)
+            acting.action = self.encode_actions(actions)
         chosen = self.to_environment(actions)
         return (chosen if batched else chosen.squeeze(axis=0)), acting
 
@@ -215,7 +234,7 @@ class GTrXLPolicy(BasePolicy):
         """Actions of first steps: without any memory."""
         acting = self.begin(_batch_size(observation))
         start = torch.ones_like(acting.episode, dtype=torch.bool)
-        latent, _ = self.act(observation, acting.cache, acting.advance(start))
+        latent, _ = self.act(observation, acting, acting.advance(start))
         return self.heads(latent)[0].get_actions(deterministic=deterministic)
 
 

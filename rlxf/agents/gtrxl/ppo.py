@@ -61,6 +61,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         target_kl: end an update once the policy has moved 1.5 times as far; None for no bound.
         advantage_epsilon: added to the deviation of the advantages, in units of return. It keeps
             noise small when nothing is left to learn.
+        previous_action: let the action before be part of each step's input.
         reconstruction_coef: weight of the observation reconstruction loss; 0 for none.
         n_envs: environments to make when ``env`` is an id.
         core: the transformer; None for `gtrxl`. What cannot act as it learns is refused.
@@ -98,6 +99,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         max_grad_norm: float = 0.5,
         target_kl: float | None = None,
         advantage_epsilon: float = 0.05,
+        previous_action: bool = True,
         reconstruction_coef: float = 0.0,
         n_envs: int = 32,
         core: TransformerSpec | None = None,
@@ -114,6 +116,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self.segment_length, self.batch_size, self.n_epochs = segment_length, batch_size, n_epochs
         self.clip_range, self.target_kl = clip_range, target_kl
         self.advantage_epsilon, self.reconstruction_coef = advantage_epsilon, reconstruction_coef
+        self.previous_action = previous_action
         torch.set_flush_denormal(True)
         super().__init__(
             policy,  # type: ignore[arg-type]  # SB3 asks for its own actor-critic here
@@ -150,6 +153,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self.action_space,
             self.lr_schedule,
             core=self.core,
+            previous_action=self.previous_action,
             reconstruct=self.reconstruction_coef > 0,
             **self.policy_kwargs,
         ).to(self.device)
@@ -157,6 +161,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self.observation_space,
             self.action_space,
             self.core,
+            self.policy.encoded_action_width,
             self.n_envs,
             self.n_steps,
             self.segment_length,
@@ -185,10 +190,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """One step of every environment; False if a callback says stop."""
         obs = self._as_tensor(self._last_obs)
         index = self._next_index()
-        latent, hidden = self.policy.act(obs, self._acting.cache, index)
+        previous = self._acting.action
+        latent, hidden = self.policy.act(obs, self._acting, index)
         distribution, values = self.policy.heads(latent)
         actions = distribution.get_actions()
         log_probs = distribution.log_prob(actions)
+        self._acting.action = self.policy.encode_actions(actions)
         new_obs, rewards, dones, infos = env.step(self.policy.to_environment(actions))
         self.num_timesteps += env.num_envs
         check_finite("reward", rewards, self._env_steps)
@@ -200,7 +207,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         paid = torch.as_tensor(rewards, dtype=values.dtype, device=self.device)
         paid = paid + self.gamma * self._values_at_truncation(infos)
         ends = torch.as_tensor(dones, dtype=torch.bool, device=self.device) | self._filler
-        rollout_buffer.add(obs, actions, paid, ends, values, log_probs, hidden, index)
+        rollout_buffer.add(obs, previous, actions, paid, ends, values, log_probs, hidden, index)
         self._last_obs = new_obs  # type: ignore[assignment]
         self._last_episode_starts = ends.cpu().numpy()
         self._filler = self._marked(infos, "filler_next")
@@ -230,7 +237,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
     def _values_ahead(self, acting: Acting, obs: Any) -> Tensor:
         """(E,): V(obs) as the next step of ``acting``, which is used up."""
         index = acting.advance(torch.zeros_like(acting.episode, dtype=torch.bool))
-        latent, _ = self.policy.act(self._as_tensor(obs), acting.cache, index)
+        latent, _ = self.policy.act(self._as_tensor(obs), acting, index)
         return self.policy.heads(latent)[1]
 
     def _marked(self, infos: list[dict[str, Any]], key: str) -> Tensor:

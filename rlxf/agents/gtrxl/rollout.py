@@ -20,6 +20,7 @@ class Segments:
 
     Args:
         obs: N observations.
+        previous: (N, A), the encoded actions before them.
         actions: (N, ...).
         log_probs: (N,), of the actions when they were taken.
         values: (N,), as they were estimated then.
@@ -31,6 +32,7 @@ class Segments:
     """
 
     obs: PyTorchObs
+    previous: Tensor
     actions: Tensor
     log_probs: Tensor
     values: Tensor
@@ -51,6 +53,7 @@ class SegmentBuffer:
         observation_space: of one environment.
         action_space: of one environment.
         core: the transformer.
+        encoded_action_width: numbers A of an encoded action.
         n_envs: environments E.
         n_steps: steps of a rollout; a multiple of ``segment_length``.
         segment_length: steps T through which gradients flow.
@@ -62,6 +65,7 @@ class SegmentBuffer:
         observation_space: spaces.Space,
         action_space: spaces.Space,
         core: TransformerSpec,
+        encoded_action_width: int,
         n_envs: int,
         n_steps: int,
         segment_length: int,
@@ -71,6 +75,7 @@ class SegmentBuffer:
         self.n_envs, self.n_steps, self.segment_length = n_envs, n_steps, segment_length
         self.memory_length = core.memory.length
         self.obs = _empty_observations(observation_space, (n_envs, n_steps), device)
+        self.previous = torch.zeros(n_envs, n_steps, encoded_action_width, device=device)
         self.actions = _empty_actions(action_space, (n_envs, n_steps), device)
         self.rewards, self.values, self.log_probs, self.advantages = (
             torch.zeros(n_envs, n_steps, device=device) for _ in range(4)
@@ -85,7 +90,7 @@ class SegmentBuffer:
     def nbytes(self) -> int:
         """Bytes that the buffer holds."""
         observations = self.obs.values() if isinstance(self.obs, dict) else [self.obs]
-        steps = [self.actions, self.rewards, self.values, self.log_probs, self.advantages]
+        steps = [self.previous, self.actions, self.rewards, self.values, self.log_probs, self.advantages]
         remembered = [self.hidden, self.index.position, self.index.episode, self.dones]
         return sum(tensor.nbytes for tensor in [*observations, *steps, *remembered])
 
@@ -119,6 +124,7 @@ class SegmentBuffer:
     def add(
         self,
         obs: PyTorchObs,
+        previous: Tensor,
         actions: Tensor,
         rewards: Tensor,
         dones: Tensor,
@@ -131,6 +137,7 @@ class SegmentBuffer:
 
         Args:
             obs: E observations that were acted on.
+            previous: (E, A), the encoded actions before them.
             actions: (E, ...), as they were sampled.
             rewards: (E,).
             dones: (E,) bool, whether the step ended its episode.
@@ -141,7 +148,7 @@ class SegmentBuffer:
         """
         for stored, given in zip(_parts(self.obs), _parts(obs), strict=True):
             stored[:, self.step] = given
-        self.actions[:, self.step] = actions
+        self.previous[:, self.step], self.actions[:, self.step] = previous, actions
         self.rewards[:, self.step], self.dones[:, self.step] = rewards, dones
         self.values[:, self.step], self.log_probs[:, self.step] = values, log_probs
         place = self.memory_length + self.step
@@ -183,6 +190,7 @@ class SegmentBuffer:
         position, episode = (self._after_memory(x)[environment, number] for x in self._index_parts)
         return Segments(
             obs=obs,
+            previous=rows(self.previous),
             actions=rows(self.actions),
             log_probs=rows(self.log_probs),
             values=rows(self.values),

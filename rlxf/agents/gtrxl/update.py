@@ -26,7 +26,7 @@ class Objective:
 
     def __call__(self, policy: GTrXLPolicy, batch: Segments) -> dict[str, Tensor]:
         """Means over the real steps of a batch: "loss", and its parts under SB3's names."""
-        latent = policy.read(batch.obs, batch.index, batch.state)
+        latent = policy.read(batch.obs, batch.previous, batch.index, batch.state)
         distribution, values = policy.heads(latent)
         log_ratio = distribution.log_prob(batch.actions) - batch.log_probs
         ratio = log_ratio.exp()
