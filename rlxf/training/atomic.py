@@ -1,0 +1,61 @@
+"""Writing a file so that at every moment either the old one or the new one is there, whole."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+TEMPORARY_PREFIX = ".rlxf-"
+
+
+def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
+    """Replace the file at ``path`` by what ``write`` puts into the handle it is given.
+
+    The bytes go to a temporary file ``.rlxf-*.tmp`` in the same folder, are synced to the disk and
+    renamed to ``path``; then the folder is synced. A symbolic link is followed, not replaced. Whatever
+    ``write`` raises is raised here, the temporary file is removed and the file at ``path`` is as before.
+
+    Args:
+        path: the file to write; its folder must exist.
+        write: gets a binary file, open for writing, reading and seeking.
+
+    Raises:
+        OSError: if the disk is full, the folder is missing or not writable; with the original ``errno``,
+            the path and the reason.
+    """
+    target = Path(path).resolve()
+    if target.is_dir():
+        raise IsADirectoryError(f"cannot write {target}: it is a folder; give the name of a file")
+    try:
+        _write_and_rename(target, write)
+    except OSError as error:
+        reason = f"cannot write {target} ({error.strerror or error}); what was there before is unchanged"
+        raise OSError(error.errno, reason) from error
+    _sync_folder(target.parent)
+
+
+def _write_and_rename(target: Path, write: Callable[[BinaryIO], object]) -> None:
+    temporary = target.with_name(f"{TEMPORARY_PREFIX}{uuid4().hex}.tmp")
+    try:
+        with open(temporary, "x+b") as handle:
+            write(handle)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    if not hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder; there the rename is all there is
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems have no sync for folders
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,117 @@
+"""At every moment either the old file or the new one is there, whole."""
+
+import errno
+import os
+import resource
+
+import pytest
+
+from rlxf.training import atomic_write
+from tests.training.samples import files_in
+
+
+@pytest.fixture
+def target(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    return path
+
+
+def test_the_new_bytes_replace_the_old(target):
+    atomic_write(target, lambda handle: handle.write(b"new"))
+    assert target.read_bytes() == b"new"
+    assert files_in(target.parent) == {"file"}
+
+
+@pytest.mark.parametrize("failure", [ValueError("no"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_a_writer_that_raises_leaves_the_old_file(target, failure):
+    def write(handle):
+        handle.write(b"half")
+        raise failure
+
+    with pytest.raises(type(failure)):
+        atomic_write(target, write)
+    assert target.read_bytes() == b"old"
+    assert files_in(target.parent) == {"file"}
+
+
+def test_the_old_file_stands_while_the_new_one_is_written(target):
+    def write(handle):
+        handle.write(b"half")
+        handle.flush()
+        assert target.read_bytes() == b"old"
+
+    atomic_write(target, write)
+    assert target.read_bytes() == b"half"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("limit", [0, 1, 5000, 99_999])
+def test_a_disk_that_is_full_is_named_and_nothing_is_lost(target, limit):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # the kernel refuses bytes beyond it
+    try:
+        with pytest.raises(OSError, match=r"file.*File too large.*unchanged") as failure:
+            atomic_write(target, lambda handle: handle.write(bytes(100_000)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert failure.value.errno == errno.EFBIG
+    assert target.read_bytes() == b"old"
+    assert files_in(target.parent) == {"file"}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failing_system_call_leaves_the_old_file(target, call, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match=r"file.*Input/output error"):
+        atomic_write(target, lambda handle: handle.write(b"new"))
+    assert target.read_bytes() == b"old"
+    assert files_in(target.parent) == {"file"}
+
+
+def test_the_bytes_are_synced_before_the_rename_and_the_folder_after(target, monkeypatch):
+    calls = []
+    sync, rename = os.fsync, os.replace
+
+    def record_sync(descriptor):
+        kind = "folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file"
+        calls.append(f"sync {kind}")
+        sync(descriptor)
+
+    def record_rename(source, destination):
+        calls.append("rename")
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "replace", record_rename)
+    atomic_write(target, lambda handle: handle.write(b"new"))
+    assert calls == ["sync file", "rename", "sync folder"]
+
+
+def test_a_link_is_followed(target):
+    link = target.with_name("link")
+    link.symlink_to(target)
+    atomic_write(link, lambda handle: handle.write(b"new"))
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+
+
+def test_a_file_gets_the_permissions_of_any_new_file(target):
+    plain = target.with_name("plain")
+    plain.touch()
+    atomic_write(target, lambda handle: handle.write(b"new"))
+    assert target.stat().st_mode == plain.stat().st_mode
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        atomic_write(tmp_path / "nowhere" / "file", lambda handle: None)
+
+
+def test_a_folder_is_not_replaced(tmp_path):
+    with pytest.raises(IsADirectoryError, match="it is a folder"):
+        atomic_write(tmp_path, lambda handle: None)
