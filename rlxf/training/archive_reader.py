@@ -1,0 +1,75 @@
+"""Reading the members of a checkpoint file, each one checked before it is parsed."""
+
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+from rlxf.training.manifest import MANIFEST, check_complete, check_unaltered, load_manifest
+from rlxf.training.plain_json import MAX_JSON_BYTES, load_json
+from rlxf.training.tensor_bytes import load_tensors
+from rlxf.training.zip_layout import check_ends, check_members, check_seal
+
+# What the zip reader raises on nonsense: its own error and what its calls let through.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    NotImplementedError,
+    RuntimeError,
+    EOFError,
+    OSError,
+    OverflowError,
+    UnicodeDecodeError,
+    struct.error,
+)
+
+
+def read_members(handle: BinaryIO, max_bytes: int) -> dict[str, Any]:
+    """Give the members of a checkpoint by name: a JSON value for .json, tensors for .safetensors.
+
+    Raises:
+        ValueError: if anything in the file is not as rlxf writes it.
+    """
+    size = check_ends(handle, max_bytes)
+    with _broken_zip("the directory"), zipfile.ZipFile(handle) as archive:
+        listed = _read_manifest(archive)
+        check_members(archive.infolist(), size)
+        check_complete(set(listed), set(archive.namelist()) - {MANIFEST})
+        members = {name: _read_listed(archive, name, entry) for name, entry in listed.items()}
+    check_seal(handle)
+    return members
+
+
+def _read_manifest(archive: zipfile.ZipFile) -> dict[str, dict[str, Any]]:
+    if MANIFEST not in archive.namelist():
+        raise ValueError(f"it has no {MANIFEST}; it is incomplete or was not written by rlxf")
+    size = archive.getinfo(MANIFEST).file_size
+    if size > MAX_JSON_BYTES:
+        raise ValueError(f"its {MANIFEST} of {size:,} bytes exceeds the limit of {MAX_JSON_BYTES:,}")
+    return _decode(MANIFEST, _read(archive, MANIFEST), load_manifest)
+
+
+def _read_listed(archive: zipfile.ZipFile, name: str, entry: dict[str, Any]) -> Any:
+    data = _read(archive, name)
+    check_unaltered(name, data, entry)
+    return _decode(name, data, load_json if name.endswith(".json") else load_tensors)
+
+
+def _read(archive: zipfile.ZipFile, name: str) -> bytes:
+    with _broken_zip(f"the member {name!r}"):
+        return archive.read(name)
+
+
+@contextmanager
+def _broken_zip(part: str) -> Iterator[None]:
+    try:
+        yield
+    except _ZIP_ERRORS as error:
+        raise ValueError(f"{part} is damaged ({error}); use another copy of the file") from error
+
+
+def _decode(name: str, data: bytes, load: Callable[[bytes], Any]) -> Any:
+    try:
+        return load(data)
+    except ValueError as error:
+        raise ValueError(f"the member {name!r} cannot be read: {error}") from error

@@ -1,0 +1,61 @@
+"""Named tensors to bytes and back, in the safetensors format."""
+
+from collections.abc import Mapping
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from rlxf.training.plain_json import MAX_JSON_BYTES
+
+DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
+
+
+def check_tensors(tensors: Mapping[str, Tensor]) -> None:
+    """Raise TypeError or ValueError unless all can be stored: dense tensors of a dtype in `DTYPES`."""
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise TypeError(f"tensors are stored by name, got {name!r}: {type(tensor).__name__}")
+        if name == "__metadata__":
+            raise ValueError("a tensor cannot be named '__metadata__', which safetensors keeps for itself")
+        if tensor.layout != torch.strided or tensor.dtype not in DTYPES:
+            raise TypeError(
+                f"tensor {name!r} is {tensor.layout} {tensor.dtype}; store a dense one of {DTYPES}"
+            )
+
+
+def dump_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Bytes of the tensors, from any device; views and shared storages are written out in full."""
+    return safetensors.torch.save({name: _own_copy(tensor) for name, tensor in tensors.items()})
+
+
+def load_tensors(data: bytes) -> dict[str, Tensor]:
+    """Tensors on the CPU, each with its own storage.
+
+    Raises:
+        ValueError: if the bytes are no safetensors, or their header is larger than 8 MiB.
+    """
+    header = int.from_bytes(data[:8], "little")
+    if header > MAX_JSON_BYTES:
+        raise ValueError(f"its header of {header:,} bytes exceeds {MAX_JSON_BYTES:,}; do not trust this file")
+    try:
+        return safetensors.torch.load(data)
+    except (SafetensorError, AssertionError, KeyError, RuntimeError, TypeError) as error:
+        raise ValueError(f"it is no valid safetensors ({error}); use another copy of the file") from error
+
+
+def _own_copy(tensor: Tensor) -> Tensor:
+    # One of two tensors that share a storage would be refused by safetensors.
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
