@@ -1,0 +1,128 @@
+"""Schedules of Stable-Baselines3, to JSON and from the command line.
+
+A schedule is a function of the remaining progress, which falls from 1 at the start of training to 0 at
+its end. Learning rate, clip range and entropy coefficient take a number or a schedule.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
+
+Schedule = Callable[[float], float]
+
+
+class LostSchedule:
+    """Stands for a user's own function, which a checkpoint cannot hold.
+
+    It knows the value at the start of training, remaining progress 1, which is what an optimiser is
+    made with: so an agent can be loaded and evaluated, but not trained on.
+
+    Args:
+        start: what the function gave at progress 1.
+    """
+
+    def __init__(self, start: float):
+        self.start = start
+
+    def __call__(self, progress_remaining: float) -> float:
+        """Give ``start`` at progress 1.
+
+        Raises:
+            ValueError: at any other progress.
+        """
+        if progress_remaining != 1:
+            raise ValueError(
+                "this checkpoint was trained with a schedule of your own, which it cannot hold;"
+                " pass that schedule again when loading, e.g. learning_rate=..."
+            )
+        return self.start
+
+
+def schedule_to_json(value: float | Schedule | None) -> dict[str, Any] | float | None:
+    """Describe a number, a schedule of SB3 or None; of another function only its first value is kept.
+
+    Raises:
+        TypeError: if ``value`` is neither a number nor callable nor None.
+        ValueError: if a number in it is not finite.
+    """
+    if isinstance(value, FloatSchedule):
+        return schedule_to_json(value.value_schedule)
+    if value is None:
+        return None
+    if not callable(value):
+        return _finite(value)
+    if isinstance(value, ConstantSchedule):
+        return {"name": "constant", "value": _finite(value.val)}
+    if isinstance(value, LinearSchedule):
+        return {"name": "linear", **{key: _finite(number) for key, number in vars(value).items()}}
+    return {"name": "custom", "start": _finite(value(1.0))}
+
+
+def schedule_from_json(data: dict[str, Any] | float | None) -> float | Schedule | None:
+    """Build what `schedule_to_json` described; a user's own function comes back as a `LostSchedule`.
+
+    Raises:
+        ValueError: if ``data`` describes no schedule.
+    """
+    if data is None:
+        return None
+    try:
+        return _decode(data) if isinstance(data, dict) else _finite(data)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"no schedule is described by {data!r} ({error})") from error
+
+
+def parse_schedule(text: str) -> float | LinearSchedule:
+    """Read a schedule from the command line: ``"1e-3"``, or ``"linear:1e-3:0"`` to fall from 1e-3 to 0.
+
+    ``"linear:START:END:FRACTION"`` reaches END after that fraction of the training.
+
+    Raises:
+        ValueError: if the text is neither.
+    """
+    name, *numbers = text.split(":")
+    try:
+        if not numbers:
+            return _finite(float(name))
+        return {"linear": linear}[name](*map(float, numbers))
+    except (TypeError, ValueError, KeyError) as error:
+        raise ValueError(f"a schedule is NUMBER or linear:START:END[:FRACTION], got {text!r}") from error
+
+
+def linear(start: float, end: float, end_fraction: float = 1.0) -> LinearSchedule:
+    """A line from ``start`` to ``end``, reached after ``end_fraction`` of the training and kept from there.
+
+    Raises:
+        ValueError: if a number is not finite or ``end_fraction`` is not in (0, 1].
+    """
+    if not 0 < end_fraction <= 1:
+        raise ValueError(f"end_fraction must be in (0, 1], got {end_fraction}")
+    return LinearSchedule(_finite(start), _finite(end), _finite(end_fraction))
+
+
+def _constant(value: float) -> ConstantSchedule:
+    return ConstantSchedule(_finite(value))
+
+
+def _custom(start: float) -> LostSchedule:
+    return LostSchedule(_finite(start))
+
+
+def _decode(data: dict[str, Any]) -> Schedule:
+    fields = dict(data)
+    if fields.get("name") not in _SCHEDULES:
+        raise ValueError(f"its name must be one of {', '.join(_SCHEDULES)}")
+    return _SCHEDULES[fields.pop("name")](**fields)
+
+
+def _finite(value: Any) -> float:
+    if isinstance(value, bool | str) or not hasattr(value, "__float__"):
+        raise TypeError(f"a schedule is a number or a function of the remaining progress, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"a schedule must be finite, got {value!r}")
+    return float(value)
+
+
+_SCHEDULES: dict[str, Callable[..., Schedule]] = {"constant": _constant, "linear": linear, "custom": _custom}

@@ -1,0 +1,124 @@
+"""Gymnasium spaces to JSON and back, by one closed table."""
+
+import math
+import reprlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+
+from rlxf.training.box_bounds import INTEGERS, box_from_json, box_to_json
+
+MAX_BOUNDS = 2**24  # a constant bound is one number on disk and a whole array in memory
+
+
+def space_to_json(space: Space[Any]) -> dict[str, Any]:
+    """Describe a space as a JSON object ``{"type": "Box", ...}``.
+
+    Bounds are kept exactly, infinite ones as "inf" and "-inf"; a bound that is the same everywhere is
+    stored once. The state of the space's random generator is not kept.
+
+    Args:
+        space: a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, nested at will.
+
+    Raises:
+        TypeError: if the space, or one inside it, is of another class, subclasses included, or is a Box
+            of a dtype other than bool, integer and float of at most 64 bits.
+    """
+    name = type(space).__name__
+    if name not in _CODECS or type(space) is not _CODECS[name].kind:
+        raise TypeError(f"a space of class {name} cannot be stored; use one of {', '.join(_CODECS)}")
+    return {"type": name, **_CODECS[name].encode(space)}
+
+
+def space_from_json(data: dict[str, Any]) -> Space[Any]:
+    """Build the space that `space_to_json` described.
+
+    Raises:
+        ValueError: if ``data`` describes no space, or its Boxes have more than 2**24 elements in all.
+    """
+    try:
+        elements = _box_elements(data)
+        if elements > MAX_BOUNDS:
+            raise ValueError(f"its Boxes have {elements:,} elements, the limit is {MAX_BOUNDS:,}")
+        return _decode(data)
+    except (TypeError, ValueError, KeyError, AttributeError, AssertionError, OverflowError) as error:
+        raise ValueError(f"no space is described by {reprlib.repr(data)} ({error})") from error
+
+
+def _decode(data: dict[str, Any]) -> Space[Any]:
+    fields = dict(data)
+    if fields.get("type") not in _CODECS:
+        raise ValueError(f"its type must be one of {', '.join(_CODECS)}")
+    return _CODECS[fields.pop("type")].decode(**fields)
+
+
+def _box_elements(data: dict[str, Any]) -> int:
+    if "spaces" in data:
+        parts = data["spaces"]
+        return sum(map(_box_elements, parts.values() if isinstance(parts, dict) else parts))
+    shape = data.get("shape", [0])
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"a shape is a list of sizes, got {shape!r}")
+    return math.prod(shape)
+
+
+def _discrete_to_json(space: Discrete[Any]) -> dict[str, Any]:
+    return {"n": int(space.n), "start": int(space.start), "dtype": space.dtype.name}
+
+
+def _discrete_from_json(n: int, start: int, dtype: str) -> Discrete[Any]:
+    return Discrete(n, start=start, dtype=_integer(dtype))
+
+
+def _multi_discrete_to_json(space: MultiDiscrete[Any]) -> dict[str, Any]:
+    return {"nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": space.dtype.name}
+
+
+def _multi_discrete_from_json(nvec: list[Any], start: list[Any], dtype: str) -> MultiDiscrete[Any]:
+    return MultiDiscrete(nvec, dtype=_integer(dtype), start=start)
+
+
+def _integer(dtype: str) -> type[np.integer[Any]]:
+    if dtype not in INTEGERS:
+        raise ValueError(f"dtype {dtype!r} is none of {', '.join(INTEGERS)}")
+    return np.dtype(dtype).type
+
+
+def _multi_binary_to_json(space: MultiBinary) -> dict[str, Any]:
+    return {"n": space.n if isinstance(space.n, int) else list(space.n)}
+
+
+def _dict_to_json(space: Dict) -> dict[str, Any]:
+    return {"spaces": {key: space_to_json(part) for key, part in space.spaces.items()}}
+
+
+def _dict_from_json(spaces: dict[str, Any]) -> Dict:
+    # Pairs keep their order; Gymnasium would sort a dict.
+    return Dict([(key, _decode(part)) for key, part in spaces.items()])
+
+
+def _tuple_to_json(space: Tuple) -> dict[str, Any]:
+    return {"spaces": [space_to_json(part) for part in space.spaces]}
+
+
+def _tuple_from_json(spaces: list[Any]) -> Tuple:
+    return Tuple(map(_decode, spaces))
+
+
+class _Codec(NamedTuple):
+    kind: type
+    encode: Callable[[Any], dict[str, Any]]
+    decode: Callable[..., Space[Any]]
+
+
+_CODECS = {
+    "Box": _Codec(Box, box_to_json, box_from_json),
+    "Discrete": _Codec(Discrete, _discrete_to_json, _discrete_from_json),
+    "MultiDiscrete": _Codec(MultiDiscrete, _multi_discrete_to_json, _multi_discrete_from_json),
+    "MultiBinary": _Codec(MultiBinary, _multi_binary_to_json, MultiBinary),
+    "Dict": _Codec(Dict, _dict_to_json, _dict_from_json),
+    "Tuple": _Codec(Tuple, _tuple_to_json, _tuple_from_json),
+}

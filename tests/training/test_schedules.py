@@ -1,0 +1,117 @@
+"""Schedules give the same values after JSON; lost ones say so only when they are needed."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
+
+from rlxf.training import LostSchedule, linear, parse_schedule, schedule_from_json, schedule_to_json
+from rlxf.training.plain_json import dump_json, load_json
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+SCHEDULES = (
+    NUMBERS.map(ConstantSchedule)
+    | st.builds(linear, NUMBERS, NUMBERS, st.floats(0.01, 1))
+    | NUMBERS.map(FloatSchedule)
+    | st.builds(linear, NUMBERS, NUMBERS).map(FloatSchedule)
+)
+
+
+def through_json(value):
+    return schedule_from_json(load_json(dump_json(schedule_to_json(value))))
+
+
+@given(SCHEDULES, st.floats(0, 1))
+def test_a_schedule_gives_the_same_values_after_json(schedule, progress):
+    assert through_json(schedule)(progress) == schedule(progress)
+
+
+@pytest.mark.parametrize("value", [None, 0.0, 1e-3, 3, np.float32(0.5)])
+def test_a_number_and_none_come_back_as_such(value):
+    back = through_json(value)
+    assert back == value
+    assert type(back) in (float, type(None))
+
+
+def test_a_function_of_the_user_trains_but_comes_back_lost():
+    lost = through_json(lambda progress: 2 * progress)
+    assert lost(1) == 2.0
+    with pytest.raises(ValueError, match="pass that schedule again"):
+        lost(0.999)
+    assert isinstance(through_json(FloatSchedule(lost)), LostSchedule)
+
+
+@pytest.mark.parametrize("value", ["1e-3", object(), True, 1j, [1.0]])
+def test_what_is_no_schedule_is_refused(value):
+    with pytest.raises(TypeError, match="a number or a function"):
+        schedule_to_json(value)
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), ConstantSchedule(float("inf")), lambda progress: float("nan")]
+)
+def test_a_schedule_that_is_not_finite_is_refused(value):
+    with pytest.raises(ValueError, match="must be finite, got"):
+        schedule_to_json(value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        [],
+        "linear",
+        True,
+        {"name": "cosine"},
+        {"name": ["linear"]},
+        {"name": "linear", "start": 1.0},
+        {"name": "linear", "start": 1.0, "end": "0", "end_fraction": 1.0},
+        {"name": "linear", "start": 1.0, "end": 0.0, "end_fraction": 0.0},
+        {"name": "linear", "start": 1.0, "end": 0.0, "end_fraction": "1"},
+        {"name": "constant", "value": 1.0, "more": 2},
+        {"name": "custom"},
+    ],
+    ids=str,
+)
+def test_what_describes_no_schedule_is_refused(data):
+    with pytest.raises(ValueError, match="no schedule is described by"):
+        schedule_from_json(data)
+
+
+@given(NUMBERS)
+def test_a_number_is_read_from_the_command_line(number):
+    assert parse_schedule(repr(number)) == number
+
+
+@given(NUMBERS, NUMBERS, st.floats(0, 1))
+def test_a_line_is_read_from_the_command_line(start, end, progress):
+    schedule = parse_schedule(f"linear:{start}:{end}")
+    assert schedule(progress) == LinearSchedule(start, end, 1.0)(progress)
+    assert schedule(1.0) == start
+
+
+def test_a_line_may_end_early():
+    schedule = parse_schedule("linear:1:0:0.5")
+    assert [schedule(progress) for progress in (1.0, 0.75, 0.5, 0.25)] == [1.0, 0.5, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "fast",
+        "nan",
+        "inf",
+        "linear",
+        "linear:1",
+        "linear:1:a",
+        "linear:1:0:0",
+        "linear:1:0:1:2",
+        "cosine:1:0",
+    ],
+)
+def test_other_text_is_refused_and_shown(text):
+    with pytest.raises(ValueError, match=r"NUMBER or linear:START:END.*got") as failure:
+        parse_schedule(text)
+    assert repr(text) in str(failure.value)
