@@ -1,0 +1,34 @@
+"""What a run needs beside its agent: checkpoint files, spaces and schedules as JSON, its folder."""
+
+from rlxf.training.archive import Archive, read_archive, write_archive
+from rlxf.training.atomic import atomic_write
+from rlxf.training.errors import CheckpointError
+from rlxf.training.run_folder import RunFolder
+from rlxf.training.schedules import (
+    LostSchedule,
+    Schedule,
+    linear,
+    parse_schedule,
+    schedule_from_json,
+    schedule_to_json,
+)
+from rlxf.training.space_difference import describe_difference
+from rlxf.training.spaces import space_from_json, space_to_json
+
+__all__ = [
+    "Archive",
+    "read_archive",
+    "write_archive",
+    "CheckpointError",
+    "atomic_write",
+    "RunFolder",
+    "Schedule",
+    "LostSchedule",
+    "linear",
+    "parse_schedule",
+    "schedule_from_json",
+    "schedule_to_json",
+    "describe_difference",
+    "space_from_json",
+    "space_to_json",
+]

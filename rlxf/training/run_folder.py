@@ -1,0 +1,101 @@
+"""Every run is a folder: ``config.json``, ``checkpoint.zip``, ``progress.csv`` and TensorBoard events."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from stable_baselines3.common.logger import Logger, configure
+
+from rlxf.training.atomic import atomic_write
+from rlxf.training.plain_json import dump_json, load_json
+
+CONFIG = "config.json"
+CHECKPOINT = "checkpoint.zip"
+LOG = "progress.csv"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run.
+
+    Args:
+        path: the folder.
+        config: what the run was started with, a JSON object.
+    """
+
+    path: Path
+    config: dict[str, Any]
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], config: dict[str, Any]) -> Self:
+        """Make a new folder, with its parents, and write ``config.json`` into it.
+
+        Raises:
+            FileExistsError: if ``path`` exists; nothing in it is touched.
+            TypeError, ValueError: if ``config`` is no JSON; nothing is made.
+            OSError: if the folder cannot be made or written.
+        """
+        path = Path(path)
+        text = dump_json(config, indent=2)
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError as error:
+            raise FileExistsError(f"{path} exists; choose another folder or move it away") from error
+        atomic_write(path / CONFIG, lambda handle: handle.write(text))
+        return cls(path, config)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Open the folder of a run that has saved a checkpoint.
+
+        Raises:
+            FileNotFoundError: if the folder, its ``config.json`` or its ``checkpoint.zip`` is missing.
+            NotADirectoryError: if ``path`` is a file.
+            ValueError: if ``config.json`` holds no JSON object.
+        """
+        path = Path(path)
+        _check_folder(path)
+        run = cls(path, _read_config(path / CONFIG))
+        if not run.checkpoint.is_file():
+            raise FileNotFoundError(f"the run {path} ended before it saved {CHECKPOINT}; train it again")
+        return run
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the checkpoint of the run is, or will be."""
+        return self.path / CHECKPOINT
+
+    def make_logger(self, formats: Sequence[str] = ("tensorboard", "csv")) -> Logger:
+        """A logger of Stable-Baselines3 that writes into this folder.
+
+        Args:
+            formats: names of SB3's output formats. The default writes TensorBoard events and
+                ``progress.csv``; add "stdout" for tables on the screen.
+
+        Raises:
+            FileExistsError: if the run has a ``progress.csv``, which a second logger would empty.
+        """
+        if "csv" in formats and (self.path / LOG).exists():
+            raise FileExistsError(f"{self.path / LOG} exists and would be emptied; use a new run folder")
+        return configure(str(self.path), list(formats))
+
+
+def _check_folder(path: Path) -> None:
+    if not path.exists():
+        raise FileNotFoundError(f"there is no run folder {path}; check the path")
+    if not path.is_dir():
+        raise NotADirectoryError(f"{path} is a file; give the folder of a run")
+    if not (path / CONFIG).is_file():
+        raise FileNotFoundError(f"{path} is no run folder: it has no {CONFIG}; give the folder of a run")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = load_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}; restore it") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds a {type(config).__name__}, not a JSON object; restore it")
+    return config

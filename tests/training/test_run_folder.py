@@ -1,0 +1,93 @@
+"""The folder of a run is made once, holds its four parts and says what is missing."""
+
+import csv
+import json
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rlxf.training import RunFolder
+from tests.training.samples import files_in
+
+CONFIG = {"agent": "gtrxl", "env": "rlxf/TMaze-v0", "seed": 3}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(tmp_path / "runs" / "first", CONFIG)
+
+
+def test_a_new_folder_holds_the_config(run):
+    assert files_in(run.path) == {"config.json"}
+    assert json.loads((run.path / "config.json").read_text()) == run.config == CONFIG
+
+
+def test_a_run_with_a_checkpoint_opens_as_it_was_made(run):
+    run.checkpoint.touch()
+    assert RunFolder.open(run.path) == run
+
+
+def test_an_existing_folder_is_refused_and_untouched(run):
+    run.checkpoint.write_text("mine")
+    with pytest.raises(FileExistsError, match=r"first exists; choose another"):
+        RunFolder.create(run.path, {})
+    assert run.checkpoint.read_text() == "mine"
+    assert RunFolder.open(run.path).config == CONFIG
+
+
+def test_a_config_that_is_no_json_makes_no_folder(tmp_path):
+    with pytest.raises(TypeError):
+        RunFolder.create(tmp_path / "run", {"env": object()})
+    assert files_in(tmp_path) == set()
+
+
+def test_a_missing_folder_a_file_and_another_folder_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no run folder .*none"):
+        RunFolder.open(tmp_path / "none")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="is a file"):
+        RunFolder.open(tmp_path / "file")
+    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+        RunFolder.open(tmp_path)
+
+
+def test_a_run_without_a_checkpoint_says_so(run):
+    with pytest.raises(FileNotFoundError, match=r"first ended before it saved checkpoint\.zip"):
+        RunFolder.open(run.path)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a": NaN}', "[" * 5000, "[1]", "3"])
+def test_an_unreadable_config_is_named(run, text):
+    run.checkpoint.touch()
+    (run.path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.json"):
+        RunFolder.open(run.path)
+
+
+def test_the_logger_writes_tensorboard_and_csv_into_the_folder(run):
+    logger = run.make_logger()
+    for step in (1, 2):
+        logger.record("rollout/ep_rew_mean", step / 2)
+        logger.dump(step)
+    logger.close()
+    events = EventAccumulator(str(run.path)).Reload().Scalars("rollout/ep_rew_mean")
+    assert [(event.step, event.value) for event in events] == [(1, 0.5), (2, 1.0)]
+    with open(run.path / "progress.csv", newline="") as file:
+        assert [row["rollout/ep_rew_mean"] for row in csv.DictReader(file)] == ["0.5", "1.0"]
+
+
+def test_the_screen_is_written_to_only_when_asked(run, capsys):
+    quiet, loud = run.make_logger(["tensorboard"]), run.make_logger(["stdout"])
+    for logger in (quiet, loud):
+        logger.record("time/fps", 123)
+        logger.dump()
+        logger.close()
+    assert capsys.readouterr().out.count("123") == 1
+
+
+def test_a_second_logger_does_not_empty_the_log(run):
+    run.make_logger().close()
+    (run.path / "progress.csv").write_text("time/fps\n1\n")
+    with pytest.raises(FileExistsError, match=r"progress\.csv exists and would be emptied"):
+        run.make_logger()
+    assert (run.path / "progress.csv").read_text() == "time/fps\n1\n"
