@@ -1,0 +1,34 @@
+"""The two ways to read experience: segments after a state to learn, tokens and a cache to act."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlxf.attention import Cache, Index, State, Transformer
+from tests.attention.worlds import World
+
+
+def learn(model: Transformer, world: World, lengths: Sequence[int]) -> tuple[Tensor, State | None]:
+    """All outputs (B, T, C), segment by segment, and the last state."""
+    outputs, state = [], None
+    for segment in world.cut(lengths):
+        y, state = model(segment.x, segment.index, state, segment.context)
+        outputs.append(y)
+    return torch.cat(outputs, dim=1), state
+
+
+def act(model: Transformer, world: World, cache: Cache) -> tuple[Tensor, Tensor]:
+    """Outputs (B, T, C) and inputs of the layers (L, B, T, C), token by token."""
+    steps = []
+    for t in range(world.length):
+        here = Index(world.index.position[:, t : t + 1], world.index.episode[:, t : t + 1])
+        steps.append(model.step(world.x[:, t], here, cache))
+    y, hidden = zip(*steps, strict=True)
+    return torch.stack(y, dim=1), torch.stack(hidden, dim=2)
+
+
+def agree(actual: Tensor, expected: Tensor) -> None:
+    """To 1e-5 in float32, to 1e-10 in float64."""
+    tolerance = {torch.float32: 1e-5, torch.float64: 1e-10}[expected.dtype]
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,104 @@
+"""Attention as the papers write it: one pair of tokens at a time. Slow, and the definition of right."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rlxf.attention import ALiBi, Index, RoPE, XLRelative
+from rlxf.attention.attention import Attention
+from rlxf.attention.index import EMPTY
+
+Score = Callable[[Attention, Tensor, Tensor, int, int, int], Tensor]
+"""Module, q (D,), k (D,), position of the query, of the key, head -> score."""
+
+
+def plain(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
+    return q @ k / math.sqrt(len(q))
+
+
+def alibi(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
+    return q @ k / math.sqrt(len(q)) - 2 ** (-8 * (head + 1) / module.heads) * abs(i - j)
+
+
+def rope(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
+    return turned(q, i) @ turned(k, j) / math.sqrt(len(q))
+
+
+def turned(x: Tensor, t: int) -> Tensor:
+    parts = []
+    for m in range(len(x) // 2):
+        angle = t * 10000 ** (-2 * m / len(x))
+        a, b = x[2 * m], x[2 * m + 1]
+        parts += [a * math.cos(angle) - b * math.sin(angle), a * math.sin(angle) + b * math.cos(angle)]
+    return torch.stack(parts)
+
+
+def xl_relative(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
+    learned, width = module.position, module.out.in_features
+    angles = [(i - j) * 10000 ** (-2 * m / width) for m in range(width // 2)]
+    r = [math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles]
+    distance = (learned.r.weight @ torch.tensor(r, dtype=q.dtype)).view(module.heads, -1)[head]
+    return ((q + learned.u[head]) @ k + (q + learned.v[head]) @ distance) / math.sqrt(len(q))
+
+
+SCORES: dict[type, Score] = {type(None): plain, ALiBi: alibi, RoPE: rope, XLRelative: xl_relative}
+
+
+def attend(
+    module: Attention,
+    score: Score,
+    x: Tensor,
+    memory: Tensor,
+    key: Index,
+    sees: Callable[[int, int], bool],
+) -> Tensor:
+    """Queries x (B, T, C) over memory (B, M, C) and x, at the last T places of key -> (B, T, C)."""
+    return torch.stack(
+        [
+            attend_row(module, score, x[b], torch.cat([memory[b], x[b]]), places(key, b), sees)
+            for b in range(len(x))
+        ]
+    )
+
+
+def places(index: Index, b: int) -> list[tuple[int, int]]:
+    """(position, episode) of each slot of a row."""
+    return list(zip(index.position[b].tolist(), index.episode[b].tolist(), strict=True))
+
+
+def attend_row(module, score, x, tokens, place, sees) -> Tensor:
+    """One row: queries x (T, C) over tokens (M + T, C)."""
+    w_q, w_k, w_v = module.qkv.weight.chunk(3)
+    b_q, b_k, b_v = module.qkv.bias.chunk(3)
+    q, k, v = x @ w_q.T + b_q, tokens @ w_k.T + b_k, tokens @ w_v.T + b_v
+    size, outputs = x.shape[1] // module.heads, []
+    for query, here in enumerate(place[-len(x) :]):
+        visible = [n for n, there in enumerate(place) if meets(here, there) and sees(here[0], there[0])]
+        heads = [slice(head * size, (head + 1) * size) for head in range(module.heads)]
+        mixed = [
+            average(
+                [score(module, q[query, f], k[n, f], here[0], place[n][0], head) for n in visible],
+                [v[n, f] for n in visible],
+                module.kernel.softmax1,
+                size,
+            )
+            for head, f in enumerate(heads)
+        ]
+        y = module.out.weight @ torch.cat(mixed) + module.out.bias
+        outputs.append(y if visible else torch.zeros_like(y))
+    return torch.stack(outputs)
+
+
+def meets(here: tuple[int, int], there: tuple[int, int]) -> bool:
+    return here[1] == there[1] != EMPTY
+
+
+def average(scores: list[Tensor], values: list[Tensor], softmax1: bool, size: int) -> Tensor:
+    """``sum_j exp(s_j) v_j / (sum_j exp(s_j) + 1 if softmax1)``; nothing to see: 0."""
+    if not scores:
+        return torch.zeros(size, dtype=torch.float64)
+    exponentials = [score.exp() for score in scores]
+    total = sum(exponentials) + (1 if softmax1 else 0)
+    return sum(e / total * value for e, value in zip(exponentials, values, strict=True))

@@ -1,0 +1,103 @@
+"""Every spec that has to keep the contracts. A new technique is in as soon as the closed table lists it."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from rlxf.attention import (
+    XL,
+    GRUGate,
+    LearnedAbsolute,
+    Softmax,
+    Transformer,
+    TransformerSpec,
+    Window,
+    XLRelative,
+)
+from rlxf.attention.techniques import TECHNIQUES
+
+MEMORY = 4
+"""Tokens remembered: fewer than a run has, so that old ones drop out."""
+
+DEFAULT = TransformerSpec(width=8, heads=2, layers=2, feed_forward=12)
+
+SHORT: dict[str, Any] = {
+    "Window": Window(3),
+    "XL": XL(MEMORY),
+    "LearnedAbsolute": LearnedAbsolute(64),
+}
+"""Techniques whose default is too long to matter in a short test."""
+
+ALONE = {
+    f"{axis} {name}": replace(DEFAULT, **{axis: SHORT.get(name) or technique()})
+    for axis, techniques in TECHNIQUES.items()
+    for name, technique in techniques.items()
+}
+
+GTRXL = replace(
+    DEFAULT,
+    position=XLRelative(),
+    pattern=Window(MEMORY + 1),
+    memory=XL(MEMORY),
+    residual=GRUGate(),
+    norm="pre",
+)
+
+RECIPES = {
+    "softmax1": replace(DEFAULT, kernel=Softmax(softmax1=True)),
+    "post-norm": replace(DEFAULT, norm="post"),
+    "no final norm": replace(DEFAULT, norm="post", final_norm=False),
+    "one head": replace(DEFAULT, heads=1),
+    "Transformer-XL": replace(DEFAULT, position=XLRelative(), memory=XL(MEMORY), norm="post"),
+    "Gated Transformer-XL": GTRXL,
+    "Decision Transformer": replace(DEFAULT, activation="gelu"),
+    "decoder": replace(DEFAULT, cross_attention=True),
+    "gated decoder with memory": replace(GTRXL, cross_attention=True),
+    "encoder": replace(DEFAULT, causal=False),
+}
+ENCODERS = {
+    f"encoder, {name}": replace(spec, causal=False)
+    for name, spec in ALONE.items()
+    if name.split()[0] in ("position", "pattern", "kernel")
+}
+
+
+def without_doubles(specs: dict[str, TransformerSpec]) -> dict[str, TransformerSpec]:
+    """One name for each spec: most axes have a technique that is the default."""
+    first = {spec: name for name, spec in reversed(specs.items())}
+    return {name: spec for spec, name in reversed(first.items())}
+
+
+SPECS = without_doubles(ALONE | RECIPES | ENCODERS)
+CAUSAL = {name: spec for name, spec in SPECS.items() if spec.causal}
+
+
+def streaming(spec: TransformerSpec, memory: int) -> TransformerSpec:
+    """The spec as it may act without end: with XL memory, beyond which no query sees."""
+    pattern = spec.pattern if spec.pattern.reach <= memory else Window(memory + 1)
+    return replace(spec, pattern=pattern, memory=XL(memory))
+
+
+def each(specs: dict[str, TransformerSpec]) -> pytest.MarkDecorator:
+    """Run a test with every one of the specs."""
+    return pytest.mark.parametrize("spec", specs.values(), ids=specs.keys())
+
+
+@cache
+def built(spec: TransformerSpec, dtype: torch.dtype = torch.float64) -> Transformer:
+    """The spec's module with weights that are all away from their start; shared: do not change it."""
+    return fresh(spec).to(dtype)
+
+
+def fresh(spec: TransformerSpec, seed: int = 0) -> Transformer:
+    """As `built`, but the test's own, in float32."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = spec.build()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.3 * torch.randn(parameter.shape)
+    return model

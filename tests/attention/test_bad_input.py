@@ -1,0 +1,204 @@
+"""Bad input is an error that says what was given, before anything is computed."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlxf.attention import (
+    XL,
+    Add,
+    Context,
+    EncoderDecoder,
+    Full,
+    GRUGate,
+    Index,
+    LearnedAbsolute,
+    RoPE,
+    Sinusoidal,
+    Softmax,
+    TransformerSpec,
+    Window,
+    XLRelative,
+)
+from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
+from tests.attention.specs import CAUSAL, DEFAULT, SPECS, built, each
+from tests.attention.worlds import numbers, world
+
+X = numbers(2, 5, DEFAULT.width)
+INDEX = Index.range(2, 5)
+
+
+@pytest.mark.parametrize("name", ["width", "layers", "heads", "feed_forward"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_sizes_are_at_least_1(name, value):
+    with pytest.raises(ValueError, match=f"must be at least 1, got {value}"):
+        TransformerSpec(**{name: value})
+
+
+def test_heads_divide_the_width():
+    with pytest.raises(ValueError, match="heads must divide width, got 3 heads and width 64"):
+        TransformerSpec(heads=3)
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, float("nan")])
+def test_dropout_is_a_probability_below_1(dropout):
+    with pytest.raises(ValueError, match=re.escape(f"dropout must be in [0, 1), got {dropout}")):
+        TransformerSpec(dropout=dropout)
+
+
+@pytest.mark.parametrize(("field", "value"), [("norm", "middle"), ("activation", "tanh")])
+def test_words_are_known(field, value):
+    with pytest.raises(ValueError, match=f"{field} must be one of .* got '{value}'"):
+        TransformerSpec(**{field: value})
+
+
+@pytest.mark.parametrize("axis", TECHNIQUES)
+@pytest.mark.parametrize("choice", [RoPE(), Window(3), Softmax(), XL(4), Add(), Softmax, "Full", 3])
+def test_a_technique_stands_on_its_own_axis(axis, choice):
+    if type(choice) in TECHNIQUES[axis].values():
+        assert getattr(TransformerSpec(**{axis: choice}), axis) is choice
+        return
+    with pytest.raises(TypeError, match=f"{axis} must be one of .*{re.escape(repr(choice))}"):
+        TransformerSpec(**{axis: choice})
+
+
+@pytest.mark.parametrize("axis", [axis for axis in TECHNIQUES if axis not in OPTIONAL])
+def test_only_position_and_memory_may_be_none(axis):
+    with pytest.raises(TypeError, match=f"{axis} must be one of .* got None"):
+        TransformerSpec(**{axis: None})
+    with pytest.raises(ValueError, match=f"{axis} must be an object"):
+        TransformerSpec.from_dict({axis: None})
+
+
+def test_memory_cannot_look_ahead():
+    with pytest.raises(ValueError, match=r"memory XL\(length=4\) needs causal=True"):
+        TransformerSpec(memory=XL(4), causal=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Window(0), "Window size must be at least 1, got 0"),
+        (lambda: XL(0), "XL memory length must be at least 1, got 0"),
+        (lambda: LearnedAbsolute(0), "LearnedAbsolute max_length must be at least 1, got 0"),
+        (lambda: Sinusoidal(base=1.0), "Sinusoidal base must be above 1, got 1.0"),
+        (lambda: XLRelative(base=float("nan")), "XLRelative base must be above 1, got nan"),
+        (lambda: RoPE(base=-2.0), "RoPE base must be above 1, got -2.0"),
+    ],
+)
+def test_options_are_in_range(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [
+        (Sinusoidal(), "Sinusoidal needs an even width, got 9"),
+        (XLRelative(), "XLRelative needs an even width, got 9"),
+        (RoPE(), "RoPE needs an even width per head, got 9 / 3 = 3"),
+    ],
+)
+def test_odd_widths(position, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerSpec(width=9, heads=3, position=position).build()
+
+
+# Files.
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"widht": 8}, "no field ['widht']"),
+        ({"position": {"name": "Rotary"}}, "no position named 'Rotary'"),
+        ({"position": {"name": "Window"}}, "no position named 'Window'"),
+        ({"position": "RoPE"}, "position must be an object with a \"name\", got 'RoPE'"),
+        ({"pattern": {"size": 3}}, "pattern must be an object with a \"name\", got {'size': 3}"),
+        ({"pattern": {"name": "Window", "sise": 3}}, "'sise'"),
+        ({"pattern": {"name": "Window", "size": 0}}, "Window size must be at least 1, got 0"),
+        ({"memory": {"name": "XL", "length": -3}}, "XL memory length must be at least 1, got -3"),
+        ({"width": 10, "heads": 4}, "heads must divide width"),
+        ([], "got []"),
+        (None, "got None"),
+    ],
+)
+def test_json_of_something_else(data, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        TransformerSpec.from_json(json.dumps(data))
+
+
+def test_text_that_is_cut_short():
+    with pytest.raises(ValueError, match="Unterminated"):
+        TransformerSpec.from_json(DEFAULT.to_json()[:-20])
+
+
+# Calls.
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 4), (2, 5, 1)])
+def test_position_and_episode_have_one_shape(shape):
+    with pytest.raises(ValueError, match=re.escape(str(shape))):
+        Index(INDEX.position, torch.zeros(shape, dtype=torch.long))
+
+
+@each({name: spec for name, spec in SPECS.items() if not spec.causal})
+def test_an_encoder_cannot_act(spec):
+    with pytest.raises(ValueError, match="only a causal transformer can act"):
+        built(spec).cache(built(spec).initial_state(2), 4)
+
+
+@each(CAUSAL)
+def test_a_cache_holds_at_least_the_state(spec):
+    model, run = built(spec), world(spec, INDEX)
+    least = max(1, model.initial_state(2).index.shape[1])
+    model.cache(model.initial_state(2), least, run.context)
+    with pytest.raises(ValueError, match=f"capacity must be at least .* got {least - 1}"):
+        model.cache(model.initial_state(2), least - 1, run.context)
+
+
+def test_a_decoder_needs_a_context():
+    model = built(replace(DEFAULT, cross_attention=True))
+    with pytest.raises(ValueError, match="cross_attention is True, but no context was given"):
+        model(X, INDEX)
+    with pytest.raises(ValueError, match="cross_attention is True, but no context was given"):
+        model.cache(model.initial_state(2), 4)
+
+
+def test_who_has_no_cross_attention_takes_no_context():
+    model, context = built(DEFAULT), Context(X, INDEX)
+    with pytest.raises(ValueError, match="cross_attention is False, but a context was given"):
+        model(X, INDEX, context=context)
+    with pytest.raises(ValueError, match="cross_attention is False, but a context was given"):
+        model.cache(model.initial_state(2), 4, context)
+
+
+def test_encoder_and_decoder_fit():
+    encoder, decoder = replace(DEFAULT, causal=False), replace(DEFAULT, cross_attention=True)
+    with pytest.raises(ValueError, match="one width, got 8 and 16"):
+        EncoderDecoder(encoder, replace(decoder, width=16))
+    with pytest.raises(ValueError, match="needs cross_attention=True"):
+        EncoderDecoder(encoder, DEFAULT)
+
+
+def test_positions_beyond_the_learned_ones():
+    model = built(replace(DEFAULT, position=LearnedAbsolute(5)))
+    model(X, INDEX)
+    with pytest.raises(
+        ValueError, match=re.escape("position 5 has no vector: LearnedAbsolute(max_length=5)")
+    ):
+        model(X, Index.range(2, 5, start=1))
+    cache = model.cache(model.initial_state(2), 4)
+    with pytest.raises(ValueError, match="position 7 has no vector"):
+        model.step(X[:, 0], Index.range(2, 1, start=7), cache)
+
+
+def test_specs_are_frozen():
+    with pytest.raises(AttributeError):
+        DEFAULT.width = 16
+    with pytest.raises(AttributeError):
+        GRUGate().bias = 1.0
+    assert Full() == Full()

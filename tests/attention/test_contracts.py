@@ -1,0 +1,353 @@
+"""What must hold for every technique (see specs.py for how a technique joins).
+
+1. Acting equals learning. 2. No look-ahead. 3. No leak between episodes. 4. Memory is a value.
+5. Segments that remember everything are one long run. 6. Gradients, files and number formats.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlxf.attention import XL, Context, Index, State, Transformer, TransformerSpec
+from rlxf.attention.index import EMPTY
+from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
+from tests.attention.passes import act, agree, learn
+from tests.attention.specs import CAUSAL, SPECS, built, each, fresh, streaming
+from tests.attention.worlds import ANYWHERE, World, numbers, random_index, segmented, world
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+
+
+def test_no_technique_is_left_out():
+    for axis, techniques in TECHNIQUES.items():
+        tested = {type(getattr(spec, axis)) for spec in SPECS.values()}
+        assert set(techniques.values()) <= tested
+        assert (type(None) in tested) == (axis in OPTIONAL)
+
+
+# 1. Acting equals learning.
+
+
+@each(CAUSAL)
+@DTYPES
+@given(drawn=segmented(), memory=st.integers(1, 6), spare=st.integers(0, 3))
+@settings(max_examples=10)
+def test_acting_in_a_ring_equals_learning_in_segments(spec, dtype, drawn, memory, spare):
+    index, lengths = drawn
+    model = built(streaming(spec, memory), dtype)
+    run = world(spec, index, dtype)
+    learned, state = learn(model, run, lengths)
+    cache = model.cache(model.initial_state(index.shape[0]), memory + 1 + spare, run.context)
+    acted, hidden = act(model, run, cache)
+    agree(acted[run.filled], learned[run.filled])
+    remembered = model.spec.memory(model.initial_state(index.shape[0]), hidden, index)
+    same_state(remembered, state)
+
+
+def same_state(actual: State, expected: State) -> None:
+    assert torch.equal(actual.index.episode, expected.index.episode)
+    assert torch.equal(actual.index.position, expected.index.position)
+    filled = expected.index.episode != EMPTY
+    agree(actual.hidden[:, filled], expected.hidden[:, filled])
+
+
+@each(CAUSAL)
+@DTYPES
+@given(drawn=segmented(moves=ANYWHERE))
+@settings(max_examples=8)
+def test_acting_from_the_state_before_a_segment_equals_learning(spec, dtype, drawn):
+    index, lengths = drawn
+    model, state = built(spec, dtype), None
+    for segment in world(spec, index, dtype).cut(lengths):
+        start = state or model.initial_state(index.shape[0])
+        cache = model.cache(start, start.index.shape[1] + segment.length, segment.context)
+        acted, hidden = act(model, segment, cache)
+        learned, state = model(segment.x, segment.index, state, segment.context)
+        agree(acted[segment.filled], learned[segment.filled])
+        read = model.encode(segment.x, segment.index, start, segment.context)[1]
+        agree(hidden[:, segment.filled], torch.stack(read)[:, segment.filled])
+
+
+# 2. No look-ahead.
+
+
+@each(CAUSAL)
+def test_no_output_moves_before_the_token_that_changes(spec):
+    trials, length = 40, 10
+    before, run = remembered(spec, trials, length)
+    model, moment = built(spec), torch.arange(trials) % length
+    changed = run.x.clone()
+    changed[torch.arange(trials), moment] += numbers(trials, spec.width, seed=3)
+    y, _ = model(run.x, run.index, before, run.context)
+    z, _ = model(changed, run.index, before, run.context)
+    earlier = torch.arange(length) < moment[:, None]
+    kept = [torch.equal(y[n, earlier[n]], z[n, earlier[n]]) for n in range(trials)]
+    assert sum(kept) == trials
+    now = run.filled & (torch.arange(length) == moment[:, None])
+    assert (y - z)[now].abs().amax(dim=-1).min() > 1e-6
+
+
+@each(CAUSAL)
+def test_no_output_depends_on_how_much_follows(spec):
+    before, run = remembered(spec, batch=3, length=9)
+    whole, _ = built(spec)(run.x, run.index, before, run.context)
+    for end in range(1, run.length):
+        some = run.part(0, end)
+        y, _ = built(spec)(some.x, some.index, before, some.context)
+        agree(y[some.filled], whole[:, :end][some.filled])
+
+
+def remembered(spec: TransformerSpec, batch: int, length: int) -> tuple[State | None, World]:
+    """A state that is no longer empty, if there is memory, and what follows it."""
+    whole = world(spec, random_index(batch, 2 * length))
+    if spec.memory is None:
+        return None, whole.part(length, 2 * length)
+    return learn(built(spec), whole, [length])[1], whole.part(length, 2 * length)
+
+
+# 3. No leak between episodes.
+
+
+def even(index: Index) -> Tensor:
+    """(B, T): tokens of even episodes and empty slots, which odd episodes must not notice."""
+    return (index.episode % 2 == 0) | (index.episode == EMPTY)
+
+
+@each(SPECS)
+@given(drawn=segmented(moves=ANYWHERE))
+@settings(max_examples=8)
+def test_other_episodes_and_empty_slots_change_no_bit(spec, drawn):
+    index, lengths = drawn
+    run, unseen = world(spec, index), even(index)
+    noise = 1e4 * numbers(*run.x.shape, seed=4)
+    other = run.with_tokens(torch.where(unseen[..., None], noise, run.x))
+    y, _ = learn(built(spec), run, lengths)
+    z, _ = learn(built(spec), other, lengths)
+    assert torch.equal(y[~unseen], z[~unseen])
+
+
+@each(SPECS)
+@given(drawn=segmented(moves=ANYWHERE))
+@settings(max_examples=8)
+def test_no_gradient_crosses_a_boundary(spec, drawn):
+    index, _ = drawn
+    run, unseen = world(spec, index), even(index)
+    x = run.x.requires_grad_()
+    y, _ = built(spec)(x, index, context=run.context)
+    (gradient,) = torch.autograd.grad((y * numbers(*y.shape, seed=5))[~unseen].sum(), x)
+    assert (gradient[unseen] == 0).all()
+    assert (gradient[~unseen].abs().amax(dim=-1) > 0).all()
+
+
+def half_full(spec: TransformerSpec, batch: int, filling: float) -> State:
+    """A state whose older half of slots is empty and holds ``filling`` times noise."""
+    length = spec.memory.length
+    index = Index.range(batch, length)
+    empty = index.position < (length + 1) // 2
+    hidden = numbers(spec.layers, batch, length, spec.width, seed=6)
+    hidden = torch.where(empty[..., None], filling * hidden, hidden)
+    return State(hidden, Index(index.position, index.episode.masked_fill(empty, EMPTY)))
+
+
+WITH_MEMORY = {name: spec for name, spec in SPECS.items() if spec.memory}
+
+
+@each(WITH_MEMORY)
+def test_what_fills_empty_memory_changes_nothing(spec):
+    model = fresh(spec).double()
+    run = world(spec, Index.range(2, 5, start=spec.memory.length))
+    outcome = []
+    for filling in (0.0, 1e4):
+        state = half_full(spec, 2, filling)
+        y, _ = model(run.x, run.index, state, run.context)
+        gradients = torch.autograd.grad((y * numbers(*y.shape)).sum(), model.parameters())
+        cache = model.cache(state, state.index.shape[1] + run.length, run.context)
+        outcome.append((y, act(model, run, cache)[0], *gradients))
+    assert all(torch.equal(a, b) for a, b in zip(*outcome, strict=True))
+
+
+@each({name: spec for name, spec in SPECS.items() if spec.cross_attention})
+def test_what_fills_empty_context_changes_nothing(spec):
+    run = world(spec, random_index(2, 8))
+    empty = (run.context.index.episode == EMPTY)[..., None]
+    assert empty.any()
+    noisy = Context(torch.where(empty, 1e4 * run.context.x, run.context.x), run.context.index)
+    y, _ = built(spec)(run.x, run.index, context=run.context)
+    z, _ = built(spec)(run.x, run.index, context=noisy)
+    assert torch.equal(y, z)
+
+
+@each(SPECS)
+def test_rows_of_a_batch_do_not_meet(spec):
+    run = world(spec, random_index(4, 9, moves=ANYWHERE))
+    together = output(built(spec), run)
+    for number in range(4):
+        chosen = torch.tensor([number])
+        context = run.context and Context(run.context.x[chosen], run.context.index.rows(chosen))
+        alone = World(run.x[chosen], run.index.rows(chosen), context)
+        agree(output(built(spec), alone)[alone.filled], together[chosen][alone.filled])
+
+
+@each(CAUSAL)
+def test_no_state_is_an_empty_state(spec):
+    run = world(spec, random_index(2, 8))
+    model = built(spec)
+    y, _ = model(run.x, run.index, None, run.context)
+    z, _ = model(run.x, run.index, model.initial_state(2), run.context)
+    agree(z[run.filled], y[run.filled])
+
+
+# 4. Memory is a value.
+
+
+@each(WITH_MEMORY)
+def test_state_in_is_left_as_it_was(spec):
+    model, run = built(spec), world(spec, Index.range(2, 3, start=spec.memory.length))
+    state = half_full(spec, 2, 1.0)
+    kept = (state.hidden.clone(), state.index.position.clone(), state.index.episode.clone())
+    first, after = model(run.x, run.index, state, run.context)
+    act(model, run, model.cache(state, spec.memory.length, run.context))
+    second, again = model(run.x, run.index, state, run.context)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(kept, (state.hidden, state.index.position, state.index.episode), strict=True)
+    )
+    assert torch.equal(first, second)
+    assert torch.equal(after.hidden, again.hidden)
+    assert after.hidden.untyped_storage().data_ptr() != state.hidden.untyped_storage().data_ptr()
+
+
+@each(WITH_MEMORY)
+def test_no_gradient_flows_into_memory(spec):
+    model, run = built(spec), world(spec, Index.range(2, 6))
+    x = run.x.requires_grad_()
+    _, state = model(x[:, :3], run.part(0, 3).index, context=run.context)
+    assert not state.hidden.requires_grad
+    y, _ = model(x[:, 3:], run.part(3, 6).index, state, run.context)
+    (gradient,) = torch.autograd.grad((y * numbers(*y.shape)).sum(), x)
+    assert (gradient[:, :3] == 0).all()
+    assert (gradient[:, 3:] != 0).all()
+
+
+@each(WITH_MEMORY)
+def test_a_state_holds_the_hidden_states_once(spec):
+    run = world(spec, Index.range(3, 2 * spec.memory.length))
+    _, state = built(spec)(run.x, run.index, context=run.context)
+    assert state.hidden.shape == (spec.layers, 3, spec.memory.length, spec.width)
+    assert state.index.shape == (3, spec.memory.length)
+
+
+@each(CAUSAL)
+def test_rows_of_a_cache_are_copies(spec):
+    model, run = built(spec), world(spec, random_index(3, 9))
+    start, rest = run.part(0, 4), run.part(4, 9)
+    cache = model.cache(model.initial_state(3), 9, run.context)
+    act(model, start, cache)
+    spare, last = cache.copy(), cache.rows(torch.tensor([2]))
+    expected, _ = act(model, rest, cache)
+    alone, _ = act(model, World(rest.x[2:], rest.index.rows(torch.tensor([2])), None), last)
+    agree(alone[rest.filled[2:]], expected[2:][rest.filled[2:]])
+    repeated, _ = act(model, rest, spare)
+    assert torch.equal(repeated, expected)
+
+
+# 5. Segments that remember everything are one long run.
+
+
+@each(CAUSAL)
+@given(drawn=segmented(moves=ANYWHERE))
+@settings(max_examples=8)
+def test_full_memory_equals_one_long_run(spec, drawn):
+    index, lengths = drawn
+    run = world(spec, index)
+    whole, _ = built(replace(spec, memory=None))(run.x, index, context=run.context)
+    model = built(replace(spec, memory=XL(sum(lengths))))
+    parts, _ = learn(model, run, lengths)
+    agree(parts[run.filled], whole[run.filled])
+    start = State.empty(spec.layers, index.shape[0], 0, run.x, spec.width)
+    acted, _ = act(model, run, model.cache(start, sum(lengths), run.context))
+    agree(acted[run.filled], whole[run.filled])
+
+
+@each(CAUSAL)
+@given(drawn=segmented(), memory=st.integers(1, 6))
+@settings(max_examples=8)
+def test_memory_as_long_as_the_window_equals_one_long_run(spec, drawn, memory):
+    index, lengths = drawn
+    run, short = world(spec, index), streaming(spec, memory)
+    whole, _ = built(replace(short, memory=None))(run.x, index, context=run.context)
+    parts, _ = learn(built(short), run, lengths)
+    agree(parts[run.filled], whole[run.filled])
+
+
+# 6. Gradients, files and number formats.
+
+
+@each(SPECS)
+def test_every_parameter_gets_a_gradient(spec):
+    model = fresh(spec).double()
+    state = half_full(spec, 2, 1.0) if spec.memory else None
+    start = spec.memory.length if spec.memory else 0
+    run = world(spec, Index.range(2, 6, start=start))
+    y, _ = model(run.x, run.index, state, run.context)
+    (y * numbers(*y.shape, seed=7)).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+@each(SPECS)
+def test_weights_round_trip(spec):
+    one, other, run = fresh(spec), fresh(spec, seed=1), world(spec, Index.range(2, 6), torch.float32)
+    assert not torch.equal(output(one, run), output(other, run))
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(output(one, run), output(other, run))
+
+
+def output(model: Transformer, run: World) -> Tensor:
+    return model(run.x, run.index, context=run.context)[0]
+
+
+@each(SPECS)
+def test_spec_round_trips(spec):
+    read = TransformerSpec.from_json(spec.to_json())
+    assert read == spec
+    assert repr(read) == repr(spec)
+    assert TransformerSpec.from_dict(spec.to_dict()) == spec
+
+
+@each(SPECS)
+def test_bfloat16_is_near_float32(spec):
+    narrow = fresh(spec).bfloat16()
+    wide = fresh(spec).bfloat16().float()
+    run = world(spec, random_index(3, 12), torch.bfloat16)
+    same = World(run.x.float(), run.index, widened(run.context))
+    y = output(narrow, run)
+    assert y.dtype == torch.bfloat16
+    near(y[run.filled], output(wide, same)[run.filled])
+    y.float().square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in narrow.parameters())
+
+
+def widened(context: Context | None) -> Context | None:
+    return None if context is None else Context(context.x.float(), context.index)
+
+
+def near(narrow: Tensor, wide: Tensor) -> None:
+    assert narrow.isfinite().all()
+    error = (narrow.float() - wide).abs() / wide.abs().max()
+    assert error.mean() < 0.01
+    assert error.max() < 0.1
+
+
+@each(CAUSAL)
+def test_acting_in_bfloat16_is_near_learning(spec):
+    model, run = fresh(spec).bfloat16(), world(spec, random_index(3, 12), torch.bfloat16)
+    cache = model.cache(model.initial_state(3), run.length, run.context)
+    acted, _ = act(model, run, cache)
+    near(acted[run.filled], output(model, run)[run.filled].float())

@@ -1,0 +1,123 @@
+"""Who sees whom, and scores by distance become scores by key: both against the definition, pair by pair."""
+
+from itertools import groupby
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlxf.attention import Full, Index, Window
+from rlxf.attention.index import EMPTY
+from rlxf.attention.relation import Relation
+from tests.attention.worlds import ANYWHERE, index_of, numbers
+
+HEADS = 2
+
+
+STEPS = (1, 1, 1, 1, 0, 2, -1)
+JUMPS = (0, 0, 0, 0, 1, 2, -1)
+"""From slot to slot, what position and episode mostly do, and what they may do."""
+
+
+@st.composite
+def indices(draw: st.DrawFn, slots: int, batch: int) -> Index:
+    """Near the border of what can be shifted."""
+    moves = st.tuples(st.sampled_from(STEPS), st.sampled_from(JUMPS))
+    rows = st.lists(st.lists(moves, min_size=slots, max_size=slots), min_size=batch, max_size=batch)
+    position, episode = torch.tensor(draw(rows)).cumsum(dim=1).unbind(-1)
+    holes = draw(st.lists(st.integers(0, slots - 1), max_size=2))
+    episode[:, holes] = EMPTY
+    return Index(position, episode.clamp(min=EMPTY))
+
+
+def stretches(slots: int, batch: int) -> st.SearchStrategy[Index]:
+    one = st.lists(st.sampled_from(ANYWHERE), min_size=slots, max_size=slots)
+    return st.lists(one, min_size=batch, max_size=batch).map(index_of)
+
+
+@st.composite
+def relations(draw: st.DrawFn) -> Relation:
+    queries, memory, batch = draw(st.integers(1, 5)), draw(st.integers(0, 5)), draw(st.integers(1, 2))
+    key = draw(st.one_of(indices(queries + memory, batch), stretches(queries + memory, batch)))
+    query = draw(st.one_of(st.just(key.last(queries)), indices(queries, batch)))
+    pattern = draw(st.one_of(st.just(Full()), st.integers(1, 8).map(Window)))
+    return Relation(query, key, pattern, draw(st.booleans()), torch.float64)
+
+
+def pairs(relation: Relation) -> list[tuple[int, int, int]]:
+    """(row, query, key) of all that may meet, by the definition."""
+    found, (batch, queries), keys = [], relation.query.shape, relation.key.shape[1]
+    for b in range(batch):
+        for q in range(queries):
+            for k in range(keys):
+                i, j = int(relation.query.position[b, q]), int(relation.key.position[b, k])
+                same = relation.query.episode[b, q] == relation.key.episode[b, k] != EMPTY
+                if same and abs(i - j) <= relation.pattern.reach and (i >= j or not relation.causal):
+                    found.append((b, q, k))
+    return found
+
+
+@given(relation=relations())
+@settings(max_examples=150)
+def test_who_may_see_whom(relation):
+    seen = set(pairs(relation))
+    assert {tuple(pair) for pair in relation.allowed.nonzero().tolist()} == seen
+    alone = {(b, q) for b, q in torch.ones(relation.query.shape).nonzero().tolist()}
+    blind = alone - {(b, q) for b, q, _ in seen}
+    found = [] if relation.blind is None else relation.blind.nonzero().tolist()
+    assert {tuple(pair) for pair in found} == blind
+    hidden = torch.full((*relation.query.shape, relation.key.shape[1]), -torch.inf, dtype=torch.float64)
+    for b, q in blind:
+        hidden[b, q] = 0
+    for pair in seen:
+        hidden[pair] = 0
+    assert torch.equal(relation.mask[:, 0], hidden)
+
+
+@given(relation=relations())
+@settings(max_examples=200)
+def test_aligned_means_that_distance_is_distance_of_slots(relation):
+    offset = relation.key.shape[1] - relation.query.shape[1]
+    if relation.aligned:
+        for b, q, k in pairs(relation):
+            between = relation.query.position[b, q] - relation.key.position[b, k]
+            assert between == offset + q - k
+
+
+@given(relation=relations())
+@settings(max_examples=200)
+def test_scores_by_distance_become_scores_by_key(relation):
+    distances = relation.distances.tolist()
+    assert distances == sorted(distances, reverse=True)
+    score = numbers(relation.query.shape[0], HEADS, relation.query.shape[1], len(distances))
+    by_key = relation.by_key(score, relation.distances)
+    for b, q, k in pairs(relation):
+        between = int(relation.query.position[b, q] - relation.key.position[b, k])
+        assert torch.equal(by_key[b, :, q, k], score[b, :, q, distances.index(between)])
+
+
+@given(index=st.integers(2, 8).flatmap(lambda slots: indices(slots, 2)))
+@settings(max_examples=200)
+def test_unbroken_means_that_every_episode_counts_up_slot_by_slot(index):
+    if index.unbroken:
+        for b in range(index.shape[0]):
+            slots = [slot for slot in range(index.shape[1]) if index.episode[b, slot] != EMPTY]
+            for one in slots:
+                for other in slots:
+                    if index.episode[b, one] == index.episode[b, other]:
+                        assert index.position[b, one] - index.position[b, other] == one - other
+
+
+@given(memory=st.integers(0, 4), index=st.integers(2, 8).flatmap(lambda slots: stretches(slots, 2)))
+@settings(max_examples=100)
+def test_what_agents_read_is_aligned(memory, index):
+    """Gathers are slow: a stretch of time after empty memory takes the shifted view."""
+    key = Index.empty(2, memory).concatenate(index)
+    relation = Relation(index, key, Full(), True, torch.float32)
+    assert relation.aligned != any(has_hole(episodes) for episodes in index.episode.tolist())
+
+
+def has_hole(episodes: list[int]) -> bool:
+    """Whether an empty slot stands inside an episode."""
+    runs = [episode for episode, _ in groupby(episodes) if episode != EMPTY]
+    return len(runs) > len(set(runs))

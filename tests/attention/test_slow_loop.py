@@ -1,0 +1,106 @@
+"""Attention equals the papers' formulas, pair by pair, outputs and gradients."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlxf.attention import ALiBi, Full, Index, RoPE, Softmax, Window, XLRelative
+from rlxf.attention.attention import Attention
+from rlxf.attention.positions.base import Embedding, LayerPosition
+from rlxf.attention.relation import Relation
+from rlxf.attention.techniques import TECHNIQUES
+from tests.attention import slow
+from tests.attention.oracle import close
+from tests.attention.worlds import ANYWHERE, index_of, numbers
+
+WIDTH, HEADS = 8, 2
+POSITIONS = {"no position": None, "ALiBi": ALiBi(), "RoPE": RoPE(), "XLRelative": XLRelative()}
+
+
+def test_every_position_inside_attention_has_a_loop():
+    inside = {
+        technique
+        for technique in TECHNIQUES["position"].values()
+        if type(technique().build(WIDTH, HEADS)) is not LayerPosition
+    }
+    assert inside == set(slow.SCORES) - {type(None)}
+    outside = set(TECHNIQUES["position"].values()) - inside
+    assert all(type(technique().build_embedding(WIDTH)) is not Embedding for technique in outside)
+
+
+def scattered(slots: int) -> st.SearchStrategy[Index]:
+    """Any position and any episode, also none, in any slot: scores need the gather."""
+    one = st.lists(st.tuples(st.integers(0, 15), st.integers(-1, 1)), min_size=slots, max_size=slots)
+    rows = st.lists(one, min_size=2, max_size=2).map(torch.tensor)
+    return rows.map(lambda both: Index(both[..., 0], both[..., 1]))
+
+
+def stretch(slots: int) -> st.SearchStrategy[Index]:
+    """One stretch of time, cut into episodes: scores may be shifted."""
+    one = st.lists(st.sampled_from(ANYWHERE), min_size=slots, max_size=slots)
+    return st.lists(one, min_size=2, max_size=2).map(index_of)
+
+
+@st.composite
+def relations(draw: st.DrawFn) -> Relation:
+    queries, memory = draw(st.integers(1, 5)), draw(st.integers(0, 4))
+    kind = draw(st.sampled_from([scattered, stretch]))
+    key = draw(kind(queries + memory))
+    pattern = draw(st.one_of(st.just(Full()), st.integers(1, 8).map(Window)))
+    return Relation(key.last(queries), key, pattern, draw(st.booleans()), torch.float64)
+
+
+def attention(position, softmax1: bool) -> Attention:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Attention(WIDTH, HEADS, position, Softmax(softmax1), 0.0).double()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter += 0.3 * torch.randn(parameter.shape)
+    return module
+
+
+def rule(relation: Relation):
+    reach = relation.pattern.reach
+    return lambda i, j: abs(i - j) <= reach and (i >= j or not relation.causal)
+
+
+@pytest.mark.parametrize("softmax1", [False, True], ids=["softmax", "softmax1"])
+@pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
+@given(relation=relations())
+@settings(max_examples=30)
+def test_attention_is_the_papers(position, softmax1, relation):
+    module = attention(position, softmax1)
+    batch, queries = relation.query.shape
+    x = numbers(batch, queries, WIDTH).requires_grad_()
+    memory = numbers(batch, relation.key.shape[1] - queries, WIDTH, seed=1).requires_grad_()
+    y = module(x, memory, relation)
+    expected = slow.attend(module, slow.SCORES[type(position)], x, memory, relation.key, rule(relation))
+    close(y, expected, 1e-10)
+    found, wanted = gradients(y, module, x, memory), gradients(expected, module, x, memory)
+    for gradient, other in zip(found, wanted, strict=True):
+        close(gradient, other, 1e-9)
+
+
+def gradients(y: Tensor, module: Attention, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Of a weighted sum of y; 0 where nothing is seen."""
+    leaves = (*module.parameters(), *inputs)
+    if not y.requires_grad:
+        return tuple(torch.zeros_like(leaf) for leaf in leaves)
+    loss = (y * numbers(*y.shape, seed=2)).sum()
+    return torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+
+
+@pytest.mark.parametrize("name", ["Sinusoidal", "LearnedAbsolute"])
+@given(index=scattered(6))
+@settings(max_examples=10)
+def test_embeddings_look_at_positions_alone(name, index):
+    embedding = TECHNIQUES["position"][name]().build_embedding(WIDTH).double()
+    x = numbers(*index.shape, WIDTH)
+    y = embedding(x, index.position)
+    one = embedding(torch.zeros(1, 16, WIDTH, dtype=torch.float64), torch.arange(16)[None])[0]
+    for row, positions in enumerate(index.position.tolist()):
+        for slot, position in enumerate(positions):
+            close(y[row, slot], x[row, slot] + one[position], 1e-12)

@@ -1,0 +1,102 @@
+"""What the stack promises beside the contracts."""
+
+from dataclasses import replace
+
+import torch
+from torch.nn import functional as F
+
+from rlxf.attention import Fixed, Index, XLRelative
+from rlxf.attention.feed_forward import FeedForward
+from rlxf.attention.linear import orthogonal_linear
+from tests.attention.oracle import close
+from tests.attention.passes import act
+from tests.attention.specs import CAUSAL, DEFAULT, GTRXL, MEMORY, built, each, fresh
+from tests.attention.worlds import numbers, world
+
+RUN = world(DEFAULT, Index.range(2, 6), torch.float32)
+
+
+def output(model):
+    return model(RUN.x, RUN.index)[0]
+
+
+def test_pre_norm_leaves_the_stream_as_it_is():
+    model = fresh(replace(DEFAULT, final_norm=False))
+    with torch.no_grad():
+        for block in model.blocks:
+            for linear in (block.attention.out, block.feed_forward.outer):
+                linear.weight.zero_()
+                linear.bias.zero_()
+    assert torch.equal(output(model), RUN.x)
+
+
+def test_post_norm_normalises_the_stream():
+    model = replace(DEFAULT, norm="post", final_norm=False).build()
+    y = output(model)
+    close(y.mean(dim=-1), torch.zeros(2, 6), 1e-5)
+    close(y.var(dim=-1, unbiased=False), torch.ones(2, 6), 1e-3)
+
+
+def test_dropout_in_training_alone():
+    model = fresh(replace(DEFAULT, dropout=0.5))
+    plain = fresh(DEFAULT)
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(output(model.eval()), output(plain))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        assert not torch.equal(output(model.train()), output(plain))
+
+
+def test_gelu_and_relu():
+    x = numbers(3, 4)
+    for name, activation in (("relu", torch.relu), ("gelu", lambda h: h * 0.5 * (1 + (h / 2**0.5).erf()))):
+        layer = FeedForward(4, 5, name).double()
+        inner = F.linear(x, layer.inner.weight, layer.inner.bias)
+        close(layer(x), F.linear(activation(inner), layer.outer.weight, layer.outer.bias))
+
+
+def test_each_matrix_of_a_projection_starts_orthogonal():
+    for rows, columns in ((4, 4), (6, 4), (4, 6)):
+        linear = orthogonal_linear(columns, rows, matrices=3)
+        assert (linear.bias == 0).all()
+        for matrix in linear.weight.split(rows):
+            square = matrix @ matrix.T if rows <= columns else matrix.T @ matrix
+            close(square, torch.eye(min(rows, columns)), 1e-5)
+
+
+def test_a_seed_fixes_the_weights():
+    one, same, other = (fresh(GTRXL, seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_fixed_depth_runs_every_layer_once_in_order():
+    assert list(Fixed()(3)) == [0, 1, 2]
+
+
+@each(CAUSAL)
+def test_acting_makes_no_gradient(spec):
+    model = fresh(spec)
+    run = world(spec, Index.range(2, 3), torch.float32)
+    y, hidden = act(model, run, model.cache(model.initial_state(2), MEMORY + 3, run.context))
+    assert not y.requires_grad
+    assert not hidden.requires_grad
+
+
+def test_a_step_costs_the_same_at_any_age():
+    """The ring neither grows nor moves: the same slots are written again and again."""
+    model = built(GTRXL)
+    run = world(GTRXL, Index.range(2, 5 * MEMORY))
+    cache = model.cache(model.initial_state(2), MEMORY + 1)
+    first = [layer.keys.data_ptr() for layer in cache.layers]
+    act(model, run, cache)
+    assert [layer.keys.data_ptr() for layer in cache.layers] == first
+    assert all(layer.keys.shape[2] == MEMORY + 1 for layer in cache.layers)
+
+
+def test_a_shift_of_all_positions_changes_nothing_relative():
+    spec = replace(GTRXL, position=XLRelative())
+    run = world(spec, Index.range(2, 6))
+    y, _ = built(spec)(run.x, run.index)
+    z, _ = built(spec)(run.x, Index.range(2, 6, start=1000))
+    close(z, y)
