@@ -82,7 +82,9 @@ class GTrXLPolicy(BasePolicy):
         features = self.features_extractor.features_dim
         self.token = orthogonal_linear(features, core.width)
         actions = spaces.utils.flatdim(action_space)
-        self.action_token = orthogonal_linear(actions, core.width, bias=False) if previous_action else None
+        self.action_token = (
+            _quiet(orthogonal_linear(actions, core.width, bias=False)) if previous_action else None
+        )
         self.transformer = core.build()
         self._build_heads(log_std_init)
         flat = spaces.utils.flatdim(observation_space)
@@ -236,6 +238,17 @@ class GTrXLPolicy(BasePolicy):
         start = torch.ones_like(acting.episode, dtype=torch.bool)
         latent, _ = self.act(observation, acting, acting.advance(start))
         return self.heads(latent)[0].get_actions(deterministic=deterministic)
+
+
+def _quiet(linear: nn.Linear) -> nn.Linear:
+    """Ten times smaller, so that an observation outweighs the action before it.
+
+    Else what the first layer norm passes on is mostly the action: a policy that learned to repeat
+    itself in one place repeats itself in places that it sees for the first time.
+    """
+    with torch.no_grad():
+        linear.weight *= 0.1
+    return linear
 
 
 def _batch_size(obs: PyTorchObs) -> int:
