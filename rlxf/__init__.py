@@ -6,8 +6,14 @@ public names below load on first use.
 
 from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from rlxf.envs.registration import register_envs
+
+if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
+    from rlxf.agents.gtrxl import GTrXLPPO
+    from rlxf.attention import TransformerSpec
+    from rlxf.evaluation import evaluate
 
 __version__ = version("rlxf")
 

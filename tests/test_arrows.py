@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "evaluation": {"evaluation", "envs"},
     "agents": {"agents", "attention", "envs", "training"},
     "cli": {"agents", "attention", "cli", "envs", "evaluation", "training"},
-    "": {"envs"},  # rlxf/__init__.py registers the tasks
+    "": {"agents", "attention", "envs", "evaluation"},  # rlxf/__init__.py: the public names
 }
 TECHNIQUES = {"positions", "patterns", "kernels", "memory", "residuals"}
 JOINERS = {"block", "depth", "spec", "transformer"}
