@@ -11,15 +11,15 @@ from tests.attention.worlds import ANYWHERE, numbers, segmented
 LAYERS, WIDTH = 2, 3
 
 
-@given(drawn=segmented(moves=ANYWHERE), length=st.integers(1, 8))
+@given(drawn=segmented(moves=ANYWHERE), length=st.integers(1, 8), start=st.integers(0, 8))
 @settings(max_examples=50)
-def test_xl_keeps_the_last_tokens_oldest_first(drawn, length):
+def test_xl_keeps_the_last_tokens_oldest_first(drawn, length, start):
     index, lengths = drawn
     batch, total = index.shape
     hidden = numbers(LAYERS, batch, total, WIDTH)
-    state = State.empty(LAYERS, batch, length, hidden, WIDTH)
+    state = State.empty(LAYERS, batch, start, hidden, WIDTH)
     nothing = (torch.zeros(LAYERS, batch, WIDTH, dtype=hidden.dtype), EMPTY)
-    kept, read = [nothing] * length, 0
+    kept, read = [nothing] * start, 0
     for many in lengths:
         now = slice(read, read + many)
         part = Index(index.position[:, now], index.episode[:, now])
@@ -29,7 +29,7 @@ def test_xl_keeps_the_last_tokens_oldest_first(drawn, length):
     for slot, (token, episode) in enumerate(kept[-length:]):
         assert torch.equal(state.hidden[:, :, slot], token)
         assert (state.index.episode[:, slot] == episode).all()
-    assert state.hidden.shape == (LAYERS, batch, length, WIDTH)
+    assert state.hidden.shape == (LAYERS, batch, len(kept[-length:]), WIDTH)
 
 
 def test_rows_of_a_state_are_copies():

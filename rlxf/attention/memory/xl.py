@@ -37,7 +37,7 @@ class XL:
 
     def __call__(self, state: State, hidden: Tensor, index: Index) -> State:
         """See `Memory`."""
-        kept = max(0, self.length - index.shape[1])
+        kept = min(state.index.shape[1], max(0, self.length - index.shape[1]))
         fresh = min(self.length, index.shape[1])
         hidden = hidden[:, :, hidden.shape[2] - fresh :].detach()
         old = state.hidden[:, :, state.hidden.shape[2] - kept :]
