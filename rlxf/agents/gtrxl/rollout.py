@@ -239,10 +239,11 @@ def _empty_observations(space: spaces.Space, batch: tuple[int, int], device: tor
 
 
 def _empty_actions(space: spaces.Space, batch: tuple[int, int], device: torch.device) -> Tensor:
-    """As SB3's distributions sample them: whole numbers, but for MultiBinary's Bernoulli."""
+    """As SB3's distributions sample them: Box actions flat, choices as whole numbers."""
     whole = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
     dtype = torch.long if whole else torch.float32
-    return torch.zeros(*batch, *space.shape, dtype=dtype, device=device)  # type: ignore[misc]
+    shape = (spaces.utils.flatdim(space),) if isinstance(space, spaces.Box) else space.shape
+    return torch.zeros(*batch, *shape, dtype=dtype, device=device)  # type: ignore[misc]
 
 
 def _empty_like(space: spaces.Space, batch: tuple[int, int], device: torch.device) -> Tensor:
