@@ -196,7 +196,7 @@ class GTrXLPolicy(BasePolicy):
             The actions, and the state for the next call. The one given stays as it was.
 
         Raises:
-            ValueError: if the observation does not fit the space, or the state another batch size.
+            ValueError: if the observation does not fit the space, or state or starts its batch size.
         """
         self.set_training_mode(False)
         obs, batched = self.obs_to_tensor(observation)
@@ -223,6 +223,8 @@ class GTrXLPolicy(BasePolicy):
         if episode_start is None:
             return state.copy(), torch.zeros(batch, dtype=torch.bool, device=self.device)
         start = torch.as_tensor(np.atleast_1d(episode_start), dtype=torch.bool, device=self.device)
+        if start.shape != (batch,):
+            raise ValueError(f"episode_start is of shape {tuple(start.shape)}, the observation of {batch}")
         return state.copy(), start
 
     def to_environment(self, actions: Tensor) -> np.ndarray:
