@@ -1,0 +1,225 @@
+"""`predict` step by step: what the segment pass gives, and a state that is a value."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlxf.attention import Index
+from tests.agents.gtrxl.worlds import (
+    ACTIONS,
+    OBSERVATIONS,
+    VECTOR,
+    Scripted,
+    scripts,
+    shifted,
+    small_agent,
+)
+
+STEPS, ENVS = 20, 3
+
+
+@pytest.fixture(scope="module")
+def agent():
+    """Box actions: they tell the smallest difference in what is remembered."""
+    return small_agent(scripts(shifted(ENVS), action_space=ACTIONS["Box of two axes"]))
+
+
+def observations(seed=0, envs=ENVS, steps=STEPS):
+    return np.random.default_rng(seed).uniform(-1, 1, (steps, envs, 3)).astype(np.float32)
+
+
+def play(agent, seen, starts, state=None):
+    """Actions (steps, E, ...) and the last state."""
+    actions = []
+    for obs, start in zip(seen, starts, strict=True):
+        action, state = agent.predict(obs, state=state, episode_start=start, deterministic=True)
+        actions.append(action)
+    return np.array(actions), state
+
+
+def never(steps=STEPS, envs=ENVS):
+    return np.zeros((steps, envs), dtype=bool)
+
+
+@settings(max_examples=20, deadline=None)
+@given(flags=st.lists(st.booleans(), min_size=STEPS * ENVS, max_size=STEPS * ENVS), seed=st.integers(0, 9))
+def test_step_by_step_gives_what_the_segment_pass_gives(agent, flags, seed):
+    starts = np.array(flags).reshape(STEPS, ENVS)
+    starts[0] = True
+    seen = observations(seed)
+    acted, _ = play(agent, seen, starts)
+    expected = segment_pass(agent.policy, seen, starts, acted)
+    # acted is clipped to the bounds of the action space
+    np.testing.assert_allclose(acted.reshape(STEPS, ENVS, -1), expected, atol=2e-5)
+
+
+def segment_pass(policy, seen, starts, acted):
+    """Clipped modes of the actions, (steps, E, A), with all steps read at once."""
+    with torch.no_grad():
+        unclipped = torch.zeros(STEPS, ENVS, policy.encoded_action_width)
+        previous = unclipped.clone()
+        index = where(starts)
+        for t in range(STEPS):  # the action before is part of the input, so the pass is repeated
+            latent = policy.read(
+                torch.as_tensor(seen).transpose(0, 1).reshape(-1, 3),
+                previous.transpose(0, 1).reshape(STEPS * ENVS, -1),
+                index,
+                policy.transformer.initial_state(ENVS),
+            )
+            mode = policy.heads(latent)[0].mode().reshape(ENVS, STEPS, -1).transpose(0, 1)
+            unclipped[t] = mode[t]
+            if t + 1 < STEPS:
+                previous[t + 1] = mode[t] * ~torch.as_tensor(starts[t + 1])[:, None]
+    return unclipped.numpy().clip(-1, 2)
+
+
+def where(starts):
+    """The index (E, steps) of steps that begin episodes where ``starts`` (steps, E) says."""
+    position, episode = np.zeros((2, ENVS, STEPS), dtype=np.int64)
+    for t in range(1, STEPS):
+        position[:, t] = np.where(starts[t], 0, position[:, t - 1] + 1)
+        episode[:, t] = episode[:, t - 1] + starts[t]
+    return Index(torch.as_tensor(position), torch.as_tensor(episode))
+
+
+def test_what_was_seen_is_remembered(agent):
+    """Otherwise most of the tests here would pass without a memory."""
+    seen, other = observations(), observations()
+    other[0] += 0.5
+    first, second = play(agent, seen, never())[0], play(agent, other, never())[0]
+    assert (np.abs(first[1:9] - second[1:9]).max(axis=(1, 2, 3)) > 1e-4).all()
+
+
+def test_a_state_that_was_given_stays_as_it_was(agent):
+    seen = observations()
+    _, state = play(agent, seen[:5], never(5))
+    before = flat(state)
+    starts = np.array([True, False, True])
+    agent.predict(seen[5], state=state, episode_start=starts, deterministic=True)
+    agent.predict(seen[6], state=state, deterministic=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, flat(state), strict=True))
+
+
+def flat(state):
+    cache = state.cache
+    tensors = [state.position, state.episode, state.action, cache.index.position, cache.index.episode]
+    tensors += [part for layer in cache.layers for part in (layer.keys, layer.values)]
+    return [tensor.clone() for tensor in tensors] + [torch.tensor(cache.slot)]
+
+
+def test_two_futures_branch_off_one_state(agent):
+    seen = observations()
+    _, state = play(agent, seen[:5], never(5))
+    first, _ = play(agent, seen[5:], never(STEPS - 5), state)
+    play(agent, observations(1)[5:], never(STEPS - 5), state)
+    again, _ = play(agent, seen[5:], never(STEPS - 5), state)
+    assert np.array_equal(first, again)
+
+
+@pytest.mark.parametrize("age", [1, 5, 20])
+def test_an_episode_starts_as_if_nothing_had_been(agent, age):
+    _, state = play(agent, observations(1)[:age], never(age))
+    starts = never()
+    starts[0] = True
+    old, _ = play(agent, observations(), starts, state)
+    fresh, _ = play(agent, observations(), starts)
+    np.testing.assert_allclose(old, fresh, atol=1e-5)  # sums in another order: the ring is turned
+
+
+@pytest.mark.parametrize("age", [1, 5, 20])
+def test_what_was_in_the_episode_before_changes_not_one_bit(agent, age):
+    starts = never()
+    starts[0] = True
+    pasts = [play(agent, observations(past)[:age], never(age))[1] for past in (1, 2)]
+    first, second = (play(agent, observations(), starts, state)[0] for state in pasts)
+    assert np.array_equal(first, second)
+    carried = [play(agent, observations(), never(), state)[0] for state in pasts]
+    assert not np.array_equal(*carried)
+
+
+def test_one_environment_starts_and_the_others_go_on(agent):
+    seen = observations()
+    _, state = play(agent, seen[:6], never(6))
+    starts = never(6)
+    starts[0, 1] = True
+    mixed, _ = play(agent, seen[6:12], starts, state)
+    going_on, _ = play(agent, seen[6:12], never(6), state)
+    fresh, _ = play(agent, seen[6:12], never(6))
+    np.testing.assert_allclose(mixed[:, [0, 2]], going_on[:, [0, 2]], atol=1e-6)
+    np.testing.assert_allclose(mixed[:, 1], fresh[:, 1], atol=1e-5)
+    assert np.abs(mixed[:, 1] - going_on[:, 1]).max() > 1e-4
+
+
+def test_environments_do_not_see_one_another(agent):
+    seen = observations()
+    together, _ = play(agent, seen, never())
+    alone, _ = play(agent, seen[:, 1:2], never(envs=1))
+    np.testing.assert_allclose(together[:, 1:2], alone, atol=1e-5)
+
+
+def test_without_a_state_every_environment_begins(agent):
+    seen = observations()[0]
+    begun, state = agent.predict(seen, deterministic=True)
+    told, _ = agent.predict(seen, episode_start=np.ones(ENVS, dtype=bool), deterministic=True)
+    not_told, _ = agent.predict(seen, episode_start=np.zeros(ENVS, dtype=bool), deterministic=True)
+    assert np.array_equal(begun, told)
+    assert np.array_equal(begun, not_told)
+    assert state.position.tolist() == [0] * ENVS
+
+
+@pytest.mark.parametrize("policy", OBSERVATIONS)
+@pytest.mark.parametrize("action_space", ACTIONS.values(), ids=ACTIONS)
+def test_a_single_observation_gives_a_single_action(policy, action_space):
+    env = Scripted(observation_space=OBSERVATIONS[policy], action_space=action_space)
+    agent = small_agent(env, policy)
+    obs, _ = env.reset(seed=1)
+    state = None
+    for start in (True, False, True):
+        action, state = agent.predict(obs, state=state, episode_start=np.array([start]))
+        assert action_space.contains(env.action_space.dtype.type(action))
+    action, _ = agent.predict(obs, state=state, episode_start=True)  # as a loop over one environment says it
+    assert action.shape == action_space.shape
+
+
+def test_a_single_observation_is_a_batch_of_one(agent):
+    seen = observations(envs=1)
+    batched, _ = play(agent, seen, never(envs=1))
+    single, _ = play(agent, seen[:, 0], [None] * STEPS)
+    assert np.array_equal(batched[:, 0], single)
+
+
+def test_box_actions_stay_within_bounds(agent):
+    with torch.no_grad():
+        agent.policy.log_std += 3
+    try:
+        actions = np.array([agent.predict(observations()[0])[0] for _ in range(20)])
+    finally:
+        with torch.no_grad():
+            agent.policy.log_std -= 3
+    assert actions.min() == -1
+    assert actions.max() == 2
+
+
+def test_a_state_of_another_batch_is_refused(agent):
+    _, state = agent.predict(observations()[0])
+    with pytest.raises(ValueError, match="state is of 3 environments, the observation of 2"):
+        agent.predict(observations()[0, :2], state=state)
+
+
+def test_starts_of_another_batch_are_refused(agent):
+    _, state = agent.predict(observations()[0])
+    with pytest.raises(ValueError, match=r"episode_start is of shape \(2,\), the observation of 3"):
+        agent.predict(observations()[0], state=state, episode_start=np.zeros(2, dtype=bool))
+
+
+def test_an_observation_of_another_shape_is_refused(agent):
+    with pytest.raises(ValueError, match="shape"):
+        agent.predict(np.zeros((3, 4), np.float32))
+
+
+def test_acting_leaves_no_gradient(agent):
+    agent.predict(observations()[0])
+    assert all(parameter.grad is None for parameter in agent.policy.parameters())
+    assert agent.observation_space == VECTOR

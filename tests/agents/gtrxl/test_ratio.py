@@ -1,0 +1,134 @@
+"""Acting equals learning: before the first step of the optimiser, PPO's ratio is 1 to 1e-4."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlxf.agents.gtrxl import update
+from rlxf.attention import (
+    Add,
+    ALiBi,
+    GRUGate,
+    HighwayGate,
+    InputGate,
+    OutputGate,
+    RoPE,
+    SigTanhGate,
+    Sinusoidal,
+    XLRelative,
+)
+from rlxf.envs.vector import as_vec_env
+from tests.agents.gtrxl.worlds import (
+    ACTIONS,
+    OBSERVATIONS,
+    all_segments,
+    next_step_scripts,
+    rollouts,
+    scripts,
+    shifted,
+    small_agent,
+    small_core,
+)
+
+TOLERANCE = 1e-4
+RESIDUALS = [Add(), GRUGate(), InputGate(), OutputGate(), HighwayGate(), SigTanhGate()]
+POSITIONS = [None, XLRelative(), RoPE(), ALiBi(), Sinusoidal()]
+
+
+def differences(agent, batch):
+    """|ratio - 1| and |V - V when acting| of each real step."""
+    with torch.no_grad():
+        distribution, values = agent.policy.heads(
+            agent.policy.read(batch.obs, batch.previous, batch.index, batch.state)
+        )
+        ratio = (distribution.log_prob(batch.actions) - batch.log_probs).exp()
+    real = batch.weight == 1
+    return (ratio - 1).abs()[real], (values - batch.values).abs()[real]
+
+
+def assert_acts_as_it_learns(agent, number=2):
+    for buffer in rollouts(agent, number):
+        ratio, values = differences(agent, all_segments(buffer))
+        assert ratio.max() < TOLERANCE
+        assert values.max() < TOLERANCE
+
+
+@pytest.mark.parametrize("action_space", ACTIONS.values(), ids=ACTIONS)
+def test_all_action_spaces(action_space):
+    assert_acts_as_it_learns(small_agent(scripts(shifted(3), action_space=action_space)))
+
+
+@pytest.mark.parametrize("policy", OBSERVATIONS)
+@pytest.mark.parametrize("previous_action", [True, False])
+def test_all_policies(policy, previous_action):
+    env = scripts(shifted(2), OBSERVATIONS[policy])
+    assert_acts_as_it_learns(small_agent(env, policy, previous_action=previous_action))
+
+
+@pytest.mark.parametrize("residual", RESIDUALS, ids=repr)
+def test_every_residual(residual):
+    core = small_core(residual=residual)
+    assert_acts_as_it_learns(small_agent(scripts(shifted(3)), core=core))
+
+
+@pytest.mark.parametrize("position", POSITIONS, ids=repr)
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_positions_and_norms(position, norm):
+    core = dataclasses.replace(small_core(), position=position, norm=norm)
+    assert_acts_as_it_learns(small_agent(scripts(shifted(3)), core=core))
+
+
+@pytest.mark.parametrize(("n_steps", "segment_length"), [(4, 4), (8, 8), (12, 3), (6, 1)])
+@pytest.mark.parametrize("n_envs", [1, 5])
+def test_rollouts_shorter_and_longer_than_the_memory(n_envs, n_steps, segment_length):
+    env = scripts(shifted(n_envs))
+    agent = small_agent(env, n_steps=n_steps, segment_length=segment_length, batch_size=2 * segment_length)
+    assert_acts_as_it_learns(agent, number=3)
+
+
+@settings(max_examples=8, deadline=None)
+@given(ends=st.lists(st.lists(st.integers(0, 2), min_size=8, max_size=24), min_size=1, max_size=3))
+def test_any_episode_ends(ends):
+    assert_acts_as_it_learns(small_agent(scripts(ends)))
+
+
+@settings(max_examples=8, deadline=None)
+@given(ends=st.lists(st.lists(st.integers(0, 2), min_size=8, max_size=24), min_size=1, max_size=3))
+def test_any_episode_ends_with_filler_rows(ends):
+    assert_acts_as_it_learns(small_agent(as_vec_env(next_step_scripts(ends))), number=3)
+
+
+def test_one_endless_episode():
+    assert_acts_as_it_learns(small_agent(scripts([[0]] * 2)), number=4)
+
+
+def test_forgetting_would_be_noticed():
+    """The tolerance is not met by an agent whose memory means nothing to it."""
+    agent = small_agent(scripts([[0]] * 2))
+    for buffer in rollouts(agent, 2):
+        batch = all_segments(buffer)
+    state = dataclasses.replace(batch.state, hidden=torch.zeros_like(batch.state.hidden))
+    ratio, values = differences(agent, dataclasses.replace(batch, state=state))
+    assert ratio.max() > 100 * TOLERANCE
+    assert values.max() > 100 * TOLERANCE
+
+
+def test_the_first_minibatch_of_each_update(monkeypatch):
+    ratios = []
+    objective = update.clipped_objective
+
+    def noted(ratio, advantages, clip_range):
+        ratios.append(ratio.detach())
+        return objective(ratio, advantages, clip_range)
+
+    monkeypatch.setattr(update, "clipped_objective", noted)
+    agent = small_agent(scripts(shifted(3)), n_epochs=2, learning_rate=1e-3)
+    agent.learn(2 * 3 * 16)
+    minibatches = len(ratios) // 2
+    assert minibatches == 2 * 3
+    for number, ratio in enumerate(ratios):
+        moved = (ratio - 1).abs().max()
+        assert (moved < TOLERANCE) == (number % minibatches == 0)

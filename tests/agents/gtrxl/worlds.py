@@ -1,0 +1,133 @@
+"""Small environments whose episodes end where a test says, and small agents that are not quiet."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from rlxf import GTrXLPPO
+from rlxf.agents.gtrxl import gtrxl
+
+GOES_ON, TERMINATED, TRUNCATED = range(3)
+
+VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (36, 36, 1), np.uint8)
+DICT = spaces.Dict({"number": spaces.Discrete(4), "vector": VECTOR, "image": IMAGE})
+OBSERVATIONS = {"MlpGTrXLPolicy": VECTOR, "CnnGTrXLPolicy": IMAGE, "MultiInputGTrXLPolicy": DICT}
+SMALL_EXTRACTOR: dict[str, dict[str, Any]] = {
+    "MlpGTrXLPolicy": {},
+    "CnnGTrXLPolicy": {"features_extractor_kwargs": {"features_dim": 16}},
+    "MultiInputGTrXLPolicy": {"features_extractor_kwargs": {"cnn_output_dim": 16}},
+}
+ACTIONS = {
+    "Discrete": spaces.Discrete(3),
+    "Box": spaces.Box(-1.0, 2.0, (2,), np.float32),
+    "Box of two axes": spaces.Box(-1.0, 2.0, (2, 3), np.float32),
+    "MultiDiscrete": spaces.MultiDiscrete([2, 3]),
+    "MultiBinary": spaces.MultiBinary(3),
+}
+MIXED = (0, 0, 1, 0, 2, 0, 0, 0, 0, 2, 1)
+
+
+class Scripted(gymnasium.Env):
+    """Random observations and rewards; step k of its life ends the episode as ``ends[k]`` says, in a circle."""
+
+    def __init__(
+        self,
+        ends: Sequence[int] = MIXED,
+        observation_space: spaces.Space = VECTOR,
+        action_space: spaces.Space = ACTIONS["Discrete"],
+    ):
+        self.ends, self.life = ends, 0
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        end = self.ends[self.life % len(self.ends)]
+        self.life += 1
+        reward = float(self.np_random.normal())
+        return self.observation_space.sample(), reward, end == TERMINATED, end == TRUNCATED, {}
+
+
+def scripts(
+    ends: Sequence[Sequence[int]],
+    observation_space: spaces.Space = VECTOR,
+    action_space: spaces.Space = ACTIONS["Discrete"],
+) -> DummyVecEnv:
+    """One `Scripted` environment for each script, resetting in the same step."""
+    spaces_of = [_copies(observation_space, action_space) for _ in ends]
+    return DummyVecEnv([lambda s=s, e=e: Scripted(e, *s) for s, e in zip(spaces_of, ends, strict=True)])
+
+
+def next_step_scripts(ends: Sequence[Sequence[int]]) -> SyncVectorEnv:
+    """The same as a Gymnasium vector environment with filler rows."""
+    made = [lambda e=e: Scripted(e, *_copies(VECTOR, ACTIONS["Discrete"])) for e in ends]
+    return SyncVectorEnv(made, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+def shifted(number: int, script: Sequence[int] = MIXED) -> list[list[int]]:
+    """``number`` scripts that begin at different places."""
+    return [[*script[i % len(script) :], *script[: i % len(script)]] for i in range(number)]
+
+
+def small_core(**changes: Any) -> Any:
+    """Memory of 8 steps, width 16, two layers."""
+    return gtrxl(8, **({"width": 16, "layers": 2, "heads": 2, "feed_forward": 32} | changes))
+
+
+def small_agent(env: Any, policy: str = "MlpGTrXLPolicy", loud: bool = True, **changes: Any) -> GTrXLPPO:
+    """An agent with random heads, so that what it does depends on what it sees and remembers."""
+    settings = {"n_steps": 16, "segment_length": 4, "batch_size": 16, "seed": 3, "n_envs": 3}
+    settings |= {"core": small_core(), "device": "cpu", "policy_kwargs": SMALL_EXTRACTOR[policy]}
+    agent = GTrXLPPO(policy, env, **(settings | changes))
+    return make_loud(agent) if loud else agent
+
+
+def make_loud(agent: GTrXLPPO, scale: float = 0.2) -> GTrXLPPO:
+    """Add noise to every weight: fresh heads are near 0 and would hide any difference."""
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in agent.policy.parameters():
+            parameter += scale * torch.randn(parameter.shape, generator=generator)
+    return agent
+
+
+def rollouts(agent: GTrXLPPO, number: int) -> Iterator[Any]:
+    """The agent's buffer after each of some rollouts; it learns from each one behind it."""
+    _, callback = agent._setup_learn(10**6)
+    for _ in range(number):
+        agent.collect_rollouts(agent.env, callback, agent.rollout_buffer, agent.n_steps)
+        yield agent.rollout_buffer
+        agent.train()
+
+
+def all_segments(buffer: Any) -> Any:
+    """Every segment of a rollout, in order."""
+    number = buffer.n_envs * buffer.n_steps // buffer.segment_length
+    return buffer.segments(torch.arange(number), buffer.advantages)
+
+
+def parameters(agent: GTrXLPPO) -> list[torch.Tensor]:
+    """A copy of all weights."""
+    return [parameter.detach().clone() for parameter in agent.policy.parameters()]
+
+
+def same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
+    """Whether two lists of tensors are equal bit for bit."""
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _copies(observation_space: spaces.Space, action_space: spaces.Space) -> Any:
+    return copy.deepcopy(observation_space), copy.deepcopy(action_space)
