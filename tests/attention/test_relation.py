@@ -1,17 +1,20 @@
 """Who sees whom, and scores by distance become scores by key: both against the definition, pair by pair."""
 
+from functools import cache
 from itertools import groupby
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlxf.attention import Full, Index, Window
+from rlxf.attention import Full, Index, Window, XLRelative
 from rlxf.attention.index import EMPTY
+from rlxf.attention.positions.xl_relative import XLRelativeBias
 from rlxf.attention.relation import Relation
+from tests.attention.oracle import close
 from tests.attention.worlds import ANYWHERE, index_of, numbers
 
-HEADS = 2
+WIDTH, HEADS = 8, 2
 
 
 STEPS = (1, 1, 1, 1, 0, 2, -1)
@@ -87,13 +90,25 @@ def test_aligned_means_that_distance_is_distance_of_slots(relation):
 @given(relation=relations())
 @settings(max_examples=200)
 def test_scores_by_distance_become_scores_by_key(relation):
-    distances = relation.distances.tolist()
-    assert distances == sorted(distances, reverse=True)
-    score = numbers(relation.query.shape[0], HEADS, relation.query.shape[1], len(distances))
-    by_key = relation.by_key(score, relation.distances)
-    for b, q, k in pairs(relation):
-        between = int(relation.query.position[b, q] - relation.key.position[b, k])
-        assert torch.equal(by_key[b, :, q, k], score[b, :, q, distances.index(between)])
+    """Shifted or gathered, the score of a pair is that of its distance."""
+    position, distances = relative_position(), relation.distances
+    assert (distances.diff() == -1).all()
+    table = position.table(distances)
+    q = numbers(relation.query.shape[0], HEADS, relation.query.shape[1], WIDTH // HEADS)
+    by_key = position.bias(q, relation, distances, table)
+    for b, i, j in pairs(relation):
+        between = relation.query.position[b, i] - relation.key.position[b, j]
+        column = table[..., distances.tolist().index(int(between))]
+        close(by_key[b, :, i, j], ((q[b, :, i] + position.v) * column).sum(-1), 1e-12)
+
+
+@cache
+def relative_position() -> XLRelativeBias:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        position = XLRelative().build(WIDTH, HEADS).double()
+        torch.nn.init.normal_(position.v)
+    return position
 
 
 @given(index=st.integers(2, 8).flatmap(lambda slots: indices(slots, 2)))
