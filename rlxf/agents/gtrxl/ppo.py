@@ -18,10 +18,16 @@ from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.acting import Acting, without
 from rlxf.agents.gtrxl.core import resolve_core
 from rlxf.agents.gtrxl.guards import check_finite
-from rlxf.agents.gtrxl.objective import normalise
+from rlxf.agents.gtrxl.objective import deviation, normalise
 from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
 from rlxf.agents.gtrxl.rollout import SegmentBuffer
-from rlxf.agents.gtrxl.settings import as_training_env, check_policy, check_sizes, stack_observations
+from rlxf.agents.gtrxl.settings import (
+    as_training_env,
+    check_coefficients,
+    check_policy,
+    check_sizes,
+    stack_observations,
+)
 from rlxf.agents.gtrxl.update import Objective, Update
 from rlxf.attention import Index, TransformerSpec
 
@@ -59,8 +65,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         vf_coef: weight of the value loss.
         max_grad_norm: largest norm of the gradient.
         target_kl: end an update once the policy has moved 1.5 times as far; None for no bound.
-        advantage_epsilon: added to the deviation of the advantages, in units of return. It keeps
-            noise small when nothing is left to learn.
+        advantage_epsilon: share of the returns' deviation that is added to the advantages', by
+            which they are divided. It keeps noise small when nothing is left to learn.
         previous_action: let the action before be part of each step's input.
         reconstruction_coef: weight of the observation reconstruction loss; 0 for none.
         n_envs: environments to make when ``env`` is an id.
@@ -112,6 +118,11 @@ class GTrXLPPO(OnPolicyAlgorithm):
         _init_setup_model: bool = True,
     ):
         check_sizes(n_steps=n_steps, segment_length=segment_length, batch_size=batch_size, n_epochs=n_epochs)
+        check_coefficients(
+            gamma, gae_lambda, vf_coef, max_grad_norm, target_kl, advantage_epsilon, reconstruction_coef
+        )
+        if env is None and _init_setup_model:
+            raise ValueError("env is None: give a Gymnasium id, an environment, a VecEnv or a VectorEnv")
         self.core = resolve_core(core, memory_length)
         self.segment_length, self.batch_size, self.n_epochs = segment_length, batch_size, n_epochs
         self.clip_range, self.target_kl = clip_range, target_kl
@@ -139,8 +150,17 @@ class GTrXLPPO(OnPolicyAlgorithm):
             _init_setup_model=_init_setup_model,
         )
 
+    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
+        if policy_name not in POLICIES:
+            raise ValueError(f"there is no policy {policy_name!r}; use one of {', '.join(POLICIES)}")
+        return POLICIES[policy_name]
+
+    def set_env(self, env: str | Env | VecEnv | VectorEnv, force_reset: bool = True) -> None:
+        """Train on another environment of the same spaces and number; anything the constructor takes."""
+        super().set_env(as_training_env(env, self.n_envs, self.seed), force_reset)
+
     def _setup_model(self) -> None:
-        check_policy(self.policy_class, self.observation_space, self.action_space)
+        check_policy(self.policy_class, self.observation_space)
         self._setup_lr_schedule()
         self.clip_range_schedule, self.ent_coef_schedule = (
             FloatSchedule(self.clip_range),
@@ -201,8 +221,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         check_finite("reward", rewards, self._env_steps)
         check_finite("observation", new_obs, self._env_steps)
         callback.update_locals(locals())
-        if not callback.on_step():
-            return False
+        goes_on = callback.on_step()  # if not, the step counts all the same: another `learn` may follow
         self._update_info_buffer(infos, dones)
         paid = torch.as_tensor(rewards, dtype=values.dtype, device=self.device)
         paid = paid + self.gamma * self._values_at_truncation(infos)
@@ -211,7 +230,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self._last_obs = new_obs  # type: ignore[assignment]
         self._last_episode_starts = ends.cpu().numpy()
         self._filler = self._marked(infos, "filler_next")
-        return True
+        return goes_on
 
     def _next_index(self) -> Index:
         """Where the coming step stands, (E, 1): nowhere for a filler row; behind it begins an episode."""
@@ -246,7 +265,10 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         """SB3's; what the environments begin with is checked too."""
+        before = self._last_obs
         ready = super()._setup_learn(*args, **kwargs)
+        if self._last_obs is not before:  # they were reset: no filler row is due
+            self._filler = torch.zeros_like(self._filler)
         check_finite("first observation", self._last_obs, self._env_steps)  # type: ignore[arg-type]
         return ready
 
@@ -266,7 +288,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         )
         update = Update(self.policy, objective, self.max_grad_norm, self.target_kl)
         buffer = self.rollout_buffer
-        advantages = normalise(buffer.advantages, buffer.weight, self.advantage_epsilon)
+        epsilon = self.advantage_epsilon * deviation(buffer.returns, buffer.weight)
+        advantages = normalise(buffer.advantages, buffer.weight, epsilon)
         segments = max(1, self.batch_size // self.segment_length)
         for _ in range(self.n_epochs):
             self._n_updates += 1
@@ -278,7 +301,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         buffer, record = self.rollout_buffer, self.logger.record
         for name, value in update.means().items():
             record(f"train/{name}", value)
-        values, returns = buffer.values.flatten().cpu().numpy(), buffer.returns.flatten().cpu().numpy()
+        real = buffer.weight == 1
+        values, returns = buffer.values[real].cpu().numpy(), buffer.returns[real].cpu().numpy()
         record("train/explained_variance", explained_variance(values, returns))
         if hasattr(self.policy, "log_std"):
             record("train/std", self.policy.log_std.exp().mean().item())
@@ -313,7 +337,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             exclude, include: SB3's; leave them out, a file always holds the same.
 
         Raises:
-            CheckpointError: if it cannot be written; what was there before stays.
+            OSError: if it cannot be written, e.g. the disk is full; what was there before stays.
         """
         if exclude is not None or include is not None:
             raise ValueError("a checkpoint always holds the whole agent: leave out exclude and include")

@@ -19,12 +19,15 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
 
     Raises:
         ValueError: if there is no such environment or ``n_envs`` is less than 1.
+        TypeError: if a space is not supported.
     """
     if isinstance(env, str):
-        if n_envs < 1:
-            raise ValueError(f"n_envs must be at least 1, got {n_envs}")
         return make_vec_env(env, n_envs, seed)
-    return as_vec_env(env) if isinstance(env, VectorEnv) else env
+    if isinstance(env, VectorEnv):
+        return as_vec_env(env)
+    if env is not None:
+        check_spaces(env.observation_space, env.action_space)
+    return env
 
 
 def check_sizes(n_steps: int, segment_length: int, batch_size: int, n_epochs: int) -> None:
@@ -38,11 +41,31 @@ def check_sizes(n_steps: int, segment_length: int, batch_size: int, n_epochs: in
             raise ValueError(f"{name} must be a multiple of segment_length={segment_length}, got {value}")
 
 
-def check_policy(
-    policy: type[BasePolicy], observation_space: spaces.Space, action_space: spaces.Space
+def check_coefficients(
+    gamma: float,
+    gae_lambda: float,
+    vf_coef: float,
+    max_grad_norm: float,
+    target_kl: float | None,
+    advantage_epsilon: float,
+    reconstruction_coef: float,
 ) -> None:
-    """Raise unless the spaces are supported and the policy is made for them."""
-    check_spaces(observation_space, action_space)
+    """Raise ValueError unless each number is in its range; NaN is in none."""
+    for name, value in {"gamma": gamma, "gae_lambda": gae_lambda}.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} must be from 0 to 1, got {value}")
+    for name, value in {"vf_coef": vf_coef, "reconstruction_coef": reconstruction_coef}.items():
+        if not value >= 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
+    for name, value in {"max_grad_norm": max_grad_norm, "advantage_epsilon": advantage_epsilon}.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be more than 0, got {value}")
+    if target_kl is not None and not target_kl > 0:
+        raise ValueError(f"target_kl must be more than 0, or None for no bound, got {target_kl}")
+
+
+def check_policy(policy: type[BasePolicy], observation_space: spaces.Space) -> None:
+    """Raise ValueError unless the policy is made for such observations."""
     needs_dict, has_dict = (
         issubclass(policy, MultiInputGTrXLPolicy),
         isinstance(observation_space, spaces.Dict),
