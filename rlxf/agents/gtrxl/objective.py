@@ -46,20 +46,24 @@ def generalised_advantage(
     return discounted_sum(delta, gamma * gae_lambda * goes_on)
 
 
-def normalise(advantages: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """``(A - mean) / (std + epsilon)`` over the rows of weight 1.
+def deviation(x: Tensor, weight: Tensor) -> Tensor:
+    """Standard deviation of x over the entries of weight 1."""
+    centred = x - average(x, weight)
+    return average(centred.square(), weight).sqrt()
+
+
+def normalise(advantages: Tensor, weight: Tensor, epsilon: Tensor | float) -> Tensor:
+    """``(A - mean) / (std + epsilon)`` over the entries of weight 1.
 
     Once a task is solved all advantages are nearly 0. Divided by their vanishing deviation, noise
-    would be as loud as a lesson and undo what was learned; epsilon, in units of reward, prevents it.
+    would be as loud as a lesson and undo what was learned; epsilon prevents it.
     """
-    count = weight.sum().clamp(min=1)
-    mean = (advantages * weight).sum() / count
-    variance = ((advantages - mean).square() * weight).sum() / count
-    return (advantages - mean) / (variance.sqrt() + epsilon)
+    centred = advantages - average(advantages, weight)
+    return centred / (deviation(advantages, weight) + epsilon + 1e-8)
 
 
 def average(x: Tensor, weight: Tensor) -> Tensor:
-    """Mean of x over the rows of weight 1; both (N,)."""
+    """Mean of x over the entries of weight 1; of one shape."""
     return (x * weight).sum() / weight.sum().clamp(min=1)
 
 
@@ -76,4 +80,4 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
 
     Source: Schulman 2020, "Approximating KL divergence", estimator k3.
     """
-    return log_ratio.exp() - 1 - log_ratio
+    return log_ratio.expm1() - log_ratio

@@ -108,7 +108,7 @@ class SegmentBuffer:
     def filled(self) -> float:
         """Share of the memory at the end of the rollout that belongs to the episode at hand."""
         episode = self.index.episode[:, self.step :]
-        return (episode == episode[:, -1:]).float().mean().item()
+        return ((episode == episode[:, -1:]) & (episode != EMPTY)).float().mean().item()
 
     def begin(self) -> State:
         """Start a new rollout; returns what is remembered: the last M steps of the one before."""
