@@ -36,7 +36,7 @@ MIXED = (0, 0, 1, 0, 2, 0, 0, 0, 0, 2, 1)
 
 
 class Scripted(gymnasium.Env):
-    """Random observations and rewards; step k of its life ends the episode as ``ends[k]`` says, in a circle."""
+    """Random observations and rewards; ``ends[k]`` says whether step k of its life ends the episode."""
 
     def __init__(
         self,

@@ -1,0 +1,226 @@
+"""Bad input is a clear error before anything is learned."""
+
+import dataclasses
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from rlxf import GTrXLPPO
+from rlxf.agents.gtrxl import gtrxl
+from rlxf.attention import XL, Full, TransformerSpec, Window
+from tests.agents.gtrxl.worlds import DICT, IMAGE, VECTOR, Scripted, parameters, same, small_agent, small_core
+
+TMAZE = "rlxf/TMaze-v0"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"n_steps": 6}, "n_steps must be a multiple of segment_length=4, got 6"),
+        ({"n_steps": 0}, "n_steps must be at least 1, got 0"),
+        ({"segment_length": 0}, "segment_length must be at least 1, got 0"),
+        ({"segment_length": 32}, "n_steps must be a multiple of segment_length=32, got 16"),
+        ({"batch_size": 10}, "batch_size must be a multiple of segment_length=4, got 10"),
+        ({"batch_size": 0}, "batch_size must be a multiple of segment_length=4, got 0"),
+        ({"n_epochs": 0}, "n_epochs must be at least 1, got 0"),
+        ({"n_envs": 0}, "n_envs must be at least 1, got 0"),
+        ({"n_envs": -3}, "n_envs must be at least 1, got -3"),
+        ({"core": None, "memory_length": 0}, "memory length must be at least 1, got 0"),
+        ({"memory_length": 16}, "memory_length=16 and the core's XL.length=8. disagree"),
+        ({"gamma": 1.01}, "gamma must be from 0 to 1, got 1.01"),
+        ({"gamma": math.nan}, "gamma must be from 0 to 1, got nan"),
+        ({"gae_lambda": -0.1}, "gae_lambda must be from 0 to 1, got -0.1"),
+        ({"vf_coef": -1.0}, "vf_coef must be at least 0, got -1.0"),
+        ({"reconstruction_coef": -0.5}, "reconstruction_coef must be at least 0, got -0.5"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be more than 0, got 0.0"),
+        ({"advantage_epsilon": 0.0}, "advantage_epsilon must be more than 0, got 0.0"),
+        ({"target_kl": 0.0}, "target_kl must be more than 0, or None for no bound, got 0.0"),
+    ],
+    ids=str,
+)
+def test_a_setting_out_of_range(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        small_agent(TMAZE, **wrong)
+
+
+def test_the_same_settings_in_range():
+    small_agent(TMAZE, gamma=1.0, gae_lambda=0.0, target_kl=0.01, reconstruction_coef=0.0, memory_length=8)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"width": 0}, "width must be at least 1, got 0"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"heads": 3}, "heads must divide width, got 3 heads and width 16"),
+        ({"memory_length": 0}, "memory length must be at least 1, got 0"),
+        ({"memory_length": -1}, "at least"),
+    ],
+    ids=str,
+)
+def test_a_core_of_wrong_size(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        gtrxl(**({"memory_length": 8, "width": 16, "heads": 2} | wrong))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"memory": None}, "needs a core with memory, e.g. memory=XL"),
+        ({"memory": None, "causal": False}, "needs causal=True"),
+        ({"cross_attention": True}, "cross_attention=False"),
+        ({"dropout": 0.1}, "dropout must be 0, got 0.1"),
+        ({"pattern": Full()}, r"sees farther than XL\(length=8\) remembers.* use pattern=Window\(9\)"),
+        ({"pattern": Window(10)}, r"sees farther than XL\(length=8\) remembers"),
+    ],
+    ids=str,
+)
+def test_a_core_that_cannot_act_as_it_learns(changes, message):
+    with pytest.raises(ValueError, match=message):
+        small_agent(TMAZE, core=dataclasses.replace(small_core(), **changes))
+
+
+def test_a_shorter_window_than_the_memory_is_fine():
+    core = TransformerSpec(width=16, heads=2, memory=XL(8), pattern=Window(4))
+    assert small_agent(TMAZE, core=core).core == core
+
+
+def test_the_core_is_the_gated_transformer_of_the_memory_length():
+    agent = GTrXLPPO("MlpGTrXLPolicy", TMAZE, memory_length=5, n_envs=1)
+    assert agent.core == gtrxl(5)
+    assert agent.rollout_buffer.memory_length == 5
+
+
+def test_an_unknown_environment_id():
+    with pytest.raises(
+        ValueError, match=r"unknown environment id 'rlxf/TMase-v0'; near names: .*rlxf/TMaze-v0"
+    ):
+        small_agent("rlxf/TMase-v0")
+
+
+def test_no_environment():
+    with pytest.raises(ValueError, match="env is None: give a Gymnasium id"):
+        small_agent(None)
+
+
+def test_an_unknown_policy():
+    with pytest.raises(ValueError, match="no policy 'MlpPolicy'; use one of MlpGTrXLPolicy, CnnGTrXLPolicy"):
+        GTrXLPPO("MlpPolicy", TMAZE)
+
+
+@pytest.mark.parametrize("place", ["settings", "policy_kwargs"])
+def test_a_typo(place):
+    wrong = {"learning_rat": 1e-3}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'learning_rat'"):
+        small_agent(TMAZE, **(wrong if place == "settings" else {"policy_kwargs": wrong}))
+
+
+@pytest.mark.parametrize(
+    ("observation_space", "action_space", "message"),
+    [
+        (spaces.Text(5), spaces.Discrete(2), "observation space .* Text.* not supported. Allowed are"),
+        (spaces.Tuple([VECTOR]), spaces.Discrete(2), "observation space .* Tuple"),
+        (VECTOR, spaces.Tuple([spaces.Discrete(2)]), "action space .* Tuple"),
+        (VECTOR, spaces.Box(-np.inf, np.inf, (1,)), "action space .* no finite bounds"),
+    ],
+    ids=str,
+)
+def test_an_unsupported_space(observation_space, action_space, message):
+    env = DummyVecEnv([lambda: Scripted(observation_space=VECTOR)])
+    env.observation_space, env.action_space = observation_space, action_space
+    with pytest.raises(TypeError, match=message):
+        small_agent(env)
+
+
+@pytest.mark.parametrize(
+    ("policy", "observation_space", "right"),
+    [
+        ("MlpGTrXLPolicy", DICT, "MultiInputGTrXLPolicy"),
+        ("CnnGTrXLPolicy", DICT, "MultiInputGTrXLPolicy"),
+        ("CnnGTrXLPolicy", VECTOR, "MlpGTrXLPolicy"),
+        ("MultiInputGTrXLPolicy", VECTOR, "MlpGTrXLPolicy"),
+        ("MultiInputGTrXLPolicy", IMAGE, "CnnGTrXLPolicy"),
+    ],
+    ids=str,
+)
+def test_a_policy_for_another_space(policy, observation_space, right):
+    with pytest.raises(ValueError, match=rf"{policy} does not suit the observation space .*; use '{right}'"):
+        small_agent(Scripted(observation_space=observation_space), policy)
+
+
+class Poisoned(gymnasium.Wrapper):
+    """Puts a value into the reward or the observation of one step (0: the reset), or into its last one."""
+
+    def __init__(self, env, step, where, value):
+        super().__init__(env)
+        self.life, self.step_number, self.where, self.value = 0, step, where, value
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        return (self._spoil(obs) if self.where == "observation" else obs), info
+
+    def step(self, action):
+        self.life += 1
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if self.where == "reward" and self.life == self.step_number:
+            reward = self.value
+        return (obs if self.where == "reward" else self._spoil(obs)), reward, terminated, truncated, info
+
+    def _spoil(self, obs):
+        if self.life != self.step_number:
+            return obs
+        part = obs["vector"] if isinstance(obs, dict) else obs
+        part[1] = self.value
+        return obs
+
+
+SMALL_DICT = spaces.Dict({"number": spaces.Discrete(4), "vector": VECTOR})
+NEVER, CUT_AT_21 = (0,), (0,) * 20 + (2,) + (0,) * 20
+
+
+def poisoned_agent(step, where, value, observation_space=VECTOR, ends=NEVER):
+    def make(number):
+        env = Scripted(ends, observation_space)
+        return Poisoned(env, step, where, value) if number == 1 else env
+
+    policy = "MultiInputGTrXLPolicy" if isinstance(observation_space, spaces.Dict) else "MlpGTrXLPolicy"
+    return small_agent(DummyVecEnv([lambda n=n: make(n) for n in range(3)]), policy)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["reward", "observation"])
+@pytest.mark.parametrize("observation_space", [VECTOR, SMALL_DICT], ids=["vector", "Dict"])
+def test_a_value_that_is_not_finite(where, value, observation_space):
+    agent = poisoned_agent(16 + 5, where, value, observation_space)
+    agent.learn(3 * 16)
+    learned = parameters(agent)
+    with pytest.raises(
+        ValueError, match=rf"{where}.* of environment 1 is not finite at its step 21.*{value}"
+    ):
+        agent.learn(3 * 32, reset_num_timesteps=False)
+    assert same(parameters(agent), learned)
+
+
+@pytest.mark.parametrize("observation_space", [VECTOR, SMALL_DICT], ids=["vector", "Dict"])
+def test_a_first_observation_that_is_not_finite(observation_space):
+    agent = poisoned_agent(0, "observation", np.nan, observation_space)
+    begun = parameters(agent)
+    with pytest.raises(ValueError, match=r"first observation.* of environment 1 is not finite at its step 0"):
+        agent.learn(3 * 16)
+    assert same(parameters(agent), begun)
+
+
+def test_a_last_observation_that_is_not_finite():
+    agent = poisoned_agent(21, "last observation", np.nan, ends=CUT_AT_21)
+    with pytest.raises(ValueError, match=r"last observation of environment 1 is not finite at its step 21"):
+        agent.learn(3 * 32)
+
+
+def test_torch_flushes_denormals():
+    small_agent(TMAZE)
+    assert torch.tensor([1e-40]) * 1 == 0

@@ -1,0 +1,129 @@
+"""The formulas of PPO against loops that read like the papers."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlxf.agents.gtrxl.objective import (
+    approximate_kl,
+    average,
+    clipped_objective,
+    discounted_sum,
+    generalised_advantage,
+    normalise,
+)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def slow_advantage(rewards, values, next_values, dones, gamma, gae_lambda):
+    """``A_t = sum_l (gamma lambda)^l delta_{t+l}``, term by term, up to the end of the episode."""
+    steps, envs = rewards.shape
+    following = torch.cat([values, next_values[None]])[1:]
+    advantages = torch.zeros_like(rewards)
+    for env in range(envs):
+        for t in range(steps):
+            for later in range(t, steps):
+                ended = bool(dones[later, env])
+                ahead = 0.0 if ended else gamma * following[later, env]
+                delta = rewards[later, env] + ahead - values[later, env]
+                advantages[t, env] += (gamma * gae_lambda) ** (later - t) * delta
+                if ended:
+                    break
+    return advantages
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    steps=st.integers(1, 17),
+    gamma=st.sampled_from([0.0, 0.9, 0.99, 1.0]),
+    gae_lambda=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
+    chance=st.sampled_from([0.0, 0.2, 0.7, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_advantages_are_the_double_sum(steps, gamma, gae_lambda, chance, seed):
+    rewards, values, noise = random(3, steps, 3, seed=seed)
+    next_values, dones = random(3, seed=seed + 1), noise.sigmoid() < chance
+    arguments = rewards, values, next_values, dones, gamma, gae_lambda
+    torch.testing.assert_close(generalised_advantage(*arguments), slow_advantage(*arguments))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 8, 64, 100])
+def test_a_discounted_sum_is_its_recursion(steps):
+    x, discount = random(steps, 2), random(steps, 2, seed=1).sigmoid()
+    y = torch.zeros(2, dtype=x.dtype)
+    expected = torch.empty_like(x)
+    for t in reversed(range(steps)):
+        y = expected[t] = x[t] + discount[t] * y
+    torch.testing.assert_close(discounted_sum(x, discount), expected)
+
+
+def test_what_follows_an_end_does_not_count():
+    rewards, values = random(2, 6, 1)
+    dones = torch.tensor([0, 0, 1, 0, 0, 0], dtype=torch.bool)[:, None]
+    before = generalised_advantage(rewards, values, values[0], dones, 0.9, 0.9)
+    rewards[3:] += 100
+    values[3:] -= 50
+    after = generalised_advantage(rewards, values, values[0], dones, 0.9, 0.9)
+    assert torch.equal(before[:3], after[:3])
+    assert (before[3:] != after[3:]).all()
+
+
+def test_normalised_over_real_steps_alone():
+    advantages, weight = random(4, 8) * 3 + 5, (random(4, 8, seed=1) > 0).double()
+    normal = normalise(advantages, weight, 1e-8)[weight == 1]
+    assert abs(normal.mean()) < 1e-6
+    assert abs(normal.std(correction=0) - 1) < 1e-6
+    changed = torch.where(weight == 1, advantages, 1e3)
+    assert torch.equal(normalise(changed, weight, 1e-8)[weight == 1], normal)
+
+
+@pytest.mark.parametrize("deviation", [0.0, 1e-12, 1e-6, 1e-3])
+def test_a_vanishing_deviation_stays_vanishing(deviation):
+    """A solved task: noise is not blown up to the size of a lesson."""
+    noise = random(4, 64) * deviation + 0.7
+    normal = normalise(noise, torch.ones_like(noise), 0.05)
+    assert normal.isfinite().all()
+    assert normal.abs().max() <= 5 * deviation / 0.05 + 1e-12
+
+
+def test_nothing_real_gives_nothing():
+    advantages = random(2, 4)
+    assert normalise(advantages, torch.zeros(2, 4), 0.05).isfinite().all()
+    assert average(advantages, torch.zeros(2, 4)) == 0
+
+
+def test_average_leaves_out_weight_zero():
+    assert average(torch.tensor([1.0, 50.0, 3.0]), torch.tensor([1.0, 0.0, 1.0])) == 2
+
+
+@pytest.mark.parametrize("clip_range", [0.1, 0.3])
+def test_the_clipped_objective_is_the_smaller_of_two(clip_range):
+    ratio, advantages = random(200).exp(), random(200, seed=1)
+    for r, a, got in zip(ratio, advantages, clipped_objective(ratio, advantages, clip_range), strict=True):
+        clipped = min(max(float(r), 1 - clip_range), 1 + clip_range)
+        assert float(got) == pytest.approx(min(float(r * a), clipped * float(a)))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "moves"), [(1.5, 1, False), (0.5, -1, False), (1.5, -1, True)]
+)
+def test_no_gradient_once_far_enough(ratio, advantage, moves):
+    r = torch.tensor([float(ratio)], requires_grad=True)
+    clipped_objective(r, torch.tensor([float(advantage)]), 0.2).sum().backward()
+    assert bool(r.grad) == moves
+
+
+@given(st.floats(-20, 20, allow_subnormal=False))
+def test_the_estimate_of_kl_is_never_negative(log_ratio):
+    assert approximate_kl(torch.tensor(log_ratio, dtype=torch.float64)) >= -1e-15 * abs(log_ratio)
+
+
+def test_the_estimate_of_kl_has_no_bias():
+    old, new = torch.distributions.Normal(0.0, 1.0), torch.distributions.Normal(0.3, 1.1)
+    x = torch.linspace(-10, 10, 20001, dtype=torch.float64)
+    mean = torch.trapezoid(old.log_prob(x).exp() * approximate_kl(new.log_prob(x) - old.log_prob(x)), x)
+    assert float(mean) == pytest.approx(float(torch.distributions.kl_divergence(old, new)), abs=1e-6)

@@ -1,0 +1,115 @@
+"""An episode that is cut off goes on in the value of its last observation, read with its own memory."""
+
+import pytest
+import torch
+from stable_baselines3.common.vec_env import VecEnvWrapper
+
+from rlxf.attention import Index
+from rlxf.envs.vector import as_vec_env
+from tests.agents.gtrxl.worlds import (
+    ACTIONS,
+    DICT,
+    MIXED,
+    TRUNCATED,
+    next_step_scripts,
+    rollouts,
+    scripts,
+    shifted,
+    small_agent,
+)
+
+ENVS, STEPS, MEMORY = 3, 16, 8
+
+
+class Recorder(VecEnvWrapper):
+    """Keeps what the environments paid and said in the last steps."""
+
+    def __init__(self, venv):
+        super().__init__(venv)
+        self.steps = []
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        step = self.venv.step_wait()
+        self.steps.append((step[1].copy(), step[3]))
+        return step
+
+
+def slow_value(agent, buffer, env, t, last):
+    """V(last) after step t of one environment, by a segment pass of one token over the stored memory."""
+    state = buffer._memory_before(torch.tensor([env]), torch.tensor([0]))
+    place = MEMORY + t + 1
+    hidden = buffer.hidden[:, [env], place - MEMORY : place]
+    position, episode = (x[[env], place - MEMORY : place] for x in buffer._index_parts)
+    state = type(state)(hidden, Index(position, episode))
+    obs, _ = agent.policy.obs_to_tensor(last)
+    previous = agent.policy.encode_actions(buffer.actions[[env], t])
+    index = Index(position[:, -1:] + 1, episode[:, -1:])
+    with torch.no_grad():
+        return agent.policy.heads(agent.policy.read(obs, previous, index, state))[1].item()
+
+
+CASES = {
+    "vector": lambda: scripts(shifted(ENVS)),
+    "Dict and MultiDiscrete": lambda: scripts(shifted(ENVS), DICT, ACTIONS["MultiDiscrete"]),
+    "filler rows": lambda: as_vec_env(next_step_scripts(shifted(ENVS))),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_cut_step_is_paid_the_value_of_its_last_observation(case):
+    env = Recorder(CASES[case]())
+    policy = "MultiInputGTrXLPolicy" if "Dict" in case else "MlpGTrXLPolicy"
+    agent = small_agent(env, policy, gamma=0.9)
+    for buffer in rollouts(agent, 3):
+        cuts = []
+        for t, (rewards, infos) in enumerate(env.steps):
+            for e, info in enumerate(infos):
+                value = 0.0
+                if info.get("TimeLimit.truncated"):
+                    value = slow_value(agent, buffer, e, t, info["terminal_observation"])
+                    cuts.append(abs(value))
+                assert buffer.rewards[e, t].item() == pytest.approx(rewards[e] + 0.9 * value, abs=1e-4)
+        assert len(cuts) > 2
+        assert max(cuts) > 0.05
+        env.steps.clear()
+
+
+def counted(agent):
+    """The batch sizes of the transformer's steps from now on."""
+    sizes, step = [], agent.policy.transformer.step
+
+    def noted(x, index, cache):
+        sizes.append(len(x))
+        return step(x, index, cache)
+
+    agent.policy.transformer.step = noted
+    return sizes
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_all_cut_environments_are_read_in_one_call(together):
+    script = [0, 0, TRUNCATED, 0]
+    agent = small_agent(scripts([script] * ENVS if together else shifted(ENVS, script)))
+    sizes = counted(agent)
+    next(iter(rollouts(agent, 1)))
+    cuts = [ENVS] * (STEPS // 4) if together else [1] * (3 * STEPS // 4)
+    assert sorted(sizes) == sorted([ENVS] * (STEPS + 1) + cuts)
+
+
+def test_without_cuts_nothing_is_read_twice():
+    agent = small_agent(scripts([[end if end != TRUNCATED else 1 for end in MIXED]] * ENVS))
+    sizes = counted(agent)
+    next(iter(rollouts(agent, 1)))
+    assert sizes == [ENVS] * (STEPS + 1)
+
+
+def test_the_last_value_belongs_to_the_observation_behind_the_rollout():
+    agent = small_agent(scripts([[0]] * ENVS), gamma=0.9, gae_lambda=0.8)
+    for buffer in rollouts(agent, 2):
+        for e in range(ENVS):
+            last = slow_value(agent, buffer, e, STEPS - 1, agent._last_obs[e])
+            expected = buffer.rewards[e, -1] + 0.9 * last - buffer.values[e, -1]
+            assert buffer.advantages[e, -1].item() == pytest.approx(expected.item(), abs=1e-4)
