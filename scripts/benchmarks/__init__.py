@@ -1,0 +1,1 @@
+"""Measurements that `scripts/bench.py` runs; not part of the package."""

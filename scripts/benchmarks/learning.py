@@ -1,0 +1,198 @@
+"""How fast and how surely agents learn the T-Maze."""
+
+import json
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from rich.console import Console
+from rich.table import Table
+from sb3_contrib import RecurrentPPO
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
+
+from rlxf.agents.gtrxl import GTrXLPPO
+from rlxf.envs.make import make_vec_env
+from rlxf.evaluation import EvaluationCallback
+
+ENVS = 32
+SOLVED = 0.95
+
+
+@dataclass(frozen=True)
+class Corridor:
+    """A T-Maze and what it needs.
+
+    Args:
+        steps: environment steps of training.
+        options: what differs from GTrXLPPO's defaults. The memory must reach the hint.
+    """
+
+    steps: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+CORRIDORS = {
+    50: Corridor(200_000),
+    100: Corridor(300_000),
+    250: Corridor(600_000, {"memory_length": 256, "n_steps": 128, "segment_length": 128, "gamma": 0.995}),
+    1000: Corridor(2_000_000, {"memory_length": 1024, "n_steps": 256, "segment_length": 256, "gamma": 0.999}),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One agent's training.
+
+    Args:
+        program: the agent.
+        corridor: length of the corridor.
+        seed: of everything.
+        curve: (environment steps, success rate) of each evaluation.
+    """
+
+    program: str
+    corridor: int
+    seed: int
+    curve: list[tuple[int, float]]
+
+    @property
+    def solved_at(self) -> int | None:
+        """Steps before the first evaluation with a success of at least 0.95; None if there is none."""
+        return next((step for step, success in self.curve if success >= SOLVED), None)
+
+    @property
+    def lowest_after(self) -> float | None:
+        """Lowest success from then on."""
+        solved = self.solved_at
+        return None if solved is None else min(success for step, success in self.curve if step >= solved)
+
+
+@dataclass
+class Learning:
+    """Success of GTrXLPPO, default settings, and of RecurrentPPO over equal steps of the T-Maze."""
+
+    corridors: tuple[int, ...] = (50, 100, 250)
+    """Lengths, out of 50, 100, 250 and 1000."""
+    seeds: int = 5
+    """Seeds of GTrXLPPO for each corridor."""
+    recurrent_seeds: int = 1
+    """Seeds of RecurrentPPO for each corridor."""
+    evaluations: int = 40
+    """Evaluations of each run, evenly spread."""
+    episodes: int = 200
+    """Episodes of an evaluation."""
+    processes: int = 2
+    """Runs at a time, one thread each."""
+    output: Path = Path("runs/bench-learning.json")
+    """Where to write all curves; their picture stands beside it."""
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.corridors) - set(CORRIDORS):
+            raise ValueError(f"corridors must be among {list(CORRIDORS)}, got {sorted(unknown)}")
+
+    def run(self) -> None:
+        """Train, print a line as each run ends and the table at the end, write curves and picture."""
+        console, runs = Console(), []
+        for run in self.finished():
+            runs.append(run)
+            console.print(f"{run.program} {run.corridor} seed {run.seed}: solved at {run.solved_at}")
+        runs.sort(key=lambda run: (run.corridor, run.program, run.seed))
+        Console(width=120).print(table(runs))
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        self.output.write_text(json.dumps([asdict(run) for run in runs], indent=1))
+        draw(runs, self.output.with_suffix(".png"))
+        console.print(f"curves: {self.output}, {self.output.with_suffix('.png')}")
+
+    def finished(self) -> Iterator[Run]:
+        """The runs as they end. Longest corridors first: they would be waited for."""
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self.processes, context, torch.set_num_threads, (1,)) as pool:
+            jobs = [
+                pool.submit(train, program, corridor, seed, self.evaluations, self.episodes)
+                for corridor in sorted(self.corridors, reverse=True)
+                for program, seeds in (("GTrXLPPO", self.seeds), ("RecurrentPPO", self.recurrent_seeds))
+                for seed in range(seeds)
+            ]
+            for job in as_completed(jobs):
+                yield job.result()
+
+
+def train(program: str, corridor: int, seed: int, evaluations: int, episodes: int) -> Run:
+    """One run from its first to its last step."""
+    steps = CORRIDORS[corridor].steps
+    callback = EvaluationCallback(
+        make_vec_env("rlxf/TMaze-v0", ENVS, env_kwargs={"corridor_length": corridor}),
+        episodes=episodes,
+        every_steps=steps // evaluations,
+    )
+    env = make_vec_env("rlxf/TMaze-v0", ENVS, seed, env_kwargs={"corridor_length": corridor})
+    AGENTS[program](env, corridor, seed).learn(steps, callback=callback)
+    curve = [(step, report.success_rate or 0.0) for step, report in callback.reports.items()]
+    return Run(program, corridor, seed, curve)
+
+
+def gtrxl(env: VecEnv, corridor: int, seed: int) -> OnPolicyAlgorithm:
+    """GTrXLPPO with its defaults and what the corridor needs."""
+    return GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, **CORRIDORS[corridor].options)
+
+
+def recurrent(env: VecEnv, corridor: int, seed: int) -> OnPolicyAlgorithm:
+    """RecurrentPPO with its defaults, but for 64 hidden units and the discount that the corridor needs."""
+    gamma = CORRIDORS[corridor].options.get("gamma", 0.99)
+    return RecurrentPPO("MlpLstmPolicy", env, seed=seed, gamma=gamma, policy_kwargs={"lstm_hidden_size": 64})
+
+
+AGENTS = {"GTrXLPPO": gtrxl, "RecurrentPPO": recurrent}
+
+
+def table(runs: list[Run]) -> Table:
+    """A line for each run."""
+    columns = ("corridor", "program", "seed", "solved at", "lowest after", "last", "of steps", "not default")
+    result = Table(*columns, title=f"T-Maze, solved: success of at least {SOLVED}")
+    for run in runs:
+        result.add_row(*cells(run))
+    return result
+
+
+def cells(run: Run) -> list[str]:
+    """A run's line of the table."""
+    corridor = CORRIDORS[run.corridor]
+    return [
+        str(run.corridor),
+        run.program,
+        str(run.seed),
+        "" if run.solved_at is None else f"{run.solved_at:,}",
+        "" if run.lowest_after is None else f"{run.lowest_after:.3f}",
+        f"{run.curve[-1][1]:.3f}",
+        f"{corridor.steps:,}",
+        ", ".join(f"{name}={value}" for name, value in corridor.options.items()),
+    ]
+
+
+def draw(runs: list[Run], path: Path) -> None:
+    """Success over steps, a panel for each corridor, a line for each run."""
+    corridors = sorted({run.corridor for run in runs})
+    size = (5 * len(corridors), 3.5)
+    figure, axes = plt.subplots(1, len(corridors), figsize=size, squeeze=False, sharey=True)
+    for axis, corridor in zip(axes[0], corridors, strict=True):
+        draw_corridor(axis, [run for run in runs if run.corridor == corridor])
+        axis.set(title=f"corridor {corridor}", xlabel="environment steps, thousands", ylim=(-0.03, 1.03))
+    axes[0, 0].set_ylabel("success rate")
+    axes[0, 0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def draw_corridor(axis: Any, runs: list[Run]) -> None:
+    """The runs of one corridor; a program is named once."""
+    colours = {"GTrXLPPO": "tab:blue", "RecurrentPPO": "tab:gray"}
+    for run in runs:
+        label = run.program if run.seed == 0 else None
+        steps, successes = zip(*((step / 1000, success) for step, success in run.curve), strict=True)
+        axis.plot(steps, successes, color=colours[run.program], alpha=0.7, label=label)

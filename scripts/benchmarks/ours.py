@@ -1,0 +1,34 @@
+"""GTrXLPPO at the sizes of a shape."""
+
+from typing import Any
+
+from stable_baselines3.common.vec_env import VecEnv
+
+from benchmarks.shapes import Shape
+from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
+from rlxf.attention import Add, GRUGate
+
+
+def gtrxl_ppo(env: VecEnv, shape: Shape, **options: Any) -> GTrXLPPO:
+    """Sizes from the shape, all else GTrXLPPO's default or as given in ``options``."""
+    core = gtrxl(
+        shape.memory,
+        width=shape.width,
+        layers=shape.layers,
+        heads=shape.heads,
+        feed_forward=shape.feed_forward,
+        residual=GRUGate(bias=2.0) if shape.gated else Add(),
+    )
+    sizes: dict[str, Any] = {
+        "n_steps": shape.steps,
+        "segment_length": shape.segment,
+        "batch_size": shape.minibatch,
+        "n_epochs": shape.epochs,
+    }
+    return GTrXLPPO("MlpGTrXLPolicy", env, core=core, **(sizes | options))
+
+
+def gathered_bytes(shape: Shape) -> int:
+    """Bytes of the memories copied together for one minibatch: M steps before each of its segments of T."""
+    segments = shape.minibatch // shape.segment
+    return 4 * segments * shape.memory * shape.layers * shape.width
