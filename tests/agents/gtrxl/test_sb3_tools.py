@@ -1,0 +1,339 @@
+"""Stable-Baselines3's own tools, unchanged, around the agent."""
+
+import csv
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CheckpointCallback,
+    EvalCallback,
+    StopTrainingOnRewardThreshold,
+)
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rlxf import GTrXLPPO
+from rlxf.envs.tmaze_vector import TMazeVector
+from rlxf.envs.vector import as_vec_env
+from rlxf.training import linear
+from tests.agents.gtrxl.worlds import (
+    GOES_ON,
+    VECTOR,
+    Scripted,
+    all_segments,
+    next_step_scripts,
+    parameters,
+    rollouts,
+    same,
+    scripts,
+    shifted,
+    small_agent,
+)
+
+TMAZE = "rlxf/TMaze-v0"
+ROLLOUT = 3 * 16
+
+
+class Notes(KVWriter):
+    """Keeps every dumped table of the logger."""
+
+    def __init__(self):
+        self.tables = []
+
+    def write(self, key_values, key_excluded, step=0):
+        self.tables.append(dict(key_values))
+
+    def close(self):
+        pass
+
+
+def noted(agent):
+    notes = Notes()
+    agent.set_logger(Logger(None, [notes]))
+    return notes
+
+
+def tmaze(n_envs=2, corridor=3, **options):
+    return make_vec_env(TMAZE, n_envs, seed=0, env_kwargs={"corridor_length": corridor}, **options)
+
+
+def test_evaluate_policy_carries_the_memory_and_forgets_at_each_start():
+    """The same returns as a loop over one environment that begins each episode without a state."""
+    agent = small_agent(tmaze())
+    returns, lengths = evaluate_policy(agent, tmaze(1), 6, return_episode_rewards=True)
+    assert lengths == [4] * 6
+    env = tmaze(1)
+    expected = []
+    obs = env.reset()
+    for _ in range(6):
+        total, state, done = 0.0, None, False
+        while not done:
+            action, state = agent.predict(obs, state=state, deterministic=True)
+            obs, reward, (done,), _ = env.step(action)
+            total += reward[0]
+        expected.append(total)
+    assert returns == pytest.approx(expected)
+
+
+def test_eval_callback_keeps_the_best_agent(tmp_path):
+    agent = small_agent(tmaze(3))
+    callback = EvalCallback(
+        tmaze(2),
+        n_eval_episodes=4,
+        eval_freq=16,
+        best_model_save_path=str(tmp_path),
+        log_path=str(tmp_path),
+        verbose=0,
+    )
+    agent.learn(2 * ROLLOUT, callback=callback)
+    assert np.load(tmp_path / "evaluations.npz")["results"].shape == (2, 4)
+    best = GTrXLPPO.load(tmp_path / "best_model.zip", device="cpu")
+    mean, _ = evaluate_policy(best, tmaze(2), 4)
+    assert mean == pytest.approx(callback.best_mean_reward)
+
+
+def test_a_reached_threshold_stops_training():
+    stop = StopTrainingOnRewardThreshold(reward_threshold=-100, verbose=0)
+    callback = EvalCallback(tmaze(1), callback_on_new_best=stop, eval_freq=16, n_eval_episodes=1, verbose=0)
+    agent = small_agent(tmaze(3)).learn(10 * ROLLOUT, callback=callback)
+    assert agent.num_timesteps == ROLLOUT
+
+
+def test_checkpoint_callback(tmp_path):
+    agent = small_agent(tmaze(3))
+    agent.learn(2 * ROLLOUT, callback=CheckpointCallback(8, str(tmp_path), name_prefix="a"))
+    assert {path.name for path in tmp_path.iterdir()} == {f"a_{n}_steps.zip" for n in (24, 48, 72, 96)}
+    assert GTrXLPPO.load(tmp_path / "a_72_steps", device="cpu").num_timesteps == 72
+    assert same(
+        parameters(GTrXLPPO.load(tmp_path / "a_96_steps")), parameters(GTrXLPPO.load(tmp_path / "a_72_steps"))
+    )
+
+
+def test_vec_normalize():
+    env = VecNormalize(tmaze(3), gamma=0.9)
+    agent = small_agent(env)
+    for buffer in rollouts(agent, 2):
+        batch = all_segments(buffer)
+        with torch.no_grad():
+            values = agent.policy.heads(
+                agent.policy.read(batch.obs, batch.previous, batch.index, batch.state)
+            )[1]
+        torch.testing.assert_close(values, batch.values, atol=1e-4, rtol=0)
+    assert env.obs_rms.count > 2 * ROLLOUT
+    assert agent.get_vec_normalize_env() is env
+    evaluate_policy(agent, VecNormalize(tmaze(1), training=False), 1)
+
+
+def test_make_vec_env_writes_monitor_files(tmp_path):
+    agent = small_agent(tmaze(2, monitor_dir=str(tmp_path)), n_envs=2)
+    agent.learn(2 * 16)
+    agent.env.close()
+    for number in (0, 1):
+        with open(tmp_path / f"{number}.monitor.csv") as file:
+            next(file)  # the header in JSON
+            assert [int(row["l"]) for row in csv.DictReader(file)] == [4] * 4
+
+
+def test_logged_names_and_numbers():
+    agent = small_agent(tmaze(3), reconstruction_coef=0.1)
+    notes = noted(agent)
+    agent.learn(2 * ROLLOUT)
+    first, second = notes.tables
+    assert {"rollout/ep_rew_mean", "rollout/ep_len_mean", "rollout/success_rate", "time/fps"} <= first.keys()
+    names = "loss policy_gradient_loss value_loss entropy_loss approx_kl clip_fraction explained_variance"
+    names += " learning_rate clip_range ent_coef n_updates grad_norm reconstruction_loss"
+    assert {f"train/{name}" for name in names.split()} | {"memory/filled"} <= second.keys()
+    assert first["rollout/ep_len_mean"] == 4
+    assert second["train/n_updates"] == agent.n_epochs
+    assert second["time/total_timesteps"] == 2 * ROLLOUT
+    assert all(np.isfinite(value) for value in second.values())
+
+
+def test_tensorboard_events(tmp_path):
+    agent = small_agent(tmaze(3), tensorboard_log=str(tmp_path))
+    agent.learn(3 * ROLLOUT, tb_log_name="run")
+    events = EventAccumulator(str(tmp_path / "run_1"))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {"rollout/ep_rew_mean", "time/fps", "train/loss", "train/approx_kl", "memory/filled"} <= tags
+    assert [event.step for event in events.Scalars("rollout/ep_rew_mean")] == [
+        ROLLOUT,
+        2 * ROLLOUT,
+        3 * ROLLOUT,
+    ]
+
+
+def test_progress_bar(capsys):
+    assert small_agent(tmaze(3)).learn(ROLLOUT, progress_bar=True).num_timesteps == ROLLOUT
+    assert f"{ROLLOUT}/{ROLLOUT}" in "".join(capsys.readouterr())
+
+
+def test_schedules_are_followed_by_what_is_logged():
+    rate, clip, entropy = linear(1e-3, 1e-4), linear(0.3, 0.1), lambda progress: 0.02 * progress**2
+    agent = small_agent(tmaze(3), learning_rate=rate, clip_range=clip, ent_coef=entropy)
+    notes = noted(agent)
+    agent.learn(4 * ROLLOUT)
+    for number, table in enumerate(notes.tables[1:], start=1):
+        progress = 1 - number / 4
+        assert table["train/learning_rate"] == pytest.approx(rate(progress))
+        assert table["train/clip_range"] == pytest.approx(clip(progress))
+        assert table["train/ent_coef"] == pytest.approx(entropy(progress))
+    assert agent.policy.optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
+
+
+def test_target_kl_ends_an_update_early():
+    def steps(target_kl):
+        agent = small_agent(tmaze(3), learning_rate=0.05, n_epochs=5, target_kl=target_kl)
+        agent.learn(ROLLOUT)
+        return int(agent.policy.optimizer.state_dict()["state"][0]["step"])
+
+    assert steps(None) == 5 * 3
+    assert 1 <= steps(1e-4) < 5 * 3
+
+
+class Doubled(BaseFeaturesExtractor):
+    """Features of a user's own."""
+
+    def __init__(self, observation_space, size=5):
+        super().__init__(observation_space, size)
+        self.net = torch.nn.Linear(observation_space.shape[0], size)
+
+    def forward(self, observations):
+        return self.net(2 * observations)
+
+
+def test_a_features_extractor_of_ones_own():
+    kwargs = {"features_extractor_class": Doubled, "features_extractor_kwargs": {"size": 7}}
+    agent = small_agent(tmaze(3), policy_kwargs=kwargs)
+    before = agent.policy.features_extractor.net.weight.detach().clone()
+    agent.learn(ROLLOUT * 2)
+    assert agent.policy.token.in_features == 7
+    assert not torch.equal(agent.policy.features_extractor.net.weight, before)
+
+
+class StopAt(BaseCallback):
+    """Says stop at one of its steps."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.stop = step
+
+    def _on_step(self):
+        return self.n_calls != self.stop
+
+
+def test_a_callback_stops_training_before_it_learns():
+    agent = small_agent(tmaze(3))
+    before = parameters(agent)
+    agent.learn(10 * ROLLOUT, callback=StopAt(5))
+    assert agent.num_timesteps == 3 * 5
+    assert same(parameters(agent), before)
+
+
+@pytest.mark.parametrize("stop", range(1, 8))
+def test_what_was_done_before_a_stop_is_remembered_after_it(stop):
+    agent = small_agent(scripts(shifted(3)))
+    agent.learn(ROLLOUT, callback=StopAt(stop))
+    _, callback = agent._setup_learn(ROLLOUT, reset_num_timesteps=False)
+    agent.collect_rollouts(agent.env, callback, agent.rollout_buffer, agent.n_steps)
+    life = [[*script, *script] for script in shifted(3)]
+    for env, ends in enumerate(life):
+        episode, position = 0, 0
+        for end in ends[:stop]:
+            episode, position = (episode + 1, 0) if end != GOES_ON else (episode, position + 1)
+        assert agent.rollout_buffer.index.position[env, 8] == position
+        assert agent.rollout_buffer.index.episode[env, 8] == episode
+        assert (agent.rollout_buffer.index.episode[env, :8] >= 0).sum() == stop
+
+
+def test_learn_twice_goes_on_where_it_was():
+    once = small_agent(scripts(shifted(3)), learning_rate=1e-3, ent_coef=0.01).learn(4 * ROLLOUT)
+    twice = small_agent(scripts(shifted(3)), learning_rate=1e-3, ent_coef=0.01).learn(2 * ROLLOUT)
+    twice.learn(2 * ROLLOUT, reset_num_timesteps=False)
+    assert twice.num_timesteps == 4 * ROLLOUT
+    assert same(parameters(once), parameters(twice))
+
+
+@pytest.mark.parametrize("again", ["learn", "set_env"])
+def test_a_reset_begins_new_episodes_even_where_a_filler_was_due(again):
+    ends = [[0] * 15 + [1], [0] * 16, [0] * 15 + [1]]
+    agent = small_agent(next_step_scripts(ends)).learn(ROLLOUT)
+    if again == "set_env":
+        agent.set_env(as_vec_env(next_step_scripts(ends)))
+    _, callback = agent._setup_learn(ROLLOUT, reset_num_timesteps=again == "learn")
+    agent.collect_rollouts(agent.env, callback, agent.rollout_buffer, agent.n_steps)
+    index = agent.rollout_buffer.index
+    assert index.position[:, 8].tolist() == [0, 0, 0]
+    assert (index.episode[:, 8] > index.episode[:, 7]).all()
+    assert agent.rollout_buffer.weight.min() == 1
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        lambda: scripts(shifted(3)),
+        lambda: next_step_scripts(shifted(3)),
+        lambda: TMAZE,
+        lambda: TMazeVector(3),
+    ],
+    ids=["VecEnv", "VectorEnv", "id", "TMazeVector"],
+)
+def test_set_env_takes_what_the_constructor_takes(env):
+    new = env()
+    agent = small_agent(TMAZE if new == TMAZE or isinstance(new, TMazeVector) else scripts(shifted(3)))
+    agent.set_env(new)
+    agent.learn(ROLLOUT)
+    assert agent.num_timesteps == ROLLOUT
+
+
+def test_set_env_refuses_other_spaces_and_numbers():
+    agent = small_agent(scripts(shifted(3)))
+    with pytest.raises(ValueError, match="Observation spaces do not match"):
+        agent.set_env(tmaze(3))
+    with pytest.raises(AssertionError, match="2 != 3"):
+        agent.set_env(scripts(shifted(2)))
+
+
+def test_parameters_out_and_in():
+    first, second = small_agent(tmaze(3)).learn(ROLLOUT), small_agent(tmaze(3), seed=8)
+    assert not same(parameters(first), parameters(second))
+    second.set_parameters(first.get_parameters())
+    assert same(parameters(first), parameters(second))
+
+
+@pytest.mark.parametrize(
+    ("env", "number"),
+    [
+        (lambda: TMAZE, 3),
+        (lambda: gymnasium.make(TMAZE, corridor_length=3), 1),
+        (lambda: Scripted(observation_space=VECTOR), 1),
+        (lambda: DummyVecEnv([lambda: gymnasium.make(TMAZE)] * 2), 2),
+        (lambda: TMazeVector(4, corridor_length=3, autoreset_mode="SameStep"), 4),
+        (lambda: TMazeVector(4, corridor_length=3, autoreset_mode="NextStep"), 4),
+        (lambda: gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"), 2),
+    ],
+    ids=["id", "Env", "own Env", "VecEnv", "SAME_STEP", "NEXT_STEP", "Gymnasium's"],
+)
+def test_every_kind_of_environment(env, number):
+    agent = small_agent(env())
+    begun = parameters(agent)
+    agent.learn(2 * number * 16)
+    assert agent.n_envs == number
+    assert agent.num_timesteps == 2 * number * 16
+    assert not same(begun, parameters(agent))
+
+
+@pytest.mark.parametrize(("mode", "length"), [("SameStep", 4), ("NextStep", 5)])
+def test_filler_rows_count_in_no_episode(mode, length):
+    agent = small_agent(TMazeVector(3, corridor_length=3, autoreset_mode=mode), n_steps=20)
+    agent.learn(20 * 3)
+    assert {info["l"] for info in agent.ep_info_buffer} == {4}
+    assert len(agent.ep_info_buffer) == 3 * 20 // length
+    assert agent.rollout_buffer.weight.mean().item() == pytest.approx(4 / length)
