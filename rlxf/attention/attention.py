@@ -94,9 +94,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         """q (B, H, Tq, D) over k and v (B, H, Tk, D) -> (B, Tq, C). Who sees nothing gets 0."""
         bias = self.position.bias(q, relation, distances, table)
-        bias = relation.mask if bias is None else bias + relation.mask
         q = self.position.query(q, relation.query.position)
-        mixed = self.kernel(q, k, v, bias, self.dropout if self.training else 0.0)
+        mixed = self.kernel(q, k, v, bias, relation.mask, self.dropout if self.training else 0.0)
         y: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return y if relation.blind is None else y.masked_fill(relation.blind[..., None], 0.0)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,30 +87,54 @@ class Relation:
         ahead = 0 if self.causal else max(0, min(ahead, self.pattern.reach))
         return torch.arange(back, -ahead - 1, -1, device=self.key.position.device)
 
-    def by_key(self, score: Tensor, distances: Tensor) -> Tensor:
-        """Rearrange scores by distance into scores by key; what is not allowed holds anything.
+    def scores(self, q: Tensor, table: Tensor, distances: Tensor) -> Tensor:
+        """``q_i . table[distance(i, j)]`` for each query and key; anything where not allowed.
 
         Args:
-            score: (B, H, Tq, R), one column for each of ``distances``.
+            q: (B, H, Tq, D).
+            table: (H, D, R), one column for each of ``distances``.
             distances: (R,) descending in steps of one.
 
         Returns:
             (B, H, Tq, Tk).
         """
         if self.aligned:
-            return self._shift(score, int(distances[0]))
+            return self._shifted(q, table, int(distances[0]))
         column = (distances[0] - self.distance).clamp(0, distances.shape[0] - 1)
-        return score.gather(-1, column[:, None].expand(-1, score.shape[1], -1, -1))
+        return (q @ table).gather(-1, column[:, None].expand(-1, q.shape[1], -1, -1))
 
-    def _shift(self, score: Tensor, back: int) -> Tensor:
+    def _shifted(self, q: Tensor, table: Tensor, back: int) -> Tensor:
         """Transformer-XL's relative shift (Dai et al. 2019, appendix B) for any window.
 
         Row i has to move i columns to the right. Rows of N + 1 numbers read as rows of N do that.
+        The table is widened to N + 1 columns, so that no score has to be copied.
         """
-        queries, columns = score.shape[-2:]
+        keys, columns = self.key.shape[1], table.shape[-1]
         left = max(0, self._offset - back)
-        width = max(self.key.shape[1], left + columns)
-        padded = F.pad(score, (left, width + 1 - left - columns)).flatten(-2)
-        start = left + back - self._offset
-        rows = padded[..., start : start + queries * width].unflatten(-1, (queries, width))
-        return rows[..., : self.key.shape[1]]
+        width = max(keys, left + columns)
+        widened = F.pad(table, (left, width + 1 - left - columns))
+        shifted: Tensor = _Shift.apply(q @ widened, left + back - self._offset)  # type: ignore[no-untyped-call]
+        return shifted[..., :keys]
+
+
+class _Shift(torch.autograd.Function):
+    """Rows of N + 1 numbers, (B, H, T, N + 1), read as rows of N from ``start`` on: a view.
+
+    torch's own slices would do; their gradients fill two buffers of this size with zeros.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, score: Tensor, start: int) -> Tensor:
+        ctx.start = start
+        queries, width = score.shape[-2], score.shape[-1] - 1
+        rows = score.flatten(-2)[..., start : start + queries * width]
+        return rows.unflatten(-1, (queries, width))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        *batch, queries, width = gradient.shape
+        whole = gradient.new_empty(*batch, queries * (width + 1))
+        whole[..., : ctx.start] = 0
+        whole[..., ctx.start + queries * width :] = 0
+        whole[..., ctx.start : ctx.start + queries * width] = gradient.flatten(-2)
+        return whole.unflatten(-1, (queries, width + 1)), None

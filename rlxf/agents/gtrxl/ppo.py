@@ -159,6 +159,21 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """Train on another environment of the same spaces and number; anything the constructor takes."""
         super().set_env(as_training_env(env, self.n_envs, self.seed), force_reset)
 
+    def set_parameters(
+        self,
+        load_path_or_dict: str | os.PathLike[str] | dict[str, Any],  # type: ignore[override]
+        exact_match: bool = True,
+        device: torch.device | str = "auto",
+    ) -> None:
+        """Put in the weights of SB3's ``get_parameters``, or of a file that `save` wrote.
+
+        Raises:
+            CheckpointError: if it is no such file. SB3's own files hold pickles and are not opened.
+        """
+        if not isinstance(load_path_or_dict, dict):
+            load_path_or_dict = checkpoint.parameters(self, checkpoint.read(load_path_or_dict))
+        super().set_parameters(load_path_or_dict, exact_match, device)
+
     def _setup_model(self) -> None:
         check_policy(self.policy_class, self.observation_space)
         self._setup_lr_schedule()

@@ -10,14 +10,17 @@ class Kernel(Protocol):
 
     paper: ClassVar[str]
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor, dropout: float
+    ) -> Tensor:
         """Average the values.
 
         Args:
             q: queries, (B, H, Tq, D).
             k: keys, (B, H, Tk, D).
             v: values, (B, H, Tk, D).
-            bias: added to the scaled scores, broadcasts to (B, H, Tq, Tk); -inf hides a key.
+            bias: what positions add to the scaled scores, (B, H, Tq, Tk); None for nothing.
+            mask: 0 for keys that a query may see, -inf for others, (B, 1, Tq, Tk).
             dropout: probability with which a weight is set to 0.
 
         Returns:

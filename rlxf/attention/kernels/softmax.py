@@ -25,10 +25,14 @@ class Softmax:
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
     softmax1: bool = False
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor, dropout: float
+    ) -> Tensor:
         """See `Kernel`."""
-        scores = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2)) + bias
-        weights = self.weights(scores)
+        if bias is None and not self.softmax1:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        scores = q * q.shape[-1] ** -0.5 @ k.transpose(-1, -2) if bias is None else scaled_scores(q, k, bias)
+        weights = self.weights(scores.add_(mask))
         return F.dropout(weights, dropout) @ v if dropout else weights @ v
 
     def weights(self, scores: Tensor) -> Tensor:
@@ -36,3 +40,15 @@ class Softmax:
         if not self.softmax1:
             return scores.softmax(dim=-1)
         return F.pad(scores, (0, 1)).softmax(dim=-1)[..., :-1]
+
+
+def scaled_scores(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    """``q_i . k_j / sqrt(D) + b_ij`` in one pass: (B, H, Tq, D), (B, H, Tk, D) -> (B, H, Tq, Tk)."""
+    shape = (*q.shape[:3], k.shape[2])
+    scores = torch.baddbmm(
+        bias.expand(shape).flatten(0, 1),
+        q.flatten(0, 1),
+        k.flatten(0, 1).transpose(1, 2),
+        alpha=q.shape[-1] ** -0.5,
+    )
+    return scores.view(shape)

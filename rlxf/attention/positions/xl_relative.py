@@ -69,4 +69,4 @@ class XLRelativeBias(LayerPosition):
     def bias(self, q: Tensor, relation: Relation, distances: Tensor, table: Tensor | None) -> Tensor:
         """q (B, H, Tq, D) -> ``(q_i + v) . (W_r r_{i-j}) / sqrt(D)`` (B, H, Tq, Tk)."""
         assert table is not None
-        return relation.by_key((q + self.v[:, None]) @ table, distances)
+        return relation.scores(q + self.v[:, None], table, distances)

@@ -46,7 +46,8 @@ class GRU(Gate):
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
         """g(x, y)."""
         width = x.shape[-1]
-        w_rz, w_g = F.linear(y, self.w).split([2 * width, width], dim=-1)
-        r, z = (w_rz + F.linear(x, self.u)).chunk(2, dim=-1)
-        h = torch.tanh(w_g + F.linear(r.sigmoid() * x, self.u_g))
-        return torch.lerp(x, h, (z - self.b).sigmoid())
+        flat_x, flat_y = x.reshape(-1, width), y.reshape(-1, width)
+        w_rz, w_g = F.linear(flat_y, self.w, F.pad(-self.b, (width, width))).split([2 * width, width], dim=-1)
+        r, z = torch.addmm(w_rz, flat_x, self.u.T).sigmoid().chunk(2, dim=-1)
+        h = torch.addmm(w_g, r * flat_x, self.u_g.T).tanh()
+        return torch.lerp(flat_x, h, z).view_as(x)
