@@ -119,7 +119,7 @@ def draw(folder: Path, curve: dict[int, Report]) -> None:
     lower.plot(*logged(folder, "rollout/ep_rew_mean"), label="return of an episode, while exploring")
     lower.plot(*logged(folder, "train/entropy_loss", sign=-1), label="entropy of the policy")
     lower.set(xlabel="environment steps")
-    lower.legend(loc="center right")
+    lower.legend(loc="lower right")
     figure.savefig(folder / "curve.png", dpi=120)
 
 
