@@ -2,9 +2,12 @@
 
 import inspect
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from gymnasium import Space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
@@ -55,7 +58,7 @@ def save(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> None:
     """Write the agent whole or not at all.
 
     Raises:
-        CheckpointError: if the disk is full or the folder cannot be written.
+        OSError: if the disk is full or the folder cannot be written; an older file is as before.
     """
     documents = {"agent": _describe(agent)}
     tensors = {"policy": agent.policy.state_dict(), "optimizer": _optimizer_tensors(agent.policy.optimizer)}
@@ -71,14 +74,27 @@ def read(path: str | os.PathLike[str]) -> Archive:
         CheckpointError: if it is truncated, altered, or no file of a GTrXLPPO agent.
     """
     archive = read_archive(checkpoint_path(path))
-    if archive.documents.get("agent", {}).get("name") != "GTrXLPPO" or set(archive.tensors) != {
-        "policy",
-        "optimizer",
-    }:
+    agent = archive.documents.get("agent")
+    named = isinstance(agent, dict) and agent.get("name") == "GTrXLPPO"
+    if not named or archive.tensors.keys() != {"policy", "optimizer"}:
         raise CheckpointError(f"{checkpoint_path(path)} is whole, but holds no GTrXLPPO agent")
     return archive
 
 
+@contextmanager
+def _described() -> Iterator[None]:
+    """What the description of the agent lacks or has wrong is the file's fault, and said so."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint is whole, but this version of rlxf cannot build its agent: {error!r}"
+        ) from error
+
+
+@_described()
 def settings(archive: Archive) -> dict[str, Any]:
     """The constructor's arguments that the file holds."""
     stored = dict(archive.documents["agent"]["settings"])
@@ -88,6 +104,7 @@ def settings(archive: Archive) -> dict[str, Any]:
     return stored
 
 
+@_described()
 def policy_class(archive: Archive) -> str:
     """Name of the policy.
 
@@ -100,21 +117,17 @@ def policy_class(archive: Archive) -> str:
     return str(name)
 
 
+@_described()
 def decode_policy_kwargs(stored: dict[str, Any]) -> dict[str, Any]:
     """policy_kwargs, with classes in place of their names.
 
     Raises:
         CheckpointError: if one was a class or an object of the user's own.
     """
-    for name, value in stored.items():
-        if isinstance(value, dict) and "lost" in value:
-            raise CheckpointError(
-                f"policy_kwargs[{name!r}] was {value['lost']}, which a file cannot hold; "
-                f"pass policy_kwargs=... when loading"
-            )
-    return {name: _decode(value) for name, value in stored.items()}
+    return {name: _decode(value, f"policy_kwargs[{name!r}]") for name, value in stored.items()}
 
 
+@_described()
 def spaces(archive: Archive) -> tuple[Space[Any], Space[Any]]:
     """The observation and the action space that the agent was trained on."""
     stored = archive.documents["agent"]
@@ -131,6 +144,7 @@ def check_spaces_match(agent: "GTrXLPPO", archive: Archive) -> None:
             )
 
 
+@_described()
 def restore(agent: "GTrXLPPO", archive: Archive) -> None:
     """Put weights, optimiser and progress into an agent of the same shape.
 
@@ -138,12 +152,24 @@ def restore(agent: "GTrXLPPO", archive: Archive) -> None:
         CheckpointError: if they do not fit.
     """
     try:
-        agent.policy.load_state_dict(archive.tensors["policy"])
-        _restore_optimizer(agent.policy.optimizer, archive.tensors["optimizer"])
-    except (RuntimeError, KeyError, ValueError) as error:
+        agent.set_parameters(parameters(agent, archive))
+    except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's weights do not fit its description: {error}") from error
     for name in PROGRESS:
         setattr(agent, name, archive.documents["agent"]["progress"][name])
+
+
+def parameters(agent: "GTrXLPPO", archive: Archive) -> dict[str, Any]:
+    """Weights and optimiser state in the form of SB3's ``get_parameters``."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in archive.tensors["optimizer"].items():
+        number, name = key.split(".", 1)
+        state.setdefault(int(number), {})[name] = value
+    groups = agent.policy.optimizer.state_dict()["param_groups"]
+    return {
+        "policy": archive.tensors["policy"],
+        "policy.optimizer": {"state": state, "param_groups": groups},
+    }
 
 
 def _describe(agent: "GTrXLPPO") -> dict[str, Any]:
@@ -152,6 +178,7 @@ def _describe(agent: "GTrXLPPO") -> dict[str, Any]:
     values["core"] = agent.core.to_dict()
     values["policy_kwargs"] = {name: _encode(value) for name, value in agent.policy_kwargs.items()}
     values |= {name: schedule_to_json(values[name]) for name in SCHEDULES}
+    values = {name: _plain(value) for name, value in values.items()}
     return {
         "name": "GTrXLPPO",
         "policy": agent.policy_class.__name__,
@@ -162,21 +189,37 @@ def _describe(agent: "GTrXLPPO") -> dict[str, Any]:
     }
 
 
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and paths as what JSON has for them."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 def _encode(value: Any) -> Any:
+    value = _plain(value)
     if isinstance(value, type) and CLASSES.get(value.__name__) is value:
         return {"class": value.__name__}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: _encode(part) for key, part in value.items()}
-    plain = value is None or isinstance(value, bool | int | float | str | list | tuple)
+    if isinstance(value, list | tuple):
+        return [_encode(part) for part in value]
+    plain = value is None or isinstance(value, bool | int | float | str)
     return value if plain else {"lost": repr(value)}
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: Any, where: str) -> Any:
+    if isinstance(value, list):
+        return [_decode(part, where) for part in value]
     if not isinstance(value, dict):
         return value
-    if set(value) == {"class"}:
+    if value.keys() == {"lost"}:
+        raise CheckpointError(
+            f"{where} was {value['lost']}, which a file cannot hold; pass policy_kwargs=... when loading"
+        )
+    if value.keys() == {"class"}:
         return CLASSES[value["class"]]
-    return {key: _decode(part) for key, part in value.items()}
+    return {key: _decode(part, f"{where}[{key!r}]") for key, part in value.items()}
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -188,11 +231,3 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         for name, value in kept.items()
         if isinstance(value, Tensor)
     }
-
-
-def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

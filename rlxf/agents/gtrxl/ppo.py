@@ -161,7 +161,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
     def set_parameters(
         self,
-        load_path_or_dict: str | os.PathLike[str] | dict[str, Any],  # type: ignore[override]
+        load_path_or_dict: str | os.PathLike[str] | dict[str, Any],
         exact_match: bool = True,
         device: torch.device | str = "auto",
     ) -> None:
