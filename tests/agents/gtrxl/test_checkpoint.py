@@ -1,0 +1,435 @@
+"""A saved agent comes back whole, or the file is refused with a reason; the old file is never lost."""
+
+import json
+import pickle
+import resource
+import zipfile
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.torch_layers import FlattenExtractor
+
+from rlxf import GTrXLPPO
+from rlxf.agents.gtrxl import MlpGTrXLPolicy
+from rlxf.training import CheckpointError, linear, read_archive, write_archive
+from tests.agents.gtrxl.worlds import (
+    ACTIONS,
+    OBSERVATIONS,
+    Scripted,
+    parameters,
+    rollouts,
+    same,
+    scripts,
+    shifted,
+    small_agent,
+    small_core,
+)
+
+ROLLOUT = 3 * 16
+STEADY = {"learning_rate": 1e-3, "ent_coef": 0.01}  # the default falls to 0 within a call of learn
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """An agent after two updates, and its file."""
+    path = tmp_path_factory.mktemp("agent") / "agent.zip"
+    agent = small_agent(scripts(shifted(3)), **STEADY).learn(2 * ROLLOUT)
+    agent.save(path)
+    return agent, path
+
+
+def altered(source, target, change):
+    """The file with other content under a right seal, as a person who knows the format would make it."""
+    archive = read_archive(source)
+    change(archive.documents)
+    write_archive(target, archive.documents, archive.tensors)
+    return target
+
+
+def acts_alike(first, second, steps=12):
+    states = [None, None]
+    for number in range(steps):
+        obs = first.observation_space.sample()
+        obs = {key: part[None] for key, part in obs.items()} if isinstance(obs, dict) else obs[None]
+        starts = np.array([number % 5 == 0])
+        results = [
+            agent.predict(obs, state=state, episode_start=starts, deterministic=True)
+            for agent, state in zip((first, second), states, strict=True)
+        ]
+        states = [state for _, state in results]
+        if not np.array_equal(results[0][0], results[1][0]):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("policy", OBSERVATIONS)
+@pytest.mark.parametrize("action_space", ["Box of two axes", "MultiDiscrete"])
+def test_a_loaded_agent_acts_the_same(tmp_path, policy, action_space):
+    env = scripts(shifted(2), OBSERVATIONS[policy], ACTIONS[action_space])
+    agent = small_agent(env, policy, reconstruction_coef=0.1)
+    agent.save(tmp_path / "agent")
+    loaded = GTrXLPPO.load(tmp_path / "agent", device="cpu")
+    assert same(parameters(agent), parameters(loaded))
+    assert acts_alike(agent, loaded)
+    assert not acts_alike(agent, small_agent(env, policy, loud=False))
+
+
+def test_every_setting_comes_back(tmp_path):
+    chosen = {
+        "learning_rate": linear(1e-3, 1e-5),
+        "n_steps": 12,
+        "segment_length": 6,
+        "batch_size": 18,
+        "n_epochs": 2,
+        "gamma": 0.9,
+        "gae_lambda": 0.8,
+        "clip_range": 0.1,
+        "ent_coef": linear(0.1, 0.0),
+        "vf_coef": 0.3,
+        "max_grad_norm": 0.7,
+        "target_kl": 0.02,
+        "advantage_epsilon": 0.1,
+        "previous_action": False,
+        "reconstruction_coef": 0.2,
+        "stats_window_size": 7,
+        "tensorboard_log": str(tmp_path),
+        "verbose": 0,
+        "seed": 5,
+        "policy_kwargs": {"log_std_init": -1.0, "features_extractor_class": FlattenExtractor},
+    }
+    agent = small_agent(scripts(shifted(3)), **chosen)
+    agent.save(tmp_path / "agent.zip")
+    loaded = GTrXLPPO.load(tmp_path / "agent.zip", device="cpu")
+    for name in set(chosen) - {"learning_rate", "ent_coef", "stats_window_size"}:
+        assert getattr(loaded, name) == chosen[name], name
+    for name in ("learning_rate", "ent_coef"):
+        assert [getattr(loaded, name)(p) for p in (1.0, 0.3)] == [chosen[name](p) for p in (1.0, 0.3)]
+    assert loaded._stats_window_size == 7
+    assert loaded.core == agent.core
+    assert loaded.n_envs == 3
+    assert loaded.rollout_buffer.nbytes == agent.rollout_buffer.nbytes
+
+
+def test_training_goes_on_bit_for_bit(tmp_path):
+    agent = small_agent(scripts(shifted(3)), **STEADY).learn(2 * ROLLOUT)
+    agent.save(tmp_path / "agent")
+    loaded = GTrXLPPO.load(tmp_path / "agent", scripts(shifted(3)), device="cpu")
+    without_optimiser = small_agent(scripts(shifted(3)), **STEADY)
+    without_optimiser.policy.load_state_dict(agent.policy.state_dict())
+    next(iter(rollouts(agent, 1)))
+    for other in (loaded, without_optimiser):
+        other.rollout_buffer = agent.rollout_buffer
+        other.order.set_state(agent.order.get_state())
+        other.set_logger(Logger(None, []))
+    for each in (agent, loaded, without_optimiser):
+        each.train()
+    assert same(parameters(agent), parameters(loaded))
+    assert not same(parameters(agent), parameters(without_optimiser))
+
+
+def test_progress_comes_back(trained):
+    agent, path = trained
+    loaded = GTrXLPPO.load(path, scripts(shifted(3)), device="cpu")
+    assert (loaded.num_timesteps, loaded._n_updates) == (2 * ROLLOUT, agent._n_updates)
+    loaded.learn(ROLLOUT, reset_num_timesteps=False)
+    assert loaded.num_timesteps == 3 * ROLLOUT
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_loaded_for_another_number_of_environments(trained, number):
+    agent, path = trained
+    loaded = GTrXLPPO.load(path, scripts(shifted(number)), device="cpu")
+    assert loaded.n_envs == number
+    assert acts_alike(agent, loaded)
+    loaded.learn(number * 16)
+
+
+def test_loaded_without_an_environment_and_given_one_later(trained):
+    _, path = trained
+    loaded = GTrXLPPO.load(path, device="cpu")
+    loaded.set_env(scripts(shifted(3)))
+    before = parameters(loaded)
+    loaded.learn(ROLLOUT)
+    assert not same(before, parameters(loaded))
+
+
+def test_loaded_with_an_id(tmp_path):
+    small_agent("rlxf/TMaze-v0").save(tmp_path / "agent")
+    loaded = GTrXLPPO.load(tmp_path / "agent.zip", env="rlxf/TMaze-v0", n_envs=2)
+    assert loaded.n_envs == 2
+
+
+def test_settings_may_differ_from_the_files(trained):
+    _, path = trained
+    loaded = GTrXLPPO.load(path, scripts(shifted(3)), learning_rate=0.5, n_steps=8, gamma=0.5)
+    assert (loaded.learning_rate, loaded.n_steps, loaded.gamma) == (0.5, 8, 0.5)
+
+
+@pytest.mark.parametrize("wrong", [{"learning_rat": 1e-3}, {"n_step": 5}], ids=str)
+def test_a_typo_in_a_setting(trained, wrong):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{next(iter(wrong))}'"):
+        GTrXLPPO.load(trained[1], **wrong)
+
+
+def test_a_setting_that_does_not_fit_the_weights(trained):
+    with pytest.raises(CheckpointError, match="weights do not fit"):
+        GTrXLPPO.load(trained[1], core=small_core(layers=1))
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (
+            lambda: Scripted(observation_space=spaces.Box(-1, 1, (4,), np.float32)),
+            r"another observation space: expected Box of shape \(3,\) .*, got Box of shape \(4,\)",
+        ),
+        (
+            lambda: Scripted(observation_space=spaces.Box(-1, 2, (3,), np.float32)),
+            r"observation space: expected the bounds \[-1.0, 1.0\] at index \(0,\), got \[-1.0, 2.0\]",
+        ),
+        (
+            lambda: Scripted(action_space=spaces.Discrete(5)),
+            r"another action space: expected Discrete\(3\), got Discrete\(5\)",
+        ),
+    ],
+    ids=["shape", "bounds", "actions"],
+)
+def test_another_space(trained, env, message):
+    with pytest.raises(ValueError, match=message):
+        GTrXLPPO.load(trained[1], env())
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint .*nothing.zip"):
+        GTrXLPPO.load(tmp_path / "nothing")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("part", np.linspace(0, 0.999, 12))
+def test_a_truncated_file(trained, tmp_path, part):
+    data = trained[1].read_bytes()
+    (tmp_path / "cut.zip").write_bytes(data[: int(part * len(data))])
+    with pytest.raises(CheckpointError, match=r"cut\.zip"):
+        GTrXLPPO.load(tmp_path / "cut.zip")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("part", np.linspace(0, 0.9999, 12))
+def test_an_altered_byte(trained, tmp_path, part):
+    data = bytearray(trained[1].read_bytes())
+    data[int(part * len(data))] ^= 0x10
+    (tmp_path / "bad.zip").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"bad\.zip"):
+        GTrXLPPO.load(tmp_path / "bad.zip")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04" + bytes(200)], ids=str)
+def test_a_foreign_file(tmp_path, content):
+    (tmp_path / "foreign.zip").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"foreign\.zip"):
+        GTrXLPPO.load(tmp_path / "foreign.zip")
+
+
+@pytest.mark.parametrize("reader", ["load", "set_parameters"])
+def test_a_file_of_stable_baselines3_is_not_opened(trained, tmp_path, reader):
+    PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu").save(tmp_path / "sb3.zip")
+    read = GTrXLPPO.load if reader == "load" else trained[0].set_parameters
+    with pytest.raises(CheckpointError, match="Stable-Baselines3 file, not opened because it holds pickles"):
+        read(tmp_path / "sb3.zip")
+
+
+def test_parameters_from_a_file(trained):
+    agent, path = trained
+    other = small_agent(scripts(shifted(3)), seed=99)
+    other.set_parameters(path)
+    assert same(parameters(agent), parameters(other))
+
+
+def swap(key, value):
+    return lambda documents: documents["agent"].update({key: value})
+
+
+def unknown_technique(documents):
+    documents["agent"]["settings"]["core"]["position"] = {"name": "Compass", "points": 4}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda documents: documents.update(agent=["GTrXLPPO"]), "holds no GTrXLPPO agent"),
+        (lambda documents: documents.update(agent="GTrXLPPO"), "holds no GTrXLPPO agent"),
+        (lambda documents: documents.pop("agent"), "holds no GTrXLPPO agent"),
+        (swap("name", "DecisionTransformer"), "holds no GTrXLPPO agent"),
+        (unknown_technique, "cannot build its agent.*Compass"),
+        (swap("settings", []), "cannot build its agent"),
+        (swap("settings", {}), "cannot build its agent.*core"),
+        (swap("observation_space", {"type": "Sphere"}), "cannot build its agent.*Sphere"),
+        (swap("progress", {}), "cannot build its agent.*num_timesteps"),
+        (swap("policy", ["MlpGTrXLPolicy"]), "cannot build its agent|policy of your own"),
+        (
+            lambda documents: documents["agent"]["settings"].update(
+                policy_kwargs={"a": {"class": "os.system"}}
+            ),
+            "cannot build its agent.*os.system",
+        ),
+    ],
+)
+def test_a_whole_file_that_describes_no_agent(trained, tmp_path, change, message):
+    path = altered(trained[1], tmp_path / "other.zip", change)
+    with pytest.raises(CheckpointError, match=message):
+        GTrXLPPO.load(path)
+
+
+def test_a_file_without_tensors(tmp_path):
+    write_archive(tmp_path / "x.zip", {"agent": {"name": "GTrXLPPO"}}, {})
+    with pytest.raises(CheckpointError, match="holds no GTrXLPPO agent"):
+        GTrXLPPO.load(tmp_path / "x.zip")
+
+
+class OwnExtractor(FlattenExtractor):
+    """A class that a file cannot name."""
+
+
+class OwnPolicy(MlpGTrXLPolicy):
+    """A policy that a file cannot name."""
+
+
+def test_an_extractor_of_ones_own_has_to_be_passed_again(tmp_path):
+    kwargs = {"features_extractor_class": OwnExtractor}
+    agent = small_agent(scripts(shifted(3)), policy_kwargs=kwargs)
+    agent.save(tmp_path / "agent")
+    with pytest.raises(
+        CheckpointError, match=r"features_extractor_class.* was .*OwnExtractor.*pass policy_kwargs"
+    ):
+        GTrXLPPO.load(tmp_path / "agent")
+    loaded = GTrXLPPO.load(tmp_path / "agent", policy_kwargs=kwargs, device="cpu")
+    assert isinstance(loaded.policy.features_extractor, OwnExtractor)
+    assert acts_alike(agent, loaded)
+
+
+class Configured(FlattenExtractor):
+    """Takes anything."""
+
+    def __init__(self, observation_space, parts=()):
+        super().__init__(observation_space)
+
+
+@pytest.mark.parametrize("parts", [[torch.nn.ReLU], {"inner": torch.nn.ReLU}, (object(),)], ids=str)
+def test_a_lost_object_is_missed_wherever_it_was(tmp_path, parts):
+    kwargs = {"features_extractor_class": Configured, "features_extractor_kwargs": {"parts": parts}}
+    small_agent(scripts(shifted(3)), policy_kwargs=kwargs).save(tmp_path / "agent")
+    path = altered(
+        tmp_path / "agent.zip",
+        tmp_path / "known.zip",
+        lambda documents: documents["agent"]["settings"]["policy_kwargs"].pop("features_extractor_class"),
+    )
+    with pytest.raises(CheckpointError, match=r"features_extractor_kwargs.* was .*pass policy_kwargs"):
+        GTrXLPPO.load(path)
+
+
+def test_classes_that_a_file_may_name(tmp_path):
+    kwargs = {
+        "optimizer_class": torch.optim.AdamW,
+        "optimizer_kwargs": {"betas": (0.8, 0.9), "weight_decay": 0.1},
+    }
+    small_agent(scripts(shifted(3)), policy_kwargs=kwargs).learn(ROLLOUT).save(tmp_path / "agent")
+    loaded = GTrXLPPO.load(tmp_path / "agent", scripts(shifted(3)), device="cpu").learn(ROLLOUT)
+    assert type(loaded.policy.optimizer) is torch.optim.AdamW
+    assert loaded.policy.optimizer.param_groups[0]["weight_decay"] == 0.1
+
+
+def test_a_policy_of_ones_own_has_to_be_passed_again(tmp_path):
+    agent = small_agent(scripts(shifted(3)), loud=False)
+    own = GTrXLPPO(
+        OwnPolicy, scripts(shifted(3)), core=small_core(), n_steps=16, segment_length=4, batch_size=16
+    )
+    own.set_parameters(agent.get_parameters())
+    own.save(tmp_path / "agent")
+    with pytest.raises(CheckpointError, match="policy of your own, OwnPolicy; pass policy=OwnPolicy"):
+        GTrXLPPO.load(tmp_path / "agent")
+    assert acts_alike(GTrXLPPO.load(tmp_path / "agent", policy=OwnPolicy, device="cpu"), agent)
+
+
+def test_a_schedule_of_ones_own_has_to_be_passed_again(tmp_path):
+    def schedule(progress):
+        return 1e-3 * progress**2
+
+    agent = small_agent(scripts(shifted(3)), learning_rate=schedule)
+    agent.save(tmp_path / "agent")
+    loaded = GTrXLPPO.load(tmp_path / "agent", scripts(shifted(3)), device="cpu")
+    assert acts_alike(agent, loaded)
+    with pytest.raises(ValueError, match=r"schedule of your own.*pass that schedule again"):
+        loaded.learn(2 * ROLLOUT)
+    passed = GTrXLPPO.load(tmp_path / "agent", scripts(shifted(3)), learning_rate=schedule)
+    assert passed.learn(2 * ROLLOUT).learning_rate is schedule
+
+
+def test_numbers_of_numpy_and_paths_can_be_stored(tmp_path):
+    settings = {
+        "gamma": np.float32(0.5),
+        "n_epochs": np.int32(2),
+        "tensorboard_log": tmp_path,
+    }
+    kwargs = {"log_std_init": np.float32(-1)}
+    small_agent(scripts(shifted(3)), **settings, policy_kwargs=kwargs).save(tmp_path / "agent")
+    loaded = GTrXLPPO.load(tmp_path / "agent")
+    assert (loaded.gamma, loaded.n_epochs) == (0.5, 2)
+    assert loaded.tensorboard_log == str(tmp_path)
+
+
+@pytest.mark.faults
+def test_a_full_disk_leaves_the_old_file(trained, tmp_path):
+    agent, path = trained
+    target = tmp_path / "agent.zip"
+    target.write_bytes(path.read_bytes())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(OSError, match=r"cannot write .*agent\.zip .*what was there before is unchanged"):
+            agent.save(target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert target.read_bytes() == path.read_bytes()
+    assert [file.name for file in tmp_path.iterdir()] == ["agent.zip"]
+    GTrXLPPO.load(target)
+
+
+def test_missing_folders_are_made(trained, tmp_path):
+    trained[0].save(tmp_path / "a" / "b" / "agent")
+    assert (tmp_path / "a" / "b" / "agent.zip").is_file()
+
+
+@pytest.mark.parametrize("words", [{"exclude": ["policy"]}, {"include": ["env"]}], ids=str)
+def test_a_part_of_an_agent_is_not_saved(trained, tmp_path, words):
+    with pytest.raises(ValueError, match="leave out exclude and include"):
+        trained[0].save(tmp_path / "agent", **words)
+
+
+def test_no_pickle_is_written_or_read(trained, tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("pickle was used")
+
+    agent, _ = trained
+    for module, names in ((pickle, ("dump", "dumps", "load", "loads")), (torch, ("load", "save"))):
+        for name in names:
+            monkeypatch.setattr(module, name, refuse)
+    agent.save(tmp_path / "agent")
+    GTrXLPPO.load(tmp_path / "agent")
+    with zipfile.ZipFile(tmp_path / "agent.zip") as archive:
+        members = set(archive.namelist())
+        assert members == {"agent.json", "policy.safetensors", "optimizer.safetensors", "manifest.json"}
+        assert json.loads(archive.read("agent.json"))["name"] == "GTrXLPPO"
+
+
+def test_a_seed_gives_the_same_file(tmp_path):
+    files = []
+    for name in ("first", "second"):
+        env = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+        small_agent(env, n_envs=2).learn(2 * 16).save(tmp_path / name)
+        files.append((tmp_path / f"{name}.zip").read_bytes())
+    assert files[0] == files[1]
