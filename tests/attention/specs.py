@@ -75,10 +75,16 @@ SPECS = without_doubles(ALONE | RECIPES | ENCODERS)
 CAUSAL = {name: spec for name, spec in SPECS.items() if spec.causal}
 
 
+def remembering(spec: TransformerSpec, memory: int) -> TransformerSpec:
+    """The spec with XL memory of that length, unless it has memory of another kind."""
+    other = spec.memory is not None and type(spec.memory) is not XL
+    return spec if other else replace(spec, memory=XL(memory))
+
+
 def streaming(spec: TransformerSpec, memory: int) -> TransformerSpec:
-    """The spec as it may act without end: with XL memory, beyond which no query sees."""
-    pattern = spec.pattern if spec.pattern.reach <= memory else Window(memory + 1)
-    return replace(spec, pattern=pattern, memory=XL(memory))
+    """The spec as it may act without end: no query sees beyond the memory."""
+    spec = remembering(spec, memory)
+    return spec if spec.pattern.reach <= memory else replace(spec, pattern=Window(memory + 1))
 
 
 def each(specs: dict[str, TransformerSpec]) -> pytest.MarkDecorator:

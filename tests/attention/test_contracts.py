@@ -16,7 +16,7 @@ from rlxf.attention import XL, Context, Index, State, Transformer, TransformerSp
 from rlxf.attention.index import EMPTY
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
 from tests.attention.passes import act, agree, learn
-from tests.attention.specs import CAUSAL, SPECS, built, each, fresh, streaming
+from tests.attention.specs import CAUSAL, SPECS, built, each, fresh, remembering, streaming
 from tests.attention.worlds import ANYWHERE, World, numbers, random_index, segmented, world
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
@@ -57,11 +57,11 @@ def same_state(actual: State, expected: State) -> None:
 
 @each(CAUSAL)
 @DTYPES
-@given(drawn=segmented(moves=ANYWHERE))
+@given(drawn=segmented(moves=ANYWHERE), memory=st.integers(1, 6))
 @settings(max_examples=8)
-def test_acting_from_the_state_before_a_segment_equals_learning(spec, dtype, drawn):
+def test_acting_from_the_state_before_a_segment_equals_learning(spec, dtype, drawn, memory):
     index, lengths = drawn
-    model, state = built(spec, dtype), None
+    model, state = built(remembering(spec, memory), dtype), None
     for segment in world(spec, index, dtype).cut(lengths):
         start = state or model.initial_state(index.shape[0])
         cache = model.cache(start, start.index.shape[1] + segment.length, segment.context)
