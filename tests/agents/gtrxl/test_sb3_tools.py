@@ -82,21 +82,34 @@ def test_evaluate_policy_carries_the_memory_and_forgets_at_each_start():
     assert returns == pytest.approx(expected)
 
 
+class Keep(BaseCallback):
+    """Keeps the weights of every agent that was the best so far."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def _on_step(self):
+        self.kept.append(parameters(self.model))
+        return True
+
+
 def test_eval_callback_keeps_the_best_agent(tmp_path):
-    agent = small_agent(tmaze(3))
+    agent, bests = small_agent(tmaze(3)), Keep()
     callback = EvalCallback(
         tmaze(2),
+        callback_on_new_best=bests,
         n_eval_episodes=4,
         eval_freq=16,
         best_model_save_path=str(tmp_path),
         log_path=str(tmp_path),
         verbose=0,
     )
-    agent.learn(2 * ROLLOUT, callback=callback)
-    assert np.load(tmp_path / "evaluations.npz")["results"].shape == (2, 4)
-    best = GTrXLPPO.load(tmp_path / "best_model.zip", device="cpu")
-    mean, _ = evaluate_policy(best, tmaze(2), 4)
-    assert mean == pytest.approx(callback.best_mean_reward)
+    agent.learn(3 * ROLLOUT, callback=callback)
+    results = np.load(tmp_path / "evaluations.npz")["results"]
+    assert results.shape == (3, 4)
+    assert callback.best_mean_reward == pytest.approx(results.mean(axis=1).max())
+    assert same(parameters(GTrXLPPO.load(tmp_path / "best_model.zip", device="cpu")), bests.kept[-1])
 
 
 def test_a_reached_threshold_stops_training():

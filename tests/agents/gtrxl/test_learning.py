@@ -1,0 +1,53 @@
+"""The agent learns what needs memory."""
+
+import pytest
+from stable_baselines3.common.env_util import make_vec_env as sb3_make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+
+from rlxf.envs.make import make_vec_env
+from rlxf.training import linear
+from tests.agents.gtrxl.test_sb3_tools import noted
+from tests.agents.gtrxl.worlds import parameters, same, small_agent, small_core
+
+CORRIDOR = {"corridor_length": 5}
+
+
+@pytest.mark.slow
+def test_a_hint_is_remembered_to_the_end_of_the_corridor():
+    """Without memory, no policy is right more often than in one half of the mazes."""
+    agent = small_agent(
+        make_vec_env("rlxf/TMaze-v0", 16, seed=1, env_kwargs=CORRIDOR),
+        loud=False,
+        core=small_core(width=32, layers=1),
+        n_steps=24,
+        segment_length=12,
+        batch_size=96,
+        learning_rate=linear(1e-3, 0.0),
+        ent_coef=linear(0.03, 0.0),
+    )
+    agent.learn(32_000)
+    mean, _ = evaluate_policy(agent, sb3_make_vec_env("rlxf/TMaze-v0", 8, env_kwargs=CORRIDOR), 100)
+    assert mean > 0.9
+
+
+def test_the_reconstruction_error_falls():
+    agent = small_agent(
+        make_vec_env("rlxf/TMaze-v0", 4, seed=1, env_kwargs=CORRIDOR),
+        loud=False,
+        reconstruction_coef=1.0,
+        learning_rate=5e-3,
+    )
+    notes = noted(agent)
+    agent.learn(4 * 16 * 12)
+    errors = [table["train/reconstruction_loss"] for table in notes.tables[1:]]
+    assert sum(errors[-3:]) < 0.5 * sum(errors[:3])
+
+
+@pytest.mark.parametrize("env_id", ["popgym-RepeatPreviousEasy-v0", "MiniGrid-MemoryS7-v0"])
+def test_tasks_of_the_memory_extra_train(env_id):
+    agent = small_agent(make_vec_env(env_id, 2, seed=1), loud=False, learning_rate=1e-3)
+    begun = parameters(agent)
+    agent.learn(2 * 2 * 16)
+    assert agent.num_timesteps == 2 * 2 * 16
+    assert agent._n_updates == 2 * agent.n_epochs
+    assert not same(begun, parameters(agent))
