@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("learning_rate", "clip_range", "ent_coef")
 PROGRESS = ("num_timesteps", "_total_timesteps", "_n_updates", "_current_progress_remaining")
+RETURNS = ("mean", "var", "count")
 NOT_SETTINGS = ("self", "policy", "env", "memory_length", "device", "_init_setup_model")
 CLASSES: dict[str, type] = {
     cls.__name__: cls
@@ -157,6 +158,8 @@ def restore(agent: "GTrXLPPO", archive: Archive) -> None:
         raise CheckpointError(f"the checkpoint's weights do not fit its description: {error}") from error
     for name in PROGRESS:
         setattr(agent, name, archive.documents["agent"]["progress"][name])
+    for name in RETURNS:
+        setattr(agent.returns, name, np.float64(archive.documents["agent"]["returns"][name]))
 
 
 def parameters(agent: "GTrXLPPO", archive: Archive) -> dict[str, Any]:
@@ -186,6 +189,7 @@ def _describe(agent: "GTrXLPPO") -> dict[str, Any]:
         "observation_space": space_to_json(agent.observation_space),
         "action_space": space_to_json(agent.action_space),
         "progress": {name: getattr(agent, name) for name in PROGRESS},
+        "returns": {name: float(getattr(agent.returns, name)) for name in RETURNS},
     }
 
 

@@ -29,6 +29,8 @@ from rlxf.attention.linear import orthogonal_linear
 class GTrXLPolicy(BasePolicy):
     """``observation -> features -> token -> transformer -> (action distribution, value)``.
 
+    Features of unit variance make tokens of unit variance. The action before starts small beside
+    them: else a policy that learned to repeat itself in one place does so where it never was.
     Both heads are one linear layer on the transformer's output. The actor's starts near 0, so the
     first policy is near uniform; so does the
     critic's, lest the first advantages be the noise of its start.
@@ -80,10 +82,10 @@ class GTrXLPolicy(BasePolicy):
         self.core = core
         self.features_extractor = self.make_features_extractor()
         features = self.features_extractor.features_dim
-        self.token = orthogonal_linear(features, core.width)
+        self.token = _scaled(orthogonal_linear(features, core.width), max(1, core.width / features) ** 0.5)
         actions = spaces.utils.flatdim(action_space)
         self.action_token = (
-            _quiet(orthogonal_linear(actions, core.width, bias=False)) if previous_action else None
+            _scaled(orthogonal_linear(actions, core.width, bias=False), 0.1) if previous_action else None
         )
         self.transformer = core.build()
         self._build_heads(log_std_init)
@@ -242,14 +244,10 @@ class GTrXLPolicy(BasePolicy):
         return self.heads(latent)[0].get_actions(deterministic=deterministic)
 
 
-def _quiet(linear: nn.Linear) -> nn.Linear:
-    """Ten times smaller, so that an observation outweighs the action before it.
-
-    Else what the first layer norm passes on is mostly the action: a policy that learned to repeat
-    itself in one place repeats itself in places that it sees for the first time.
-    """
+def _scaled(linear: nn.Linear, gain: float) -> nn.Linear:
+    """``linear`` with its weight times ``gain``."""
     with torch.no_grad():
-        linear.weight *= 0.1
+        linear.weight *= gain
     return linear
 
 

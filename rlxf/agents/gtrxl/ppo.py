@@ -9,6 +9,7 @@ from gymnasium.vector import VectorEnv
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs, Schedule
 from stable_baselines3.common.utils import FloatSchedule, LinearSchedule, explained_variance, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
@@ -18,7 +19,7 @@ from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.acting import Acting, without
 from rlxf.agents.gtrxl.core import resolve_core
 from rlxf.agents.gtrxl.guards import check_finite
-from rlxf.agents.gtrxl.objective import deviation, normalise
+from rlxf.agents.gtrxl.objective import normalise
 from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
 from rlxf.agents.gtrxl.rollout import SegmentBuffer
 from rlxf.agents.gtrxl.settings import (
@@ -62,11 +63,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
         gae_lambda: lambda of generalised advantages.
         clip_range: epsilon of the clipped objective; a number or a schedule.
         ent_coef: weight of the entropy; a number or a schedule.
-        vf_coef: weight of the value loss.
+        vf_coef: weight of the value loss, which is taken in units of the variance of all returns so
+            far: a critic of small rewards learns as fast as one of large rewards.
         max_grad_norm: largest norm of the gradient.
         target_kl: end an update once the policy has moved 1.5 times as far; None for no bound.
-        advantage_epsilon: share of the returns' deviation that is added to the advantages', by
-            which they are divided. It keeps noise small when nothing is left to learn.
+        advantage_epsilon: share of the deviation of all returns so far that is added to that of the
+            advantages, by which they are divided. It keeps noise small when little is left to learn.
         previous_action: let the action before be part of each step's input.
         reconstruction_coef: weight of the observation reconstruction loss; 0 for none.
         n_envs: environments to make when ``env`` is an id.
@@ -182,6 +184,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             FloatSchedule(self.ent_coef),
         )
         self.set_random_seed(self.seed)
+        self.returns = RunningMeanStd(shape=())
         self.order = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         self.policy = self.policy_class(  # type: ignore[assignment]
             self.observation_space,
@@ -295,16 +298,18 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         progress = self._current_progress_remaining
+        self.returns.update(self.rollout_buffer.returns[self.rollout_buffer.weight == 1].cpu().numpy())
         objective = Objective(
             clip_range=self.clip_range_schedule(progress),
             ent_coef=self.ent_coef_schedule(progress),
-            vf_coef=self.vf_coef,
+            vf_coef=self.vf_coef / max(float(self.returns.var), 1e-8),
             reconstruction_coef=self.reconstruction_coef,
         )
         update = Update(self.policy, objective, self.max_grad_norm, self.target_kl)
         buffer = self.rollout_buffer
-        epsilon = self.advantage_epsilon * deviation(buffer.returns, buffer.weight)
-        advantages = normalise(buffer.advantages, buffer.weight, epsilon)
+        advantages = normalise(
+            buffer.advantages, buffer.weight, self.advantage_epsilon * float(self.returns.var) ** 0.5
+        )
         segments = max(1, self.batch_size // self.segment_length)
         for _ in range(self.n_epochs):
             self._n_updates += 1
