@@ -40,7 +40,7 @@ class Corridor:
 CORRIDORS = {
     50: Corridor(200_000),
     100: Corridor(300_000),
-    250: Corridor(600_000, {"memory_length": 256, "n_steps": 128, "segment_length": 128, "gamma": 0.995}),
+    250: Corridor(600_000, {"memory_length": 256, "gamma": 0.995}),
     1000: Corridor(2_000_000, {"memory_length": 1024, "n_steps": 256, "segment_length": 256, "gamma": 0.999}),
 }
 
