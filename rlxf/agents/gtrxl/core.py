@@ -43,8 +43,11 @@ def resolve_core(core: TransformerSpec | None, memory_length: int | None) -> Tra
     """The core to build: the given one if it suits PPO, else `gtrxl` of the memory length.
 
     Raises:
-        ValueError: if both are given and disagree, or the core cannot act as it learns.
+        ValueError: if the length is less than 1, if both are given and disagree, or if the core
+            cannot act as it learns.
     """
+    if memory_length is not None and memory_length < 1:
+        raise ValueError(f"memory_length must be at least 1, got {memory_length}")
     if core is None:
         return gtrxl(MEMORY_LENGTH if memory_length is None else memory_length)
     _check_core(core)

@@ -236,6 +236,15 @@ class GTrXLPolicy(BasePolicy):
             return np.clip(array, self.action_space.low, self.action_space.high)
         return array
 
+    def save(self, path: str) -> None:
+        """Refused: SB3 would pickle it. `GTrXLPPO.save` writes a file that is safe to open."""
+        raise TypeError(f"a policy by itself would be pickled; save the agent: agent.save({path!r})")
+
+    @classmethod
+    def load(cls, path: str, device: torch.device | str = "auto") -> "GTrXLPolicy":
+        """Refused: SB3 would unpickle it. `GTrXLPPO.load` reads what an agent saved."""
+        raise TypeError(f"a policy by itself would be unpickled; load the agent: GTrXLPPO.load({path!r})")
+
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         """Actions of first steps: without any memory."""
         acting = self.begin(_batch_size(observation))

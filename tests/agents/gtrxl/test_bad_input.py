@@ -30,7 +30,7 @@ TMAZE = "rlxf/TMaze-v0"
         ({"n_epochs": 0}, "n_epochs must be at least 1, got 0"),
         ({"n_envs": 0}, "n_envs must be at least 1, got 0"),
         ({"n_envs": -3}, "n_envs must be at least 1, got -3"),
-        ({"core": None, "memory_length": 0}, "memory length must be at least 1, got 0"),
+        ({"core": None, "memory_length": 0}, "memory_length must be at least 1, got 0"),
         ({"memory_length": 16}, "memory_length=16 and the core's XL.length=8. disagree"),
         ({"gamma": 1.01}, "gamma must be from 0 to 1, got 1.01"),
         ({"gamma": math.nan}, "gamma must be from 0 to 1, got nan"),

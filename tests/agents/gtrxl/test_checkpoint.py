@@ -433,3 +433,12 @@ def test_a_seed_gives_the_same_file(tmp_path):
         small_agent(env, n_envs=2).learn(2 * 16).save(tmp_path / name)
         files.append((tmp_path / f"{name}.zip").read_bytes())
     assert files[0] == files[1]
+
+
+def test_a_policy_alone_is_neither_pickled_nor_unpickled(tmp_path):
+    policy = small_agent(scripts(shifted(3))).policy
+    with pytest.raises(TypeError, match="save the agent"):
+        policy.save(str(tmp_path / "policy.pth"))
+    with pytest.raises(TypeError, match="load the agent"):
+        type(policy).load(str(tmp_path / "policy.pth"))
+    assert not list(tmp_path.iterdir())
