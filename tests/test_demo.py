@@ -66,19 +66,25 @@ def test_95_percent_are_enough_and_less_is_not(successes, status):
 
 
 class Recorder:
-    """Stands for an agent; keeps what memory it is given."""
+    """Stands for an agent; its memory are the mazes' numbers. Keeps what memory it is given."""
 
     def __init__(self):
         self.given = []
 
     def predict(self, observation, state=None, episode_start=None, deterministic=False):
         self.given.append(state)
-        return observation, "memory"
+        return observation, Mazes([0, 1, 2])
 
 
-def test_the_forgetful_agent_forgets_once_an_episode():
+class Mazes(list):
+    def rows(self, rows):
+        return Mazes(self[row] for row in rows.tolist())
+
+
+def test_memories_are_exchanged_once_an_episode():
     recorder, state = Recorder(), None
-    forgetful = demo.Forgetful(recorder)
+    exchanged = demo.Exchanged(recorder)
     for step in range(2 * 51):
-        _, state = forgetful.predict([0], state, np.array([step % 51 == 0]))
-    assert [step for step, memory in enumerate(recorder.given) if memory is None] == [0, 25, 51, 76]
+        _, state = exchanged.predict(np.zeros(3), state, np.full(3, step % 51 == 0))
+    assert [step for step, memory in enumerate(recorder.given) if memory is None] == [0, 51]
+    assert [step for step, memory in enumerate(recorder.given) if memory == [2, 0, 1]] == [25, 76]
