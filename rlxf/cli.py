@@ -92,12 +92,12 @@ class Learner:
 
     n_envs: int = 32
     """Environments side by side. More give steadier gradients and faster steps, and take more memory."""
-    n_steps: int = 128
+    n_steps: int = 64
     """Steps of each environment between updates; a multiple of the segment length."""
     segment_length: int = 64
     """Steps through which gradients flow: how far back the agent learns what to remember in one piece."""
-    batch_size: int = 1024
-    """Steps in a minibatch; a multiple of the segment length. 1024 makes 4 minibatches of a rollout."""
+    batch_size: int = 512
+    """Steps in a minibatch; a multiple of the segment length. 512 makes 4 minibatches of a rollout."""
     n_epochs: int = 3
     """Passes over a rollout."""
     learning_rate: str = "linear:0.001:0"
@@ -111,13 +111,13 @@ class Learner:
     ent_coef: str = "linear:0.03:0"
     """Schedule of the weight of the entropy, which keeps the agent trying. It falls with the rate."""
     vf_coef: float = 0.5
-    """Weight of the value loss."""
+    """Weight of the value loss, taken in units of the variance of all returns so far."""
     max_grad_norm: float = 0.5
     """Largest norm of the gradient."""
     target_kl: float | None = None
     """End an update once the policy has moved 1.5 times as far; None for no bound."""
     advantage_epsilon: float = 0.05
-    """Added to the deviation of advantages, in units of return: noise stays small once all is learned."""
+    """Share of all returns' deviation added to that of advantages: noise stays small once all is learned."""
     previous_action: bool = True
     """The action before is part of each step's input: observations alone do not tell what was done."""
     reconstruction_coef: float = 0.0

@@ -33,8 +33,8 @@ class LayerCache:
         self.values[:, :, slot : slot + 1] = v
 
     def rows(self, rows: Tensor) -> "LayerCache":
-        """A copy of the chosen rows of the batch."""
-        return LayerCache(self.keys[rows], self.values[rows], self.table)
+        """A copy of the chosen rows (N,) int64 of the batch."""
+        return LayerCache(self.keys.index_select(0, rows), self.values.index_select(0, rows), self.table)
 
 
 class Attention(nn.Module):

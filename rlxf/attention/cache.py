@@ -40,6 +40,7 @@ class Cache:
 
     def rows(self, rows: Tensor) -> "Cache":
         """A copy of the chosen rows of the batch: ``rows`` is a bool (B,) or an int64 (N,) tensor."""
+        rows = rows.nonzero()[:, 0] if rows.dtype is torch.bool else rows
         layers = [layer.rows(rows) for layer in self.layers]
         context = None if self.context is None else self.context.rows(rows)
         return Cache(layers, self.index.rows(rows), self.slot, self.distances, context)

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
+from rlxf.attention.checks import check_whole
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.feed_forward import Activation
 from rlxf.attention.kernels.base import Kernel
@@ -47,7 +48,7 @@ class TransformerSpec:
 
     Raises:
         ValueError: if a size is out of range or heads do not divide the width.
-        TypeError: if a choice is no technique of its axis.
+        TypeError: if a size is no whole number, or a choice no technique of its axis.
     """
 
     width: int = 64
@@ -114,15 +115,18 @@ class TransformerSpec:
         return cls(**{**data, **chosen})
 
     def _check_sizes(self) -> None:
-        for name in ("width", "layers", "heads", "inner_width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("width", "layers", "heads"):
+            check_whole(name, getattr(self, name))
+        check_whole("feed_forward", self.inner_width)
         if self.width % self.heads:
             raise ValueError(f"heads must divide width, got {self.heads} heads and width {self.width}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 
     def _check_words(self) -> None:
+        for name in ("final_norm", "causal", "cross_attention"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name, words in (("norm", get_args(Norm)), ("activation", get_args(Activation))):
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} must be one of {words}, got {getattr(self, name)!r}")

@@ -52,7 +52,7 @@ def technique_from_json(axis: str, data: Any) -> Any:
     if not isinstance(data, dict) or "name" not in data:
         raise ValueError(f'{axis} must be an object with a "name", got {data!r}')
     names = TECHNIQUES[axis]
-    if data["name"] not in names:
+    if not isinstance(data["name"], str) or data["name"] not in names:
         raise ValueError(f"there is no {axis} named {data['name']!r}; there are {', '.join(names)}")
     options = {key: value for key, value in data.items() if key != "name"}
     try:

@@ -108,7 +108,8 @@ class Transformer(nn.Module):
         Args:
             state: what is remembered; `initial_state` to begin.
             capacity: tokens S that a step can see, itself included; at least the state's length.
-                With ``Window(M + 1)`` and ``XL(M)``, M + 1 are all that count.
+                With ``Window(M + 1)`` and ``XL(M)``, M + 1 are all that count, as long as no
+                empty slot stands inside an episode: the window counts positions, the ring slots.
             context: what a decoder looks at beside its own tokens.
 
         Raises:

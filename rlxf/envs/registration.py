@@ -11,7 +11,7 @@ _KWARGS: dict[str, dict[str, object]] = {
 def register_envs() -> None:
     """Register ``rlxf/TMaze-v0`` and ``rlxf/TMazeActive-v0``; a second call changes nothing.
 
-    Gymnasium calls this by itself when it is imported and the package is installed.
+    ``import rlxf`` calls it: Gymnasium 1.x finds no plugins by itself.
     """
     for env_id, kwargs in _KWARGS.items():
         if env_id not in registry:

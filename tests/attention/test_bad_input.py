@@ -1,6 +1,7 @@
 """Bad input is an error that says what was given, before anything is computed."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from rlxf.attention import (
     EncoderDecoder,
     Full,
     GRUGate,
+    HighwayGate,
     Index,
     LearnedAbsolute,
     RoPE,
@@ -84,9 +86,9 @@ def test_memory_cannot_look_ahead():
         (lambda: Window(0), "Window size must be at least 1, got 0"),
         (lambda: XL(0), "XL memory length must be at least 1, got 0"),
         (lambda: LearnedAbsolute(0), "LearnedAbsolute max_length must be at least 1, got 0"),
-        (lambda: Sinusoidal(base=1.0), "Sinusoidal base must be above 1, got 1.0"),
-        (lambda: XLRelative(base=float("nan")), "XLRelative base must be above 1, got nan"),
-        (lambda: RoPE(base=-2.0), "RoPE base must be above 1, got -2.0"),
+        (lambda: Sinusoidal(base=1.0), "Sinusoidal base must be above 1 and finite, got 1.0"),
+        (lambda: XLRelative(base=float("nan")), "XLRelative base must be above 1 and finite, got nan"),
+        (lambda: RoPE(base=-2.0), "RoPE base must be above 1 and finite, got -2.0"),
     ],
 )
 def test_options_are_in_range(make, message):
@@ -202,3 +204,23 @@ def test_specs_are_frozen():
     with pytest.raises(AttributeError):
         GRUGate().bias = 1.0
     assert Full() == Full()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Window(2.5), "Window size must be a whole number, got 2.5"),
+        (lambda: XL(True), "XL memory length must be a whole number, got True"),
+        (lambda: LearnedAbsolute("8"), "max_length must be a whole number, got '8'"),
+        (lambda: GRUGate("x"), "bias must be a number, got 'x'"),
+        (lambda: HighwayGate(math.nan), "bias must be finite, got nan"),
+        (lambda: RoPE(math.inf), "base must be above 1 and finite, got inf"),
+        (lambda: TransformerSpec(width="8"), "width must be a whole number, got '8'"),
+        (lambda: TransformerSpec(layers=2.0), "layers must be a whole number, got 2.0"),
+        (lambda: TransformerSpec(causal="no"), "causal must be True or False, got 'no'"),
+        (lambda: TransformerSpec.from_dict({"position": {"name": ["a"]}}), r"no position named \['a'\]"),
+    ],
+)
+def test_a_value_of_another_kind(build, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        build()

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rlxf.attention.checks import check_whole
 from rlxf.attention.index import Index
 from rlxf.attention.memory.base import State
 
@@ -23,17 +24,15 @@ class XL:
         length: tokens remembered M, at least 1.
 
     Raises:
-        ValueError: if length is less than 1.
+        TypeError: if length is no whole number.
+        ValueError: if it is less than 1. For no memory use None in place of `XL`.
     """
 
     paper: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860"
     length: int = 128
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ValueError(
-                f"XL memory length must be at least 1, got {self.length}; for no memory use None"
-            )
+        check_whole("XL memory length", self.length)
 
     def __call__(self, state: State, hidden: Tensor, index: Index) -> State:
         """See `Memory`."""

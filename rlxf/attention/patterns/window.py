@@ -5,6 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from rlxf.attention.checks import check_whole
+
 
 @dataclass(frozen=True)
 class Window:
@@ -20,15 +22,15 @@ class Window:
         size: distance in tokens, at least 1, from which keys are hidden.
 
     Raises:
-        ValueError: if size is less than 1.
+        TypeError: if size is no whole number.
+        ValueError: if it is less than 1.
     """
 
     paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
     size: int = 129
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"Window size must be at least 1, got {self.size}")
+        check_whole("Window size", self.size)
 
     @property
     def reach(self) -> int:

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rlxf.attention.checks import check_whole
 from rlxf.attention.positions.base import Embedding, Position
 
 
@@ -19,15 +20,15 @@ class LearnedAbsolute(Position):
         max_length: number of positions, in tokens. An episode must not be longer.
 
     Raises:
-        ValueError: if max_length is less than 1; in a pass, if a position has no vector.
+        TypeError: if max_length is no whole number.
+        ValueError: if it is less than 1; in a pass, if a position has no vector.
     """
 
     paper: ClassVar[str] = "Gehring et al. 2017, arXiv:1705.03122"
     max_length: int = 1024
 
     def __post_init__(self) -> None:
-        if self.max_length < 1:
-            raise ValueError(f"LearnedAbsolute max_length must be at least 1, got {self.max_length}")
+        check_whole("LearnedAbsolute max_length", self.max_length)
 
     def build_embedding(self, width: int) -> "LearnedEmbedding":
         return LearnedEmbedding(self, width)

@@ -23,15 +23,15 @@ class RoPE(Position):
         base: longest wavelength over 2 pi, in tokens; above 1.
 
     Raises:
-        ValueError: if base is not above 1, or the width of a head is odd.
+        ValueError: if base is not above 1 or not finite, or the width of a head is odd.
     """
 
     paper: ClassVar[str] = "Su et al. 2021, arXiv:2104.09864"
     base: float = 10000.0
 
     def __post_init__(self) -> None:
-        if not self.base > 1:
-            raise ValueError(f"RoPE base must be above 1, got {self.base}")
+        if not 1 < self.base < float("inf"):
+            raise ValueError(f"RoPE base must be above 1 and finite, got {self.base}")
 
     def build(self, width: int, heads: int) -> "RoPERotation":
         if (width // heads) % 2:

@@ -28,15 +28,15 @@ class Sinusoidal(Position):
         base: longest wavelength over 2 pi, in tokens; above 1.
 
     Raises:
-        ValueError: if base is not above 1, or the width is odd.
+        ValueError: if base is not above 1 or not finite, or the width is odd.
     """
 
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
     base: float = 10000.0
 
     def __post_init__(self) -> None:
-        if not self.base > 1:
-            raise ValueError(f"Sinusoidal base must be above 1, got {self.base}")
+        if not 1 < self.base < float("inf"):
+            raise ValueError(f"Sinusoidal base must be above 1 and finite, got {self.base}")
 
     def build_embedding(self, width: int) -> "SinusoidalEmbedding":
         if width % 2:

@@ -25,15 +25,15 @@ class XLRelative(Position):
         base: longest wavelength over 2 pi, in tokens; above 1.
 
     Raises:
-        ValueError: if base is not above 1, or the width is odd.
+        ValueError: if base is not above 1 or not finite, or the width is odd.
     """
 
     paper: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860"
     base: float = 10000.0
 
     def __post_init__(self) -> None:
-        if not self.base > 1:
-            raise ValueError(f"XLRelative base must be above 1, got {self.base}")
+        if not 1 < self.base < float("inf"):
+            raise ValueError(f"XLRelative base must be above 1 and finite, got {self.base}")
 
     def build(self, width: int, heads: int) -> "XLRelativeBias":
         if width % 2:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rlxf.attention.checks import check_finite_number
 from rlxf.attention.linear import stacked
 from rlxf.attention.residuals.base import Gate
 
@@ -23,10 +24,17 @@ class GRUGate:
 
     Args:
         bias: start of b, one learned number for each feature.
+
+    Raises:
+        TypeError: if bias is no number.
+        ValueError: if it is not finite.
     """
 
     paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
     bias: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_finite_number("bias", self.bias)
 
     def build(self, width: int, heads: int) -> "GRU":
         """The module."""
