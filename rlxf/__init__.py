@@ -1,4 +1,4 @@
-"""Transformer agents for reinforcement learning on Gymnasium and Minari.
+"""Transformer agents for reinforcement learning on Gymnasium tasks.
 
 ``import rlxf`` registers the ``rlxf/...`` tasks with Gymnasium. It is quick and does not load torch: the
 public names below load on first use.

@@ -12,7 +12,6 @@ def recurrent_ppo(env: VecEnv, shape: Shape, **options: Any) -> RecurrentPPO:
     """An LSTM with as many hidden units as the shape is wide, rollouts and minibatches as the shape's.
 
     All else is RecurrentPPO's default: its own LSTM for the critic, two hidden layers of 64 on each.
-    Its default minibatch of 128 steps would make it slower.
     """
     return RecurrentPPO(
         "MlpLstmPolicy",

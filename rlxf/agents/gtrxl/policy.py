@@ -31,9 +31,8 @@ class GTrXLPolicy(BasePolicy):
 
     Features of unit variance make tokens of unit variance. The action before starts small beside
     them: else a policy that learned to repeat itself in one place does so where it never was.
-    Both heads are one linear layer on the transformer's output. The actor's starts near 0, so the
-    first policy is near uniform; so does the
-    critic's, lest the first advantages be the noise of its start.
+    Both heads are one linear layer on the transformer's output and start near 0: the first policy
+    is near uniform, and the first advantages are not the noise of a random critic.
 
     Args:
         observation_space: vectors for Mlp, images for Cnn, Dict for MultiInput.

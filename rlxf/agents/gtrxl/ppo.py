@@ -26,6 +26,7 @@ from rlxf.agents.gtrxl.settings import (
     as_training_env,
     check_coefficients,
     check_policy,
+    check_schedule,
     check_sizes,
     stack_observations,
 )
@@ -34,6 +35,8 @@ from rlxf.attention import Index, TransformerSpec
 
 LEARNING_RATE = LinearSchedule(1e-3, 0.0, 1.0)
 ENTROPY_COEFFICIENT = LinearSchedule(0.03, 0.0, 1.0)
+LEAST_VARIANCE = 1e-4
+"""Of returns, where the value loss is measured by it: before the first reward they are only noise."""
 
 
 class GTrXLPPO(OnPolicyAlgorithm):
@@ -123,6 +126,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
         check_coefficients(
             gamma, gae_lambda, vf_coef, max_grad_norm, target_kl, advantage_epsilon, reconstruction_coef
         )
+        for name, value in {
+            "learning_rate": learning_rate,
+            "clip_range": clip_range,
+            "ent_coef": ent_coef,
+        }.items():
+            check_schedule(name, value)
         if env is None and _init_setup_model:
             raise ValueError("env is None: give a Gymnasium id, an environment, a VecEnv or a VectorEnv")
         self.core = resolve_core(core, memory_length)
@@ -297,25 +306,28 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """Learn from the rollout: ``n_epochs`` passes over its segments."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        progress = self._current_progress_remaining
-        self.returns.update(self.rollout_buffer.returns[self.rollout_buffer.weight == 1].cpu().numpy())
-        objective = Objective(
-            clip_range=self.clip_range_schedule(progress),
-            ent_coef=self.ent_coef_schedule(progress),
-            vf_coef=self.vf_coef / max(float(self.returns.var), 1e-8),
-            reconstruction_coef=self.reconstruction_coef,
-        )
-        update = Update(self.policy, objective, self.max_grad_norm, self.target_kl)
         buffer = self.rollout_buffer
-        advantages = normalise(
-            buffer.advantages, buffer.weight, self.advantage_epsilon * float(self.returns.var) ** 0.5
-        )
-        segments = max(1, self.batch_size // self.segment_length)
+        self.returns.update(buffer.returns[buffer.weight == 1].cpu().numpy())
+        objective = self._objective()
+        update = Update(self.policy, objective, self.max_grad_norm, self.target_kl)
+        epsilon = self.advantage_epsilon * float(self.returns.var) ** 0.5
+        advantages = normalise(buffer.advantages, buffer.weight, epsilon)
+        segments = self.batch_size // self.segment_length
         for _ in range(self.n_epochs):
             self._n_updates += 1
             if not update.epoch(buffer.minibatches(segments, advantages, self.order)):
                 break
         self._log_update(update, objective)
+
+    def _objective(self) -> Objective:
+        """What this update minimises, by the schedules and the scale of all returns so far."""
+        progress = self._current_progress_remaining
+        return Objective(
+            clip_range=self.clip_range_schedule(progress),
+            ent_coef=self.ent_coef_schedule(progress),
+            vf_coef=self.vf_coef / max(float(self.returns.var), LEAST_VARIANCE),
+            reconstruction_coef=self.reconstruction_coef,
+        )
 
     def _log_update(self, update: Update, objective: Objective) -> None:
         buffer, record = self.rollout_buffer, self.logger.record

@@ -6,6 +6,7 @@ import numpy as np
 from gymnasium import Env, spaces
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.gtrxl.policy import CnnGTrXLPolicy, MultiInputGTrXLPolicy, policy_for
@@ -62,6 +63,13 @@ def check_coefficients(
             raise ValueError(f"{name} must be more than 0, got {value}")
     if target_kl is not None and not target_kl > 0:
         raise ValueError(f"target_kl must be more than 0, or None for no bound, got {target_kl}")
+
+
+def check_schedule(name: str, value: float | Schedule) -> None:
+    """Raise ValueError unless a number, or a schedule where it starts, is finite and at least 0."""
+    start = value(1.0) if callable(value) else value
+    if not 0 <= start < float("inf"):
+        raise ValueError(f"{name} must be finite and at least 0, got {start}")
 
 
 def check_policy(policy: type[BasePolicy], observation_space: spaces.Space) -> None:

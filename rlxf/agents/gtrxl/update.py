@@ -17,6 +17,12 @@ class Objective:
     """``-clipped objective + vf_coef (V - return)^2 - ent_coef entropy + reconstruction_coef error``.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, equation 9.
+
+    Args:
+        clip_range: epsilon of the clipped objective.
+        ent_coef: weight of the entropy.
+        vf_coef: weight of the value loss, already divided by the variance of returns.
+        reconstruction_coef: weight of the observation reconstruction loss.
     """
 
     clip_range: float

@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.attention import XL, Full, TransformerSpec, Window
+from rlxf.training import linear
 from tests.agents.gtrxl.worlds import DICT, IMAGE, VECTOR, Scripted, parameters, same, small_agent, small_core
 
 TMAZE = "rlxf/TMaze-v0"
@@ -224,3 +225,10 @@ def test_a_last_observation_that_is_not_finite():
 def test_torch_flushes_denormals():
     small_agent(TMAZE)
     assert torch.tensor([1e-40]) * 1 == 0
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "clip_range", "ent_coef"])
+@pytest.mark.parametrize("value", [-0.2, float("nan"), float("inf"), linear(-1.0, 0.0)])
+def test_a_schedule_that_starts_out_of_range(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be finite and at least 0, got"):
+        small_agent(TMAZE, **{name: value})
