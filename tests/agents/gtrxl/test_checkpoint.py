@@ -319,7 +319,11 @@ class Configured(FlattenExtractor):
         super().__init__(observation_space)
 
 
-@pytest.mark.parametrize("parts", [[torch.nn.ReLU], {"inner": torch.nn.ReLU}, (object(),)], ids=str)
+@pytest.mark.parametrize(
+    "parts",
+    [[torch.nn.ReLU], {"inner": torch.nn.ReLU}, (object(),)],
+    ids=["in a list", "in a dict", "in a tuple"],
+)
 def test_a_lost_object_is_missed_wherever_it_was(tmp_path, parts):
     kwargs = {"features_extractor_class": Configured, "features_extractor_kwargs": {"parts": parts}}
     small_agent(scripts(shifted(3)), policy_kwargs=kwargs).save(tmp_path / "agent")
