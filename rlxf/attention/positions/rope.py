@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.positions.base import LayerPosition, Position
-from rlxf.attention.positions.sinusoidal import frequencies
+from rlxf.attention.positions.sinusoidal import check_base, frequencies
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class RoPE(Position):
     base: float = 10000.0
 
     def __post_init__(self) -> None:
-        if not 1 < self.base < float("inf"):
-            raise ValueError(f"RoPE base must be above 1 and finite, got {self.base}")
+        check_base("RoPE", self.base)
 
     def build(self, width: int, heads: int) -> "RoPERotation":
         if (width // heads) % 2:

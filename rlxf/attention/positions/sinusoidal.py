@@ -15,6 +15,12 @@ def frequencies(width: int, base: float, device: torch.device | None = None) -> 
     return base**-exponent
 
 
+def check_base(technique: str, base: float) -> None:
+    """Raise ValueError unless ``base`` can be the base of `frequencies`."""
+    if not 1 < base < float("inf"):
+        raise ValueError(f"{technique} base must be above 1 and finite, got {base}")
+
+
 @dataclass(frozen=True)
 class Sinusoidal(Position):
     r"""``x_t += p_t``, ``p_t[2m] = sin(t * base^(-2m/d))``, ``p_t[2m+1] = cos(t * base^(-2m/d))``.
@@ -35,8 +41,7 @@ class Sinusoidal(Position):
     base: float = 10000.0
 
     def __post_init__(self) -> None:
-        if not 1 < self.base < float("inf"):
-            raise ValueError(f"Sinusoidal base must be above 1 and finite, got {self.base}")
+        check_base("Sinusoidal", self.base)
 
     def build_embedding(self, width: int) -> "SinusoidalEmbedding":
         if width % 2:

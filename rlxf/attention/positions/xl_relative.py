@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.positions.base import LayerPosition, Position
-from rlxf.attention.positions.sinusoidal import frequencies
+from rlxf.attention.positions.sinusoidal import check_base, frequencies
 from rlxf.attention.relation import Relation
 
 
@@ -32,8 +32,7 @@ class XLRelative(Position):
     base: float = 10000.0
 
     def __post_init__(self) -> None:
-        if not 1 < self.base < float("inf"):
-            raise ValueError(f"XLRelative base must be above 1 and finite, got {self.base}")
+        check_base("XLRelative", self.base)
 
     def build(self, width: int, heads: int) -> "XLRelativeBias":
         if width % 2:

@@ -1,9 +1,13 @@
 """What every residual technique offers, and the gates' common part."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
+
+from rlxf.attention.checks import check_finite_number
 
 
 class Residual(Protocol):
@@ -14,6 +18,28 @@ class Residual(Protocol):
     def build(self, width: int, heads: int) -> nn.Module:
         """The module: ``forward(x, y)``, (..., C) and (..., C) -> (..., C)."""
         ...
+
+
+@dataclass(frozen=True)
+class Biased:
+    """What the gates with a bias share: where their b starts.
+
+    Args:
+        bias: start of b, one learned number for each feature.
+
+    Raises:
+        TypeError: if bias is no number.
+        ValueError: if it is not finite.
+    """
+
+    bias: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_finite_number("bias", self.bias)
+
+    def start(self, width: int) -> nn.Parameter:
+        """b (C,) before training."""
+        return nn.Parameter(torch.full((width,), float(self.bias)))
 
 
 class Gate(nn.Module, ABC):

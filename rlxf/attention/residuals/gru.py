@@ -4,16 +4,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_finite_number
 from rlxf.attention.linear import stacked
-from rlxf.attention.residuals.base import Gate
+from rlxf.attention.residuals.base import Biased, Gate
 
 
 @dataclass(frozen=True)
-class GRUGate:
+class GRUGate(Biased):
     r"""``g(x, y) = (1 - z) * x + z * h`` with, * elementwise,
 
     ``r = sigmoid(W_r y + U_r x)``, ``z = sigmoid(W_z y + U_z x - b)``, ``h = tanh(W_g y + U_g (r * x))``.
@@ -31,10 +30,6 @@ class GRUGate:
     """
 
     paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
-    bias: float = 2.0
-
-    def __post_init__(self) -> None:
-        check_finite_number("bias", self.bias)
 
     def build(self, width: int, heads: int) -> "GRU":
         """The module."""
@@ -49,7 +44,7 @@ class GRU(Gate):
         self.w = stacked(3, width, width)
         self.u = stacked(2, width, width)
         self.u_g = stacked(1, width, width)
-        self.b = nn.Parameter(torch.full((width,), float(spec.bias)))
+        self.b = spec.start(width)
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
         """g(x, y)."""

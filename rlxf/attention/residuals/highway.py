@@ -4,16 +4,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_finite_number
 from rlxf.attention.linear import stacked
-from rlxf.attention.residuals.base import Gate
+from rlxf.attention.residuals.base import Biased, Gate
 
 
 @dataclass(frozen=True)
-class HighwayGate:
+class HighwayGate(Biased):
     """``g(x, y) = s * x + (1 - s) * y`` with ``s = sigmoid(W_g x + b)``.
 
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2, after Srivastava et al. 2015.
@@ -27,10 +26,6 @@ class HighwayGate:
     """
 
     paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
-    bias: float = 2.0
-
-    def __post_init__(self) -> None:
-        check_finite_number("bias", self.bias)
 
     def build(self, width: int, heads: int) -> "Highway":
         """The module."""
@@ -43,7 +38,7 @@ class Highway(Gate):
     def __init__(self, spec: HighwayGate, width: int):
         super().__init__()
         self.w = stacked(1, width, width)
-        self.b = nn.Parameter(torch.full((width,), float(spec.bias)))
+        self.b = spec.start(width)
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
         """g(x, y)."""

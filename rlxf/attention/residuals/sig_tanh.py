@@ -3,17 +3,15 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_finite_number
 from rlxf.attention.linear import stacked
-from rlxf.attention.residuals.base import Gate
+from rlxf.attention.residuals.base import Biased, Gate
 
 
 @dataclass(frozen=True)
-class SigTanhGate:
+class SigTanhGate(Biased):
     """``g(x, y) = x + sigmoid(W_g y - b) * tanh(U_g y)``.
 
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2.
@@ -27,10 +25,6 @@ class SigTanhGate:
     """
 
     paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
-    bias: float = 2.0
-
-    def __post_init__(self) -> None:
-        check_finite_number("bias", self.bias)
 
     def build(self, width: int, heads: int) -> "SigTanh":
         """The module."""
@@ -43,7 +37,7 @@ class SigTanh(Gate):
     def __init__(self, spec: SigTanhGate, width: int):
         super().__init__()
         self.w = stacked(2, width, width)
-        self.b = nn.Parameter(torch.full((width,), float(spec.bias)))
+        self.b = spec.start(width)
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
         """g(x, y)."""
