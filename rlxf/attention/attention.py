@@ -62,13 +62,22 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
         """Queries of x (B, T, C) over the tokens of memory (B, M, C) and x -> (B, T, C)."""
-        q, k, v = self.split(self.qkv(x))
-        if memory is not None:
-            k_memory, v_memory = self.project(memory)
-            k, v = torch.cat([k_memory, k], dim=2), torch.cat([v_memory, v], dim=2)
-        k = self.position.key(k, relation.key.position)
+        q, k, v = self.read(x, memory, relation)
         distances = relation.distances
         return self.attend(q, k, v, relation, distances, self.position.table(distances))
+
+    def weights(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
+        """The weights that `forward` averages values with, (B, H, T, M + T).
+
+        Row i holds what query i takes of each key: the kernel's average of one-hot values.
+        """
+        q, k, _ = self.read(x, memory, relation)
+        one_hot = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
+        distances = relation.distances
+        weights = self.mix(q, k, one_hot, relation, distances, self.position.table(distances))
+        return (
+            weights if relation.blind is None else weights.masked_fill(relation.blind[:, None, :, None], 0.0)
+        )
 
     def cross(self, x: Tensor, context: tuple[Tensor, ...], relation: Relation) -> Tensor:
         """Queries of x (B, T, C) over projected keys and values (B, H, N, D) -> (B, T, C)."""
@@ -93,11 +102,25 @@ class Attention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, distances: Tensor, table: Tensor | None
     ) -> Tensor:
         """q (B, H, Tq, D) over k and v (B, H, Tk, D) -> (B, Tq, C). Who sees nothing gets 0."""
-        bias = self.position.bias(q, relation, distances, table)
-        q = self.position.query(q, relation.query.position)
-        mixed = self.kernel(q, k, v, bias, relation.mask, self.dropout if self.training else 0.0)
+        mixed = self.mix(q, k, v, relation, distances, table)
         y: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return y if relation.blind is None else y.masked_fill(relation.blind[..., None], 0.0)
+
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, distances: Tensor, table: Tensor | None
+    ) -> Tensor:
+        """The weighted average of v (B, H, Tk, V) for each query -> (B, H, Tq, V)."""
+        bias = self.position.bias(q, relation, distances, table)
+        q = self.position.query(q, relation.query.position)
+        return self.kernel(q, k, v, bias, relation.mask, self.dropout if self.training else 0.0)
+
+    def read(self, x: Tensor, memory: Tensor | None, relation: Relation) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, T, D) of x (B, T, C); k and v (B, H, M + T, D) of memory (B, M, C) and x."""
+        q, k, v = self.split(self.qkv(x))
+        if memory is not None:
+            k_memory, v_memory = self.project(memory)
+            k, v = torch.cat([k_memory, k], dim=2), torch.cat([v_memory, v], dim=2)
+        return q, self.position.key(k, relation.key.position), v
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Keys and values of x (B, T, C), each (B, H, T, D)."""

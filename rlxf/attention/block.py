@@ -53,6 +53,11 @@ class Block(nn.Module):
         y = self.attention(join.enter(x), memory, relation)
         return join.leave(x, self.dropout(y))
 
+    def weights(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
+        """What each token of x (B, T, C) takes of memory (B, M, C) and of x: (B, H, T, M + T)."""
+        join = self.join_attention
+        return self.attention.weights(join.enter(x), None if memory is None else join.enter(memory), relation)
+
     def step(self, x: Tensor, cache: LayerCache, slot: int, relation: Relation, distances: Tensor) -> Tensor:
         """Self-attention of one token x (B, 1, C) over the cache, itself included -> (B, 1, C)."""
         join = self.join_attention

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -61,6 +62,25 @@ def attend(
             for b in range(len(x))
         ]
     )
+
+
+def weights(
+    module: Attention, score: Score, x: Tensor, memory: Tensor, key: Index, sees: Callable[[int, int], bool]
+) -> Tensor:
+    """What `attend` takes of each key: (B, H, T, M + T)."""
+    batch, queries, keys = len(x), x.shape[1], key.shape[1]
+    taken = torch.zeros(batch, module.heads, queries, keys, dtype=x.dtype)
+    tokens = torch.cat([memory, x], dim=1)
+    q = module.split(x @ module.qkv.weight.T + module.qkv.bias)[0]
+    k = module.split(tokens @ module.qkv.weight.T + module.qkv.bias)[1]
+    for b, head, i in product(range(batch), range(module.heads), range(queries)):
+        place = places(key, b)
+        here = place[keys - queries + i]
+        visible = [n for n, there in enumerate(place) if meets(here, there) and sees(here[0], there[0])]
+        scores = [score(module, q[b, head, i], k[b, head, n], here[0], place[n][0], head) for n in visible]
+        one_hot = list(torch.eye(keys, dtype=x.dtype)[visible])
+        taken[b, head, i] = average(scores, one_hot, module.kernel.softmax1, keys)
+    return taken
 
 
 def places(index: Index, b: int) -> list[tuple[int, int]]:

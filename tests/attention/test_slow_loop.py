@@ -84,6 +84,21 @@ def test_attention_is_the_papers(position, softmax1, relation):
         close(gradient, other, 1e-9)
 
 
+@pytest.mark.parametrize("softmax1", [False, True], ids=["softmax", "softmax1"])
+@pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
+@given(relation=relations())
+@settings(max_examples=15)
+def test_attention_weights_are_the_papers(position, softmax1, relation):
+    module = attention(position, softmax1)
+    batch, queries = relation.query.shape
+    x, memory = (
+        numbers(batch, queries, WIDTH),
+        numbers(batch, relation.key.shape[1] - queries, WIDTH, seed=1),
+    )
+    expected = slow.weights(module, slow.SCORES[type(position)], x, memory, relation.key, rule(relation))
+    close(module.weights(x, memory, relation), expected, 1e-10)
+
+
 def gradients(y: Tensor, module: Attention, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Of a weighted sum of y; 0 where nothing is seen."""
     leaves = (*module.parameters(), *inputs)

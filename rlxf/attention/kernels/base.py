@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class Kernel(Protocol):
-    """A weighted average of values. A kernel without parameters is its own module."""
+    """A weighted average of values, linear in them. A kernel without parameters is its own module."""
 
     paper: ClassVar[str]
 
@@ -18,12 +18,12 @@ class Kernel(Protocol):
         Args:
             q: queries, (B, H, Tq, D).
             k: keys, (B, H, Tk, D).
-            v: values, (B, H, Tk, D).
+            v: values, (B, H, Tk, V); V is D as a rule.
             bias: what positions add to the scaled scores, (B, H, Tq, Tk); None for nothing.
             mask: 0 for keys that a query may see, -inf for others, (B, 1, Tq, Tk).
             dropout: probability with which a weight is set to 0.
 
         Returns:
-            (B, H, Tq, D).
+            (B, H, Tq, V).
         """
         ...

@@ -54,3 +54,8 @@ class GRU(Gate):
         r, z = torch.addmm(w_rz, flat_x, self.u.T).sigmoid().chunk(2, dim=-1)
         h = torch.addmm(w_g, r * flat_x, self.u_g.T).tanh()
         return torch.lerp(flat_x, h, z).view_as(x)
+
+    def openness(self, x: Tensor, y: Tensor) -> Tensor:
+        """z of ``forward(x, y)``, (..., C): the share of each feature of the stream that is replaced."""
+        width = x.shape[-1]
+        return (F.linear(y.relu(), self.w[width : 2 * width], -self.b) + x @ self.u[width:].T).sigmoid()

@@ -1,0 +1,72 @@
+"""What a transformer does inside, for people to look at. A pass that nobody looks at does none of this."""
+
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from rlxf.attention.context import Context
+from rlxf.attention.index import Index
+from rlxf.attention.memory.base import State
+from rlxf.attention.relation import Relation
+from rlxf.attention.residuals.gru import GRU
+from rlxf.attention.transformer import Transformer
+
+
+@torch.no_grad()
+def attention_weights(
+    transformer: Transformer,
+    x: Tensor,
+    index: Index,
+    state: State | None = None,
+    context: Context | None = None,
+) -> list[Tensor]:
+    """The weights of self-attention in a segment pass; the arguments are those of `Transformer`.
+
+    Args:
+        transformer: in training mode its dropout is seen too.
+        x: tokens, (B, T, C).
+        index: where they stand, (B, T).
+        state: what is remembered from before, M tokens; None for nothing.
+        context: what a decoder looks at beside its own tokens.
+
+    Returns:
+        (B, H, T, M + T) for each layer that is run, in order: row i is what token i takes of each
+        token of memory and segment, 0 where it may not look. Rows add up to 1, with softmax1 to at
+        most 1, and to 0 for a token that sees nothing.
+    """
+    _, hidden = transformer.encode(x, index, state, context)
+    spec = transformer.spec
+    seen = index if state is None else state.index.concatenate(index)
+    relation = Relation(index, seen, spec.pattern, spec.causal, x.dtype)
+    layers = spec.depth(spec.layers)
+    memory = [None] * spec.layers if state is None else list(state.hidden)
+    return [
+        transformer.blocks[n].weights(h, memory[n], relation) for n, h in zip(layers, hidden, strict=True)
+    ]
+
+
+@torch.no_grad()
+def gate_openness(
+    transformer: Transformer,
+    x: Tensor,
+    index: Index,
+    state: State | None = None,
+    context: Context | None = None,
+) -> dict[str, Tensor]:
+    """z of every GRU gate in a segment pass; the arguments are those of `attention_weights`.
+
+    Returns:
+        (B, T, C) by the name of the gate's module; nothing where residuals are no GRU gates.
+    """
+    gates = {module: name for name, module in transformer.named_modules() if isinstance(module, GRU)}
+    openness = {}
+
+    def note(gate: GRU, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        openness[gates[gate]] = gate.openness(*inputs)
+
+    with ExitStack() as hooks:
+        for gate in gates:
+            hooks.callback(gate.register_forward_hook(note).remove)
+        transformer.encode(x, index, state, context)
+    return openness

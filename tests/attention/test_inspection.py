@@ -1,0 +1,122 @@
+"""What a transformer shows of itself is what it does."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlxf.attention import GRUGate
+from rlxf.attention.index import EMPTY
+from rlxf.attention.inspection import attention_weights, gate_openness
+from tests.attention.passes import agree, learn
+from tests.attention.specs import CAUSAL, GTRXL, SPECS, built, each, fresh, remembering
+from tests.attention.worlds import ANYWHERE, World, numbers, random_index, segmented, world
+
+LENGTH = 7
+
+
+def segment(spec, dtype=torch.float64):
+    """A segment, and what is remembered from before it where the spec remembers."""
+    whole = world(spec, random_index(3, 2 * LENGTH, moves=ANYWHERE), dtype)
+    before = None if spec.memory is None else learn(built(spec, dtype), whole, [LENGTH])[1]
+    return whole.part(LENGTH, 2 * LENGTH), before
+
+
+def looked_at(spec, run: World, state):
+    return attention_weights(built(spec, run.x.dtype), run.x, run.index, state, run.context)
+
+
+def allowed(spec, run: World, state):
+    """(B, T, M + T): pairs of one episode that the rules let meet, by a loop."""
+    key = run.index if state is None else state.index.concatenate(run.index)
+    meets = torch.zeros(run.index.shape[0], run.length, key.shape[1], dtype=torch.bool)
+    for b, i, j in torch.cartesian_prod(*map(torch.arange, meets.shape)).tolist():
+        here, there = int(run.index.position[b, i]), int(key.position[b, j])
+        same = run.index.episode[b, i] == key.episode[b, j] != EMPTY
+        ruled = bool(spec.pattern.allows(torch.tensor(here), torch.tensor(there)))
+        meets[b, i, j] = bool(same) and ruled and (here >= there or not spec.causal)
+    return meets
+
+
+@each(SPECS)
+def test_weights_are_shares_of_what_may_be_seen(spec):
+    run, state = segment(spec)
+    meets = allowed(spec, run, state)[:, None]
+    whole = meets.any(-1).double()
+    for weights in looked_at(spec, run, state):
+        assert weights.shape == (3, spec.heads, LENGTH, meets.shape[-1])
+        assert (weights >= 0).all()
+        assert (weights.masked_select(~meets) == 0).all()
+        total = weights.sum(-1)
+        if getattr(spec.kernel, "softmax1", False):
+            assert ((total < whole) | (whole == 0)).all()
+        else:
+            agree(total, whole.expand_as(total))
+
+
+@each(SPECS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_weights_times_values_are_the_layers_attention(spec, dtype):
+    run, state = segment(spec, dtype)
+    model, expected = built(spec, dtype), []
+    hooks = [
+        block.attention.register_forward_hook(lambda module, inputs, y: expected.append((module, inputs, y)))
+        for block in model.blocks
+    ]
+    model.encode(run.x, run.index, state, run.context)
+    for hook in hooks:
+        hook.remove()
+    for weights, (attention, (x, memory, _), y) in zip(looked_at(spec, run, state), expected, strict=True):
+        tokens = x if memory is None else torch.cat([memory, x], dim=1)
+        mixed = weights @ attention.split(attention.qkv(tokens))[2]
+        sighted = weights.sum((1, 3)) > 0
+        agree(attention.out(mixed.transpose(1, 2).flatten(2))[sighted], y[sighted])
+
+
+@each(CAUSAL)
+@given(drawn=segmented(), memory=st.integers(1, 6))
+@settings(max_examples=5)
+def test_looking_changes_nothing(spec, drawn, memory):
+    index, lengths = drawn
+    spec = remembering(spec, memory)
+    run = world(spec, index)
+    first = next(run.cut(lengths))
+    y, state = built(spec)(first.x, first.index, None, first.context)
+    looked_at(spec, first, None)
+    gate_openness(built(spec), first.x, first.index, None, first.context)
+    again, after = built(spec)(first.x, first.index, None, first.context)
+    assert torch.equal(y, again)
+    assert torch.equal(state.hidden, after.hidden)
+    assert not any(module._forward_hooks for module in built(spec).modules())
+
+
+def test_a_gates_openness_is_how_far_it_goes():
+    """With h at 1, ``(1 - z) x + z h`` goes the share z of the way from x to 1."""
+    gate = GRUGate().build(6, 2).double()
+    with torch.no_grad():
+        gate.w[12:], gate.u_g[:] = 0.0, 0.0
+        gate.w[12:, 0] = 1e3  # h = tanh(1000 y_0), which is 1 as y_0 is above 0
+    x, y = numbers(3, 4, 6), numbers(3, 4, 6, seed=1)
+    y[..., 0] = 1.0
+    agree((gate(x, y) - x) / (1 - x), gate.openness(x, y))
+
+
+def test_every_gate_of_the_stack_is_seen():
+    run, state = segment(GTRXL)
+    model = fresh(GTRXL).double()
+    with torch.no_grad():
+        model.blocks[1].join_feed_forward.residual.b += 100.0
+    openness = gate_openness(model, run.x, run.index, state)
+    names = [
+        f"blocks.{n}.join_{sublayer}.residual" for n in (0, 1) for sublayer in ("attention", "feed_forward")
+    ]
+    assert list(openness) == names
+    shut = openness.pop(names[-1])
+    assert shut.max() < 1e-20
+    assert all(z.shape == run.x.shape and 0 < z.min() < z.max() < 1 for z in openness.values())
+
+
+def test_without_gates_there_is_no_openness():
+    spec = SPECS["Transformer-XL"]
+    run, state = segment(spec)
+    assert gate_openness(built(spec), run.x, run.index, state) == {}
