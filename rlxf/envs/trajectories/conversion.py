@@ -1,0 +1,142 @@
+"""From Minari's HDF5 files to flat arrays, in one pass and little memory."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rlxf.envs.trajectories.array_file import ArrayFile
+from rlxf.envs.trajectories.encoders import Encoder, VectorEncoder, action_encoder, observation_encoder
+from rlxf.envs.trajectories.episode_file import EpisodeFile
+from rlxf.envs.trajectories.errors import DatasetError, RowError
+from rlxf.envs.trajectories.moments import Moments
+from rlxf.envs.trajectories.returns import return_to_go
+from rlxf.envs.trajectories.source import Source
+
+PIECE_BYTES = 2**23
+"""How much of an episode is held in memory at once."""
+
+
+def convert(sources: Sequence[Source], folder: Path, progress_bar: bool = False) -> list[ArrayFile]:
+    """Write the arrays of `Trajectories` into an empty folder, one file each, and give the files.
+
+    Raises:
+        DatasetError: if a file is truncated or altered (with its name), or a value is NaN, infinite or
+            outside of its space (with episode and step).
+        TypeError: if a space is of a kind that is not read.
+        OSError: if the disk is full.
+    """
+    with ExitStack() as stack:
+        progress = stack.enter_context(_bar(progress_bar))
+        files = [stack.enter_context(EpisodeFile(source)) for source in sources]
+        lengths = [_lengths(file) for file in files]
+        arrays = _Arrays(folder, sources[0], sum(map(sum, lengths)), stack)
+        task = progress.add_task("convert", total=arrays.steps)
+        for file, steps in zip(files, lengths, strict=True):
+            for episode, length in zip(file.source.episodes, steps, strict=True):
+                arrays.add(file, episode, length)
+                progress.advance(task, length)
+        arrays.finish()
+    return arrays.files
+
+
+def _lengths(file: EpisodeFile) -> list[int]:
+    lengths = [file.length(episode) for episode in file.source.episodes]
+    file.check_totals(lengths)
+    return lengths
+
+
+class _Arrays:
+    """The arrays while they are written. Files opened here are closed by the stack."""
+
+    def __init__(self, folder: Path, source: Source, steps: int, stack: ExitStack):
+        self.folder, self.steps, self._stack = folder, steps, stack
+        self.files: list[ArrayFile] = []
+        self._observe = observation_encoder(source.observation_space)
+        self._act = action_encoder(source.action_space)
+        self._moments = Moments(self._observe.shape[0]) if isinstance(self._observe, VectorEncoder) else None
+        self._observations = self._new("observations", (steps, *self._observe.shape), self._observe.dtype)
+        self._actions = self._new("actions", (steps, *self._act.shape), self._act.dtype)
+        self._rewards = self._new("rewards", (steps,), np.float32)
+        self._return_to_go = self._new("return_to_go", (steps,), np.float32)
+        self._offsets = [0]
+        self._endings: list[tuple[bool, bool]] = []
+
+    def add(self, file: EpisodeFile, episode: int, length: int) -> None:
+        """Append an episode."""
+        where = f"dataset {file.source.id}, episode {episode}"
+        rewards = file.rewards(episode)
+        _check_rewards(rewards, f"{where}: the reward")
+        self._rewards.append(rewards)
+        self._return_to_go.append(return_to_go(rewards))
+        read = partial(file.observations, episode)
+        for rows in _pieces(read, self._observe, length, f"{where}: the observation"):
+            self._add_observations(rows)
+        for rows in _pieces(partial(file.actions, episode), self._act, length, f"{where}: the action"):
+            self._actions.append(rows)
+        self._offsets.append(self._offsets[-1] + length)
+        self._endings.append(file.ending(episode))
+
+    def _add_observations(self, rows: NDArray[Any]) -> None:
+        self._observations.append(rows)
+        if self._moments is not None:
+            self._moments.add(rows)
+
+    def finish(self) -> None:
+        """Write what is known once all episodes are there."""
+        terminated, truncated = np.array(self._endings, bool).T
+        self._write("offsets", np.array(self._offsets, np.int64))
+        self._write("terminated", terminated)
+        self._write("truncated", truncated)
+        if self._moments is not None:
+            self._write("observation_mean", self._moments.mean)
+            self._write("observation_std", self._moments.std)
+
+    def _write(self, name: str, array: NDArray[Any]) -> None:
+        self._new(name, array.shape, array.dtype).append(array)
+
+    def _new(self, name: str, shape: tuple[int, ...], dtype: Any) -> ArrayFile:
+        file = self._stack.enter_context(ArrayFile(self.folder / f"{name}.npy", shape, dtype))
+        self.files.append(file)
+        return file
+
+
+def _pieces(
+    read: Callable[[int, int], Any], encode: Encoder, length: int, what: str
+) -> Iterator[NDArray[Any]]:
+    """The encoded rows of an episode, a few at a time."""
+    row_bytes = math.prod(encode.shape) * np.dtype(encode.dtype).itemsize
+    piece = max(1, PIECE_BYTES // row_bytes)
+    for start in range(0, length, piece):
+        values = read(start, min(start + piece, length))
+        try:
+            rows = encode(values)
+        except RowError as error:
+            raise _bad_value(what, start + error.row, error.fault) from error
+        yield rows
+
+
+def _check_rewards(rewards: NDArray[np.float64], what: str) -> None:
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(rewards.astype(np.float32))
+    if not finite.all():
+        step = int(np.argmin(finite))
+        raise _bad_value(what, step, f"is {rewards[step]}")
+
+
+def _bad_value(what: str, step: int, fault: str) -> DatasetError:
+    return DatasetError(
+        f"{what} of step {step} {fault}; mend the data, or leave the episode out with "
+        f"MinariDataset.filter_episodes"
+    )
+
+
+def _bar(shown: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, disable=not shown)

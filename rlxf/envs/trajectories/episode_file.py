@@ -1,0 +1,140 @@
+"""Reading episodes from Minari's HDF5 files, piece by piece."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import h5py
+import numpy as np
+from gymnasium import spaces
+from minari.dataset.minari_storage import is_image_space
+from numpy.typing import NDArray
+from PIL import Image
+
+from rlxf.envs.trajectories.errors import DatasetError
+from rlxf.envs.trajectories.source import Source
+
+# What h5py raises for damaged files: its own checks are OSError and RuntimeError, names that lead to
+# nothing are KeyError, and damaged types and sizes are the others.
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError, MemoryError)
+
+
+class EpisodeFile:
+    """The HDF5 file of a source, open for reading; a context manager.
+
+    Every method raises DatasetError, with the name of the file, if what it needs is missing or damaged.
+
+    Args:
+        source: whose file it is.
+    """
+
+    def __init__(self, source: Source):
+        self.source = source
+
+    def __enter__(self) -> "EpisodeFile":
+        with self._naming("it"):
+            self._file = h5py.File(self.source.file, "r")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def length(self, episode: int) -> int:
+        """Number of steps T, after a look whether all arrays of the episode have that many.
+
+        Observations have T + 1 rows. Where Minari wrote down the number of steps it must agree.
+        """
+        with self._naming(f"episode {episode}"):
+            group = self._group(episode)
+            steps = len(group["rewards"])
+            wanted = {
+                "actions": steps,
+                "observations": steps + 1,
+                "terminations": steps,
+                "truncations": steps,
+            }
+            found = [(name, rows) for name in wanted for rows in _row_counts(group[name])]
+            noted = int(group.attrs.get("total_steps", steps))
+        wrong = [f"{rows} rows of {name}" for name, rows in found if rows != wanted[name]]
+        wrong += [f"a note of {noted} steps"] * (noted != steps) + ["no step"] * (not steps)
+        if wrong:
+            raise self._damaged(f"episode {episode}", f"it has {steps} rewards, but {', '.join(wrong)}")
+        return steps
+
+    def rewards(self, episode: int) -> NDArray[np.float64]:
+        """(T,)"""
+        with self._naming(f"episode {episode}"):
+            group = self._group(episode)
+            rewards = np.asarray(group["rewards"][()], np.float64).reshape(-1)
+            noted = float(group.attrs.get("rewards_sum", np.nan))
+        total = rewards.sum()
+        if np.isfinite(noted + total) and not np.isclose(total, noted, rtol=1e-3, atol=1e-3):
+            raise self._damaged(f"episode {episode}", f"its rewards sum to {total}, its note says {noted}")
+        return rewards
+
+    def ending(self, episode: int) -> tuple[bool, bool]:
+        """Whether the last step was terminated, and whether it was truncated."""
+        with self._naming(f"episode {episode}"):
+            group = self._group(episode)
+            return bool(group["terminations"][-1]), bool(group["truncations"][-1])
+
+    def observations(self, episode: int, start: int, stop: int) -> Any:
+        """Observations of these steps: arrays (n, ...), nested as the space is."""
+        with self._naming(f"episode {episode}"):
+            group = self._group(episode)
+            return _read(
+                group["observations"], self.source.observation_space, self.source.has_jpeg, start, stop
+            )
+
+    def actions(self, episode: int, start: int, stop: int) -> Any:
+        """Actions of these steps: an array (n, ...)."""
+        with self._naming(f"episode {episode}"):
+            return self._group(episode)["actions"][start:stop]
+
+    def check_totals(self, lengths: list[int]) -> None:
+        """Refuse a whole file whose episodes and steps are not as many as the metadata say."""
+        metadata = self.source.metadata
+        with self._naming("it"):
+            groups = len(self._file)
+        wanted = metadata["total_episodes"], metadata["total_steps"]
+        if self.source.selected is None and (groups, sum(lengths)) != wanted:
+            found = f"{groups} episodes of {sum(lengths)} steps, the metadata say {wanted[0]} of {wanted[1]}"
+            raise self._damaged("it", f"it holds {found}")
+
+    def _group(self, episode: int) -> Any:
+        return self._file[f"episode_{episode}"]
+
+    @contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except _DAMAGE as error:
+            raise self._damaged(what, str(error)) from error
+
+    def _damaged(self, what: str, fault: str) -> DatasetError:
+        part = "" if what == "it" else f", {what}"
+        return DatasetError(
+            f"{self.source.file}{part}: the file is truncated or altered ({fault}); download or record "
+            f"{self.source.id} again"
+        )
+
+
+def _row_counts(node: Any) -> Iterator[int]:
+    """Rows of each array below a group, or of the array itself."""
+    if isinstance(node, h5py.Group):
+        for key in node:
+            yield from _row_counts(node[key])
+    else:
+        yield len(node)
+
+
+def _read(node: Any, space: spaces.Space[Any], jpeg: bool, start: int, stop: int) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _read(node[key], part, jpeg, start, stop) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        parts = enumerate(space.spaces)
+        return tuple(_read(node[f"_index_{i}"], part, jpeg, start, stop) for i, part in parts)
+    if jpeg and is_image_space(space):
+        return np.stack([np.asarray(Image.open(io.BytesIO(frame.tobytes()))) for frame in node[start:stop]])
+    return node[start:stop]

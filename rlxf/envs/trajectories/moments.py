@@ -1,0 +1,48 @@
+"""Mean and standard deviation of rows that come in pieces."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+SMALLEST_STD = 1e-6
+
+
+class Moments:
+    """Mean and population variance per column of all rows seen so far, in float64.
+
+    Pieces are joined by ``M2 = M2_a + M2_b + (mean_b - mean_a)^2 n_a n_b / (n_a + n_b)``: Chan, Golub and
+    LeVeque 1983, "Algorithms for computing the sample variance". The sum of squares is never formed, so
+    columns far from zero lose no digits.
+
+    Args:
+        columns: number of columns D.
+    """
+
+    def __init__(self, columns: int):
+        self._count = 0
+        self._mean = np.zeros(columns)
+        self._squares = np.zeros(columns)
+
+    def add(self, rows: NDArray[np.floating]) -> None:
+        """Count these rows (n, D) in; n at least 1."""
+        rows = rows.astype(np.float64)
+        count, mean = len(rows), rows.mean(axis=0)
+        total = self._count + count
+        shift = mean - self._mean
+        self._squares += ((rows - mean) ** 2).sum(axis=0) + shift**2 * (self._count * count / total)
+        self._mean += shift * (count / total)
+        self._count = total
+
+    @property
+    def mean(self) -> NDArray[np.float32]:
+        """(D,)"""
+        return self._mean.astype(np.float32)
+
+    @property
+    def std(self) -> NDArray[np.float32]:
+        """(D,), population; 1 where it is below 1e-6: a constant column has no scale to divide by.
+
+        The reference implementation of Decision Transformer adds 1e-6 instead, which blows a value
+        unlike the constant up a millionfold.
+        """
+        std = np.sqrt(self._squares / self._count)
+        return np.where(std < SMALLEST_STD, 1.0, std).astype(np.float32)

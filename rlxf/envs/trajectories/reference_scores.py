@@ -1,0 +1,71 @@
+"""Normalised scores: returns on a scale from a random (0) to an expert policy (100)."""
+
+import math
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from numpy.typing import ArrayLike, NDArray
+
+from rlxf.envs.trajectories.score_table import TABLE, VERSION
+
+
+@dataclass(frozen=True)
+class ReferenceScores:
+    """The returns that count as 0 and as 100.
+
+    Args:
+        minimum: return of a random policy.
+        maximum: return of an expert; greater than minimum.
+        source: where the two numbers come from.
+
+    Raises:
+        ValueError: if they are not finite, or maximum is not greater than minimum.
+    """
+
+    minimum: float
+    maximum: float
+    source: str
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.maximum - self.minimum) and self.maximum > self.minimum):
+            given = f"{self.minimum} and {self.maximum} from {self.source}"
+            raise ValueError(
+                f"reference scores must be finite, the second greater than the first, got {given}"
+            )
+
+    def normalize(self, returns: ArrayLike) -> NDArray[np.float64]:
+        """``100 (R - minimum) / (maximum - minimum)``; not cut off at 0 and 100.
+
+        Source: Fu et al. 2020, arXiv:2004.07219, section 5.1. Minari's ``get_normalized_score`` is the same
+        without the 100.
+        """
+        return 100 * (np.asarray(returns, np.float64) - self.minimum) / (self.maximum - self.minimum)
+
+
+def reference_scores(metadata: dict[str, Any], env_spec: EnvSpec | None) -> ReferenceScores | None:
+    """References of a dataset: its own, else those of its environment in the table shipped here, else None.
+
+    Args:
+        metadata: of a Minari dataset; ``ref_min_score`` and ``ref_max_score`` are read.
+        env_spec: of its environment.
+
+    Raises:
+        ValueError: if the dataset's own are no scale.
+    """
+    own = metadata.get("ref_min_score"), metadata.get("ref_max_score")
+    if own[0] is not None and own[1] is not None:
+        return ReferenceScores(float(own[0]), float(own[1]), f"metadata of {metadata['dataset_id']}")
+    return None if env_spec is None else tabled_scores(env_spec.id)
+
+
+def tabled_scores(env_id: str) -> ReferenceScores | None:
+    """References of a Gymnasium id from `TABLE`, whatever its version; None if it is not listed."""
+    name = env_id.rpartition("/")[2]
+    for row in TABLE:
+        if any(fnmatchcase(name, pattern) for pattern in row.environments):
+            source = f"rlxf's table of reference scores, version {VERSION}: {row.source}"
+            return ReferenceScores(row.minimum, row.maximum, source)
+    return None

@@ -1,0 +1,109 @@
+"""Windows of K steps, by one gather from flat arrays."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from rlxf.envs.trajectories.trajectories import Trajectories
+
+
+@dataclass(frozen=True, eq=False)
+class WindowBatch:
+    """B windows of K steps. Where an episode ends early the window is padded on the left, with zeros.
+
+    Args:
+        observations: float32 (B, K, D) or uint8 (B, K, C, H, W), as they are in the data.
+        actions: Box float32 (B, K, A), Discrete int64 (B, K), MultiDiscrete int64 (B, K, A).
+        return_to_go: float32 (B, K), in units of the rewards.
+        time_steps: int64 (B, K), counted from the start of the episode.
+        mask: bool (B, K), True where there is a step, False where there is padding.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    return_to_go: Tensor
+    time_steps: Tensor
+    mask: Tensor
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same on another device."""
+        return type(self)(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+
+class Windows:
+    """Stretches of at most K consecutive steps of one episode.
+
+    `sample` draws the first step of each window uniformly from all steps: an episode by the number of its
+    steps, then a start in it. The window goes on for K steps or to the end of the episode. This is what the
+    reference implementation of Decision Transformer does (Chen et al. 2021, arXiv:2106.01345), so a short
+    window always shows the end of an episode. The model is causal: it learns to act from few steps at the
+    start of every window.
+
+    Args:
+        trajectories: where the steps come from.
+        length: K, at least 1; may exceed the longest episode.
+
+    Raises:
+        ValueError: if length is less than 1.
+    """
+
+    def __init__(self, trajectories: Trajectories, length: int):
+        if length < 1:
+            raise ValueError(f"length must be at least 1, got {length}")
+        self.trajectories = trajectories
+        self.length = length
+        self._columns = np.arange(length)
+
+    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> WindowBatch:
+        """``batch_size`` windows at random; equal generators give equal ones. None: torch's global one."""
+        starts = torch.randint(self.trajectories.steps, (batch_size,), generator=generator)
+        return self.starting_at(starts.numpy())
+
+    def cover(self, batch_size: int) -> Iterator[WindowBatch]:
+        """Windows, in order, in which each step is exactly once: to measure a loss over all the data.
+
+        The last batch may be smaller.
+        """
+        offsets = self.trajectories.offsets
+        pairs = pairwise(offsets.tolist())
+        starts = np.concatenate([np.arange(first, end, self.length) for first, end in pairs])
+        for begin in range(0, len(starts), batch_size):
+            yield self.starting_at(starts[begin : begin + batch_size])
+
+    def starting_at(self, starts: ArrayLike) -> WindowBatch:
+        """The windows whose first steps are ``starts`` (B,), counted over all the data.
+
+        Raises:
+            IndexError: if a start is not a step of the data.
+        """
+        starts = np.asarray(starts, np.int64)
+        data = self.trajectories
+        if len(starts) and not (starts.min() >= 0 and starts.max() < data.steps):
+            raise IndexError(
+                f"windows start at steps 0 to {data.steps - 1}, got {starts.min()} to {starts.max()}"
+            )
+        episode = np.searchsorted(data.offsets, starts, side="right") - 1
+        end = np.minimum(starts + self.length, data.offsets[episode + 1])
+        index = end[:, None] - self.length + self._columns
+        mask = index >= starts[:, None]
+        index = np.where(mask, index, starts[:, None])  # any step will do, it becomes zero
+        return WindowBatch(
+            observations=_gather(data.observations, index, mask),
+            actions=_gather(data.actions, index, mask),
+            return_to_go=_gather(data.return_to_go, index, mask),
+            time_steps=torch.from_numpy((index - data.offsets[episode][:, None]) * mask),
+            mask=torch.from_numpy(mask),
+        )
+
+
+def _gather(array: NDArray[Any], index: NDArray[np.int64], mask: NDArray[np.bool_]) -> Tensor:
+    """Rows ``array[index]`` (B, K, ...), zero where the mask is False."""
+    rows = array.take(index, axis=0)
+    rows[~mask] = 0
+    return torch.from_numpy(rows)
