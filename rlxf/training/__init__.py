@@ -11,6 +11,7 @@ from rlxf.training.schedules import (
     parse_schedule,
     schedule_from_json,
     schedule_to_json,
+    schedule_to_text,
 )
 from rlxf.training.space_difference import describe_difference
 from rlxf.training.spaces import space_from_json, space_to_json
@@ -28,6 +29,7 @@ __all__ = [
     "parse_schedule",
     "schedule_from_json",
     "schedule_to_json",
+    "schedule_to_text",
     "describe_difference",
     "space_from_json",
     "space_to_json",

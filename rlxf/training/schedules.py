@@ -91,6 +91,23 @@ def parse_schedule(text: str) -> float | LinearSchedule:
         raise ValueError(f"a schedule is NUMBER or linear:START:END[:FRACTION], got {text!r}") from error
 
 
+def schedule_to_text(value: float | Schedule) -> float | str:
+    """What `parse_schedule` reads: a number as it is, else ``"linear:0.001:0.0"``.
+
+    A function of the user's own, which nothing reads, is ``"custom:START"``.
+    """
+    if not callable(value):
+        return _finite(value)
+    described = schedule_to_json(value)
+    assert isinstance(described, dict)
+    name, *numbers = described.values()
+    if name == "constant":
+        return float(numbers[0])
+    if name == "linear" and numbers[-1] == 1:
+        numbers.pop()
+    return ":".join(map(str, [name, *numbers]))
+
+
 def linear(start: float, end: float, end_fraction: float = 1.0) -> LinearSchedule:
     """A line from ``start`` to ``end``, reached after ``end_fraction`` of the training and kept from there.
 

@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
-from rlxf.training import LostSchedule, linear, parse_schedule, schedule_from_json, schedule_to_json
+from rlxf.training import (
+    LostSchedule,
+    linear,
+    parse_schedule,
+    schedule_from_json,
+    schedule_to_json,
+    schedule_to_text,
+)
 from rlxf.training.plain_json import dump_json, load_json
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -25,6 +32,28 @@ def through_json(value):
 @given(SCHEDULES, st.floats(0, 1))
 def test_a_schedule_gives_the_same_values_after_json(schedule, progress):
     assert through_json(schedule)(progress) == schedule(progress)
+
+
+@given(SCHEDULES | NUMBERS, st.floats(0, 1))
+def test_a_schedule_as_text_reads_back(schedule, progress):
+    back = parse_schedule(str(schedule_to_text(schedule)))
+    first, second = (FloatSchedule(one)(progress) for one in (schedule, back))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("schedule", "text"),
+    [
+        (0.2, 0.2),
+        (ConstantSchedule(3), 3.0),
+        (linear(0.001, 0), "linear:0.001:0.0"),
+        (linear(1, 0.5, 0.1), "linear:1.0:0.5:0.1"),
+        (lambda progress: progress / 2, "custom:0.5"),
+    ],
+    ids=["number", "constant", "line", "short line", "function"],
+)
+def test_schedules_as_people_read_them(schedule, text):
+    assert schedule_to_text(schedule) == text
 
 
 @pytest.mark.parametrize("value", [None, 0.0, 1e-3, 3, np.float32(0.5)])

@@ -175,9 +175,14 @@ def parameters(agent: "GTrXLPPO", archive: Archive) -> dict[str, Any]:
     }
 
 
-def _describe(agent: "GTrXLPPO") -> dict[str, Any]:
+def constructor_settings(agent: "GTrXLPPO") -> dict[str, Any]:
+    """The constructor's arguments by name, but policy, environment and device."""
     names = [name for name in inspect.signature(type(agent).__init__).parameters if name not in NOT_SETTINGS]
-    values = {name: getattr(agent, "_" + name if name == "stats_window_size" else name) for name in names}
+    return {name: getattr(agent, "_" + name if name == "stats_window_size" else name) for name in names}
+
+
+def _describe(agent: "GTrXLPPO") -> dict[str, Any]:
+    values = constructor_settings(agent)
     values["core"] = agent.core.to_dict()
     values["policy_kwargs"] = {name: _encode(value) for name, value in agent.policy_kwargs.items()}
     values |= {name: schedule_to_json(values[name]) for name in SCHEDULES}

@@ -19,6 +19,7 @@ from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.acting import Acting, without
 from rlxf.agents.gtrxl.core import resolve_core
 from rlxf.agents.gtrxl.guards import check_finite
+from rlxf.agents.gtrxl.hyperparameters import record_hyperparameters
 from rlxf.agents.gtrxl.objective import normalise
 from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
 from rlxf.agents.gtrxl.rollout import SegmentBuffer
@@ -291,9 +292,10 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return torch.tensor([info.get(key, False) for info in infos], dtype=torch.bool, device=self.device)
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
-        """SB3's; what the environments begin with is checked too."""
+        """SB3's; what the environments begin with is checked too, hyper-parameters are logged."""
         before = self._last_obs
         ready = super()._setup_learn(*args, **kwargs)
+        record_hyperparameters(self)
         if self._last_obs is not before:  # they were reset: no filler row is due
             self._filler = torch.zeros_like(self._filler)
         check_finite("first observation", self._last_obs, self._env_steps)  # type: ignore[arg-type]

@@ -1,0 +1,97 @@
+"""What TensorBoard's HPARAMS tab knows of an agent."""
+
+import inspect
+from pathlib import Path
+
+import numpy as np
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import VecNormalize
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from rlxf import GTrXLPPO
+from rlxf.agents.gtrxl.hyperparameters import METRICS, hyperparameters
+from rlxf.envs import make_vec_env
+from tests.agents.gtrxl.worlds import scripts, shifted, small_agent
+
+ELSEWHERE = {"policy", "env", "core", "device", "policy_kwargs", "target_kl"}
+NOT_OF_LEARNING = {"tensorboard_log", "stats_window_size", "verbose", "_init_setup_model"}
+
+
+def tmaze(n_envs: int = 2):
+    return make_vec_env("rlxf/TMaze-v0", n_envs, seed=0, env_kwargs={"corridor_length": 4})
+
+
+def logged(folder: Path, tag: str) -> HParamsPluginData:
+    """What the plug-in reads under one of its tags."""
+    content = EventAccumulator(str(folder)).Reload().summary_metadata[tag].plugin_data.content
+    return HParamsPluginData.FromString(content)
+
+
+def times_written(folder: Path, tag: str) -> int:
+    files = folder.glob("events.out.tfevents.*")
+    events = [event for file in files for event in EventFileLoader(str(file)).Load()]
+    return sum(value.tag == tag for event in events for value in event.summary.value)
+
+
+def test_an_agent_that_learns_logs_its_hyperparameters_once(tmp_path):
+    agent = small_agent(tmaze(), tensorboard_log=str(tmp_path), target_kl=0.5)
+    agent.learn(64)
+    folder = tmp_path / "GTrXLPPO_1"
+    session = logged(folder, SESSION_START_INFO_TAG).session_start_info.hparams
+    assert session["gamma"].number_value == 0.99
+    assert session["learning_rate"].string_value == "linear:0.001:0.0"
+    assert session["target_kl"].number_value == 0.5
+    assert session["residual"].string_value == "GRUGate(bias=2.0)"
+    assert session["env"].string_value == "rlxf/TMaze-v0"
+    assert times_written(folder, SESSION_START_INFO_TAG) == 1
+
+
+def test_the_metrics_beside_them_are_tags_of_the_run(tmp_path):
+    agent = small_agent(tmaze(), tensorboard_log=str(tmp_path))
+    agent.learn(64)
+    folder = tmp_path / "GTrXLPPO_1"
+    named = {info.name.tag for info in logged(folder, EXPERIMENT_TAG).experiment.metric_infos}
+    assert named == set(METRICS)
+    scalars = set(EventAccumulator(str(folder)).Reload().Tags()["scalars"])
+    assert {"rollout/ep_rew_mean", "rollout/success_rate"} == named & scalars
+
+
+def test_no_setting_is_forgotten():
+    values = hyperparameters(small_agent(tmaze()))
+    arguments = set(inspect.signature(GTrXLPPO).parameters) - ELSEWHERE - NOT_OF_LEARNING
+    assert arguments <= set(values)
+    assert (values["width"], values["memory_length"]) == (16, 8)
+    assert values["algorithm"] == "GTrXLPPO"
+
+
+def test_every_value_is_one_that_tensorboard_takes():
+    agent = small_agent(
+        tmaze(),
+        gamma=np.float32(0.5),
+        clip_range=lambda progress: 0.1 * progress,
+        policy_kwargs={"optimizer_kwargs": {"eps": 1e-3}},
+    )
+    values = hyperparameters(agent)
+    assert all(type(value) in (bool, int, float, str) for value in values.values())
+    assert values["gamma"] == 0.5
+    assert values["clip_range"] == "custom:0.1"
+    assert values["policy_kwargs.optimizer_kwargs"] == "{'eps': 0.001}"
+
+
+def test_the_task_is_named_where_it_names_itself():
+    for env in (tmaze(), VecNormalize(tmaze()), "CartPole-v1"):
+        values = hyperparameters(small_agent(env))
+        assert values["env"] == ("CartPole-v1" if env == "CartPole-v1" else "rlxf/TMaze-v0")
+    assert hyperparameters(small_agent(tmaze()))["env.corridor_length"] == 4
+    assert "env" not in hyperparameters(small_agent(scripts(shifted(2))))
+
+
+def test_a_logger_without_tensorboard_is_left_alone(tmp_path):
+    agent = small_agent(tmaze())
+    for format, seen in (("csv", False), ("tensorboard", True)):
+        agent.set_logger(configure(str(tmp_path), [format]))
+        agent._setup_learn(64)
+        assert ("hparams" in agent.logger.name_to_value) == seen
