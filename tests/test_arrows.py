@@ -8,6 +8,7 @@ from graphlib import TopologicalSorter
 import pytest
 
 from rlxf import _HOME
+from rlxf.cli import commands
 from tests.sources import parsed
 
 MAY_IMPORT = {
@@ -19,6 +20,7 @@ MAY_IMPORT = {
     "cli": {"agents", "attention", "cli", "envs", "evaluation", "training"},
     "": {"agents", "attention", "envs", "evaluation"},  # rlxf/__init__.py: the public names
 }
+COMMANDS = {home.partition(":")[0] for home in commands.COMMANDS.values()}
 TECHNIQUES = {"positions", "patterns", "kernels", "memory", "residuals"}
 JOINERS = {"block", "depth", "spec", "transformer"}
 
@@ -95,3 +97,8 @@ def test_the_attention_core_imports_torch_alone(module):
 def test_a_technique_knows_nothing_of_what_joins_it(module):
     above = {other for other in ARROWS[module] if JOINERS & set(other.split(".")[2:3])}
     assert not above, f"{module} imports {above}"
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_a_command_is_reached_through_the_table_alone(module):
+    assert not ARROWS[module] & COMMANDS, f"{module} imports {ARROWS[module] & COMMANDS}"

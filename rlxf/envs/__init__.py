@@ -19,6 +19,7 @@ _HOME = {
     "GymnasiumVecEnv": "rlxf.envs.vector",
     "PreviousStep": "rlxf.envs.previous_step",
     "check_spaces": "rlxf.envs.spaces",
+    "FaultyEnvironmentError": "rlxf.envs.errors",
 }
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "TMazeVector",
     "PreviousStep",
     "GymnasiumVecEnv",
+    "FaultyEnvironmentError",
     "register_envs",
 ]
 

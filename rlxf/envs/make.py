@@ -45,7 +45,7 @@ def make_vec_env(
 
     Raises:
         ValueError: if the id is unknown (with the nearest ones) or n_envs is less than 1.
-        TypeError: if a space is not supported (`check_spaces`).
+        TypeError: if the environment does not take env_kwargs, or a space is not supported (`check_spaces`).
     """
     if n_envs < 1:
         raise ValueError(f"n_envs must be at least 1, got {n_envs}")
@@ -88,7 +88,10 @@ def _hint(name: str) -> str:
 
 def _own_vector_form(spec: EnvSpec, n_envs: int, kwargs: dict[str, Any]) -> VecEnv | None:
     """The vector form, None if it resets in the next step: its filler rows are a cost without a gain."""
-    env = gymnasium.make_vec(spec.id, n_envs, vectorization_mode="vector_entry_point", **kwargs)
+    try:
+        env = gymnasium.make_vec(spec.id, n_envs, vectorization_mode="vector_entry_point", **kwargs)
+    except TypeError as error:  # as `gymnasium.make` does
+        raise TypeError(f"{error}, was raised when {spec.id} was made with {kwargs}") from error
     if env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
         return as_vec_env(env)
     env.close()

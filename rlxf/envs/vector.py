@@ -12,6 +12,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from rlxf.envs.errors import FaultyEnvironmentError
 from rlxf.envs.infos import info_of, row_of
 from rlxf.envs.spaces import check_spaces
 
@@ -47,8 +48,8 @@ class GymnasiumVecEnv(VecEnv):
 
     Raises:
         TypeError: if env is not a `VectorEnv` or a space is not supported (`check_spaces`).
-        ValueError: if env names no autoreset mode, or reuses its observation arrays; from `step` if it
-            resets in the same step without giving ``final_obs``.
+        ValueError: if env names no autoreset mode, or reuses its observation arrays.
+        FaultyEnvironmentError: from `step`, if env resets in the same step without giving ``final_obs``.
     """
 
     def __init__(self, env: VectorEnv):
@@ -161,7 +162,9 @@ class GymnasiumVecEnv(VecEnv):
 
     def _finish_same_step(self, observations: Any, infos: dict[str, Any], ends: NDArray[np.bool_]) -> Any:
         if "final_obs" not in infos:
-            raise ValueError(f"{self.env} resets in the same step but gave no infos['final_obs'] at an end")
+            raise FaultyEnvironmentError(
+                f"{self.env} resets in the same step but gave no infos['final_obs'] at an end"
+            )
         return observations, infos["final_obs"], infos.get("final_info", {})
 
     def _finish_next_step(self, observations: Any, infos: dict[str, Any], ends: NDArray[np.bool_]) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from rlxf.envs.errors import FaultyEnvironmentError
 from rlxf.evaluation.report import Report
 
 Info = dict[str, Any]
@@ -64,7 +65,7 @@ class Tally:
         """Count one step of every environment.
 
         Raises:
-            ValueError: if a reward is NaN or infinite.
+            FaultyEnvironmentError: if a reward is NaN or infinite.
         """
         played = ~is_filler(infos)
         self._steps += played
@@ -97,7 +98,7 @@ class Tally:
 
     def _check(self, rewards: np.ndarray, played: np.ndarray) -> None:
         for i in np.flatnonzero(played & ~np.isfinite(rewards)):
-            raise ValueError(
+            raise FaultyEnvironmentError(
                 f"reward must be finite, got {rewards[i]} from environment {i} "
                 f"at step {self._steps[i]} of its episode"
             )

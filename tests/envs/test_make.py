@@ -57,6 +57,12 @@ def test_an_unknown_id_is_named_with_a_way_out(env_id, named):
         make_vec_env(env_id, 1)
 
 
+@pytest.mark.parametrize("env_id", ["rlxf/TMaze-v0", "CartPole-v1", "Acrobot-v1"])
+def test_arguments_that_an_environment_does_not_take_are_named(env_id):
+    with pytest.raises(TypeError, match=rf"'wind'.*{env_id}.*{{'wind': 1}}"):
+        make_vec_env(env_id, 1, env_kwargs={"wind": 1})
+
+
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "popgym", None)
     with pytest.raises(ValueError, match=r"popgym-RepeatPreviousEasy-v0.*pip install rlxf\[memory\]"):

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
+from rlxf.envs.errors import FaultyEnvironmentError
+
 
 def check_finite(what: str, values: VecEnvObs, step: int, environments: Sequence[int] | None = None) -> None:
     """Raise unless every number is finite.
@@ -16,7 +18,7 @@ def check_finite(what: str, values: VecEnvObs, step: int, environments: Sequence
         environments: number of the environment of each row; None for 0, 1, 2 ...
 
     Raises:
-        ValueError: naming the environment, the step and the value.
+        FaultyEnvironmentError: naming the environment, the step and the value.
     """
     if isinstance(values, Mapping):
         for key, part in values.items():
@@ -27,7 +29,7 @@ def check_finite(what: str, values: VecEnvObs, step: int, environments: Sequence
         return
     row = int(np.argwhere(~np.isfinite(values))[0][0])
     environment = row if environments is None else environments[row]
-    raise ValueError(
+    raise FaultyEnvironmentError(
         f"{what} of environment {environment} is not finite at its step {step}: "
         f"{values[row]}; training stopped, nothing was learned from it"
     )

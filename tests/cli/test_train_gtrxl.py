@@ -1,9 +1,7 @@
-"""The command line: what it makes, what it refuses, and that its help is true."""
+"""``rlxf train gtrxl``: its options, what a run leaves, what it refuses."""
 
 import inspect
 import json
-import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -13,48 +11,15 @@ from dataclasses import fields
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlxf import GTrXLPPO, TransformerSpec, evaluate
-from rlxf.agents.gtrxl import gtrxl
+from rlxf import GTrXLPPO, TransformerSpec
 from rlxf.agents.gtrxl.policy import POLICIES
 from rlxf.attention.techniques import TECHNIQUES
-from rlxf.cli import QUESTIONS, Core, Evaluate, Learner, Techniques, TrainGTrXL, is_mistake, main, parse
+from rlxf.cli.learner import Learner
+from rlxf.cli.program import parse
 from rlxf.training import schedule_to_json
+from tests.cli.running import TASK, TINY, refused, train
 
-TINY = shlex.split(
-    "--n-envs 2 --n-steps 16 --segment-length 8 --batch-size 16 --memory-length 4 --width 8 --heads 2"
-    " --total-timesteps 64 --episodes 3 --no-progress-bar"
-)
-TASK = ["--env", "rlxf/TMaze-v0", "--env-kwargs", '{"corridor_length": 3}']
 SETTABLE = {f.name for f in fields(Learner)}
-
-
-def train(*args: str) -> None:
-    main(["train", "gtrxl", *TASK, *TINY, *args])
-
-
-def refused(capsys, *args: str) -> str:
-    """What is printed when the command leaves with 2: one line."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as leaving:
-        main(list(args))
-    captured = capsys.readouterr()
-    assert leaving.value.code == 2
-    assert captured.err.startswith("rlxf: ")
-    assert captured.err.count("\n") == 1
-    return captured.err
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """The folder of a run."""
-    path = tmp_path_factory.mktemp("run") / "tmaze"
-    train("--run", str(path), "--evaluate-every", "32", "residual:Add", "position:RoPE")
-    return path
 
 
 # What the options are
@@ -76,63 +41,9 @@ def test_no_setting_of_the_agent_is_forgotten():
     assert set(inspect.signature(GTrXLPPO).parameters) == SETTABLE | elsewhere | for_python
 
 
-def test_the_default_core_is_the_agents():
-    assert Core().spec() == gtrxl()
-
-
-def test_the_default_seed_of_evaluation_is_that_of_python():
-    assert (
-        Evaluate.__dataclass_fields__["seed"].default
-        == inspect.signature(evaluate).parameters["seed"].default
-    )
-
-
 @pytest.mark.parametrize("name", [*POLICIES])
 def test_every_policy_can_be_named(name):
     assert parse(["train", "gtrxl", "--env", "x", "--policy", name]).policy == name
-
-
-@pytest.mark.parametrize(
-    ("axis", "name"), [(axis, name) for axis in ("residual", "position") for name in TECHNIQUES[axis]]
-)
-def test_every_technique_can_be_named(axis, name):
-    command = parse(["train", "gtrxl", "--env", "x", f"{axis}:{name}"])
-    assert getattr(command.core.spec(), axis) == TECHNIQUES[axis][name]()
-
-
-def test_the_options_of_a_technique_arrive():
-    spec = parse(
-        ["train", "gtrxl", "--env", "x", "residual:GRUGate", "--residual.bias", "1.5", "position:none"]
-    )
-    assert spec.core.spec().residual.bias == 1.5
-    assert spec.core.spec().position is None
-
-
-# What help says
-
-
-@pytest.mark.parametrize("command", ["", "train", "train gtrxl", "evaluate", "techniques"])
-def test_help_gives_an_example(command, capsys):
-    with pytest.raises(SystemExit) as leaving:
-        parse([*command.split(), "--help"])
-    assert leaving.value.code == 0
-    assert "Example: rlxf" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("options", [TrainGTrXL, Evaluate, Learner, Core])
-def test_every_option_is_explained(options):
-    source = inspect.getsource(options)
-    nested = {"learner", "core"}
-    for name in {f.name for f in fields(options)} - nested:
-        assert re.search(rf'^    {name}: .*\n    """.{{10,}}"""$', source, re.MULTILINE), name
-
-
-@pytest.mark.slow
-def test_the_examples_run_as_printed(capsys):
-    for command in (TrainGTrXL, Evaluate, Techniques):
-        example = re.search(r"Example: rlxf (.+)", command.__doc__)[1]
-        main(shlex.split(example))
-    assert "Evaluation over 500 episodes" in capsys.readouterr().out
 
 
 # What a run leaves
@@ -190,36 +101,6 @@ def test_the_same_seed_trains_the_same_agent(tmp_path):
     assert (tmp_path / "a/checkpoint.zip").read_bytes() == (tmp_path / "b/checkpoint.zip").read_bytes()
 
 
-# Evaluation of a run
-
-
-def test_a_run_is_evaluated_on_its_own_task(finished, capsys):
-    main(["evaluate", str(finished), "--episodes", "5", "--no-progress-bar"])
-    shown = capsys.readouterr().out
-    assert "Evaluation over 5 episodes" in shown
-    assert re.search(r"mean episode length +│ 4 ", shown)
-    events = EventAccumulator(str(finished / "evaluation")).Reload()
-    assert events.Scalars("eval/mean_reward")[-1].step == 64
-
-
-@pytest.mark.parametrize(
-    ("args", "length"),
-    [(["--env-kwargs", '{"corridor_length": 8}'], 9), (["--env", "rlxf/TMaze-v0"], 51)],
-    ids=["changed", "another"],
-)
-def test_a_run_is_evaluated_on_another_task(finished, capsys, args, length):
-    main(["evaluate", str(finished), "--episodes", "2", "--no-progress-bar", *args])
-    assert re.search(rf"mean episode length +│ {length} ", capsys.readouterr().out)
-
-
-def test_techniques_are_listed_by_question(capsys):
-    main(["techniques"])
-    shown = capsys.readouterr().out
-    for axis, techniques in TECHNIQUES.items():
-        assert f"{axis}: {QUESTIONS[axis]}" in shown
-        assert all(f"{name}(" in shown for name in techniques)
-
-
 # What goes wrong
 
 
@@ -254,47 +135,11 @@ def test_an_existing_folder_is_not_touched(capsys, tmp_path):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
-def test_what_is_no_run_is_not_evaluated(capsys, tmp_path):
-    assert "nowhere" in refused(capsys, "evaluate", "nowhere")
-    assert "config.json" in refused(capsys, "evaluate", str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("args", "named"),
-    [
-        (["--episodes", "0"], "episodes must be at least 1, got 0"),
-        (["--n-envs", "-1"], "n_envs must be at least 1, got -1"),
-        (["--env", "nope-v0"], "nope-v0"),
-        (["--env", "CartPole-v1"], "(4,)"),
-    ],
-)
-def test_a_run_is_not_evaluated_on_what_does_not_fit(args, named, finished, capsys):
-    assert named in refused(capsys, "evaluate", str(finished), *args)
-
-
-@pytest.mark.faults
-def test_a_broken_checkpoint_is_refused(finished, capsys, tmp_path):
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "config.json").write_bytes((finished / "config.json").read_bytes())
-    (broken / "checkpoint.zip").write_bytes((finished / "checkpoint.zip").read_bytes()[:-100])
-    assert "checkpoint.zip" in refused(capsys, "evaluate", str(broken))
-
-
 def test_a_bug_keeps_its_traceback_and_the_checkpoint(monkeypatch, tmp_path):
     monkeypatch.setattr(GTrXLPPO, "train", lambda self: int("no number"))
     with pytest.raises(ValueError, match="no number"):
         train("--run", "buggy")
     assert GTrXLPPO.load(tmp_path / "buggy/checkpoint.zip").num_timesteps == 32
-
-
-def test_a_slip_is_no_mistake_of_the_user():
-    with pytest.raises(ValueError, match="heads") as ours:
-        TransformerSpec(heads=7)
-    with pytest.raises(ValueError, match="literal") as slip:
-        int("x")
-    assert is_mistake(ours.value)
-    assert not is_mistake(slip.value)
 
 
 @pytest.mark.faults

@@ -1,0 +1,31 @@
+"""The closed table of commands. What it names is imported when it is asked for: help comes quickly."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+COMMANDS = {
+    "train gtrxl": "rlxf.cli.train_gtrxl:TrainGTrXL",
+    "evaluate": "rlxf.cli.evaluate:Evaluate",
+    "techniques": "rlxf.cli.techniques:Techniques",
+}
+"""Words of a command -> the dataclass of its options."""
+
+SUMMARIES = {
+    "train": "Train an agent.",
+    "train gtrxl": "Train a Gated Transformer-XL with PPO on a Gymnasium task.",
+    "evaluate": "Play whole episodes with the agent of a run and report its returns.",
+    "techniques": "List what a transformer can be made of.",
+}
+"""What the overviews say of each word."""
+
+
+class Command(Protocol):
+    """The options of a command, read from the command line."""
+
+    def prepare(self) -> Callable[[], None]:
+        """Check and build all that was asked for; gives what is left to do.
+
+        Raises:
+            ValueError, TypeError, OSError: if that cannot be had; the message is for the user.
+        """
+        ...

@@ -1,0 +1,51 @@
+"""The options of PPO."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rlxf.training import parse_schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    """PPO. A schedule is a number, or linear:START:END, which falls with the training."""
+
+    n_envs: int = 32
+    """Environments side by side. More give steadier gradients and faster steps, and take more memory."""
+    n_steps: int = 64
+    """Steps of each environment between updates; a multiple of the segment length."""
+    segment_length: int = 64
+    """Steps through which gradients flow: how far back the agent learns what to remember in one piece."""
+    batch_size: int = 512
+    """Steps in a minibatch; a multiple of the segment length. 512 makes 4 minibatches of a rollout."""
+    n_epochs: int = 3
+    """Passes over a rollout."""
+    learning_rate: str = "linear:0.001:0"
+    """Schedule of Adam's learning rate. It falls to 0, so that a solved task stays solved."""
+    gamma: float = 0.99
+    """Discount. Rewards more than 1 / (1 - gamma) steps ahead hardly count: 0.995 for long corridors."""
+    gae_lambda: float = 0.95
+    """Lambda of generalised advantages: nearer to 1 is less biased and noisier."""
+    clip_range: str = "0.2"
+    """Schedule of how far the policy may move in one update."""
+    ent_coef: str = "linear:0.03:0"
+    """Schedule of the weight of the entropy, which keeps the agent trying. It falls with the rate."""
+    vf_coef: float = 0.5
+    """Weight of the value loss, taken in units of the variance of all returns so far."""
+    max_grad_norm: float = 0.5
+    """Largest norm of the gradient."""
+    target_kl: float | None = None
+    """End an update once the policy has moved 1.5 times as far; None for no bound."""
+    advantage_epsilon: float = 0.05
+    """Share of all returns' deviation added to that of advantages: noise stays small once all is learned."""
+    previous_action: bool = True
+    """The action before is part of each step's input: observations alone do not tell what was done."""
+    reconstruction_coef: float = 0.0
+    """Weight of the observation reconstruction loss; 0 for none. It helps where rewards are rare."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where tensors live; auto takes the GPU if there is one."""
+
+    def arguments(self) -> dict[str, Any]:
+        """These options as arguments of the agent."""
+        schedules = ("learning_rate", "clip_range", "ent_coef")
+        return asdict(self) | {name: parse_schedule(getattr(self, name)) for name in schedules}

@@ -1,0 +1,72 @@
+"""From the words of the command line to a command that runs."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from pkgutil import resolve_name
+from typing import Annotated, Any, NoReturn
+
+import tyro
+from tyro.conf import CascadeSubcommandArgs, Suppress, subcommand
+
+from rlxf import __version__
+from rlxf.cli.commands import COMMANDS, SUMMARIES, Command
+from rlxf.cli.mistakes import BUILDING, WORKING, in_one_line
+
+DESCRIPTION = f"rlxf {__version__}: transformer agents for reinforcement learning."
+EXAMPLE = "Example: rlxf train gtrxl --help"
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line: leave with 2 and one line on a user's mistake, with 130 on Ctrl-C."""
+    command = parse(args)
+    with in_one_line(*BUILDING):
+        work = command.prepare()
+    with in_one_line(*WORKING):
+        work()
+
+
+def parse(args: Sequence[str] | None = None) -> Command:
+    """The command that the arguments ask for, with its options; None: those of the program.
+
+    Raises:
+        SystemExit: with 0 behind a help text, with 2 if the arguments are wrong.
+    """
+    args = sys.argv[1:] if args is None else list(args)
+    words = next((words for words in COMMANDS if args[: len(words.split())] == words.split()), None)
+    if words is None:
+        show_overview(args)
+    return read_options(words, args[len(words.split()) :])
+
+
+def read_options(words: str, args: list[str]) -> Command:
+    """The dataclass of a command, filled from the arguments behind its words."""
+    options = resolve_name(COMMANDS[words])
+    return tyro.cli(options, prog=f"rlxf {words}", args=args, config=(CascadeSubcommandArgs,))
+
+
+def show_overview(args: list[str]) -> NoReturn:
+    """Say which commands there are: all of them, or those behind the first word; then leave."""
+    group = args[0] if args and args[0] in SUMMARIES else ""
+    description = f"{SUMMARIES.get(group, DESCRIPTION)}\n\n{EXAMPLE}"
+    rest = args[1:] if group else args
+    tyro.cli(_choices(group), prog=f"rlxf {group}".strip(), description=description, args=rest)
+    raise AssertionError(f"{args} was taken for a command, and no command has these words")
+
+
+@dataclass(frozen=True)
+class _NotAsked:
+    """Stands for a command in an overview, so that nothing of it has to be imported."""
+
+
+def _choices(group: str) -> Any:
+    """The words that may follow ``group``, as a tyro union."""
+    behind = [words.removeprefix(group).split()[0] for words in COMMANDS if words.startswith(group)]
+    stand_ins = [
+        Annotated[_NotAsked, subcommand(word, description=SUMMARIES[f"{group} {word}".strip()])]
+        for word in dict.fromkeys(behind)
+    ]
+    # Beside a choice that is not shown, a lone word is still asked for.
+    return reduce(or_, [*stand_ins, Annotated[None, Suppress]])

@@ -1,0 +1,15 @@
+"""The six questions that a transformer answers, in words for help and tables."""
+
+QUESTIONS = {
+    "position": "how does order enter?",
+    "pattern": "which tokens may a query see?",
+    "kernel": "how is the weighted average computed?",
+    "memory": "what survives from before the segment?",
+    "residual": "how does a sublayer's output join the stream?",
+    "depth": "how many times is a token processed?",
+}
+
+
+def summary(technique: type) -> str:
+    """First paragraph of a technique's docstring, on one line."""
+    return " ".join((technique.__doc__ or "").split("\n\n")[0].split())

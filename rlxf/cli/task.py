@@ -1,0 +1,35 @@
+"""The options that say which environments to make."""
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import arg
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import VecEnv
+
+Json = Annotated[dict[str, Any], arg(constructor=json.loads, metavar="JSON")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is trained on."""
+
+    env: str
+    """Gymnasium id of the task, e.g. rlxf/TMaze-v0 or CartPole-v1; package:id imports the package first."""
+    env_kwargs: Json = field(default_factory=dict)
+    """Arguments of the environment as a JSON object, e.g. '{"corridor_length": 100}'."""
+
+    def make(self, n_envs: int, seed: int | None) -> "VecEnv":
+        """So many environments side by side.
+
+        Raises:
+            ValueError: if the id is unknown or the arguments are no JSON object.
+            TypeError: if the environment does not take the arguments, or a space is not supported.
+        """
+        from rlxf.envs.make import make_vec_env
+
+        if not isinstance(self.env_kwargs, dict):
+            raise ValueError(f"env_kwargs must be a JSON object, got {self.env_kwargs!r}")
+        return make_vec_env(self.env, n_envs, seed, self.env_kwargs)

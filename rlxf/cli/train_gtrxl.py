@@ -1,0 +1,111 @@
+"""``rlxf train gtrxl``: train, evaluate, and keep all of it in a folder."""
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from stable_baselines3.common.vec_env import VecEnv
+from tyro.conf import arg
+
+from rlxf.agents.gtrxl import GTrXLPPO
+from rlxf.agents.gtrxl.policy import policy_for
+from rlxf.cli.core import Core
+from rlxf.cli.counts import check_counts
+from rlxf.cli.hyperparameters import log_hyperparameters
+from rlxf.cli.learner import Learner
+from rlxf.cli.screen import as_table, show
+from rlxf.cli.task import Task
+from rlxf.evaluation import EvaluationCallback, evaluate
+from rlxf.training import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainGTrXL:
+    """Train a Gated Transformer-XL with PPO, evaluate it, and keep all of it in a new folder.
+
+    The folder holds config.json, checkpoint.zip, progress.csv and TensorBoard events; look at them with
+    "tensorboard --logdir runs". Ctrl-C ends the training and keeps what was learned.
+
+    Example: rlxf train gtrxl --env rlxf/TMaze-v0 --env-kwargs '{"corridor_length":9}' --total-timesteps 60000
+    """
+
+    task: Annotated[Task, arg(name="")]
+    total_timesteps: int = 200_000
+    """Environment steps to train for, over all environments: enough for a T-Maze of 50."""
+    seed: int = 0
+    """Of weights, actions, minibatches and environments: the same seed gives the same run on one machine."""
+    run: Path | None = None
+    """The new folder; None is runs/gtrxl-ENV-SEED. An existing one is refused."""
+    episodes: int = 100
+    """Episodes of an evaluation: 100 resolve a success rate to about 0.1."""
+    evaluate_every: int | None = None
+    """Also evaluate each time so many steps are trained; None: at the end alone."""
+    policy: Literal["MlpGTrXLPolicy", "CnnGTrXLPolicy", "MultiInputGTrXLPolicy"] | None = None
+    """What reads observations; None chooses by the observation space."""
+    progress_bar: bool = True
+    """Show progress bars."""
+    learner: Annotated[Learner, arg(name="")] = Learner()
+    core: Annotated[Core, arg(name="")] = Core()
+
+    def prepare(self) -> Callable[[], None]:
+        """See `Command`."""
+        self._check()
+        agent = self._agent(self.task.make(self.learner.n_envs, self.seed))
+        run = RunFolder.create(self._path, self._config(agent))
+        agent.set_logger(run.make_logger())
+        return partial(self._train, agent, run)
+
+    def _check(self) -> None:
+        check_counts(self, "total_timesteps", "episodes", "evaluate_every")
+        if self._path.exists():
+            raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")
+
+    @property
+    def _path(self) -> Path:
+        task = re.sub(r"[^\w.-]+", "-", self.task.env)
+        return Path("runs", f"gtrxl-{task}-{self.seed}") if self.run is None else self.run
+
+    def _agent(self, env: VecEnv) -> GTrXLPPO:
+        policy = self.policy or policy_for(env.observation_space)
+        return GTrXLPPO(policy, env, core=self.core.spec(), seed=self.seed, **self.learner.arguments())
+
+    def _config(self, agent: GTrXLPPO) -> dict[str, Any]:
+        """What the run is started with, defaults included."""
+        own = {
+            "total_timesteps": self.total_timesteps,
+            "seed": self.seed,
+            "episodes": self.episodes,
+            "evaluate_every": self.evaluate_every,
+            "policy": type(agent.policy).__name__,
+        }
+        core = {"core": agent.core.to_dict()}
+        return {"agent": "gtrxl"} | asdict(self.task) | own | asdict(self.learner) | core
+
+    def _train(self, agent: GTrXLPPO, run: RunFolder) -> None:
+        log_hyperparameters(agent.logger, run.config)
+        show(as_table(str(run.path), run.config))
+        self._learn(agent, run)
+        self._evaluate(agent)
+
+    def _learn(self, agent: GTrXLPPO, run: RunFolder) -> None:
+        callback = None
+        if self.evaluate_every is not None:
+            callback = EvaluationCallback(self._fresh_env(), self.episodes, self.evaluate_every)
+        try:
+            agent.learn(self.total_timesteps, callback, progress_bar=self.progress_bar)
+        finally:
+            agent.save(run.checkpoint)
+            show(f"checkpoint: {run.checkpoint}")
+
+    def _evaluate(self, agent: GTrXLPPO) -> None:
+        env = self._fresh_env()
+        report = evaluate(agent, env, self.episodes, progress_bar=self.progress_bar, logger=agent.logger)
+        env.close()
+        agent.logger.close()
+        show(report.table())
+
+    def _fresh_env(self) -> VecEnv:
+        return self.task.make(min(self.learner.n_envs, self.episodes), None)

@@ -1,0 +1,70 @@
+"""A user's mistake is one line; a bug keeps its traceback."""
+
+import pytest
+
+from rlxf.cli import program
+from rlxf.cli.mistakes import in_one_line
+from rlxf.envs import FaultyEnvironmentError
+
+
+def left_with(capsys, error: BaseException, *mistakes: type[Exception]) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as leaving, in_one_line(*mistakes):
+        raise error
+    return leaving.value.code, capsys.readouterr().err
+
+
+def test_a_mistake_is_told_in_one_line(capsys):
+    assert left_with(capsys, ValueError("7 is\n odd"), ValueError) == (2, "rlxf: 7 is odd\n")
+
+
+def test_markup_in_a_message_is_left_alone(capsys):
+    assert left_with(capsys, ValueError("[bold]x"), ValueError) == (2, "rlxf: [bold]x\n")
+
+
+def test_ctrl_c_is_no_mistake(capsys):
+    assert left_with(capsys, KeyboardInterrupt()) == (130, "rlxf: interrupted\n")
+
+
+def test_anything_else_passes():
+    with pytest.raises(ValueError, match="slip"), in_one_line(OSError):
+        raise ValueError("slip")
+
+
+class Fails:
+    """A command that fails while it is prepared, or later."""
+
+    def __init__(self, early: Exception | None = None, late: Exception | None = None):
+        self.early, self.late = early, late
+
+    def prepare(self):
+        if self.early:
+            raise self.early
+        return self.work
+
+    def work(self):
+        raise self.late
+
+
+def run(monkeypatch, command: Fails) -> None:
+    monkeypatch.setattr(program, "parse", lambda args: command)
+    program.main([])
+
+
+@pytest.mark.parametrize("kind", [ValueError, TypeError, OSError, ImportError])
+def test_what_cannot_be_built_was_asked_for_wrongly(kind, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run(monkeypatch, Fails(early=kind("no such thing")))
+    assert capsys.readouterr().err == "rlxf: no such thing\n"
+
+
+@pytest.mark.parametrize("kind", [ValueError, TypeError, KeyError, AssertionError])
+def test_what_goes_wrong_later_is_a_bug(kind, monkeypatch):
+    with pytest.raises(kind, match="slip"):
+        run(monkeypatch, Fails(late=kind("slip")))
+
+
+@pytest.mark.parametrize("kind", [FaultyEnvironmentError, OSError])
+def test_unless_it_comes_from_outside(kind, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run(monkeypatch, Fails(late=kind("reward is nan")))
+    assert capsys.readouterr().err == "rlxf: reward is nan\n"

@@ -1,0 +1,101 @@
+"""Which command is meant, and how fast help comes."""
+
+import ast
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from itertools import pairwise
+from pkgutil import resolve_name
+
+import pytest
+
+from rlxf.cli.commands import COMMANDS, SUMMARIES
+from rlxf.cli.program import main, parse
+from tests.sources import parsed
+
+WITHOUT_TORCH = ["", "train", "evaluate", "techniques"]
+
+
+def shown(capsys, *args: str) -> tuple[int, str]:
+    """Exit status and what is printed by a command line that is not run."""
+    with pytest.raises(SystemExit) as leaving:
+        parse(args)
+    captured = capsys.readouterr()
+    return leaving.value.code, captured.out + captured.err
+
+
+@pytest.mark.parametrize("command", ["", *SUMMARIES])
+def test_help_gives_an_example(command, capsys):
+    status, text = shown(capsys, *command.split(), "--help")
+    assert status == 0
+    assert "Example: rlxf" in text
+
+
+@pytest.mark.parametrize("words", SUMMARIES)
+def test_an_overview_lists_the_command(words, capsys):
+    *group, last = words.split()
+    status, text = shown(capsys, *group, "--help")
+    assert status == 0
+    assert re.search(rf"• {last} +{' '.join(SUMMARIES[words].split()[:3])}", text)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ([], "Expected one of {train, evaluate, techniques}"),
+        (["train"], "Expected one of {gtrxl"),
+        (["evalaute"], "Available subcommands: train, evaluate"),
+        (["train", "gtxrl"], "Available subcommands: gtrxl"),
+        (["--", "evaluate"], "Unrecognized options"),
+    ],
+    ids=["nothing", "no agent", "misspelt", "misspelt agent", "behind dashes"],
+)
+def test_what_is_no_command_leaves_with_2(args, told, capsys):
+    status, text = shown(capsys, *args)
+    assert status == 2
+    assert told in text
+
+
+@pytest.mark.parametrize("command", WITHOUT_TORCH)
+def test_help_loads_no_torch(command):
+    code = (
+        "import sys; from rlxf.cli.program import parse\n"
+        f"try: parse({[*command.split(), '--help']})\n"
+        "except SystemExit: sys.exit('torch' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
+    )
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_the_overview_says_what_the_command_does(words):
+    summary = inspect.getdoc(resolve_name(COMMANDS[words])).partition(".")[0]
+    assert set(SUMMARIES[words].rstrip(".").split()[:2]) <= set(summary.split())
+
+
+def options() -> dict[str, ast.ClassDef]:
+    """The dataclasses that are read from the command line: those whose fields go by name alone."""
+    nodes = [node for tree in parsed("rlxf/cli").values() for node in ast.walk(tree)]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    return {
+        node.name: node for node in classes if any("kw_only" in ast.unparse(d) for d in node.decorator_list)
+    }
+
+
+@pytest.mark.parametrize("name", options())
+def test_every_option_is_explained(name):
+    body = options()[name].body
+    for line, after in pairwise(body):
+        if isinstance(line, ast.AnnAssign) and "name=''" not in ast.unparse(line):
+            assert isinstance(after, ast.Expr), f"{name}: {ast.unparse(line)}"
+            assert len(ast.literal_eval(after.value)) > 10
+
+
+@pytest.mark.slow
+def test_the_examples_run_as_printed(capsys):
+    for home in COMMANDS.values():
+        main(shlex.split(re.search(r"Example: rlxf (.+)", resolve_name(home).__doc__)[1]))
+    assert "Evaluation over 500 episodes" in capsys.readouterr().out
