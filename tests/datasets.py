@@ -1,0 +1,88 @@
+"""Small Minari datasets, made in a moment: for every test that needs one.
+
+Ask for the fixture ``minari_root`` (tests/conftest.py) first: it gives the test folders of its own.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import minari
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
+from minari.data_collector import EpisodeBuffer
+
+VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+CHOICE = spaces.Discrete(2)
+ID = "test/small-v0"
+
+
+def stacked(space: spaces.Space, values: Sequence[Any]) -> Any:
+    """Values of a space as arrays (n, ...), nested as the space is."""
+    return concatenate(space, values, create_empty_array(space, len(values)))
+
+
+def random_episodes(
+    lengths: Sequence[int],
+    observation_space: spaces.Space = VECTOR,
+    action_space: spaces.Space = CHOICE,
+    seed: int = 0,
+) -> list[EpisodeBuffer]:
+    """Episodes of these lengths: random observations, actions and rewards; every second one truncated."""
+    observation_space.seed(seed)
+    action_space.seed(seed)
+    rng = np.random.default_rng(seed)
+    return [
+        EpisodeBuffer(
+            observations=stacked(observation_space, [observation_space.sample() for _ in range(length + 1)]),
+            actions=stacked(action_space, [action_space.sample() for _ in range(length)]),
+            rewards=rng.normal(size=length),
+            terminations=np.arange(length) == (length - 1 if number % 2 == 0 else -1),
+            truncations=np.arange(length) == (length - 1 if number % 2 else -1),
+        )
+        for number, length in enumerate(lengths)
+    ]
+
+
+def record(
+    episodes: list[EpisodeBuffer],
+    dataset_id: str = ID,
+    observation_space: spaces.Space = VECTOR,
+    action_space: spaces.Space = CHOICE,
+    **options: Any,
+) -> minari.MinariDataset:
+    """Record episodes as a Minari dataset; ``options`` are those of ``create_dataset_from_buffers``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it misses author, description and more
+        return minari.create_dataset_from_buffers(
+            dataset_id, episodes, observation_space=observation_space, action_space=action_space, **options
+        )
+
+
+def record_random(
+    lengths: Sequence[int] = (3, 1, 5),
+    dataset_id: str = ID,
+    observation_space: spaces.Space = VECTOR,
+    action_space: spaces.Space = CHOICE,
+    seed: int = 0,
+    **options: Any,
+) -> minari.MinariDataset:
+    """`record` of `random_episodes`."""
+    episodes = random_episodes(lengths, observation_space, action_space, seed)
+    return record(episodes, dataset_id, observation_space, action_space, **options)
+
+
+def data_file(dataset: minari.MinariDataset) -> Path:
+    """Where its episodes are."""
+    return Path(dataset.storage.data_path) / "main_data.hdf5"
+
+
+@contextmanager
+def opened(dataset: minari.MinariDataset) -> Iterator[h5py.File]:
+    """The file of its episodes, to change something in it."""
+    with h5py.File(data_file(dataset), "r+") as file:
+        yield file

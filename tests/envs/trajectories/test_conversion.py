@@ -1,0 +1,188 @@
+import tracemalloc
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlxf.envs.trajectories import DatasetError, conversion, load_trajectories, observation_encoder
+from rlxf.envs.trajectories.conversion import convert
+from rlxf.envs.trajectories.source import open_source
+from tests.datasets import ID, VECTOR, opened, random_episodes, record, record_random
+
+LENGTHS = (4, 1, 9, 2)
+BOX = spaces.Box(-2, 2, (2,), np.float64)
+OBSERVATIONS = {
+    "vector": VECTOR,
+    "doubles": spaces.Box(-np.inf, np.inf, (4,), np.float64),
+    "choice": spaces.Discrete(5),
+    "choices": spaces.MultiDiscrete([2, 3]),
+    "bits": spaces.MultiBinary(3),
+    "dict": spaces.Dict(
+        {"b": VECTOR, "a": spaces.Discrete(3), "in": spaces.Tuple([BOX, spaces.Discrete(2)])}
+    ),
+    "tuple": spaces.Tuple([VECTOR, spaces.MultiBinary(2)]),
+    "small image": spaces.Box(0, 255, (7, 7, 3), np.uint8),
+    "gray image": spaces.Box(0, 255, (32, 33), np.uint8),
+    "image": spaces.Box(0, 255, (32, 40, 3), np.uint8),
+}
+ACTIONS = {
+    "box": BOX,
+    "discrete": spaces.Discrete(4),
+    "multidiscrete": spaces.MultiDiscrete([3, 2]),
+}
+
+
+def expected_observations(space, values):
+    """One step after the other, by Gymnasium's own rule; images channels first."""
+    if len(space.shape or ()) == 3:
+        return np.stack([np.moveaxis(value, -1, 0) for value in values])
+    if space.shape == (32, 33):
+        return np.stack([value[None] for value in values])
+    return np.stack([spaces.flatten(space, value) for value in values]).astype(np.float32)
+
+
+def check_episodes(trajectories, dataset):
+    """Against Minari's own reader, episode by episode."""
+    space = dataset.observation_space
+    for number, episode in enumerate(dataset.iterate_episodes()):
+        part = slice(trajectories.offsets[number], trajectories.offsets[number + 1])
+        steps = len(episode.rewards)
+        rows = unstacked(space, episode.observations, steps)
+        np.testing.assert_array_equal(trajectories.observations[part], expected_observations(space, rows))
+        np.testing.assert_array_equal(
+            trajectories.actions[part], np.asarray(episode.actions).astype(trajectories.actions.dtype)
+        )
+        np.testing.assert_array_equal(trajectories.rewards[part], episode.rewards.astype(np.float32))
+        slow = [sum(episode.rewards[t:]) for t in range(steps)]
+        np.testing.assert_allclose(trajectories.return_to_go[part], slow, rtol=1e-6)
+        assert trajectories.terminated[number] == episode.terminations[-1]
+        assert trajectories.truncated[number] == episode.truncations[-1]
+
+
+def unstacked(space, values, steps):
+    """The first ``steps`` values of nested arrays; the one after the last action is no step."""
+    if isinstance(space, spaces.Dict):
+        parts = {key: unstacked(part, values[key], steps) for key, part in space.spaces.items()}
+        return [{key: parts[key][t] for key in parts} for t in range(steps)]
+    if isinstance(space, spaces.Tuple):
+        parts = [unstacked(part, value, steps) for part, value in zip(space.spaces, values, strict=True)]
+        return list(zip(*parts, strict=True))
+    return [values[t] for t in range(steps)]
+
+
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_observations_of_every_kind_are_those_of_minari(minari_root, name):
+    dataset = record_random(LENGTHS, observation_space=OBSERVATIONS[name])
+    trajectories = load_trajectories(ID)
+    assert trajectories.lengths.tolist() == list(LENGTHS)
+    assert trajectories.observations.dtype == observation_encoder(OBSERVATIONS[name]).dtype
+    check_episodes(trajectories, dataset)
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_actions_of_every_kind_are_those_of_minari(minari_root, name):
+    dataset = record_random(LENGTHS, action_space=ACTIONS[name])
+    check_episodes(load_trajectories(ID), dataset)
+
+
+def test_pieces_join_without_a_seam(minari_root, monkeypatch):
+    monkeypatch.setattr(conversion, "PIECE_BYTES", 3 * 12)  # three observations at a time
+    dataset = record_random((10, 3, 1))
+    check_episodes(load_trajectories(ID), dataset)
+
+
+def test_mean_and_deviation_are_over_the_steps(minari_root):
+    record_random(LENGTHS)
+    trajectories = load_trajectories(ID)
+    np.testing.assert_allclose(
+        trajectories.observation_mean, trajectories.observations.mean(axis=0), rtol=1e-5
+    )
+    np.testing.assert_allclose(trajectories.observation_std, trajectories.observations.std(axis=0), rtol=1e-5)
+
+
+def test_images_have_no_mean(minari_root):
+    record_random(observation_space=OBSERVATIONS["image"])
+    trajectories = load_trajectories(ID)
+    assert trajectories.observation_mean is None
+    assert trajectories.observation_std is None
+
+
+@pytest.mark.parametrize("jpeg", [True, False])
+def test_images_that_went_through_jpeg_are_marked(minari_root, jpeg):
+    record_random(observation_space=OBSERVATIONS["image"], jpeg_encoding=jpeg)
+    assert load_trajectories(ID).lossy_images == jpeg
+
+
+def test_small_images_and_vectors_are_not_lossy(minari_root):
+    record_random(observation_space=OBSERVATIONS["small image"])
+    assert not load_trajectories(ID).lossy_images
+
+
+def test_rewards_in_a_column_are_read(minari_root):
+    dataset = record_random((5,))
+    rewards = dataset[0].rewards
+    with opened(dataset) as file:
+        del file["episode_0/rewards"]
+        file["episode_0/rewards"] = rewards[:, None]
+    np.testing.assert_array_equal(load_trajectories(ID).rewards, rewards.astype(np.float32))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("part", ["observations", "actions"])
+def test_a_number_that_is_none_is_named_with_episode_and_step(minari_root, monkeypatch, part, value):
+    monkeypatch.setattr(conversion, "PIECE_BYTES", 2 * 12)  # so that step 5 is not in the first piece
+    episodes = random_episodes((3, 8), action_space=BOX)
+    getattr(episodes[1], part)[5, 1] = value
+    record(episodes, action_space=BOX)
+    with pytest.raises(
+        DatasetError, match=f"{ID}, episode 1: the {part[:-1]} of step 5 is {value} at index 1"
+    ):
+        load_trajectories(ID)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 1e60])
+def test_a_reward_that_is_no_number_is_named_with_episode_and_step(minari_root, value):
+    episodes = random_episodes((3, 8))
+    episodes[1].rewards[6] = value
+    record(episodes)
+    with pytest.raises(
+        DatasetError, match=f"{ID}, episode 1: the reward of step 6 is {value}".replace("+", r"\+")
+    ):
+        load_trajectories(ID)
+
+
+def test_the_observation_after_the_last_action_is_not_read(minari_root):
+    episodes = random_episodes((3,))
+    episodes[0].observations[3] = np.nan
+    record(episodes)
+    assert load_trajectories(ID).steps == 3
+
+
+def test_an_action_that_there_is_not_is_named(minari_root):
+    episodes = random_episodes((3, 4))
+    episodes[1].actions[2] = 7
+    record(episodes)
+    with pytest.raises(
+        DatasetError, match=r"episode 1: the action of step 2 is \[7\], outside of Discrete\(2\)"
+    ):
+        load_trajectories(ID)
+
+
+def test_memory_does_not_grow_with_the_data(minari_root, tmp_path, monkeypatch):
+    monkeypatch.setattr(conversion, "PIECE_BYTES", 2**16)
+    wide = spaces.Box(-np.inf, np.inf, (256,), np.float32)
+    episode = random_episodes((1,), wide)[0]
+    long = {
+        name: np.repeat(getattr(episode, name), 20_000, axis=0)
+        for name in ("actions", "rewards", "terminations", "truncations")
+    }
+    observations = np.zeros((20_001, 256), np.float32)  # 20 MB
+    record([type(episode)(observations=observations, **long)], observation_space=wide)
+    del observations
+    source = open_source(ID)
+    tracemalloc.start()
+    convert([source], tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (tmp_path / "observations.npy").stat().st_size > 20_000_000
+    assert peak < 3_000_000

@@ -1,0 +1,111 @@
+"""Truncated and altered files are found at the conversion, by name."""
+
+import os
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlxf.envs.trajectories import DatasetError, load_trajectories
+from rlxf.envs.trajectories.cache import cache_root
+from tests.datasets import ID, data_file, opened, record_random
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture
+def dataset(minari_root):
+    return record_random((30, 1, 5))
+
+
+def check_refused(match=""):
+    with pytest.raises(DatasetError, match=rf"(?s)main_data.hdf5.*truncated or altered.*{match}.*again"):
+        load_trajectories(ID)
+    assert list(cache_root().glob("*")) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.999])
+def test_a_truncated_file_is_named(dataset, share):
+    path = data_file(dataset)
+    os.truncate(path, int(path.stat().st_size * share))
+    check_refused()
+
+
+def test_a_file_that_is_no_hdf5_is_named(dataset):
+    data_file(dataset).write_text("not the data")
+    check_refused()
+
+
+@pytest.mark.parametrize("name", ["rewards", "actions", "observations", "terminations", "truncations"])
+def test_a_missing_array_is_named_with_its_episode(dataset, name):
+    with opened(dataset) as file:
+        del file[f"episode_1/{name}"]
+    check_refused()
+
+
+@pytest.mark.parametrize("name", ["rewards", "actions", "observations", "terminations", "truncations"])
+def test_an_array_of_another_length_is_named_with_its_episode(dataset, name):
+    with opened(dataset) as file:
+        file[f"episode_2/{name}"].resize(3, axis=0)
+    check_refused("episode|rows")
+
+
+def test_a_missing_episode_is_named(dataset):
+    with opened(dataset) as file:
+        del file["episode_1"]
+    check_refused()
+
+
+def test_an_episode_too_many_is_named(dataset):
+    with opened(dataset) as file:
+        file.copy("episode_1", "episode_3")
+    check_refused("4 episodes of 36 steps")
+
+
+def test_a_whole_episode_cut_short_is_found_by_the_note_of_its_steps(dataset):
+    with opened(dataset) as file:
+        for name, array in file["episode_2"].items():
+            array.resize(4 if name == "observations" else 3, axis=0)
+    check_refused("a note of 5 steps")
+
+
+def test_an_episode_of_no_step_is_named(dataset):
+    with opened(dataset) as file:
+        for name, array in file["episode_2"].items():
+            array.resize(1 if name == "observations" else 0, axis=0)
+        file["episode_2"].attrs["total_steps"] = 0
+    check_refused("no step")
+
+
+def test_rewards_that_do_not_sum_to_what_was_noted_are_found(dataset):
+    with opened(dataset) as file:
+        file["episode_0"].attrs["rewards_sum"] = dataset[0].rewards.sum() + 1
+    check_refused("its rewards sum to")
+
+
+def test_rewards_that_do_are_read(dataset):
+    with opened(dataset) as file:
+        file["episode_0"].attrs["rewards_sum"] = np.float32(dataset[0].rewards.sum())
+    assert load_trajectories(ID).steps == 36
+
+
+def test_a_damaged_picture_is_named(minari_root):
+    dataset = record_random((3,), observation_space=spaces.Box(0, 255, (32, 32, 3), np.uint8))
+    with opened(dataset) as file:
+        frames = file["episode_0/observations"]
+        frames[1] = np.zeros(9, np.uint8) if frames.ndim == 1 else 0
+    check_refused()
+
+
+def test_compressed_data_with_a_changed_byte_are_found(dataset):
+    values = np.arange(30)
+    with opened(dataset) as file:
+        del file["episode_0/rewards"]
+        stored = file.create_dataset("episode_0/rewards", data=values, chunks=True, compression="gzip")
+        where = stored.id.get_chunk_info(0)
+    with open(data_file(dataset), "r+b") as handle:
+        handle.seek(where.byte_offset + where.size // 2)
+        byte = handle.read(1)
+        handle.seek(-1, os.SEEK_CUR)
+        handle.write(bytes([byte[0] ^ 0xFF]))
+    check_refused()

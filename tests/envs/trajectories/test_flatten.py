@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlxf.envs.trajectories.errors import RowError
+from rlxf.envs.trajectories.flatten import flatten_rows
+from tests.datasets import stacked
+
+BOX = spaces.Box(-1, 1, (2, 3), np.float64)
+INNER = spaces.Dict({"z": spaces.Discrete(3, start=-1), "a": spaces.MultiDiscrete([2, 4], start=[1, 0])})
+SPACES = {
+    "vector": spaces.Box(-1, 1, (4,)),
+    "matrix of doubles": BOX,
+    "bytes": spaces.Box(0, 9, (2, 2), np.uint8),
+    "one choice": spaces.Discrete(5),
+    "choice from minus 1": spaces.Discrete(3, start=-1),
+    "choices": spaces.MultiDiscrete([2, 3, 4]),
+    "grid of choices": spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    "bits": spaces.MultiBinary(4),
+    "nested": spaces.Dict({"pair": spaces.Tuple([BOX, INNER]), "bit": spaces.MultiBinary([2, 2])}),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_rows_are_those_of_gymnasium_one_by_one(name):
+    space = SPACES[name]
+    space.seed(0)
+    values = [space.sample() for _ in range(20)]
+    slow = np.stack([spaces.flatten(space, value) for value in values]).astype(np.float32)
+    rows = flatten_rows(space, stacked(space, values))
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(rows, slow)
+
+
+@pytest.mark.parametrize("wrong", [-1, 3, 1.5])
+def test_a_choice_that_there_is_not_is_named_with_its_row(wrong):
+    with pytest.raises(RowError, match=rf"row 2: it is \[{wrong}\], outside of Discrete\(3\)") as error:
+        flatten_rows(spaces.Discrete(3), np.array([0, 2, wrong, 9]))
+    assert error.value.row == 2
+
+
+@pytest.mark.parametrize("space", [spaces.Text(4), spaces.Sequence(BOX), spaces.Dict({"a": spaces.Text(4)})])
+def test_what_is_no_vector_is_refused(space):
+    with pytest.raises(TypeError, match="cannot be flattened to one vector"):
+        flatten_rows(space, {"a": ["word"]} if isinstance(space, spaces.Dict) else ["word"])

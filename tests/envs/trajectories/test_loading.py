@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlxf.envs.trajectories import DatasetError, load_trajectories
+from tests.datasets import ID, VECTOR, record_random
+
+SCORES = {"ref_min_score": 9.0, "ref_max_score": 475.0}
+
+
+def test_a_dataset_itself_is_as_good_as_its_id(minari_root):
+    dataset = record_random()
+    np.testing.assert_array_equal(load_trajectories(dataset).rewards, load_trajectories(ID).rewards)
+
+
+def test_a_filtered_dataset_gives_the_episodes_that_are_left(minari_root):
+    dataset = record_random((3, 1, 5, 4))
+    left = dataset.filter_episodes(lambda episode: len(episode) > 3)
+    trajectories, whole = load_trajectories(left), load_trajectories(dataset)
+    assert trajectories.lengths.tolist() == [5, 4]
+    np.testing.assert_array_equal(trajectories.rewards, whole.rewards[4:])
+    np.testing.assert_allclose(trajectories.observation_mean, whole.observations[4:].mean(axis=0), rtol=1e-5)
+
+
+def test_joined_datasets_follow_each_other(minari_root):
+    first, second = record_random((3, 2), "test/a-v0"), record_random((4,), "test/b-v0", seed=1)
+    both = load_trajectories(["test/a-v0", second])
+    parts = [load_trajectories(first), load_trajectories(second)]
+    assert both.dataset_ids == ("test/a-v0", "test/b-v0")
+    assert both.lengths.tolist() == [3, 2, 4]
+    for name in ("observations", "actions", "rewards", "return_to_go", "terminated", "truncated"):
+        np.testing.assert_array_equal(
+            getattr(both, name), np.concatenate([getattr(part, name) for part in parts])
+        )
+    np.testing.assert_allclose(both.observation_mean, both.observations.mean(axis=0), rtol=1e-5)
+
+
+def test_one_dataset_twice_counts_twice(minari_root):
+    record_random((3, 2))
+    assert load_trajectories([ID, ID]).lengths.tolist() == [3, 2, 3, 2]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"observation_space": spaces.Box(-1, 1, (4,))}, {"action_space": spaces.Discrete(3)}],
+    ids=["observations", "actions"],
+)
+def test_datasets_of_other_spaces_are_not_joined(minari_root, other):
+    record_random(dataset_id="test/a-v0")
+    record_random(dataset_id="test/b-v0", **other)
+    with pytest.raises(DatasetError, match=r"test/a-v0 and test/b-v0 cannot be joined.*the data have"):
+        load_trajectories(["test/a-v0", "test/b-v0"])
+
+
+def test_no_dataset_at_all_is_refused(minari_root):
+    with pytest.raises(DatasetError, match="give at least one"):
+        load_trajectories([])
+
+
+def record_cartpole(dataset_id, **options):
+    cartpole = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+    return record_random(dataset_id=dataset_id, observation_space=cartpole, **options)
+
+
+def test_what_the_dataset_says_of_itself_is_kept(minari_root):
+    record_cartpole(ID, env="CartPole-v1", eval_env="CartPole-v0", description="mixed", **SCORES)
+    trajectories = load_trajectories(ID)
+    assert trajectories.env_spec.id == "CartPole-v1"
+    assert trajectories.eval_env_spec.id == "CartPole-v0"
+    assert trajectories.metadata[0]["description"] == "mixed"
+    assert trajectories.observation_space.shape == (4,)
+    assert trajectories.reference_scores.maximum == 475
+
+
+def test_without_another_choice_one_evaluates_where_the_data_come_from(minari_root):
+    record_cartpole(ID, env="CartPole-v1")
+    assert load_trajectories(ID).eval_env_spec.id == "CartPole-v1"
+
+
+def test_a_dataset_without_environment_and_references_has_none(minari_root):
+    record_random()
+    trajectories = load_trajectories(ID)
+    assert (trajectories.env_spec, trajectories.eval_env_spec, trajectories.reference_scores) == (
+        None,
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("second", "env", "scored"),
+    [
+        ({"env": "CartPole-v1", **SCORES}, "CartPole-v1", True),
+        ({"env": "CartPole-v1", **SCORES, "ref_max_score": 200.0}, "CartPole-v1", False),
+        ({"env": "CartPole-v0", **SCORES}, None, True),
+        ({}, None, False),
+    ],
+    ids=["agree", "other scores", "other environment", "neither"],
+)
+def test_joined_datasets_keep_what_they_agree_on(minari_root, second, env, scored):
+    record_cartpole("test/a-v0", env="CartPole-v1", **SCORES)
+    record_cartpole("test/b-v0", **second)
+    both = load_trajectories(["test/a-v0", "test/b-v0"])
+    assert (both.env_spec and both.env_spec.id) == env
+    assert (both.reference_scores is not None) == scored
+
+
+def test_returns_are_the_sums_of_the_rewards(minari_root):
+    dataset = record_random((3, 1, 5))
+    returns = [episode.rewards.sum() for episode in dataset]
+    np.testing.assert_allclose(load_trajectories(ID).returns, returns, rtol=1e-6)
+
+
+def test_the_arrays_cannot_be_written_to(minari_root):
+    record_random()
+    with pytest.raises(ValueError, match="read-only"):
+        load_trajectories(ID).observations[0] = 0
+
+
+def test_the_normalization_is_that_of_the_data(minari_root):
+    import torch
+
+    record_random((50,), observation_space=VECTOR)
+    trajectories = load_trajectories(ID)
+    scaled = trajectories.normalization()(torch.tensor(np.array(trajectories.observations)))
+    torch.testing.assert_close(scaled.std(0, correction=0), torch.ones(3), atol=1e-4, rtol=0)

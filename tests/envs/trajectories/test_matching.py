@@ -1,0 +1,55 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlxf.envs.trajectories import DatasetError, check_fits, load_trajectories
+from tests.datasets import CHOICE, ID, VECTOR, record_random
+
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+LAST, FIRST = spaces.Box(0, 255, (36, 40, 3), np.uint8), spaces.Box(0, 255, (3, 36, 40), np.uint8)
+
+
+@pytest.fixture
+def trajectories(minari_root):
+    record_random()
+    return load_trajectories(ID)
+
+
+FITTING = {
+    "the same": (VECTOR, CHOICE, VECTOR, CHOICE),
+    "doubles": (VECTOR, CHOICE, spaces.Box(-np.inf, np.inf, (3,), np.float64), CHOICE),
+    "other bounds": (VECTOR, CHOICE, spaces.Box(-5, 5, (3,)), CHOICE),
+    "channels first": (LAST, CHOICE, FIRST, CHOICE),
+    "nested": (
+        spaces.Dict({"a": VECTOR, "b": CHOICE}),
+        BOX,
+        spaces.Dict({"b": CHOICE, "a": spaces.Box(-9, 9, (3,), np.float64)}),
+        spaces.Box(-1, 1, (2,), np.float64),
+    ),
+}
+MISFITS = {
+    "shape": (VECTOR, CHOICE, spaces.Box(-1, 1, (4,)), CHOICE, "observation space: the data have"),
+    "turned": (spaces.Box(-1, 1, (2, 3)), CHOICE, spaces.Box(-1, 1, (3, 2)), CHOICE, "observation space"),
+    "kind": (VECTOR, CHOICE, CHOICE, CHOICE, "observation space"),
+    "image": (LAST, CHOICE, spaces.Box(0, 255, (36, 40, 3), np.float32), CHOICE, "observation space"),
+    "choices": (VECTOR, CHOICE, VECTOR, spaces.Discrete(3), "action space: the data have"),
+    "bounds": (VECTOR, BOX, VECTOR, spaces.Box(-2, 2, (2,)), "action space"),
+    "keys": (spaces.Dict({"a": VECTOR}), CHOICE, spaces.Dict({"b": VECTOR}), CHOICE, r"the parts \['a'\]"),
+    "part": (spaces.Dict({"a": VECTOR}), CHOICE, spaces.Dict({"a": CHOICE}), CHOICE, "in 'a': the data have"),
+}
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_environments_that_show_and_take_the_same_fit(trajectories, name):
+    observation, action, *env = FITTING[name]
+    check_fits(replace(trajectories, observation_space=observation, action_space=action), *env)
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_other_environments_are_refused_with_the_difference(trajectories, name):
+    observation, action, env_observation, env_action, named = MISFITS[name]
+    data = replace(trajectories, observation_space=observation, action_space=action)
+    with pytest.raises(DatasetError, match=f"does not fit dataset {ID}: .*{named}"):
+        check_fits(data, env_observation, env_action)

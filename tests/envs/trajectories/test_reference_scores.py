@@ -1,0 +1,72 @@
+import minari
+import numpy as np
+import pytest
+from gymnasium.envs.registration import EnvSpec
+
+from rlxf.envs.trajectories import ReferenceScores, reference_scores, tabled_scores
+from rlxf.envs.trajectories.score_table import TABLE
+from tests.datasets import record_random
+
+HOPPER = EnvSpec("Hopper-v5")
+
+
+def test_random_is_0_and_expert_is_100():
+    np.testing.assert_allclose(
+        ReferenceScores(-20, 180, "").normalize([-20, 80, 180, 380]), [0, 50, 100, 200]
+    )
+
+
+def test_it_is_minaris_score_times_100(minari_root):
+    dataset = record_random(env="CartPole-v1", ref_min_score=9.5, ref_max_score=475.0)
+    scores = reference_scores(dataset.storage.metadata, dataset.env_spec)
+    returns = np.array([9.5, 100.0, 600.0])
+    np.testing.assert_allclose(scores.normalize(returns), 100 * minari.get_normalized_score(dataset, returns))
+
+
+# As printed in D4RL's own normalised results: a random and an expert return of each family.
+@pytest.mark.parametrize(
+    ("env_id", "low", "high"),
+    [
+        ("HalfCheetah-v5", -280.18, 12135.0),
+        ("Hopper-v4", -20.27, 3234.3),
+        ("Walker2d-v5", 1.63, 4592.3),
+        ("Ant-v5", -325.6, 3879.7),
+        ("AdroitHandPen-v1", 96.26, 3076.83),
+        ("AdroitHandHammer-v1", -274.86, 12794.13),
+        ("AdroitHandRelocate-v1", -6.43, 4233.88),
+        ("AdroitHandDoor-v1", -56.51, 2880.57),
+        ("AntMaze_UMaze-v4", 0, 1),
+        ("AntMaze_Large_Diverse_GR-v5", 0, 1),
+        ("FrankaKitchen-v1", 0, 4),
+    ],
+)
+def test_the_table_holds_d4rls_numbers(env_id, low, high):
+    scores = tabled_scores(env_id)
+    assert (round(scores.minimum, 2), round(scores.maximum, 2)) == (low, high)
+    assert "D4RL" in scores.source
+    assert "version 1" in scores.source
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "AdroitHandPenSparse-v1", "Humanoid-v5", "HopperHard-v1"])
+def test_other_environments_have_none(env_id):
+    assert tabled_scores(env_id) is None
+
+
+def test_every_row_says_where_it_is_from():
+    assert all("arXiv" in row.source and row.maximum > row.minimum for row in TABLE)
+
+
+def test_the_datasets_own_numbers_come_first():
+    own = {"dataset_id": "a/b-v0", "ref_min_score": 1.0, "ref_max_score": 2.0}
+    assert reference_scores(own, HOPPER) == ReferenceScores(1.0, 2.0, "metadata of a/b-v0")
+
+
+def test_without_own_numbers_the_table_is_asked_and_without_an_environment_nobody():
+    assert reference_scores({"dataset_id": "a/b-v0"}, HOPPER) == tabled_scores("Hopper-v5")
+    assert reference_scores({"dataset_id": "a/b-v0"}, None) is None
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 1), (2, 1), (float("nan"), 1), (0, float("inf"))])
+def test_numbers_that_are_no_scale_are_refused(low, high):
+    with pytest.raises(ValueError, match=f"got {low} and {high} from here"):
+        ReferenceScores(low, high, "here")
