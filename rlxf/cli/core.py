@@ -1,55 +1,104 @@
-"""The options that say which transformer to build."""
+"""The options of the transformer: its techniques by name, with the options of those that are chosen."""
 
-from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Annotated, Any, get_type_hints
 
-from tyro.conf import arg, subcommand
+from tyro.conf import arg
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
-from rlxf.agents.gtrxl.core import gtrxl
-from rlxf.attention import GRUGate, Softmax, TransformerSpec, XLRelative
-from rlxf.attention.kernels.base import Kernel
-from rlxf.attention.positions.base import Position
-from rlxf.attention.residuals.base import Residual
-from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
-from rlxf.cli.questions import summary
+from rlxf.attention import Full, TransformerSpec, Window
+from rlxf.attention.memory.base import Memory
+from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.techniques import TECHNIQUES
+from rlxf.cli.questions import QUESTIONS
+from rlxf.cli.technique_names import CHOOSABLE, FITTING, NONE, find, named
 
-GRU_GATE, XL_RELATIVE, SOFTMAX = GRUGate(bias=2.0), XLRelative(), Softmax()
+SIZES = {
+    "width": "Features of a token. 64 for small observations, 128 to 384 for images and rich tasks.",
+    "layers": "Number of layers. With each, what is remembered reaches as far back again.",
+    "heads": "Attention heads; must divide the width.",
+    "feed_forward": "Features inside the feed-forward sublayer; None is 4 times the width.",
+    "norm": "Layer norm before each sublayer (pre) or behind it (post).",
+    "final_norm": "One more layer norm at the top.",
+    "activation": "Of the feed-forward sublayer.",
+    "dropout": "Probability of dropping a weight or a feature in training. PPO takes 0 only.",
+}
+"""What is said of each choice that is no technique. Agents are causal and look at no other context."""
 
 
-def any_of(axis: str) -> Any:
-    """The techniques of an axis as a tyro union: ``residual:Add``, ``position:none``."""
-    choices = [
-        Annotated[technique, subcommand(name, description=summary(technique))]
-        for name, technique in TECHNIQUES[axis].items()
+def core_registry(args: Sequence[str]) -> ConstructorRegistry:
+    """How tyro reads a `TransformerSpec`, with the options of the techniques that ``args`` name.
+
+    ``--core.residual gru-gate --core.residual.bias 1``: which options there are depends on the name.
+    """
+    registry = ConstructorRegistry()
+    registry.struct_rule(partial(_spec_rule, named(args)))
+    return registry
+
+
+def fitting_pattern(memory: Memory | None) -> Pattern:
+    """A token sees itself and what memory holds, wherever in its segment it stands; all, without memory."""
+    return Full() if memory is None else Window(memory.length + 1)
+
+
+def _spec_rule(names: dict[str, str], info: StructTypeInfo) -> StructConstructorSpec | None:
+    if info.type is not TransformerSpec:
+        return None
+    types = get_type_hints(TransformerSpec)
+    sizes = [StructFieldSpec(name, types[name], getattr(info.default, name), SIZES[name]) for name in SIZES]
+    axes = [
+        field for axis in TECHNIQUES for field in _axis(axis, getattr(info.default, axis), names.get(axis))
     ]
-    return reduce(or_, choices + [None] * (axis in OPTIONAL))
+    return StructConstructorSpec(_build, (*sizes, *axes))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Core:
-    """The transformer. With the defaults it is a Gated Transformer-XL."""
+def _axis(axis: str, default: Any, name: str | None) -> Iterator[StructFieldSpec]:
+    """The choice of a technique, and the options of the one that is named, or else of the default."""
+    usual = FITTING if axis == "pattern" else NONE if default is None else type(default).__name__
+    told = f"{QUESTIONS[axis].capitalize()} One of {', '.join(CHOOSABLE[axis])}."
+    yield StructFieldSpec(axis, _name_type(axis), usual, told)
+    technique = TECHNIQUES[axis].get(name or usual)
+    if technique is not None and fields(technique):
+        options = default if type(default) is technique else technique()
+        yield StructFieldSpec(_options(axis), _within(axis, technique), options)
 
-    memory_length: int = 128
-    """Steps remembered from before a segment. Each layer looks as far back, so 2 layers reach 256 steps."""
-    width: int = 64
-    """Features of a token. Enough for small observations; 128 to 384 for images and rich tasks."""
-    layers: int = 2
-    """Number of layers."""
-    heads: int = 4
-    """Attention heads; must divide the width."""
-    feed_forward: int | None = None
-    """Features inside the feed-forward sublayer; None is 4 times the width."""
-    residual: Annotated[Residual, arg(constructor=any_of("residual"))] = GRU_GATE
-    """How a sublayer's output joins the stream. GRU gates are the paper's most stable."""
-    position: Annotated[Position | None, arg(constructor=any_of("position"))] = XL_RELATIVE
-    """How order enters."""
-    kernel: Annotated[Kernel, arg(constructor=any_of("kernel"))] = SOFTMAX
-    """How the weighted average is computed."""
 
-    def spec(self) -> TransformerSpec:
-        """These options as the core of an agent."""
-        sizes = {name: getattr(self, name) for name in ("width", "layers", "heads", "feed_forward")}
-        spec = gtrxl(self.memory_length, residual=self.residual, **sizes)
-        return replace(spec, position=self.position, kernel=self.kernel)
+def _name_type(axis: str) -> Any:
+    """A str that names a technique of the axis."""
+    spec = PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="NAME",
+        instance_from_str=lambda words: find(axis, words[0]),
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda name: [name],
+    )
+    return Annotated[str, spec]
+
+
+def _within(axis: str, technique: type) -> Any:
+    """The technique, whose options begin with ``--core.AXIS.``"""
+    return Annotated[technique, arg(name=axis)]
+
+
+def _options(axis: str) -> str:
+    return f"{axis}_options"
+
+
+def _build(**values: Any) -> TransformerSpec:
+    chosen = {axis: _technique(axis, values) for axis in TECHNIQUES if values[axis] != FITTING}
+    sizes = {name: values[name] for name in SIZES}
+    return TransformerSpec(**sizes, **{"pattern": fitting_pattern(chosen["memory"]), **chosen})
+
+
+def _technique(axis: str, values: dict[str, Any]) -> Any:
+    if values[axis] == NONE:
+        return None
+    return values.get(_options(axis)) or TECHNIQUES[axis][values[axis]]()

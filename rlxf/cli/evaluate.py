@@ -59,9 +59,11 @@ class Evaluate:
         return partial(self._evaluate, agent, env, run)
 
     def _task(self, config: dict[str, Any]) -> Task:
+        previous_reward = config.get("previous_reward", False)
         if self.env is not None:
-            return Task(env=self.env, env_kwargs=self.env_kwargs)
-        return Task(env=config["env"], env_kwargs=config["env_kwargs"] | self.env_kwargs)
+            return Task(env=self.env, env_kwargs=self.env_kwargs, previous_reward=previous_reward)
+        kwargs = config["env_kwargs"] | self.env_kwargs
+        return Task(env=config["env"], env_kwargs=kwargs, previous_reward=previous_reward)
 
     def _evaluate(self, agent: "GTrXLPPO", env: "VecEnv", run: "RunFolder") -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -1,5 +1,6 @@
 """From the words of the command line to a command that runs."""
 
+import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from pkgutil import resolve_name
 from typing import Annotated, Any, NoReturn
 
 import tyro
-from tyro.conf import CascadeSubcommandArgs, Suppress, subcommand
+from tyro.conf import Suppress, subcommand
+from tyro.constructors import ConstructorRegistry
 
 from rlxf import __version__
 from rlxf.cli.commands import COMMANDS, SUMMARIES, Command
@@ -21,9 +23,8 @@ EXAMPLE = "Example: rlxf train gtrxl --help"
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line: leave with 2 and one line on a user's mistake, with 130 on Ctrl-C."""
-    command = parse(args)
     with in_one_line(*BUILDING):
-        work = command.prepare()
+        work = parse(args).prepare()
     with in_one_line(*WORKING):
         work()
 
@@ -44,7 +45,16 @@ def parse(args: Sequence[str] | None = None) -> Command:
 def read_options(words: str, args: list[str]) -> Command:
     """The dataclass of a command, filled from the arguments behind its words."""
     options = resolve_name(COMMANDS[words])
-    return tyro.cli(options, prog=f"rlxf {words}", args=args, config=(CascadeSubcommandArgs,))
+    return tyro.cli(options, prog=f"rlxf {words}", args=args, registry=_registry(options, args))
+
+
+def _registry(options: type, args: list[str]) -> ConstructorRegistry | None:
+    """How a command with a ``core`` reads it. Others are spared the attention core and torch."""
+    if "core" not in inspect.signature(options).parameters:
+        return None
+    from rlxf.cli.core import core_registry
+
+    return core_registry(args)
 
 
 def show_overview(args: list[str]) -> NoReturn:

@@ -21,6 +21,9 @@ class Task:
     env_kwargs: Json = field(default_factory=dict)
     """Arguments of the environment as a JSON object, e.g. '{"corridor_length": 100}'."""
 
+    previous_reward: bool = False
+    """The reward before is part of each step's input, for tasks in which it tells something: bandits."""
+
     def make(self, n_envs: int, seed: int | None) -> "VecEnv":
         """So many environments side by side.
 
@@ -32,4 +35,4 @@ class Task:
 
         if not isinstance(self.env_kwargs, dict):
             raise ValueError(f"env_kwargs must be a JSON object, got {self.env_kwargs!r}")
-        return make_vec_env(self.env, n_envs, seed, self.env_kwargs)
+        return make_vec_env(self.env, n_envs, seed, self.env_kwargs, previous_reward=self.previous_reward)

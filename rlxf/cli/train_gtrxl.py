@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from stable_baselines3.common.vec_env import VecEnv
 from tyro.conf import arg
 
-from rlxf.agents.gtrxl import GTrXLPPO
+from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.agents.gtrxl.policy import policy_for
-from rlxf.cli.core import Core
+from rlxf.attention import TransformerSpec
 from rlxf.cli.counts import check_counts
 from rlxf.cli.hyperparameters import log_hyperparameters
 from rlxf.cli.learner import Learner
@@ -28,6 +28,9 @@ class TrainGTrXL:
 
     The folder holds config.json, checkpoint.zip, progress.csv and TensorBoard events; look at them with
     "tensorboard --logdir runs". Ctrl-C ends the training and keeps what was learned.
+
+    Every part of the transformer is chosen by name, e.g. --core.position alibi; upper and lower case are
+    the same. --help then shows the options of what was chosen, "rlxf techniques" what there is to choose.
 
     Example: rlxf train gtrxl --env rlxf/TMaze-v0 --env-kwargs '{"corridor_length":9}' --total-timesteps 60000
     """
@@ -48,7 +51,8 @@ class TrainGTrXL:
     progress_bar: bool = True
     """Show progress bars."""
     learner: Annotated[Learner, arg(name="")] = Learner()
-    core: Annotated[Core, arg(name="")] = Core()
+    core: TransformerSpec = gtrxl()
+    """The transformer. With the defaults it is a Gated Transformer-XL."""
 
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
@@ -70,7 +74,7 @@ class TrainGTrXL:
 
     def _agent(self, env: VecEnv) -> GTrXLPPO:
         policy = self.policy or policy_for(env.observation_space)
-        return GTrXLPPO(policy, env, core=self.core.spec(), seed=self.seed, **self.learner.arguments())
+        return GTrXLPPO(policy, env, core=self.core, seed=self.seed, **self.learner.arguments())
 
     def _config(self, agent: GTrXLPPO) -> dict[str, Any]:
         """What the run is started with, defaults included."""

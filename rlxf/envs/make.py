@@ -13,6 +13,7 @@ from stable_baselines3.common import env_util
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs.memory_tasks import family_of
+from rlxf.envs.previous_reward import PreviousReward
 from rlxf.envs.registration import register_envs
 from rlxf.envs.spaces import check_spaces
 from rlxf.envs.vector import as_vec_env
@@ -26,12 +27,13 @@ def make_vec_env(
     seed: int | None = None,
     env_kwargs: dict[str, Any] | None = None,
     wrapper_class: View | None = None,
+    previous_reward: bool = False,
 ) -> VecEnv:
     """``n_envs`` copies of a registered environment as one Stable-Baselines3 ``VecEnv``.
 
     Where the environment comes with a vector form that resets in the same step (``rlxf/TMaze-v0``) and no
     wrapper is asked for, that form is used (`GymnasiumVecEnv`). Otherwise this is Stable-Baselines3's
-    ``make_vec_env``: each copy in a `Monitor`, then in ``wrapper_class``, in a `DummyVecEnv`.
+    ``make_vec_env``: each copy in a `Monitor`, then in its wrappers, in a `DummyVecEnv`.
 
     ``popgym-...`` and ``MiniGrid-...`` ids come with the ``memory`` extra. Without a ``wrapper_class`` they
     get the views of `rlxf.envs.memory_tasks`.
@@ -42,6 +44,8 @@ def make_vec_env(
         seed: copy i is seeded with seed + i at its first reset; None: with fresh randomness.
         env_kwargs: arguments of the environment itself; ``render_mode`` is one, and None unless given.
         wrapper_class: a wrapper, or a function of one environment, put around each copy.
+        previous_reward: put the reward of the step before into each observation, by `PreviousReward`
+            around all other wrappers. The observation is then a Dict.
 
     Raises:
         ValueError: if the id is unknown (with the nearest ones) or n_envs is less than 1.
@@ -51,14 +55,15 @@ def make_vec_env(
         raise ValueError(f"n_envs must be at least 1, got {n_envs}")
     kwargs = env_kwargs or {}
     spec = find_spec(env_id)
-    if spec.vector_entry_point is not None and wrapper_class is None:
+    wrapped = wrapper_class is not None or previous_reward
+    if spec.vector_entry_point is not None and not wrapped:
         vec_env = _own_vector_form(spec, n_envs, kwargs)
         if vec_env is not None:
             vec_env.seed(seed)
             return vec_env
-    view = _checked(wrapper_class or _family_view(spec.id))
+    views = [wrapper_class or _family_view(spec.id), *([PreviousReward] if previous_reward else [])]
     make = partial(gymnasium.make, spec.id)
-    return env_util.make_vec_env(make, n_envs, seed, env_kwargs=kwargs, wrapper_class=view)
+    return env_util.make_vec_env(make, n_envs, seed, env_kwargs=kwargs, wrapper_class=_checked(views))
 
 
 def find_spec(env_id: str) -> EnvSpec:
@@ -103,9 +108,10 @@ def _family_view(env_id: str) -> View:
     return family.view if family else lambda env: env
 
 
-def _checked(view: View) -> View:
+def _checked(views: list[View]) -> View:
     def viewed(env: gymnasium.Env) -> gymnasium.Env:
-        env = view(env)
+        for view in views:
+            env = view(env)
         check_spaces(env.observation_space, env.action_space)
         return env
 

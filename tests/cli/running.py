@@ -7,8 +7,8 @@ import pytest
 from rlxf.cli import main
 
 TINY = shlex.split(
-    "--n-envs 2 --n-steps 16 --segment-length 8 --batch-size 16 --memory-length 4 --width 8 --heads 2"
-    " --total-timesteps 64 --episodes 3 --no-progress-bar"
+    "--n-envs 2 --n-steps 16 --segment-length 8 --batch-size 16 --core.memory.length 4"
+    " --core.width 8 --core.heads 2 --total-timesteps 64 --episodes 3 --no-progress-bar"
 )
 TASK = ["--env", "rlxf/TMaze-v0", "--env-kwargs", '{"corridor_length": 3}']
 
@@ -28,3 +28,11 @@ def refused(capsys, *args: str) -> str:
     assert captured.err.startswith("rlxf: ")
     assert captured.err.count("\n") == 1
     return captured.err
+
+
+def wrong_usage(capsys, *args: str) -> str:
+    """What is printed, its frame and line breaks taken off, when the arguments cannot be read."""
+    with pytest.raises(SystemExit) as leaving:
+        main(list(args))
+    assert leaving.value.code == 2
+    return " ".join(capsys.readouterr().err.replace("│", " ").split())

@@ -1,28 +1,126 @@
-"""The options of the transformer."""
+"""The options of the transformer: every technique by name, every one of its options."""
+
+from dataclasses import fields, replace
 
 import pytest
 
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.attention.techniques import TECHNIQUES
-from rlxf.cli.core import Core
+from rlxf.attention import ALiBi, Full, GRUGate, TransformerSpec, Window
+from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
+from rlxf.cli.core import SIZES
+from rlxf.cli.mistakes import BUILDING, in_one_line
 from rlxf.cli.program import parse
+from tests.cli.running import TASK, TINY, refused, wrong_usage
+
+ALL = [(axis, technique) for axis, techniques in TECHNIQUES.items() for technique in techniques.values()]
+OPTIONS = [(axis, technique, option) for axis, technique in ALL for option in fields(technique)]
+OTHER = {bool: True, int: 3, float: 1.5}
+"""A value of each type that is no technique's default."""
+
+
+def core(*args: str) -> TransformerSpec:
+    return parse(["train", "gtrxl", "--env", "x", *args]).core
+
+
+def in_words(value: object) -> str:
+    return getattr(value, "name", None) or getattr(value, "__name__", str(value))
 
 
 def test_the_default_core_is_the_agents():
-    assert Core().spec() == gtrxl()
+    assert core() == gtrxl()
+
+
+def test_every_choice_of_a_spec_is_offered_but_those_that_no_agent_has():
+    every = {field.name for field in fields(TransformerSpec)}
+    assert {*SIZES, *TECHNIQUES, "causal", "cross_attention"} == every
+
+
+@pytest.mark.parametrize(("axis", "technique"), ALL, ids=in_words)
+def test_every_technique_can_be_named(axis, technique):
+    assert getattr(core(f"--core.{axis}", technique.__name__), axis) == technique()
+
+
+@pytest.mark.parametrize("axis", OPTIONAL)
+def test_nothing_can_be_named_where_it_is_a_choice(axis):
+    assert getattr(core(f"--core.{axis}", "none"), axis) is None
+
+
+@pytest.mark.parametrize(("axis", "technique", "option"), OPTIONS, ids=in_words)
+def test_every_option_of_a_technique_arrives(axis, technique, option):
+    value = OTHER[type(option.default)]
+    assert value != option.default
+    flag = f"--core.{axis}.{option.name.replace('_', '-')}"
+    given = [flag] if value is True else [flag, str(value)]
+    chosen = getattr(core(f"--core.{axis}", technique.__name__, *given), axis)
+    assert chosen == technique(**{option.name: value})
+
+
+@pytest.mark.parametrize("text", ["GRUGate", "gru-gate", "gru_gate", "GRUGATE", "grugate"])
+def test_a_name_may_be_written_in_several_ways(text):
+    assert core(f"--core.residual={text}", "--core.residual.bias", "1").residual == GRUGate(bias=1.0)
+
+
+def test_options_of_the_default_technique_need_no_name():
+    assert core("--core.residual.bias", "0.5") == replace(gtrxl(), residual=GRUGate(bias=0.5))
+
+
+def test_the_pattern_fits_the_memory_unless_it_is_named():
+    assert core("--core.memory.length", "7") == gtrxl(7)
+    assert core("--core.memory", "none").pattern == Full()
+    named = core("--core.memory.length", "7", "--core.pattern", "window", "--core.pattern.size", "4")
+    assert named.pattern == Window(4)
+
+
+def test_sizes_and_words_arrive():
+    given = "--core.width 32 --core.layers 3 --core.heads 2 --core.feed-forward 40 --core.norm post"
+    spec = core(
+        *given.split(), "--core.no-final-norm", "--core.activation", "gelu", "--core.position", "alibi"
+    )
+    wanted = gtrxl(width=32, layers=3, heads=2, feed_forward=40)
+    assert spec == replace(wanted, norm="post", final_norm=False, activation="gelu", position=ALiBi())
+
+
+def test_help_shows_the_options_of_what_is_named(capsys):
+    for name, shown in (("rope", True), ("alibi", False)):
+        with pytest.raises(SystemExit):
+            core("--core.position", name, "--help")
+        assert ("--core.position.base" in capsys.readouterr().out) is shown
+
+
+@pytest.mark.parametrize("axis", TECHNIQUES)
+def test_help_lists_the_names(axis, capsys):
+    with pytest.raises(SystemExit):
+        core("--help")
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"{', '.join(TECHNIQUES[axis])}. (default:" in shown
 
 
 @pytest.mark.parametrize(
-    ("axis", "name"), [(axis, name) for axis in ("residual", "position") for name in TECHNIQUES[axis]]
+    ("args", "told"),
+    [
+        ("--core.position rop", "there is no position named 'rop'; there are None, Sinusoidal"),
+        ("--core.position", "--core.position"),
+        ("--core.position alibi --core.position.base 3", "Unrecognized options: --core.position.base"),
+        ("--core.heads 7", "heads must divide width, got 7 heads and width 64"),
+        ("--core.width 0", "width must be at least 1, got 0"),
+        ("--core.memory.length 0", "memory length must be at least 1, got 0"),
+        ("--core.residual.bias nan", "bias must be finite, got nan"),
+    ],
 )
-def test_every_technique_can_be_named(axis, name):
-    command = parse(["train", "gtrxl", "--env", "x", f"{axis}:{name}"])
-    assert getattr(command.core.spec(), axis) == TECHNIQUES[axis][name]()
+def test_what_cannot_be_chosen_is_told(args, told, capsys, tmp_path):
+    assert told in wrong_usage(capsys, "train", "gtrxl", "--env", "x", *args.split())
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_the_options_of_a_technique_arrive():
-    spec = parse(
-        ["train", "gtrxl", "--env", "x", "residual:GRUGate", "--residual.bias", "1.5", "position:none"]
-    )
-    assert spec.core.spec().residual.bias == 1.5
-    assert spec.core.spec().position is None
+@pytest.mark.parametrize(("axis", "technique"), ALL, ids=in_words)
+def test_an_agent_is_built_with_it_or_one_sentence_says_why_not(axis, technique, capsys):
+    try:
+        with in_one_line(*BUILDING):
+            parse(["train", "gtrxl", *TASK, *TINY, f"--core.{axis}", technique.__name__]).prepare()
+    except SystemExit:
+        assert capsys.readouterr().err.startswith(f"rlxf: {technique.__name__}(")
+
+
+def test_a_pair_that_cannot_work_is_one_sentence(capsys):
+    odd = ["--core.position", "rope", "--core.heads", "64"]
+    assert "RoPE needs an even width per head" in refused(capsys, "train", "gtrxl", *TASK, *odd)

@@ -1,15 +1,17 @@
 """``rlxf evaluate``."""
 
 import inspect
+import json
 import re
+import shutil
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlxf import evaluate
+from rlxf import GTrXLPPO, evaluate
 from rlxf.cli import main
 from rlxf.cli.evaluate import Evaluate
-from tests.cli.running import refused
+from tests.cli.running import refused, train
 
 
 def test_the_default_seed_of_evaluation_is_that_of_python():
@@ -36,6 +38,24 @@ def test_a_run_is_evaluated_on_its_own_task(finished, capsys):
 def test_a_run_is_evaluated_on_another_task(finished, capsys, args, length):
     main(["evaluate", str(finished), "--episodes", "2", "--no-progress-bar", *args])
     assert re.search(rf"mean episode length +│ {length} ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("args", [[], ["--env", "rlxf/TMazeActive-v0"]], ids=["own", "another"])
+def test_what_was_added_to_observations_is_added_again(args, capsys):
+    train("--run", "with", "--previous-reward", "--no-previous-action")
+    agent = GTrXLPPO.load("with/checkpoint.zip")
+    assert "previous_reward" in agent.observation_space.spaces
+    assert not agent.previous_action
+    main(["evaluate", "with", "--episodes", "2", "--no-progress-bar", *args])
+    assert "Evaluation over 2 episodes" in capsys.readouterr().out
+
+
+def test_a_run_of_before_there_was_a_choice_is_evaluated(finished, tmp_path):
+    config = json.loads((finished / "config.json").read_text())
+    del config["previous_reward"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(finished / "checkpoint.zip", tmp_path)
+    main(["evaluate", str(tmp_path), "--episodes", "2", "--no-progress-bar"])
 
 
 def test_what_is_no_run_is_not_evaluated(capsys, tmp_path):

@@ -44,7 +44,7 @@ def test_an_overview_lists_the_command(words, capsys):
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        ([], "Expected one of {train, evaluate, techniques}"),
+        ([], "Expected one of {train, evaluate"),
         (["train"], "Expected one of {gtrxl"),
         (["evalaute"], "Available subcommands: train, evaluate"),
         (["train", "gtxrl"], "Available subcommands: gtrxl"),

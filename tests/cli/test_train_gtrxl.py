@@ -59,6 +59,8 @@ def test_the_configuration_tells_what_was_trained(finished):
     config = json.loads((finished / "config.json").read_text())
     assert config["agent"] == "gtrxl"
     assert config["env_kwargs"] == {"corridor_length": 3}
+    assert config["previous_reward"] is False
+    assert config["previous_action"] is True
     assert config["n_steps"] == 16
     assert config["policy"] == "MlpGTrXLPolicy"
     spec = TransformerSpec.from_dict(config["core"])
@@ -108,9 +110,10 @@ def test_the_same_seed_trains_the_same_agent(tmp_path):
     ("args", "named"),
     [
         (["--env", "nope-v0"], "nope-v0"),
-        (["--env", "CartPole-v1", "--width", "7"], "width 7"),
+        (["--env", "CartPole-v1", "--core.pattern", "full"], "use pattern=Window(129)"),
         (["--env", "CartPole-v1", "--n-steps", "100"], "got 100"),
-        (["--env", "CartPole-v1", "--memory-length", "0"], "got 0"),
+        (["--env", "CartPole-v1", "--core.memory", "none"], "needs a core with memory"),
+        (["--env", "CartPole-v1", "--core.dropout", "0.1"], "dropout must be 0, got 0.1"),
         (["--env", "CartPole-v1", "--total-timesteps", "0"], "total_timesteps must be at least 1, got 0"),
         (["--env", "CartPole-v1", "--episodes", "0"], "episodes must be at least 1, got 0"),
         (["--env", "CartPole-v1", "--evaluate-every", "0"], "evaluate_every must be at least 1, got 0"),
