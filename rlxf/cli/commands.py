@@ -6,6 +6,7 @@ from typing import Protocol
 COMMANDS = {
     "train gtrxl": "rlxf.cli.train_gtrxl:TrainGTrXL",
     "evaluate": "rlxf.cli.evaluate:Evaluate",
+    "datasets": "rlxf.cli.datasets:Datasets",
     "techniques": "rlxf.cli.techniques:Techniques",
 }
 """Words of a command -> the dataclass of its options."""
@@ -14,6 +15,7 @@ SUMMARIES = {
     "train": "Train an agent.",
     "train gtrxl": "Train a Gated Transformer-XL with PPO on a Gymnasium task.",
     "evaluate": "Play whole episodes with the agent of a run and report its returns.",
+    "datasets": "List the Minari datasets on this machine.",
     "techniques": "List what a transformer can be made of.",
 }
 """What the overviews say of each word."""

@@ -3,6 +3,7 @@
 from rlxf.envs.trajectories.encoders import action_encoder, observation_encoder
 from rlxf.envs.trajectories.errors import DatasetError
 from rlxf.envs.trajectories.loading import load_trajectories
+from rlxf.envs.trajectories.local import DatasetSummary, local_folder, local_ids, summarize
 from rlxf.envs.trajectories.matching import check_fits
 from rlxf.envs.trajectories.reference_scores import ReferenceScores, reference_scores, tabled_scores
 from rlxf.envs.trajectories.returns import return_to_go
@@ -22,4 +23,8 @@ __all__ = [
     "observation_encoder",
     "action_encoder",
     "return_to_go",
+    "DatasetSummary",
+    "local_folder",
+    "local_ids",
+    "summarize",
 ]

@@ -1,0 +1,57 @@
+"""The datasets on this machine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import minari
+import numpy as np
+from minari.storage.datasets_root_dir import get_dataset_path
+from numpy.typing import NDArray
+
+from rlxf.envs.trajectories.episode_file import EpisodeFile
+from rlxf.envs.trajectories.source import open_source
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetSummary:
+    """What is in one dataset.
+
+    Args:
+        id: of Minari.
+        environment: Gymnasium id of the environment that the data come from; None if the dataset has none.
+        lengths: int64 (E,), steps of each episode.
+        returns: float64 (E,), sum of the rewards of each episode.
+        size: bytes on the disk.
+    """
+
+    id: str
+    environment: str | None
+    lengths: NDArray[np.int64]
+    returns: NDArray[np.float64]
+    size: int
+
+
+def local_folder() -> Path:
+    """Where Minari keeps datasets: MINARI_DATASETS_PATH, else ``~/.minari/datasets``."""
+    return get_dataset_path()
+
+
+def local_ids() -> list[str]:
+    """Minari ids of all datasets on this machine, damaged ones with them; by namespace, name and version."""
+    return list(minari.list_local_datasets())
+
+
+def summarize(dataset_id: str) -> DatasetSummary:
+    """Read lengths and rewards of a dataset; its observations and actions are only counted.
+
+    Raises:
+        DatasetError: if it is unknown, empty, truncated, altered or not stored as HDF5.
+    """
+    source = open_source(dataset_id)
+    with EpisodeFile(source) as file:
+        lengths = [file.length(episode) for episode in source.episodes]
+        file.check_totals(lengths)
+        returns = [file.rewards(episode).sum() for episode in source.episodes]
+    spec = source.dataset.env_spec
+    size = source.file.stat().st_size
+    return DatasetSummary(source.id, spec and spec.id, np.array(lengths), np.array(returns), size)

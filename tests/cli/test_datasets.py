@@ -1,0 +1,48 @@
+"""``rlxf datasets``."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlxf.cli import main
+from tests.datasets import data_file, record_random
+
+CARTPOLE = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+
+
+@pytest.fixture
+def shown(minari_root, monkeypatch, capsys):
+    """Call it to run the command; gives what is printed, on lines that are long enough."""
+
+    def run() -> str:
+        monkeypatch.setenv("COLUMNS", "200")
+        main(["datasets"])
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_each_dataset_is_a_row(shown):
+    dataset = record_random((3, 1), "test/cart-v0", observation_space=CARTPOLE, env="CartPole-v1")
+    record_random((1200,), "test/long-v0")
+    returns = [episode.rewards.sum() for episode in dataset]
+    rows = {line.split()[1]: line for line in shown().splitlines() if line.startswith("│")}
+    assert rows.keys() == {"test/cart-v0", "test/long-v0"}
+    cells = [cell.strip() for cell in rows["test/cart-v0"].strip("│").split("│")]
+    assert cells[:4] == ["test/cart-v0", "CartPole-v1", "4", "2"]
+    assert cells[4:7] == [f"{value:.1f}" for value in (min(returns), np.mean(returns), max(returns))]
+    assert "1,200" in rows["test/long-v0"]
+    assert "unknown" in rows["test/long-v0"]
+
+
+def test_a_damaged_dataset_does_not_hide_the_others(shown):
+    record_random(dataset_id="test/whole-v0")
+    data_file(record_random(dataset_id="test/broken-v0")).write_bytes(b"")
+    text = " ".join(shown().split())
+    assert "│ test/whole-v0 │" in text
+    assert "test/broken-v0 cannot be read:" in text
+    assert "main_data.hdf5: the file is truncated or altered" in text
+
+
+def test_an_empty_folder_says_where_it_looked(shown, minari_root):
+    assert f"no datasets in {minari_root}" in shown().replace("\n", "")

@@ -1,0 +1,35 @@
+import numpy as np
+import pytest
+
+from rlxf.envs.trajectories import DatasetError, local_folder, local_ids, summarize
+from tests.datasets import ID, data_file, record_random
+
+
+def test_datasets_here_are_listed_damaged_ones_with_them(minari_root):
+    assert local_ids() == []
+    record_random(dataset_id="test/b-v0")
+    data_file(record_random(dataset_id="test/a-v0")).write_bytes(b"")
+    assert local_ids() == ["test/a-v0", "test/b-v0"]
+    assert local_folder() == minari_root
+
+
+def test_a_summary_counts_what_minari_counts(minari_root):
+    dataset = record_random((3, 1, 5))
+    summary = summarize(ID)
+    assert (summary.id, summary.environment) == (ID, None)
+    assert summary.lengths.tolist() == [len(episode) for episode in dataset]
+    np.testing.assert_allclose(summary.returns, [episode.rewards.sum() for episode in dataset])
+    assert summary.size == data_file(dataset).stat().st_size
+
+
+def test_nothing_is_converted_for_a_summary(minari_root, tmp_path):
+    record_random()
+    summarize(ID)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.faults
+def test_a_damaged_dataset_is_named(minari_root):
+    data_file(record_random()).write_bytes(b"")
+    with pytest.raises(DatasetError, match=r"main_data\.hdf5"):
+        summarize(ID)
