@@ -26,6 +26,7 @@ def run(text: str, page: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.usefixtures("minari_root")
 def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(page.read_text(encoding="utf-8"), str(page))

@@ -1,4 +1,4 @@
-"""Environments: Gymnasium tasks with memory, and the helpers that make and wrap them."""
+"""Environments: Gymnasium tasks with memory, what makes and wraps them, and what was recorded in them."""
 
 if __name__ != "rlxf.envs":
     raise ImportError(
@@ -21,6 +21,9 @@ _HOME = {
     "PreviousStep": "rlxf.envs.previous_step",
     "check_spaces": "rlxf.envs.spaces",
     "FaultyEnvironmentError": "rlxf.envs.errors",
+    "load_trajectories": "rlxf.envs.trajectories",
+    "Trajectories": "rlxf.envs.trajectories",
+    "Windows": "rlxf.envs.trajectories",
 }
 
 __all__ = [
@@ -33,6 +36,9 @@ __all__ = [
     "PreviousStep",
     "GymnasiumVecEnv",
     "FaultyEnvironmentError",
+    "load_trajectories",
+    "Trajectories",
+    "Windows",
     "register_envs",
 ]
 
