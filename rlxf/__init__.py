@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rlxf.envs.registration import register_envs
 
 if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
+    from rlxf.agents.decision_transformer import DecisionTransformer
     from rlxf.agents.gtrxl import GTrXLPPO
     from rlxf.attention import TransformerSpec
     from rlxf.evaluation import evaluate
@@ -18,12 +19,13 @@ if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
 __version__ = version("rlxf")
 
 _HOME = {
+    "DecisionTransformer": "rlxf.agents.decision_transformer",
     "GTrXLPPO": "rlxf.agents.gtrxl",
     "TransformerSpec": "rlxf.attention",
     "evaluate": "rlxf.evaluation",
 }
 
-__all__ = ["GTrXLPPO", "TransformerSpec", "evaluate"]
+__all__ = ["DecisionTransformer", "GTrXLPPO", "TransformerSpec", "evaluate"]
 
 register_envs()
 

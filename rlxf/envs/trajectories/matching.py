@@ -1,18 +1,33 @@
 """Whether spaces fit each other: those of joined datasets, and of a dataset and an environment."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from gymnasium import spaces
 
 from rlxf.envs.trajectories.encoders import ImageEncoder, observation_encoder
 from rlxf.envs.trajectories.errors import DatasetError
-from rlxf.envs.trajectories.trajectories import Trajectories
 
 Space = spaces.Space[Any]
 
 
-def check_fits(trajectories: Trajectories, observation_space: Space, action_space: Space) -> None:
+class Recorded(Protocol):
+    """Data, such as `Trajectories`, or what is known of them."""
+
+    @property
+    def dataset_ids(self) -> tuple[str, ...]:
+        """Minari ids."""
+
+    @property
+    def observation_space(self) -> Space:
+        """Of the data."""
+
+    @property
+    def action_space(self) -> Space:
+        """Of the data."""
+
+
+def check_fits(trajectories: Recorded, observation_space: Space, action_space: Space) -> None:
     """Refuse an environment whose spaces are not those of the data.
 
     Floats may differ in precision and observations in bounds, and an image may have its channels first or

@@ -1,0 +1,15 @@
+"""Decision Transformer: asked for a return, it acts so as to reach it; trained offline on Minari datasets."""
+
+from rlxf.agents.decision_transformer.core import decision_transformer
+from rlxf.agents.decision_transformer.learner import DecisionTransformer
+from rlxf.agents.decision_transformer.objectives import Imitation, MaximumEntropy
+from rlxf.agents.decision_transformer.settings import KZL, ODT
+
+__all__ = [
+    "DecisionTransformer",
+    "Imitation",
+    "MaximumEntropy",
+    "decision_transformer",
+    "KZL",
+    "ODT",
+]

@@ -1,0 +1,85 @@
+"""Actions as the model reads and writes them."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class BoxActions(nn.Module):
+    """Numbers on one scale: ``u = (a - centre) / radius`` is in [-1, 1] where the space has bounds.
+
+    Where it lacks one, u is a.
+
+    Args:
+        space: of the actions.
+    """
+
+    centre: Tensor
+    radius: Tensor
+    bounded: Tensor
+
+    def __init__(self, space: spaces.Box[Any]):
+        super().__init__()
+        low, high = torch.as_tensor(space.low).flatten(), torch.as_tensor(space.high).flatten()
+        bounded = torch.isfinite(low) & torch.isfinite(high) & (high > low)
+        self.register_buffer("bounded", bounded, persistent=False)
+        self.register_buffer("centre", torch.where(bounded, (low + high) / 2, 0).float(), persistent=False)
+        self.register_buffer("radius", torch.where(bounded, (high - low) / 2, 1).float(), persistent=False)
+        self.width = len(low)
+
+    def forward(self, actions: Tensor) -> Tensor:
+        """(..., A) in units of the environment -> (..., A) on one scale."""
+        return (actions - self.centre) / self.radius
+
+    def back(self, scaled: Tensor) -> Tensor:
+        """(..., A) on one scale -> (..., A) in units of the environment."""
+        return scaled * self.radius + self.centre
+
+
+class ChoiceActions(nn.Module):
+    """Choices, one-hot.
+
+    Args:
+        space: of the actions.
+    """
+
+    def __init__(self, space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any]):
+        super().__init__()
+        discrete = isinstance(space, spaces.Discrete)
+        self.sizes = [int(space.n)] if discrete else [int(n) for n in space.nvec]  # type: ignore[union-attr]
+        self.single = discrete
+        self.width = sum(self.sizes)
+
+    def forward(self, actions: Tensor) -> Tensor:
+        """int64 (...) or (..., n) -> (..., sum of sizes)."""
+        parts = zip(self.choices(actions).unbind(-1), self.sizes, strict=True)
+        return torch.cat([F.one_hot(choice, size) for choice, size in parts], dim=-1).float()
+
+    def choices(self, actions: Tensor) -> Tensor:
+        """int64 (...) or (..., n) -> (..., n)."""
+        return actions[..., None] if self.single else actions
+
+    def back(self, choices: Tensor) -> Tensor:
+        """int64 (..., n) -> as the data have them."""
+        return choices[..., 0] if self.single else choices
+
+
+def action_form(space: spaces.Space[Any]) -> BoxActions | ChoiceActions:
+    """What reads actions of the space: Box, Discrete or MultiDiscrete."""
+    if isinstance(space, spaces.Box):
+        return BoxActions(space)
+    assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+    return ChoiceActions(space)
+
+
+def to_environment(actions: Tensor, space: spaces.Space[Any]) -> NDArray[Any]:
+    """Actions (E, ...) as the environment takes them: shaped, Box actions clipped to its bounds."""
+    array = actions.cpu().numpy().reshape(-1, *(space.shape or ()))
+    if isinstance(space, spaces.Box):
+        array = np.clip(array, space.low, space.high)
+    return array.astype(space.dtype)

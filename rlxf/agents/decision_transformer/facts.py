@@ -1,0 +1,110 @@
+"""What an agent keeps of its data: enough to act, to be evaluated, and to be saved."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from torch import nn
+
+from rlxf.envs.trajectories import ReferenceScores, Trajectories, observation_encoder
+from rlxf.envs.trajectories.encoders import ImageEncoder, VectorEncoder
+from rlxf.envs.trajectories.normalization import ScaleImages, Standardize
+from rlxf.training import space_from_json, space_to_json
+
+
+@dataclass(frozen=True)
+class Facts:
+    """About the data that an agent learned from.
+
+    Args:
+        dataset_ids: Minari ids.
+        observation_space: of the data.
+        action_space: of the data.
+        return_range: smallest and largest return of an episode.
+        env_id: Gymnasium id of the environment to evaluate in; None if the data do not say.
+        env_kwargs: its arguments.
+        max_episode_steps: its time limit; None for none.
+        reference_scores: to normalise returns with; None if there are none.
+    """
+
+    dataset_ids: tuple[str, ...]
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    return_range: tuple[float, float]
+    env_id: str | None
+    env_kwargs: dict[str, Any]
+    max_episode_steps: int | None
+    reference_scores: ReferenceScores | None
+
+    @classmethod
+    def of(cls, trajectories: Trajectories) -> "Facts":
+        """What there is to keep of these."""
+        spec = trajectories.eval_env_spec
+        returns = trajectories.returns
+        return cls(
+            dataset_ids=trajectories.dataset_ids,
+            observation_space=trajectories.observation_space,
+            action_space=trajectories.action_space,
+            return_range=(float(returns.min()), float(returns.max())),
+            env_id=None if spec is None else spec.id,
+            env_kwargs={} if spec is None else dict(spec.kwargs),
+            max_episode_steps=None if spec is None else spec.max_episode_steps,
+            reference_scores=trajectories.reference_scores,
+        )
+
+    @property
+    def encoder(self) -> VectorEncoder | ImageEncoder:
+        """What turns observations into rows."""
+        return observation_encoder(self.observation_space)
+
+    @property
+    def env_spec(self) -> EnvSpec | None:
+        """Of the environment to evaluate in, as Gymnasium knows it here; None if there is none.
+
+        Raises:
+            ValueError: if Gymnasium knows no such environment here.
+        """
+        if self.env_id is None:
+            return None
+        try:
+            known = gymnasium.spec(self.env_id)
+        except gymnasium.error.Error as error:
+            raise ValueError(
+                f"the data are from {self.env_id!r}, which Gymnasium does not know here: {error}. Import the "
+                f"package that registers it"
+            ) from error
+        kwargs = {**known.kwargs, **self.env_kwargs}
+        return replace(known, kwargs=kwargs, max_episode_steps=self.max_episode_steps)
+
+    def blank_normalization(self) -> nn.Module:
+        """A layer for observations of these, whose numbers are still to be loaded."""
+        if isinstance(self.encoder, ImageEncoder):
+            return ScaleImages()
+        width = self.encoder.shape
+        return Standardize(np.zeros(width, np.float32), np.ones(width, np.float32))
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        scores = self.reference_scores
+        return {
+            **vars(self),
+            "observation_space": space_to_json(self.observation_space),
+            "action_space": space_to_json(self.action_space),
+            "reference_scores": None if scores is None else vars(scores),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Facts":
+        """What `to_json` described; raises as its parts do."""
+        scores = data["reference_scores"]
+        read = {
+            "dataset_ids": tuple(data["dataset_ids"]),
+            "observation_space": space_from_json(data["observation_space"]),
+            "action_space": space_from_json(data["action_space"]),
+            "return_range": tuple(data["return_range"]),
+            "reference_scores": None if scores is None else ReferenceScores(**scores),
+        }
+        return cls(**{**data, **read})

@@ -1,0 +1,141 @@
+"""What is read off a state token: a distribution over actions."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from rlxf.agents.decision_transformer.actions import BoxActions, ChoiceActions
+from rlxf.agents.decision_transformer.objective import (
+    cross_entropies,
+    entropies,
+    log_slope,
+    normal_log_prob,
+    squared_error,
+    unsquashed,
+)
+
+LOG_STD = (-5.0, 2.0)
+"""Range of the log standard deviation of a `Gaussian`, as in the code of Zheng et al. 2022."""
+
+
+class Head(nn.Module, ABC):
+    """A distribution over actions, from outputs y of the transformer."""
+
+    @abstractmethod
+    def error(self, y: Tensor, actions: Tensor) -> Tensor:
+        """How badly y (..., C) foretells the actions of the data -> (...)."""
+
+    @abstractmethod
+    def choose(self, y: Tensor, deterministic: bool) -> Tensor:
+        """Actions for y (E, C), as the data have them: the most likely ones, or a sample."""
+
+
+class RandomHead(Head):
+    """A head that does not always act alike."""
+
+    @abstractmethod
+    def entropy(self, y: Tensor) -> Tensor:
+        """Entropy of the actions for y (..., C) -> (...), in nats."""
+
+
+class Point(Head):
+    """``a = centre + radius tanh(W y + b)``; without tanh where the space has no bounds.
+
+    The error is the squared error, between actions scaled to [-1, 1]. It always acts alike.
+
+    Source: Chen et al. 2021, arXiv:2106.01345, section 3 and the authors' code.
+    """
+
+    def __init__(self, width: int, actions: BoxActions):
+        super().__init__()
+        self.actions = actions
+        self.net = nn.Linear(width, actions.width)
+
+    def error(self, y: Tensor, actions: Tensor) -> Tensor:
+        """See `Head`."""
+        return squared_error(self._scaled(y), self.actions(actions))
+
+    def choose(self, y: Tensor, deterministic: bool) -> Tensor:
+        """See `Head`."""
+        return self.actions.back(self._scaled(y))
+
+    def _scaled(self, y: Tensor) -> Tensor:
+        u = self.net(y)
+        return torch.where(self.actions.bounded, u.tanh(), u)
+
+
+class Gaussian(RandomHead):
+    r"""``a = centre + radius tanh(u)``, ``u ~ N(mu(y), sigma(y))``; without tanh where there are no bounds.
+
+    The error is the negative log likelihood of actions scaled to [-1, 1]. ``log sigma`` stays from -5 to 2,
+    by tanh. The most likely action is taken at u = mu. The entropy of a squashed Gaussian has no closed
+    form: it is estimated without bias by ``-log p`` of one sample, with gradient.
+
+    Source: Zheng et al. 2022, arXiv:2202.05607, section 4 and the authors' code.
+    """
+
+    def __init__(self, width: int, actions: BoxActions):
+        super().__init__()
+        self.actions = actions
+        self.net = nn.Linear(width, 2 * actions.width)
+
+    def error(self, y: Tensor, actions: Tensor) -> Tensor:
+        """See `Head`."""
+        scaled = self.actions(actions)
+        u = torch.where(self.actions.bounded, unsquashed(scaled), scaled)
+        return -self._log_prob(*self._moments(y), u)
+
+    def entropy(self, y: Tensor) -> Tensor:
+        """See `RandomHead`."""
+        mean, log_std = self._moments(y)
+        return -self._log_prob(mean, log_std, mean + log_std.exp() * torch.randn_like(mean))
+
+    def choose(self, y: Tensor, deterministic: bool) -> Tensor:
+        """See `Head`."""
+        mean, log_std = self._moments(y)
+        u = mean if deterministic else mean + log_std.exp() * torch.randn_like(mean)
+        return self.actions.back(torch.where(self.actions.bounded, u.tanh(), u))
+
+    def _moments(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        mean, raw = self.net(y).chunk(2, dim=-1)
+        low, high = LOG_STD
+        return mean, low + 0.5 * (high - low) * (raw.tanh() + 1)
+
+    def _log_prob(self, mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
+        squashing = torch.where(self.actions.bounded, log_slope(u), 0)
+        return (normal_log_prob(mean, log_std, u) - squashing).sum(dim=-1)
+
+
+class Categorical(RandomHead):
+    """``p = softmax(W y + b)``, one for each choice to be made. The error is the cross-entropy."""
+
+    def __init__(self, width: int, actions: ChoiceActions):
+        super().__init__()
+        self.actions = actions
+        self.net = nn.Linear(width, actions.width)
+
+    def error(self, y: Tensor, actions: Tensor) -> Tensor:
+        """See `Head`."""
+        return cross_entropies(self._logits(y), self.actions.choices(actions))
+
+    def entropy(self, y: Tensor) -> Tensor:
+        """See `RandomHead`."""
+        return entropies(self._logits(y))
+
+    def choose(self, y: Tensor, deterministic: bool) -> Tensor:
+        """See `Head`."""
+        pick = _most_likely if deterministic else _sample
+        return self.actions.back(torch.stack([pick(logits) for logits in self._logits(y)], dim=-1))
+
+    def _logits(self, y: Tensor) -> tuple[Tensor, ...]:
+        logits: Tensor = self.net(y)
+        return logits.split(self.actions.sizes, dim=-1)
+
+
+def _most_likely(logits: Tensor) -> Tensor:
+    return logits.argmax(dim=-1)
+
+
+def _sample(logits: Tensor) -> Tensor:
+    return torch.distributions.Categorical(logits=logits).sample()

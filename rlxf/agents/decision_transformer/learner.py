@@ -1,0 +1,390 @@
+"""Learning from trajectories to act for a return that is asked for."""
+
+import os
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Self
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common import env_util
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
+from stable_baselines3.common.utils import configure_logger, update_learning_rate
+from stable_baselines3.common.vec_env import VecEnv
+
+from rlxf.agents.decision_transformer import checkpoint
+from rlxf.agents.decision_transformer.acting import no_steps, one_step_on, read_shown, started
+from rlxf.agents.decision_transformer.actions import to_environment
+from rlxf.agents.decision_transformer.core import resolve_core
+from rlxf.agents.decision_transformer.facts import Facts
+from rlxf.agents.decision_transformer.model import DecisionTransformerModel
+from rlxf.agents.decision_transformer.objective import warm_up
+from rlxf.agents.decision_transformer.objectives import Imitation, Objective
+from rlxf.agents.decision_transformer.progress import UpdateProgressBar
+from rlxf.agents.decision_transformer.settings import check_coefficients, check_sizes
+from rlxf.agents.decision_transformer.steps import Steps
+from rlxf.agents.decision_transformer.update import Update, make_optimizer
+from rlxf.attention import TransformerSpec
+from rlxf.envs.return_to_go import is_return_conditioned
+from rlxf.envs.trajectories import ReferenceScores, Trajectories, Windows, check_fits, load_trajectories
+from rlxf.envs.trajectories.source import Dataset
+
+
+def as_trajectories(
+    dataset: Dataset | Sequence[Dataset] | Trajectories, download: bool = False
+) -> Trajectories:
+    """The data by themselves; see `load_trajectories`."""
+    if isinstance(dataset, Trajectories):
+        return dataset
+    return load_trajectories(dataset, download=download)
+
+
+class DecisionTransformer(BaseAlgorithm):
+    """A transformer that reads what return is wanted, and acts so; trained offline on Minari datasets.
+
+    It speaks Stable-Baselines3's ``learn``, ``predict``, ``save`` and ``load``, and takes its callbacks and
+    loggers. A step is an update here: ``num_timesteps`` counts updates. Its observations are those of
+    `rlxf.envs.ReturnToGo`, so any tool of Stable-Baselines3 can evaluate it in an environment that is
+    wrapped so.
+
+    On CPU, numbers below 1e-38 slow training severalfold within minutes. The constructor has torch flush
+    them to 0 (``torch.set_flush_denormal``), for the whole process.
+
+    Source: Chen et al. 2021, arXiv:2106.01345.
+
+    Args:
+        dataset: a Minari id, a ``MinariDataset``, several of these joined, or `Trajectories`.
+        context_length: steps K that the agent sees, the present one included. May exceed the longest episode.
+        learning_rate: AdamW's; a number, or a schedule of the progress remaining, from 1 to 0.
+        batch_size: windows of K steps in an update.
+        weight_decay: AdamW's.
+        warmup_updates: updates over which the learning rate rises from 0; None for a tenth of those that
+            `learn` is asked for.
+        max_grad_norm: largest norm of the gradient.
+        return_scale: what returns are divided by before the model reads them; None for the standard
+            deviation of the return to go over all steps of the data.
+        episode_length: time steps that have an embedding of their own; None for the longest episode of the
+            data. Steps beyond share the last one.
+        objective: None for `Imitation`; `MaximumEntropy` for a stochastic policy, which can go on
+            learning online.
+        core: the transformer; None for `decision_transformer`. Any that is causal will do.
+        env: wrapped in `ReturnToGo`, for callbacks that ask the agent for an environment; None for none.
+        download: whether a dataset that is not on this machine is downloaded.
+        tensorboard_log: folder of the TensorBoard log; None for no log.
+        verbose: 0 silent, 1 information, 2 debug messages.
+        seed: of weights, windows and dropout; None for any.
+        device: "auto", "cpu" or "cuda".
+
+    Raises:
+        DatasetError: if the dataset is unknown, empty, damaged, or holds a NaN.
+        ValueError: if a size or number does not fit; the message says which and what does.
+        TypeError: if a space is not supported.
+    """
+
+    policy: DecisionTransformerModel  # type: ignore[assignment]
+    optimizer: torch.optim.AdamW
+
+    def __init__(
+        self,
+        dataset: Dataset | Sequence[Dataset] | Trajectories | None,
+        context_length: int = 20,
+        learning_rate: float | Schedule = 1e-4,
+        batch_size: int = 64,
+        weight_decay: float = 1e-4,
+        warmup_updates: int | None = None,
+        max_grad_norm: float = 0.25,
+        return_scale: float | None = None,
+        episode_length: int | None = None,
+        objective: Objective | None = None,
+        core: TransformerSpec | None = None,
+        env: VecEnv | None = None,
+        download: bool = False,
+        tensorboard_log: str | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+    ):
+        check_sizes(context_length=context_length, batch_size=batch_size, episode_length=episode_length)
+        check_coefficients(learning_rate, weight_decay, warmup_updates, max_grad_norm, return_scale)
+        self.core = resolve_core(core)
+        self.objective = Imitation() if objective is None else objective
+        self.context_length, self.batch_size = context_length, batch_size
+        self.weight_decay, self.warmup_updates = weight_decay, warmup_updates
+        self.max_grad_norm = max_grad_norm
+        self.return_scale, self.episode_length = return_scale, episode_length
+        super().__init__(
+            DecisionTransformerModel,  # type: ignore[arg-type]  # SB3 asks for a policy of its own here
+            None,
+            learning_rate,
+            tensorboard_log=tensorboard_log,
+            verbose=verbose,
+            device=device,
+            seed=seed,
+        )
+        torch.set_flush_denormal(True)
+        self.trajectories: Trajectories | None = None
+        if dataset is not None:
+            self._take(as_trajectories(dataset, download))
+        if _init_setup_model:
+            self._setup_model()
+        if env is not None:
+            self.set_env(env)
+
+    def _take(self, trajectories: Trajectories) -> None:
+        """Learn from these; what was not set is read off them."""
+        self.trajectories = trajectories
+        self.facts = Facts.of(trajectories)
+        if self.return_scale is None:
+            self.return_scale = float(np.std(trajectories.return_to_go, dtype=np.float64)) or 1.0
+        if self.episode_length is None:
+            self.episode_length = int(trajectories.lengths.max())
+
+    def _setup_model(self) -> None:
+        self.observation_space = self.facts.observation_space
+        self.action_space = self.facts.action_space
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        self.order = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        assert self.return_scale is not None
+        assert self.episode_length is not None
+        data = self.trajectories
+        self.policy = DecisionTransformerModel(
+            self.facts.encoder.shape,
+            self.facts.action_space,
+            self.facts.blank_normalization() if data is None else data.normalization(),
+            self.core,
+            self.objective,
+            self.return_scale,
+            self.episode_length,
+        ).to(self.device)
+        self.optimizer = make_optimizer(self.policy, self.lr_schedule(1), self.weight_decay)
+
+    def learn(
+        self,
+        steps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 100,
+        tb_log_name: str = "DecisionTransformer",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train for ``steps`` updates; as in SB3, which counts steps of environments.
+
+        Args:
+            steps: updates, each of one batch of windows.
+            callback: SB3's, called after each update.
+            log_interval: updates from one line of the log to the next.
+            tb_log_name: of the run in TensorBoard.
+            reset_num_timesteps: begin warm-up and schedules anew; False to go on with them.
+            progress_bar: show one.
+
+        Raises:
+            ValueError: if steps or log_interval is less than 1, or the agent was loaded without a dataset.
+        """
+        check_sizes(steps=steps, log_interval=log_interval)
+        windows = self._windows()
+        total_timesteps, callback = self._setup_learn(
+            steps, callback, reset_num_timesteps, tb_log_name, progress_bar
+        )
+        update = Update(self.policy, self.optimizer, self.max_grad_norm)
+        callback.on_training_start(locals(), globals())
+        while self.num_timesteps < total_timesteps:
+            self._set_learning_rate()
+            self.policy.train()
+            update(windows.sample(self.batch_size, self.order).to(self.device))
+            self.num_timesteps += 1
+            self._n_updates += 1
+            if self.num_timesteps % log_interval == 0:
+                self._log(update)
+            callback.update_locals(locals())
+            if not callback.on_step():
+                break
+        callback.on_training_end()
+        return self
+
+    def _windows(self) -> Windows:
+        if self.trajectories is None:
+            raise ValueError("the agent was loaded without data: load(path, dataset=...) to train on")
+        return Windows(self.trajectories, self.context_length)
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        """SB3's, without an environment to reset."""
+        self.start_time = time.time_ns()
+        self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
+        self._num_timesteps_at_start = self.num_timesteps
+        self._total_timesteps = self.num_timesteps + total_timesteps
+        if not self._custom_logger:
+            self._logger = configure_logger(
+                self.verbose, self.tensorboard_log, tb_log_name, reset_num_timesteps
+            )
+        return self._total_timesteps, self._init_callback(callback, progress_bar)
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        """SB3's, with a progress bar that needs no environment."""
+        ready = super()._init_callback(callback)
+        if not progress_bar:
+            return ready
+        both = CallbackList([ready, UpdateProgressBar()])
+        both.init_callback(self)
+        return both
+
+    def _set_learning_rate(self) -> None:
+        self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
+        warm_updates = self._total_timesteps // 10 if self.warmup_updates is None else self.warmup_updates
+        share = warm_up(self.num_timesteps, warm_updates)
+        update_learning_rate(self.optimizer, share * self.lr_schedule(self._current_progress_remaining))
+
+    def _log(self, update: Update) -> None:
+        for name, value in update.take_means().items():
+            self.logger.record(f"train/{name}", value)
+        self.logger.record("train/learning_rate", self.optimizer.param_groups[0]["lr"])
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        seconds = max((time.time_ns() - self.start_time) / 1e9, 1e-9)
+        done = self.num_timesteps - self._num_timesteps_at_start
+        self.logger.record("time/updates_per_second", done / seconds)
+        self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
+        self.logger.dump(self.num_timesteps)
+
+    def predict(  # type: ignore[override]
+        self,
+        observation: dict[str, NDArray[Any]],
+        state: Steps | None = None,
+        episode_start: NDArray[np.bool_] | None = None,
+        deterministic: bool = True,
+    ) -> tuple[NDArray[Any], Steps]:
+        """Choose actions, as in SB3; the last K steps go in and come out as ``state``.
+
+        Args:
+            observation: of `rlxf.envs.ReturnToGo`, of one environment or of E.
+            state: what the last call gave; None to begin.
+            episode_start: (E,) bool, which observations are the first of an episode. Those with time step 0
+                are so anyway.
+            deterministic: the most likely action instead of a sample. With `Imitation`, Box actions are
+                always the same.
+
+        Returns:
+            The actions, (E, ...), within the bounds of the space, and the state for the next call. The one
+            given stays as it was.
+
+        Raises:
+            TypeError: if the observation is not that of a `ReturnToGo`.
+            ValueError: if it does not fit the data, or state or starts its batch size; if a number in it is
+                NaN or infinite.
+        """
+        shown = read_shown(observation, self.facts, self.device)
+        start = started(shown, episode_start)
+        self.policy.eval()
+        length = self.context_length + self.policy.remembered
+        state = no_steps(self.policy, shown, length) if state is None else state
+        if len(state.mask) != len(start):
+            raise ValueError(
+                f"the state is of {len(state.mask)} environments, the observation of {len(start)}; "
+                f"pass state=None to begin anew"
+            )
+        state = one_step_on(self.policy, state, shown, start)
+        actions = to_environment(self.policy.act(state, deterministic), self.action_space)
+        return (actions if shown.batched else actions[0]), state
+
+    def make_env(self, n_envs: int, seed: int | None = None) -> VecEnv:
+        """So many of the environments that the dataset names for evaluation, to be wrapped in `ReturnToGo`.
+
+        Raises:
+            ValueError: if the dataset names none; if it is not registered here, or its spaces are others.
+        """
+        check_sizes(n_envs=n_envs)
+        data = self.trajectories
+        spec = self.facts.env_spec if data is None else data.eval_env_spec
+        if spec is None:
+            raise ValueError(
+                f"dataset {', '.join(self.facts.dataset_ids)} does not say which environment it is from: "
+                f"pass one, for example evaluate(agent, env='CartPole-v1')"
+            )
+        env = env_util.make_vec_env(partial(gymnasium.make, spec), n_envs, seed)
+        check_fits(self.facts, env.observation_space, env.action_space)
+        return env
+
+    @property
+    def reference_scores(self) -> ReferenceScores | None:
+        """To normalise returns with; None if there are none."""
+        return self.facts.reference_scores
+
+    def set_env(self, env: VecEnv, force_reset: bool = True) -> None:  # type: ignore[override]
+        """The environment that callbacks get when they ask for one, wrapped in `rlxf.envs.ReturnToGo`.
+
+        Raises:
+            TypeError: if it is not.
+        """
+        if not is_return_conditioned(env.observation_space):
+            raise TypeError(f"{env} asks for no return: wrap it, rlxf.envs.ReturnToGo(env, target_return)")
+        self.env, self.n_envs = env, env.num_envs
+
+    def save(  # type: ignore[override]
+        self, path: str | os.PathLike[str], exclude: None = None, include: None = None
+    ) -> None:
+        """Write settings, weights, optimiser and progress to one file, whole or not at all; not the data.
+
+        The file is a zip of JSON and safetensors with a checksum of each: safe to open.
+
+        Args:
+            path: of the file; ".zip" is added if it has no suffix.
+            exclude, include: SB3's; leave them out, a file always holds the same.
+
+        Raises:
+            OSError: if it cannot be written, e.g. the disk is full; what was there before stays.
+        """
+        if exclude is not None or include is not None:
+            raise ValueError("a checkpoint always holds the whole agent: leave out exclude and include")
+        checkpoint.save(self, path)
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls,
+        path: str | os.PathLike[str],
+        dataset: Dataset | Sequence[Dataset] | Trajectories | None = None,
+        env: VecEnv | None = None,
+        device: torch.device | str = "auto",
+        **settings: Any,
+    ) -> Self:
+        """The agent that `save` wrote.
+
+        Args:
+            path: of the file; ".zip" is added if it has no suffix.
+            dataset: to train on; None to predict and evaluate only.
+            env: as in the constructor.
+            device: "auto", "cpu" or "cuda".
+            settings: arguments of the constructor that shall differ from the file's.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            CheckpointError: if it is truncated, altered or foreign.
+            DatasetError: if the dataset's spaces differ from the checkpoint's.
+            TypeError: if the constructor has no such argument.
+        """
+        archive = checkpoint.read(path)
+        stored = checkpoint.settings(archive) | settings
+        agent = cls(None, device=device, **stored, _init_setup_model=False)
+        agent.facts = checkpoint.facts(archive)
+        agent._setup_model()
+        checkpoint.restore(agent, archive)
+        if dataset is not None:
+            agent.trajectories = as_trajectories(dataset)
+            check_fits(agent.facts, agent.trajectories.observation_space, agent.trajectories.action_space)
+        if env is not None:
+            agent.set_env(env)
+        return agent
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return ["policy", "optimizer"], []

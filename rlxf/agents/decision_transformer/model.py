@@ -1,0 +1,89 @@
+"""The Decision Transformer itself: from steps to actions."""
+
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rlxf.agents.decision_transformer.actions import action_form
+from rlxf.agents.decision_transformer.core import remembered_steps, shrink_branches, start_as_gpt2
+from rlxf.agents.decision_transformer.objectives import Objective
+from rlxf.agents.decision_transformer.observations import ObservationFeatures
+from rlxf.agents.decision_transformer.steps import TOKENS, Steps
+from rlxf.agents.decision_transformer.tokens import StepTokens
+from rlxf.attention import State, TransformerSpec
+from rlxf.envs.trajectories import WindowBatch
+
+STATE_TOKEN = 1
+"""Which of a step's three tokens the action is read from: it has seen return and state, not the action."""
+
+
+class DecisionTransformerModel(nn.Module):
+    """``steps -> tokens -> transformer -> head``, causal over all tokens.
+
+    With memory, the first steps of a window are only remembered: they are read without gradient, and
+    the transformer's state after them is the memory of the K steps behind.
+
+    Source: Chen et al. 2021, arXiv:2106.01345, section 3.
+
+    Args:
+        observation_shape: of one encoded observation.
+        action_space: Box, Discrete or MultiDiscrete.
+        normalization: brings observations to one scale.
+        core: the transformer.
+        objective: what is minimised.
+        return_scale: what returns are divided by.
+        episode_length: time steps that have an embedding of their own.
+    """
+
+    def __init__(
+        self,
+        observation_shape: tuple[int, ...],
+        action_space: spaces.Space[Any],
+        normalization: nn.Module,
+        core: TransformerSpec,
+        objective: Objective,
+        return_scale: float,
+        episode_length: int,
+    ):
+        super().__init__()
+        self.remembered = remembered_steps(core)
+        actions = action_form(action_space)
+        self.features = ObservationFeatures(observation_shape, normalization)
+        self.tokens = StepTokens(
+            self.features.width, actions, core.width, return_scale, episode_length, core.dropout
+        )
+        self.transformer = core.build()
+        self.loss = objective.build(core.width, actions)
+        for part in (self.tokens, self.transformer, self.loss):
+            start_as_gpt2(part)
+        shrink_branches(self.transformer)
+
+    def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
+        """What is minimised, "loss", and its parts, over the real steps of B windows."""
+        features = self.features(batch.observations)
+        steps = Steps(features, batch.actions, batch.return_to_go, batch.time_steps, batch.mask)
+        y = self.read(steps)
+        first = self.remembered
+        parts: dict[str, Tensor] = self.loss(y, batch.actions[:, first:], batch.mask[:, first:].to(y.dtype))
+        return parts
+
+    def read(self, steps: Steps) -> Tensor:
+        """Outputs at the state tokens, (B, W - remembered, C): what the head reads."""
+        index = steps.index
+        state = None
+        if self.remembered:
+            state = self._remember(steps.between(0, self.remembered))
+            steps = steps.between(self.remembered, steps.mask.shape[1])
+        y, _ = self.transformer.encode(self.tokens(steps), index.last(TOKENS * steps.mask.shape[1]), state)
+        return y[:, STATE_TOKEN::TOKENS]
+
+    @torch.no_grad()
+    def act(self, steps: Steps, deterministic: bool) -> Tensor:
+        """Actions for the newest step of each row, (B, ...) as the data have them."""
+        return self.loss.head.choose(self.read(steps)[:, -1], deterministic)
+
+    @torch.no_grad()
+    def _remember(self, steps: Steps) -> State | None:
+        return self.transformer(self.tokens(steps), steps.index)[1]

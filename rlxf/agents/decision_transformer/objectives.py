@@ -1,0 +1,128 @@
+"""What a Decision Transformer minimises: two choices, plain data."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from rlxf.agents.decision_transformer.actions import BoxActions, ChoiceActions
+from rlxf.agents.decision_transformer.heads import Categorical, Gaussian, Head, Point, RandomHead
+from rlxf.agents.decision_transformer.objective import average
+
+
+@dataclass(frozen=True)
+class Imitation:
+    """``mean of error(a_t)`` over the real steps: squared error for Box, cross-entropy for choices.
+
+    Source: Chen et al. 2021, arXiv:2106.01345, section 3.
+    """
+
+    paper: ClassVar[str] = "Chen et al. 2021, arXiv:2106.01345"
+
+    def build(self, width: int, actions: BoxActions | ChoiceActions) -> "ImitationLoss":
+        """The loss with its head."""
+        return ImitationLoss(
+            Point(width, actions) if isinstance(actions, BoxActions) else Categorical(width, actions)
+        )
+
+
+@dataclass(frozen=True)
+class MaximumEntropy:
+    r"""``mean of -log p(a_t) - lambda H`` over the real steps; lambda > 0 holds the entropy H at beta.
+
+    lambda is the dual variable of ``H >= beta``: it minimises ``lambda (H - beta)``, beside the rest. So it
+    grows while the entropy is below beta. Box actions are drawn from a squashed Gaussian.
+
+    Source: Zheng et al. 2022, arXiv:2202.05607, section 4, equations 6 to 8.
+
+    Args:
+        temperature: lambda at the start.
+        target_entropy: beta, in nats; None for -A with A numbers in an action, as in the paper, and for a
+            fifth of the largest entropy where there are choices.
+
+    Raises:
+        ValueError: if temperature is not finite and more than 0, or target_entropy is not finite.
+    """
+
+    paper: ClassVar[str] = "Zheng et al. 2022, arXiv:2202.05607"
+    temperature: float = 0.1
+    target_entropy: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be finite and more than 0, got {self.temperature}")
+        if self.target_entropy is not None and not math.isfinite(self.target_entropy):
+            raise ValueError(f"target_entropy must be finite, or None, got {self.target_entropy}")
+
+    def build(self, width: int, actions: BoxActions | ChoiceActions) -> "MaximumEntropyLoss":
+        """The loss with its head."""
+        head = Gaussian(width, actions) if isinstance(actions, BoxActions) else Categorical(width, actions)
+        target = _usual_entropy(actions) if self.target_entropy is None else self.target_entropy
+        return MaximumEntropyLoss(head, self.temperature, target)
+
+
+class ImitationLoss(nn.Module):
+    """The loss of `Imitation`, and the head that it trains."""
+
+    def __init__(self, head: Head):
+        super().__init__()
+        self.head = head
+
+    def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """y (..., C), actions of the data, weight (...): 1 for real steps -> "loss"."""
+        return {"loss": average(self.head.error(y, actions), weight)}
+
+
+class MaximumEntropyLoss(nn.Module):
+    """The loss of `MaximumEntropy`, the head that it trains, and log lambda."""
+
+    def __init__(self, head: RandomHead, temperature: float, target_entropy: float):
+        super().__init__()
+        self.head = head
+        self.target_entropy = target_entropy
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+
+    def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """y (..., C), actions of the data, weight (...): 1 for real steps -> "loss" and what is in it."""
+        error = average(self.head.error(y, actions), weight)
+        entropy = average(self.head.entropy(y), weight)
+        temperature = self.log_temperature.exp()
+        dual = temperature * (entropy.detach() - self.target_entropy)
+        loss = error - temperature.detach() * entropy + dual
+        return {
+            "loss": loss,
+            "nll": error,
+            "entropy": entropy,
+            "ent_coef": temperature,
+            "ent_coef_loss": dual,
+        }
+
+
+Objective: TypeAlias = Imitation | MaximumEntropy
+OBJECTIVES: dict[str, type[Objective]] = {choice.__name__: choice for choice in (Imitation, MaximumEntropy)}
+
+
+def objective_to_json(objective: Objective) -> dict[str, Any]:
+    """``{"name": class name, ...its options}``."""
+    return {"name": type(objective).__name__, **asdict(objective)}
+
+
+def objective_from_json(data: dict[str, Any]) -> Objective:
+    """What `objective_to_json` described.
+
+    Raises:
+        ValueError: if it names none.
+    """
+    options = dict(data)
+    name = options.pop("name", None)
+    if name not in OBJECTIVES:
+        raise ValueError(f"there is no objective {name!r}; there are {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[name](**options)
+
+
+def _usual_entropy(actions: BoxActions | ChoiceActions) -> float:
+    if isinstance(actions, BoxActions):
+        return -float(actions.width)
+    return 0.2 * sum(map(math.log, actions.sizes))

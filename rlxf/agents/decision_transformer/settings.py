@@ -1,0 +1,70 @@
+"""Settings that were published, by name, and what is checked before training starts.
+
+Each is a dict of arguments: ``DecisionTransformer("rlxf/hopper/medium-v0", **KZL)``.
+"""
+
+from typing import Any
+
+from stable_baselines3.common.type_aliases import Schedule
+
+from rlxf.agents.decision_transformer.core import decision_transformer
+from rlxf.agents.decision_transformer.objectives import MaximumEntropy
+
+KZL: dict[str, Any] = {
+    "context_length": 20,
+    "batch_size": 64,
+    "learning_rate": 1e-4,
+    "weight_decay": 1e-4,
+    "warmup_updates": 10_000,
+    "max_grad_norm": 0.25,
+    "return_scale": 1000.0,
+    "core": decision_transformer(width=128, layers=3, heads=1, dropout=0.1),
+}
+"""Of the authors, for Hopper, HalfCheetah and Walker2d: Chen et al. 2021, arXiv:2106.01345, appendix A;
+trained for 100,000 updates."""
+
+ODT: dict[str, Any] = {
+    "context_length": 20,
+    "batch_size": 256,
+    "learning_rate": 1e-4,
+    "weight_decay": 5e-4,
+    "warmup_updates": 10_000,
+    "max_grad_norm": 0.25,
+    "return_scale": 1000.0,
+    "objective": MaximumEntropy(temperature=0.1),
+    "core": decision_transformer(width=512, layers=4, heads=4, dropout=0.1),
+}
+"""Of Online Decision Transformer: Zheng et al. 2022, arXiv:2202.05607, appendix C. There LAMB is the
+optimiser, here AdamW."""
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Raise unless each is a whole number of at least 1, or None.
+
+    Raises:
+        TypeError: if it is no whole number.
+        ValueError: if it is less than 1.
+    """
+    for name, value in sizes.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise TypeError(f"{name} must be a whole number, got {value!r}")
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def check_coefficients(
+    learning_rate: float | Schedule,
+    weight_decay: float,
+    warmup_updates: int | None,
+    max_grad_norm: float,
+    return_scale: float | None,
+) -> None:
+    """Raise ValueError unless each number is in its range; NaN and infinity are in none."""
+    start = learning_rate(1.0) if callable(learning_rate) else learning_rate
+    least_zero = {"learning_rate": start, "weight_decay": weight_decay, "warmup_updates": warmup_updates}
+    for name, value in least_zero.items():
+        if value is not None and not 0 <= value < float("inf"):
+            raise ValueError(f"{name} must be finite and at least 0, got {value}")
+    for name, value in {"max_grad_norm": max_grad_norm, "return_scale": return_scale}.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be finite and more than 0, got {value}")

@@ -1,0 +1,59 @@
+"""One update: the loss of a batch of windows, and the step of the optimiser."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlxf.agents.decision_transformer.model import DecisionTransformerModel
+from rlxf.envs.trajectories import WindowBatch
+
+
+@dataclass
+class Update:
+    """Takes the optimiser's steps and notes what they did.
+
+    Args:
+        model: what is trained.
+        optimizer: of its weights; the first group's gradient is bounded.
+        max_grad_norm: longer gradients are shortened to it.
+    """
+
+    model: DecisionTransformerModel
+    optimizer: torch.optim.Optimizer
+    max_grad_norm: float
+    _notes: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+
+    def __call__(self, batch: WindowBatch) -> None:
+        """Learn from a batch once."""
+        parts = self.model.losses(batch)
+        self.optimizer.zero_grad()
+        parts["loss"].backward()
+        weights = self.optimizer.param_groups[0]["params"]
+        norm = torch.nn.utils.clip_grad_norm_(weights, self.max_grad_norm)
+        self.optimizer.step()
+        self._note(parts | {"grad_norm": norm})
+
+    def take_means(self) -> dict[str, float]:
+        """Mean of each part over the updates since the last call."""
+        means = {name: torch.stack(values).mean().item() for name, values in self._notes.items()}
+        self._notes.clear()
+        return means
+
+    def _note(self, parts: dict[str, Tensor]) -> None:
+        for name, value in parts.items():
+            self._notes[name].append(value.detach())
+
+
+def make_optimizer(
+    model: DecisionTransformerModel, learning_rate: float, weight_decay: float
+) -> torch.optim.AdamW:
+    """AdamW. The dual variable of the entropy is no weight: it neither decays nor counts in the norm."""
+    weights: list[Tensor] = []
+    dual: list[Tensor] = []
+    for name, parameter in model.named_parameters():
+        (dual if name.endswith("log_temperature") else weights).append(parameter)
+    groups: list[dict[str, Any]] = [{"params": weights}, {"params": dual, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=weight_decay, fused=True)
