@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rlxf.attention.index import EMPTY, Index
 from rlxf.attention.patterns.base import Pattern
@@ -98,43 +97,50 @@ class Relation:
         Returns:
             (B, H, Tq, Tk).
         """
+        scores = _by_head(q, table)
         if self.aligned:
-            return self._shifted(q, table, int(distances[0]))
+            return self._shifted(scores, int(distances[0]))
         column = (distances[0] - self.distance).clamp(0, distances.shape[0] - 1)
-        return (q @ table).gather(-1, column[:, None].expand(-1, q.shape[1], -1, -1))
+        return scores.gather(-1, column[:, None].expand(-1, q.shape[1], -1, -1))
 
-    def _shifted(self, q: Tensor, table: Tensor, back: int) -> Tensor:
+    def _shifted(self, scores: Tensor, back: int) -> Tensor:
         """Transformer-XL's relative shift (Dai et al. 2019, appendix B) for any window.
 
         Row i has to move i columns to the right. Rows of N + 1 numbers read as rows of N do that.
-        The table is widened to N + 1 columns, so that no score has to be copied.
         """
-        keys, columns = self.key.shape[1], table.shape[-1]
         left = max(0, self._offset - back)
-        width = max(keys, left + columns)
-        widened = F.pad(table, (left, width + 1 - left - columns))
-        shifted: Tensor = _Shift.apply(q @ widened, left + back - self._offset)  # type: ignore[no-untyped-call]
-        return shifted[..., :keys]
+        shifted: Tensor = _Shift.apply(scores, left, left + back - self._offset, self.key.shape[1])  # type: ignore[no-untyped-call]
+        return shifted
+
+
+def _by_head(q: Tensor, table: Tensor) -> Tensor:
+    """q (B, H, T, D), table (H, D, R) -> (B, H, T, R); ``@`` alone would copy the table for every row."""
+    rows = q.transpose(0, 1).flatten(1, 2)
+    return (rows @ table).unflatten(1, (q.shape[0], q.shape[2])).transpose(0, 1)
 
 
 class _Shift(torch.autograd.Function):
-    """Rows of N + 1 numbers, (B, H, T, N + 1), read as rows of N from ``start`` on: a view.
+    """Scores (B, H, T, R) from column ``left`` on in rows of N + 1, read as rows of N from ``start`` on.
 
-    torch's own slices would do; their gradients fill two buffers of this size with zeros.
+    torch's own padding and slices would do; their gradients fill more buffers of this size with zeros.
     """
 
     @staticmethod
-    def forward(ctx: Any, score: Tensor, start: int) -> Tensor:
-        ctx.start = start
-        queries, width = score.shape[-2], score.shape[-1] - 1
-        rows = score.flatten(-2)[..., start : start + queries * width]
-        return rows.unflatten(-1, (queries, width))
+    def forward(ctx: Any, scores: Tensor, left: int, start: int, keys: int) -> Tensor:
+        columns = slice(left, left + scores.shape[-1])
+        ctx.columns, ctx.start, ctx.width = columns, start, max(keys, columns.stop)
+        whole = scores.new_zeros(*scores.shape[:-1], ctx.width + 1)
+        whole[..., columns] = scores
+        return _shifted_rows(whole, start)[..., :keys]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        *batch, queries, width = gradient.shape
-        whole = gradient.new_empty(*batch, queries * (width + 1))
-        whole[..., : ctx.start] = 0
-        whole[..., ctx.start + queries * width :] = 0
-        whole[..., ctx.start : ctx.start + queries * width] = gradient.flatten(-2)
-        return whole.unflatten(-1, (queries, width + 1)), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        whole = gradient.new_zeros(*gradient.shape[:-1], ctx.width + 1)
+        _shifted_rows(whole, ctx.start)[..., : gradient.shape[-1]] = gradient
+        return whole[..., ctx.columns], None, None, None
+
+
+def _shifted_rows(whole: Tensor, start: int) -> Tensor:
+    """Rows of N + 1 numbers, (B, H, T, N + 1), read as rows of N from ``start`` on: a view."""
+    queries, width = whole.shape[-2], whole.shape[-1] - 1
+    return whole.flatten(-2)[..., start : start + queries * width].unflatten(-1, (queries, width))
