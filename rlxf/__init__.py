@@ -19,13 +19,13 @@ if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
 __version__ = version("rlxf")
 
 _HOME = {
-    "DecisionTransformer": "rlxf.agents.decision_transformer",
     "GTrXLPPO": "rlxf.agents.gtrxl",
+    "DecisionTransformer": "rlxf.agents.decision_transformer",
     "TransformerSpec": "rlxf.attention",
     "evaluate": "rlxf.evaluation",
 }
 
-__all__ = ["DecisionTransformer", "GTrXLPPO", "TransformerSpec", "evaluate"]
+__all__ = ["GTrXLPPO", "DecisionTransformer", "TransformerSpec", "evaluate"]
 
 register_envs()
 
