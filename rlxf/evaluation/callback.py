@@ -1,14 +1,14 @@
 """Evaluation while an agent learns."""
 
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization, unwrap_vec_normalize
 
 from rlxf.evaluation.environment import EnvLike
 from rlxf.evaluation.episodes import SEED, evaluate
+from rlxf.evaluation.every_steps import EverySteps
 from rlxf.evaluation.report import Report
 
 
-class EvaluationCallback(BaseCallback):
+class EvaluationCallback(EverySteps):
     """Evaluate the agent every so many steps and log the ``eval/*`` tags of `Report.scalars`.
 
     Every evaluation plays the same episodes (same seed), so that their difference is the agent's. The
@@ -39,29 +39,18 @@ class EvaluationCallback(BaseCallback):
         n_envs: int = 32,
         seed: int | None = SEED,
     ):
-        for name, value in (("episodes", episodes), ("every_steps", every_steps)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        super().__init__()
+        super().__init__(every_steps)
+        if episodes < 1:
+            raise ValueError(f"episodes must be at least 1, got {episodes}")
         self.env = env
         self.episodes = episodes
-        self.every_steps = every_steps
         self.deterministic = deterministic
         self.n_envs = n_envs
         self.seed = seed
         self.reports: dict[int, Report] = {}
-        self._due = every_steps
 
-    def _on_training_start(self) -> None:
-        self._due = (self.num_timesteps // self.every_steps + 1) * self.every_steps
-
-    def _on_step(self) -> bool:
-        if self.num_timesteps >= self._due:
-            self._due = (self.num_timesteps // self.every_steps + 1) * self.every_steps
-            self._evaluate()
-        return True
-
-    def _evaluate(self) -> None:
+    def act(self) -> None:
+        """Evaluate and log."""
         if isinstance(self.env, VecEnv) and unwrap_vec_normalize(self.env) is not None:
             sync_envs_normalization(self.training_env, self.env)
         self.reports[self.num_timesteps] = evaluate(
