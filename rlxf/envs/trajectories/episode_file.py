@@ -8,7 +8,6 @@ from typing import Any
 import h5py
 import numpy as np
 from gymnasium import spaces
-from minari.dataset.minari_storage import is_image_space
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -33,7 +32,7 @@ class EpisodeFile:
         self.source = source
 
     def __enter__(self) -> "EpisodeFile":
-        with self._naming("it"):
+        with self._naming():
             self._file = h5py.File(self.source.file, "r")
         return self
 
@@ -45,7 +44,7 @@ class EpisodeFile:
 
         Observations have T + 1 rows. Where Minari wrote down the number of steps it must agree.
         """
-        with self._naming(f"episode {episode}"):
+        with self._naming(episode):
             group = self._group(episode)
             steps = len(group["rewards"])
             wanted = {
@@ -59,61 +58,61 @@ class EpisodeFile:
         wrong = [f"{rows} rows of {name}" for name, rows in found if rows != wanted[name]]
         wrong += [f"a note of {noted} steps"] * (noted != steps) + ["no step"] * (not steps)
         if wrong:
-            raise self._damaged(f"episode {episode}", f"it has {steps} rewards, but {', '.join(wrong)}")
+            raise self._damaged(f"it has {steps} rewards, but {', '.join(wrong)}", episode)
         return steps
 
     def rewards(self, episode: int) -> NDArray[np.float64]:
         """(T,)"""
-        with self._naming(f"episode {episode}"):
+        with self._naming(episode):
             group = self._group(episode)
             rewards = np.asarray(group["rewards"][()], np.float64).reshape(-1)
             noted = float(group.attrs.get("rewards_sum", np.nan))
         total = rewards.sum()
         if np.isfinite(noted + total) and not np.isclose(total, noted, rtol=1e-3, atol=1e-3):
-            raise self._damaged(f"episode {episode}", f"its rewards sum to {total}, its note says {noted}")
+            raise self._damaged(f"its rewards sum to {total}, its note says {noted}", episode)
         return rewards
 
     def ending(self, episode: int) -> tuple[bool, bool]:
         """Whether the last step was terminated, and whether it was truncated."""
-        with self._naming(f"episode {episode}"):
+        with self._naming(episode):
             group = self._group(episode)
             return bool(group["terminations"][-1]), bool(group["truncations"][-1])
 
     def observations(self, episode: int, start: int, stop: int) -> Any:
         """Observations of these steps: arrays (n, ...), nested as the space is."""
-        with self._naming(f"episode {episode}"):
-            group = self._group(episode)
-            return _read(
-                group["observations"], self.source.observation_space, self.source.has_jpeg, start, stop
-            )
+        with self._naming(episode):
+            node = self._group(episode)["observations"]
+            if self.source.has_jpeg:
+                return _decode(node[start:stop])
+            return _read(node, self.source.observation_space, start, stop)
 
     def actions(self, episode: int, start: int, stop: int) -> Any:
         """Actions of these steps: an array (n, ...)."""
-        with self._naming(f"episode {episode}"):
+        with self._naming(episode):
             return self._group(episode)["actions"][start:stop]
 
     def check_totals(self, lengths: list[int]) -> None:
         """Refuse a whole file whose episodes and steps are not as many as the metadata say."""
         metadata = self.source.metadata
-        with self._naming("it"):
+        with self._naming():
             groups = len(self._file)
         wanted = metadata["total_episodes"], metadata["total_steps"]
         if self.source.selected is None and (groups, sum(lengths)) != wanted:
             found = f"{groups} episodes of {sum(lengths)} steps, the metadata say {wanted[0]} of {wanted[1]}"
-            raise self._damaged("it", f"it holds {found}")
+            raise self._damaged(f"it holds {found}")
 
     def _group(self, episode: int) -> Any:
         return self._file[f"episode_{episode}"]
 
     @contextmanager
-    def _naming(self, what: str) -> Iterator[None]:
+    def _naming(self, episode: int | None = None) -> Iterator[None]:
         try:
             yield
         except _DAMAGE as error:
-            raise self._damaged(what, str(error)) from error
+            raise self._damaged(str(error), episode) from error
 
-    def _damaged(self, what: str, fault: str) -> DatasetError:
-        part = "" if what == "it" else f", {what}"
+    def _damaged(self, fault: str, episode: int | None = None) -> DatasetError:
+        part = "" if episode is None else f", episode {episode}"
         return DatasetError(
             f"{self.source.file}{part}: the file is truncated or altered ({fault}); download or record "
             f"{self.source.id} again"
@@ -129,12 +128,14 @@ def _row_counts(node: Any) -> Iterator[int]:
         yield len(node)
 
 
-def _read(node: Any, space: spaces.Space[Any], jpeg: bool, start: int, stop: int) -> Any:
+def _read(node: Any, space: spaces.Space[Any], start: int, stop: int) -> Any:
     if isinstance(space, spaces.Dict):
-        return {key: _read(node[key], part, jpeg, start, stop) for key, part in space.spaces.items()}
+        return {key: _read(node[key], part, start, stop) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        parts = enumerate(space.spaces)
-        return tuple(_read(node[f"_index_{i}"], part, jpeg, start, stop) for i, part in parts)
-    if jpeg and is_image_space(space):
-        return np.stack([np.asarray(Image.open(io.BytesIO(frame.tobytes()))) for frame in node[start:stop]])
+        return tuple(_read(node[f"_index_{i}"], part, start, stop) for i, part in enumerate(space.spaces))
     return node[start:stop]
+
+
+def _decode(frames: Any) -> NDArray[np.uint8]:
+    """The images of JPEG files, each the bytes of one."""
+    return np.stack([np.asarray(Image.open(io.BytesIO(frame.tobytes()))) for frame in frames])

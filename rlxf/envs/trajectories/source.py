@@ -12,6 +12,7 @@ import minari
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
+from minari.dataset.minari_dataset import parse_dataset_id
 from minari.dataset.minari_storage import METADATA_FILE_NAME, is_image_space
 from minari.storage.datasets_root_dir import get_dataset_path
 
@@ -98,6 +99,7 @@ def open_source(dataset: Dataset, download_missing: bool = False) -> Source:
 
     Raises:
         DatasetError: if it is unknown, empty, damaged, or not stored as HDF5.
+        TypeError: if this is no dataset at all.
         ConnectionError: if it has to be downloaded and cannot be.
     """
     found = _find(dataset, download_missing) if isinstance(dataset, str) else dataset
@@ -106,7 +108,7 @@ def open_source(dataset: Dataset, download_missing: bool = False) -> Source:
     _check_format(found)
     chosen = tuple(np.asarray(found.episode_indices).tolist())
     if not chosen:
-        raise DatasetError(f"dataset {found.id} has no episodes; record some, or choose fewer away")
+        raise DatasetError(f"dataset {found.id} has no episodes; record some, or let the filter pass more")
     whole = chosen == tuple(range(found.storage.total_episodes))
     return Source(found, None if whole else chosen)
 
@@ -126,7 +128,7 @@ def _find(dataset_id: str, download_missing: bool) -> minari.MinariDataset:
 
 def _check_id(dataset_id: str) -> None:
     try:
-        minari.dataset.minari_dataset.parse_dataset_id(dataset_id)
+        parse_dataset_id(dataset_id)
     except (ValueError, TypeError) as error:
         raise DatasetError(
             f"{dataset_id!r} is no Minari id; write namespace/name-v0, for example mujoco/hopper/medium-v0"

@@ -61,7 +61,7 @@ class Windows:
         self._columns = np.arange(length)
 
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> WindowBatch:
-        """``batch_size`` windows at random; equal generators give equal ones. None: torch's global one."""
+        """``batch_size`` windows at random; equal generators (of the CPU) give equal ones. None: torch's."""
         starts = torch.randint(self.trajectories.steps, (batch_size,), generator=generator)
         return self.starting_at(starts.numpy())
 
@@ -82,12 +82,8 @@ class Windows:
         Raises:
             IndexError: if a start is not a step of the data.
         """
-        starts = np.asarray(starts, np.int64)
-        data = self.trajectories
-        if len(starts) and not (starts.min() >= 0 and starts.max() < data.steps):
-            raise IndexError(
-                f"windows start at steps 0 to {data.steps - 1}, got {starts.min()} to {starts.max()}"
-            )
+        data, starts = self.trajectories, np.asarray(starts, np.int64)
+        self._check(starts)
         episode = np.searchsorted(data.offsets, starts, side="right") - 1
         end = np.minimum(starts + self.length, data.offsets[episode + 1])
         index = end[:, None] - self.length + self._columns
@@ -100,6 +96,11 @@ class Windows:
             time_steps=torch.from_numpy((index - data.offsets[episode][:, None]) * mask),
             mask=torch.from_numpy(mask),
         )
+
+    def _check(self, starts: NDArray[np.int64]) -> None:
+        steps = self.trajectories.steps
+        if len(starts) and not (starts.min() >= 0 and starts.max() < steps):
+            raise IndexError(f"windows start at steps 0 to {steps - 1}, got {starts.min()} to {starts.max()}")
 
 
 def _gather(array: NDArray[Any], index: NDArray[np.int64], mask: NDArray[np.bool_]) -> Tensor:

@@ -63,10 +63,10 @@ def record_cartpole(dataset_id, **options):
 
 
 def test_what_the_dataset_says_of_itself_is_kept(minari_root):
-    record_cartpole(ID, env="CartPole-v1", eval_env="CartPole-v0", description="mixed", **SCORES)
+    record_cartpole(ID, env="CartPole-v1", eval_env="Acrobot-v1", description="mixed", **SCORES)
     trajectories = load_trajectories(ID)
     assert trajectories.env_spec.id == "CartPole-v1"
-    assert trajectories.eval_env_spec.id == "CartPole-v0"
+    assert trajectories.eval_env_spec.id == "Acrobot-v1"
     assert trajectories.metadata[0]["description"] == "mixed"
     assert trajectories.observation_space.shape == (4,)
     assert trajectories.reference_scores.maximum == 475
@@ -92,7 +92,7 @@ def test_a_dataset_without_environment_and_references_has_none(minari_root):
     [
         ({"env": "CartPole-v1", **SCORES}, "CartPole-v1", True),
         ({"env": "CartPole-v1", **SCORES, "ref_max_score": 200.0}, "CartPole-v1", False),
-        ({"env": "CartPole-v0", **SCORES}, None, True),
+        ({"env": "Acrobot-v1", **SCORES}, None, True),
         ({}, None, False),
     ],
     ids=["agree", "other scores", "other environment", "neither"],
