@@ -2,14 +2,13 @@
 
 import ast
 import sys
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 
 import pytest
 
 from rlxf import _HOME
 from rlxf.cli import commands
-from tests.sources import parsed
+from tests.sources import imported, parsed
 
 MAY_IMPORT = {
     "attention": {"attention"},
@@ -32,16 +31,6 @@ def module_name(path: str) -> str:
 def room(module: str) -> str:
     """``rlxf.envs.tmaze`` -> ``envs``; the package itself has none."""
     return [*module.split("."), ""][1]
-
-
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Every dotted name that a file imports; ``from a import b`` gives ``a.b``."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: write the import in full"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 class WithoutTypeImports(ast.NodeTransformer):
