@@ -1,7 +1,10 @@
-"""Returns of an agent with their uncertainty, as a report, a table and TensorBoard scalars."""
+"""Returns of an agent with their uncertainty, as a report, a table and TensorBoard scalars; films."""
 
 from rlxf.evaluation.callback import EvaluationCallback
+from rlxf.evaluation.comparison import compare
 from rlxf.evaluation.episodes import evaluate
 from rlxf.evaluation.report import Report
+from rlxf.evaluation.sweep import TargetSweep
+from rlxf.evaluation.video import VideoCallback
 
-__all__ = ["EvaluationCallback", "Report", "evaluate"]
+__all__ = ["EvaluationCallback", "Report", "TargetSweep", "VideoCallback", "compare", "evaluate"]

@@ -54,7 +54,8 @@ def raw_rewards(env: VecEnv, rewards: np.ndarray) -> np.ndarray:
 @contextmanager
 def _vectorised(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
     if env is None:
-        yield _own_env(agent)
+        with _own(agent, n_envs) as own:
+            yield own
     elif isinstance(env, VecEnv):
         yield env
     elif isinstance(env, str):
@@ -77,14 +78,22 @@ def _adapted(env: gymnasium.Env | VectorEnv) -> VecEnv:
     )
 
 
-def _own_env(agent: Any) -> VecEnv:
-    get_env = getattr(agent, "get_env", None)
-    env = None if get_env is None else get_env()
-    if env is None:
+@contextmanager
+def _own(agent: Any, n_envs: int) -> Iterator[VecEnv]:
+    """The agent's environment, or that of its data, made for now."""
+    env = agent.get_env() if hasattr(agent, "get_env") else None
+    if env is not None:
+        yield env
+    elif hasattr(agent, "make_env"):
+        made = agent.make_env(n_envs, None)
+        try:
+            yield made
+        finally:
+            made.close()
+    else:
         raise ValueError(
             f"{type(agent).__name__} has no environment of its own: pass env, e.g. a Gymnasium id"
         )
-    return env
 
 
 def _normalised(agent: Any, env: VecEnv) -> VecEnv:

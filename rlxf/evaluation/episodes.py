@@ -1,18 +1,57 @@
 """Playing episodes with an agent."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import overload
+
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import PolicyPredictor
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from torch.utils.tensorboard import SummaryWriter
 
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.evaluation.environment import EnvLike, is_monitored, opened, raw_rewards
+from rlxf.evaluation.references import references_of
 from rlxf.evaluation.report import Report
+from rlxf.evaluation.sweep import TargetSweep
 from rlxf.evaluation.tally import Tally, is_filler, monitored_score, own_score, quotas
+from rlxf.evaluation.targets import checked_targets, data_range
 
 SEED = 1_000_000
 """Far from the small seeds one trains with, so that generated levels are new to the agent."""
+
+
+@overload
+def evaluate(
+    agent: PolicyPredictor,
+    env: EnvLike | None = None,
+    episodes: int = 100,
+    *,
+    target_returns: None = None,
+    deterministic: bool = True,
+    n_envs: int = 32,
+    seed: int | None = SEED,
+    progress_bar: bool = False,
+    logger: Logger | SummaryWriter | None = None,
+) -> Report: ...
+
+
+@overload
+def evaluate(
+    agent: PolicyPredictor,
+    env: EnvLike | None = None,
+    episodes: int = 100,
+    *,
+    target_returns: Sequence[float],
+    deterministic: bool = True,
+    n_envs: int = 32,
+    seed: int | None = SEED,
+    progress_bar: bool = False,
+    logger: Logger | SummaryWriter | None = None,
+) -> TargetSweep: ...
 
 
 def evaluate(
@@ -20,12 +59,13 @@ def evaluate(
     env: EnvLike | None = None,
     episodes: int = 100,
     *,
+    target_returns: Sequence[float] | None = None,
     deterministic: bool = True,
     n_envs: int = 32,
     seed: int | None = SEED,
     progress_bar: bool = False,
     logger: Logger | SummaryWriter | None = None,
-) -> Report:
+) -> Report | TargetSweep:
     """Play whole episodes in environments side by side and report the returns.
 
     Each environment contributes its share of the episodes (`quotas`), so that short episodes are not
@@ -37,25 +77,54 @@ def evaluate(
     Args:
         agent: has SB3's ``predict``. Recurrent agents get their state and the episode starts back.
         env: a Gymnasium id, an ``Env``, a Gymnasium ``VectorEnv`` or an SB3 ``VecEnv``; None for the
-            agent's own, which is reset: an agent that goes on learning should get a fresh one.
-        episodes: number of episodes. 100 resolve a success rate to about 0.1, 1000 to about 0.03.
+            agent's own, which is reset: an agent that goes on learning should get a fresh one. An agent that
+            learned from data makes that of the data.
+        episodes: number of episodes, for each target. 100 resolve a success rate to about 0.1, 1000 to
+            about 0.03.
+        target_returns: returns to ask for, one after the other, by `ReturnToGo`; the answer is a
+            `TargetSweep`. With equal seeds each is asked for in the same episodes.
         deterministic: the most likely action instead of a sample, which torch's global generator draws.
-        n_envs: environments to make when ``env`` is an id, at most one per episode.
+        n_envs: environments to make when ``env`` is an id or None, at most one per episode.
         seed: of the environments; environment i gets ``seed + i``. None leaves them as they are.
         progress_bar: show one.
-        logger: where `Report.log` writes, at step ``agent.num_timesteps``.
+        logger: where the report's ``log`` writes, at step ``agent.num_timesteps``.
 
     Raises:
-        ValueError: if episodes or n_envs is less than 1, there is no environment, or a reward is NaN
-            or infinite.
+        ValueError: if episodes or n_envs is less than 1, there is no environment, a target is not finite, or
+            a reward is NaN or infinite.
         TypeError: if the agent cannot predict, or ``env`` is nothing to play in.
+
+    Warns:
+        UserWarning: if a target lies outside of the returns of the data that the agent learned from.
     """
     _check(agent, episodes, n_envs)
+    targets = None if target_returns is None else checked_targets(target_returns, data_range(agent))
     with opened(agent, env, min(n_envs, episodes), seed) as vec_env, _bar(progress_bar) as progress:
-        report = _play(agent, vec_env, episodes, deterministic, progress)
+        play = partial(_play, agent, episodes=episodes, deterministic=deterministic, progress=progress)
+        report = play(vec_env) if targets is None else _ask(play, vec_env, targets, seed, data_range(agent))
     if logger is not None:
         report.log(logger, getattr(agent, "num_timesteps", 0))
     return report
+
+
+def _ask(
+    play: Callable[[VecEnv], Report],
+    env: VecEnv,
+    targets: list[float],
+    seed: int | None,
+    held: tuple[float, float] | None,
+) -> TargetSweep:
+    """Play the same episodes once for each target."""
+    wrapper = unwrap_vec_wrapper(env, ReturnToGo)
+    if wrapper is None:
+        env = wrapper = ReturnToGo(env, targets[0])
+    reports = {}
+    for target in targets:
+        wrapper.target_return = target
+        if seed is not None:
+            env.seed(seed)
+        reports[target] = play(env)
+    return TargetSweep(reports, held)
 
 
 def _play(
@@ -71,7 +140,7 @@ def _play(
         # What an agent saw between two episodes belongs to neither.
         starts = dones | is_filler(infos)
         progress.update(task, completed=tally.count)
-    return tally.report()
+    return replace(tally.report(), references=references_of(agent, env))
 
 
 def _bar(shown: bool) -> Progress:

@@ -1,7 +1,7 @@
 """What an evaluation found."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import numpy as np
@@ -9,6 +9,8 @@ from rich.table import Table
 from stable_baselines3.common.logger import Logger
 from torch.utils.tensorboard import SummaryWriter
 
+from rlxf.envs.trajectories.reference_scores import ReferenceScores
+from rlxf.evaluation.scalars import write_scalars
 from rlxf.evaluation.statistics import bootstrap_interval, interquartile_mean
 
 
@@ -21,6 +23,7 @@ class Report:
         lengths: int64 (n,), steps of each episode.
         successes: bool (n,), ``info["is_success"]`` at the end of each episode; None if the
             environment does not report it.
+        references: the returns that count as 0 and as 100; None if there are none.
 
     Raises:
         ValueError: if there is no episode, the arrays differ in length, or a return is NaN or infinite.
@@ -29,6 +32,7 @@ class Report:
     returns: np.ndarray
     lengths: np.ndarray
     successes: np.ndarray | None = None
+    references: ReferenceScores | None = None
 
     def __post_init__(self) -> None:
         arrays = [self.returns, self.lengths] + ([] if self.successes is None else [self.successes])
@@ -75,8 +79,13 @@ class Report:
         """Successful episodes as a fraction of all; None if the environment does not report success."""
         return None if self.successes is None else float(np.mean(self.successes))
 
+    @property
+    def normalized_score(self) -> float | None:
+        """Mean return on the scale of the references, `ReferenceScores.normalize`; None without them."""
+        return None if self.references is None else float(self.references.normalize(self.mean))
+
     def scalars(self) -> dict[str, float]:
-        """TensorBoard tag -> value. Without ``eval/success_rate`` if that is None."""
+        """TensorBoard tag -> value. Without success rate and normalised score if they are None."""
         low, high = self.ci
         values = {
             "eval/mean_reward": self.mean,
@@ -85,15 +94,13 @@ class Report:
             "eval/iqm": self.iqm,
             "eval/ci_low": low,
             "eval/ci_high": high,
+            "eval/normalized_score": self.normalized_score,
         }
         return {tag: value for tag, value in values.items() if value is not None}
 
     def log(self, logger: Logger | SummaryWriter, step: int) -> None:
         """Write `scalars` at ``step``, to an SB3 logger or to a TensorBoard writer, and flush them."""
-        if isinstance(logger, Logger):
-            self._dump(logger, step)
-        else:
-            self._add(logger, step)
+        write_scalars(self.scalars(), logger, step)
 
     def to_json(self) -> str:
         """Episodes and statistics as JSON text."""
@@ -106,6 +113,8 @@ class Report:
             "ci": list(self.ci),
             "mean_length": self.mean_length,
             "success_rate": self.success_rate,
+            "normalized_score": self.normalized_score,
+            "references": None if self.references is None else asdict(self.references),
         }
         every = {"returns": self.returns.tolist(), "lengths": self.lengths.tolist(), "successes": successes}
         return json.dumps(statistics | every, allow_nan=False)
@@ -119,15 +128,13 @@ class Report:
         table.add_row("mean episode length", f"{self.mean_length:.4g}")
         if self.success_rate is not None:
             table.add_row("success rate", f"{self.success_rate:.1%}")
+        if self.references is not None:
+            table.add_row("normalised score", f"{self.normalized_score:.1f}")
+            table.caption = explain_scores(self.references)
         return table
 
-    def _dump(self, logger: Logger, step: int) -> None:
-        for tag, value in self.scalars().items():
-            logger.record(tag, value)
-        logger.record("time/total_timesteps", step, exclude="tensorboard")
-        logger.dump(step)
 
-    def _add(self, writer: SummaryWriter, step: int) -> None:
-        for tag, value in self.scalars().items():
-            writer.add_scalar(tag, value, step)
-        writer.flush()
+def explain_scores(references: ReferenceScores) -> str:
+    """What a normalised score means and where its scale is from, in one line."""
+    low, high = references.minimum, references.maximum
+    return f"normalised score: 0 is a return of {low:.6g}, 100 one of {high:.6g} ({references.source})"

@@ -9,6 +9,7 @@ from stable_baselines3.common.logger import configure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
+from rlxf.envs.trajectories import ReferenceScores
 from rlxf.evaluation import Report
 
 RETURNS = np.array([1.0, 2.0, 4.0, 9.0])
@@ -47,6 +48,23 @@ def test_without_success_nothing_claims_one():
     assert "eval/success_rate" not in report.scalars()
     assert json.loads(report.to_json())["successes"] is None
     assert "success" not in _text(report.table())
+
+
+def test_with_references_there_is_a_score():
+    report = Report(RETURNS, LENGTHS, references=ReferenceScores(2.0, 12.0, "somewhere"))
+    assert report.normalized_score == report.scalars()["eval/normalized_score"] == 20.0
+    data = json.loads(report.to_json())
+    assert data["normalized_score"] == 20.0
+    assert data["references"] == {"minimum": 2.0, "maximum": 12.0, "source": "somewhere"}
+    shown = " ".join(_text(report.table()).split())
+    assert "20.0" in shown
+    assert "0 is a return of 2, 100 one of 12 (somewhere)" in shown
+
+
+def test_without_references_nothing_claims_a_score(report):
+    assert report.normalized_score is None
+    assert "eval/normalized_score" not in report.scalars()
+    assert "score" not in _text(report.table())
 
 
 def test_table_shows_the_numbers(report):

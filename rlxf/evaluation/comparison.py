@@ -1,0 +1,46 @@
+"""Several reports in one table."""
+
+from collections.abc import Mapping
+
+from rich.table import Table
+
+from rlxf.evaluation.report import Report, explain_scores
+
+
+def compare(reports: Mapping[str, Report], title: str, heading: str) -> Table:
+    """A row for each report under its name: episodes, returns, and success and normalised score if there are.
+
+    Reports stay apart: nothing is averaged over rows. So the last and the best checkpoint of a run can stand
+    side by side.
+
+    Args:
+        reports: by name, at least one.
+        title: of the table.
+        heading: what the names are.
+    """
+    first = next(iter(reports.values()))
+    columns = {name: cell for name, cell in COLUMNS.items() if cell(first)}
+    table = Table(heading, *columns, title=title)
+    for name, report in reports.items():
+        table.add_row(name, *(cell(report) for cell in columns.values()))
+    if first.references is not None:
+        table.caption = explain_scores(first.references)
+    return table
+
+
+def _success(report: Report) -> str:
+    return "" if report.success_rate is None else f"{report.success_rate:.1%}"
+
+
+def _score(report: Report) -> str:
+    return "" if report.normalized_score is None else f"{report.normalized_score:.1f}"
+
+
+COLUMNS = {
+    "episodes": lambda report: str(report.episodes),
+    "mean return": lambda report: f"{report.mean:.4g}",
+    "95% interval": lambda report: "{:.4g} to {:.4g}".format(*report.ci),
+    "IQM": lambda report: f"{report.iqm:.4g}",
+    "success": _success,
+    "normalised score": _score,
+}

@@ -1,0 +1,127 @@
+"""Requested against achieved returns."""
+
+import json
+import os
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from rich.table import Table
+from scipy import stats
+from stable_baselines3.common.logger import Logger
+from torch.utils.tensorboard import SummaryWriter
+
+from rlxf.evaluation.comparison import compare
+from rlxf.evaluation.report import Report
+from rlxf.evaluation.scalars import write_scalars
+
+
+@dataclass(frozen=True, eq=False)
+class TargetSweep:
+    """What an agent achieves when it is asked for one return after another.
+
+    Args:
+        reports: target return -> what was achieved, at least one. The first target is the one that counts
+            where a single number is wanted.
+        data_range: smallest and largest return of an episode in the data learned from; None if unknown.
+    """
+
+    reports: dict[float, Report]
+    data_range: tuple[float, float] | None = None
+
+    @property
+    def targets(self) -> NDArray[np.float64]:
+        """float64 (n,): the returns asked for."""
+        return np.array(list(self.reports), np.float64)
+
+    @property
+    def achieved(self) -> NDArray[np.float64]:
+        """float64 (n,): the mean return at each target."""
+        return np.array([report.mean for report in self.reports.values()], np.float64)
+
+    @property
+    def first(self) -> Report:
+        """The report of the first target."""
+        return next(iter(self.reports.values()))
+
+    @property
+    def mean(self) -> float:
+        """Mean return at the first target."""
+        return self.first.mean
+
+    @cached_property
+    def spearman(self) -> float | None:
+        """Spearman's rank correlation of targets and mean returns: does who asks for more get more? -1 to 1.
+
+        None with fewer than two targets, or if all mean returns are equal: then there are no ranks.
+        """
+        if len(self.reports) < 2 or np.ptp(self.achieved) == 0:
+            return None
+        return float(stats.spearmanr(self.targets, self.achieved).statistic)
+
+    def scalars(self) -> dict[str, float]:
+        """TensorBoard tag -> value.
+
+        `Report.scalars` of the first target; ``eval/target_{g}/return_mean``, ``return_iqm``, ``ci_low``,
+        ``ci_high``, ``success_rate`` and ``normalized_score`` of each target g; ``eval/spearman``.
+        """
+        values = self.first.scalars()
+        for target, report in self.reports.items():
+            values |= {f"eval/target_{target:g}/{name}": value for name, value in _of_target(report).items()}
+        return values if self.spearman is None else values | {"eval/spearman": self.spearman}
+
+    def log(self, logger: Logger | SummaryWriter, step: int) -> None:
+        """Write `scalars` at ``step``, to an SB3 logger or to a TensorBoard writer, and flush them."""
+        write_scalars(self.scalars(), logger, step)
+
+    def to_json(self) -> str:
+        """Targets with all that `Report.to_json` says of them, as JSON text."""
+        reports = [
+            {"target": target} | json.loads(report.to_json()) for target, report in self.reports.items()
+        ]
+        return json.dumps({"spearman": self.spearman, "data_range": self.data_range, "targets": reports})
+
+    def table(self) -> Table:
+        """For people: ``rich.print(sweep.table())``."""
+        named = {f"{target:g}": report for target, report in self.reports.items()}
+        title = f"Requested and achieved, Spearman's rank correlation {self._correlation}"
+        return compare(named, title, "target")
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Write a picture of mean returns over targets, with 95% intervals; the suffix names the format.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        figure = Figure(figsize=(6, 5), layout="constrained")
+        axes = figure.subplots()
+        low, high = np.array([report.ci for report in self.reports.values()]).T
+        bars = np.stack([self.achieved - low, high - self.achieved])
+        axes.axline(
+            (self.targets[0], self.targets[0]), slope=1, color="grey", linestyle="--", label="as asked"
+        )
+        axes.errorbar(self.targets, self.achieved, bars, fmt="o-", capsize=3, label="mean, 95% interval")
+        if self.data_range is not None:
+            axes.axvspan(*self.data_range, color="tab:green", alpha=0.1, label="returns in the data")
+        axes.set(xlabel="return asked for", ylabel="return achieved", title=f"Spearman {self._correlation}")
+        axes.legend()
+        figure.savefig(path, dpi=120)
+
+    @property
+    def _correlation(self) -> str:
+        return "undefined" if self.spearman is None else f"{self.spearman:.2f}"
+
+
+def _of_target(report: Report) -> dict[str, float]:
+    low, high = report.ci
+    values = {
+        "return_mean": report.mean,
+        "return_iqm": report.iqm,
+        "ci_low": low,
+        "ci_high": high,
+        "success_rate": report.success_rate,
+        "normalized_score": report.normalized_score,
+    }
+    return {name: value for name, value in values.items() if value is not None}

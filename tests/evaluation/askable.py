@@ -1,0 +1,34 @@
+"""An agent that does what it is asked for, as far as it can, and the task it does it in."""
+
+from types import SimpleNamespace
+
+import numpy as np
+from gymnasium import spaces
+
+from rlxf.envs.trajectories import ReferenceScores
+from tests.evaluation.tasks import Countdown, vec
+
+
+class Purse(Countdown):
+    """Four steps; each pays the action, a number from 0 to 1."""
+
+    def __init__(self) -> None:
+        super().__init__(length=4)
+        self.action_space = spaces.Box(0, 1, (1,), np.float32)
+
+    def reward(self, action) -> float:
+        return float(np.clip(action[0], 0, 1))
+
+
+class Obedient:
+    """Spreads what is still wanted over the steps that are left; learned from returns of 1 to 3."""
+
+    trajectories = SimpleNamespace(returns=np.array([1.0, 2.5, 3.0], np.float32))
+    reference_scores = ReferenceScores(1.0, 3.0, "metadata of test/purse-v0")
+    num_timesteps = 7
+
+    def make_env(self, n_envs, seed):
+        return vec(*(Purse() for _ in range(n_envs)))
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
+        return observation["return_to_go"] / (4 - observation["time_step"]), None
