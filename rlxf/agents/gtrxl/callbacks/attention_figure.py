@@ -1,0 +1,103 @@
+"""Attention weights as a picture."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from torch import Tensor
+
+PANEL = (2.5, 2.2)
+LEFT, RIGHT, TOP, BOTTOM, GAP = 0.75, 1.0, 0.6, 0.65, (0.15, 0.35)
+"""Inches. Fixed, as matplotlib's own layouts take three times as long as the picture."""
+COLOURS = matplotlib.colormaps["magma"]
+HIDDEN = "0.85"
+"""Grey is what may not be seen: what lies ahead, beyond the memory, or in another episode."""
+EPISODE: dict[str, Any] = {"color": "tab:blue", "linewidth": 0.8, "linestyle": "--", "zorder": 1}
+MEMORY: dict[str, Any] = {"color": "tab:green", "linewidth": 1.2, "zorder": 3}
+
+
+def attention_figure(weights: Sequence[Tensor], allowed: Tensor, starts: Tensor) -> Figure:
+    """A panel for each layer (down) and head (across): row t is what step t takes of each step before it.
+
+    Time 0 is the first step of the segment; what stands left of it is memory, as far as it is seen.
+    Colours grow with the square root of the weight, so that small ones can be told from none.
+
+    Args:
+        weights: (H, T, M + T) of each layer.
+        allowed: (T, M + T) bool, which steps may be seen.
+        starts: (M + T,) bool, whether an episode begins with the step.
+    """
+    figure, panels = _page(len(weights), len(weights[0]))
+    norm = PowerNorm(0.5, vmin=0.0, vmax=max(float(layer.max()) for layer in weights))
+    for (layer, head), panel in np.ndenumerate(panels):
+        panel.set_title(f"layer {layer + 1}, head {head + 1}", fontsize="medium", y=1.0)
+        image = _draw(panel, weights[layer][head], allowed, norm)
+        _mark(panel, starts, len(allowed))
+    _explain(figure, image)
+    return figure
+
+
+def _page(layers: int, heads: int) -> tuple[Figure, np.ndarray]:
+    """A figure and its panels (layers, heads)."""
+    width = LEFT + heads * (PANEL[0] + GAP[0]) + RIGHT
+    height = TOP + layers * (PANEL[1] + GAP[1]) + BOTTOM
+    figure = Figure(figsize=(width, height), dpi=100)
+    edges = {
+        "left": LEFT / width,
+        "right": 1 - RIGHT / width,
+        "bottom": BOTTOM / height,
+        "top": 1 - TOP / height,
+    }
+    gaps = {"wspace": GAP[0] / PANEL[0], "hspace": GAP[1] / PANEL[1]}
+    panels = figure.subplots(layers, heads, sharex=True, sharey=True, squeeze=False, gridspec_kw=edges | gaps)
+    for inner in [*(row.xaxis for row in panels[:-1].flat), *(row.yaxis for row in panels[:, 1:].flat)]:
+        inner.set_visible(False)
+    return figure, panels
+
+
+def _draw(panel: Axes, weights: Tensor, allowed: Tensor, norm: PowerNorm) -> AxesImage:
+    """The weights (T, M + T), from the first step on that is seen by any."""
+    steps, memory = len(weights), weights.shape[1] - len(weights)
+    first = int(allowed.any(0).int().argmax())
+    shown = np.ma.masked_array(weights[:, first:].cpu(), ~allowed[:, first:].cpu().numpy())
+    panel.set_facecolor(HIDDEN)
+    return panel.imshow(
+        shown,
+        cmap=COLOURS,
+        norm=norm,
+        extent=(first - memory - 0.5, steps - 0.5, steps - 0.5, -0.5),
+        aspect="auto",
+        interpolation="nearest",
+        zorder=2,
+    )
+
+
+def _mark(panel: Axes, starts: Tensor, steps: int) -> None:
+    """Lines where episodes begin, on both axes, and where memory ends."""
+    left, right = panel.get_xlim()
+    for time in (starts.nonzero()[:, 0] - (len(starts) - steps)).tolist():
+        if left < time - 0.5 < right:
+            panel.axvline(time - 0.5, **EPISODE)
+        if time > 0:
+            panel.axhline(time - 0.5, **EPISODE)
+    if left < -0.5:
+        panel.axvline(-0.5, **MEMORY)
+
+
+def _explain(figure: Figure, image: AxesImage) -> None:
+    """What axes, lines and colours mean."""
+    width, height = figure.get_size_inches()
+    strip = figure.add_axes((1 - 0.85 / width, BOTTOM / height, 0.15 / width, 1 - (BOTTOM + TOP) / height))
+    figure.colorbar(image, cax=strip, label="attention weight")
+    figure.supxlabel("time of the step that is looked at; below 0: memory", y=0.15 / height)
+    figure.supylabel("time of the step that looks", x=0.15 / width)
+    lines = [
+        strip.plot([], [], label=label, **style)[0]
+        for label, style in (("memory | segment", MEMORY), ("an episode begins", EPISODE))
+    ]
+    figure.legend(handles=lines, loc="upper center", ncols=2, frameon=False)

@@ -1,0 +1,40 @@
+"""Parameters under the names that people call them by."""
+
+import re
+from collections import defaultdict
+
+from torch import nn
+
+OUTSIDE_OF_LAYERS = {
+    "features_extractor": "features",
+    "action_token": "token",
+    "embedding": "position_embedding",
+    "norm": "final_norm",
+    "action_net": "action_head",
+    "value_net": "value_head",
+    "reconstruction_net": "reconstruction_head",
+}
+
+
+def parameter_groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """All parameters of a policy by `group_of` their names."""
+    groups = defaultdict(list)
+    for name, parameter in module.named_parameters():
+        groups[group_of(name)].append(parameter)
+    return dict(groups)
+
+
+def group_of(name: str) -> str:
+    """``transformer.blocks.0.join_attention.residual.w`` -> ``layer_1/attention_gate``.
+
+    A layer has the groups attention, feed_forward, the gate of each, and norms. Outside of the layers
+    a group is a part of the policy, ``value_head`` for one.
+    """
+    name = name.removeprefix("transformer.")
+    layer = re.match(r"blocks\.(\d+)\.(\w+)\.(\w+)", name)
+    if layer is None:
+        part = name.split(".")[0]
+        return OUTSIDE_OF_LAYERS.get(part, part)
+    number, sublayer, part = layer.groups()
+    gate = f"{sublayer.removeprefix('join_')}_gate"
+    return f"layer_{int(number) + 1}/{ {'norm': 'norms', 'residual': gate}.get(part, sublayer) }"

@@ -1,0 +1,53 @@
+"""When a callback looks, and at whom."""
+
+import pytest
+from stable_baselines3 import PPO
+
+from rlxf.agents.gtrxl.callbacks import AttentionMapCallback, HistogramCallback, MemoryCallback
+from rlxf.agents.gtrxl.callbacks.every_rollouts import EveryRollouts
+from tests.agents.gtrxl.worlds import scripts, shifted, small_agent
+
+ROLLOUT = 4 * 2
+
+
+def quick():
+    return small_agent(scripts(shifted(2)), n_steps=4, batch_size=4, n_epochs=1)
+
+
+class Looks(EveryRollouts):
+    """Notes when it looks."""
+
+    def __init__(self, every: int):
+        super().__init__(every)
+        self.steps: list[int] = []
+
+    def look(self) -> None:
+        self.steps.append(self.num_timesteps // ROLLOUT)
+
+
+@pytest.mark.parametrize(("every", "rollouts"), [(3, [1, 4, 7, 8]), (1, [*range(1, 9)]), (100, [1, 8])])
+def test_it_looks_at_the_first_rollout_some_between_and_the_last(every, rollouts):
+    callback = Looks(every)
+    quick().learn(8 * ROLLOUT, callback)
+    assert callback.steps == rollouts
+
+
+def test_a_second_training_goes_on_counting():
+    callback, agent = Looks(3), quick()
+    agent.learn(2 * ROLLOUT, callback)
+    agent.learn(4 * ROLLOUT, callback, reset_num_timesteps=False)
+    assert callback.steps == [1, 2, 4, 6]
+
+
+@pytest.mark.parametrize("callback", [AttentionMapCallback, HistogramCallback, MemoryCallback])
+def test_less_than_one_is_refused(callback):
+    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+        callback(every=0)
+
+
+@pytest.mark.parametrize("callback", [AttentionMapCallback, HistogramCallback, MemoryCallback])
+def test_another_agent_is_refused_before_training(callback):
+    agent = PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu")
+    with pytest.raises(TypeError, match=f"{callback.__name__} looks into a GTrXLPPO agent, got PPO"):
+        agent.learn(8, callback())
+    assert agent.num_timesteps == 0
