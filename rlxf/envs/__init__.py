@@ -15,6 +15,7 @@ _HOME = {
     "TMaze": "rlxf.envs.tmaze",
     "TMazeVector": "rlxf.envs.tmaze_vector",
     "make_vec_env": "rlxf.envs.make",
+    "make_env": "rlxf.envs.make",
     "as_vec_env": "rlxf.envs.vector",
     "GymnasiumVecEnv": "rlxf.envs.vector",
     "PreviousReward": "rlxf.envs.previous_reward",
@@ -28,6 +29,7 @@ _HOME = {
 
 __all__ = [
     "make_vec_env",
+    "make_env",
     "as_vec_env",
     "check_spaces",
     "TMaze",

@@ -1,4 +1,4 @@
-"""From an environment id to a `VecEnv`."""
+"""From an environment id to a `VecEnv`, or to one environment as it stands in there."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -61,9 +61,20 @@ def make_vec_env(
         if vec_env is not None:
             vec_env.seed(seed)
             return vec_env
-    views = [wrapper_class or _family_view(spec.id), *([PreviousReward] if previous_reward else [])]
     make = partial(gymnasium.make, spec.id)
-    return env_util.make_vec_env(make, n_envs, seed, env_kwargs=kwargs, wrapper_class=_checked(views))
+    view = _view(spec.id, wrapper_class, previous_reward)
+    return env_util.make_vec_env(make, n_envs, seed, env_kwargs=kwargs, wrapper_class=view)
+
+
+def make_env(
+    env_id: str,
+    env_kwargs: dict[str, Any] | None = None,
+    wrapper_class: View | None = None,
+    previous_reward: bool = False,
+) -> gymnasium.Env:
+    """One environment that shows what those of `make_vec_env` show; arguments and errors are the same."""
+    spec = find_spec(env_id)
+    return _view(spec.id, wrapper_class, previous_reward)(gymnasium.make(spec.id, **(env_kwargs or {})))
 
 
 def find_spec(env_id: str) -> EnvSpec:
@@ -108,7 +119,10 @@ def _family_view(env_id: str) -> View:
     return family.view if family else lambda env: env
 
 
-def _checked(views: list[View]) -> View:
+def _view(env_id: str, wrapper_class: View | None, previous_reward: bool) -> View:
+    """All wrappers, the innermost first; then the check of spaces."""
+    views = [wrapper_class or _family_view(env_id), *([PreviousReward] if previous_reward else [])]
+
     def viewed(env: gymnasium.Env) -> gymnasium.Env:
         for view in views:
             env = view(env)

@@ -6,7 +6,7 @@ from gymnasium.wrappers import TransformObservation
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from rlxf.envs import GymnasiumVecEnv, PreviousStep, TMazeVector, make_vec_env
+from rlxf.envs import GymnasiumVecEnv, PreviousStep, TMazeVector, make_env, make_vec_env
 
 
 def test_a_batch_is_used_where_there_is_one():
@@ -35,6 +35,29 @@ def test_the_seed_decides_the_first_observations(env_id):
     first, same, other = (make_vec_env(env_id, 32, seed=seed).reset() for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, same)
     assert (first != other).any()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options"),
+    [
+        ("rlxf/TMaze-v0", {"env_kwargs": {"corridor_length": 9}}),
+        ("CartPole-v1", {"previous_reward": True}),
+        ("CartPole-v1", {"wrapper_class": PreviousStep}),
+        ("MiniGrid-MemoryS7-v0", {}),
+        ("popgym-AutoencodeEasy-v0", {"previous_reward": True}),
+    ],
+    ids=["arguments", "reward before", "wrapper", "view of a family", "both"],
+)
+def test_one_environment_shows_what_several_show(env_id, options):
+    one, several = make_env(env_id, **options), make_vec_env(env_id, 2, **options)
+    assert one.observation_space == several.observation_space
+    assert one.action_space == several.action_space
+    assert one.observation_space.contains(one.reset(seed=0)[0])
+
+
+def test_one_environment_is_refused_like_several():
+    with pytest.raises(ValueError, match="unknown environment id 'CartPol-v1'"):
+        make_env("CartPol-v1")
 
 
 def test_an_id_may_name_its_module():
