@@ -1,11 +1,19 @@
 """Evaluation while an agent learns."""
 
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
 from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization, unwrap_vec_normalize
 
 from rlxf.evaluation.environment import EnvLike
-from rlxf.evaluation.episodes import SEED, evaluate
+from rlxf.evaluation.episodes import evaluate
 from rlxf.evaluation.every_steps import EverySteps
 from rlxf.evaluation.report import Report
+from rlxf.evaluation.sweep import TargetSweep
+
+SEED = 500_000
+"""Not that of `evaluate`: a checkpoint that was the best in some episodes is judged by others."""
 
 
 class EvaluationCallback(EverySteps):
@@ -14,16 +22,24 @@ class EvaluationCallback(EverySteps):
     Every evaluation plays the same episodes (same seed), so that their difference is the agent's. The
     statistics of a ``VecNormalize`` around ``env`` are set to those of training.
 
+    The highest of many evaluations is high by luck, too. So what is kept in ``best_path`` has to be judged by
+    other episodes, which those of `evaluate` are, and reported beside the last checkpoint, not in its place.
+
     Args:
         env: a Gymnasium id, an ``Env``, a ``VectorEnv`` or a ``VecEnv``; not the one trained in.
-        episodes: episodes of an evaluation.
-        every_steps: environment steps, over all environments, from one evaluation to the next.
+        episodes: episodes of an evaluation, for each target.
+        every_steps: steps of training from one evaluation to the next: of environments, over all of them;
+            for an agent that learns from data updates.
+        target_returns: returns to ask for, see `evaluate`. The first one counts for what is best.
         deterministic: the most likely action instead of a sample.
         n_envs: environments to make when ``env`` is an id.
         seed: of the environments.
+        best_path: where the agent is saved each time its mean return is higher than ever before; None for
+            nowhere.
 
     Attributes:
-        reports: the `Report` of each evaluation by the number of steps before it.
+        reports: the `Report` of each evaluation, of the first target, by the number of steps before it.
+        best_step: the number of steps before the best evaluation; None before the first.
 
     Raises:
         ValueError: if episodes or every_steps is less than 1.
@@ -35,9 +51,11 @@ class EvaluationCallback(EverySteps):
         episodes: int = 100,
         every_steps: int = 10_000,
         *,
+        target_returns: Sequence[float] | None = None,
         deterministic: bool = True,
         n_envs: int = 32,
         seed: int | None = SEED,
+        best_path: str | Path | None = None,
     ):
         super().__init__(every_steps)
         if episodes < 1:
@@ -47,18 +65,32 @@ class EvaluationCallback(EverySteps):
         self.deterministic = deterministic
         self.n_envs = n_envs
         self.seed = seed
+        self.target_returns = target_returns
+        self.best_path = best_path
         self.reports: dict[int, Report] = {}
+        self.best_step: int | None = None
+        self._best = -math.inf
 
     def act(self) -> None:
-        """Evaluate and log."""
+        """Evaluate and log; keep the agent if it is the best so far."""
         if isinstance(self.env, VecEnv) and unwrap_vec_normalize(self.env) is not None:
             sync_envs_normalization(self.training_env, self.env)
-        self.reports[self.num_timesteps] = evaluate(
+        found = evaluate(
             self.model,
             self.env,
             self.episodes,
+            target_returns=self.target_returns,
             deterministic=self.deterministic,
             n_envs=self.n_envs,
             seed=self.seed,
             logger=self.logger,
         )
+        report = found.first if isinstance(found, TargetSweep) else found
+        self.reports[self.num_timesteps] = report
+        if report.mean > self._best:
+            self._keep(report.mean)
+
+    def _keep(self, mean: float) -> None:
+        self._best, self.best_step = mean, self.num_timesteps
+        if self.best_path is not None:
+            self.model.save(self.best_path)

@@ -23,7 +23,7 @@ class Purse(Countdown):
 class Obedient:
     """Spreads what is still wanted over the steps that are left; learned from returns of 1 to 3."""
 
-    trajectories = SimpleNamespace(returns=np.array([1.0, 2.5, 3.0], np.float32))
+    facts = SimpleNamespace(return_range=(1.0, 3.0))
     reference_scores = ReferenceScores(1.0, 3.0, "metadata of test/purse-v0")
     num_timesteps = 7
 

@@ -1,13 +1,16 @@
 """Evaluation while SB3's PPO learns."""
 
+import inspect
 import json
 
 import pytest
 from stable_baselines3 import PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecNormalize
 
-from rlxf.evaluation import EvaluationCallback
+from rlxf.evaluation import EvaluationCallback, evaluate
+from tests.evaluation.askable import Purse
 from tests.evaluation.tasks import Countdown, vec
 
 
@@ -45,6 +48,53 @@ def test_normalised_observations_are_those_of_training():
     learner(trained_in).learn(32, callback)
     assert (evaluated_in.obs_rms.mean == trained_in.obs_rms.mean).all()
     assert evaluated_in.obs_rms.count == trained_in.obs_rms.count
+
+
+class Learner(BaseAlgorithm):
+    """Learns nothing: a dial says how good it is, and so do its files."""
+
+    def __init__(self, dial):
+        self.dial, self.num_timesteps, self.env = dial, 0, None
+        self.observation_space = self.action_space = None
+        self._vec_normalize_env = None
+        self._logger = configure(None, [])
+
+    def _setup_model(self): ...
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
+        return observation["return_to_go"] * self.dial[self.num_timesteps - 1], None
+
+    def save(self, path):
+        path.write_text(str(self.num_timesteps))
+
+    def learn(self, steps, callback):
+        callback.init_callback(self)
+        callback.on_training_start({}, {})
+        for self.num_timesteps in range(1, steps + 1):
+            callback.on_step()
+
+
+def test_the_best_is_kept_by_the_first_target(tmp_path):
+    best = tmp_path / "best.zip"
+    callback = EvaluationCallback(
+        vec(Purse()), 1, every_steps=1, target_returns=[0.2, 0.1], n_envs=1, best_path=best
+    )
+    Learner([0.2, 0.9, 0.5, 0.9, 0.1]).learn(5, callback)
+    assert callback.best_step == max(callback.reports, key=lambda step: callback.reports[step].mean) == 2
+    assert best.read_text() == "2"
+
+
+def test_without_a_path_nothing_is_kept():
+    callback = EvaluationCallback(vec(Purse()), 1, every_steps=2, target_returns=[0.2])
+    Learner([0.2, 0.9]).learn(2, callback)
+    assert callback.best_step == 2
+
+
+def test_the_best_is_judged_by_other_episodes():
+    """By default those that chose it are not those that `evaluate` plays."""
+    chosen = inspect.signature(EvaluationCallback).parameters["seed"].default
+    judged = inspect.signature(evaluate).parameters["seed"].default
+    assert abs(chosen - judged) > 10_000
 
 
 @pytest.mark.parametrize("given", [{"episodes": 0}, {"every_steps": -1}])
