@@ -15,7 +15,7 @@ from rlxf.envs.trajectories.trajectories import Trajectories
 
 @dataclass(frozen=True, eq=False)
 class WindowBatch:
-    """B windows of K steps. Where an episode ends early the window is padded on the left, with zeros.
+    """B windows of K steps. Where there are fewer the window is padded on the left, with zeros.
 
     Args:
         observations: float32 (B, K, D) or uint8 (B, K, C, H, W), as they are in the data.
@@ -48,17 +48,21 @@ class Windows:
     Args:
         trajectories: where the steps come from.
         length: K, at least 1; may exceed the longest episode.
+        burn_in: steps before the start that come along, as far as the episode has them: what a model with
+            memory reads first. Windows then have burn_in + K columns, still with the last step at the end.
 
     Raises:
-        ValueError: if length is less than 1.
+        ValueError: if length is less than 1, or burn_in less than 0.
     """
 
-    def __init__(self, trajectories: Trajectories, length: int):
-        if length < 1:
-            raise ValueError(f"length must be at least 1, got {length}")
+    def __init__(self, trajectories: Trajectories, length: int, burn_in: int = 0):
+        for name, value, least in (("length", length, 1), ("burn_in", burn_in, 0)):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
         self.trajectories = trajectories
         self.length = length
-        self._columns = np.arange(length)
+        self.burn_in = burn_in
+        self._columns = np.arange(-(burn_in + length), 0)
 
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> WindowBatch:
         """``batch_size`` windows at random; equal generators (of the CPU) give equal ones. None: torch's."""
@@ -68,7 +72,7 @@ class Windows:
     def cover(self, batch_size: int) -> Iterator[WindowBatch]:
         """Windows, in order, in which each step is exactly once: to measure a loss over all the data.
 
-        The last batch may be smaller.
+        The last batch may be smaller. Steps that come along by ``burn_in`` are not counted.
         """
         offsets = self.trajectories.offsets
         pairs = pairwise(offsets.tolist())
@@ -86,9 +90,9 @@ class Windows:
         self._check(starts)
         episode = np.searchsorted(data.offsets, starts, side="right") - 1
         end = np.minimum(starts + self.length, data.offsets[episode + 1])
-        index = end[:, None] - self.length + self._columns
-        mask = index >= starts[:, None]
-        index = np.where(mask, index, starts[:, None])  # any step will do, it becomes zero
+        first = np.maximum(starts - self.burn_in, data.offsets[episode])
+        index = end[:, None] + self._columns
+        mask = index >= first[:, None]
         return WindowBatch(
             observations=_gather(data.observations, index, mask),
             actions=_gather(data.actions, index, mask),
@@ -105,6 +109,6 @@ class Windows:
 
 def _gather(array: NDArray[Any], index: NDArray[np.int64], mask: NDArray[np.bool_]) -> Tensor:
     """Rows ``array[index]`` (B, K, ...), zero where the mask is False."""
-    rows = array.take(index, axis=0)
+    rows = array.take(index, axis=0, mode="clip")  # padding may lie before the first row: any will do
     rows[~mask] = 0
     return torch.from_numpy(rows)

@@ -36,6 +36,7 @@ MISFITS = {
     "image": (LAST, CHOICE, spaces.Box(0, 255, (36, 40, 3), np.float32), CHOICE, "observation space"),
     "choices": (VECTOR, CHOICE, VECTOR, spaces.Discrete(3), "action space: the data have"),
     "bounds": (VECTOR, BOX, VECTOR, spaces.Box(-2, 2, (2,)), "action space"),
+    "upper bounds": (VECTOR, BOX, VECTOR, spaces.Box(-1, 2, (2,)), "action space"),
     "keys": (spaces.Dict({"a": VECTOR}), CHOICE, spaces.Dict({"b": VECTOR}), CHOICE, r"the parts \['a'\]"),
     "part": (spaces.Dict({"a": VECTOR}), CHOICE, spaces.Dict({"a": CHOICE}), CHOICE, "in 'a': the data have"),
 }
