@@ -2,12 +2,17 @@
 
 import errno
 import os
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-TEMPORARY_PREFIX = ".rlxf-"
+TEMPORARY = ".rlxf-{}.tmp"
+ANY_UUID = "[0-9a-f]" * 32
+ABANDONED_SECONDS = 3600
+"""A temporary file that nobody has written to for so long is of a process that was killed."""
 
 
 def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
@@ -16,6 +21,7 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
     The bytes go to a temporary file ``.rlxf-*.tmp`` in the same folder, are synced to the disk and
     renamed to ``path``; then the folder is synced. A symbolic link is followed, not replaced. Whatever
     ``write`` raises is raised here, the temporary file is removed and the file at ``path`` is as before.
+    Temporary files that killed processes left in the folder an hour ago or longer are removed too.
 
     Args:
         path: the file to write; its folder must exist.
@@ -37,7 +43,8 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
 
 
 def _write_and_rename(target: Path, write: Callable[[BinaryIO], object]) -> None:
-    temporary = target.with_name(f"{TEMPORARY_PREFIX}{uuid4().hex}.tmp")
+    _sweep(target.parent)
+    temporary = target.with_name(TEMPORARY.format(uuid4().hex))
     try:
         with open(temporary, "x+b") as handle:
             write(handle)
@@ -46,6 +53,13 @@ def _write_and_rename(target: Path, write: Callable[[BinaryIO], object]) -> None
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sweep(folder: Path) -> None:
+    for abandoned in folder.glob(TEMPORARY.format(ANY_UUID)):
+        with suppress(OSError):  # gone already, or another user's
+            if time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
+                abandoned.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -3,6 +3,10 @@
 import errno
 import os
 import resource
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -115,3 +119,46 @@ def test_a_missing_folder_is_named(tmp_path):
 def test_a_folder_is_not_replaced(tmp_path):
     with pytest.raises(IsADirectoryError, match="it is a folder"):
         atomic_write(tmp_path, lambda handle: None)
+
+
+def left_behind(folder, name=f".rlxf-{'0a' * 16}.tmp", seconds_ago=7200.0):
+    """What a process that was killed while it wrote has left."""
+    path = folder / name
+    path.write_bytes(b"half")
+    os.utime(path, (time.time() - seconds_ago,) * 2)
+    return path
+
+
+def test_what_a_killed_writer_left_is_swept_by_the_next(target):
+    left = left_behind(target.parent)
+    atomic_write(target, lambda handle: handle.write(b"new"))
+    assert not left.exists()
+    assert target.read_bytes() == b"new"
+
+
+def test_the_file_of_a_writer_at_work_is_not_touched(target):
+    at_work = left_behind(target.parent, seconds_ago=60)
+    atomic_write(target, lambda handle: handle.write(b"new"))
+    assert at_work.read_bytes() == b"half"
+
+
+@pytest.mark.parametrize(
+    "name", [".rlxf-mine.tmp", f"rlxf-{'0a' * 16}.tmp", f".rlxf-{'0a' * 16}.zip", "a.tmp"]
+)
+def test_files_of_other_names_are_not_touched(target, name):
+    other = left_behind(target.parent, name)
+    atomic_write(target, lambda handle: handle.write(b"new"))
+    assert other.exists()
+
+
+@pytest.mark.faults
+def test_a_killed_writer_leaves_what_the_next_one_knows(target):
+    write = "from rlxf.training import atomic_write; import os, sys, signal; "
+    write += "atomic_write(sys.argv[1], lambda handle: os.kill(os.getpid(), signal.SIGKILL))"
+    killed = subprocess.run([sys.executable, "-c", write, target], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert target.read_bytes() == b"old"
+    (left,) = files_in(target.parent) - {"file"}
+    os.utime(target.parent / left, (0, 0))
+    atomic_write(target, lambda handle: handle.write(b"new"))
+    assert files_in(target.parent) == {"file"}

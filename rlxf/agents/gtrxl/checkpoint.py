@@ -2,8 +2,6 @@
 
 import inspect
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +9,6 @@ import numpy as np
 import torch
 from gymnasium import Space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
-from torch import Tensor
 
 from rlxf.agents.gtrxl.policy import POLICIES
 from rlxf.attention import TransformerSpec
@@ -26,6 +23,9 @@ from rlxf.training import (
     space_to_json,
     write_archive,
 )
+from rlxf.training.described import VERSION, check_known, described
+from rlxf.training.fit import check_weights_fit
+from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl.ppo import GTrXLPPO
@@ -62,7 +62,7 @@ def save(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> None:
         OSError: if the disk is full or the folder cannot be written; an older file is as before.
     """
     documents = {"agent": _describe(agent)}
-    tensors = {"policy": agent.policy.state_dict(), "optimizer": _optimizer_tensors(agent.policy.optimizer)}
+    tensors = {"policy": agent.policy.state_dict(), "optimizer": optimizer_tensors(agent.policy.optimizer)}
     checkpoint_path(path).parent.mkdir(parents=True, exist_ok=True)
     write_archive(checkpoint_path(path), documents, tensors)
 
@@ -82,30 +82,22 @@ def read(path: str | os.PathLike[str]) -> Archive:
     return archive
 
 
-@contextmanager
-def _described() -> Iterator[None]:
-    """What the description of the agent lacks or has wrong is the file's fault, and said so."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"the checkpoint is whole, but this version of rlxf cannot build its agent: {error!r}"
-        ) from error
+@described()
+def settings(archive: Archive, agent: type["GTrXLPPO"]) -> dict[str, Any]:
+    """The constructor's arguments that the file holds.
 
-
-@_described()
-def settings(archive: Archive) -> dict[str, Any]:
-    """The constructor's arguments that the file holds."""
+    Raises:
+        CheckpointError: if the agent's class does not have one of them.
+    """
     stored = dict(archive.documents["agent"]["settings"])
+    check_known(stored, setting_names(agent), archive.documents["agent"].get("rlxf"))
     stored["core"] = TransformerSpec.from_dict(stored["core"])
     for name in SCHEDULES:
         stored[name] = schedule_from_json(stored[name])
     return stored
 
 
-@_described()
+@described()
 def policy_class(archive: Archive) -> str:
     """Name of the policy.
 
@@ -118,7 +110,7 @@ def policy_class(archive: Archive) -> str:
     return str(name)
 
 
-@_described()
+@described()
 def decode_policy_kwargs(stored: dict[str, Any]) -> dict[str, Any]:
     """policy_kwargs, with classes in place of their names.
 
@@ -128,7 +120,7 @@ def decode_policy_kwargs(stored: dict[str, Any]) -> dict[str, Any]:
     return {name: _decode(value, f"policy_kwargs[{name!r}]") for name, value in stored.items()}
 
 
-@_described()
+@described()
 def spaces(archive: Archive) -> tuple[Space[Any], Space[Any]]:
     """The observation and the action space that the agent was trained on."""
     stored = archive.documents["agent"]
@@ -145,17 +137,14 @@ def check_spaces_match(agent: "GTrXLPPO", archive: Archive) -> None:
             )
 
 
-@_described()
+@described()
 def restore(agent: "GTrXLPPO", archive: Archive) -> None:
     """Put weights, optimiser and progress into an agent of the same shape.
 
     Raises:
         CheckpointError: if they do not fit.
     """
-    try:
-        agent.set_parameters(parameters(agent, archive))
-    except (RuntimeError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint's weights do not fit its description: {error}") from error
+    agent.set_parameters(parameters(agent, archive))
     for name in PROGRESS:
         setattr(agent, name, archive.documents["agent"]["progress"][name])
     for name in RETURNS:
@@ -163,22 +152,25 @@ def restore(agent: "GTrXLPPO", archive: Archive) -> None:
 
 
 def parameters(agent: "GTrXLPPO", archive: Archive) -> dict[str, Any]:
-    """Weights and optimiser state in the form of SB3's ``get_parameters``."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in archive.tensors["optimizer"].items():
-        number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = value
-    groups = agent.policy.optimizer.state_dict()["param_groups"]
-    return {
-        "policy": archive.tensors["policy"],
-        "policy.optimizer": {"state": state, "param_groups": groups},
-    }
+    """Weights and optimiser state in the form of SB3's ``get_parameters``.
+
+    Raises:
+        CheckpointError: if a tensor has no place in the agent, or another shape there.
+    """
+    check_weights_fit(agent.policy, archive.tensors["policy"], "policy")
+    state = optimizer_state(agent.policy.optimizer, archive.tensors["optimizer"])
+    return {"policy": archive.tensors["policy"], "policy.optimizer": state}
 
 
 def constructor_settings(agent: "GTrXLPPO") -> dict[str, Any]:
     """The constructor's arguments by name, but policy, environment and device."""
-    names = [name for name in inspect.signature(type(agent).__init__).parameters if name not in NOT_SETTINGS]
+    names = setting_names(type(agent))
     return {name: getattr(agent, "_" + name if name == "stats_window_size" else name) for name in names}
+
+
+def setting_names(agent: type["GTrXLPPO"]) -> list[str]:
+    """Names of the constructor's arguments that a file holds."""
+    return [name for name in inspect.signature(agent.__init__).parameters if name not in NOT_SETTINGS]
 
 
 def _describe(agent: "GTrXLPPO") -> dict[str, Any]:
@@ -189,6 +181,7 @@ def _describe(agent: "GTrXLPPO") -> dict[str, Any]:
     values = {name: _plain(value) for name, value in values.items()}
     return {
         "name": "GTrXLPPO",
+        "rlxf": VERSION,
         "policy": agent.policy_class.__name__,
         "settings": values,
         "observation_space": space_to_json(agent.observation_space),
@@ -229,14 +222,3 @@ def _decode(value: Any, where: str) -> Any:
     if value.keys() == {"class"}:
         return CLASSES[value["class"]]
     return {key: _decode(part, f"{where}[{key!r}]") for key, part in value.items()}
-
-
-def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """``{"3.exp_avg": ...}``: what the optimiser keeps for each of its parameters, by number."""
-    state = optimizer.state_dict()["state"]
-    return {
-        f"{number}.{name}": value
-        for number, kept in state.items()
-        for name, value in kept.items()
-        if isinstance(value, Tensor)
-    }

@@ -354,7 +354,13 @@ class GTrXLPPO(OnPolicyAlgorithm):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> Self:
-        """Train for ``total_timesteps`` steps, counted over all environments; as in SB3."""
+        """Train for ``total_timesteps`` steps, counted over all environments; as in SB3.
+
+        Raises:
+            ValueError: before the first step, if a schedule is lost (`LostSchedule`) or ends below 0.
+        """
+        for name in checkpoint.SCHEDULES:
+            check_schedule(name, getattr(self, name), progress=0.0)
         return super().learn(
             total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
         )
@@ -402,7 +408,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             TypeError: if the constructor has no such argument.
         """
         archive = checkpoint.read(path)
-        stored = checkpoint.settings(archive) | settings
+        stored = checkpoint.settings(archive, cls) | settings
         if "policy_kwargs" not in settings:
             stored["policy_kwargs"] = checkpoint.decode_policy_kwargs(stored["policy_kwargs"])
         agent = cls(

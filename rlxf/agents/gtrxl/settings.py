@@ -65,11 +65,17 @@ def check_coefficients(
         raise ValueError(f"target_kl must be more than 0, or None for no bound, got {target_kl}")
 
 
-def check_schedule(name: str, value: float | Schedule) -> None:
-    """Raise ValueError unless a number, or a schedule where it starts, is finite and at least 0."""
-    start = value(1.0) if callable(value) else value
-    if not 0 <= start < float("inf"):
-        raise ValueError(f"{name} must be finite and at least 0, got {start}")
+def check_schedule(name: str, value: float | Schedule, progress: float = 1.0) -> None:
+    """Raise ValueError unless a number is finite and at least 0, or what a schedule gives.
+
+    Args:
+        name: for the message.
+        value: a number, or a function of the progress remaining.
+        progress: where the function is looked at: 1 at its start, 0 at its end.
+    """
+    given = value(progress) if callable(value) else value
+    if not 0 <= given < float("inf"):
+        raise ValueError(f"{name} must be finite and at least 0, got {given} at progress {progress:g}")
 
 
 def check_policy(policy: type[BasePolicy], observation_space: spaces.Space) -> None:

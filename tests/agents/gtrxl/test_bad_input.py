@@ -232,3 +232,11 @@ def test_torch_flushes_denormals():
 def test_a_schedule_that_starts_out_of_range(name, value):
     with pytest.raises(ValueError, match=f"{name} must be finite and at least 0, got"):
         small_agent(TMAZE, **{name: value})
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "clip_range", "ent_coef"])
+def test_a_schedule_that_ends_out_of_range(name):
+    agent = small_agent(TMAZE, **{name: linear(1.0, -0.5)})
+    with pytest.raises(ValueError, match=f"{name} must be finite and at least 0, got -0.5 at progress 0"):
+        agent.learn(48)
+    assert agent.num_timesteps == 0

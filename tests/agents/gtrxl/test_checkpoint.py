@@ -14,6 +14,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
+import rlxf
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import MlpGTrXLPolicy
 from rlxf.training import CheckpointError, linear, read_archive, write_archive
@@ -177,7 +178,9 @@ def test_a_typo_in_a_setting(trained, wrong):
 
 
 def test_a_setting_that_does_not_fit_the_weights(trained):
-    with pytest.raises(CheckpointError, match="weights do not fit"):
+    with pytest.raises(
+        CheckpointError, match=r"weights do not fit the agent: .*no place.*settings it was saved"
+    ):
         GTrXLPPO.load(trained[1], core=small_core(layers=1))
 
 
@@ -248,6 +251,70 @@ def test_parameters_from_a_file(trained):
     other = small_agent(scripts(shifted(3)), seed=99)
     other.set_parameters(path)
     assert same(parameters(agent), parameters(other))
+
+
+def with_tensor(source, target, group, name, change):
+    """The file with a changed tensor, or without it where the change gives None, under a right seal."""
+    archive = read_archive(source)
+    tensor = change(archive.tensors[group].pop(name, torch.zeros(1)))
+    archive.tensors[group] |= {} if tensor is None else {name: tensor}
+    write_archive(target, archive.documents, archive.tensors)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "change", "message"),
+    [
+        (
+            "policy",
+            "token.weight",
+            lambda weight: weight[:-1],
+            r"policy.*'token.weight' has shape \(\d+, 3\), not",
+        ),
+        ("policy", "token.weight", lambda weight: weight[None], r"policy.*'token.weight' has shape \(1, "),
+        ("policy", "token.weight", lambda weight: None, "policy lacks the tensor 'token.weight'"),
+        (
+            "policy",
+            "stranger",
+            torch.clone,
+            "policy has a tensor 'stranger', for which the agent has no place",
+        ),
+        ("optimizer", "0.exp_avg", lambda moment: moment[..., :-1], "optimizer.*'0.exp_avg' has shape"),
+        ("optimizer", "999.exp_avg", torch.clone, "optimizer has a tensor '999.exp_avg'.*no parameter"),
+        ("optimizer", "one.exp_avg", torch.clone, "optimizer has a tensor 'one.exp_avg'.*no parameter"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(trained, tmp_path, group, name, change, message):
+    path = with_tensor(trained[1], tmp_path / "other.zip", group, name, change)
+    agent = small_agent(scripts(shifted(3)))
+    before = parameters(agent)
+    with pytest.raises(CheckpointError, match=message):
+        agent.set_parameters(path)
+    assert same(parameters(agent), before)
+    with pytest.raises(CheckpointError, match=message):
+        GTrXLPPO.load(path)
+
+
+@pytest.mark.parametrize(("writer", "named"), [("7.1.0", "rlxf 7.1.0"), (None, "another version of rlxf")])
+def test_a_file_of_a_newer_version_is_told_by_what_is_unknown(trained, tmp_path, writer, named):
+    def change(documents):
+        documents["agent"]["rlxf"] = writer
+        documents["agent"]["settings"]["dreams"] = 5
+
+    path = altered(trained[1], tmp_path / "newer.zip", change)
+    with pytest.raises(CheckpointError, match=f"written by {named}.*dreams.*{rlxf.__version__}.*upgrade"):
+        GTrXLPPO.load(path)
+
+
+def test_a_file_tells_which_version_wrote_it(trained):
+    assert read_archive(trained[1]).documents["agent"]["rlxf"] == rlxf.__version__
+
+
+def test_a_file_from_before_a_setting_was_there_takes_the_default(trained, tmp_path):
+    def older(documents):
+        del documents["agent"]["settings"]["advantage_epsilon"], documents["agent"]["rlxf"]
+
+    assert GTrXLPPO.load(altered(trained[1], tmp_path / "older.zip", older)).advantage_epsilon == 0.05
 
 
 def swap(key, value):
@@ -369,6 +436,7 @@ def test_a_schedule_of_ones_own_has_to_be_passed_again(tmp_path):
     assert acts_alike(agent, loaded)
     with pytest.raises(ValueError, match=r"schedule of your own.*pass that schedule again"):
         loaded.learn(2 * ROLLOUT)
+    assert loaded.num_timesteps == 0, "found before the first step"
     passed = GTrXLPPO.load(tmp_path / "agent", scripts(shifted(3)), learning_rate=schedule)
     assert passed.learn(2 * ROLLOUT).learning_rate is schedule
 

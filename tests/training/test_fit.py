@@ -1,0 +1,76 @@
+"""Tensors of a file are taken when each has its place, else the first that has none is named."""
+
+import pytest
+import torch
+from torch import nn
+
+from rlxf.training import CheckpointError
+from rlxf.training.fit import check_weights_fit
+from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
+
+
+@pytest.fixture
+def network():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+
+
+def weights(network, **changes):
+    return network.state_dict() | changes
+
+
+def test_the_tensors_of_a_network_fit_it(network):
+    check_weights_fit(network, weights(network), "policy")
+
+
+@pytest.mark.parametrize("name", ["0.weight", "1.running_mean", "1.num_batches_tracked"])
+def test_a_tensor_that_is_missing_is_named(network, name):
+    held = weights(network)
+    del held[name]
+    with pytest.raises(CheckpointError, match=f"policy lacks the tensor '{name}'"):
+        check_weights_fit(network, held, "policy")
+
+
+def test_a_tensor_without_a_place_is_named(network):
+    with pytest.raises(CheckpointError, match=r"policy has a tensor '2.weight'"):
+        check_weights_fit(network, weights(network, **{"2.weight": torch.zeros(1)}), "policy")
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (3, 4), (12,), (1, 4, 3), ()])
+def test_a_tensor_of_another_shape_is_named(network, shape):
+    with pytest.raises(CheckpointError, match=r"policy, the tensor '0.weight' has shape .*, not \(4, 3\)"):
+        check_weights_fit(network, weights(network, **{"0.weight": torch.zeros(shape)}), "policy")
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.SGD])
+def test_an_optimiser_goes_on_as_if_it_had_not_been_stored(kind):
+    networks = [nn.Linear(3, 4) for _ in range(2)]
+    networks[1].load_state_dict(networks[0].state_dict())
+    first, second = (kind(network.parameters(), lr=0.1) for network in networks)
+    step(networks[0], first)
+    networks[1].load_state_dict(networks[0].state_dict())
+    stored = {name: tensor.clone() for name, tensor in optimizer_tensors(first).items()}
+    second.load_state_dict(optimizer_state(second, stored))
+    for network, optimizer in zip(networks, (first, second), strict=True):
+        step(network, optimizer)
+    assert torch.equal(networks[0].weight, networks[1].weight)
+
+
+def step(network, optimizer) -> None:
+    optimizer.zero_grad()
+    network(torch.ones(5, 3)).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("key", "shape", "told"),
+    [
+        ("0.exp_avg", (4, 2), r"'0.exp_avg' has shape \(4, 2\), not \(4, 3\)"),
+        ("2.exp_avg", (4, 3), "'2.exp_avg', for which the agent has no parameter"),
+        ("-1.exp_avg", (4, 3), "'-1.exp_avg', for which"),
+        ("exp_avg", (4, 3), "'exp_avg', for which"),
+    ],
+)
+def test_what_an_optimiser_has_no_place_for_is_named(key, shape, told):
+    optimizer = torch.optim.Adam(nn.Linear(3, 4).parameters())
+    with pytest.raises(CheckpointError, match=f"optimizer.*{told}"):
+        optimizer_state(optimizer, {key: torch.zeros(shape)})
