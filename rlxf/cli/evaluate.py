@@ -50,12 +50,14 @@ class Evaluate:
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
         from rlxf.agents.gtrxl import GTrXLPPO
-        from rlxf.training import RunFolder
+        from rlxf.training import RunFolder, load_normalizer
 
         check_counts(self, "episodes", "n_envs")
         run = RunFolder.open(self.run)
         env = self._task(run.config).make(min(self.n_envs, self.episodes), None)
         agent = GTrXLPPO.load(run.checkpoint, env=env, device=self.device)
+        if run.config.get("normalize_observations", False):
+            env = load_normalizer(run.normalizer, env)
         return partial(self._evaluate, agent, env, run)
 
     def _task(self, config: dict[str, Any]) -> Task:

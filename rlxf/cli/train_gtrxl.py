@@ -1,7 +1,8 @@
 """``rlxf train gtrxl``: train, evaluate, and keep all of it in a folder."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,12 @@ from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.agents.gtrxl.policy import policy_for
 from rlxf.attention import TransformerSpec
 from rlxf.cli.counts import check_counts
-from rlxf.cli.hyperparameters import log_hyperparameters
 from rlxf.cli.learner import Learner
+from rlxf.cli.normalization import normalised, normalised_alike
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Task
 from rlxf.evaluation import EvaluationCallback, evaluate
-from rlxf.training import RunFolder
+from rlxf.training import RunFolder, save_normalizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,8 @@ class TrainGTrXL:
     """Also evaluate each time so many steps are trained; None: at the end alone."""
     policy: Literal["MlpGTrXLPolicy", "CnnGTrXLPolicy", "MultiInputGTrXLPolicy"] | None = None
     """What reads observations; None chooses by the observation space."""
+    normalize_observations: bool = False
+    """Scale each number of the observation by its mean and deviation so far. The run keeps both."""
     progress_bar: bool = True
     """Show progress bars."""
     learner: Annotated[Learner, arg(name="")] = Learner()
@@ -57,10 +60,11 @@ class TrainGTrXL:
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
         self._check()
-        agent = self._agent(self.task.make(self.learner.n_envs, self.seed))
+        env = self.task.make(self.learner.n_envs, self.seed)
+        agent = self._agent(normalised(env) if self.normalize_observations else env)
         run = RunFolder.create(self._path, self._config(agent))
         agent.set_logger(run.make_logger())
-        return partial(self._train, agent, run)
+        return partial(self._train, agent, env, run)
 
     def _check(self) -> None:
         check_counts(self, "total_timesteps", "episodes", "evaluate_every")
@@ -84,32 +88,54 @@ class TrainGTrXL:
             "episodes": self.episodes,
             "evaluate_every": self.evaluate_every,
             "policy": type(agent.policy).__name__,
+            "normalize_observations": self.normalize_observations,
         }
         core = {"core": agent.core.to_dict()}
         return {"agent": "gtrxl"} | asdict(self.task) | own | asdict(self.learner) | core
 
-    def _train(self, agent: GTrXLPPO, run: RunFolder) -> None:
-        log_hyperparameters(agent.logger, run.config)
+    def _train(self, agent: GTrXLPPO, env: VecEnv, run: RunFolder) -> None:
         show(as_table(str(run.path), run.config))
-        self._learn(agent, run)
-        self._evaluate(agent)
+        with closing(env), closing(agent.logger):
+            self._learn(agent, run)
+            self._evaluate(agent)
 
     def _learn(self, agent: GTrXLPPO, run: RunFolder) -> None:
-        callback = None
-        if self.evaluate_every is not None:
-            callback = EvaluationCallback(self._fresh_env(), self.episodes, self.evaluate_every)
         try:
-            agent.learn(self.total_timesteps, callback, progress_bar=self.progress_bar)
+            with self._evaluations(agent) as callback:
+                agent.learn(self.total_timesteps, callback, progress_bar=self.progress_bar)
         finally:
-            agent.save(run.checkpoint)
-            show(f"checkpoint: {run.checkpoint}")
+            keep(agent, run)
+
+    @contextmanager
+    def _evaluations(self, agent: GTrXLPPO) -> Iterator[EvaluationCallback | None]:
+        """What evaluates while the agent learns, if that is asked for."""
+        if self.evaluate_every is None:
+            yield None
+            return
+        with self._fresh_env(agent) as env:
+            yield EvaluationCallback(env, self.episodes, self.evaluate_every)
 
     def _evaluate(self, agent: GTrXLPPO) -> None:
-        env = self._fresh_env()
-        report = evaluate(agent, env, self.episodes, progress_bar=self.progress_bar, logger=agent.logger)
-        env.close()
-        agent.logger.close()
+        with self._fresh_env(agent) as env:
+            report = evaluate(agent, env, self.episodes, progress_bar=self.progress_bar, logger=agent.logger)
         show(report.table())
 
-    def _fresh_env(self) -> VecEnv:
-        return self.task.make(min(self.learner.n_envs, self.episodes), None)
+    @contextmanager
+    def _fresh_env(self, agent: GTrXLPPO) -> Iterator[VecEnv]:
+        """Environments to evaluate in, which show what the agent saw in training."""
+        with closing(self.task.make(min(self.learner.n_envs, self.episodes), None)) as env:
+            yield normalised_alike(env, agent.get_vec_normalize_env())
+
+
+def keep(agent: GTrXLPPO, run: RunFolder) -> None:
+    """Save what was learned. Without a single update that is nothing, and the run's folder goes."""
+    if agent._n_updates == 0:
+        agent.logger.close()
+        run.discard()
+        show(f"nothing was learned yet: {run.path} is removed")
+        return
+    agent.save(run.checkpoint)
+    normalizer = agent.get_vec_normalize_env()
+    if normalizer is not None:
+        save_normalizer(run.normalizer, normalizer)
+    show(f"checkpoint: {run.checkpoint}")

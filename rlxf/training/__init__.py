@@ -3,6 +3,7 @@
 from rlxf.training.archive import Archive, read_archive, write_archive
 from rlxf.training.atomic import atomic_write
 from rlxf.training.errors import CheckpointError
+from rlxf.training.normalizer import load_normalizer, save_normalizer
 from rlxf.training.run_folder import RunFolder
 from rlxf.training.schedules import (
     LostSchedule,
@@ -23,6 +24,8 @@ __all__ = [
     "CheckpointError",
     "atomic_write",
     "RunFolder",
+    "load_normalizer",
+    "save_normalizer",
     "Schedule",
     "LostSchedule",
     "linear",

@@ -1,6 +1,7 @@
 """Every run is a folder: ``config.json``, ``checkpoint.zip``, ``progress.csv`` and TensorBoard events."""
 
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from rlxf.training.plain_json import dump_json, load_json
 
 CONFIG = "config.json"
 CHECKPOINT = "checkpoint.zip"
+NORMALIZER = "normalizer.zip"
 LOG = "progress.csv"
 
 
@@ -66,6 +68,15 @@ class RunFolder:
     def checkpoint(self) -> Path:
         """Where the checkpoint of the run is, or will be."""
         return self.path / CHECKPOINT
+
+    @property
+    def normalizer(self) -> Path:
+        """Where the statistics of normalised observations are, or will be."""
+        return self.path / NORMALIZER
+
+    def discard(self) -> None:
+        """Remove the folder with all that is in it: the run came to nothing."""
+        shutil.rmtree(self.path)
 
     def make_logger(self, formats: Sequence[str] = ("tensorboard", "csv")) -> Logger:
         """A logger of Stable-Baselines3 that writes into this folder.

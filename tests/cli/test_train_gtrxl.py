@@ -8,15 +8,20 @@ import sys
 import time
 from dataclasses import fields
 
+import gymnasium
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import GTrXLPPO, TransformerSpec
 from rlxf.agents.gtrxl.policy import POLICIES
 from rlxf.attention.techniques import TECHNIQUES
+from rlxf.cli import main
 from rlxf.cli.learner import Learner
 from rlxf.cli.program import parse
-from rlxf.training import schedule_to_json
+from rlxf.cli.task import Task
+from rlxf.envs import make_vec_env
+from rlxf.training import load_normalizer, schedule_to_json
 from tests.cli.running import TASK, TINY, refused, train
 
 SETTABLE = {f.name for f in fields(Learner)}
@@ -138,11 +143,131 @@ def test_an_existing_folder_is_not_touched(capsys, tmp_path):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
-def test_a_bug_keeps_its_traceback_and_the_checkpoint(monkeypatch, tmp_path):
-    monkeypatch.setattr(GTrXLPPO, "train", lambda self: int("no number"))
+def test_a_bug_keeps_its_traceback_and_what_was_learned(monkeypatch, tmp_path):
+    learn, calls = GTrXLPPO.train, []
+
+    def breaks(self):
+        calls.append(self)
+        return learn(self) if len(calls) == 1 else int("no number")
+
+    monkeypatch.setattr(GTrXLPPO, "train", breaks)
     with pytest.raises(ValueError, match="no number"):
         train("--run", "buggy")
-    assert GTrXLPPO.load(tmp_path / "buggy/checkpoint.zip").num_timesteps == 32
+    assert GTrXLPPO.load(tmp_path / "buggy/checkpoint.zip").num_timesteps == 64
+
+
+class Poisoned(gymnasium.Env):
+    """Pays 1 for each step, and at the step that is named: NaN."""
+
+    observation_space = gymnasium.spaces.Box(0, 99, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, step):
+        self.left = step
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.full(2, 30.0, np.float32), np.nan if self.left == 0 else 1.0, False, False, {}
+
+
+class Image(Poisoned):
+    """Seen as a picture."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (36, 36, 3), np.uint8)
+
+    def __init__(self):
+        super().__init__(step=0)
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Both tasks by name; gives the arguments for the first of them."""
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    gymnasium.register("tests/Poisoned-v0", Poisoned)
+    gymnasium.register("tests/Image-v0", Image)
+    return lambda step: ["--env", "tests/Poisoned-v0", "--env-kwargs", json.dumps({"step": step}), *TINY]
+
+
+def test_a_first_rollout_that_fails_leaves_nothing_behind(poisoned, capsys, tmp_path):
+    told = refused(capsys, "train", "gtrxl", *poisoned(7), "--run", "failed")
+    assert "reward of environment 0 is not finite at its step 7: nan" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_later_one_leaves_what_was_learned_before(poisoned, capsys, tmp_path):
+    assert "at its step 20" in refused(capsys, "train", "gtrxl", *poisoned(20), "--run", "failed")
+    assert GTrXLPPO.load(tmp_path / "failed/checkpoint.zip").num_timesteps == 40
+
+
+def test_every_environment_is_closed(monkeypatch):
+    made, closed = [], []
+    make = Task.make
+
+    def watched(self, *args):
+        env = make(self, *args)
+        made.append(env)
+        env.close = lambda: closed.append(env)
+        return env
+
+    monkeypatch.setattr(Task, "make", watched)
+    train("--evaluate-every", "32")
+    assert len(made) == 3, "to train in, to evaluate in meanwhile, and at the end"
+    assert closed == made[1:] + made[:1]
+
+
+# Normalised observations
+
+
+@pytest.fixture(scope="module")
+def normalised(tmp_path_factory):
+    """A run on CartPole with normalised observations."""
+    path = tmp_path_factory.mktemp("run") / "normalised"
+    cartpole = ["--env", "CartPole-v1", *TINY, "--normalize-observations", "--evaluate-every", "32"]
+    main(["train", "gtrxl", *cartpole, "--run", str(path)])
+    return path
+
+
+def test_the_statistics_of_observations_are_kept_without_pickle(normalised):
+    env = load_normalizer(normalised / "normalizer.zip", make_vec_env("CartPole-v1", 1))
+    assert env.obs_rms.count == pytest.approx(64, abs=3)  # all steps, the first observations, SB3's 1e-4
+    assert (env.obs_rms.var > 0).all()
+    assert not env.norm_reward
+    assert json.loads((normalised / "config.json").read_text())["normalize_observations"] is True
+
+
+def test_an_evaluation_shows_what_training_showed(normalised, monkeypatch):
+    seen = []
+    predict = GTrXLPPO.predict
+
+    def watched(self, observation, *args, **kwargs):
+        seen.append(observation.copy())
+        return predict(self, observation, *args, **kwargs)
+
+    monkeypatch.setattr(GTrXLPPO, "predict", watched)
+    main(["evaluate", str(normalised), "--episodes", "2", "--no-progress-bar"])
+    raw = make_vec_env("CartPole-v1", 2)
+    raw.seed(1_000_000)
+    env = load_normalizer(normalised / "normalizer.zip", raw)
+    env.training = False
+    np.testing.assert_array_equal(seen[0], env.reset())
+
+
+def test_a_normalised_run_is_not_evaluated_elsewhere(normalised, capsys):
+    assert "observation space" in refused(capsys, "evaluate", str(normalised), "--env", "Pendulum-v1")
+
+
+@pytest.mark.parametrize("env_id", ["FrozenLake-v1", "tests/Image-v0"])
+@pytest.mark.usefixtures("poisoned")
+def test_what_is_no_number_is_not_normalised(env_id, capsys, tmp_path):
+    told = refused(capsys, "train", "gtrxl", "--env", env_id, "--normalize-observations")
+    assert "normalize_observations is for observations that are numbers" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+# Interruption
 
 
 @pytest.mark.faults

@@ -27,6 +27,14 @@ def test_a_run_with_a_checkpoint_opens_as_it_was_made(run):
     assert RunFolder.open(run.path) == run
 
 
+def test_a_run_that_came_to_nothing_is_removed_and_no_more(run):
+    run.make_logger().close()
+    beside = RunFolder.create(run.path.with_name("second"), CONFIG)
+    run.discard()
+    assert files_in(run.path.parent) == {"second"}
+    assert files_in(beside.path) == {"config.json"}
+
+
 def test_an_existing_folder_is_refused_and_untouched(run):
     run.checkpoint.write_text("mine")
     with pytest.raises(FileExistsError, match=r"first exists; choose another"):
