@@ -6,6 +6,7 @@ from rlxf.training.errors import CheckpointError
 from rlxf.training.normalizer import load_normalizer, save_normalizer
 from rlxf.training.run_folder import RunFolder
 from rlxf.training.schedules import (
+    CosineSchedule,
     LostSchedule,
     Schedule,
     linear,
@@ -27,6 +28,7 @@ __all__ = [
     "load_normalizer",
     "save_normalizer",
     "Schedule",
+    "CosineSchedule",
     "LostSchedule",
     "linear",
     "parse_schedule",

@@ -6,11 +6,40 @@ its end. Learning rate, clip range and entropy coefficient take a number or a sc
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
 Schedule = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class CosineSchedule:
+    """``end + (start - end) (1 + cos(pi (1 - p))) / 2`` at remaining progress p: half a wave downwards.
+
+    Source: Loshchilov and Hutter 2017, arXiv:1608.03983, equation 5, without restarts.
+
+    Args:
+        start: value at the start of training.
+        end: value at its end.
+
+    Raises:
+        TypeError: if one is no number.
+        ValueError: if one is not finite.
+    """
+
+    start: float
+    end: float
+
+    def __post_init__(self) -> None:
+        _finite(self.start)
+        _finite(self.end)
+
+    def __call__(self, progress_remaining: float) -> float:
+        """The value at a remaining progress from 1 to 0."""
+        wave = (1 + math.cos(math.pi * (1 - progress_remaining))) / 2
+        return self.end + (self.start - self.end) * wave
 
 
 class LostSchedule:
@@ -57,6 +86,8 @@ def schedule_to_json(value: float | Schedule | None) -> dict[str, Any] | float |
         return {"name": "constant", "value": _finite(value.val)}
     if isinstance(value, LinearSchedule):
         return {"name": "linear", **{key: _finite(number) for key, number in vars(value).items()}}
+    if isinstance(value, CosineSchedule):
+        return {"name": "cosine", "start": float(value.start), "end": float(value.end)}
     return {"name": "custom", "start": _finite(value(1.0))}
 
 
@@ -74,10 +105,11 @@ def schedule_from_json(data: dict[str, Any] | float | None) -> float | Schedule 
         raise ValueError(f"no schedule is described by {data!r} ({error})") from error
 
 
-def parse_schedule(text: str) -> float | LinearSchedule:
+def parse_schedule(text: str) -> float | Schedule:
     """Read a schedule from the command line: ``"1e-3"``, or ``"linear:1e-3:0"`` to fall from 1e-3 to 0.
 
-    ``"linear:START:END:FRACTION"`` reaches END after that fraction of the training.
+    ``"linear:START:END:FRACTION"`` reaches END after that fraction of the training; ``"cosine:START:END"``
+    falls as half a wave.
 
     Raises:
         ValueError: if the text is neither.
@@ -86,9 +118,11 @@ def parse_schedule(text: str) -> float | LinearSchedule:
     try:
         if not numbers:
             return _finite(float(name))
-        return {"linear": linear}[name](*map(float, numbers))
+        return _WRITABLE[name](*map(float, numbers))
     except (TypeError, ValueError, KeyError) as error:
-        raise ValueError(f"a schedule is NUMBER or linear:START:END[:FRACTION], got {text!r}") from error
+        raise ValueError(
+            f"a schedule is NUMBER or linear:START:END[:FRACTION] or cosine:START:END, got {text!r}"
+        ) from error
 
 
 def schedule_to_text(value: float | Schedule) -> float | str:
@@ -142,4 +176,5 @@ def _finite(value: Any) -> float:
     return float(value)
 
 
-_SCHEDULES: dict[str, Callable[..., Schedule]] = {"constant": _constant, "linear": linear, "custom": _custom}
+_WRITABLE: dict[str, Callable[..., Schedule]] = {"linear": linear, "cosine": CosineSchedule}
+_SCHEDULES = {"constant": _constant, **_WRITABLE, "custom": _custom}

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
 from rlxf.training import (
+    CosineSchedule,
     LostSchedule,
     linear,
     parse_schedule,
@@ -17,11 +18,13 @@ from rlxf.training import (
 from rlxf.training.plain_json import dump_json, load_json
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+RATES = st.floats(-1e6, 1e6)
 SCHEDULES = (
     NUMBERS.map(ConstantSchedule)
     | st.builds(linear, NUMBERS, NUMBERS, st.floats(0.01, 1))
     | NUMBERS.map(FloatSchedule)
     | st.builds(linear, NUMBERS, NUMBERS).map(FloatSchedule)
+    | st.builds(CosineSchedule, RATES, RATES)
 )
 
 
@@ -48,9 +51,10 @@ def test_a_schedule_as_text_reads_back(schedule, progress):
         (ConstantSchedule(3), 3.0),
         (linear(0.001, 0), "linear:0.001:0.0"),
         (linear(1, 0.5, 0.1), "linear:1.0:0.5:0.1"),
+        (CosineSchedule(0.001, 0), "cosine:0.001:0.0"),
         (lambda progress: progress / 2, "custom:0.5"),
     ],
-    ids=["number", "constant", "line", "short line", "function"],
+    ids=["number", "constant", "line", "short line", "cosine", "function"],
 )
 def test_schedules_as_people_read_them(schedule, text):
     assert schedule_to_text(schedule) == text
@@ -120,6 +124,20 @@ def test_a_line_is_read_from_the_command_line(start, end, progress):
     assert schedule(1.0) == start
 
 
+@given(RATES, RATES, st.floats(0, 1))
+def test_a_cosine_falls_from_its_start_to_its_end_symmetrically(start, end, progress):
+    schedule = parse_schedule(f"cosine:{start}:{end}")
+    assert (schedule(1.0), schedule(0.0)) == pytest.approx((start, end))
+    assert schedule(progress) + schedule(1 - progress) == pytest.approx(start + end, abs=1e-6)
+    assert schedule(0.75) == pytest.approx(end + (start - end) * (1 + 0.5**0.5) / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "fast"])
+def test_a_cosine_of_no_numbers_is_refused(value):
+    with pytest.raises((TypeError, ValueError), match=r"finite|a number"):
+        CosineSchedule(value, 0.0)
+
+
 def test_a_line_may_end_early():
     schedule = parse_schedule("linear:1:0:0.5")
     assert [schedule(progress) for progress in (1.0, 0.75, 0.5, 0.25)] == [1.0, 0.5, 0.0, 0.0]
@@ -137,7 +155,9 @@ def test_a_line_may_end_early():
         "linear:1:a",
         "linear:1:0:0",
         "linear:1:0:1:2",
-        "cosine:1:0",
+        "cosine:1",
+        "cosine:1:0:1",
+        "sine:1:0",
     ],
 )
 def test_other_text_is_refused_and_shown(text):

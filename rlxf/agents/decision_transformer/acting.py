@@ -62,7 +62,7 @@ def read_shown(observation: Any, facts: Facts, device: torch.device) -> Shown:
     return_to_go = parts["return_to_go"].reshape(-1).astype(np.float32)
     _check_finite(return_to_go)
     return Shown(
-        observations=torch.as_tensor(_encoded(parts["observation"], facts), device=device),
+        observations=torch.as_tensor(encode_observations(parts["observation"], facts), device=device),
         return_to_go=torch.as_tensor(return_to_go, device=device),
         previous_action=torch.as_tensor(actions(parts["previous_action"]), device=device),
         time_steps=torch.as_tensor(parts["time_step"].reshape(-1).astype(np.int64), device=device),
@@ -106,7 +106,13 @@ def started(shown: Shown, episode_start: Any) -> Tensor:
     return first | said
 
 
-def _encoded(values: NDArray[Any], facts: Facts) -> NDArray[Any]:
+def encode_observations(values: NDArray[Any], facts: Facts) -> NDArray[Any]:
+    """What a `ReturnToGo` shows of E environments, as rows of the data.
+
+    Raises:
+        ValueError: if the shape is another one.
+        FaultyEnvironmentError: if a number is NaN or infinite.
+    """
     encoder = observation_encoder(shown_space(facts.observation_space))
     if isinstance(encoder, ImageEncoder):
         values = _axes_as_in_data(values, encoder)

@@ -2,13 +2,8 @@
 
 import inspect
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
 
 from rlxf.agents.decision_transformer.facts import Facts
 from rlxf.agents.decision_transformer.objectives import objective_from_json, objective_to_json
@@ -21,6 +16,9 @@ from rlxf.training import (
     schedule_to_json,
     write_archive,
 )
+from rlxf.training.described import VERSION, check_known, described
+from rlxf.training.fit import check_weights_fit, misfit
+from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
 
 if TYPE_CHECKING:
     from rlxf.agents.decision_transformer.learner import DecisionTransformer
@@ -45,7 +43,7 @@ def save(agent: "DecisionTransformer", path: str | os.PathLike[str]) -> None:
     """
     tensors = {
         "policy": agent.policy.state_dict(),
-        "optimizer": _optimizer_tensors(agent.optimizer),
+        "optimizer": optimizer_tensors(agent.optimizer),
         "random": {"order": agent.order.get_state()},
     }
     checkpoint_path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -67,56 +65,57 @@ def read(path: str | os.PathLike[str]) -> Archive:
     return archive
 
 
-@contextmanager
-def _described() -> Iterator[None]:
-    """What the description of the agent lacks or has wrong is the file's fault, and said so."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"the checkpoint is whole, but this version of rlxf cannot build its agent: {error!r}"
-        ) from error
+@described()
+def settings(archive: Archive, agent: type["DecisionTransformer"]) -> dict[str, Any]:
+    """The constructor's arguments that the file holds.
 
-
-@_described()
-def settings(archive: Archive) -> dict[str, Any]:
-    """The constructor's arguments that the file holds."""
+    Raises:
+        CheckpointError: if the agent's class does not have one of them.
+    """
     stored = dict(archive.documents["agent"]["settings"])
+    check_known(stored, setting_names(agent), archive.documents["agent"].get("rlxf"))
     stored["core"] = TransformerSpec.from_dict(stored["core"])
     stored["objective"] = objective_from_json(stored["objective"])
     stored["learning_rate"] = schedule_from_json(stored["learning_rate"])
     return stored
 
 
-@_described()
+@described()
 def facts(archive: Archive) -> Facts:
     """What the agent keeps of its data."""
     return Facts.from_json(archive.documents["agent"]["facts"])
 
 
-@_described()
+@described()
 def restore(agent: "DecisionTransformer", archive: Archive) -> None:
     """Put weights, optimiser, random generator and progress into an agent of the same shape.
 
     Raises:
         CheckpointError: if they do not fit.
     """
-    try:
-        agent.policy.load_state_dict(archive.tensors["policy"])
-        agent.optimizer.load_state_dict(_optimizer_state(agent.optimizer, archive.tensors["optimizer"]))
-        agent.order.set_state(archive.tensors["random"]["order"])
-    except RuntimeError as error:
-        raise CheckpointError(f"the checkpoint's weights do not fit its description: {error}") from error
+    check_weights_fit(agent.policy, archive.tensors["policy"], "policy")
+    agent.policy.load_state_dict(archive.tensors["policy"])
+    agent.optimizer.load_state_dict(optimizer_state(agent.optimizer, archive.tensors["optimizer"]))
+    _restore_order(agent, archive)
     for name in PROGRESS:
         setattr(agent, name, archive.documents["agent"]["progress"][name])
 
 
+def _restore_order(agent: "DecisionTransformer", archive: Archive) -> None:
+    try:
+        agent.order.set_state(archive.tensors["random"]["order"])
+    except RuntimeError as error:
+        raise misfit(f"in random, 'order' is no state of a generator ({error})") from error
+
+
 def constructor_settings(agent: "DecisionTransformer") -> dict[str, Any]:
     """The constructor's arguments by name, but data, environment and device."""
-    names = inspect.signature(type(agent).__init__).parameters
-    return {name: getattr(agent, name) for name in names if name not in NOT_SETTINGS}
+    return {name: getattr(agent, name) for name in setting_names(type(agent))}
+
+
+def setting_names(agent: type["DecisionTransformer"]) -> list[str]:
+    """Names of the constructor's arguments that a file holds."""
+    return [name for name in inspect.signature(agent.__init__).parameters if name not in NOT_SETTINGS]
 
 
 def _describe(agent: "DecisionTransformer") -> dict[str, Any]:
@@ -127,22 +126,8 @@ def _describe(agent: "DecisionTransformer") -> dict[str, Any]:
     values["tensorboard_log"] = None if agent.tensorboard_log is None else os.fspath(agent.tensorboard_log)
     return {
         "name": NAME,
+        "rlxf": VERSION,
         "settings": values,
         "facts": agent.facts.to_json(),
         "progress": {name: getattr(agent, name) for name in PROGRESS},
     }
-
-
-def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """``{"3.exp_avg": ...}``: what the optimiser keeps for each of its parameters, by number."""
-    state = optimizer.state_dict()["state"]
-    return {f"{number}.{name}": value for number, kept in state.items() for name, value in kept.items()}
-
-
-def _optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """`_optimizer_tensors` in the form that the optimiser loads; its settings stay as they are."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = value
-    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}

@@ -2,7 +2,9 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -12,26 +14,42 @@ import torch
 from numpy.typing import NDArray
 from stable_baselines3.common import env_util
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
 from stable_baselines3.common.utils import configure_logger, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.decision_transformer import checkpoint
-from rlxf.agents.decision_transformer.acting import no_steps, one_step_on, read_shown, started
+from rlxf.agents.decision_transformer.acting import (
+    encode_observations,
+    no_steps,
+    one_step_on,
+    read_shown,
+    started,
+)
 from rlxf.agents.decision_transformer.actions import to_environment
 from rlxf.agents.decision_transformer.core import resolve_core
 from rlxf.agents.decision_transformer.facts import Facts
+from rlxf.agents.decision_transformer.heads import RandomHead
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.objective import warm_up
 from rlxf.agents.decision_transformer.objectives import Imitation, Objective
-from rlxf.agents.decision_transformer.progress import UpdateProgressBar
+from rlxf.agents.decision_transformer.progress import ProgressBar
+from rlxf.agents.decision_transformer.replay import Replay
+from rlxf.agents.decision_transformer.rounds import Rounds
 from rlxf.agents.decision_transformer.settings import check_coefficients, check_sizes
 from rlxf.agents.decision_transformer.steps import Steps
 from rlxf.agents.decision_transformer.update import Update, make_optimizer
 from rlxf.attention import TransformerSpec
-from rlxf.envs.return_to_go import is_return_conditioned
-from rlxf.envs.trajectories import ReferenceScores, Trajectories, Windows, check_fits, load_trajectories
+from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
+from rlxf.envs.trajectories import (
+    ReferenceScores,
+    Trajectories,
+    Windows,
+    action_encoder,
+    check_fits,
+    load_trajectories,
+)
 from rlxf.envs.trajectories.source import Dataset
 
 
@@ -129,6 +147,8 @@ class DecisionTransformer(BaseAlgorithm):
         )
         torch.set_flush_denormal(True)
         self.trajectories: Trajectories | None = None
+        if dataset is None and _init_setup_model:
+            raise ValueError("dataset is None: give a Minari id, a MinariDataset, or a list of them")
         if dataset is not None:
             self._take(as_trajectories(dataset, download))
         if _init_setup_model:
@@ -163,7 +183,15 @@ class DecisionTransformer(BaseAlgorithm):
             self.return_scale,
             self.episode_length,
         ).to(self.device)
+        if data is not None:
+            self._check_core(data)
         self.optimizer = make_optimizer(self.policy, self.lr_schedule(1), self.weight_decay)
+
+    @torch.no_grad()
+    def _check_core(self, data: Trajectories) -> None:
+        """Read a full window: a core that cannot raises its ValueError now, not amid the training."""
+        steps = self.policy.eval().steps(self.windows(data).starting_at([0]).to(self.device))
+        self.policy.read(replace(steps, mask=torch.ones_like(steps.mask)))
 
     def learn(
         self,
@@ -188,30 +216,113 @@ class DecisionTransformer(BaseAlgorithm):
             ValueError: if steps or log_interval is less than 1, or the agent was loaded without a dataset.
         """
         check_sizes(steps=steps, log_interval=log_interval)
-        windows = self._windows()
+        windows = self.windows(self._data())
         total_timesteps, callback = self._setup_learn(
             steps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
-        update = Update(self.policy, self.optimizer, self.max_grad_norm)
+        warm_updates = total_timesteps // 10 if self.warmup_updates is None else self.warmup_updates
         callback.on_training_start(locals(), globals())
         while self.num_timesteps < total_timesteps:
-            self._set_learning_rate()
-            self.policy.train()
-            update(windows.sample(self.batch_size, self.order).to(self.device))
+            share = warm_up(self.num_timesteps, warm_updates)
+            self.train(windows, share * self.lr_schedule(self.progress_remaining))
             self.num_timesteps += 1
-            self._n_updates += 1
             if self.num_timesteps % log_interval == 0:
-                self._log(update)
+                self.dump_logs()
             callback.update_locals(locals())
             if not callback.on_step():
                 break
         callback.on_training_end()
         return self
 
-    def _windows(self) -> Windows:
+    def learn_online(
+        self,
+        steps: int,
+        target_return: float,
+        env: VecEnv | None = None,
+        n_envs: int = 8,
+        round_steps: int = 1_000,
+        round_updates: int = 300,
+        replay_episodes: int = 1_000,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "DecisionTransformer_online",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Go on learning from episodes that the agent plays itself, asked for more than it reaches yet.
+
+        The replay begins with the best episodes of the data. The agent plays, sampling its actions; what an
+        episode returned in fact takes the place of what was asked for (hindsight), and it enters the
+        replay. After every round of steps come updates on windows of the replay. Here ``num_timesteps``
+        counts steps of the environments, as in SB3; there is no warm-up.
+
+        Source: Zheng et al. 2022, arXiv:2202.05607, section 4 and algorithm 1: there a round is one episode
+        of up to 1000 steps and 300 updates.
+
+        Args:
+            steps: of the environments, over all of them.
+            target_return: what is asked for while playing. In the paper twice that of the evaluation.
+            env: environments to play in, not wrapped in `ReturnToGo`; None for `make_env`.
+            n_envs: environments to make.
+            round_steps: steps over all environments from one round of updates to the next.
+            round_updates: updates in a round.
+            replay_episodes: episodes that the replay holds. They are kept in memory.
+            callback: SB3's, called after each step of the environments.
+            log_interval: rounds from one line of the log to the next.
+            tb_log_name: of the run in TensorBoard.
+            reset_num_timesteps: begin counting and schedules anew; False to go on with them.
+            progress_bar: show one.
+
+        Raises:
+            ValueError: if a number is out of range, the agent was loaded without a dataset, or it cannot
+                explore, since it does not sample: train it with ``objective=MaximumEntropy()``.
+            DatasetError: if the environment does not fit the data.
+        """
+        check_sizes(steps=steps, round_steps=round_steps, round_updates=round_updates)
+        check_sizes(replay_episodes=replay_episodes, log_interval=log_interval)
+        replay = Replay(self._data(), replay_episodes)
+        if not isinstance(self.policy.loss.head, RandomHead):
+            raise ValueError(
+                "the agent does not sample its actions: train it with objective=MaximumEntropy()"
+            )
+        env = self.make_env(n_envs, self.seed) if env is None else env
+        check_fits(self.facts, env.observation_space, env.action_space)
+        self.set_env(ReturnToGo(env, target_return))
+        total_timesteps, callback = self._setup_learn(
+            steps, callback, reset_num_timesteps, tb_log_name, progress_bar
+        )
+        rounds = Rounds(self, replay, round_steps, round_updates, log_interval)
+        callback.on_training_start(locals(), globals())
+        while self.num_timesteps < total_timesteps:
+            rounds.play()
+            callback.update_locals(locals())
+            if not callback.on_step():
+                break
+            rounds.learn_if_due()
+        callback.on_training_end()
+        return self
+
+    @property
+    def progress_remaining(self) -> float:
+        """Share of the training that is still to be done, from 1 to 0."""
+        self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
+        return self._current_progress_remaining
+
+    def train(self, windows: Windows, learning_rate: float) -> None:
+        """One update on a batch of windows."""
+        update_learning_rate(self.optimizer, learning_rate)
+        self.policy.train()
+        self._update(windows.sample(self.batch_size, self.order).to(self.device))
+        self._n_updates += 1
+
+    def windows(self, trajectories: Trajectories) -> Windows:
+        """Windows of K steps, with those before them that the core's memory holds."""
+        return Windows(trajectories, self.context_length, burn_in=self.policy.remembered)
+
+    def _data(self) -> Trajectories:
         if self.trajectories is None:
             raise ValueError("the agent was loaded without data: load(path, dataset=...) to train on")
-        return Windows(self.trajectories, self.context_length)
+        return self.trajectories
 
     def _setup_learn(
         self,
@@ -226,6 +337,10 @@ class DecisionTransformer(BaseAlgorithm):
         self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
         self._num_timesteps_at_start = self.num_timesteps
         self._total_timesteps = self.num_timesteps + total_timesteps
+        self._n_updates_at_start = self._n_updates
+        self._update = Update(self.policy, self.optimizer, self.max_grad_norm)
+        self.ep_info_buffer = deque(maxlen=self._stats_window_size)
+        self.ep_success_buffer = deque(maxlen=self._stats_window_size)
         if not self._custom_logger:
             self._logger = configure_logger(
                 self.verbose, self.tensorboard_log, tb_log_name, reset_num_timesteps
@@ -234,29 +349,28 @@ class DecisionTransformer(BaseAlgorithm):
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         """SB3's, with a progress bar that needs no environment."""
-        ready = super()._init_callback(callback)
-        if not progress_bar:
-            return ready
-        both = CallbackList([ready, UpdateProgressBar()])
-        both.init_callback(self)
-        return both
+        given = callback if isinstance(callback, list) else [callback]
+        ready = [each if isinstance(each, BaseCallback) else ConvertCallback(each) for each in given]
+        return super()._init_callback([*ready, ProgressBar()] if progress_bar else ready)
 
-    def _set_learning_rate(self) -> None:
-        self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
-        warm_updates = self._total_timesteps // 10 if self.warmup_updates is None else self.warmup_updates
-        share = warm_up(self.num_timesteps, warm_updates)
-        update_learning_rate(self.optimizer, share * self.lr_schedule(self._current_progress_remaining))
-
-    def _log(self, update: Update) -> None:
-        for name, value in update.take_means().items():
+    def dump_logs(self) -> None:
+        """Write means over the updates since the last time, and how fast it goes."""
+        for name, value in self._update.take_means().items():
             self.logger.record(f"train/{name}", value)
         self.logger.record("train/learning_rate", self.optimizer.param_groups[0]["lr"])
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         seconds = max((time.time_ns() - self.start_time) / 1e9, 1e-9)
-        done = self.num_timesteps - self._num_timesteps_at_start
-        self.logger.record("time/updates_per_second", done / seconds)
+        updates = self._n_updates - self._n_updates_at_start
+        self.logger.record("time/updates_per_second", updates / seconds)
         self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
         self.logger.dump(self.num_timesteps)
+
+    def encode(
+        self, observation: dict[str, NDArray[Any]], actions: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Observations of `rlxf.envs.ReturnToGo` and actions, (E, ...), as `Trajectories` have them."""
+        rows = encode_observations(observation["observation"], self.facts)
+        return rows, action_encoder(self.facts.action_space)(actions)
 
     def predict(  # type: ignore[override]
         self,
@@ -317,6 +431,11 @@ class DecisionTransformer(BaseAlgorithm):
         return env
 
     @property
+    def return_range(self) -> tuple[float, float]:
+        """Smallest and largest return of an episode in the data: what lies outside was never seen."""
+        return self.facts.return_range
+
+    @property
     def reference_scores(self) -> ReferenceScores | None:
         """To normalise returns with; None if there are none."""
         return self.facts.reference_scores
@@ -374,7 +493,7 @@ class DecisionTransformer(BaseAlgorithm):
             TypeError: if the constructor has no such argument.
         """
         archive = checkpoint.read(path)
-        stored = checkpoint.settings(archive) | settings
+        stored = checkpoint.settings(archive, cls) | settings
         agent = cls(None, device=device, **stored, _init_setup_model=False)
         agent.facts = checkpoint.facts(archive)
         agent._setup_model()

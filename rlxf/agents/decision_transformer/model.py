@@ -62,12 +62,14 @@ class DecisionTransformerModel(nn.Module):
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
         """What is minimised, "loss", and its parts, over the real steps of B windows."""
-        features = self.features(batch.observations)
-        steps = Steps(features, batch.actions, batch.return_to_go, batch.time_steps, batch.mask)
-        y = self.read(steps)
-        first = self.remembered
+        y, first = self.read(self.steps(batch)), self.remembered
         parts: dict[str, Tensor] = self.loss(y, batch.actions[:, first:], batch.mask[:, first:].to(y.dtype))
         return parts
+
+    def steps(self, batch: WindowBatch) -> Steps:
+        """Windows as the model reads them."""
+        features = self.features(batch.observations)
+        return Steps(features, batch.actions, batch.return_to_go, batch.time_steps, batch.mask)
 
     def read(self, steps: Steps) -> Tensor:
         """Outputs at the state tokens, (B, W - remembered, C): what the head reads."""

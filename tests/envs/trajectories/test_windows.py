@@ -59,6 +59,20 @@ def test_each_window_is_the_slice_of_its_episode_padded_on_the_left(data, length
             )
 
 
+@pytest.mark.parametrize(("length", "burn_in"), [(1, 1), (3, 2), (CONTEXT, 4), (4, 30), (30, 5)])
+def test_with_a_burn_in_the_steps_before_come_along(data, length, burn_in):
+    batch = Windows(data, length, burn_in).starting_at(np.arange(data.steps))
+    for start in range(data.steps):
+        episode = np.searchsorted(data.offsets, start, side="right") - 1
+        first = max(start - burn_in, data.offsets[episode])
+        end = min(start + length, data.offsets[episode + 1])
+        rows = np.arange(first, end)
+        missing = burn_in + length - len(rows)
+        assert batch.mask[start].tolist() == [False] * missing + [True] * len(rows)
+        assert batch.actions[start].tolist() == [0] * missing + data.actions[rows].tolist()
+        assert batch.time_steps[start, missing:].tolist() == (rows - data.offsets[episode]).tolist()
+
+
 def test_steps_are_drawn_uniformly_so_episodes_by_their_length(data):
     batch = Windows(data, CONTEXT).sample(24_000, torch.Generator().manual_seed(0))
     first = torch.argmax(batch.mask.int(), dim=1)

@@ -1,0 +1,69 @@
+"""Playing on while learning, and keeping what was played as whole episodes."""
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecEnv
+
+from rlxf.agents.decision_transformer.replay import Episode
+
+
+class Player(Protocol):
+    """Who plays."""
+
+    def predict(
+        self, observation: Any, state: Any, episode_start: Any, deterministic: bool
+    ) -> tuple[NDArray[Any], Any]:
+        """Choose actions."""
+
+    def encode(self, observation: Any, actions: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Observations and actions as in the data."""
+
+
+class Step(NamedTuple):
+    """What E environments showed, did and paid at one step."""
+
+    observations: NDArray[Any]
+    actions: NDArray[Any]
+    rewards: NDArray[np.float32]
+
+
+class Collector:
+    """Plays in E environments side by side, sampling actions, and hands out episodes as they end.
+
+    Args:
+        player: chooses the actions.
+        env: wrapped in `ReturnToGo`; it is reset.
+    """
+
+    def __init__(self, player: Player, env: VecEnv):
+        self.player, self.env = player, env
+        self._seen: Any = env.reset()
+        self._state: Any = None
+        self._starts = np.ones(env.num_envs, np.bool_)
+        self._steps: list[Step] = []
+        self._first = np.zeros(env.num_envs, np.int64)
+
+    def step(self) -> tuple[list[Episode], NDArray[np.bool_], list[dict[str, Any]]]:
+        """One step of every environment: the episodes that it ended, who ended, and the infos."""
+        actions, self._state = self.player.predict(self._seen, self._state, self._starts, deterministic=False)
+        observations, taken = self.player.encode(self._seen, actions)
+        self._seen, rewards, dones, infos = self.env.step(actions)
+        self._steps.append(Step(observations, taken, np.asarray(rewards, np.float32)))
+        ended = [self._episode(row) for row in np.flatnonzero(dones).tolist()]
+        fillers = np.array([info.get("filler", False) for info in infos], np.bool_)
+        self._starts = dones | fillers
+        self._first[self._starts] = len(self._steps)
+        self._forget()
+        return ended, dones, infos
+
+    def _episode(self, row: int) -> Episode:
+        steps = self._steps[self._first[row] :]
+        return Episode(*(np.stack([part[row] for part in parts]) for parts in zip(*steps, strict=True)))
+
+    def _forget(self) -> None:
+        """Drop the steps before every episode that is still played."""
+        over = int(self._first.min())
+        del self._steps[:over]
+        self._first -= over

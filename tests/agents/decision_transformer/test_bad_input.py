@@ -1,0 +1,125 @@
+"""Bad input is a clear error with the value in it, before any training starts."""
+
+import numpy as np
+import pytest
+
+from rlxf import DecisionTransformer, TransformerSpec
+from rlxf.agents.decision_transformer import MaximumEntropy
+from rlxf.attention import LearnedAbsolute
+from rlxf.envs import FaultyEnvironmentError
+from rlxf.envs.trajectories import DatasetError
+from tests.agents.decision_transformer.worlds import SIZES, VECTOR, shown, small_agent, some_trajectories
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"context_length": 0}, "context_length must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"episode_length": -3}, "episode_length must be at least 1, got -3"),
+        ({"learning_rate": -1e-4}, "learning_rate must be finite and at least 0, got -0.0001"),
+        ({"learning_rate": float("nan")}, "learning_rate must be finite and at least 0, got nan"),
+        ({"weight_decay": -1.0}, "weight_decay must be finite and at least 0, got -1.0"),
+        ({"warmup_updates": -1}, "warmup_updates must be finite and at least 0, got -1"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be finite and more than 0, got 0.0"),
+        ({"return_scale": 0.0}, "return_scale must be finite and more than 0, got 0.0"),
+        ({"core": TransformerSpec(causal=False)}, "its core needs causal=True"),
+        ({"core": TransformerSpec(cross_attention=True)}, "cross_attention=False"),
+        ({"core": TransformerSpec(**SIZES, position=LearnedAbsolute(14))}, "position 14 has no vector"),
+    ],
+)
+def test_a_setting_out_of_range(settings, message):
+    with pytest.raises(ValueError, match=message):
+        DecisionTransformer(some_trajectories(), **({"context_length": 5} | settings))
+
+
+def test_a_size_that_is_no_whole_number():
+    with pytest.raises(TypeError, match=r"context_length must be a whole number, got 2\.5"):
+        DecisionTransformer(some_trajectories(), context_length=2.5)
+
+
+def test_a_misspelt_setting():
+    with pytest.raises(TypeError, match="contextlength"):
+        DecisionTransformer(some_trajectories(), contextlength=20)
+
+
+def test_no_dataset():
+    with pytest.raises(ValueError, match="dataset is None: give a Minari id"):
+        DecisionTransformer(None)
+
+
+def test_an_unknown_dataset(minari_root):
+    with pytest.raises(DatasetError, match="'test/missing-v0' is not in"):
+        DecisionTransformer("test/missing-v0")
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"target_entropy": float("nan")}])
+def test_an_objective_out_of_range(options):
+    with pytest.raises(ValueError, match=r"got 0\.0|got nan"):
+        MaximumEntropy(**options)
+
+
+@pytest.mark.parametrize("number", [0, -5])
+def test_no_steps_to_learn(number):
+    with pytest.raises(ValueError, match=f"steps must be at least 1, got {number}"):
+        small_agent().learn(number)
+
+
+@pytest.mark.parametrize("observation", [np.zeros((2, 3)), {"observation": np.zeros((2, 3))}])
+def test_an_observation_that_asks_for_no_return_names_the_wrapper(observation):
+    with pytest.raises(TypeError, match=r"rlxf\.envs\.ReturnToGo\(env, target_return\)"):
+        small_agent().predict(observation)
+
+
+def test_an_observation_of_another_shape():
+    agent = small_agent()
+    seen = shown(agent.trajectories, np.array([0, 1])) | {"observation": np.zeros((2, 4), np.float32)}
+    with pytest.raises(ValueError, match=r"an observation has shape \(4,\), in the data it is \(3,\)"):
+        agent.predict(seen)
+
+
+def test_a_nan_is_named_with_its_environment():
+    agent = small_agent()
+    seen = shown(agent.trajectories, np.array([0, 1]))
+    seen["observation"][1, 2] = np.nan
+    with pytest.raises(FaultyEnvironmentError, match="observation of environment 1 is nan at index 2"):
+        agent.predict(seen)
+    seen = shown(agent.trajectories, np.array([0, 1]))
+    seen["return_to_go"][0] = np.inf
+    with pytest.raises(FaultyEnvironmentError, match="return to go of environment 0 is inf"):
+        agent.predict(seen)
+
+
+def test_a_state_or_starts_of_another_number_of_environments():
+    agent = small_agent()
+    _, state = agent.predict(shown(agent.trajectories, np.array([0, 1])))
+    three = shown(agent.trajectories, np.array([1, 2, 3]))
+    with pytest.raises(ValueError, match="state is of 2 environments, the observation of 3"):
+        agent.predict(three, state)
+    with pytest.raises(ValueError, match=r"episode_start is of shape \(2,\), the observation of 3"):
+        agent.predict(three, None, np.array([True, False]))
+
+
+def test_a_dataset_that_names_no_environment_says_what_to_pass():
+    with pytest.raises(ValueError, match=r"test/small-v0 does not say which environment.*pass one"):
+        small_agent().make_env(2)
+
+
+def test_an_environment_that_asks_for_no_return(cartpole):
+    agent = DecisionTransformer(cartpole, context_length=3, device="cpu")
+    with pytest.raises(TypeError, match="asks for no return: wrap it"):
+        agent.set_env(agent.make_env(1))
+
+
+def test_an_environment_of_other_spaces(cartpole):
+    agent = DecisionTransformer(cartpole, context_length=3, device="cpu")
+    other = DecisionTransformer(some_trajectories(VECTOR), context_length=3, device="cpu")
+    other.trajectories = None
+    other.facts = other.facts.__class__(**vars(other.facts) | {"env_id": agent.facts.env_id})
+    with pytest.raises(DatasetError, match="the environment does not fit dataset test/small-v0"):
+        other.make_env(1)
+
+
+def test_learning_online_without_a_policy_that_samples():
+    with pytest.raises(ValueError, match=r"train it with objective=MaximumEntropy\(\)"):
+        small_agent().learn_online(10, 1.0)

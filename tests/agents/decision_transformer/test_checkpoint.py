@@ -1,0 +1,214 @@
+"""A file holds the whole agent; damaged and foreign ones are refused by name."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from rlxf import DecisionTransformer, GTrXLPPO
+from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
+from rlxf.envs.trajectories import DatasetError, ReferenceScores
+from rlxf.training import CheckpointError, CosineSchedule, read_archive, write_archive
+from tests.agents.decision_transformer.worlds import (
+    ACTIONS,
+    CORES,
+    OBSERVATIONS,
+    shown,
+    small_agent,
+    some_trajectories,
+)
+
+PLAIN = decision_transformer(width=16, layers=1, heads=1, dropout=0.0)
+
+
+def weights(agent):
+    return [parameter.detach() for parameter in agent.policy.parameters()]
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_a_loaded_agent_acts_as_the_one_that_was_saved(tmp_path, core):
+    agent = small_agent(core=CORES[core])
+    agent.learn(2)
+    agent.save(tmp_path / "agent")
+    loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
+    seen = shown(agent.trajectories, np.array([3, 12]))
+    np.testing.assert_array_equal(agent.predict(seen)[0], loaded.predict(seen)[0])
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize("observations", OBSERVATIONS)
+def test_so_it_does_for_all_spaces(tmp_path, observations, actions):
+    agent = small_agent(some_trajectories(OBSERVATIONS[observations], ACTIONS[actions]))
+    agent.save(tmp_path / "agent.zip")
+    loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
+    seen = shown(agent.trajectories, np.array([3, 12]))
+    np.testing.assert_array_equal(agent.predict(seen)[0], loaded.predict(seen)[0])
+
+
+@pytest.mark.parametrize("objective", [None, MaximumEntropy(0.3, -1.0)], ids=["imitation", "maximum entropy"])
+def test_learning_goes_on_as_if_it_had_not_been_saved(tmp_path, objective):
+    def fresh():
+        return small_agent(core=PLAIN, objective=objective, warmup_updates=2)
+
+    straight = fresh().learn(4)
+    torch.manual_seed(5)  # the entropy of a Gaussian is estimated from torch's global generator
+    straight.learn(4, reset_num_timesteps=False)
+    fresh().learn(4).save(tmp_path / "half.zip")
+    resumed = DecisionTransformer.load(tmp_path / "half.zip", straight.trajectories, device="cpu")
+    torch.manual_seed(5)
+    resumed.learn(4, reset_num_timesteps=False)
+    assert resumed.num_timesteps == 8
+    assert all(map(torch.equal, weights(straight), weights(resumed)))
+
+
+def test_settings_come_back(tmp_path):
+    settings = {
+        "learning_rate": CosineSchedule(1e-3, 1e-5),
+        "batch_size": 7,
+        "weight_decay": 0.01,
+        "warmup_updates": 5,
+        "max_grad_norm": 0.5,
+        "return_scale": 12.0,
+        "episode_length": 30,
+        "objective": MaximumEntropy(0.2),
+        "core": CORES["memory"],
+        "tensorboard_log": tmp_path / "runs",
+    }
+    small_agent(**settings).save(tmp_path / "agent.zip")
+    loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
+    expected = settings | {"tensorboard_log": str(tmp_path / "runs")}
+    assert {name: getattr(loaded, name) for name in settings} == expected
+
+
+def test_a_setting_may_be_changed_when_loading(tmp_path):
+    small_agent().save(tmp_path / "agent.zip")
+    assert DecisionTransformer.load(tmp_path / "agent.zip", device="cpu", batch_size=3).batch_size == 3
+    with pytest.raises(TypeError, match="batchsize"):
+        DecisionTransformer.load(tmp_path / "agent.zip", device="cpu", batchsize=3)
+
+
+def test_what_is_known_of_the_data_comes_back(tmp_path, cartpole):
+    agent = DecisionTransformer(cartpole, context_length=3, device="cpu")
+    agent.save(tmp_path / "agent.zip")
+    loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
+    assert loaded.facts == agent.facts
+    assert loaded.return_range == (cartpole.returns.min(), cartpole.returns.max())
+    env = loaded.make_env(2, seed=0)
+    assert env.num_envs == 2
+    assert env.envs[0].spec.id == "CartPole-v1"
+
+
+def test_reference_scores_come_back(tmp_path):
+    scores = ReferenceScores(1.0, 2.0, "a test")
+    small_agent(some_trajectories(reference_scores=scores)).save(tmp_path / "agent.zip")
+    assert DecisionTransformer.load(tmp_path / "agent.zip", device="cpu").reference_scores == scores
+
+
+def test_an_environment_comes_back_with_its_arguments_and_limit(tmp_path):
+    spec = gymnasium.make("Pendulum-v1", g=5.0, max_episode_steps=17).spec
+    data = some_trajectories(eval_env_spec=spec)
+    small_agent(data).save(tmp_path / "agent.zip")
+    back = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu").facts.env_spec
+    assert (back.id, back.kwargs["g"], back.max_episode_steps) == ("Pendulum-v1", 5.0, 17)
+
+
+def test_an_environment_that_is_not_registered_is_missed_when_it_is_made(tmp_path):
+    spec = gymnasium.envs.registration.EnvSpec("Missing-v0", entry_point="nowhere:Missing")
+    small_agent(some_trajectories(eval_env_spec=spec)).save(tmp_path / "agent.zip")
+    loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
+    with pytest.raises(
+        ValueError, match="the data are from 'Missing-v0', which Gymnasium does not know here"
+    ):
+        loaded.make_env(1)
+
+
+def test_no_code_is_named_in_a_file(tmp_path):
+    spec = gymnasium.envs.registration.EnvSpec("Missing-v0", entry_point="nowhere:Missing")
+    small_agent(some_trajectories(eval_env_spec=spec)).save(tmp_path / "agent.zip")
+    assert b"nowhere" not in (tmp_path / "agent.zip").read_bytes()
+
+
+def test_an_agent_without_data_says_so(tmp_path):
+    small_agent().save(tmp_path / "agent.zip")
+    loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
+    with pytest.raises(ValueError, match=r"loaded without data: load\(path, dataset=\.\.\.\)"):
+        loaded.learn(1)
+
+
+def test_data_of_other_spaces_are_refused(tmp_path):
+    small_agent().save(tmp_path / "agent.zip")
+    with pytest.raises(DatasetError, match="action space"):
+        DecisionTransformer.load(
+            tmp_path / "agent.zip", some_trajectories(action_space=ACTIONS["Discrete"]), device="cpu"
+        )
+
+
+def test_equal_agents_give_equal_files(tmp_path):
+    for name in ("a.zip", "b.zip"):
+        small_agent().learn(2).save(tmp_path / name)
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
+def test_an_altered_file_is_refused(tmp_path, at):
+    path = tmp_path / "agent.zip"
+    small_agent().save(path)
+    data = bytearray(path.read_bytes())
+    data[int(at * len(data))] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError):
+        DecisionTransformer.load(path)
+
+
+@pytest.mark.faults
+def test_a_file_of_another_agent_is_refused_by_both(tmp_path):
+    sizes = {"memory_length": 8, "n_steps": 8, "segment_length": 8, "batch_size": 8, "n_envs": 2}
+    GTrXLPPO("MlpGTrXLPolicy", "CartPole-v1", **sizes).save(tmp_path / "gtrxl.zip")
+    small_agent().save(tmp_path / "dt.zip")
+    with pytest.raises(CheckpointError, match="holds no DecisionTransformer agent"):
+        DecisionTransformer.load(tmp_path / "gtrxl.zip")
+    with pytest.raises(CheckpointError, match="holds no GTrXLPPO agent"):
+        GTrXLPPO.load(tmp_path / "dt.zip")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda agent: agent["settings"].pop("core"), "core"),
+        (lambda agent: agent["settings"].update(magic=1), "magic"),
+        (lambda agent: agent["settings"]["objective"].update(name="Magic"), "no objective 'Magic'"),
+        (lambda agent: agent["settings"].update(context_length=0), "context_length"),
+        (lambda agent: agent["facts"].pop("env_id"), "env_id"),
+        (lambda agent: agent["facts"].update(magic=1), "magic"),
+        (lambda agent: agent["facts"]["action_space"].update(type="Magic"), "its type must be one of"),
+        (lambda agent: agent["progress"].pop("num_timesteps"), "num_timesteps"),
+    ],
+)
+def test_a_whole_file_with_a_wrong_description_is_refused(tmp_path, change, message):
+    path = tmp_path / "agent.zip"
+    small_agent().save(path)
+    archive = read_archive(path)
+    change(archive.documents["agent"])
+    write_archive(path, archive.documents, archive.tensors)
+    with pytest.raises((CheckpointError, ValueError), match=message):
+        DecisionTransformer.load(path)
+
+
+@pytest.mark.faults
+def test_weights_of_another_shape_are_refused(tmp_path):
+    small_agent().save(tmp_path / "agent.zip")
+    with pytest.raises(CheckpointError, match="do not fit"):
+        DecisionTransformer.load(tmp_path / "agent.zip", core=PLAIN, device="cpu")
+
+
+@pytest.mark.faults
+def test_a_generators_state_that_is_none_is_refused(tmp_path):
+    path = tmp_path / "agent.zip"
+    small_agent().save(path)
+    archive = read_archive(path)
+    archive.tensors["random"]["order"] = torch.zeros(3, dtype=torch.uint8)
+    write_archive(path, archive.documents, archive.tensors)
+    with pytest.raises(CheckpointError, match="no state of a generator"):
+        DecisionTransformer.load(path, device="cpu")

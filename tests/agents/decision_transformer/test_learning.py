@@ -1,0 +1,169 @@
+"""`learn`: what is learned, logged and called back; equal seeds, equal bits."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import CheckpointCallback
+from stable_baselines3.common.logger import configure
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rlxf import DecisionTransformer
+from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
+from rlxf.training import CosineSchedule, linear
+from tests.agents.decision_transformer.worlds import ACTIONS, VECTOR, shown, small_agent, some_trajectories
+
+TINY = decision_transformer(width=16, layers=1, heads=1, dropout=0.0)
+
+
+def told_by_return(actions):
+    """Episodes in which what was done can be told by the return that was had, and by nothing else."""
+    data = some_trajectories(VECTOR, actions, lengths=(6,) * 40)
+    better = np.repeat(np.arange(40) % 2, 6)
+    chosen = better if isinstance(actions, spaces.Discrete) else np.where(better, 0.9, -0.9)[:, None]
+    rewards = better.astype(np.float32)
+    returns = rewards * np.tile(np.arange(6, 0, -1, np.float32), 40)
+    changes = {"actions": chosen.astype(data.actions.dtype), "rewards": rewards, "return_to_go": returns}
+    return some_trajectories(VECTOR, actions, lengths=(6,) * 40, **changes)
+
+
+@pytest.mark.parametrize("objective", [None, MaximumEntropy()], ids=["imitation", "maximum entropy"])
+@pytest.mark.parametrize("actions", [spaces.Discrete(2), spaces.Box(-1, 1, (1,))], ids=["choice", "number"])
+def test_who_asks_for_more_gets_what_was_done_when_there_was_more(actions, objective):
+    data = told_by_return(actions)
+    agent = DecisionTransformer(
+        data, 3, learning_rate=1e-2, seed=0, core=TINY, objective=objective, device="cpu"
+    )
+    agent.learn(150)
+    seen = shown(data, np.array([0, 0]))
+    seen["return_to_go"] = np.array([[0.0], [6.0]], np.float32)
+    low, high = agent.predict(seen)[0]
+    assert low < 0.5 < high
+
+
+def weights(agent):
+    return [parameter.detach().clone() for parameter in agent.policy.parameters()]
+
+
+def same(first, second):
+    return all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize("objective", [None, MaximumEntropy()], ids=["imitation", "maximum entropy"])
+def test_the_same_seed_gives_the_same_bits(objective):
+    core = decision_transformer(width=16, layers=2, heads=2, dropout=0.2)
+    first, again, other = (
+        weights(small_agent(seed=seed, core=core, objective=objective).learn(5)) for seed in (0, 0, 1)
+    )
+    assert same(first, again)
+    assert not same(first, other)
+
+
+def rates(agent, updates, **options):
+    seen = []
+    agent.learn(updates, noting(lambda: seen.append(agent.optimizer.param_groups[0]["lr"])), **options)
+    return seen
+
+
+def noting(note):
+    """A callback that goes on, whatever ``note`` gives."""
+    return lambda values, _: (note(), True)[1]
+
+
+def test_the_rate_warms_up_over_a_tenth_of_the_updates():
+    expected = [0.25, 0.5, 0.75, *[1.0] * 37]
+    assert rates(small_agent(learning_rate=1.0), 40) == pytest.approx(expected)
+
+
+def test_a_schedule_is_followed_while_it_warms_up():
+    expected = [0.5 * 1.0, 1.0 * 0.9, *np.linspace(0.8, 0.1, 8)]
+    assert rates(small_agent(learning_rate=linear(1.0, 0.0), warmup_updates=2), 10) == pytest.approx(expected)
+
+
+def test_a_cosine_falls_to_its_half_in_the_middle():
+    seen = rates(small_agent(learning_rate=CosineSchedule(1e-3, 0.0), warmup_updates=0), 10)
+    assert seen[5] == pytest.approx(5e-4)
+    assert seen == sorted(seen, reverse=True)
+
+
+def test_going_on_continues_the_schedule_and_the_count():
+    agent = small_agent(learning_rate=linear(1.0, 0.0), warmup_updates=0)
+    rates(agent, 10)
+    assert rates(agent, 10, reset_num_timesteps=False) == pytest.approx(np.linspace(0.5, 0.05, 10))
+    assert agent.num_timesteps == 20
+
+
+def test_weights_decay_and_the_temperature_does_not():
+    agent = small_agent(objective=MaximumEntropy(), weight_decay=0.5)
+    (decaying, kept) = agent.optimizer.param_groups
+    assert (decaying["weight_decay"], kept["weight_decay"]) == (0.5, 0.0)
+    assert [id(p) for p in kept["params"]] == [id(agent.policy.loss.log_temperature)]
+    assert len(decaying["params"]) == len(list(agent.policy.parameters())) - 1
+
+
+def test_what_tensorboard_shows(tmp_path):
+    agent = small_agent(objective=MaximumEntropy(), tensorboard_log=str(tmp_path))
+    agent.learn(20, log_interval=10)
+    events = EventAccumulator(str(tmp_path / "DecisionTransformer_1")).Reload()
+    tags = set(events.Tags()["scalars"])
+    assert tags >= {
+        "train/loss",
+        "train/nll",
+        "train/entropy",
+        "train/ent_coef",
+        "train/grad_norm",
+        "train/learning_rate",
+        "time/updates_per_second",
+    }
+    assert [event.step for event in events.Scalars("train/loss")] == [10, 20]
+
+
+def test_the_logged_loss_is_the_mean_since_the_last_line(tmp_path):
+    agent, losses = small_agent(), []
+    agent.set_logger(configure(str(tmp_path), ["csv"]))
+    original = agent.policy.losses
+
+    def noted(batch):
+        parts = original(batch)
+        losses.append(parts["loss"].item())
+        return parts
+
+    agent.policy.losses = noted
+    agent.learn(6, log_interval=3)
+    rows = np.genfromtxt(tmp_path / "progress.csv", delimiter=",", names=True)
+    assert rows["trainloss"] == pytest.approx([np.mean(losses[:3]), np.mean(losses[3:])])
+
+
+def test_a_callback_may_stop_the_training():
+    agent = small_agent()
+    agent.learn(50, lambda values, _: agent.num_timesteps < 7)
+    assert agent.num_timesteps == 7
+
+
+def test_sb3s_checkpoint_callback_and_the_progress_bar(tmp_path, capsys):
+    agent = small_agent()
+    agent.learn(6, CheckpointCallback(save_freq=3, save_path=tmp_path), progress_bar=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "rl_model_3_steps.zip",
+        "rl_model_6_steps.zip",
+    ]
+    assert "6/6" in "".join(capsys.readouterr())
+
+
+def test_the_return_scale_is_the_deviation_of_the_return_to_go():
+    data = some_trajectories()
+    assert small_agent(data).return_scale == pytest.approx(np.std(data.return_to_go, dtype=np.float64))
+    assert small_agent(data, return_scale=7.0).return_scale == 7.0
+    flat = some_trajectories(return_to_go=np.zeros(data.steps, np.float32))
+    assert small_agent(flat).return_scale == 1.0
+
+
+def test_there_is_a_time_embedding_for_each_step_of_the_longest_episode():
+    assert small_agent().policy.tokens.time.num_embeddings == 14
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_all_actions_can_be_learned_from(actions):
+    agent = small_agent(some_trajectories(action_space=ACTIONS[actions]))
+    before = weights(agent)
+    assert not same(before, weights(agent.learn(2)))

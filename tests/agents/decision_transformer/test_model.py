@@ -1,0 +1,138 @@
+"""What the model may see, what the loss counts, and that every weight learns."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
+from rlxf.agents.decision_transformer.core import remembered_steps
+from rlxf.attention import TransformerSpec
+from rlxf.attention.index import EMPTY
+from rlxf.envs.trajectories import Windows
+from tests.agents.decision_transformer.worlds import (
+    ACTIONS,
+    CORES,
+    OBSERVATIONS,
+    K,
+    small_agent,
+    some_trajectories,
+)
+
+
+def windows(agent, starts):
+    return Windows(agent.trajectories, K, burn_in=agent.policy.remembered).starting_at(starts)
+
+
+@torch.no_grad()
+def outputs(agent, batch):
+    return agent.policy.eval().read(agent.policy.steps(batch))
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("part", ["observations", "actions", "return_to_go"])
+def test_outputs_do_not_see_what_comes_later(core, part):
+    agent = small_agent(some_trajectories(lengths=(30,)), core=CORES[core])
+    batch = windows(agent, [14])
+    first = agent.policy.remembered
+    before = outputs(agent, batch)
+    for k in range(K):
+        changed = replace(batch, **{part: getattr(batch, part).clone()})
+        getattr(changed, part)[:, first + k] += 1.0
+        moved = (outputs(agent, changed) - before).abs().amax(dim=(0, 2)) > 0
+        assert not moved[:k].any()
+        assert moved[k] == (part != "actions"), "the action is read off the state token, before it is shown"
+        assert moved[k + 1 : k + 2].all()
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_padding_changes_neither_outputs_nor_loss_nor_gradients(core):
+    agent = small_agent(core=replace(CORES[core], dropout=0.0))
+    batch = windows(agent, [6, 9, 10, 0])
+    gone = ~batch.mask
+    loud = replace(
+        batch, **{name: getattr(batch, name).clone() for name in ("observations", "actions", "return_to_go")}
+    )
+    for part in (loud.observations, loud.actions, loud.return_to_go):
+        part[gone] = 1e4
+    results = []
+    for seen in (batch, loud):
+        agent.policy.zero_grad()
+        loss = agent.policy.losses(seen)["loss"]
+        loss.backward()
+        results.append([loss, *(p.grad for p in agent.policy.parameters() if p.grad is not None)])
+    for quiet, noisy in zip(*results, strict=True):
+        torch.testing.assert_close(quiet, noisy, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loss_is_the_mean_over_real_steps():
+    agent = small_agent()
+    batch = windows(agent, [6, 9, 10, 0])
+    head = agent.policy.loss.head
+    y = outputs(agent, batch)
+    errors = [
+        head.error(y[b, k], batch.actions[b, k]) for b in range(4) for k in range(K) if batch.mask[b, k]
+    ]
+    assert len(errors) < 4 * K
+    with torch.no_grad():
+        torch.testing.assert_close(agent.policy.losses(batch)["loss"], torch.stack(errors).mean())
+
+
+@pytest.mark.parametrize("objective", [None, MaximumEntropy()], ids=["imitation", "maximum entropy"])
+@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize("observations", ["vector", "image"])
+def test_every_weight_gets_a_gradient(observations, actions, objective):
+    data = some_trajectories(OBSERVATIONS[observations], ACTIONS[actions])
+    agent = small_agent(data, objective=objective)
+    agent.policy.losses(windows(agent, [0, 11, 15, 20]))["loss"].backward()
+    without = [name for name, p in agent.policy.named_parameters() if p.grad is None or not p.grad.any()]
+    assert not without
+
+
+def test_tokens_stand_one_after_the_other_from_the_first_real_step():
+    index = small_agent().policy.steps(windows(small_agent(), [7])).index  # two steps: three are missing
+    assert index.episode.tolist() == [[EMPTY] * 9 + [0] * 6]
+    assert index.position[0, 9:].tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("steps", [1, 4, 9])
+def test_memory_is_filled_by_the_steps_before_the_window_and_has_no_gradient(steps):
+    agent = small_agent(some_trajectories(lengths=(30,)), core=replace(CORES["memory"], memory=None))
+    remembering = small_agent(some_trajectories(lengths=(30,)), core=CORES["memory"])
+    assert remembering.policy.remembered == remembered_steps(CORES["memory"]) == 3
+    assert agent.policy.remembered == 0
+    batch = windows(remembering, [20])
+    seen = remembering.policy.steps(batch)
+    seen = replace(seen, features=seen.features.clone().requires_grad_())
+    remembering.policy.eval().read(seen).sum().backward()
+    assert (seen.features.grad[:, :3] == 0).all()
+    assert (seen.features.grad[:, 3:].abs().amax(dim=(0, 2)) > 0).all()
+
+
+def test_steps_beyond_the_longest_episode_share_its_last_embedding():
+    agent = small_agent(episode_length=6)
+    batch = windows(agent, [20])
+    late, last = (replace(batch, time_steps=torch.full_like(batch.time_steps, t)) for t in (4_000, 5))
+    assert torch.equal(outputs(agent, late), outputs(agent, last))
+    assert not torch.equal(
+        outputs(agent, late), outputs(agent, replace(batch, time_steps=last.time_steps - 1))
+    )
+
+
+def test_weights_start_as_in_gpt2():
+    agent = small_agent(core=decision_transformer(width=64, layers=8))
+    fresh = type(agent)(agent.trajectories, core=agent.core, seed=0, device="cpu").policy
+    for name, part in fresh.named_modules():
+        if isinstance(part, nn.Linear) and not name.startswith("features"):
+            branch = name.endswith(("attention.out", "feed_forward.outer"))
+            assert part.weight.std().item() == pytest.approx(0.02 / 4 if branch else 0.02, rel=0.3), name
+            assert not part.bias.any()
+    assert fresh.tokens.time.weight.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_the_recipe_is_a_causal_transformer_without_positions():
+    core = decision_transformer()
+    assert core == TransformerSpec(width=128, layers=3, heads=1, dropout=0.1)
+    assert core.causal
+    assert core.position is None

@@ -1,0 +1,83 @@
+"""The model reproduces Hugging Face's, without its position embedding, with its weights."""
+
+import re
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rlxf.agents.decision_transformer import Imitation, decision_transformer
+from rlxf.agents.decision_transformer.model import DecisionTransformerModel
+from rlxf.agents.decision_transformer.steps import Steps
+from tests.attention.oracle import close, count, fill, load, put
+
+VECTOR = load("decision_transformer")
+HEADS = 2  # no array shows it
+
+
+def weights(name: str) -> tuple[Tensor, Tensor]:
+    key = "w_" + name.replace(".", "__")
+    return VECTOR[f"{key}__weight"], VECTOR[f"{key}__bias"]
+
+
+def fill_transposed(module: nn.Linear, name: str) -> None:
+    weight, bias = weights(name)
+    fill(module, weight.T, bias)
+
+
+@pytest.fixture(scope="module")
+def model() -> DecisionTransformerModel:
+    length, width = VECTOR["w_embed_timestep__weight"].shape
+    inner = VECTOR["w_encoder__h__0__mlp__c_fc__weight"].shape[1]
+    layers = count(VECTOR, "encoder.h")
+    core = decision_transformer(width=width, layers=layers, heads=HEADS, feed_forward=inner)
+    actions = spaces.Box(-1.0, 1.0, VECTOR["in_actions"].shape[2:])
+    shape = tuple(VECTOR["in_states"].shape[2:])
+    model = DecisionTransformerModel(shape, actions, nn.Identity(), core, Imitation(), 1.0, length)
+    model = model.double().eval()
+    put(model.tokens.time.weight, VECTOR["w_embed_timestep__weight"])
+    fill(model.tokens.of_return, *weights("embed_return"))
+    fill(model.tokens.of_state, *weights("embed_state"))
+    fill(model.tokens.of_action, *weights("embed_action"))
+    fill(model.tokens.norm, *weights("embed_ln"))
+    for number, block in enumerate(model.transformer.blocks):
+        layer = f"encoder.h.{number}"
+        fill(block.join_attention.norm, *weights(f"{layer}.ln_1"))
+        fill_transposed(block.attention.qkv, f"{layer}.attn.c_attn")
+        fill_transposed(block.attention.out, f"{layer}.attn.c_proj")
+        fill(block.join_feed_forward.norm, *weights(f"{layer}.ln_2"))
+        fill_transposed(block.feed_forward.inner, f"{layer}.mlp.c_fc")
+        fill_transposed(block.feed_forward.outer, f"{layer}.mlp.c_proj")
+    fill(model.transformer.norm, *weights("encoder.ln_f"))
+    fill(model.loss.head.net, *weights("predict_action.0"))
+    return model
+
+
+def steps() -> Steps:
+    mask = VECTOR["in_attention_mask"].bool()
+    returns = VECTOR["in_returns_to_go"][..., 0]
+    return Steps(VECTOR["in_states"], VECTOR["in_actions"], returns, VECTOR["in_timesteps"], mask)
+
+
+def test_actions_are_those_of_the_reference(model):
+    mask = steps().mask
+    actions = model.loss.head.choose(model.read(steps()), deterministic=True)
+    assert not mask.all(), "the vector should hold padding"
+    close(actions[mask], VECTOR["out_action"][mask])
+
+
+def test_every_weight_of_the_reference_that_makes_actions_is_used(model):
+    others = re.compile("w_predict_(state|return)")
+    used = sum(value.numel() for key, value in VECTOR.items() if key[:2] == "w_" and not others.match(key))
+    assert used == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_padding_does_not_matter(model):
+    seen = steps()
+    gone = ~seen.mask
+    loud = Steps(*(part.clone() for part in vars(seen).values()))
+    for part in (loud.features, loud.actions, loud.return_to_go):
+        part[gone] = 1e4
+    with torch.no_grad():
+        close(model.read(loud)[seen.mask], model.read(seen)[seen.mask])

@@ -1,0 +1,118 @@
+"""Small data in memory, and small agents that are not quiet."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from rlxf import DecisionTransformer
+from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.attention import XL, ALiBi, GRUGate, LearnedAbsolute, RoPE, TransformerSpec, Window, XLRelative
+from rlxf.envs.trajectories import Trajectories, action_encoder, observation_encoder, return_to_go
+
+VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (36, 36, 2), np.uint8)
+SMALL_IMAGE = spaces.Box(0, 255, (5, 5, 3), np.uint8)
+NESTED = spaces.Dict({"number": spaces.Discrete(4), "vector": VECTOR})
+OBSERVATIONS = {"vector": VECTOR, "image": IMAGE, "small image": SMALL_IMAGE, "nested": NESTED}
+ACTIONS = {
+    "Box": spaces.Box(np.array([-1, 0], np.float32), np.array([2, 10], np.float32)),
+    "Box of two axes": spaces.Box(-2.0, 2.0, (2, 2), np.float32),
+    "Box without bounds": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+    "Discrete": spaces.Discrete(3),
+    "MultiDiscrete": spaces.MultiDiscrete([2, 3]),
+}
+LENGTHS = (9, 1, 4, 14)
+K = 5
+SIZES: dict[str, Any] = {"width": 16, "layers": 2, "heads": 2, "feed_forward": 24}
+CORES = {
+    "published": TransformerSpec(**SIZES),
+    "published with dropout": TransformerSpec(**SIZES, dropout=0.3),
+    "learned positions": TransformerSpec(**SIZES, position=LearnedAbsolute(3 * K)),
+    "RoPE": TransformerSpec(**SIZES, position=RoPE()),
+    "ALiBi and a window": TransformerSpec(**SIZES, position=ALiBi(), pattern=Window(4)),
+    "memory": TransformerSpec(**SIZES, position=XLRelative(), memory=XL(7)),
+    "GTrXL": TransformerSpec(
+        **SIZES, position=XLRelative(), memory=XL(6), pattern=Window(7), residual=GRUGate()
+    ),
+}
+
+
+def some_trajectories(
+    observation_space: spaces.Space = VECTOR,
+    action_space: spaces.Space = ACTIONS["Box"],
+    lengths: tuple[int, ...] = LENGTHS,
+    seed: int = 0,
+    **changes: Any,
+) -> Trajectories:
+    """Random observations, actions and rewards."""
+    rng = np.random.default_rng(seed)
+    steps = sum(lengths)
+    rewards = rng.normal(size=steps).astype(np.float32)
+    observations = rows(observation_space, steps, rng)
+    vector = observations.ndim == 2
+    offsets = np.cumsum([0, *lengths])
+    values: dict[str, Any] = {
+        "observations": observations,
+        "actions": rows(action_space, steps, rng, is_action=True),
+        "rewards": rewards,
+        "return_to_go": np.concatenate([return_to_go(part) for part in np.split(rewards, offsets[1:-1])]),
+        "offsets": offsets,
+        "terminated": np.ones(len(lengths), bool),
+        "truncated": np.zeros(len(lengths), bool),
+        "observation_mean": observations.mean(0) if vector else None,
+        "observation_std": observations.std(0) + 0.1 if vector else None,
+        "observation_space": observation_space,
+        "action_space": action_space,
+        "dataset_ids": ("test/small-v0",),
+    }
+    return Trajectories(**(values | {"return_to_go": values["return_to_go"].astype(np.float32)} | changes))
+
+
+def rows(space: spaces.Space, number: int, rng: Any, is_action: bool = False) -> NDArray[Any]:
+    """Random values as the data have them."""
+    encoder = action_encoder(space) if is_action else observation_encoder(space)
+    if np.issubdtype(encoder.dtype, np.floating):
+        wide = isinstance(space, spaces.Box) and space.is_bounded()
+        low, high = (space.low.ravel(), space.high.ravel()) if wide else (-1, 1)
+        return rng.uniform(low, high, (number, *encoder.shape)).astype(np.float32)
+    sizes = 256 if not is_action else getattr(space, "nvec", getattr(space, "n", None))
+    return rng.integers(0, sizes, (number, *encoder.shape)).astype(encoder.dtype)
+
+
+def small_agent(trajectories: Trajectories | None = None, **changes: Any) -> DecisionTransformer:
+    """An agent with noise on every weight, so that what it does depends on what it sees."""
+    settings = {"context_length": K, "batch_size": 8, "seed": 3, "device": "cpu"}
+    settings |= {"core": decision_transformer(width=16, layers=2, heads=2, dropout=0.0)}
+    data = some_trajectories() if trajectories is None else trajectories
+    return make_loud(DecisionTransformer(data, **(settings | changes)))
+
+
+def make_loud(agent: DecisionTransformer, scale: float = 0.3) -> DecisionTransformer:
+    """Add noise to every weight: fresh ones are small and would hide differences."""
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for name, parameter in agent.policy.named_parameters():
+            if not name.startswith("features"):
+                parameter += scale * torch.randn(parameter.shape, generator=generator)
+    return agent
+
+
+def shown(data: Trajectories, steps: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """What `ReturnToGo` would show at these steps of the data, were they played again."""
+    episode = np.searchsorted(data.offsets, steps, side="right") - 1
+    first = data.offsets[episode]
+    time_step = steps - first
+    previous = data.actions[np.maximum(steps - 1, 0)].copy()
+    previous[time_step == 0] = 0
+    observations = data.observations[steps]
+    if data.observation_space.shape == (*observations.shape[2:], *observations.shape[1:2]):
+        observations = np.moveaxis(observations, 1, -1)  # images, as the environment shows them
+    return {
+        "observation": observations,
+        "return_to_go": data.return_to_go[steps][:, None],
+        "previous_action": previous.reshape(len(steps), *(data.action_space.shape or ())),
+        "time_step": time_step[:, None],
+    }
