@@ -284,7 +284,7 @@ def test_ctrl_c_keeps_what_was_learned(tmp_path):
 
 
 def wait_for(log, process) -> None:
-    """Until the first line of numbers is in the log."""
-    while not (log.exists() and log.read_text().count("\n") > 1):
+    """Until the second rollout is in the log, and so the first one learned from."""
+    while not (log.exists() and log.read_text().count("\n") > 2):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
