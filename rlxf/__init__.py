@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.agents.decision_transformer import DecisionTransformer
     from rlxf.agents.gtrxl import GTrXLPPO
     from rlxf.attention import TransformerSpec
+    from rlxf.collection import collect
     from rlxf.evaluation import evaluate
 
 __version__ = version("rlxf")
@@ -23,9 +24,10 @@ _HOME = {
     "DecisionTransformer": "rlxf.agents.decision_transformer",
     "TransformerSpec": "rlxf.attention",
     "evaluate": "rlxf.evaluation",
+    "collect": "rlxf.collection",
 }
 
-__all__ = ["GTrXLPPO", "DecisionTransformer", "TransformerSpec", "evaluate"]
+__all__ = ["GTrXLPPO", "DecisionTransformer", "TransformerSpec", "evaluate", "collect"]
 
 register_envs()
 

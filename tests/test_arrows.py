@@ -15,9 +15,10 @@ MAY_IMPORT = {
     "envs": {"envs"},
     "training": {"training"},
     "evaluation": {"evaluation", "envs"},
+    "collection": {"collection", "envs", "evaluation"},
     "agents": {"agents", "attention", "envs", "training"},
-    "cli": {"agents", "attention", "cli", "envs", "evaluation", "training"},
-    "": {"agents", "attention", "envs", "evaluation"},  # rlxf/__init__.py: the public names
+    "cli": {"agents", "attention", "cli", "collection", "envs", "evaluation", "training"},
+    "": {"agents", "attention", "collection", "envs", "evaluation"},  # rlxf/__init__.py: the public names
 }
 COMMANDS = {home.partition(":")[0] for home in commands.COMMANDS.values()}
 TECHNIQUES = {"positions", "patterns", "kernels", "memory", "residuals"}

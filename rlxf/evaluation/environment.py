@@ -34,7 +34,7 @@ def opened(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None) -> It
         TypeError: if ``env`` is nothing to play in.
         ValueError: if ``env`` is None and the agent has none.
     """
-    with _vectorised(agent, env, n_envs) as vec_env, _at_rest(unwrap_vec_normalize(vec_env)):
+    with _prepared(agent, env, n_envs) as vec_env, _at_rest(unwrap_vec_normalize(vec_env)):
         if seed is not None:
             vec_env.seed(seed)
         yield vec_env
@@ -52,20 +52,53 @@ def raw_rewards(env: VecEnv, rewards: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def _vectorised(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
+def vectorised(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
+    """Environments side by side: as given, or ``n_envs`` of an id, which are closed at the end.
+
+    Raises:
+        TypeError: if ``env`` is nothing to play in.
+        ValueError: if the id is unknown.
+    """
+    if isinstance(env, VecEnv):
+        yield env
+    elif isinstance(env, str):
+        made = make_vec_env(env, n_envs)
+        try:
+            yield made
+        finally:
+            made.close()
+    else:
+        yield _adapted(env)
+
+
+def normalised_as_in_training(agent: Any, env: VecEnv) -> VecEnv:
+    """``env`` as the agent saw it in training: with its ``VecNormalize``, if observations were normalised."""
+    get_normalizer = getattr(agent, "get_vec_normalize_env", None)
+    trained = None if get_normalizer is None else get_normalizer()
+    if trained is None or not trained.norm_obs:
+        return env
+    wrapped = VecNormalize(
+        env,
+        training=False,
+        norm_reward=False,
+        clip_obs=trained.clip_obs,
+        epsilon=trained.epsilon,
+        norm_obs_keys=trained.norm_obs_keys,
+    )
+    wrapped.obs_rms = deepcopy(trained.obs_rms)
+    return wrapped
+
+
+@contextmanager
+def _prepared(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
     if env is None:
         with _own(agent, n_envs) as own:
             yield own
     elif isinstance(env, VecEnv):
         yield env
-    elif isinstance(env, str):
-        made = make_vec_env(env, n_envs)
-        try:
-            yield _normalised(agent, made)
-        finally:
-            made.close()
     else:
-        yield _normalised(agent, _adapted(env))
+        with vectorised(env, n_envs) as vec_env:
+            yield normalised_as_in_training(agent, vec_env)
 
 
 def _adapted(env: gymnasium.Env | VectorEnv) -> VecEnv:
@@ -94,24 +127,6 @@ def _own(agent: Any, n_envs: int) -> Iterator[VecEnv]:
         raise ValueError(
             f"{type(agent).__name__} has no environment of its own: pass env, e.g. a Gymnasium id"
         )
-
-
-def _normalised(agent: Any, env: VecEnv) -> VecEnv:
-    """A fresh environment shows what the agent saw in training: normalised observations, if they were."""
-    get_normalizer = getattr(agent, "get_vec_normalize_env", None)
-    trained = None if get_normalizer is None else get_normalizer()
-    if trained is None or not trained.norm_obs:
-        return env
-    wrapped = VecNormalize(
-        env,
-        training=False,
-        norm_reward=False,
-        clip_obs=trained.clip_obs,
-        epsilon=trained.epsilon,
-        norm_obs_keys=trained.norm_obs_keys,
-    )
-    wrapped.obs_rms = deepcopy(trained.obs_rms)
-    return wrapped
 
 
 @contextmanager

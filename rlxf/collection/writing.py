@@ -1,0 +1,116 @@
+"""Minari datasets that are there as a whole or not at all."""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import minari
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from minari.data_collector import EpisodeBuffer
+from minari.dataset.minari_dataset import parse_dataset_id
+from minari.dataset.minari_storage import MinariStorage
+from minari.namespace import create_namespace, list_local_namespaces
+from minari.storage.datasets_root_dir import get_dataset_path
+
+AT_ONCE = 64
+"""Episodes held in memory until they are written."""
+
+
+def check_new(dataset_id: str) -> None:
+    """Raise unless a dataset can be recorded under this id.
+
+    Raises:
+        ValueError: if it is no Minari id.
+        FileExistsError: if there is such a dataset.
+    """
+    try:
+        parse_dataset_id(dataset_id)
+    except ValueError as error:
+        raise ValueError(
+            f"{dataset_id!r} is no Minari id; write namespace/name-v0, for example rlxf/tmaze/mixed-v0"
+        ) from error
+    if get_dataset_path(dataset_id).exists():
+        raise FileExistsError(
+            f"dataset {dataset_id} exists in {get_dataset_path(dataset_id)}; choose another name or version, "
+            f"or delete it first: minari delete {dataset_id}"
+        )
+
+
+def write_dataset(
+    dataset_id: str,
+    episodes: Iterable[EpisodeBuffer],
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    env_spec: EnvSpec | None,
+    metadata: dict[str, Any],
+) -> minari.MinariDataset:
+    """Write episodes as they come, in HDF5, images without loss, and give the dataset.
+
+    They go into a hidden folder that is renamed at the end: what fails on the way leaves nothing behind.
+
+    Args:
+        dataset_id: a new Minari id.
+        episodes: at least one; their errors pass.
+        observation_space: of the observations.
+        action_space: of the actions.
+        env_spec: of the environment; None if it has none.
+        metadata: what the dataset says of itself beside that, as in Minari.
+
+    Raises:
+        OSError: if the disk is full or cannot be written.
+        FileExistsError: if there is such a dataset.
+    """
+    check_new(dataset_id)
+    folder = get_dataset_path() / f".temporary-{uuid4().hex}"
+    try:
+        with _naming(dataset_id):
+            (folder / "data").mkdir(parents=True)
+            storage = MinariStorage.new(
+                folder / "data", observation_space, action_space, env_spec, "hdf5", jpeg_encoding=False
+            )
+            storage.update_metadata(
+                {"dataset_id": dataset_id, "minari_version": minari.__version__, **metadata}
+            )
+        for some in _batches(episodes):
+            with _naming(dataset_id):
+                storage.update_episodes(some)
+        with _naming(dataset_id):
+            _put_in_place(folder, dataset_id)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return minari.load_dataset(dataset_id)
+
+
+def _batches(episodes: Iterable[EpisodeBuffer]) -> Iterator[list[EpisodeBuffer]]:
+    rest = iter(episodes)
+    while some := list(islice(rest, AT_ONCE)):
+        yield some
+
+
+def _put_in_place(folder: Path, dataset_id: str) -> None:
+    for path in (folder / "data").iterdir():
+        with open(path, "rb") as handle:
+            os.fsync(handle.fileno())
+    namespace, _, _ = parse_dataset_id(dataset_id)
+    if namespace is not None and namespace not in list_local_namespaces():
+        create_namespace(namespace)
+    os.rename(folder, get_dataset_path(dataset_id))
+
+
+@contextmanager
+def _naming(dataset_id: str) -> Iterator[None]:
+    """Errors of the disk say what was written where. HDF5 raises RuntimeError for some of them."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise OSError(
+            f"cannot write dataset {dataset_id} to {get_dataset_path()} ({reason}); nothing is left of it. "
+            f"Free some space, or set MINARI_DATASETS_PATH to a folder on another disk"
+        ) from error

@@ -1,0 +1,356 @@
+"""What a recorded dataset holds, read by Minari and by the data path."""
+
+import resource
+
+import gymnasium
+import minari
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from sb3_contrib import RecurrentPPO
+from stable_baselines3 import PPO
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from rlxf import GTrXLPPO
+from rlxf.collection import collect
+from rlxf.envs import FaultyEnvironmentError, make_vec_env
+from rlxf.envs.trajectories import ReferenceScores, load_trajectories, reference_scores
+from tests.collection.worlds import Diary, Failing, Pointer
+from tests.evaluation.askable import Obedient, Purse
+from tests.evaluation.tasks import vec
+
+ID = "test/diary-v0"
+SCALE = ReferenceScores(0.0, 10.0, "here")
+
+
+@pytest.fixture(autouse=True)
+def _root(minari_root):
+    return minari_root
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:no spec makes the environment again")
+
+
+def record(agent=None, env=None, episodes=8, **options):
+    env = vec(Diary(), Diary()) if env is None else env
+    options = {"reference_scores": SCALE} | options
+    return collect(agent, env, ID, episodes, **options)
+
+
+def check_diary(episode, number):
+    """An episode of `Diary` played by `Pointer`."""
+    length = number + 2
+    last = np.arange(length) == length - 1
+    np.testing.assert_array_equal(episode.observations, [[number, time] for time in range(length + 1)])
+    np.testing.assert_array_equal(episode.actions[:, 0], np.arange(length))
+    np.testing.assert_array_equal(episode.rewards, np.arange(length))
+    np.testing.assert_array_equal(episode.terminations, last & (number % 2 == 0))
+    np.testing.assert_array_equal(episode.truncations, last & (number % 2 == 1))
+
+
+def numbers(dataset):
+    return [int(episode.observations[0, 0]) for episode in dataset.iterate_episodes()]
+
+
+# What is recorded
+
+
+def test_every_step_of_every_episode_is_there():
+    dataset = record(Pointer())
+    assert sorted(numbers(dataset)) == [0, 0, 1, 1, 2, 2, 3, 3]
+    for episode in dataset.iterate_episodes():
+        check_diary(episode, int(episode.observations[0, 0]))
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_however_gymnasiums_vector_environments_reset(mode):
+    dataset = record(Pointer(), SyncVectorEnv([Diary, Diary], autoreset_mode=mode))
+    assert sorted(numbers(dataset)) == [0, 0, 1, 1, 2, 2, 3, 3]
+    for episode in dataset.iterate_episodes():
+        check_diary(episode, int(episode.observations[0, 0]))
+
+
+def test_parts_of_a_dict_are_kept_apart():
+    dataset = record(Pointer(), vec(Diary(as_dict=True)), episodes=3)
+    for number, episode in enumerate(dataset.iterate_episodes()):
+        np.testing.assert_array_equal(episode.observations["page"][:, 1], np.arange(number + 3))
+        np.testing.assert_array_equal(episode.observations["mark"], np.arange(number + 3) % 3)
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_floats_are_stored_in_single_precision(as_dict):
+    dataset = record(env=vec(Diary(as_dict)), episodes=1)
+    stored = next(dataset.iterate_episodes()).observations
+    page = stored["page"] if as_dict else stored
+    assert page.dtype == np.float32
+    space = dataset.observation_space["page"] if as_dict else dataset.observation_space
+    assert space.dtype == np.float32
+
+
+def picture(time):
+    return np.random.default_rng(time).integers(0, 256, (36, 36, 3), dtype=np.uint8)
+
+
+def test_images_are_stored_without_loss():
+    class Noise(Diary):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = gymnasium.spaces.Box(0, 255, (36, 36, 3), np.uint8)
+
+        def look(self):
+            return picture(self.time)
+
+    dataset = record(env=vec(Noise()), episodes=1)
+    seen = next(dataset.iterate_episodes()).observations
+    for time, image in enumerate(seen):
+        np.testing.assert_array_equal(image, picture(time))
+    assert not load_trajectories(dataset).lossy_images
+
+
+def test_the_data_path_reads_it():
+    data = load_trajectories(record(Pointer()))
+    assert sorted(data.lengths) == [2, 2, 3, 3, 4, 4, 5, 5]
+    assert data.returns.sum() == sum(range(2)) * 2 + sum(range(3)) * 2 + sum(range(4)) * 2 + sum(range(5)) * 2
+    assert data.terminated.sum() == data.truncated.sum() == 4
+
+
+def test_observations_are_raw_where_the_agent_sees_them_normalised():
+    trained_in = VecNormalize(vec(Diary(), Diary()))
+    agent = PPO("MlpPolicy", trained_in, n_steps=16, batch_size=16, n_epochs=1, device="cpu").learn(32)
+    seen = []
+    predict = agent.predict
+    agent.predict = lambda obs, *rest: seen.append(obs) or predict(obs, *rest)
+    dataset = record(agent, vec(Diary()), episodes=3)
+    assert numbers(dataset) == [0, 1, 2]
+    first = trained_in.normalize_obs(np.array([[0.0, 0.0]]))
+    np.testing.assert_allclose(seen[0], first, rtol=1e-5)
+    assert not np.allclose(first, 0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy", "options"),
+    [
+        (PPO, "MlpPolicy", {"n_steps": 8, "batch_size": 8}),
+        (RecurrentPPO, "MlpLstmPolicy", {"n_steps": 8, "batch_size": 8}),
+        (
+            GTrXLPPO,
+            "MlpGTrXLPolicy",
+            {"n_steps": 8, "segment_length": 8, "memory_length": 4, "batch_size": 8},
+        ),
+    ],
+    ids=["PPO", "RecurrentPPO", "GTrXLPPO"],
+)
+def test_agents_are_recorded_doing_what_they_do_alone(algorithm, policy, options):
+    """One environment: the deterministic agent, its memory passed on by hand, acts as was recorded."""
+    agent = algorithm(policy, make_vec_env("CartPole-v1", 1), seed=0, device="cpu", **options)
+    dataset = collect(agent, "CartPole-v1", ID, 3, deterministic=True, seed=5, reference_scores=SCALE)
+    state, start = None, np.ones(1, bool)
+    for episode in sorted(dataset.iterate_episodes(), key=lambda episode: episode.id):
+        state, start = None, np.ones(1, bool)
+        for observation, action in zip(episode.observations, episode.actions, strict=False):
+            alone, state = agent.predict(observation[None], state, start, deterministic=True)
+            assert alone[0] == action
+            start = np.zeros(1, bool)
+
+
+# Skills
+
+
+def test_random_actions_take_their_share():
+    dataset = record(Pointer(), vec(*(Diary() for _ in range(10))), episodes=300, mix=(0, 0.3, 1))
+    wrong = [
+        episode.actions[:, 0] != np.arange(len(episode.actions)) for episode in dataset.iterate_episodes()
+    ]
+    shares = [np.concatenate(wrong[start : start + 100]).mean() for start in (0, 100, 200)]
+    assert shares[0] == 0
+    assert 0.25 < shares[1] < 0.35
+    assert shares[2] > 0.99
+
+
+def test_several_agents_play_as_many_episodes_each():
+    first, second = Pointer(), Pointer()
+    dataset = record([first, None, second], episodes=9)
+    assert first.asked > 0
+    assert second.asked > 0
+    followed = [
+        (episode.actions[:, 0] == np.arange(len(episode.actions))).all()
+        for episode in dataset.iterate_episodes()
+    ]
+    assert followed == [True] * 3 + [False] * 3 + [True] * 3
+
+
+def test_an_agent_that_only_acts_at_random_is_not_asked():
+    agent = Pointer()
+    record(agent, mix=(1,))
+    assert agent.asked == 0
+
+
+def test_an_agent_that_can_be_asked_is_asked_for_each_target():
+    dataset = record(Obedient(), vec(Purse(), Purse()), episodes=6, target_returns=[3, 1, 2])
+    returns = [episode.rewards.sum() for episode in dataset.iterate_episodes()]
+    assert returns == pytest.approx([3, 3, 1, 1, 2, 2])
+    assert "2 episodes of Obedient asked for 3" in dataset.storage.metadata["description"]
+    space, inner = dataset.observation_space, Purse().observation_space
+    assert (space, dataset.action_space) == (inner, Purse().action_space)
+
+
+# Seeds
+
+
+def test_the_seed_decides_everything():
+    def rewards(name, seed):
+        agent = PPO("MlpPolicy", "CartPole-v1", seed=0, n_steps=8, batch_size=8, device="cpu")
+        dataset = collect(
+            agent, "CartPole-v1", f"test/{name}-v0", 6, mix=(0, 0.5), seed=seed, reference_scores=SCALE
+        )
+        return [episode.actions.tolist() for episode in dataset.iterate_episodes()]
+
+    first = rewards("a", 1)
+    assert first == rewards("b", 1)
+    assert first != rewards("c", 2)
+
+
+# What it says of itself
+
+
+def test_metadata_name_who_played_what():
+    dataset = record(
+        Pointer(), "rlxf-test/Diary-v0", mix=(0, 0.5), seed=3, author="Ada", reference_scores=None, n_envs=2
+    )
+    metadata = dataset.storage.metadata
+    assert dataset.id == ID
+    assert dataset.env_spec.id == "rlxf-test/Diary-v0"
+    assert metadata["author"] == {"Ada"}
+    assert metadata["algorithm_name"] == "Pointer"
+    assert metadata["data_format"] == "hdf5"
+    assert (
+        "4 episodes of Pointer; 4 episodes of Pointer with 0.5 of random actions" in metadata["description"]
+    )
+    assert "seed 3" in metadata["description"]
+
+
+def test_reference_scores_are_those_of_random_and_agent():
+    dataset = record(Pointer(), "rlxf-test/Diary-v0", reference_scores=None, n_envs=4)
+    scores = reference_scores(dataset.storage.metadata, dataset.env_spec)
+    lengths = np.tile(np.arange(25) + 2, 4)  # 100 episodes, 25 of each environment
+    assert scores.maximum == pytest.approx((lengths * (lengths - 1) / 2).mean())
+    assert abs(scores.minimum) < scores.maximum / 2
+    assert "Pointer over 100 episodes" in dataset.storage.metadata["description"]
+    assert minari.get_normalized_score(dataset, np.array(scores.maximum)) == pytest.approx(1)
+
+
+def test_given_reference_scores_come_first():
+    scores = reference_scores(record(Pointer()).storage.metadata, None)
+    assert (scores.minimum, scores.maximum) == (0, 10)
+
+
+def test_random_play_has_no_scale():
+    assert "ref_max_score" not in record(None, reference_scores=None).storage.metadata
+
+
+def test_the_environment_can_be_made_again():
+    env = make_vec_env("rlxf/TMaze-v0", 2, env_kwargs={"corridor_length": 3})
+    dataset = record(None, env, episodes=2)
+    assert dataset.recover_environment().unwrapped.rules.corridor_length == 3
+    other = make_vec_env("CartPole-v1", 2, wrapper_class=gymnasium.wrappers.FlattenObservation)
+    dataset = collect(None, other, "test/cartpole-v0", 2, reference_scores=SCALE)
+    assert dataset.env_spec.id == "CartPole-v1"
+
+
+def test_an_environment_that_cannot_be_made_again_is_a_warning():
+    with pytest.warns(UserWarning, match="no spec makes the environment again"):
+        dataset = record(Pointer())
+    assert dataset.env_spec is None
+    assert len(load_trajectories(dataset).lengths) == 8
+
+
+def test_a_bar_counts_episodes(capsys):
+    record(Pointer(), progress_bar=True)
+    assert "8/8" in capsys.readouterr().out
+
+
+# What goes wrong
+
+
+def left(root):
+    return sorted(path.name for path in root.iterdir() if path.is_dir())
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("dies", "an environment failed: RuntimeError.*the engine stalled"),
+        ("observation", "observation of step 3 of an episode is NaN or infinite"),
+        ("reward", "reward of step 2 of an episode is NaN or infinite"),
+    ],
+)
+def test_an_environment_that_fails_leaves_nothing(how, told, minari_root):
+    with pytest.raises(FaultyEnvironmentError, match=told):
+        record(Pointer(), vec(Failing(how)))
+    assert left(minari_root) == []
+
+
+@pytest.mark.faults
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # HDF5 objects that could not be closed
+@pytest.mark.parametrize("limit", [1, 20_000, 300_000])
+def test_a_full_disk_leaves_nothing(limit, minari_root):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # the kernel refuses bytes beyond it
+    try:
+        with pytest.raises(OSError, match=rf"cannot write dataset {ID} to .*nothing is left of it"):
+            record(Pointer(), episodes=100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert left(minari_root) == []
+
+
+@pytest.mark.faults
+def test_ctrl_c_leaves_nothing(minari_root):
+    class Interrupted(Pointer):
+        def predict(self, *args, **kwargs):
+            if self.asked == 5:
+                raise KeyboardInterrupt
+            return super().predict(*args, **kwargs)
+
+    with pytest.raises(KeyboardInterrupt):
+        record(Interrupted())
+    assert left(minari_root) == []
+
+
+def test_a_dataset_that_exists_is_left_alone():
+    before = record(Pointer(), episodes=2)
+    agent = Pointer()
+    with pytest.raises(FileExistsError, match=f"dataset {ID} exists"):
+        record(agent)
+    assert agent.asked == 0
+    assert minari.load_dataset(ID).total_episodes == before.total_episodes == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "told"),
+    [
+        ({"episodes": 0}, ValueError, "at least one for each of 1 skills, got 0"),
+        ({"episodes": 2, "mix": (0, 0.5, 1)}, ValueError, "at least one for each of 3 skills, got 2"),
+        ({"mix": ()}, ValueError, r"nobody to record: .* mix \[\]"),
+        ({"mix": (0, 1.5)}, ValueError, "from 0 to 1, got 1.5"),
+        ({"n_envs": 0}, ValueError, "n_envs must be at least 1, got 0"),
+        ({"agent": object()}, TypeError, "must have predict"),
+        ({"agent": []}, ValueError, r"nobody to record: got agents \[\]"),
+        ({"target_returns": (1, np.nan)}, ValueError, "finite numbers"),
+        ({"env": "Nope-v0"}, ValueError, "Nope-v0"),
+        ({"env": VecNormalize(DummyVecEnv([Diary]))}, ValueError, "without VecNormalize"),
+    ],
+    ids=["none", "too few", "no mix", "mix", "n_envs", "agent", "no agent", "target", "id", "normalised"],
+)
+def test_bad_input_is_refused(given, error, told, minari_root):
+    with pytest.raises(error, match=told):
+        record(**({"agent": Pointer()} | given))
+    assert left(minari_root) == []
+
+
+def test_what_is_no_id_is_refused():
+    with pytest.raises(ValueError, match="'my data' is no Minari id; write namespace/name-v0"):
+        collect(None, "CartPole-v1", "my data", 1)
