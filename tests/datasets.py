@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import h5py
 import minari
 import numpy as np
@@ -74,6 +75,16 @@ def record_random(
     """`record` of `random_episodes`."""
     episodes = random_episodes(lengths, observation_space, action_space, seed)
     return record(episodes, dataset_id, observation_space, action_space, **options)
+
+
+def record_cartpole(
+    lengths: Sequence[int] = (9, 3, 12, 1), dataset_id: str = ID, seed: int = 0
+) -> minari.MinariDataset:
+    """Random numbers that are said to come from CartPole-v1, inside of its bounds."""
+    env = gymnasium.make("CartPole-v1")
+    bounds = np.array([4.8, 5, 0.4, 5], np.float32)
+    episodes = random_episodes(lengths, spaces.Box(-bounds, bounds), env.action_space, seed)
+    return record(episodes, dataset_id, env.observation_space, env.action_space, env=env)
 
 
 def data_file(dataset: minari.MinariDataset) -> Path:

@@ -5,7 +5,9 @@ from typing import Protocol
 
 COMMANDS = {
     "train gtrxl": "rlxf.cli.train_gtrxl:TrainGTrXL",
+    "train dt": "rlxf.cli.train_dt:TrainDecisionTransformer",
     "evaluate": "rlxf.cli.evaluate:Evaluate",
+    "collect": "rlxf.cli.collect:Collect",
     "datasets": "rlxf.cli.datasets:Datasets",
     "techniques": "rlxf.cli.techniques:Techniques",
 }
@@ -14,7 +16,9 @@ COMMANDS = {
 SUMMARIES = {
     "train": "Train an agent.",
     "train gtrxl": "Train a Gated Transformer-XL with PPO on a Gymnasium task.",
+    "train dt": "Train a Decision Transformer on Minari datasets.",
     "evaluate": "Play whole episodes with the agent of a run and report its returns.",
+    "collect": "Record the agents of runs, or random play, into a Minari dataset.",
     "datasets": "List the Minari datasets on this machine.",
     "techniques": "List what a transformer can be made of.",
 }

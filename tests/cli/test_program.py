@@ -13,6 +13,7 @@ import pytest
 
 from rlxf.cli.commands import COMMANDS, SUMMARIES
 from rlxf.cli.program import main, parse
+from tests.datasets import record_cartpole
 from tests.sources import parsed
 
 WITHOUT_TORCH = ["", "train", "evaluate", "techniques"]
@@ -95,7 +96,8 @@ def test_every_option_is_explained(name):
 
 
 @pytest.mark.slow
-def test_the_examples_run_as_printed(capsys):
+def test_the_examples_run_as_printed(capsys, minari_root):
+    record_cartpole(dataset_id="rlxf/cartpole/mixed-v0")
     for home in COMMANDS.values():
         main(shlex.split(re.search(r"Example: rlxf (.+)", resolve_name(home).__doc__)[1]))
     assert "Evaluation over 500 episodes" in capsys.readouterr().out

@@ -31,6 +31,7 @@ from rlxf.agents.decision_transformer.actions import to_environment
 from rlxf.agents.decision_transformer.core import resolve_core
 from rlxf.agents.decision_transformer.facts import Facts
 from rlxf.agents.decision_transformer.heads import RandomHead
+from rlxf.agents.decision_transformer.hyperparameters import record_hyperparameters
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.objective import warm_up
 from rlxf.agents.decision_transformer.objectives import Imitation, Objective
@@ -38,7 +39,6 @@ from rlxf.agents.decision_transformer.progress import ProgressBar
 from rlxf.agents.decision_transformer.replay import Replay
 from rlxf.agents.decision_transformer.rounds import Rounds
 from rlxf.agents.decision_transformer.settings import check_coefficients, check_sizes
-from rlxf.agents.decision_transformer.steps import Steps
 from rlxf.agents.decision_transformer.update import Update, make_optimizer
 from rlxf.attention import TransformerSpec
 from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
@@ -286,7 +286,7 @@ class DecisionTransformer(BaseAlgorithm):
                 "the agent does not sample its actions: train it with objective=MaximumEntropy()"
             )
         env = self.make_env(n_envs, self.seed) if env is None else env
-        check_fits(self.facts, env.observation_space, env.action_space)
+        self.check_env(env)
         self.set_env(ReturnToGo(env, target_return))
         total_timesteps, callback = self._setup_learn(
             steps, callback, reset_num_timesteps, tb_log_name, progress_bar
@@ -345,6 +345,7 @@ class DecisionTransformer(BaseAlgorithm):
             self._logger = configure_logger(
                 self.verbose, self.tensorboard_log, tb_log_name, reset_num_timesteps
             )
+        record_hyperparameters(self)
         return self._total_timesteps, self._init_callback(callback, progress_bar)
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
@@ -372,18 +373,18 @@ class DecisionTransformer(BaseAlgorithm):
         rows = encode_observations(observation["observation"], self.facts)
         return rows, action_encoder(self.facts.action_space)(actions)
 
-    def predict(  # type: ignore[override]
+    def predict(
         self,
-        observation: dict[str, NDArray[Any]],
-        state: Steps | None = None,
+        observation: NDArray[Any] | dict[str, NDArray[Any]],
+        state: Any = None,
         episode_start: NDArray[np.bool_] | None = None,
         deterministic: bool = True,
-    ) -> tuple[NDArray[Any], Steps]:
+    ) -> tuple[NDArray[Any], Any]:
         """Choose actions, as in SB3; the last K steps go in and come out as ``state``.
 
         Args:
             observation: of `rlxf.envs.ReturnToGo`, of one environment or of E.
-            state: what the last call gave; None to begin.
+            state: the `Steps` that the last call gave; None to begin.
             episode_start: (E,) bool, which observations are the first of an episode. Those with time step 0
                 are so anyway.
             deterministic: the most likely action instead of a sample. With `Imitation`, Box actions are
@@ -427,8 +428,12 @@ class DecisionTransformer(BaseAlgorithm):
                 f"pass one, for example evaluate(agent, env='CartPole-v1')"
             )
         env = env_util.make_vec_env(partial(gymnasium.make, spec), n_envs, seed)
-        check_fits(self.facts, env.observation_space, env.action_space)
+        self.check_env(env)
         return env
+
+    def check_env(self, env: VecEnv) -> None:
+        """Raise DatasetError unless the environments, not yet wrapped, have the spaces of the data."""
+        check_fits(self.facts, env.observation_space, env.action_space)
 
     @property
     def return_range(self) -> tuple[float, float]:

@@ -1,0 +1,48 @@
+"""An agent's settings in TensorBoard's HPARAMS tab, beside what it achieves with them."""
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from stable_baselines3.common.logger import HParam
+
+from rlxf.agents.decision_transformer.checkpoint import constructor_settings
+from rlxf.training import schedule_to_text
+from rlxf.training.tensorboard import record_for_tensorboard, writes_tensorboard
+
+if TYPE_CHECKING:
+    from rlxf.agents.decision_transformer.learner import DecisionTransformer
+
+METRICS = ("train/loss", "rollout/ep_rew_mean", "eval/mean_reward", "eval/iqm", "eval/normalized_score")
+"""Tags whose last values TensorBoard shows beside the hyper-parameters; those not logged stay blank."""
+
+NO_HYPERPARAMETERS = ("tensorboard_log", "verbose", "core")
+Plain = bool | int | float | str
+
+
+def record_hyperparameters(agent: "DecisionTransformer") -> None:
+    """Have the agent's logger write its `hyperparameters`, if it writes TensorBoard events."""
+    if writes_tensorboard(agent.logger):
+        values = HParam(hyperparameters(agent), dict.fromkeys(METRICS, 0.0))
+        record_for_tensorboard(agent.logger, "hparams", values)
+
+
+def hyperparameters(agent: "DecisionTransformer") -> dict[str, Plain]:
+    """What the agent learns with, defaults included, each a number, a word or a short text.
+
+    Beside the constructor's arguments: algorithm, datasets, environment, and what the core is made of.
+    """
+    settings = constructor_settings(agent)
+    values = {name: value for name, value in settings.items() if name not in NO_HYPERPARAMETERS}
+    values |= {field.name: getattr(agent.core, field.name) for field in fields(agent.core)}
+    values |= {
+        "algorithm": type(agent).__name__,
+        "dataset": ", ".join(agent.facts.dataset_ids),
+        "env": agent.facts.env_id,
+        "learning_rate": schedule_to_text(agent.learning_rate),
+        "feed_forward": agent.core.inner_width,
+    }
+    return {name: _plain(value) for name, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> Plain:
+    return value if isinstance(value, Plain) else repr(value)

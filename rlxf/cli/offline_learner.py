@@ -1,0 +1,41 @@
+"""The options of learning from data."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rlxf.agents.decision_transformer.objectives import OBJECTIVES
+from rlxf.training import parse_schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineLearner:
+    """AdamW on windows of the data. A schedule is a number, linear:START:END or cosine:START:END."""
+
+    context_length: int = 20
+    """Steps that the agent sees, the present one included."""
+    batch_size: int = 64
+    """Windows in an update."""
+    learning_rate: str = "0.0001"
+    """Schedule of AdamW's learning rate."""
+    weight_decay: float = 1e-4
+    """How much AdamW lets the weights decay."""
+    warmup_updates: int | None = None
+    """Updates over which the rate rises from 0; None is a tenth of all."""
+    max_grad_norm: float = 0.25
+    """Largest norm of the gradient."""
+    return_scale: float | None = None
+    """What returns are divided by; None is the deviation of the returns to go in the data."""
+    episode_length: int | None = None
+    """Time steps with an embedding of their own; None is the longest episode of the data."""
+    objective: Literal["Imitation", "MaximumEntropy"] = "Imitation"
+    """What is minimised. MaximumEntropy gives a stochastic policy, which can go on learning online."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where tensors live; auto takes the GPU if there is one."""
+
+    def arguments(self) -> dict[str, Any]:
+        """These options as arguments of the agent."""
+        read = {
+            "learning_rate": parse_schedule(self.learning_rate),
+            "objective": OBJECTIVES[self.objective](),
+        }
+        return asdict(self) | read
