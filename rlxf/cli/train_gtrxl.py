@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 from tyro.conf import arg
 
@@ -16,6 +17,7 @@ from rlxf.agents.gtrxl.policy import policy_for
 from rlxf.attention import TransformerSpec
 from rlxf.cli.counts import check_counts
 from rlxf.cli.learner import Learner
+from rlxf.cli.looks import Looks
 from rlxf.cli.normalization import normalised, normalised_alike
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Task
@@ -53,6 +55,7 @@ class TrainGTrXL:
     """Scale each number of the observation by its mean and deviation so far. The run keeps both."""
     progress_bar: bool = True
     """Show progress bars."""
+    looks: Annotated[Looks, arg(name="")] = Looks()
     learner: Annotated[Learner, arg(name="")] = Learner()
     core: TransformerSpec = gtrxl()
     """The transformer. With the defaults it is a Gated Transformer-XL."""
@@ -68,6 +71,7 @@ class TrainGTrXL:
 
     def _check(self) -> None:
         check_counts(self, "total_timesteps", "episodes", "evaluate_every")
+        self.looks.check()
         if self._path.exists():
             raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")
 
@@ -91,7 +95,7 @@ class TrainGTrXL:
             "normalize_observations": self.normalize_observations,
         }
         core = {"core": agent.core.to_dict()}
-        return {"agent": "gtrxl"} | asdict(self.task) | own | asdict(self.learner) | core
+        return {"agent": "gtrxl"} | asdict(self.task) | own | asdict(self.looks) | asdict(self.learner) | core
 
     def _train(self, agent: GTrXLPPO, env: VecEnv, run: RunFolder) -> None:
         show(as_table(str(run.path), run.config))
@@ -101,19 +105,23 @@ class TrainGTrXL:
 
     def _learn(self, agent: GTrXLPPO, run: RunFolder) -> None:
         try:
-            with self._evaluations(agent) as callback:
-                agent.learn(self.total_timesteps, callback, progress_bar=self.progress_bar)
+            with self._evaluations(agent) as evaluations, self._looks() as looks:
+                agent.learn(self.total_timesteps, evaluations + looks, progress_bar=self.progress_bar)
         finally:
             keep(agent, run)
 
+    def _looks(self) -> AbstractContextManager[list[BaseCallback]]:
+        """What shows the inside of the agent; it films when evaluations are made."""
+        return self.looks.callbacks(self.task, self.evaluate_every or self.total_timesteps)
+
     @contextmanager
-    def _evaluations(self, agent: GTrXLPPO) -> Iterator[EvaluationCallback | None]:
+    def _evaluations(self, agent: GTrXLPPO) -> Iterator[list[BaseCallback]]:
         """What evaluates while the agent learns, if that is asked for."""
         if self.evaluate_every is None:
-            yield None
+            yield []
             return
         with self._fresh_env(agent) as env:
-            yield EvaluationCallback(env, self.episodes, self.evaluate_every)
+            yield [EvaluationCallback(env, self.episodes, self.evaluate_every)]
 
     def _evaluate(self, agent: GTrXLPPO) -> None:
         with self._fresh_env(agent) as env:

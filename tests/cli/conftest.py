@@ -14,5 +14,8 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 def finished(tmp_path_factory):
     """The folder of a run."""
     path = tmp_path_factory.mktemp("run") / "tmaze"
-    train("--run", str(path), "--evaluate-every", "32", "--core.residual", "add", "--core.position=RoPE")
+    looks = ["--attention-maps-every", "100", "--videos"]
+    train(
+        "--run", str(path), "--evaluate-every", "32", "--core.residual", "add", "--core.position=RoPE", *looks
+    )
     return path

@@ -34,8 +34,8 @@ class Reading:
     def last(cls, policy: GTrXLPolicy, buffer: SegmentBuffer, environments: int) -> Self:
         """The last segment of each of the first environments of a rollout."""
         per_environment = buffer.n_steps // buffer.segment_length
-        ends = torch.arange(1, min(environments, buffer.n_envs) + 1) * per_environment
-        batch = buffer.segments(ends - 1, buffer.advantages)
+        first = torch.arange(min(environments, buffer.n_envs), device=buffer.hidden.device)
+        batch = buffer.segments((first + 1) * per_environment - 1, buffer.advantages)
         with torch.no_grad():
             tokens = policy.tokens(batch.obs, batch.previous).unflatten(0, tuple(batch.index.shape))
         return cls(policy.transformer, tokens, batch.index, batch.state)
