@@ -1,21 +1,23 @@
 """``rlxf evaluate``: play episodes with the agent of a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
 from rlxf.cli.counts import check_counts
 from rlxf.cli.screen import show
-from rlxf.cli.task import Json, Task
+from rlxf.cli.task import Json
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
-    from rlxf.agents.gtrxl import GTrXLPPO
+    from rlxf.cli.players import Agent
+    from rlxf.evaluation import Report, TargetSweep
     from rlxf.training import RunFolder
 
 
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 class Evaluate:
     """Play whole episodes with the agent of a run and report its returns.
 
-    The numbers also go to TensorBoard, in the folder "evaluation" of the run.
+    If a best checkpoint was chosen while it learned, it plays too, and is reported beside the last one. The
+    numbers also go to TensorBoard, in the folders "evaluation" and "evaluation-best" of the run.
 
     Example: rlxf evaluate runs/gtrxl-rlxf-TMaze-v0-0 --episodes 500
     """
@@ -33,13 +36,15 @@ class Evaluate:
     episodes: int = 200
     """Number of episodes: 200 resolve a success rate to about 0.07."""
     env: str | None = None
-    """Gymnasium id of another task with the same spaces; None is the one trained on."""
+    """Gymnasium id of another task with the same spaces; None is the one trained on, or that of the data."""
     env_kwargs: Json = field(default_factory=dict)
     """Arguments of the environment as a JSON object; without --env they change those trained with."""
     deterministic: bool = True
     """Take the most likely action instead of a sample."""
     n_envs: int = 32
     """Environments side by side, at most one per episode."""
+    target_returns: tuple[float, ...] = ()
+    """Returns to ask a Decision Transformer for, in the same episodes; none: the highest in its data."""
     seed: int = 1_000_000
     """Of the environments; far from the seeds one trains with, so that generated levels are new."""
     progress_bar: bool = True
@@ -49,38 +54,48 @@ class Evaluate:
 
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
-        from rlxf.agents.gtrxl import GTrXLPPO
-        from rlxf.training import RunFolder, load_normalizer
+        from rlxf.cli.checkpoints import checkpoints_of
+        from rlxf.cli.players import load_agent, make_env, targets_of
+        from rlxf.training import RunFolder
 
         check_counts(self, "episodes", "n_envs")
         run = RunFolder.open(self.run)
-        env = self._task(run.config).make(min(self.n_envs, self.episodes), None)
-        agent = GTrXLPPO.load(run.checkpoint, env=env, device=self.device)
-        if run.config.get("normalize_observations", False):
-            env = load_normalizer(run.normalizer, env)
-        return partial(self._evaluate, agent, env, run)
+        env = make_env(run, self.env, self.env_kwargs, min(self.n_envs, self.episodes))
+        files = checkpoints_of(run)
+        agents = {name: load_agent(run, env, path, self.device) for name, path in files.items()}
+        targets = targets_of(list(agents.values()), self.target_returns)
+        return partial(self._evaluate, agents, env, targets, run)
 
-    def _task(self, config: dict[str, Any]) -> Task:
-        previous_reward = config.get("previous_reward", False)
-        if self.env is not None:
-            return Task(env=self.env, env_kwargs=self.env_kwargs, previous_reward=previous_reward)
-        kwargs = config["env_kwargs"] | self.env_kwargs
-        return Task(env=config["env"], env_kwargs=kwargs, previous_reward=previous_reward)
+    def _evaluate(
+        self, agents: "dict[str, Agent]", env: "VecEnv", targets: Sequence[float] | None, run: "RunFolder"
+    ) -> None:
+        from rlxf.cli.checkpoints import pictures, tables
 
-    def _evaluate(self, agent: "GTrXLPPO", env: "VecEnv", run: "RunFolder") -> None:
+        with closing(env):
+            reports = {name: self._report(agent, name, env, targets, run) for name, agent in agents.items()}
+        steps = {name: agent.num_timesteps for name, agent in agents.items()}
+        for table in tables(reports, steps):
+            show(table)
+        for path in pictures(reports, run):
+            show(f"requested and achieved: {path}")
+
+    def _report(
+        self, agent: "Agent", name: str, env: "VecEnv", targets: Sequence[float] | None, run: "RunFolder"
+    ) -> "Report | TargetSweep":
         from torch.utils.tensorboard import SummaryWriter
 
+        from rlxf.cli.checkpoints import FOLDERS
         from rlxf.evaluation import evaluate
+        from rlxf.evaluation.environment import normalised_as_in_training
 
-        with SummaryWriter(str(run.path / "evaluation")) as writer:
-            report = evaluate(
+        with SummaryWriter(str(run.path / FOLDERS[name])) as writer:
+            return evaluate(
                 agent,
-                env,
+                normalised_as_in_training(agent, env),
                 self.episodes,
+                target_returns=targets,
                 deterministic=self.deterministic,
                 seed=self.seed,
                 progress_bar=self.progress_bar,
                 logger=writer,
             )
-        env.close()
-        show(report.table())

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from tyro.conf import arg
 
@@ -23,6 +23,15 @@ class Task:
 
     previous_reward: bool = False
     """The reward before is part of each step's input, for tasks in which it tells something: bandits."""
+
+    @classmethod
+    def of_run(cls, config: dict[str, Any], env: str | None, env_kwargs: dict[str, Any]) -> Self:
+        """The task of a run, with other arguments; or another one, ``env``, that shows the agent as much."""
+        previous_reward = config.get("previous_reward", False)
+        if env is not None:
+            return cls(env=env, env_kwargs=env_kwargs, previous_reward=previous_reward)
+        kwargs = config["env_kwargs"] | env_kwargs
+        return cls(env=config["env"], env_kwargs=kwargs, previous_reward=previous_reward)
 
     def make(self, n_envs: int, seed: int | None) -> "VecEnv":
         """So many environments side by side.

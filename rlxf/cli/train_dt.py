@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv
+from torch.utils.tensorboard import SummaryWriter
 from tyro.conf import arg
 
 from rlxf.agents.decision_transformer import DecisionTransformer, decision_transformer
 from rlxf.attention import TransformerSpec
+from rlxf.cli.checkpoints import FOLDERS, tables
 from rlxf.cli.counts import check_counts
 from rlxf.cli.offline_learner import OfflineLearner
 from rlxf.cli.screen import as_table, show
 from rlxf.envs.make import make_vec_env
-from rlxf.evaluation import EvaluationCallback, evaluate
+from rlxf.evaluation import EvaluationCallback, TargetSweep, evaluate
 from rlxf.training import RunFolder
 
 ENVIRONMENTS = 32
@@ -29,7 +32,8 @@ class TrainDecisionTransformer:
     """Train a Decision Transformer on Minari datasets, evaluate it, and keep all of it in a new folder.
 
     The folder holds config.json, checkpoint.zip, progress.csv and TensorBoard events; look at them with
-    "tensorboard --logdir runs". Ctrl-C ends the training and keeps what was learned.
+    "tensorboard --logdir runs". Ctrl-C ends the training and keeps what was learned. With --evaluate-every
+    there is also best.zip, the agent at its best evaluation; it is reported beside the last one.
 
     Every part of the transformer is chosen by name, e.g. --core.position rope; upper and lower case are
     the same. --help then shows the options of what was chosen, "rlxf techniques" what there is to choose.
@@ -110,36 +114,50 @@ class TrainDecisionTransformer:
         show(as_table(str(run.path), run.config))
         with closing(agent.logger):
             self._learn(agent, run)
-            self._evaluate(agent)
+            self._evaluate(agent, run)
 
     def _learn(self, agent: DecisionTransformer, run: RunFolder) -> None:
         try:
-            with self._evaluations(agent) as callbacks:
+            with self._evaluations(agent, run) as callbacks:
                 agent.learn(self.updates, callbacks, self.log_interval, progress_bar=self.progress_bar)
         finally:
             keep(agent, run)
 
     @contextmanager
-    def _evaluations(self, agent: DecisionTransformer) -> Iterator[list[BaseCallback]]:
+    def _evaluations(self, agent: DecisionTransformer, run: RunFolder) -> Iterator[list[BaseCallback]]:
         """What evaluates while the agent learns, if that is asked for."""
         if self.evaluate_every is None:
             yield []
             return
         with self._fresh_env(agent) as env:
             targets = self._targets(agent)
-            yield [EvaluationCallback(env, self.episodes, self.evaluate_every, target_returns=targets)]
+            yield [
+                EvaluationCallback(
+                    env, self.episodes, self.evaluate_every, target_returns=targets, best_path=run.best
+                )
+            ]
 
-    def _evaluate(self, agent: DecisionTransformer) -> None:
+    def _evaluate(self, agent: DecisionTransformer, run: RunFolder) -> None:
+        """Report the last checkpoint, and the best one beside it if evaluations chose one."""
+        agents = {"last": agent}
+        reports = {"last": self._report(agent, agent.logger)}
+        if run.best.is_file():
+            agents["best"] = DecisionTransformer.load(run.best, device=agent.device)
+            with SummaryWriter(str(run.path / FOLDERS["best"])) as writer:
+                reports["best"] = self._report(agents["best"], writer)
+        for table in tables(reports, {name: each.num_timesteps for name, each in agents.items()}):
+            show(table)
+
+    def _report(self, agent: DecisionTransformer, logger: Logger | SummaryWriter) -> TargetSweep:
         with self._fresh_env(agent) as env:
-            report = evaluate(
+            return evaluate(
                 agent,
                 env,
                 self.episodes,
                 target_returns=self._targets(agent),
                 progress_bar=self.progress_bar,
-                logger=agent.logger,
+                logger=logger,
             )
-        show(report.table())
 
     @contextmanager
     def _fresh_env(self, agent: DecisionTransformer) -> Iterator[VecEnv]:

@@ -22,7 +22,7 @@ def checked_targets(targets: Sequence[float], data_range: tuple[float, float] | 
 
 def data_range(agent: Any) -> tuple[float, float] | None:
     """Smallest and largest return of an episode in the data that the agent learned from; None if unknown."""
-    return getattr(getattr(agent, "facts", None), "return_range", None)
+    return getattr(agent, "return_range", None)
 
 
 def _warn_outside(targets: list[float], low: float, high: float) -> None:

@@ -14,6 +14,7 @@ from rlxf.training.plain_json import dump_json, load_json
 
 CONFIG = "config.json"
 CHECKPOINT = "checkpoint.zip"
+BEST = "best.zip"
 NORMALIZER = "normalizer.zip"
 LOG = "progress.csv"
 
@@ -68,6 +69,11 @@ class RunFolder:
     def checkpoint(self) -> Path:
         """Where the checkpoint of the run is, or will be."""
         return self.path / CHECKPOINT
+
+    @property
+    def best(self) -> Path:
+        """Where the checkpoint is that was the best in the evaluations during training, if there is one."""
+        return self.path / BEST
 
     @property
     def normalizer(self) -> Path:

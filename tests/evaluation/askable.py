@@ -1,7 +1,5 @@
 """An agent that does what it is asked for, as far as it can, and the task it does it in."""
 
-from types import SimpleNamespace
-
 import numpy as np
 from gymnasium import spaces
 
@@ -23,7 +21,7 @@ class Purse(Countdown):
 class Obedient:
     """Spreads what is still wanted over the steps that are left; learned from returns of 1 to 3."""
 
-    facts = SimpleNamespace(return_range=(1.0, 3.0))
+    return_range = (1.0, 3.0)
     reference_scores = ReferenceScores(1.0, 3.0, "metadata of test/purse-v0")
     num_timesteps = 7
 

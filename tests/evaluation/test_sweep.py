@@ -85,7 +85,7 @@ def test_a_target_that_the_data_do_not_hold_is_a_warning_with_their_range():
 
 def test_without_data_there_is_no_warning():
     class Free(Obedient):
-        facts = None
+        return_range = None
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,0 +1,45 @@
+"""The last checkpoint of a run and the best one: side by side, never mixed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.table import Table
+
+from rlxf.evaluation import Report, TargetSweep
+from rlxf.training import RunFolder
+
+FOLDERS = {"last": "evaluation", "best": "evaluation-best"}
+"""Where the numbers of each go in the folder of the run: one run each in TensorBoard."""
+HEADINGS = {
+    "last": "Last checkpoint, step {:,}",
+    "best": "Best checkpoint, step {:,}, chosen by other episodes during training",
+}
+
+
+def checkpoints_of(run: RunFolder) -> dict[str, Path]:
+    """ "last" -> where it is; and "best", if evaluations chose one while the agent learned."""
+    last = {"last": run.checkpoint}
+    return last | {"best": run.best} if run.best.is_file() else last
+
+
+def tables(reports: Mapping[str, Report | TargetSweep], steps: Mapping[str, int]) -> list[Table]:
+    """One for each checkpoint that was evaluated, with its name.
+
+    Args:
+        reports: by the name of the checkpoint.
+        steps: steps of training before each.
+    """
+    shown = [report.table() for report in reports.values()]
+    for table, name in zip(shown, reports, strict=True):
+        table.title = f"{HEADINGS[name].format(steps[name])}\n{table.title}"
+    return shown
+
+
+def pictures(reports: Mapping[str, Report | TargetSweep], run: RunFolder) -> list[Path]:
+    """Draw requested against achieved returns where several were asked for, and give the files."""
+    paths = []
+    for name, report in reports.items():
+        if isinstance(report, TargetSweep) and len(report.reports) > 1:
+            paths.append(run.path / FOLDERS[name] / "targets.png")
+            report.plot(paths[-1])
+    return paths

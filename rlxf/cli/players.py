@@ -1,0 +1,89 @@
+"""The agents of runs, and environments for them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from stable_baselines3.common.vec_env import VecEnv
+
+from rlxf.agents.decision_transformer import DecisionTransformer
+from rlxf.agents.gtrxl import GTrXLPPO
+from rlxf.cli.task import Task
+from rlxf.training import RunFolder, load_normalizer
+
+Device = Literal["auto", "cpu", "cuda"]
+GTRXL, OFFLINE = "gtrxl", "decision_transformer"
+"""Agents as ``config.json`` names them."""
+Agent = GTrXLPPO | DecisionTransformer
+
+
+def make_env(run: RunFolder, env: str | None, env_kwargs: dict[str, Any], n_envs: int) -> VecEnv:
+    """Environments for the agent of a run; they show raw observations.
+
+    Args:
+        run: of ``rlxf train``.
+        env: Gymnasium id; None for the one trained on, or that of the data.
+        env_kwargs: arguments of the environment; without ``env`` they change those of the run.
+        n_envs: how many.
+
+    Raises:
+        ValueError, TypeError: if there is no such environment, or the run is of no agent known here.
+    """
+    if agent_name(run) == GTRXL:
+        return Task.of_run(run.config, env, env_kwargs).make(n_envs, None)
+    agent = DecisionTransformer.load(run.checkpoint, device="cpu")
+    trained_for = env or run.config["env"]
+    if trained_for != agent.facts.env_id:
+        return Task(env=trained_for, env_kwargs=env_kwargs).make(n_envs, None)
+    if env_kwargs:
+        raise ValueError(f"env_kwargs {env_kwargs} are not for {trained_for}: the data say how it is made")
+    return agent.make_env(n_envs)
+
+
+def load_agent(run: RunFolder, env: VecEnv, checkpoint: Path, device: Device) -> Agent:
+    """The agent of a run, ready to play in ``env``. Where observations were normalised, it knows how.
+
+    Args:
+        run: of ``rlxf train``.
+        env: of `make_env`.
+        checkpoint: one of the run's.
+        device: where tensors live.
+
+    Raises:
+        ValueError, OSError: if they do not fit, or a file is missing or damaged.
+    """
+    if agent_name(run) == OFFLINE:
+        return DecisionTransformer.load(checkpoint, device=device)
+    normalised = run.config.get("normalize_observations", False)
+    shown = load_normalizer(run.normalizer, env) if normalised else env
+    return GTrXLPPO.load(checkpoint, env=shown, device=device)
+
+
+def targets_of(agents: Sequence[Any], asked: Sequence[float]) -> Sequence[float] | None:
+    """What Decision Transformers are asked for: the highest return in their data, unless said otherwise.
+
+    None for agents that cannot be asked.
+
+    Raises:
+        ValueError: if such agents are asked, or both kinds are to play.
+    """
+    askable = [agent for agent in agents if isinstance(agent, DecisionTransformer)]
+    if askable and len(askable) < len(agents):
+        raise ValueError(
+            "only Decision Transformers are asked for a return: their runs and others cannot play together"
+        )
+    if asked and not askable:
+        raise ValueError(f"target_returns are for Decision Transformers alone, got {list(asked)}")
+    return (asked or [max(agent.return_range[1] for agent in askable)]) if askable else None
+
+
+def agent_name(run: RunFolder) -> str:
+    """Which agent the run is of.
+
+    Raises:
+        ValueError: if it is none that is known here.
+    """
+    name = run.config.get("agent")
+    if name not in (GTRXL, OFFLINE):
+        raise ValueError(f"{run.path} is a run of {name!r}; known are {GTRXL} and {OFFLINE}")
+    return name
