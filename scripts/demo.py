@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rlxf import GTrXLPPO, evaluate
-from rlxf.evaluation import EvaluationCallback, Report
+from rlxf.agents.gtrxl.callbacks import AttentionMapCallback, HistogramCallback, MemoryCallback
+from rlxf.evaluation import EvaluationCallback, Report, VideoCallback
 from rlxf.training import RunFolder
 
 TASK = "rlxf/TMaze-v0"
@@ -37,8 +38,8 @@ class Demo:
     The first observation tells whether the goal is up or down. Fifty steps later, at the junction, the
     agent has to remember it. Guessing succeeds half of the time. All settings are the defaults.
 
-    The run folder gets the curve (curve.png), TensorBoard events, the log (progress.csv), the
-    configuration (config.json) and the agent (checkpoint.zip).
+    The run folder gets the curve (curve.png), TensorBoard events with attention maps, histograms and a
+    film, the log (progress.csv), the configuration (config.json) and the agent (checkpoint.zip).
     The exit status is 1 if fewer than 95% of the episodes succeed.
 
     Example: scripts/demo.sh --seed 1
@@ -105,9 +106,11 @@ def train(run: RunFolder, options: Demo) -> tuple[GTrXLPPO, dict[int, Report]]:
     """The trained agent, and what it achieved after so many steps."""
     agent = GTrXLPPO("MlpGTrXLPolicy", TASK, seed=options.seed)
     agent.set_logger(run.make_logger())
-    callback = EvaluationCallback(TASK, EPISODES // 2, every_steps=max(1, options.steps // POINTS))
-    agent.learn(options.steps, callback, progress_bar=True)
-    return agent, callback.reports
+    evaluations = EvaluationCallback(TASK, EPISODES // 2, every_steps=max(1, options.steps // POINTS))
+    video = VideoCallback(gymnasium.make(TASK, render_mode="rgb_array"), every_steps=options.steps)
+    looks = [AttentionMapCallback(), MemoryCallback(), HistogramCallback(), video]
+    agent.learn(options.steps, [evaluations, *looks], progress_bar=True)
+    return agent, evaluations.reports
 
 
 def draw(folder: Path, curve: dict[int, Report]) -> None:

@@ -22,6 +22,8 @@ PROMISED = {
     "eval/iqm",
     "eval/ci_low",
     "eval/ci_high",
+    "memory/filled",
+    "memory/layer_1/attention_on_memory",
 }
 
 
@@ -43,6 +45,9 @@ def test_the_events_hold_the_promised_tags(untrained):
     events = EventAccumulator(str(untrained[1]))
     events.Reload()
     assert set(events.Tags()["scalars"]) >= PROMISED
+    assert set(events.Tags()["images"]) == {"attention/maps", "eval/video"}
+    assert "weights/layer_1/attention" in events.Tags()["histograms"]
+    assert "_hparams_/session_start_info" in events.summary_metadata
 
 
 def test_the_folder_is_a_run_with_a_curve(untrained):
