@@ -9,7 +9,7 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from rlxf.envs.tmaze_picture import as_pixels, as_text
-from rlxf.envs.tmaze_rules import TMazeRules
+from rlxf.envs.tmaze_rules import PenaltyRule, TMazeRules
 
 
 class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
@@ -28,7 +28,9 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
     Args:
         corridor_length: L, steps from the start to the junction; at least 1.
         active: False: the agent starts on the oracle. True: one step east of it.
-        penalty: reward of each step behind the best walk, at most 0; None means -1 / (T - 1).
+        penalty: reward of each idle step, at most 0; None means -1 / (T - 1).
+        penalty_rule: "schedule", the paper's: idle is who is behind the best walk. "step": who goes
+            neither east nor to the hint.
         render_mode: None, "ansi" (text) or "rgb_array" (uint8 (H, W, 3)).
 
     Raises:
@@ -43,10 +45,11 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
         corridor_length: int = 50,
         active: bool = False,
         penalty: float | None = None,
+        penalty_rule: PenaltyRule = "schedule",
         render_mode: str | None = None,
     ):
         check_render_mode(render_mode, self.metadata["render_modes"])
-        self.rules = TMazeRules(corridor_length, active, penalty)
+        self.rules = TMazeRules(corridor_length, active, penalty, penalty_rule)
         self.render_mode = render_mode
         self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.action_space = spaces.Discrete(4)
@@ -71,10 +74,10 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
         if not self.action_space.contains(action):
             raise ValueError(f"action must be 0 (right), 1 (up), 2 (left) or 3 (down), got {action!r}")
         self._time += 1
-        self._cell = int(self.rules.moves[self._cell, action])
+        before, self._cell = self._cell, int(self.rules.moves[self._cell, action])
         terminated = self._time == self.rules.horizon
         success = terminated and bool(self.rules.arms[self._cell] == self._goal)
-        reward = float(success) if terminated else self._pace_reward()
+        reward = float(success) if terminated else self._pace_reward(before)
         return self._look(), reward, terminated, False, {"is_success": success}
 
     def render(self) -> str | NDArray[np.uint8] | None:
@@ -85,9 +88,9 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
         draw = as_text if self.render_mode == "ansi" else as_pixels
         return draw(self.rules, self._cell, self._goal)
 
-    def _pace_reward(self) -> float:
-        behind = self.rules.columns[self._cell] < self._time - self.rules.start
-        return self.rules.step_penalty if behind else 0.0
+    def _pace_reward(self, before: int) -> float:
+        idle = self.rules.idle(before, self._cell, self._time, not self._hint_shown)
+        return self.rules.step_penalty if idle else 0.0
 
     def _look(self) -> NDArray[np.float32]:
         sight = self.rules.sights[self._cell].copy()

@@ -4,10 +4,13 @@ import math
 import operator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+PenaltyRule = Literal["schedule", "step"]
+Cells = int | NDArray[np.int64]
 RIGHT, UP, LEFT, DOWN = range(4)
 
 
@@ -24,10 +27,17 @@ class TMazeRules:
     One arm, drawn with equal chance, is the goal. The oracle shows it at the first visit only. An
     episode lasts exactly T steps, just enough to visit the oracle and walk to the goal, and pays
 
-        ``r_t = penalty * [column after step t < t - S]``  for t < T (behind the best walk),
+        ``r_t = penalty * [step t was idle]``  for t < T,
         ``r_T = [the agent is in the goal's arm]``.
 
-    The best return is 1. Without memory of the hint success is 0.5 at most.
+    Which steps are idle, penalty_rule says:
+
+    - "schedule", the paper's: those after which ``column < t - S``, behind the best walk. What is lost
+      cannot be caught up, so after the first wrong step all actions are paid alike: an agent that knows
+      nothing learns from one or two steps of each episode.
+    - "step": those that lead neither east nor to the hint. Each step is told whether it was good.
+
+    The best return is 1 under both, for the same walk. Without memory of the hint success is 0.5 at most.
 
     Source: Ni et al. 2023, arXiv:2307.03864, Passive and Active T-Maze.
 
@@ -35,22 +45,29 @@ class TMazeRules:
         corridor_length: L, steps from the start to the junction; at least 1.
         active: False: the agent starts on the oracle (T = L + 1). True: the oracle lies one step
             behind the start (T = L + 3), so the agent must fetch the hint first.
-        penalty: reward of each step behind; at most 0. None means -1 / (T - 1), the paper's value: a
+        penalty: reward of each idle step; at most 0. None means -1 / (T - 1), the paper's value: a
             passive agent that never moves pays 1 in all.
+        penalty_rule: "schedule" or "step": which steps are idle.
 
     Raises:
-        ValueError: if corridor_length is not an integer of at least 1, or penalty is above 0 or not finite.
+        ValueError: if corridor_length is not an integer of at least 1, penalty is above 0 or not finite, or
+            there is no such rule.
     """
 
     corridor_length: int = 50
     active: bool = False
     penalty: float | None = None
+    penalty_rule: PenaltyRule = "schedule"
 
     def __post_init__(self) -> None:
         if not _is_positive_integer(self.corridor_length):
             raise ValueError(f"corridor_length must be an integer >= 1, got {self.corridor_length!r}")
         if self.penalty is not None and not -math.inf < self.penalty <= 0:
             raise ValueError(f"penalty must be finite and at most 0, got {self.penalty!r}")
+        if self.penalty_rule not in get_args(PenaltyRule):
+            raise ValueError(
+                f"penalty_rule must be one of {get_args(PenaltyRule)}, got {self.penalty_rule!r}"
+            )
 
     @property
     def start(self) -> int:
@@ -69,7 +86,7 @@ class TMazeRules:
 
     @cached_property
     def step_penalty(self) -> float:
-        """Reward of a step that leaves the agent behind the best walk."""
+        """Reward of an idle step."""
         return -1.0 / (self.horizon - 1) if self.penalty is None else float(self.penalty)
 
     @cached_property
@@ -97,6 +114,22 @@ class TMazeRules:
     def sights(self) -> NDArray[np.float32]:
         """What is seen in each cell, (cells, 2), the hint aside: [at the junction or in an arm, arm]."""
         return np.stack([self.columns == self.junction, self.arms], axis=1).astype(np.float32)
+
+    def idle(
+        self, before: Cells, after: Cells, time: int, hint_due: bool | NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Which steps are penalised, of one environment or (N,) of many.
+
+        Args:
+            before: cells before the step.
+            after: cells after it.
+            time: steps of the episode, this one included.
+            hint_due: whether the hint was still to be seen.
+        """
+        if self.penalty_rule == "schedule":
+            return self.columns[after] < time - self.start
+        fetches = np.logical_and(hint_due, np.equal(after, 0))
+        return (self.columns[after] <= self.columns[before]) & ~fetches
 
 
 def _is_positive_integer(value: object) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlxf.envs.tmaze import check_render_mode, draw_goal
 from rlxf.envs.tmaze_picture import as_pixels, as_text
-from rlxf.envs.tmaze_rules import TMazeRules
+from rlxf.envs.tmaze_rules import PenaltyRule, TMazeRules
 
 Step = tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
@@ -32,7 +32,7 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
 
     Args:
         num_envs: N, at least 1.
-        corridor_length, active, penalty: as in `TMaze`.
+        corridor_length, active, penalty, penalty_rule: as in `TMaze`.
         autoreset_mode: a `gymnasium.vector.AutoresetMode` or its value; SAME_STEP by default, since it
             wastes no step.
         render_mode: None, "ansi" or "rgb_array"; `render` gives a tuple of N pictures.
@@ -49,6 +49,7 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
         corridor_length: int = 50,
         active: bool = False,
         penalty: float | None = None,
+        penalty_rule: PenaltyRule = "schedule",
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
         render_mode: str | None = None,
     ):
@@ -57,7 +58,7 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
         self.metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 10}
         check_render_mode(render_mode, self.metadata["render_modes"])
         self.metadata["autoreset_mode"] = self._autoreset_mode = _known_mode(autoreset_mode)
-        self.rules = TMazeRules(corridor_length, active, penalty)
+        self.rules = TMazeRules(corridor_length, active, penalty, penalty_rule)
         self.num_envs = num_envs
         self.render_mode = render_mode
         self.single_observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -93,10 +94,11 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
         if self._time == self.rules.horizon:
             return self._filler_step()
         self._time += 1
-        self._cells = self.rules.moves[self._cells, self._checked(actions)]
+        before, self._cells = self._cells, self.rules.moves[self._cells, self._checked(actions)]
         if self._time == self.rules.horizon:
             return self._last_step()
-        return self._look(), self._pace_reward(), *self._ends(False), self._info(self._none())
+        rewards = self._pace_reward(before)
+        return self._look(), rewards, *self._ends(False), self._info(self._none())
 
     def render(self) -> tuple[Any, ...] | None:
         """N pictures in the form ``render_mode`` names, None without one."""
@@ -128,9 +130,9 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
         self._hint_shown = self._none()
         return self._look()
 
-    def _pace_reward(self) -> NDArray[np.float64]:
-        behind = self.rules.columns[self._cells] < self._time - self.rules.start
-        return np.where(behind, self.rules.step_penalty, 0.0)
+    def _pace_reward(self, before: NDArray[np.int64]) -> NDArray[np.float64]:
+        idle = self.rules.idle(before, self._cells, self._time, ~self._hint_shown)
+        return np.where(idle, self.rules.step_penalty, 0.0)
 
     def _look(self) -> NDArray[np.float32]:
         sights = self.rules.sights[self._cells]

@@ -34,7 +34,7 @@ def to_the_end(corridor_length: int, active: bool, last: int) -> list[int]:
 
 
 def reference(
-    corridor_length: int, active: bool, penalty: float, goal: int, actions: list[int]
+    corridor_length: int, active: bool, penalty: float, rule: str, goal: int, actions: list[int]
 ) -> list[tuple]:
     """The paper's maze by coordinates: (observation, reward, terminated, success) of reset and each step."""
     start = 1 if active else 0
@@ -43,13 +43,15 @@ def reference(
     x, y, shown = start, 0, False
     rows: list[tuple] = []
     for t in range(horizon + 1):
+        west, due = x, not shown
         if t > 0:
             dx, dy = STEPS[actions[t - 1]]
             x, y = (x + dx, y + dy) if (x + dx, y + dy) in floor else (x, y)
+        idle = x < t - start if rule == "schedule" else not (x == west + 1 or (x == 0 and due))
         hint = goal if x == 0 and not shown else y
         shown = shown or x == 0
         success = t == horizon and y == goal
-        reward = float(success) if t == horizon else penalty * (x < t - start)
+        reward = float(success) if t == horizon else penalty * idle
         rows.append(([float(x == junction), float(hint)], reward, t == horizon, success))
     return rows
 
@@ -69,16 +71,17 @@ def test_the_checkers_of_gymnasium_and_sb3_find_nothing(active, render_mode):
     corridor_length=st.integers(1, 6),
     active=st.booleans(),
     penalty=st.none() | st.floats(-1, 0),
+    rule=st.sampled_from(["step", "schedule"]),
     seed=st.integers(0, 50),
     data=st.data(),
 )
-def test_every_walk_is_what_the_map_says(corridor_length, active, penalty, seed, data):
-    env = TMaze(corridor_length, active, penalty)
+def test_every_walk_is_what_the_map_says(corridor_length, active, penalty, rule, seed, data):
+    env = TMaze(corridor_length, active, penalty, rule)
     observation, _ = env.reset(seed=seed)
     horizon = corridor_length + (3 if active else 1)
     actions = data.draw(st.lists(st.integers(0, 3), min_size=horizon, max_size=horizon))
     paid = -1 / (horizon - 1) if penalty is None else penalty
-    first, *rows = reference(corridor_length, active, paid, env._goal, actions)
+    first, *rows = reference(corridor_length, active, paid, rule, env._goal, actions)
     assert observation.tolist() == first[0]
     for action, (seen, reward, end, success) in zip(actions, rows, strict=True):
         observation, got, terminated, truncated, info = env.step(action)
@@ -155,6 +158,7 @@ def test_the_picture_moves_with_the_agent():
         ({"corridor_length": 0}, "corridor_length.*0"),
         ({"corridor_length": 2.5}, "corridor_length.*2.5"),
         ({"penalty": 0.1}, "penalty.*0.1"),
+        ({"penalty_rule": "late"}, "penalty_rule.*late"),
         ({"penalty": float("nan")}, "penalty.*nan"),
         ({"penalty": float("-inf")}, "penalty.*-inf"),
         ({"render_mode": "human"}, "render_mode.*human"),

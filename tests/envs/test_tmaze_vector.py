@@ -32,12 +32,15 @@ def assert_same(ours: Any, theirs: Any) -> None:
     num_envs=st.integers(1, 4),
     corridor_length=st.integers(1, 4),
     active=st.booleans(),
+    rule=st.sampled_from(["step", "schedule"]),
     mode=st.sampled_from(MODES),
     seed=st.integers(0, 1000),
 )
-def test_the_batch_is_the_same_as_its_environments_one_by_one(num_envs, corridor_length, active, mode, seed):
-    batch = TMazeVector(num_envs, corridor_length, active, autoreset_mode=mode)
-    single = partial(TMaze, corridor_length, active)
+def test_the_batch_is_the_same_as_its_environments_one_by_one(
+    num_envs, corridor_length, active, rule, mode, seed
+):
+    batch = TMazeVector(num_envs, corridor_length, active, penalty_rule=rule, autoreset_mode=mode)
+    single = partial(TMaze, corridor_length, active, penalty_rule=rule)
     loop = SyncVectorEnv([single] * num_envs, autoreset_mode=mode)
     assert_same(batch.reset(seed=seed), loop.reset(seed=seed))
     for actions in np.random.default_rng(seed).integers(0, 4, (30, num_envs)):
