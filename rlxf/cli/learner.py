@@ -26,6 +26,8 @@ class Learner:
     """Discount. Rewards more than 1 / (1 - gamma) steps ahead hardly count: 0.995 for long corridors."""
     gae_lambda: float = 0.95
     """Lambda of generalised advantages: nearer to 1 is less biased and noisier."""
+    critic_lambda: float | None = None
+    """Lambda of the returns that values learn; None for gae_lambda. 1 suits episodes of hundreds of steps."""
     clip_range: str = "0.2"
     """Schedule of how far the policy may move in one update."""
     ent_coef: str = "linear:0.03:0"

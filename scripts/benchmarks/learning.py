@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.gtrxl import GTrXLPPO
@@ -37,11 +38,14 @@ class Corridor:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+LONG = {"critic_lambda": 1.0, "ent_coef": LinearSchedule(0.01, 0.0, 1.0)}
+"""Of long corridors. All environments walk in step, so a rollout holds whole episodes: else it shows a part
+of the time alone, and the values of all other times are forgotten."""
 CORRIDORS = {
     50: Corridor(200_000),
     100: Corridor(300_000),
-    250: Corridor(600_000, {"memory_length": 256, "gamma": 0.995}),
-    1000: Corridor(2_000_000, {"memory_length": 1024, "n_steps": 256, "segment_length": 256, "gamma": 0.999}),
+    250: Corridor(600_000, LONG | {"memory_length": 256, "n_steps": 256, "gamma": 0.995}),
+    1000: Corridor(2_000_000, LONG | {"memory_length": 1024, "n_steps": 1024, "gamma": 0.999}),
 }
 
 

@@ -64,7 +64,11 @@ class GTrXLPPO(OnPolicyAlgorithm):
         batch_size: steps in a minibatch; a multiple of ``segment_length``.
         n_epochs: passes over a rollout.
         gamma: discount.
-        gae_lambda: lambda of generalised advantages.
+        gae_lambda: lambda of generalised advantages, by which the policy learns.
+        critic_lambda: lambda of the returns that the values learn; None for ``gae_lambda``. At 1 they
+            are sums of what was paid, up to the end of the rollout: in episodes of hundreds of steps
+            values are right after few updates, where 0.95 lets them creep back 20 steps in each.
+            (Yuan et al. 2025, arXiv:2503.01491, "decoupled GAE".)
         clip_range: epsilon of the clipped objective; a number or a schedule.
         ent_coef: weight of the entropy; a number or a schedule.
         vf_coef: weight of the value loss, which is taken in units of the variance of all returns so
@@ -105,6 +109,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         n_epochs: int = 3,
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
+        critic_lambda: float | None = None,
         clip_range: float | Schedule = 0.2,
         ent_coef: float | Schedule = ENTROPY_COEFFICIENT,
         vf_coef: float = 0.5,
@@ -125,7 +130,14 @@ class GTrXLPPO(OnPolicyAlgorithm):
     ):
         check_sizes(n_steps=n_steps, segment_length=segment_length, batch_size=batch_size, n_epochs=n_epochs)
         check_coefficients(
-            gamma, gae_lambda, vf_coef, max_grad_norm, target_kl, advantage_epsilon, reconstruction_coef
+            gamma,
+            gae_lambda,
+            critic_lambda,
+            vf_coef,
+            max_grad_norm,
+            target_kl,
+            advantage_epsilon,
+            reconstruction_coef,
         )
         for name, value in {
             "learning_rate": learning_rate,
@@ -139,7 +151,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self.segment_length, self.batch_size, self.n_epochs = segment_length, batch_size, n_epochs
         self.clip_range, self.target_kl = clip_range, target_kl
         self.advantage_epsilon, self.reconstruction_coef = advantage_epsilon, reconstruction_coef
-        self.previous_action = previous_action
+        self.critic_lambda, self.previous_action = critic_lambda, previous_action
         torch.set_flush_denormal(True)
         super().__init__(
             policy,  # type: ignore[arg-type]  # SB3 asks for its own actor-critic here
@@ -230,7 +242,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
             if not self._act(env, callback, rollout_buffer):
                 return False
         next_values = self._values_ahead(self._acting.copy(), self._last_obs)
-        rollout_buffer.finish(next_values, self.gamma, self.gae_lambda)
+        critic_lambda = self.gae_lambda if self.critic_lambda is None else self.critic_lambda
+        rollout_buffer.finish(next_values, self.gamma, self.gae_lambda, critic_lambda)
         callback.on_rollout_end()
         return True
 

@@ -25,7 +25,7 @@ class Segments:
         log_probs: (N,), of the actions when they were taken.
         values: (N,), as they were estimated then.
         advantages: (N,).
-        returns: (N,), advantages plus values.
+        returns: (N,), what the values are to be.
         weight: (N,), 1 for a step to learn from, 0 for a filler row.
         index: (B, T), where the steps stand.
         state: what was remembered before each segment.
@@ -77,8 +77,8 @@ class SegmentBuffer:
         self.obs = _empty_observations(observation_space, (n_envs, n_steps), device)
         self.previous = torch.zeros(n_envs, n_steps, encoded_action_width, device=device)
         self.actions = _empty_actions(action_space, (n_envs, n_steps), device)
-        self.rewards, self.values, self.log_probs, self.advantages = (
-            torch.zeros(n_envs, n_steps, device=device) for _ in range(4)
+        self.rewards, self.values, self.log_probs, self.advantages, self.returns = (
+            torch.zeros(n_envs, n_steps, device=device) for _ in range(5)
         )
         self.dones = torch.zeros(n_envs, n_steps, dtype=torch.bool, device=device)
         length = self.memory_length + n_steps
@@ -90,7 +90,8 @@ class SegmentBuffer:
     def nbytes(self) -> int:
         """Bytes that the buffer holds."""
         observations = self.obs.values() if isinstance(self.obs, dict) else [self.obs]
-        steps = [self.previous, self.actions, self.rewards, self.values, self.log_probs, self.advantages]
+        steps = [self.previous, self.actions, self.rewards, self.values, self.log_probs]
+        steps += [self.advantages, self.returns]
         remembered = [self.hidden, self.index.position, self.index.episode, self.dones]
         return sum(tensor.nbytes for tensor in [*observations, *steps, *remembered])
 
@@ -98,11 +99,6 @@ class SegmentBuffer:
     def weight(self) -> Tensor:
         """(E, steps): 1 for a step to learn from, 0 for a filler row."""
         return (self.index.episode[:, self.memory_length :] != EMPTY).to(self.rewards.dtype)
-
-    @property
-    def returns(self) -> Tensor:
-        """(E, steps): advantages plus values."""
-        return self.advantages + self.values
 
     @property
     def filled(self) -> float:
@@ -159,11 +155,18 @@ class SegmentBuffer:
         )
         self.step += 1
 
-    def finish(self, next_values: Tensor, gamma: float, gae_lambda: float) -> None:
-        """Compute the advantages; ``next_values`` (E,) are of the observations after the last step."""
+    def finish(self, next_values: Tensor, gamma: float, gae_lambda: float, critic_lambda: float) -> None:
+        """Compute advantages and returns; ``next_values`` (E,) are of the observations after the last step.
+
+        Args:
+            gamma: discount.
+            gae_lambda: lambda of the advantages.
+            critic_lambda: lambda of the returns, ``G_t = A_t(critic_lambda) + V(s_t)``.
+        """
         rewards, values, dones = self.rewards.T, self.values.T, self.dones.T
-        advantages = generalised_advantage(rewards, values, next_values, dones, gamma, gae_lambda)
-        self.advantages.copy_(advantages.T)
+        steps = rewards, values, next_values, dones, gamma
+        self.advantages.copy_(generalised_advantage(*steps, gae_lambda).T)
+        self.returns.copy_(generalised_advantage(*steps, critic_lambda).T + self.values)
 
     def minibatches(
         self, segments: int, advantages: Tensor, generator: torch.Generator

@@ -45,6 +45,7 @@ def check_sizes(n_steps: int, segment_length: int, batch_size: int, n_epochs: in
 def check_coefficients(
     gamma: float,
     gae_lambda: float,
+    critic_lambda: float | None,
     vf_coef: float,
     max_grad_norm: float,
     target_kl: float | None,
@@ -52,8 +53,9 @@ def check_coefficients(
     reconstruction_coef: float,
 ) -> None:
     """Raise ValueError unless each number is in its range; NaN is in none."""
-    for name, value in {"gamma": gamma, "gae_lambda": gae_lambda}.items():
-        if not 0 <= value <= 1:
+    discounts = {"gamma": gamma, "gae_lambda": gae_lambda, "critic_lambda": critic_lambda}
+    for name, value in discounts.items():
+        if value is not None and not 0 <= value <= 1:
             raise ValueError(f"{name} must be from 0 to 1, got {value}")
     for name, value in {"vf_coef": vf_coef, "reconstruction_coef": reconstruction_coef}.items():
         if not value >= 0:

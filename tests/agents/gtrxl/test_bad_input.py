@@ -36,6 +36,7 @@ TMAZE = "rlxf/TMaze-v0"
         ({"gamma": 1.01}, "gamma must be from 0 to 1, got 1.01"),
         ({"gamma": math.nan}, "gamma must be from 0 to 1, got nan"),
         ({"gae_lambda": -0.1}, "gae_lambda must be from 0 to 1, got -0.1"),
+        ({"critic_lambda": 1.5}, "critic_lambda must be from 0 to 1, got 1.5"),
         ({"vf_coef": -1.0}, "vf_coef must be at least 0, got -1.0"),
         ({"reconstruction_coef": -0.5}, "reconstruction_coef must be at least 0, got -0.5"),
         ({"max_grad_norm": 0.0}, "max_grad_norm must be more than 0, got 0.0"),

@@ -89,6 +89,7 @@ def test_every_setting_comes_back(tmp_path):
         "n_epochs": 2,
         "gamma": 0.9,
         "gae_lambda": 0.8,
+        "critic_lambda": 0.9,
         "clip_range": 0.1,
         "ent_coef": linear(0.1, 0.0),
         "vf_coef": 0.3,

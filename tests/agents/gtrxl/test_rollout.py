@@ -93,7 +93,7 @@ def test_the_order_is_the_generators():
 
 
 def test_what_is_stored_beside_the_hidden_states_is_small():
-    per_step = 3 * 4 + 3 * 4 + 8 + 4 * 4 + 1  # observation, action before, action, four numbers, end
+    per_step = 3 * 4 + 3 * 4 + 8 + 5 * 4 + 1  # observation, action before, action, five numbers, end
     per_token = LAYERS * WIDTH * 4 + 2 * 8  # hidden states, position and episode
     for n_steps in (16, 64, 256):
         tokens = ENVS * (MEMORY + n_steps)
@@ -200,3 +200,16 @@ def test_segments_hold_the_chosen_rows(with_fillers):
     every = all_segments(buffer)
     assert torch.equal(some.state.hidden, every.state.hidden[:, [5, 2]])
     assert torch.equal(some.index.position, every.index.position[[5, 2]])
+
+
+def test_values_learn_the_rewards_themselves_at_critic_lambda_1():
+    agent = small_agent(scripts(shifted(3)), gamma=0.9, gae_lambda=0.5, critic_lambda=1.0)
+    buffer = next(iter(rollouts(agent, 1)))
+    goes_on = (~buffer.dones).float()
+    expected = buffer.rewards[:, :-1] + 0.9 * goes_on[:, :-1] * buffer.returns[:, 1:]
+    torch.testing.assert_close(buffer.returns[:, :-1], expected)
+
+
+def test_values_learn_by_the_lambda_of_the_advantages_unless_told_otherwise():
+    buffer = next(iter(rollouts(small_agent(scripts(shifted(3)), gae_lambda=0.5), 1)))
+    torch.testing.assert_close(buffer.returns, buffer.advantages + buffer.values)
