@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import shlex
 import shutil
 
 import pytest
@@ -12,6 +13,7 @@ from rlxf import GTrXLPPO, evaluate
 from rlxf.cli import main
 from rlxf.cli.evaluate import Evaluate
 from tests.cli.running import refused, train
+from tests.datasets import ID, record_cartpole
 
 
 def test_the_default_seed_of_evaluation_is_that_of_python():
@@ -61,6 +63,49 @@ def test_a_run_of_before_there_was_a_choice_is_evaluated(finished, tmp_path):
 def test_what_is_no_run_is_not_evaluated(capsys, tmp_path):
     assert "nowhere" in refused(capsys, "evaluate", "nowhere")
     assert "config.json" in refused(capsys, "evaluate", str(tmp_path))
+
+
+TINY_OFFLINE = shlex.split(
+    "--updates 3 --episodes 2 --context-length 4 --batch-size 4 --no-progress-bar"
+    " --core.width 8 --core.layers 1"
+)
+
+
+@pytest.fixture
+def offline(minari_root, capsys):
+    """The folder of a Decision Transformer's run, with a best checkpoint."""
+    record_cartpole()
+    main(["train", "dt", "--dataset", ID, "--run", "offline", "--evaluate-every", "2", *TINY_OFFLINE])
+    capsys.readouterr()
+    return "offline"
+
+
+def test_last_and_best_checkpoint_stand_apart(offline, capsys):
+    main(["evaluate", offline, "--episodes", "3", "--no-progress-bar"])
+    shown = capsys.readouterr().out
+    assert "Last checkpoint, step 3" in shown
+    assert "Best checkpoint, step 2, chosen by other episodes" in " ".join(shown.split())
+    for folder, step in (("evaluation", 3), ("evaluation-best", 2)):
+        events = EventAccumulator(f"{offline}/{folder}").Reload()
+        assert events.Scalars("eval/mean_reward")[-1].step == step
+
+
+def test_a_decision_transformer_is_asked_for_several_returns(offline, capsys, tmp_path):
+    args = ["--target-returns", "1", "0", "--episodes", "2", "--no-progress-bar"]
+    main(["evaluate", offline, *args])
+    assert capsys.readouterr().out.count("Spearman") == 2
+    assert (tmp_path / offline / "evaluation/targets.png").stat().st_size > 1000
+    events = EventAccumulator(f"{offline}/evaluation").Reload()
+    assert {"eval/target_1/return_mean", "eval/target_0/return_mean"} <= set(events.Tags()["scalars"])
+
+
+def test_arguments_of_the_datas_environment_are_the_datas(offline, capsys):
+    assert "CartPole-v1" in refused(capsys, "evaluate", offline, "--env-kwargs", '{"gravity": 1}')
+
+
+def test_other_agents_are_not_asked(finished, capsys):
+    told = refused(capsys, "evaluate", str(finished), "--target-returns", "1")
+    assert "target_returns are for Decision Transformers alone" in told
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from rlxf.cli.program import main, parse
 from tests.datasets import record_cartpole
 from tests.sources import parsed
 
-WITHOUT_TORCH = ["", "train", "evaluate", "techniques"]
+WITHOUT_TORCH = ["", "train", "evaluate", "collect", "techniques"]
 
 
 def shown(capsys, *args: str) -> tuple[int, str]:
