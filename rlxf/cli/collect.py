@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from tyro.conf import Positional
 
 from rlxf.cli.counts import check_counts
-from rlxf.cli.datasets import empty_table, row
+from rlxf.cli.dataset_table import empty_table, row
 from rlxf.cli.screen import show
 from rlxf.cli.task import Json, Task
 

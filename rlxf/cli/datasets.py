@@ -2,17 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from rich.table import Column, Table
-
+from rlxf.cli.dataset_table import empty_table, row
 from rlxf.cli.screen import show
-
-if TYPE_CHECKING:
-    from rlxf.envs.trajectories import DatasetSummary
-
-TEXTS = ("dataset", "environment")
-NUMBERS = ("steps", "episodes", "return: min", "mean", "max", "MB")
 
 
 @dataclass(frozen=True)
@@ -40,23 +32,3 @@ def show_datasets() -> None:
     show(table if table.rows else f"no datasets in {local_folder()}; minari download ID fetches one")
     for fault in faults:
         show(fault)
-
-
-def empty_table(title: str) -> Table:
-    """Its columns. On a narrow screen names go on in the next line: they are there to be copied."""
-    texts = [Column(name, overflow="fold") for name in TEXTS]
-    numbers = [Column(name, justify="right", no_wrap=True) for name in NUMBERS]
-    return Table(*texts, *numbers, title=title)
-
-
-def row(summary: "DatasetSummary") -> list[str]:
-    """One dataset, a text for each of `TEXTS` and `NUMBERS`."""
-    returns = (summary.returns.min(), summary.returns.mean(), summary.returns.max())
-    return [
-        summary.id,
-        summary.environment or "unknown",
-        f"{summary.lengths.sum():,}",
-        f"{len(summary.lengths):,}",
-        *(f"{value:,.1f}" for value in returns),
-        f"{summary.size / 1e6:.1f}",
-    ]

@@ -68,5 +68,8 @@ def _restore(statistics: RunningMeanStd, name: str, tensors: dict[str, Tensor]) 
     for part in PARTS:
         value, old = tensors[f"{name}.{part}"].numpy(), np.asarray(getattr(statistics, part))
         if value.shape != old.shape:
-            raise ValueError(f"the {part} of {name} has shape {value.shape}, not {old.shape}")
+            raise CheckpointError(
+                f"the observation space differs from that of the statistics: the {part} of {name} has shape "
+                f"{value.shape} in the file and {old.shape} here"
+            )
         setattr(statistics, part, value if value.ndim else np.float64(value))

@@ -16,7 +16,7 @@ Schedule = Callable[[float], float]
 
 @dataclass(frozen=True)
 class CosineSchedule:
-    """``end + (start - end) (1 + cos(pi (1 - p))) / 2`` at remaining progress p: half a wave downwards.
+    """``w start + (1 - w) end``, ``w = (1 + cos(pi (1 - p))) / 2``, at remaining progress p: half a wave.
 
     Source: Loshchilov and Hutter 2017, arXiv:1608.03983, equation 5, without restarts.
 
@@ -39,7 +39,7 @@ class CosineSchedule:
     def __call__(self, progress_remaining: float) -> float:
         """The value at a remaining progress from 1 to 0."""
         wave = (1 + math.cos(math.pi * (1 - progress_remaining))) / 2
-        return self.end + (self.start - self.end) * wave
+        return wave * self.start + (1 - wave) * self.end
 
 
 class LostSchedule:
