@@ -1,5 +1,6 @@
 """Multi-head attention: projections around a position, a kernel and a relation."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,10 @@ from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.positions.base import LayerPosition, Position
 from rlxf.attention.relation import Relation
+
+Projected = tuple[Tensor, Tensor]
+"""Keys and values, (B, H, S, D) each."""
+Linear = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +65,13 @@ class Attention(nn.Module):
         self.kernel = kernel
         self.dropout = dropout
 
-    def forward(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
-        """Queries of x (B, T, C) over the tokens of memory (B, M, C) and x -> (B, T, C)."""
+    def forward(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
+        """Queries of x (B, T, C) over memory, keys and values (B, H, M, D), and x -> (B, T, C)."""
         q, k, v = self.read(x, memory, relation)
         distances = relation.distances
         return self.attend(q, k, v, relation, distances, self.position.table(distances))
 
-    def weights(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
+    def weights(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
         """The weights that `forward` averages values with, (B, H, T, M + T).
 
         Row i holds what query i takes of each key: the kernel's average of one-hot values.
@@ -79,7 +84,7 @@ class Attention(nn.Module):
             weights if relation.blind is None else weights.masked_fill(relation.blind[:, None, :, None], 0.0)
         )
 
-    def cross(self, x: Tensor, context: tuple[Tensor, ...], relation: Relation) -> Tensor:
+    def cross(self, x: Tensor, context: Projected, relation: Relation) -> Tensor:
         """Queries of x (B, T, C) over projected keys and values (B, H, N, D) -> (B, T, C)."""
         keys, values = context
         weight, bias = self.qkv.weight.tensor_split(3)[0], self.qkv.bias.tensor_split(3)[0]
@@ -92,9 +97,9 @@ class Attention(nn.Module):
         cache.write(slot, self.position.key(k, relation.query.position), v)
         return self.attend(q, cache.keys, cache.values, relation, distances, cache.table)
 
-    def cache(self, memory: Tensor, index: Index, distances: Tensor) -> LayerCache:
-        """Project the tokens of memory (B, S, C) once, for many steps."""
-        k, v = self.project(memory)
+    def cache(self, memory: Projected, index: Index, distances: Tensor) -> LayerCache:
+        """Keep the keys and values of memory, (B, H, S, D), for many steps."""
+        k, v = memory
         k = self.position.key(k, index.position)
         return LayerCache(k.contiguous(), v.contiguous(), self.position.table(distances))
 
@@ -114,18 +119,23 @@ class Attention(nn.Module):
         q = self.position.query(q, relation.query.position)
         return self.kernel(q, k, v, bias, relation.mask, self.dropout if self.training else 0.0)
 
-    def read(self, x: Tensor, memory: Tensor | None, relation: Relation) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, H, T, D) of x (B, T, C); k and v (B, H, M + T, D) of memory (B, M, C) and x."""
+    def read(self, x: Tensor, memory: Projected | None, relation: Relation) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, T, D) of x (B, T, C); k and v (B, H, M + T, D) of memory (B, H, M, D) and x."""
         q, k, v = self.split(self.qkv(x))
         if memory is not None:
-            k_memory, v_memory = self.project(memory)
-            k, v = torch.cat([k_memory, k], dim=2), torch.cat([v_memory, v], dim=2)
+            k, v = torch.cat([memory[0], k], dim=2), torch.cat([memory[1], v], dim=2)
         return q, self.position.key(k, relation.key.position), v
 
-    def project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Keys and values of x (B, T, C), each (B, H, T, D)."""
+    def project(self, x: Tensor, linear: Linear = F.linear) -> Projected:
+        """Keys and values of x (B, T, C), each (B, H, T, D).
+
+        Args:
+            x: what is looked at.
+            linear: ``linear(x, weight, bias)``; a layer whose norm is not yet applied to x brings its own.
+        """
         width = self.out.in_features
-        return self.split(F.linear(x, self.qkv.weight[width:], self.qkv.bias[width:]))
+        k, v = self.split(linear(x, self.qkv.weight[width:], self.qkv.bias[width:]))
+        return k, v
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, T, n C) -> n tensors (B, H, T, D)."""

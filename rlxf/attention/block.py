@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from rlxf.attention.attention import Attention, LayerCache
+from rlxf.attention.attention import Attention, LayerCache, Projected
 from rlxf.attention.feed_forward import FeedForward
 from rlxf.attention.index import Index
 from rlxf.attention.norm import NORMS
@@ -23,11 +23,11 @@ class CrossAttention(nn.Module):
         self.attention = Attention(spec.width, spec.heads, None, spec.kernel, spec.dropout)
         self.dropout = nn.Dropout(spec.dropout)
 
-    def project(self, context: Tensor) -> tuple[Tensor, ...]:
+    def project(self, context: Tensor) -> Projected:
         """Keys and values of the context's tokens (B, N, C)."""
         return self.attention.project(context)
 
-    def forward(self, x: Tensor, context: tuple[Tensor, ...], relation: Relation) -> Tensor:
+    def forward(self, x: Tensor, context: Projected, relation: Relation) -> Tensor:
         """x (B, T, C) over the context's projected keys and values (B, H, S, D) -> (B, T, C)."""
         y = self.attention.cross(self.join.enter(x), context, relation)
         return self.join.leave(x, self.dropout(y))
@@ -49,14 +49,12 @@ class Block(nn.Module):
     def attend(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
         """Self-attention of the segment x (B, T, C) over memory (B, M, C) and itself -> (B, T, C)."""
         join = self.join_attention
-        memory = None if memory is None else join.enter(memory)
-        y = self.attention(join.enter(x), memory, relation)
+        y = self.attention(join.enter(x), self.remembered(memory), relation)
         return join.leave(x, self.dropout(y))
 
     def weights(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
         """What each token of x (B, T, C) takes of memory (B, M, C) and of x: (B, H, T, M + T)."""
-        join = self.join_attention
-        return self.attention.weights(join.enter(x), None if memory is None else join.enter(memory), relation)
+        return self.attention.weights(self.join_attention.enter(x), self.remembered(memory), relation)
 
     def step(self, x: Tensor, cache: LayerCache, slot: int, relation: Relation, distances: Tensor) -> Tensor:
         """Self-attention of one token x (B, 1, C) over the cache, itself included -> (B, 1, C)."""
@@ -71,4 +69,11 @@ class Block(nn.Module):
 
     def cache(self, memory: Tensor, index: Index, distances: Tensor) -> LayerCache:
         """Keys and values of the tokens of memory (B, S, C)."""
-        return self.attention.cache(self.join_attention.enter(memory), index, distances)
+        return self.attention.cache(self._project(memory), index, distances)
+
+    def remembered(self, memory: Tensor | None) -> Projected | None:
+        """Keys and values of the tokens of memory (B, M, C), if there is one."""
+        return None if memory is None else self._project(memory)
+
+    def _project(self, memory: Tensor) -> Projected:
+        return self.attention.project(memory, self.join_attention.project)

@@ -26,10 +26,10 @@ class Context:
 class ProjectedContext:
     """Keys and values (B, H, N, D) of a context, a pair for each layer."""
 
-    layers: list[tuple[Tensor, ...]]
+    layers: list[tuple[Tensor, Tensor]]
     index: Index
 
     def rows(self, rows: Tensor) -> "ProjectedContext":
         """The chosen rows of the batch."""
-        layers = [tuple(part[rows] for part in pair) for pair in self.layers]
+        layers = [(keys[rows], values[rows]) for keys, values in self.layers]
         return ProjectedContext(layers, self.index.rows(rows))

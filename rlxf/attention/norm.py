@@ -2,7 +2,9 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rlxf.attention.residuals.base import Residual
 
@@ -26,6 +28,16 @@ class PreNorm(nn.Module):
         h: Tensor = self.norm(x)
         return h
 
+    def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """``weight enter(x) + bias`` for an x that needs no gradient.
+
+        The norm's own scale and shift join the weight and the bias. So its gradient needs no product as
+        large as x: backward costs as much as forward, not twice.
+        """
+        norm = self.norm
+        standard = F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
+        return F.linear(standard, weight * norm.weight, torch.addmv(bias, weight, norm.bias))
+
     def leave(self, x: Tensor, y: Tensor) -> Tensor:
         """Join the sublayer's output y to the stream x."""
         joined: Tensor = self.residual(x, y)
@@ -41,6 +53,10 @@ class PostNorm(PreNorm):
     def enter(self, x: Tensor) -> Tensor:
         """x as it is."""
         return x
+
+    def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """``weight x + bias``."""
+        return F.linear(x, weight, bias)
 
     def leave(self, x: Tensor, y: Tensor) -> Tensor:
         """Join, then normalise."""

@@ -67,8 +67,8 @@ def test_weights_times_values_are_the_layers_attention(spec, dtype):
     for hook in hooks:
         hook.remove()
     for weights, (attention, (x, memory, _), y) in zip(looked_at(spec, run, state), expected, strict=True):
-        tokens = x if memory is None else torch.cat([memory, x], dim=1)
-        mixed = weights @ attention.split(attention.qkv(tokens))[2]
+        values = attention.split(attention.qkv(x))[2]
+        mixed = weights @ (values if memory is None else torch.cat([memory[1], values], dim=2))
         sighted = weights.sum((1, 3)) > 0
         agree(attention.out(mixed.transpose(1, 2).flatten(2))[sighted], y[sighted])
 

@@ -76,7 +76,7 @@ def test_attention_is_the_papers(position, softmax1, relation):
     batch, queries = relation.query.shape
     x = numbers(batch, queries, WIDTH).requires_grad_()
     memory = numbers(batch, relation.key.shape[1] - queries, WIDTH, seed=1).requires_grad_()
-    y = module(x, memory, relation)
+    y = module(x, module.project(memory), relation)
     expected = slow.attend(module, slow.SCORES[type(position)], x, memory, relation.key, rule(relation))
     close(y, expected, 1e-10)
     found, wanted = gradients(y, module, x, memory), gradients(expected, module, x, memory)
@@ -96,7 +96,7 @@ def test_attention_weights_are_the_papers(position, softmax1, relation):
         numbers(batch, relation.key.shape[1] - queries, WIDTH, seed=1),
     )
     expected = slow.weights(module, slow.SCORES[type(position)], x, memory, relation.key, rule(relation))
-    close(module.weights(x, memory, relation), expected, 1e-10)
+    close(module.weights(x, module.project(memory), relation), expected, 1e-10)
 
 
 def gradients(y: Tensor, module: Attention, *inputs: Tensor) -> tuple[Tensor, ...]:
