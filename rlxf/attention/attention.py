@@ -68,8 +68,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
         """Queries of x (B, T, C) over memory, keys and values (B, H, M, D), and x -> (B, T, C)."""
         q, k, v = self.read(x, memory, relation)
-        distances = relation.distances
-        return self.attend(q, k, v, relation, distances, self.position.table(distances))
+        return self.attend(q, k, v, relation, self.position.table(relation.distances))
 
     def weights(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
         """The weights that `forward` averages values with, (B, H, T, M + T).
@@ -78,8 +77,7 @@ class Attention(nn.Module):
         """
         q, k, _ = self.read(x, memory, relation)
         one_hot = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
-        distances = relation.distances
-        weights = self.mix(q, k, one_hot, relation, distances, self.position.table(distances))
+        weights = self.mix(q, k, one_hot, relation, self.position.table(relation.distances))
         return (
             weights if relation.blind is None else weights.masked_fill(relation.blind[:, None, :, None], 0.0)
         )
@@ -89,13 +87,13 @@ class Attention(nn.Module):
         keys, values = context
         weight, bias = self.qkv.weight.tensor_split(3)[0], self.qkv.bias.tensor_split(3)[0]
         (q,) = self.split(F.linear(x, weight, bias))
-        return self.attend(q, keys, values, relation, relation.distances, None)
+        return self.attend(q, keys, values, relation, None)
 
-    def step(self, x: Tensor, cache: LayerCache, slot: int, relation: Relation, distances: Tensor) -> Tensor:
+    def step(self, x: Tensor, cache: LayerCache, slot: int, relation: Relation) -> Tensor:
         """Write the token x (B, 1, C) into the cache, then attend over the cache -> (B, 1, C)."""
         q, k, v = self.split(self.qkv(x))
         cache.write(slot, self.position.key(k, relation.query.position), v)
-        return self.attend(q, cache.keys, cache.values, relation, distances, cache.table)
+        return self.attend(q, cache.keys, cache.values, relation, cache.table)
 
     def cache(self, memory: Projected, index: Index, distances: Tensor) -> LayerCache:
         """Keep the keys and values of memory, (B, H, S, D), for many steps."""
@@ -103,19 +101,15 @@ class Attention(nn.Module):
         k = self.position.key(k, index.position)
         return LayerCache(k.contiguous(), v.contiguous(), self.position.table(distances))
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, distances: Tensor, table: Tensor | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
         """q (B, H, Tq, D) over k and v (B, H, Tk, D) -> (B, Tq, C). Who sees nothing gets 0."""
-        mixed = self.mix(q, k, v, relation, distances, table)
+        mixed = self.mix(q, k, v, relation, table)
         y: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return y if relation.blind is None else y.masked_fill(relation.blind[..., None], 0.0)
 
-    def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, distances: Tensor, table: Tensor | None
-    ) -> Tensor:
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
         """The weighted average of v (B, H, Tk, V) for each query -> (B, H, Tq, V)."""
-        bias = self.position.bias(q, relation, distances, table)
+        bias = self.position.bias(q, relation, table)
         q = self.position.query(q, relation.query.position)
         return self.kernel(q, k, v, bias, relation.mask, self.dropout if self.training else 0.0)
 

@@ -56,10 +56,10 @@ class Block(nn.Module):
         """What each token of x (B, T, C) takes of memory (B, M, C) and of x: (B, H, T, M + T)."""
         return self.attention.weights(self.join_attention.enter(x), self.remembered(memory), relation)
 
-    def step(self, x: Tensor, cache: LayerCache, slot: int, relation: Relation, distances: Tensor) -> Tensor:
+    def step(self, x: Tensor, cache: LayerCache, slot: int, relation: Relation) -> Tensor:
         """Self-attention of one token x (B, 1, C) over the cache, itself included -> (B, 1, C)."""
         join = self.join_attention
-        y = self.attention.step(join.enter(x), cache, slot, relation, distances)
+        y = self.attention.step(join.enter(x), cache, slot, relation)
         return join.leave(x, self.dropout(y))
 
     def think(self, x: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ class Relation:
         pattern: which keys a query may see by its position.
         causal: whether keys ahead of the query are hidden.
         dtype: floating type of the mask.
+        tabled: (R,) int64, the `distances` of tables made before; None: those that this pass needs.
     """
 
     query: Index
@@ -28,6 +29,7 @@ class Relation:
     pattern: Pattern
     causal: bool
     dtype: torch.dtype
+    tabled: Tensor | None = None
 
     @cached_property
     def distance(self) -> Tensor:
@@ -52,8 +54,7 @@ class Relation:
     def mask(self) -> Tensor:
         """(B, 1, Tq, Tk): 0 where allowed, -inf elsewhere; 0 in blind rows, lest softmax be nan."""
         allowed = self.allowed if self.blind is None else self.allowed | self.blind[..., None]
-        mask = torch.zeros(allowed.shape, dtype=self.dtype, device=allowed.device)
-        return mask.masked_fill_(~allowed, -torch.inf)[:, None]
+        return torch.where(allowed, 0.0, -torch.inf).to(self.dtype)[:, None]
 
     @property
     def _offset(self) -> int:
@@ -76,7 +77,9 @@ class Relation:
 
     @cached_property
     def distances(self) -> Tensor:
-        """(R,) int64: every distance that is needed, from the farthest back down to 0 or ahead."""
+        """(R,) int64, descending: every distance needed, from the farthest back down to 0 or ahead."""
+        if self.tabled is not None:
+            return self.tabled
         back, ahead = (self.key.shape[1] - 1, self.query.shape[1] - 1)
         if not self.aligned:
             seen = self.distance[self.allowed]
@@ -86,22 +89,26 @@ class Relation:
         ahead = 0 if self.causal else max(0, min(ahead, self.pattern.reach))
         return torch.arange(back, -ahead - 1, -1, device=self.key.position.device)
 
-    def scores(self, q: Tensor, table: Tensor, distances: Tensor) -> Tensor:
+    @cached_property
+    def _columns(self) -> Tensor:
+        """(B, 1, Tq, Tk): which of `distances` is that of query and key; any where not allowed."""
+        columns: Tensor = self.distances[0] - self.distance
+        return columns.clamp_(0, self.distances.shape[0] - 1)[:, None]
+
+    def scores(self, q: Tensor, table: Tensor) -> Tensor:
         """``q_i . table[distance(i, j)]`` for each query and key; anything where not allowed.
 
         Args:
             q: (B, H, Tq, D).
-            table: (H, D, R), one column for each of ``distances``.
-            distances: (R,) descending in steps of one.
+            table: (H, D, R), one column for each of `distances`.
 
         Returns:
             (B, H, Tq, Tk).
         """
         scores = _by_head(q, table)
         if self.aligned:
-            return self._shifted(scores, int(distances[0]))
-        column = (distances[0] - self.distance).clamp(0, distances.shape[0] - 1)
-        return scores.gather(-1, column[:, None].expand(-1, q.shape[1], -1, -1))
+            return self._shifted(scores, int(self.distances[0]))
+        return scores.gather(-1, self._columns.expand(-1, q.shape[1], -1, -1))
 
     def _shifted(self, scores: Tensor, back: int) -> Tensor:
         """Transformer-XL's relative shift (Dai et al. 2019, appendix B) for any window.

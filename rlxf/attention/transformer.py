@@ -85,13 +85,13 @@ class Transformer(nn.Module):
             The outputs (B, C), and the inputs of each layer (L, B, C): what a state is made of.
         """
         slot = cache.write(index)
-        relation = self._relation(index, cache.index)
+        relation = self._relation(index, cache.index, cache.distances)
         across = self._across(index, cache.context)
         x = self.embedding(x[:, None], index.position)
         hidden = []
         for layer in self.spec.depth(self.spec.layers):
             hidden.append(x)
-            x = self.blocks[layer].step(x, cache.layers[layer], slot, relation, cache.distances)
+            x = self.blocks[layer].step(x, cache.layers[layer], slot, relation)
             x = self._after_attention(layer, x, cache.context, across)
         return self.norm(x)[:, 0], torch.cat(hidden, dim=1).transpose(0, 1)
 
@@ -128,8 +128,9 @@ class Transformer(nn.Module):
         rings = [block.cache(h, index, distances) for block, h in zip(self.blocks, hidden, strict=True)]
         return Cache(rings, index, length % capacity, distances, self._project(context))
 
-    def _relation(self, query: Index, key: Index) -> Relation:
-        return Relation(query, key, self.spec.pattern, self.spec.causal, next(self.parameters()).dtype)
+    def _relation(self, query: Index, key: Index, distances: Tensor | None = None) -> Relation:
+        dtype = next(self.parameters()).dtype
+        return Relation(query, key, self.spec.pattern, self.spec.causal, dtype, distances)
 
     def _across(self, query: Index, seen: ProjectedContext | None) -> Relation | None:
         dtype = next(self.parameters()).dtype

@@ -95,7 +95,7 @@ def test_scores_by_distance_become_scores_by_key(relation):
     assert (distances.diff() == -1).all()
     table = position.table(distances)
     q = numbers(relation.query.shape[0], HEADS, relation.query.shape[1], WIDTH // HEADS)
-    by_key = position.bias(q, relation, distances, table)
+    by_key = position.bias(q, relation, table)
     for b, i, j in pairs(relation):
         between = relation.query.position[b, i] - relation.key.position[b, j]
         column = table[..., distances.tolist().index(int(between))]

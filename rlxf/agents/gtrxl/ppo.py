@@ -3,6 +3,7 @@
 import os
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
@@ -264,13 +265,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
         callback.update_locals(locals())
         goes_on = callback.on_step()  # if not, the step counts all the same: another `learn` may follow
         self._update_info_buffer(infos, dones)
-        paid = torch.as_tensor(rewards, dtype=values.dtype, device=self.device)
-        paid = paid + self.gamma * self._values_at_truncation(infos)
+        paid = self._paid(rewards, dones, infos)
         ends = torch.as_tensor(dones, dtype=torch.bool, device=self.device) | self._filler
         rollout_buffer.add(obs, previous, actions, paid, ends, values, log_probs, hidden, index)
         self._last_obs = new_obs  # type: ignore[assignment]
         self._last_episode_starts = ends.cpu().numpy()
-        self._filler = self._marked(infos, "filler_next")
+        self._filler = self._marked(infos, dones, "filler_next")
         return goes_on
 
     def _next_index(self) -> Index:
@@ -278,16 +278,15 @@ class GTrXLPPO(OnPolicyAlgorithm):
         start = torch.as_tensor(self._last_episode_starts, dtype=torch.bool, device=self.device)
         return without(self._acting.advance(start & ~self._filler), self._filler)
 
-    def _values_at_truncation(self, infos: list[dict[str, Any]]) -> Tensor:
-        """(E,): V(last observation) where an episode was cut off, read with its own memory; else 0."""
-        cut = self._marked(infos, "TimeLimit.truncated")
-        values = torch.zeros(len(infos), device=self.device)
-        rows = cut.nonzero()[:, 0].tolist()
-        if rows:
-            last = stack_observations([infos[row]["terminal_observation"] for row in rows])
-            check_finite("last observation", last, self._env_steps, rows)
-            values[cut] = self._values_ahead(self._acting.rows(cut), last)
-        return values
+    def _paid(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> Tensor:
+        """(E,): rewards; of a cut episode, plus gamma V(last observation), read with its own memory."""
+        paid = torch.as_tensor(rewards, dtype=torch.float32, device=self.device)
+        cut = self._marked(infos, dones, "TimeLimit.truncated").nonzero()[:, 0]
+        if not len(cut):
+            return paid
+        last = stack_observations([infos[row]["terminal_observation"] for row in cut.tolist()])
+        check_finite("last observation", last, self._env_steps, cut.tolist())
+        return paid.index_add(0, cut, self.gamma * self._values_ahead(self._acting.rows(cut), last))
 
     @property
     def _env_steps(self) -> int:
@@ -300,9 +299,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
         latent, _ = self.policy.act(self._as_tensor(obs), acting, index)
         return self.policy.heads(latent)[1]
 
-    def _marked(self, infos: list[dict[str, Any]], key: str) -> Tensor:
-        """(E,) bool: which environments say ``key`` in their info."""
-        return torch.tensor([info.get(key, False) for info in infos], dtype=torch.bool, device=self.device)
+    def _marked(self, infos: list[dict[str, Any]], dones: np.ndarray, key: str) -> Tensor:
+        """(E,) bool: which environments say ``key`` in their info as their episode ends."""
+        marked = np.zeros(len(infos), dtype=np.bool_)
+        for row in np.flatnonzero(dones):
+            marked[row] = infos[row].get(key, False)
+        return torch.as_tensor(marked, device=self.device)
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         """SB3's; what the environments begin with is checked too, hyper-parameters are logged."""

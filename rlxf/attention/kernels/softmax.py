@@ -33,7 +33,8 @@ class Softmax:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
         scores = q * q.shape[-1] ** -0.5 @ k.transpose(-1, -2) if bias is None else scaled_scores(q, k, bias)
         weights = self.weights(scores.add_(mask))
-        return F.dropout(weights, dropout) @ v if dropout else weights @ v
+        weights = F.dropout(weights, dropout) if dropout else weights
+        return torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).unflatten(0, weights.shape[:2])
 
     def weights(self, scores: Tensor) -> Tensor:
         """Scores (..., Tk) -> weights (..., Tk)."""

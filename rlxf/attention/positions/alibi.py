@@ -44,6 +44,6 @@ class ALiBiBias(LayerPosition):
         super().__init__()
         self.register_buffer("slopes", slopes(heads), persistent=False)
 
-    def bias(self, q: Tensor, relation: Relation, distances: Tensor, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
         """q (B, H, Tq, D) -> (B, H, Tq, Tk)."""
         return -self.slopes.to(q.dtype)[:, None, None] * relation.distance[:, None].abs().to(q.dtype)

@@ -34,7 +34,7 @@ class LayerPosition(nn.Module):
         """What depends on distances (R,) alone: computed once a pass, or once for many steps."""
         return None
 
-    def bias(self, q: Tensor, relation: Relation, distances: Tensor, table: Tensor | None) -> Tensor | None:
+    def bias(self, q: Tensor, relation: Relation, table: Tensor | None) -> Tensor | None:
         """What is added to the scores: q (B, H, Tq, D) before `query` -> (B, H, Tq, Tk) or None."""
         return None
 

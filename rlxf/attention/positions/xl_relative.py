@@ -65,7 +65,7 @@ class XLRelativeBias(LayerPosition):
         r = self.r(self.spec.encode(distances, heads * size).to(self.u.dtype))
         return (r * size**-0.5).unflatten(-1, (heads, size)).permute(1, 2, 0)
 
-    def bias(self, q: Tensor, relation: Relation, distances: Tensor, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
         """q (B, H, Tq, D) -> ``(q_i + v) . (W_r r_{i-j}) / sqrt(D)`` (B, H, Tq, Tk)."""
         assert table is not None
-        return relation.scores(q + self.v[:, None], table, distances)
+        return relation.scores(q + self.v[:, None], table)

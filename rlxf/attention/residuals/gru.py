@@ -50,10 +50,10 @@ class GRU(Gate):
         """g(x, y)."""
         width = x.shape[-1]
         flat_x, flat_y = x.reshape(-1, width), y.reshape(-1, width)
-        w_rz, w_g = F.linear(flat_y, self.w, F.pad(-self.b, (width, width))).split([2 * width, width], dim=-1)
-        r, z = torch.addmm(w_rz, flat_x, self.u.T).sigmoid().chunk(2, dim=-1)
-        h = torch.addmm(w_g, r * flat_x, self.u_g.T).tanh()
-        return torch.lerp(flat_x, h, z).view_as(x)
+        w_rz, w_g = F.linear(flat_y, self.w).split([2 * width, width], dim=-1)
+        r, z = torch.addmm(w_rz, flat_x, self.u.T).chunk(2, dim=-1)
+        h = torch.addmm(w_g, r.sigmoid() * flat_x, self.u_g.T).tanh()
+        return torch.lerp(flat_x, h, (z - self.b).sigmoid()).view_as(x)
 
     def openness(self, x: Tensor, y: Tensor) -> Tensor:
         """z of ``forward(x, y)``, (..., C): the share of each feature of the stream that is replaced."""
