@@ -1,10 +1,11 @@
 """Softmax attention, the kernel of the original transformer."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 
@@ -31,8 +32,9 @@ class Softmax:
         """See `Kernel`."""
         if bias is None and not self.softmax1:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-        scores = q * q.shape[-1] ** -0.5 @ k.transpose(-1, -2) if bias is None else scaled_scores(q, k, bias)
-        weights = self.weights(scores.add_(mask))
+        bias = torch.zeros_like(mask) if bias is None else bias
+        scores: Tensor = _Scores.apply(q, k, bias.expand(*q.shape[:3], k.shape[2]), mask)  # type: ignore[no-untyped-call]
+        weights = self.weights(scores)
         weights = F.dropout(weights, dropout) if dropout else weights
         return torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).unflatten(0, weights.shape[:2])
 
@@ -43,13 +45,26 @@ class Softmax:
         return F.pad(scores, (0, 1)).softmax(dim=-1)[..., :-1]
 
 
-def scaled_scores(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
-    """``q_i . k_j / sqrt(D) + b_ij`` in one pass: (B, H, Tq, D), (B, H, Tk, D) -> (B, H, Tq, Tk)."""
-    shape = (*q.shape[:3], k.shape[2])
-    scores = torch.baddbmm(
-        bias.expand(shape).flatten(0, 1),
-        q.flatten(0, 1),
-        k.flatten(0, 1).transpose(1, 2),
-        alpha=q.shape[-1] ** -0.5,
-    )
-    return scores.view(shape)
+class _Scores(torch.autograd.Function):
+    """``q_i . k_j / sqrt(D) + b_ij + m_ij`` in one buffer, (B, H, Tq, Tk).
+
+    torch would compute the gradient of k as ``q^T ds`` and transpose it: slow where heads are narrow.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+        rows, columns = q.flatten(0, 1), k.flatten(0, 1)
+        ctx.save_for_backward(rows, columns)
+        ctx.shapes, ctx.scale = (q.shape, k.shape), q.shape[-1] ** -0.5
+        scores = (bias + mask).contiguous()
+        scores.flatten(0, 1).baddbmm_(rows, columns.transpose(1, 2), alpha=ctx.scale)
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        rows, columns = ctx.saved_tensors
+        flat = gradient.flatten(0, 1)
+        of_q = torch.bmm(flat, columns).mul_(ctx.scale).view(ctx.shapes[0])
+        of_k = torch.bmm(flat.transpose(1, 2), rows).mul_(ctx.scale).view(ctx.shapes[1])
+        return of_q, of_k, gradient, None
