@@ -253,11 +253,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
         obs = self._as_tensor(self._last_obs)
         index = self._next_index()
         previous = self._acting.action
-        latent, hidden = self.policy.act(obs, self._acting, index)
-        distribution, values = self.policy.heads(latent)
-        actions = distribution.get_actions()
-        log_probs = distribution.log_prob(actions)
-        self._acting.action = self.policy.encode_actions(actions)
+        with torch.inference_mode():
+            latent, hidden = self.policy.act(obs, self._acting, index)
+            distribution, values = self.policy.heads(latent)
+            actions = distribution.get_actions()
+            log_probs = distribution.log_prob(actions)
+            self._acting.action = self.policy.encode_actions(actions)
         new_obs, rewards, dones, infos = env.step(self.policy.to_environment(actions))
         self.num_timesteps += env.num_envs
         check_finite("reward", rewards, self._env_steps)
