@@ -21,9 +21,10 @@ def multiply_adds_per_step(shape: Shape) -> float:
     projections of q, k, v and the output; feed-forward; content score, position score and
     weighted sum over the M + 1 tokens it sees; two GRU gates of six matrices each. Keys and values
     of M remembered tokens are projected anew, ``memory = 2 C^2 M``: once a segment of T in each pass,
-    once a rollout of S to act. Backward costs twice forward. With N epochs
+    once a rollout of S to act. Backward costs twice forward, but of memory only once: no gradient goes
+    into it. With N epochs
 
-        ``L (token + memory / S  +  3 N (token + memory / T))``.
+        ``L (token + memory / S  +  N (3 token + 2 memory / T))``.
 
     Left out, so that the floor is a floor: observations, heads, the distances' table, everything that is
     not a matrix product, and scores that a dense segment computes and masks.
@@ -32,7 +33,7 @@ def multiply_adds_per_step(shape: Shape) -> float:
     token = 4 * C**2 + 2 * C * F + 3 * (M + 1) * C + shape.gated * 12 * C**2
     memory = 2 * C**2 * M
     acting = token + memory / shape.steps
-    learning = 3 * shape.epochs * (token + memory / shape.segment)
+    learning = shape.epochs * (3 * token + 2 * memory / shape.segment)
     return shape.layers * (acting + learning)
 
 
