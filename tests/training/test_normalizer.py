@@ -74,7 +74,10 @@ def test_statistics_go_on_from_where_they_were(tmp_path):
 
 def test_other_observations_are_refused(tmp_path):
     save_normalizer(tmp_path / "file", experienced())
-    with pytest.raises(CheckpointError, match=r"observation space differs.*mean of observation.*\(3,\) in the file and \(5,\) here"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"observation space differs.*mean of observation.*\(3,\) in the file and \(5,\) here",
+    ):
         load_normalizer(tmp_path / "file", noise(spaces.Box(-1, 1, (5,))))
     with pytest.raises(CheckpointError, match="observation"):
         load_normalizer(tmp_path / "file", noise(NAMED))
