@@ -14,6 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.evaluation.environment import EnvLike, is_monitored, opened, raw_rewards
+from rlxf.evaluation.narrowing import Narrowing
 from rlxf.evaluation.references import references_of
 from rlxf.evaluation.report import Report
 from rlxf.evaluation.sweep import TargetSweep
@@ -132,10 +133,10 @@ def _play(
 ) -> Report:
     tally = Tally(quotas(episodes, env.num_envs), monitored_score if is_monitored(env) else own_score)
     task = progress.add_task("evaluate", total=episodes)
-    obs, state, starts = env.reset(), None, np.ones(env.num_envs, dtype=bool)
+    player = Narrowing(agent, env.num_envs, deterministic)
+    obs, starts = env.reset(), np.ones(env.num_envs, dtype=bool)
     while tally.missing.any():
-        actions, state = agent.predict(obs, state=state, episode_start=starts, deterministic=deterministic)  # type: ignore[arg-type]
-        obs, rewards, dones, infos = env.step(actions)
+        obs, rewards, dones, infos = env.step(player.act(obs, starts, tally.missing > 0))
         tally.add(raw_rewards(env, rewards), dones, infos)
         # What an agent saw between two episodes belongs to neither.
         starts = dones | is_filler(infos)

@@ -3,6 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import PPO
@@ -36,6 +37,67 @@ def test_truncated_episodes_count():
 def test_memory_begins_anew_with_each_episode():
     report = evaluate(Counter(), vec(CountAloud(3), CountAloud(7)), 10)
     assert (report.returns == report.lengths).all()
+
+
+class Asked(Counter):
+    """`Counter` that notes for how many environments it is asked."""
+
+    def __init__(self):
+        self.batches = []
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
+        assert len(observation) == len(episode_start)
+        self.batches.append(len(observation))
+        return super().predict(observation, state, episode_start, deterministic)
+
+
+class Divisible(np.ndarray):
+    """Numbers that can be given for some environments."""
+
+    def rows(self, rows):
+        return self[rows.numpy()]
+
+
+class AskedForSome(Asked):
+    """Its state can be divided."""
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
+        actions, state = super().predict(observation, state, episode_start, deterministic)
+        return actions, state.view(Divisible)
+
+
+def test_nobody_is_asked_for_an_environment_that_has_played_its_share():
+    agent = AskedForSome()
+    report = evaluate(agent, vec(CountAloud(2), CountAloud(5), CountAloud(9)), 6)
+    assert (report.returns == report.lengths).all()
+    assert agent.batches == [3] * 4 + [2] * 6 + [1] * 8
+
+
+def test_a_state_that_cannot_be_divided_is_kept_whole():
+    agent = Asked()
+    report = evaluate(agent, vec(CountAloud(2), CountAloud(5)), 4)
+    assert (report.returns == report.lengths).all()
+    assert agent.batches == [2] * 10
+
+
+def test_without_a_state_the_idle_are_left_out_too():
+    class Stateless(Asked):
+        def predict(self, observation, state=None, episode_start=None, deterministic=False):
+            self.batches.append(len(observation["at"]))
+            return observation["at"][:, 0].astype(np.int64), None
+
+    class Shown(CountAloud):
+        def __init__(self, length):
+            super().__init__(length)
+            self.observation_space = spaces.Dict({"at": self.observation_space})
+
+        def look(self):
+            return {"at": np.array([self.time], np.float32)}
+
+    agent = Stateless()
+    report = evaluate(agent, vec(Shown(2), Shown(5)), 2)
+    assert (report.returns == report.lengths).all()
+    assert agent.batches == [2] * 2 + [1] * 3
 
 
 def test_filler_rows_count_in_nothing_and_are_no_memory():

@@ -43,6 +43,11 @@ class Steps:
         position = tokens.long().cumsum(dim=1) - 1
         return Index(position.clamp(min=0), torch.where(tokens, 0, EMPTY))
 
+    def rows(self, rows: Tensor) -> "Steps":
+        """The chosen episodes: ``rows`` is a bool (B,) or an int64 (N,) tensor."""
+        parts = (self.features, self.actions, self.return_to_go, self.time_steps, self.mask)
+        return Steps(*(part[rows] for part in parts))
+
     def between(self, first: int, end: int) -> "Steps":
         """The columns from ``first`` to before ``end``."""
         parts = (self.features, self.actions, self.return_to_go, self.time_steps, self.mask)
