@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -274,10 +275,16 @@ def test_what_is_no_number_is_not_normalised(env_id, capsys, tmp_path):
 def test_ctrl_c_keeps_what_was_learned(tmp_path):
     command = [sys.executable, "-c", "from rlxf.cli import main; main()", "train", "gtrxl", *TASK, *TINY]
     command += ["--run", "run", "--total-timesteps", "1000000000"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-        wait_for(tmp_path / "run/progress.csv", process)
-        process.send_signal(signal.SIGINT)
-        message = process.communicate(timeout=60)[1]
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=heed
+    ) as process:
+        try:
+            wait_for(tmp_path / "run/progress.csv", process)
+            process.send_signal(signal.SIGINT)
+            message = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert message == "rlxf: interrupted\n"
     assert GTrXLPPO.load(tmp_path / "run/checkpoint.zip").num_timesteps > 0
