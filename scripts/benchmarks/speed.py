@@ -13,6 +13,7 @@ from rich.table import Table
 
 from benchmarks import cleanrl, ours
 from benchmarks.acting import acting_milliseconds
+from benchmarks.machine import machine
 from benchmarks.operations import matrix_rate, steps_per_second_at_most
 from benchmarks.recurrent import recurrent_ppo
 from benchmarks.shapes import SMALL, Shape, cleanrl_shape
@@ -151,16 +152,6 @@ def acting_cost(envs: int) -> dict[int, float]:
     """Milliseconds of one acting step of the small agent at each of `ACTING_STEPS`."""
     agent = ours.gtrxl_ppo(make_vec_env(TMAZE, 1, seed=0), SMALL, seed=0)
     return acting_milliseconds(agent, envs, ACTING_STEPS)
-
-
-def machine() -> dict[str, Any]:
-    """What ran the benchmark, and how busy it was."""
-    return {
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "load": os.getloadavg(),
-    }
 
 
 def as_data(row: Row, matrix_rate: float) -> dict[str, Any]:

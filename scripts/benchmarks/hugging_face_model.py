@@ -1,0 +1,148 @@
+"""HF's DecisionTransformerModel: trained as its authors do, and acting for many environments at once.
+
+This runs inside the environment of `hugging_face`, which has transformers.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
+from transformers import DecisionTransformerConfig, DecisionTransformerModel
+
+from benchmarks.offline_setting import Setting
+from rlxf.agents.decision_transformer.facts import Facts
+from rlxf.envs.make import make_vec_env
+from rlxf.envs.trajectories import Trajectories, WindowBatch
+
+DISTANT = 1000
+"""Time steps that have an embedding: the limit of episodes."""
+
+
+class Learner:
+    """The model and the steps of its training: AdamW, warm-up, clipping, squared error over real steps.
+
+    Args:
+        setting: sizes and rates.
+        trajectories: vector observations and Box actions.
+        updates: that will be made, for the warm-up.
+        seed: of weights and dropout.
+    """
+
+    def __init__(self, setting: Setting, trajectories: Trajectories, updates: int, seed: int):
+        torch.manual_seed(seed)
+        self.setting, self.trajectories = setting, trajectories
+        self.model = DecisionTransformerModel(
+            DecisionTransformerConfig(
+                state_dim=trajectories.observations.shape[1],
+                act_dim=trajectories.actions.shape[1],
+                hidden_size=setting.width,
+                n_layer=setting.layers,
+                n_head=setting.heads,
+                n_positions=1024,
+                max_ep_len=DISTANT,
+                resid_pdrop=setting.dropout,
+                attn_pdrop=setting.dropout,
+                embd_pdrop=setting.dropout,
+                bos_token_id=0,  # it has no words, and warns of the defaults
+                eos_token_id=0,
+            )
+        )
+        self.mean = torch.from_numpy(np.array(trajectories.observation_mean))
+        self.std = torch.from_numpy(np.array(trajectories.observation_std))
+        self.bound = torch.from_numpy(trajectories.action_space.high)  # type: ignore[attr-defined]
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=setting.learning_rate, weight_decay=1e-4
+        )
+        warm = max(1, updates // 10)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: min(1, (step + 1) / warm)
+        )
+
+    def update(self, batch: WindowBatch) -> None:
+        """One step on windows of B episodes."""
+        self.model.train()
+        predicted = self.forward(
+            batch.observations, batch.actions, batch.return_to_go, batch.time_steps, batch.mask
+        )
+        loss = ((predicted - batch.actions)[batch.mask] ** 2).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.25)
+        self.optimizer.step()
+        self.schedule.step()
+
+    def forward(
+        self, observations: Tensor, actions: Tensor, return_to_go: Tensor, time_steps: Tensor, mask: Tensor
+    ) -> Tensor:
+        """Actions (B, K, A) predicted for raw observations (B, K, D), actions and returns (B, K).
+
+        The model's own actions lie between -1 and 1.
+        """
+        predicted = self.model(
+            states=(observations - self.mean) / self.std,
+            actions=actions / self.bound,
+            rewards=None,
+            returns_to_go=return_to_go[..., None] / self.setting.return_scale,
+            timesteps=time_steps.clamp(max=DISTANT - 1),
+            attention_mask=mask.long(),
+        ).action_preds
+        return predicted * self.bound
+
+
+class Player:
+    """The model as an agent for `rlxf.evaluate`: each environment's last K steps are its state."""
+
+    def __init__(self, learner: Learner):
+        self.learner = learner
+        self.facts = Facts.of(learner.trajectories)
+        self.reference_scores = self.facts.reference_scores
+        self.return_range = self.facts.return_range
+
+    def make_env(self, n_envs: int, seed: int | None = None) -> VecEnv:
+        """The environment of the data."""
+        assert self.facts.env_id is not None
+        return make_vec_env(self.facts.env_id, n_envs, seed, self.facts.env_kwargs)
+
+    @torch.no_grad()
+    def predict(
+        self,
+        observation: dict[str, NDArray[Any]],
+        state: list[Tensor] | None = None,
+        episode_start: NDArray[np.bool_] | None = None,
+        deterministic: bool = True,
+    ) -> tuple[NDArray[Any], list[Tensor]]:
+        """As Stable-Baselines3's agents do, on observations of `rlxf.envs.ReturnToGo`."""
+        self.learner.model.eval()
+        shown = {key: torch.as_tensor(value) for key, value in observation.items()}
+        kept = self._empty(len(shown["time_step"])) if state is None else [part.clone() for part in state]
+        kept[1][:, -1] = shown["previous_action"]
+        steps = (
+            shown["observation"].float(),
+            torch.zeros_like(shown["previous_action"]),
+            shown["return_to_go"][:, 0],
+            shown["time_step"][:, 0],
+            torch.ones(len(shown["time_step"]), dtype=torch.bool),
+        )
+        kept = [torch.cat([part[:, 1:], new[:, None]], 1) for part, new in zip(kept, steps, strict=True)]
+        kept[4][shown["time_step"][:, 0] == 0, :-1] = False
+        actions = self.learner.forward(*_without_padding(kept))[:, -1]
+        return actions.numpy(), kept
+
+    def _empty(self, n_envs: int) -> list[Tensor]:
+        data, length = self.learner.trajectories, self.learner.setting.context_length
+        return [
+            torch.zeros(n_envs, length, data.observations.shape[1]),
+            torch.zeros(n_envs, length, data.actions.shape[1]),
+            torch.zeros(n_envs, length),
+            torch.zeros(n_envs, length, dtype=torch.int64),
+            torch.zeros(n_envs, length, dtype=torch.bool),
+        ]
+
+
+def _without_padding(kept: list[Tensor]) -> list[Tensor]:
+    """Zeros where the mask (the last part) is False."""
+    mask = kept[-1]
+    return [part * mask.reshape(*mask.shape, *[1] * (part.ndim - 2)) for part in kept[:-1]] + [mask]

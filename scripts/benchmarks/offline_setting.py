@@ -1,0 +1,63 @@
+"""Sizes of a Decision Transformer, for ours and for others."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlxf.agents.decision_transformer import decision_transformer
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What both programs are trained with.
+
+    The optimiser is AdamW with weight decay 1e-4; gradients are clipped at 0.25, dropout is 0.1, and the
+    learning rate rises over the first tenth of the updates: Chen et al. 2021, arXiv:2106.01345, appendix A,
+    but for the warm-up, which lasts 10,000 of 100,000 updates there.
+
+    Args:
+        width: features of a token C.
+        layers: number of layers L.
+        heads: attention heads.
+        context_length: steps K that the model sees, three tokens each.
+        batch_size: windows in an update B.
+        learning_rate: after the warm-up.
+        return_scale: what returns are divided by.
+        dropout: probability of dropping a feature or an attention weight.
+    """
+
+    width: int
+    layers: int
+    heads: int = 1
+    context_length: int = 20
+    batch_size: int = 64
+    learning_rate: float = 1e-4
+    return_scale: float = 1000.0
+    dropout: float = 0.1
+
+    def arguments(self) -> dict[str, Any]:
+        """Those of our `DecisionTransformer`."""
+        core = decision_transformer(
+            width=self.width, layers=self.layers, heads=self.heads, dropout=self.dropout
+        )
+        return {
+            "core": core,
+            "context_length": self.context_length,
+            "batch_size": self.batch_size,
+            "learning_rate": self.learning_rate,
+            "return_scale": self.return_scale,
+        }
+
+    def multiply_adds(self) -> float:
+        r"""Of an update: ``9 K B L (12 C^2 + 3 K C)``.
+
+        A batch has 3 K B tokens. In each layer a token takes ``4 C^2`` for projections, ``8 C^2`` for the
+        feed-forward sublayer, and on average ``3 K C`` for scores and weighted sum over the half of 3 K
+        tokens that are not ahead of it. Backward costs twice forward. All else is left out, so that the floor
+        is a floor.
+        """
+        tokens = 3 * self.context_length
+        layer = 12 * self.width**2 + tokens * self.width
+        return 3.0 * tokens * self.batch_size * self.layers * layer
+
+
+SETTINGS = {"small": Setting(width=64, layers=2), "published": Setting(width=128, layers=3)}

@@ -1,0 +1,105 @@
+"""How the authors of Decision Transformer train and evaluate: batches by Python loops, one environment.
+
+Described in Chen et al. 2021, arXiv:2106.01345, algorithm 1; kzl/decision-transformer and CORL do it so. This
+runs inside the environment of `hugging_face`.
+"""
+
+import random
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.hugging_face_model import Learner
+from rlxf.envs.trajectories import Trajectories, WindowBatch
+
+Episode = dict[str, NDArray[Any]]
+
+
+class Batches:
+    """Windows of K steps, sliced out of episodes, padded and stacked one by one.
+
+    Args:
+        trajectories: the data.
+        length: K.
+        seed: of the choice.
+    """
+
+    def __init__(self, trajectories: Trajectories, length: int, seed: int):
+        self.length = length
+        self.episodes = [_episode(trajectories, e) for e in range(trajectories.episodes)]
+        self.shares = trajectories.lengths / trajectories.steps
+        random.seed(seed)
+        self.rng = np.random.default_rng(seed)
+
+    def sample(self, batch_size: int) -> WindowBatch:
+        """A batch of them; an episode is chosen by its share of all steps."""
+        chosen = self.rng.choice(len(self.episodes), batch_size, p=self.shares)
+        rows = [self._window(self.episodes[e]) for e in chosen]
+        return WindowBatch(*(torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True)))
+
+    def _window(self, episode: Episode) -> tuple[NDArray[Any], ...]:
+        start = random.randint(0, len(episode["rewards"]) - 1)
+        piece = slice(start, start + self.length)
+        observations, actions = episode["observations"][piece], episode["actions"][piece]
+        taken = len(observations)
+        returns = _returns_to_go(episode["rewards"][start:])[:taken]
+        return (
+            _padded(observations, self.length),
+            _padded(actions, self.length),
+            _padded(returns, self.length),
+            _padded(np.arange(start, start + taken), self.length),
+            _padded(np.ones(taken, bool), self.length),
+        )
+
+
+def _returns_to_go(rewards: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Summed from the end in a loop, for each window anew, as there."""
+    returns = np.zeros_like(rewards)
+    returns[-1] = rewards[-1]
+    for step in reversed(range(len(rewards) - 1)):
+        returns[step] = rewards[step] + returns[step + 1]
+    return returns
+
+
+def _padded(rows: NDArray[Any], length: int) -> NDArray[Any]:
+    empty = np.zeros((length - len(rows), *rows.shape[1:]), rows.dtype)
+    return np.concatenate([empty, rows])
+
+
+def _episode(trajectories: Trajectories, e: int) -> Episode:
+    piece = slice(trajectories.offsets[e], trajectories.offsets[e + 1])
+    names = ("observations", "actions", "rewards")
+    return {name: np.array(getattr(trajectories, name)[piece]) for name in names}
+
+
+def play_episode(learner: Learner, env: gymnasium.Env, target: float, seed: int) -> tuple[float, int]:
+    """Return and length of an episode; the history grows step by step, its last K steps are read."""
+    observation, _ = env.reset(seed=seed)
+    data = learner.trajectories
+    observations = torch.zeros(0, data.observations.shape[1])
+    actions = torch.zeros(0, data.actions.shape[1])
+    returns, total, over = torch.zeros(0), 0.0, False
+    while not over:
+        observations = torch.cat([observations, torch.as_tensor(observation).float()[None]])
+        returns = torch.cat([returns, torch.tensor([target - total])])
+        actions = torch.cat([actions, torch.zeros(1, actions.shape[1])])
+        actions[-1] = choose(learner, observations, actions, returns)
+        observation, reward, terminated, truncated, _ = env.step(actions[-1].numpy())
+        total, over = total + float(reward), terminated or truncated
+    return total, len(returns)
+
+
+@torch.no_grad()
+def choose(learner: Learner, observations: Tensor, actions: Tensor, returns: Tensor) -> Tensor:
+    """The action (A,) of the last of T steps."""
+    length = learner.setting.context_length
+    first = max(0, len(returns) - length)
+    time_steps = torch.arange(first, len(returns))
+    parts = [part[first:] for part in (observations, actions, returns)]
+    parts += [time_steps, torch.ones(len(time_steps), dtype=torch.bool)]
+    padded = [torch.from_numpy(_padded(part.numpy(), length))[None] for part in parts]
+    return learner.forward(*padded)[0, -1]
