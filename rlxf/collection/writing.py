@@ -18,6 +18,8 @@ from minari.dataset.minari_storage import MinariStorage
 from minari.namespace import create_namespace, list_local_namespaces
 from minari.storage.datasets_root_dir import get_dataset_path
 
+from rlxf.collection.disk_space import check_space
+
 AT_ONCE = 64
 """Episodes held in memory until they are written."""
 
@@ -79,6 +81,7 @@ def write_dataset(
             )
         for some in _batches(episodes):
             with _naming(dataset_id):
+                check_space(folder, some)
                 storage.update_episodes(some)
         with _naming(dataset_id):
             _put_in_place(folder, dataset_id)

@@ -292,9 +292,6 @@ def test_an_environment_that_fails_leaves_nothing(how, told, minari_root):
 
 
 @pytest.mark.faults
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # HDF5 objects that could not be closed
 @pytest.mark.parametrize("limit", [1, 20_000, 300_000])
 def test_a_full_disk_leaves_nothing(limit, minari_root):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
