@@ -11,7 +11,7 @@ from rlxf.attention.index import Index
 from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.positions.base import LayerPosition, Position
-from rlxf.attention.relation import Relation
+from rlxf.attention.relation import Relation, Tables
 
 Projected = tuple[Tensor, Tensor]
 """Keys and values, (B, H, S, D) each."""
@@ -68,7 +68,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
         """Queries of x (B, T, C) over memory, keys and values (B, H, M, D), and x -> (B, T, C)."""
         q, k, v = self.read(x, memory, relation)
-        return self.attend(q, k, v, relation, self.position.table(relation.distances))
+        return self.attend(q, k, v, relation, self.position.table(relation.distances, relation.table))
 
     def weights(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
         """The weights that `forward` averages values with, (B, H, T, M + T).
@@ -77,7 +77,10 @@ class Attention(nn.Module):
         """
         q, k, _ = self.read(x, memory, relation)
         one_hot = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
-        weights = self.mix(q, k, one_hot, relation, self.position.table(relation.distances))
+        table = self.position.table(relation.distances, relation.table)
+        bias = self.position.bias(q, k, relation, table)
+        q = self.position.query(q, relation.query.position)
+        weights = self.kernel(q, k, one_hot, bias, relation.mask, self._dropout)
         return (
             weights if relation.blind is None else weights.masked_fill(relation.blind[:, None, :, None], 0.0)
         )
@@ -95,23 +98,24 @@ class Attention(nn.Module):
         cache.write(slot, self.position.key(k, relation.query.position), v)
         return self.attend(q, cache.keys, cache.values, relation, cache.table)
 
-    def cache(self, memory: Projected, index: Index, distances: Tensor) -> LayerCache:
+    def cache(self, memory: Projected, index: Index, tables: Tables) -> LayerCache:
         """Keep the keys and values of memory, (B, H, S, D), for many steps."""
         k, v = memory
         k = self.position.key(k, index.position)
-        return LayerCache(k.contiguous(), v.contiguous(), self.position.table(distances))
+        table = self.position.table(tables.distances, tables.shared)
+        return LayerCache(k.contiguous(), v.contiguous(), table)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
         """q (B, H, Tq, D) over k and v (B, H, Tk, D) -> (B, Tq, C). Who sees nothing gets 0."""
-        mixed = self.mix(q, k, v, relation, table)
+        bias = self.position.bias(q, k, relation, table)
+        q = self.position.query(q, relation.query.position)
+        mixed = self.position.average(self.kernel, q, k, v, bias, relation, table, self._dropout)
         y: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return y if relation.blind is None else y.masked_fill(relation.blind[..., None], 0.0)
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
-        """The weighted average of v (B, H, Tk, V) for each query -> (B, H, Tq, V)."""
-        bias = self.position.bias(q, relation, table)
-        q = self.position.query(q, relation.query.position)
-        return self.kernel(q, k, v, bias, relation.mask, self.dropout if self.training else 0.0)
+    @property
+    def _dropout(self) -> float:
+        return self.dropout if self.training else 0.0
 
     def read(self, x: Tensor, memory: Projected | None, relation: Relation) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, T, D) of x (B, T, C); k and v (B, H, M + T, D) of memory (B, H, M, D) and x."""

@@ -8,7 +8,7 @@ from rlxf.attention.attention import Attention, LayerCache, Projected
 from rlxf.attention.feed_forward import FeedForward
 from rlxf.attention.index import Index
 from rlxf.attention.norm import NORMS
-from rlxf.attention.relation import Relation
+from rlxf.attention.relation import Relation, Tables
 
 if TYPE_CHECKING:
     from rlxf.attention.spec import TransformerSpec
@@ -67,9 +67,9 @@ class Block(nn.Module):
         join = self.join_feed_forward
         return join.leave(x, self.dropout(self.feed_forward(join.enter(x))))
 
-    def cache(self, memory: Tensor, index: Index, distances: Tensor) -> LayerCache:
+    def cache(self, memory: Tensor, index: Index, tables: Tables) -> LayerCache:
         """Keys and values of the tokens of memory (B, S, C)."""
-        return self.attention.cache(self._project(memory), index, distances)
+        return self.attention.cache(self._project(memory), index, tables)
 
     def remembered(self, memory: Tensor | None) -> Projected | None:
         """Keys and values of the tokens of memory (B, M, C), if there is one."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from rlxf.attention.attention import LayerCache
 from rlxf.attention.context import ProjectedContext
 from rlxf.attention.index import Index
+from rlxf.attention.relation import Tables
 
 
 @dataclass(eq=False)
@@ -20,14 +21,14 @@ class Cache:
         layers: one ring a layer.
         index: (B, S), where the token of each slot stands.
         slot: where the next token goes.
-        distances: (R,), the distances of the layers' tables.
+        tables: the distances of the layers' tables, and what the layers share.
         context: what cross-attention reads; None without it.
     """
 
     layers: list[LayerCache]
     index: Index
     slot: int
-    distances: Tensor
+    tables: Tables
     context: ProjectedContext | None
 
     def write(self, index: Index) -> int:
@@ -43,7 +44,7 @@ class Cache:
         rows = rows.nonzero()[:, 0] if rows.dtype is torch.bool else rows
         layers = [layer.rows(rows) for layer in self.layers]
         context = None if self.context is None else self.context.rows(rows)
-        return Cache(layers, self.index.rows(rows), self.slot, self.distances, context)
+        return Cache(layers, self.index.rows(rows), self.slot, self.tables, context)
 
     def copy(self) -> "Cache":
         """A copy of every row."""

@@ -8,7 +8,6 @@ from torch import Tensor
 from rlxf.attention.context import Context
 from rlxf.attention.index import Index
 from rlxf.attention.memory.base import State
-from rlxf.attention.relation import Relation
 from rlxf.attention.residuals.gru import GRU
 from rlxf.attention.transformer import Transformer
 
@@ -38,7 +37,7 @@ def attention_weights(
     _, hidden = transformer.encode(x, index, state, context)
     spec = transformer.spec
     seen = index if state is None else state.index.concatenate(index)
-    relation = Relation(index, seen, spec.pattern, spec.causal, x.dtype)
+    relation = transformer.relation(index, seen)
     layers = spec.depth(spec.layers)
     memory = [None] * spec.layers if state is None else list(state.hidden)
     return [

@@ -2,13 +2,29 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rlxf.attention.index import EMPTY, Index
 from rlxf.attention.patterns.base import Pattern
+
+if TYPE_CHECKING:
+    from rlxf.attention.positions.base import Embedding
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """What is computed from distances alone, once for many steps.
+
+    Args:
+        distances: (R,) int64, descending.
+        shared: what the position makes of them for all layers, or None.
+    """
+
+    distances: Tensor
+    shared: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +37,8 @@ class Relation:
         pattern: which keys a query may see by its position.
         causal: whether keys ahead of the query are hidden.
         dtype: floating type of the mask.
-        tabled: (R,) int64, the `distances` of tables made before; None: those that this pass needs.
+        position: how order enters for all layers; None for not at all.
+        tables: those made before; None: those that this pass needs.
     """
 
     query: Index
@@ -29,7 +46,8 @@ class Relation:
     pattern: Pattern
     causal: bool
     dtype: torch.dtype
-    tabled: Tensor | None = None
+    position: "Embedding | None" = None
+    tables: Tables | None = None
 
     @cached_property
     def distance(self) -> Tensor:
@@ -78,8 +96,8 @@ class Relation:
     @cached_property
     def distances(self) -> Tensor:
         """(R,) int64, descending: every distance needed, from the farthest back down to 0 or ahead."""
-        if self.tabled is not None:
-            return self.tabled
+        if self.tables is not None:
+            return self.tables.distances
         back, ahead = (self.key.shape[1] - 1, self.query.shape[1] - 1)
         if not self.aligned:
             seen = self.distance[self.allowed]
@@ -88,6 +106,18 @@ class Relation:
         back = max(0, min(back, self.pattern.reach))
         ahead = 0 if self.causal else max(0, min(ahead, self.pattern.reach))
         return torch.arange(back, -ahead - 1, -1, device=self.key.position.device)
+
+    @cached_property
+    def table(self) -> Tensor | None:
+        """What the position makes of `distances` for all layers."""
+        if self.tables is not None:
+            return self.tables.shared
+        return None if self.position is None else self.position.table(self.distances)
+
+    @cached_property
+    def bias(self) -> Tensor | None:
+        """(B or 1, H, Tq, Tk): what is added to the scores of every layer; None for nothing."""
+        return None if self.position is None else self.position.bias(self)
 
     @cached_property
     def _columns(self) -> Tensor:
@@ -105,19 +135,41 @@ class Relation:
         Returns:
             (B, H, Tq, Tk).
         """
-        scores = _by_head(q, table)
+        return self.by_key(_by_head(q, table))
+
+    def key_scores(self, k: Tensor, table: Tensor) -> Tensor:
+        """``k_j . table[distance(i, j)]``: as `scores`, for k (B, H, Tk, D)."""
+        scores = _by_head(k, table.flip(-1))
         if self.aligned:
-            return self._shifted(scores, int(self.distances[0]))
-        return scores.gather(-1, self._columns.expand(-1, q.shape[1], -1, -1))
+            farthest_ahead = -int(self.distances[-1])
+            return _shift(scores, self._offset + farthest_ahead, self.query.shape[1]).transpose(-1, -2)
+        columns = self.distances.shape[0] - 1 - self._columns.transpose(-1, -2)
+        return scores.gather(-1, columns.expand(-1, k.shape[1], -1, -1)).transpose(-1, -2)
 
-    def _shifted(self, scores: Tensor, back: int) -> Tensor:
-        """Transformer-XL's relative shift (Dai et al. 2019, appendix B) for any window.
+    def spread(self, table: Tensor) -> Tensor:
+        """``table[distance(i, j)]``, of a table (H, R) -> (B or 1, H, Tq, Tk); see `scores`."""
+        return self.by_key(table[None, :, None].expand(-1, -1, self.query.shape[1], -1))
 
-        Row i has to move i columns to the right. Rows of N + 1 numbers read as rows of N do that.
+    def by_key(self, scores: Tensor) -> Tensor:
+        """Scores (B or 1, H, Tq, R) by distance -> (B or 1, H, Tq, Tk); anything where not allowed."""
+        if self.aligned:
+            return _shift(scores, int(self.distances[0]) - self._offset, self.key.shape[1])
+        columns = self._columns.expand(-1, scores.shape[1], -1, -1)
+        return scores.expand(columns.shape[0], -1, -1, -1).gather(-1, columns)
+
+    def by_distance(self, weights: Tensor) -> Tensor:
+        """Weights (B, H, Tq, Tk), 0 where not allowed -> those of each distance, (B, H, Tq, R).
+
+        Rows of queries that see no key mean nothing; they are 0.
         """
-        left = max(0, self._offset - back)
-        shifted: Tensor = _Shift.apply(scores, left, left + back - self._offset, self.key.shape[1])  # type: ignore[no-untyped-call]
-        return shifted
+        size = self.distances.shape[0]
+        if self.blind is not None:
+            weights = weights.masked_fill(self.blind[:, None, :, None], 0.0)
+        if self.aligned:
+            unshifted: Tensor = _Unshift.apply(weights, int(self.distances[0]) - self._offset, size)  # type: ignore[no-untyped-call]
+            return unshifted
+        columns = self._columns.expand(-1, weights.shape[1], -1, -1)
+        return weights.new_zeros(*weights.shape[:-1], size).scatter_add(-1, columns, weights)
 
 
 def _by_head(q: Tensor, table: Tensor) -> Tensor:
@@ -126,25 +178,58 @@ def _by_head(q: Tensor, table: Tensor) -> Tensor:
     return (rows @ table).unflatten(1, (q.shape[0], q.shape[2])).transpose(0, 1)
 
 
+def _shift(scores: Tensor, first: int, columns: int) -> Tensor:
+    """Transformer-XL's relative shift (Dai et al. 2019, appendix B) for any window.
+
+    ``out[i, j] = scores[i, j + first - i]`` for j < columns: row i moves i columns to the right.
+    """
+    shifted: Tensor = _Shift.apply(scores, first, columns)  # type: ignore[no-untyped-call]
+    return shifted
+
+
 class _Shift(torch.autograd.Function):
-    """Scores (B, H, T, R) from column ``left`` on in rows of N + 1, read as rows of N from ``start`` on.
+    """`_shift`. Rows of N + 1 numbers read as rows of N do that.
 
     torch's own padding and slices would do; their gradients fill more buffers of this size with zeros.
     """
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, left: int, start: int, keys: int) -> Tensor:
-        columns = slice(left, left + scores.shape[-1])
-        ctx.columns, ctx.start, ctx.width = columns, start, max(keys, columns.stop)
-        whole = scores.new_zeros(*scores.shape[:-1], ctx.width + 1)
-        whole[..., columns] = scores
-        return _shifted_rows(whole, start)[..., :keys]
+    def forward(ctx: Any, scores: Tensor, first: int, columns: int) -> Tensor:
+        ctx.given = (first, scores.shape[-1])
+        return _moved_right(scores, first, columns)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        whole = gradient.new_zeros(*gradient.shape[:-1], ctx.width + 1)
-        _shifted_rows(whole, ctx.start)[..., : gradient.shape[-1]] = gradient
-        return whole[..., ctx.columns], None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _moved_left(gradient, *ctx.given), None, None
+
+
+class _Unshift(torch.autograd.Function):
+    """``out[i, c] = weights[i, c - first + i]`` for c < columns, 0 beyond: `_shift` transposed."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, first: int, columns: int) -> Tensor:
+        ctx.given = (first, weights.shape[-1])
+        return _moved_left(weights, first, columns)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _moved_right(gradient, *ctx.given), None, None
+
+
+def _moved_right(x: Tensor, first: int, columns: int) -> Tensor:
+    left = max(0, -first)
+    width = max(columns, left + x.shape[-1])
+    whole = x.new_zeros(*x.shape[:-1], width + 1)
+    whole[..., left : left + x.shape[-1]] = x
+    return _shifted_rows(whole, left + first)[..., :columns]
+
+
+def _moved_left(x: Tensor, first: int, columns: int) -> Tensor:
+    left = max(0, -first)
+    width = max(x.shape[-1], left + columns)
+    whole = x.new_zeros(*x.shape[:-1], width + 1)
+    _shifted_rows(whole, left + first)[..., : x.shape[-1]] = x
+    return whole[..., left : left + columns]
 
 
 def _shifted_rows(whole: Tensor, start: int) -> Tensor:

@@ -13,7 +13,7 @@ from rlxf.attention.index import Index
 from rlxf.attention.memory.base import State
 from rlxf.attention.patterns.full import Full
 from rlxf.attention.positions.base import Embedding
-from rlxf.attention.relation import Relation
+from rlxf.attention.relation import Relation, Tables
 
 if TYPE_CHECKING:
     from rlxf.attention.spec import TransformerSpec
@@ -29,7 +29,9 @@ class Transformer(nn.Module):
     def __init__(self, spec: "TransformerSpec"):
         super().__init__()
         self.spec = spec
-        self.embedding = spec.position.build_embedding(spec.width) if spec.position else Embedding()
+        self.embedding = (
+            spec.position.build_embedding(spec.width, spec.heads) if spec.position else Embedding()
+        )
         self.blocks: Sequence[Block] = nn.ModuleList(Block(spec) for _ in range(spec.layers))  # type: ignore
         self.norm = nn.LayerNorm(spec.width) if spec.final_norm else nn.Identity()
 
@@ -62,7 +64,7 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         """`forward`, but with the inputs of each layer, (B, T, C), in place of the new state."""
         seen = self._project(context)
-        relation = self._relation(index, index if state is None else state.index.concatenate(index))
+        relation = self.relation(index, index if state is None else state.index.concatenate(index))
         across = self._across(index, seen)
         x = self.embedding(x, index.position)
         hidden = []
@@ -85,7 +87,7 @@ class Transformer(nn.Module):
             The outputs (B, C), and the inputs of each layer (L, B, C): what a state is made of.
         """
         slot = cache.write(index)
-        relation = self._relation(index, cache.index, cache.distances)
+        relation = self.relation(index, cache.index, cache.tables)
         across = self._across(index, cache.context)
         x = self.embedding(x[:, None], index.position)
         hidden = []
@@ -125,12 +127,14 @@ class Transformer(nn.Module):
         index = state.index.concatenate(room.index)
         hidden = torch.cat([state.hidden, room.hidden], dim=2)
         distances = torch.arange(min(capacity - 1, self.spec.pattern.reach), -1, -1, device=hidden.device)
-        rings = [block.cache(h, index, distances) for block, h in zip(self.blocks, hidden, strict=True)]
-        return Cache(rings, index, length % capacity, distances, self._project(context))
+        tables = Tables(distances, self.embedding.table(distances))
+        rings = [block.cache(h, index, tables) for block, h in zip(self.blocks, hidden, strict=True)]
+        return Cache(rings, index, length % capacity, tables, self._project(context))
 
-    def _relation(self, query: Index, key: Index, distances: Tensor | None = None) -> Relation:
+    def relation(self, query: Index, key: Index, tables: Tables | None = None) -> Relation:
+        """What queries and keys are to one another in every layer; see `Relation`."""
         dtype = next(self.parameters()).dtype
-        return Relation(query, key, self.spec.pattern, self.spec.causal, dtype, distances)
+        return Relation(query, key, self.spec.pattern, self.spec.causal, dtype, self.embedding, tables)
 
     def _across(self, query: Index, seen: ProjectedContext | None) -> Relation | None:
         dtype = next(self.parameters()).dtype

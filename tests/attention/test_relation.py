@@ -93,9 +93,9 @@ def test_scores_by_distance_become_scores_by_key(relation):
     """Shifted or gathered, the score of a pair is that of its distance."""
     position, distances = relative_position(), relation.distances
     assert (distances.diff() == -1).all()
-    table = position.table(distances)
+    table = position.table(distances, None)
     q = numbers(relation.query.shape[0], HEADS, relation.query.shape[1], WIDTH // HEADS)
-    by_key = position.bias(q, relation, table)
+    by_key = position.bias(q, q, relation, table)
     for b, i, j in pairs(relation):
         between = relation.query.position[b, i] - relation.key.position[b, j]
         column = table[..., distances.tolist().index(int(between))]

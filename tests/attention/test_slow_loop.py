@@ -27,7 +27,7 @@ def test_every_position_inside_attention_has_a_loop():
     }
     assert inside == set(slow.SCORES) - {type(None)}
     outside = set(TECHNIQUES["position"].values()) - inside
-    assert all(type(technique().build_embedding(WIDTH)) is not Embedding for technique in outside)
+    assert all(type(technique().build_embedding(WIDTH, HEADS)) is not Embedding for technique in outside)
 
 
 def scattered(slots: int) -> st.SearchStrategy[Index]:
@@ -112,7 +112,7 @@ def gradients(y: Tensor, module: Attention, *inputs: Tensor) -> tuple[Tensor, ..
 @given(index=scattered(6))
 @settings(max_examples=10)
 def test_embeddings_look_at_positions_alone(name, index):
-    embedding = TECHNIQUES["position"][name]().build_embedding(WIDTH).double()
+    embedding = TECHNIQUES["position"][name]().build_embedding(WIDTH, HEADS).double()
     x = numbers(*index.shape, WIDTH)
     y = embedding(x, index.position)
     one = embedding(torch.zeros(1, 16, WIDTH, dtype=torch.float64), torch.arange(16)[None])[0]

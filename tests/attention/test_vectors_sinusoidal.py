@@ -16,7 +16,7 @@ def test_sine_and_cosine_alternate():
 
 def test_the_embedding_adds_the_waves():
     x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    embedding = Sinusoidal().build_embedding(WIDTH)
+    embedding = Sinusoidal().build_embedding(WIDTH, 1)
     close(embedding(x, POSITION.expand(2, -1)), x + VECTOR["out_paper"])
 
 

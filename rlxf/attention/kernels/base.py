@@ -1,6 +1,6 @@
 """What every kernel offers."""
 
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -26,4 +26,13 @@ class Kernel(Protocol):
         Returns:
             (B, H, Tq, V).
         """
+        ...
+
+
+@runtime_checkable
+class Pairwise(Kernel, Protocol):
+    """A kernel that computes the weight of each pair of query and key: it takes a bias for each."""
+
+    def weights(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor, dropout: float) -> Tensor:
+        """The weights that a call averages values with, (B, H, Tq, Tk); arguments as there."""
         ...

@@ -32,13 +32,17 @@ class Softmax:
         """See `Kernel`."""
         if bias is None and not self.softmax1:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-        bias = torch.zeros_like(mask) if bias is None else bias
-        scores: Tensor = _Scores.apply(q, k, bias.expand(*q.shape[:3], k.shape[2]), mask)  # type: ignore[no-untyped-call]
-        weights = self.weights(scores)
-        weights = F.dropout(weights, dropout) if dropout else weights
+        weights = self.weights(q, k, bias, mask, dropout)
         return torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).unflatten(0, weights.shape[:2])
 
-    def weights(self, scores: Tensor) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor, dropout: float) -> Tensor:
+        """See `Pairwise`."""
+        bias = torch.zeros_like(mask) if bias is None else bias
+        scores: Tensor = _Scores.apply(q, k, bias.expand(*q.shape[:3], k.shape[2]), mask)  # type: ignore[no-untyped-call]
+        weights = self._normalized(scores)
+        return F.dropout(weights, dropout) if dropout else weights
+
+    def _normalized(self, scores: Tensor) -> Tensor:
         """Scores (..., Tk) -> weights (..., Tk)."""
         if not self.softmax1:
             return scores.softmax(dim=-1)

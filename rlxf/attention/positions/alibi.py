@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.positions.base import LayerPosition, Position
+from rlxf.attention.positions.base import LayerPosition, PairwisePosition
 from rlxf.attention.relation import Relation
 
 
@@ -22,7 +22,7 @@ def slopes(heads: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ALiBi(Position):
+class ALiBi(PairwisePosition):
     """``s_ij -= slope_h * |i - j|``, added after the division by sqrt(d); nothing is learned.
 
     Source: Press et al. 2022, arXiv:2108.12409, section 3; slopes for head counts that are no
@@ -44,6 +44,6 @@ class ALiBiBias(LayerPosition):
         super().__init__()
         self.register_buffer("slopes", slopes(heads), persistent=False)
 
-    def bias(self, q: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
         """q (B, H, Tq, D) -> (B, H, Tq, Tk)."""
         return -self.slopes.to(q.dtype)[:, None, None] * relation.distance[:, None].abs().to(q.dtype)

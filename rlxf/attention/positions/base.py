@@ -4,15 +4,27 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.relation import Relation
 
 
 class Embedding(nn.Module):
-    """How order enters at the bottom of the stack. This one: not at all."""
+    """How order enters once for all layers: at the bottom of the stack, or in the scores of each.
+
+    This one: not at all. A technique overrides what it needs.
+    """
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
         """x (B, T, C), position (B, T) int64 -> (B, T, C)."""
         return x
+
+    def table(self, distances: Tensor) -> Tensor | None:
+        """What all layers share and no token changes: computed once a pass, or once for many steps."""
+        return None
+
+    def bias(self, relation: Relation) -> Tensor | None:
+        """What is added to the scores of every layer, (B or 1, H, Tq, Tk); ``relation.table`` is `table`."""
+        return None
 
 
 class LayerPosition(nn.Module):
@@ -30,13 +42,33 @@ class LayerPosition(nn.Module):
         """k (B, H, T, D), position (B, T) -> the k that meets the queries."""
         return k
 
-    def table(self, distances: Tensor) -> Tensor | None:
-        """What depends on distances (R,) alone: computed once a pass, or once for many steps."""
+    def table(self, distances: Tensor, shared: Tensor | None) -> Tensor | None:
+        """What depends on distances (R,) alone: computed once a pass, or once for many steps.
+
+        ``shared`` is what `Embedding.table` gave for all layers.
+        """
         return None
 
-    def bias(self, q: Tensor, relation: Relation, table: Tensor | None) -> Tensor | None:
-        """What is added to the scores: q (B, H, Tq, D) before `query` -> (B, H, Tq, Tk) or None."""
-        return None
+    def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor | None:
+        """What is added to the scores: by default what all layers add.
+
+        q (B, H, Tq, D) before `query`, k (B, H, Tk, D) behind `key` -> (B or 1, H, Tq, Tk) or None.
+        """
+        return relation.bias
+
+    def average(
+        self,
+        kernel: Kernel,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        relation: Relation,
+        table: Tensor | None,
+        dropout: float,
+    ) -> Tensor:
+        """The kernel's average of v (B, H, Tk, D) -> (B, H, Tq, D), for values that depend on distance."""
+        return kernel(q, k, v, bias, relation.mask, dropout)
 
 
 class Position:
@@ -44,10 +76,17 @@ class Position:
 
     paper: ClassVar[str]
 
-    def build_embedding(self, width: int) -> Embedding:
-        """The module at the bottom of the stack."""
+    def build_embedding(self, width: int, heads: int) -> Embedding:
+        """The module that all layers share."""
         return Embedding()
 
     def build(self, width: int, heads: int) -> LayerPosition:
         """The module in the attention of one layer."""
         return LayerPosition()
+
+
+class PairwisePosition(Position):
+    """Base of those that change the score or the value of each pair of tokens by itself.
+
+    They need a kernel that computes each pair: a `Pairwise` one.
+    """

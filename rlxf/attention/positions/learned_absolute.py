@@ -30,7 +30,7 @@ class LearnedAbsolute(Position):
     def __post_init__(self) -> None:
         check_whole("LearnedAbsolute max_length", self.max_length)
 
-    def build_embedding(self, width: int) -> "LearnedEmbedding":
+    def build_embedding(self, width: int, heads: int) -> "LearnedEmbedding":
         return LearnedEmbedding(self, width)
 
 

@@ -43,7 +43,7 @@ class Sinusoidal(Position):
     def __post_init__(self) -> None:
         check_base("Sinusoidal", self.base)
 
-    def build_embedding(self, width: int) -> "SinusoidalEmbedding":
+    def build_embedding(self, width: int, heads: int) -> "SinusoidalEmbedding":
         if width % 2:
             raise ValueError(f"Sinusoidal needs an even width, got {width}")
         return SinusoidalEmbedding(self)

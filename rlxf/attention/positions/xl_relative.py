@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.linear import orthogonal_linear
-from rlxf.attention.positions.base import LayerPosition, Position
+from rlxf.attention.positions.base import LayerPosition, PairwisePosition
 from rlxf.attention.positions.sinusoidal import check_base, frequencies
 from rlxf.attention.relation import Relation
 
 
 @dataclass(frozen=True)
-class XLRelative(Position):
+class XLRelative(PairwisePosition):
     r"""``s_ij = ((q_i + u) . k_j + (q_i + v) . (W_r r_{i-j})) / sqrt(D)``.
 
     ``r_t = [sin(t f), cos(t f)]`` with ``f_m = base^(-2m/C)``: sines first, as in the authors' code.
@@ -59,13 +59,13 @@ class XLRelativeBias(LayerPosition):
         """q + u."""
         return q + self.u[:, None]
 
-    def table(self, distances: Tensor) -> Tensor:
+    def table(self, distances: Tensor, shared: Tensor | None) -> Tensor:
         """distances (R,) -> ``W_r r / sqrt(D)`` as (H, D, R)."""
         heads, size = self.u.shape
         r = self.r(self.spec.encode(distances, heads * size).to(self.u.dtype))
         return (r * size**-0.5).unflatten(-1, (heads, size)).permute(1, 2, 0)
 
-    def bias(self, q: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
         """q (B, H, Tq, D) -> ``(q_i + v) . (W_r r_{i-j}) / sqrt(D)`` (B, H, Tq, Tk)."""
         assert table is not None
         return relation.scores(q + self.v[:, None], table)

@@ -53,5 +53,4 @@ class Reading:
     @cached_property
     def relation(self) -> Relation:
         """Which of the M + T steps each of the T may see, and from how far."""
-        spec, seen = self.transformer.spec, self.state.index.concatenate(self.index)
-        return Relation(self.index, seen, spec.pattern, spec.causal, self.tokens.dtype)
+        return self.transformer.relation(self.index, self.state.index.concatenate(self.index))
