@@ -10,9 +10,16 @@ from rlxf.attention.memory.xl import XL
 from rlxf.attention.patterns.full import Full
 from rlxf.attention.patterns.window import Window
 from rlxf.attention.positions.alibi import ALiBi
+from rlxf.attention.positions.deberta import Deberta
+from rlxf.attention.positions.distance_aware import DistanceAware
+from rlxf.attention.positions.floater import Floater
 from rlxf.attention.positions.learned_absolute import LearnedAbsolute
+from rlxf.attention.positions.multiplicative import Multiplicative
 from rlxf.attention.positions.rope import RoPE
+from rlxf.attention.positions.shaw_relative import ShawRelative
 from rlxf.attention.positions.sinusoidal import Sinusoidal
+from rlxf.attention.positions.t5_bias import T5Bias
+from rlxf.attention.positions.tupe import Tupe
 from rlxf.attention.positions.xl_relative import XLRelative
 from rlxf.attention.residuals.add import Add
 from rlxf.attention.residuals.gru import GRUGate
@@ -29,22 +36,29 @@ __all__ = [
     "Add",
     "Cache",
     "Context",
+    "Deberta",
+    "DistanceAware",
     "EncoderDecoder",
     "Fixed",
+    "Floater",
     "Full",
     "GRUGate",
     "HighwayGate",
     "Index",
     "InputGate",
     "LearnedAbsolute",
+    "Multiplicative",
     "OutputGate",
     "RoPE",
+    "ShawRelative",
     "SigTanhGate",
     "Sinusoidal",
     "Softmax",
     "State",
+    "T5Bias",
     "Transformer",
     "TransformerSpec",
+    "Tupe",
     "Window",
     "XLRelative",
 ]

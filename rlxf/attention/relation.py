@@ -112,7 +112,7 @@ class Relation:
         """What the position makes of `distances` for all layers."""
         if self.tables is not None:
             return self.tables.shared
-        return None if self.position is None else self.position.table(self.distances)
+        return None if self.position is None else self.position.table(self.distances, self.causal)
 
     @cached_property
     def bias(self) -> Tensor | None:

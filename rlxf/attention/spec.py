@@ -7,13 +7,13 @@ from typing import Any, get_args
 from rlxf.attention.checks import check_whole
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.feed_forward import Activation
-from rlxf.attention.kernels.base import Kernel
+from rlxf.attention.kernels.base import Kernel, Pairwise
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.norm import Norm
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.full import Full
-from rlxf.attention.positions.base import Position
+from rlxf.attention.positions.base import PairwisePosition, Position
 from rlxf.attention.residuals.add import Add
 from rlxf.attention.residuals.base import Residual
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES, technique_from_json, technique_to_json
@@ -75,6 +75,7 @@ class TransformerSpec:
             self._check_technique(axis)
         if self.memory is not None and not self.causal:
             raise ValueError(f"memory {self.memory} needs causal=True: what is remembered cannot look ahead")
+        check_together(self.position, self.kernel)
 
     @property
     def inner_width(self) -> int:
@@ -137,3 +138,12 @@ class TransformerSpec:
             return
         if type(choice) not in known.values():
             raise TypeError(f"{axis} must be one of {', '.join(known)}, got {choice!r}")
+
+
+def check_together(position: Position | None, kernel: Kernel) -> None:
+    """Raise ValueError unless the kernel takes what the position has to say."""
+    if isinstance(position, PairwisePosition) and not isinstance(kernel, Pairwise):
+        raise ValueError(
+            f"{position} changes the weight of each pair of tokens, and {kernel} computes none; "
+            f"choose another position or kernel"
+        )

@@ -9,9 +9,16 @@ from rlxf.attention.memory.xl import XL
 from rlxf.attention.patterns.full import Full
 from rlxf.attention.patterns.window import Window
 from rlxf.attention.positions.alibi import ALiBi
+from rlxf.attention.positions.deberta import Deberta
+from rlxf.attention.positions.distance_aware import DistanceAware
+from rlxf.attention.positions.floater import Floater
 from rlxf.attention.positions.learned_absolute import LearnedAbsolute
+from rlxf.attention.positions.multiplicative import Multiplicative
 from rlxf.attention.positions.rope import RoPE
+from rlxf.attention.positions.shaw_relative import ShawRelative
 from rlxf.attention.positions.sinusoidal import Sinusoidal
+from rlxf.attention.positions.t5_bias import T5Bias
+from rlxf.attention.positions.tupe import Tupe
 from rlxf.attention.positions.xl_relative import XLRelative
 from rlxf.attention.residuals.add import Add
 from rlxf.attention.residuals.gru import GRUGate
@@ -23,7 +30,20 @@ from rlxf.attention.residuals.sig_tanh import SigTanhGate
 TECHNIQUES: dict[str, dict[str, type[Any]]] = {
     axis: {technique.__name__: technique for technique in techniques}
     for axis, techniques in {
-        "position": (Sinusoidal, LearnedAbsolute, XLRelative, RoPE, ALiBi),
+        "position": (
+            Sinusoidal,
+            LearnedAbsolute,
+            Multiplicative,
+            Floater,
+            ShawRelative,
+            XLRelative,
+            T5Bias,
+            Tupe,
+            Deberta,
+            DistanceAware,
+            RoPE,
+            ALiBi,
+        ),
         "pattern": (Full, Window),
         "kernel": (Softmax,),
         "memory": (XL,),

@@ -127,7 +127,7 @@ class Transformer(nn.Module):
         index = state.index.concatenate(room.index)
         hidden = torch.cat([state.hidden, room.hidden], dim=2)
         distances = torch.arange(min(capacity - 1, self.spec.pattern.reach), -1, -1, device=hidden.device)
-        tables = Tables(distances, self.embedding.table(distances))
+        tables = Tables(distances, self.embedding.table(distances, self.spec.causal))
         rings = [block.cache(h, index, tables) for block, h in zip(self.blocks, hidden, strict=True)]
         return Cache(rings, index, length % capacity, tables, self._project(context))
 

@@ -9,11 +9,17 @@ import torch
 
 from rlxf.attention import (
     XL,
+    Deberta,
     GRUGate,
     LearnedAbsolute,
+    Multiplicative,
+    RoPE,
+    ShawRelative,
     Softmax,
+    T5Bias,
     Transformer,
     TransformerSpec,
+    Tupe,
     Window,
     XLRelative,
 )
@@ -28,6 +34,11 @@ SHORT: dict[str, Any] = {
     "Window": Window(3),
     "XL": XL(MEMORY),
     "LearnedAbsolute": LearnedAbsolute(64),
+    "Multiplicative": Multiplicative(64),
+    "ShawRelative": ShawRelative(2),
+    "T5Bias": T5Bias(buckets=4, max_distance=5),
+    "Tupe": Tupe(64, buckets=4, max_distance=5),
+    "Deberta": Deberta(2),
 }
 """Techniques whose default is too long to matter in a short test."""
 
@@ -48,6 +59,13 @@ GTRXL = replace(
 
 RECIPES = {
     "softmax1": replace(DEFAULT, kernel=Softmax(softmax1=True)),
+    "softmax1 and values by distance": replace(
+        DEFAULT, kernel=Softmax(softmax1=True), position=ShawRelative(2)
+    ),
+    "TUPE-A": replace(DEFAULT, position=Tupe(64, buckets=None)),
+    "Deberta, paper's form": replace(DEFAULT, position=Deberta(2, form="paper")),
+    "RoPE, linear": replace(DEFAULT, position=RoPE(factor=4.0)),
+    "RoPE, ntk": replace(DEFAULT, position=RoPE(scaling="ntk", factor=4.0)),
     "post-norm": replace(DEFAULT, norm="post"),
     "no final norm": replace(DEFAULT, norm="post", final_norm=False),
     "one head": replace(DEFAULT, heads=1),

@@ -18,7 +18,7 @@ class Embedding(nn.Module):
         """x (B, T, C), position (B, T) int64 -> (B, T, C)."""
         return x
 
-    def table(self, distances: Tensor) -> Tensor | None:
+    def table(self, distances: Tensor, causal: bool) -> Tensor | None:
         """What all layers share and no token changes: computed once a pass, or once for many steps."""
         return None
 

@@ -44,10 +44,15 @@ class LearnedEmbedding(Embedding):
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
         """x (B, T, C), position (B, T) -> (B, T, C)."""
-        last = int(position.max())
-        if last >= self.spec.max_length:
-            raise ValueError(
-                f"position {last} has no vector: LearnedAbsolute(max_length={self.spec.max_length}) "
-                f"counts from 0; raise max_length or choose a relative position"
-            )
+        check_positions(self.spec, self.spec.max_length, position)
         return x + nn.functional.embedding(position, self.weight)
+
+
+def check_positions(spec: Position, max_length: int, position: Tensor) -> None:
+    """Raise ValueError unless each position has one of ``max_length`` vectors."""
+    last = int(position.max())
+    if last >= max_length:
+        raise ValueError(
+            f"position {last} has no vector: {spec} counts from 0; "
+            f"raise max_length or choose a relative position"
+        )

@@ -1,13 +1,16 @@
 """Rotary positions: queries and keys turn with their position."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from rlxf.attention.checks import check_finite_number
 from rlxf.attention.positions.base import LayerPosition, Position
 from rlxf.attention.positions.sinusoidal import check_base, frequencies
+
+Scaling = Literal["linear", "ntk"]
 
 
 @dataclass(frozen=True)
@@ -17,29 +20,56 @@ class RoPE(Position):
     ``q_i . k_j`` then depends on i - j alone. Pairs are neighbours, as in the paper; Llama pairs
     m with m + D/2, which is the same after a permutation of the features of q and k.
 
-    Source: Su et al. 2021, arXiv:2104.09864, section 3.2.2.
+    For sequences f times as long as those that were learned from, positions can be scaled: "linear"
+    turns by ``t / f``; "ntk" takes ``base * f^(D / (D - 2))``, which leaves the fastest pair as it is and
+    slows the slowest one by f. The dynamic form takes f from the present length L,
+    ``f = a L / L_0 - (a - 1)``. It is not offered: keys that are cached were turned with another base,
+    and each query of a segment would need keys of its own. Give the f of the greatest L.
+
+    Source: Su et al. 2021, arXiv:2104.09864, section 3.2.2; linear: Chen et al. 2023,
+    arXiv:2306.15595, section 2.3; ntk: Peng et al. 2023, arXiv:2309.00071, section 3.1.
 
     Args:
         base: longest wavelength over 2 pi, in tokens; above 1.
+        scaling: what ``factor`` scales: "linear", the positions; "ntk", the base.
+        factor: f, at least 1; 1 for no scaling.
 
     Raises:
-        ValueError: if base is not above 1 or not finite, or the width of a head is odd.
+        TypeError: if factor is no number.
+        ValueError: if base is not above 1 or not finite, if factor is less than 1, or if the width of a
+            head is odd, or 2 with "ntk".
     """
 
     paper: ClassVar[str] = "Su et al. 2021, arXiv:2104.09864"
     base: float = 10000.0
+    scaling: Scaling = "linear"
+    factor: float = 1.0
 
     def __post_init__(self) -> None:
         check_base("RoPE", self.base)
+        check_finite_number("RoPE factor", self.factor)
+        if self.factor < 1:
+            raise ValueError(f"RoPE factor must be at least 1, got {self.factor}")
+        if self.scaling not in get_args(Scaling):
+            raise ValueError(f"RoPE scaling must be one of {get_args(Scaling)}, got {self.scaling!r}")
 
     def build(self, width: int, heads: int) -> "RoPERotation":
-        if (width // heads) % 2:
-            raise ValueError(f"RoPE needs an even width per head, got {width} / {heads} = {width // heads}")
+        size = width // heads
+        if size % 2:
+            raise ValueError(f"RoPE needs an even width per head, got {width} / {heads} = {size}")
+        if size == 2 and self.scaling == "ntk":
+            raise ValueError(f"{self} needs more than 2 features per head: with one pair, it has no slowest")
         return RoPERotation(self)
+
+    def frequencies(self, size: int, device: torch.device | None = None) -> Tensor:
+        """Angle by which each pair turns from one position to the next, (size / 2,) float64."""
+        if self.scaling == "linear":
+            return frequencies(size, self.base, device) / self.factor
+        return frequencies(size, self.base * self.factor ** (size / (size - 2)), device)
 
     def rotate(self, x: Tensor, position: Tensor) -> Tensor:
         """x (B, H, T, D), position (B, T) -> (B, H, T, D)."""
-        angle = position[:, None, :, None] * frequencies(x.shape[-1], self.base, x.device)
+        angle = position[:, None, :, None] * self.frequencies(x.shape[-1], x.device)
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         a, b = x[..., 0::2], x[..., 1::2]
         return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)

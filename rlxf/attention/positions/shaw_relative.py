@@ -1,0 +1,81 @@
+"""Shaw's relative positions: a learned vector for each distance, in the keys and in the values."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rlxf.attention.checks import check_whole
+from rlxf.attention.kernels.base import Kernel, Pairwise
+from rlxf.attention.positions.base import LayerPosition, PairwisePosition
+from rlxf.attention.relation import Relation
+
+
+@dataclass(frozen=True)
+class ShawRelative(PairwisePosition):
+    r"""``s_ij = q_i . (k_j + a^K_ij) / sqrt(D)``, ``z_i = sum_j w_ij (v_j + a^V_ij)``.
+
+    ``a_ij = w[clip(j - i, -K, K)]``, learned in each layer, the same for all heads. Keys farther
+    than K share the vector of distance K. A causal transformer uses one side of the tables.
+
+    Source: Shaw et al. 2018, arXiv:1803.02155, sections 3.1 and 3.2. As there, no vector is made
+    for each pair: queries meet the 2 K + 1 vectors, and weights are summed by distance.
+
+    Args:
+        max_distance: largest distance K, in tokens, that has its own vectors.
+
+    Raises:
+        TypeError: if max_distance is no whole number.
+        ValueError: if it is less than 1; in a spec, if the kernel does not weigh each pair by itself.
+    """
+
+    paper: ClassVar[str] = "Shaw et al. 2018, arXiv:1803.02155"
+    max_distance: int = 16
+
+    def __post_init__(self) -> None:
+        check_whole("ShawRelative max_distance", self.max_distance)
+
+    def build(self, width: int, heads: int) -> "ShawTables":
+        return ShawTables(self, width // heads)
+
+    def row(self, distances: Tensor) -> Tensor:
+        """Row of the tables for distances i - j; row 0 is for keys K or more tokens before."""
+        return (-distances).clamp(-self.max_distance, self.max_distance) + self.max_distance
+
+
+class ShawTables(LayerPosition):
+    """The learned tables w^K and w^V (2 K + 1, D) of a `ShawRelative` in one layer."""
+
+    def __init__(self, spec: ShawRelative, size: int):
+        super().__init__()
+        self.spec = spec
+        self.of_keys = nn.Parameter(torch.zeros(2 * spec.max_distance + 1, size))
+        self.of_values = nn.Parameter(torch.zeros(2 * spec.max_distance + 1, size))
+
+    def table(self, distances: Tensor, shared: Tensor | None) -> Tensor:
+        """distances (R,) -> a^K / sqrt(D) and a^V, (2, R, D)."""
+        row = self.spec.row(distances)
+        return torch.stack([self.of_keys[row] * self.of_keys.shape[1] ** -0.5, self.of_values[row]])
+
+    def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
+        """q (B, H, Tq, D) -> ``q_i . a^K_ij / sqrt(D)`` (B, H, Tq, Tk)."""
+        assert table is not None
+        return relation.scores(q, table[0].T.expand(q.shape[1], -1, -1))
+
+    def average(
+        self,
+        kernel: Kernel,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        relation: Relation,
+        table: Tensor | None,
+        dropout: float,
+    ) -> Tensor:
+        """``sum_j w_ij v_j + sum_r w_ir a^V_r``, with w_ir the weight that falls on distance r."""
+        assert table is not None
+        assert isinstance(kernel, Pairwise)
+        weights = kernel.weights(q, k, bias, relation.mask, dropout)
+        return weights @ v + relation.by_distance(weights) @ table[1]
