@@ -2,9 +2,10 @@
 
 import json
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.table import Table
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.envs.make import make_vec_env
@@ -32,20 +33,34 @@ class Corridor:
     Args:
         steps: environment steps of training.
         options: what differs from GTrXLPPO's defaults. The memory must reach the hint.
+        task: what differs from the T-Maze's defaults.
+        prepare: wraps the environments of training.
     """
 
     steps: int
     options: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = field(default_factory=dict)
+    prepare: Callable[[VecEnv], VecEnv] = lambda env: env
+
+    def environments(self, length: int, seed: int | None = None) -> VecEnv:
+        """T-Mazes with a corridor of this length."""
+        return make_vec_env("rlxf/TMaze-v0", ENVS, seed, env_kwargs={"corridor_length": length, **self.task})
 
 
-LONG = {"critic_lambda": 1.0, "ent_coef": LinearSchedule(0.01, 0.0, 1.0)}
+OPTIONS = {"critic_lambda": 1.0, "ent_coef": LinearSchedule(0.01, 0.0, 1.0)}
 """Of long corridors. All environments walk in step, so a rollout holds whole episodes: else it shows a part
 of the time alone, and the values of all other times are forgotten."""
+TASK = {"penalty_rule": "step", "penalty": -0.05}
+"""Of long corridors. The paper's penalty tells what one more good step is worth, 1 / L, in the few steps
+before the first mistake alone: the walk is learned when the critic's error is below that, too late here."""
+LONG = partial(Corridor, task=TASK, prepare=partial(VecNormalize, norm_reward=False))
+"""The junction is seen once in L + 1 steps. In units of its own deviation it stands out; else the agent goes
+on in it as it goes in the corridor, and seldom tries an arm."""
 CORRIDORS = {
     50: Corridor(200_000),
     100: Corridor(300_000),
-    250: Corridor(600_000, LONG | {"memory_length": 256, "n_steps": 256, "gamma": 0.995}),
-    1000: Corridor(2_000_000, LONG | {"memory_length": 1024, "n_steps": 1024, "gamma": 0.999}),
+    250: LONG(600_000, OPTIONS | {"memory_length": 256, "n_steps": 256, "gamma": 0.995}),
+    1000: LONG(2_000_000, OPTIONS | {"memory_length": 1024, "n_steps": 1024, "gamma": 0.999}),
 }
 
 
@@ -129,14 +144,12 @@ class Learning:
 
 def train(program: str, corridor: int, seed: int, evaluations: int, episodes: int) -> Run:
     """One run from its first to its last step."""
-    steps = CORRIDORS[corridor].steps
+    setting = CORRIDORS[corridor]
     callback = EvaluationCallback(
-        make_vec_env("rlxf/TMaze-v0", ENVS, env_kwargs={"corridor_length": corridor}),
-        episodes=episodes,
-        every_steps=steps // evaluations,
+        setting.environments(corridor), episodes=episodes, every_steps=setting.steps // evaluations
     )
-    env = make_vec_env("rlxf/TMaze-v0", ENVS, seed, env_kwargs={"corridor_length": corridor})
-    AGENTS[program](env, corridor, seed).learn(steps, callback=callback)
+    env = setting.prepare(setting.environments(corridor, seed))
+    AGENTS[program](env, corridor, seed).learn(setting.steps, callback=callback)
     curve = [(step, report.success_rate or 0.0) for step, report in callback.reports.items()]
     return Run(program, corridor, seed, curve)
 
@@ -175,7 +188,7 @@ def cells(run: Run) -> list[str]:
         "" if run.lowest_after is None else f"{run.lowest_after:.3f}",
         f"{run.curve[-1][1]:.3f}",
         f"{corridor.steps:,}",
-        ", ".join(f"{name}={value}" for name, value in corridor.options.items()),
+        ", ".join(f"{name}={value}" for name, value in (corridor.task | corridor.options).items()),
     ]
 
 
