@@ -20,10 +20,19 @@ def load(name: str) -> Vector:
 
 def number_of(noun: str, name: str) -> int:
     """A size that no array shows: the number before ``noun`` in the vector's description."""
+    return _number(rf"(\d+) {noun}", name)
+
+
+def number_after(noun: str, name: str) -> int:
+    """As `number_of`: the number behind ``noun``."""
+    return _number(rf"{noun} (\d+)", name)
+
+
+def _number(pattern: str, name: str) -> int:
     with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as file:
         text = str(file["description"])
-    found = re.search(rf"(\d+) {noun}", text)
-    assert found, f"no number of {noun} in the description of {name}: {text}"
+    found = re.search(pattern, text)
+    assert found, f"no number like {pattern} in the description of {name}: {text}"
     return int(found[1])
 
 

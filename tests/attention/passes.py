@@ -5,7 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlxf.attention import Cache, Index, State, Transformer
+from rlxf.attention import Cache, Index, Softmax, State, Transformer
+from rlxf.attention.attention import Attention
+from rlxf.attention.positions.base import Position
+from tests.attention.oracle import fill
 from tests.attention.worlds import World
 
 
@@ -32,3 +35,11 @@ def agree(actual: Tensor, expected: Tensor) -> None:
     """To 1e-5 in float32, to 1e-10 in float64."""
     tolerance = {torch.float32: 1e-5, torch.float64: 1e-10}[expected.dtype]
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def over_heads(q: Tensor, position: Position) -> Attention:
+    """Attention for projected q (B, H, T, D) that gives out what its heads found, side by side."""
+    heads, size = q.shape[1], q.shape[3]
+    module = Attention(heads * size, heads, position, Softmax(), 0.0).to(q.dtype)
+    fill(module.out, torch.eye(heads * size, dtype=q.dtype))
+    return module

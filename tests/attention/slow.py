@@ -7,12 +7,27 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from rlxf.attention import ALiBi, Index, RoPE, XLRelative
+from rlxf.attention import (
+    ALiBi,
+    Deberta,
+    DistanceAware,
+    Index,
+    RoPE,
+    ShawRelative,
+    T5Bias,
+    Tupe,
+    XLRelative,
+)
 from rlxf.attention.attention import Attention
 from rlxf.attention.index import EMPTY
 
 Score = Callable[[Attention, Tensor, Tensor, int, int, int], Tensor]
-"""Module, q (D,), k (D,), position of the query, of the key, head -> score."""
+"""Module, q (D,), k (D,), position of the query, of the key, head -> score.
+
+What all layers share is found in ``module.shared``.
+"""
+Value = Callable[[Attention, int, int], Tensor]
+"""Module, position of the query, of the key -> what is added to the value (D,)."""
 
 
 def plain(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
@@ -44,12 +59,85 @@ def xl_relative(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: i
     return ((q + learned.u[head]) @ k + (q + learned.v[head]) @ distance) / math.sqrt(len(q))
 
 
-SCORES: dict[type, Score] = {type(None): plain, ALiBi: alibi, RoPE: rope, XLRelative: xl_relative}
+def shaw(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
+    return q @ (k + of_distance(module.position.of_keys, i, j)) / math.sqrt(len(q))
+
+
+def shaw_value(module: Attention, i: int, j: int) -> Tensor:
+    return of_distance(module.position.of_values, i, j)
+
+
+def of_distance(table: Tensor, i: int, j: int) -> Tensor:
+    most = len(table) // 2
+    return table[max(-most, min(most, j - i)) + most]
+
+
+def t5(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
+    table, spec = module.shared.weight, module.shared.spec
+    if module.causal:
+        number = bucket(max(0, i - j), spec.buckets, spec.max_distance)
+    else:
+        number = bucket(abs(i - j), spec.buckets // 2, spec.max_distance) + (j > i) * (spec.buckets // 2)
+    return q @ k / math.sqrt(len(q)) + table[number, head]
+
+
+def bucket(distance: int, buckets: int, farthest: int) -> int:
+    exact = buckets // 2
+    if distance < exact:
+        return distance
+    far = math.log(distance / exact) / math.log(farthest / exact) * (buckets - exact)
+    return min(buckets - 1, exact + int(far))
+
+
+def tupe(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
+    learned, scale = module.shared, math.sqrt(2 * len(q))
+    of_query, of_key = (0, 0) if i == 0 else (1, 1) if j == 0 else (i + 1, j + 1)
+    positions = learned.norm(learned.weight)
+    a = learned.of_queries(positions[of_query]).view(module.heads, -1)[head]
+    b = learned.of_keys(positions[of_key]).view(module.heads, -1)[head]
+    half = learned.spec.buckets // 2
+    number = bucket(abs(i - j), half, learned.spec.max_distance) + (j > i) * half
+    number = half if i == 0 else 2 * half if j == 0 else number
+    return (q @ k + a @ b) / scale + learned.buckets[number, head]
+
+
+def deberta(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
+    learned, vectors = module.position, module.shared.weight
+    most = len(vectors) // 2
+    there = i - j if learned.spec.form == "code" else j - i
+    row, other = (max(0, min(2 * most - 1, d + most)) for d in (i - j, there))
+    of_key = learned.of_keys(vectors[row]).view(module.heads, -1)[head]
+    of_query = learned.of_queries(vectors[other]).view(module.heads, -1)[head]
+    return (q @ k + q @ of_key + k @ of_query) / math.sqrt(3 * len(q))
+
+
+def distance_aware(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
+    alpha, beta = module.position.alpha[head], module.position.beta[head]
+    weight = (1 + beta.exp()) / (1 + (beta - alpha * abs(i - j)).exp())
+    return torch.clamp(q @ k, min=0) * weight / math.sqrt(len(q))
+
+
+def nothing(module: Attention, i: int, j: int) -> Tensor:
+    return module.qkv.weight.new_zeros(())
+
+
+SCORES: dict[type, Score] = {
+    type(None): plain,
+    ALiBi: alibi,
+    RoPE: rope,
+    XLRelative: xl_relative,
+    ShawRelative: shaw,
+    T5Bias: t5,
+    Tupe: tupe,
+    Deberta: deberta,
+    DistanceAware: distance_aware,
+}
+VALUES: dict[type, Value] = {ShawRelative: shaw_value}
 
 
 def attend(
     module: Attention,
-    score: Score,
+    technique: type,
     x: Tensor,
     memory: Tensor,
     key: Index,
@@ -58,7 +146,7 @@ def attend(
     """Queries x (B, T, C) over memory (B, M, C) and x, at the last T places of key -> (B, T, C)."""
     return torch.stack(
         [
-            attend_row(module, score, x[b], torch.cat([memory[b], x[b]]), places(key, b), sees)
+            attend_row(module, technique, x[b], torch.cat([memory[b], x[b]]), places(key, b), sees)
             for b in range(len(x))
         ]
     )
@@ -88,8 +176,9 @@ def places(index: Index, b: int) -> list[tuple[int, int]]:
     return list(zip(index.position[b].tolist(), index.episode[b].tolist(), strict=True))
 
 
-def attend_row(module, score, x, tokens, place, sees) -> Tensor:
+def attend_row(module, technique, x, tokens, place, sees) -> Tensor:
     """One row: queries x (T, C) over tokens (M + T, C)."""
+    score, value = SCORES[technique], VALUES.get(technique, nothing)
     w_q, w_k, w_v = module.qkv.weight.chunk(3)
     b_q, b_k, b_v = module.qkv.bias.chunk(3)
     q, k, v = x @ w_q.T + b_q, tokens @ w_k.T + b_k, tokens @ w_v.T + b_v
@@ -100,7 +189,7 @@ def attend_row(module, score, x, tokens, place, sees) -> Tensor:
         mixed = [
             average(
                 [score(module, q[query, f], k[n, f], here[0], place[n][0], head) for n in visible],
-                [v[n, f] for n in visible],
+                [v[n, f] + value(module, here[0], place[n][0]) for n in visible],
                 module.kernel.softmax1,
                 size,
             )

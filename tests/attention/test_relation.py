@@ -102,6 +102,38 @@ def test_scores_by_distance_become_scores_by_key(relation):
         close(by_key[b, :, i, j], ((q[b, :, i] + position.v) * column).sum(-1), 1e-12)
 
 
+@given(relation=relations())
+@settings(max_examples=200)
+def test_scores_of_keys_and_numbers_by_distance_become_those_of_pairs(relation):
+    """As above, for what keys, not queries, have with a distance, and for the distance alone."""
+    size, distances = WIDTH // HEADS, relation.distances.tolist()
+    table = numbers(HEADS, size, len(distances), seed=1)
+    k = numbers(relation.key.shape[0], HEADS, relation.key.shape[1], size)
+    of_keys, spread = relation.key_scores(k, table), relation.spread(table[:, 0])
+    spread = spread.expand(k.shape[0], -1, -1, -1)
+    for b, i, j in pairs(relation):
+        column = distances.index(int(relation.query.position[b, i] - relation.key.position[b, j]))
+        close(of_keys[b, :, i, j], (k[b, :, j] * table[..., column]).sum(-1), 1e-12)
+        close(spread[b, :, i, j], table[:, 0, column], 0)
+
+
+@given(relation=relations())
+@settings(max_examples=200)
+def test_weights_of_pairs_become_those_of_distances(relation):
+    (batch, queries), keys = relation.query.shape, relation.key.shape[1]
+    weights = numbers(batch, HEADS, queries, keys)
+    if relation.blind is None:
+        weights = weights.masked_fill(~relation.allowed[:, None], 0.0)
+    else:
+        weights = weights.masked_fill(~(relation.allowed | relation.blind[..., None])[:, None], 0.0)
+    distances = relation.distances.tolist()
+    expected = torch.zeros(batch, HEADS, queries, len(distances), dtype=torch.float64)
+    for b, i, j in pairs(relation):
+        column = distances.index(int(relation.query.position[b, i] - relation.key.position[b, j]))
+        expected[b, :, i, column] += weights[b, :, i, j]
+    close(relation.by_distance(weights), expected, 1e-12)
+
+
 @cache
 def relative_position() -> XLRelativeBias:
     with torch.random.fork_rng():

@@ -1,12 +1,27 @@
 """Attention equals the papers' formulas, pair by pair, outputs and gradients."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlxf.attention import ALiBi, Full, Index, RoPE, Softmax, Window, XLRelative
+from rlxf.attention import (
+    ALiBi,
+    Deberta,
+    DistanceAware,
+    Full,
+    Index,
+    RoPE,
+    ShawRelative,
+    Softmax,
+    T5Bias,
+    Tupe,
+    Window,
+    XLRelative,
+)
 from rlxf.attention.attention import Attention
 from rlxf.attention.positions.base import Embedding, LayerPosition
 from rlxf.attention.relation import Relation
@@ -16,18 +31,29 @@ from tests.attention.oracle import close
 from tests.attention.worlds import ANYWHERE, index_of, numbers
 
 WIDTH, HEADS = 8, 2
-POSITIONS = {"no position": None, "ALiBi": ALiBi(), "RoPE": RoPE(), "XLRelative": XLRelative()}
+POSITIONS = {
+    "no position": None,
+    "ALiBi": ALiBi(),
+    "RoPE": RoPE(),
+    "XLRelative": XLRelative(),
+    "ShawRelative": ShawRelative(3),
+    "T5Bias": T5Bias(buckets=8, max_distance=9),
+    "Tupe": Tupe(16, buckets=8, max_distance=9),
+    "Deberta": Deberta(4),
+    "Deberta, paper's form": Deberta(4, form="paper"),
+    "DistanceAware": DistanceAware(),
+}
 
 
 def test_every_position_inside_attention_has_a_loop():
-    inside = {
+    outside = {
         technique
         for technique in TECHNIQUES["position"].values()
-        if type(technique().build(WIDTH, HEADS)) is not LayerPosition
+        if type(technique().build_embedding(WIDTH, HEADS)).forward is not Embedding.forward
     }
-    assert inside == set(slow.SCORES) - {type(None)}
-    outside = set(TECHNIQUES["position"].values()) - inside
-    assert all(type(technique().build_embedding(WIDTH, HEADS)) is not Embedding for technique in outside)
+    assert set(slow.SCORES) - {type(None)} == set(TECHNIQUES["position"].values()) - outside
+    assert {type(position) for position in POSITIONS.values()} == set(slow.SCORES)
+    assert all(type(technique().build(WIDTH, HEADS)) is LayerPosition for technique in outside)
 
 
 def scattered(slots: int) -> st.SearchStrategy[Index]:
@@ -52,10 +78,14 @@ def relations(draw: st.DrawFn) -> Relation:
     return Relation(key.last(queries), key, pattern, draw(st.booleans()), torch.float64)
 
 
-def attention(position, softmax1: bool) -> Attention:
+def attention(position, softmax1: bool, causal: bool) -> Attention:
+    """With what all layers share in it, for the loops."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        module = Attention(WIDTH, HEADS, position, Softmax(softmax1), 0.0).double()
+        module = Attention(WIDTH, HEADS, position, Softmax(softmax1), 0.0)
+        module.shared = position.build_embedding(WIDTH, HEADS) if position else None
+        module.causal = causal
+        module = module.double()
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter += 0.3 * torch.randn(parameter.shape)
@@ -72,12 +102,13 @@ def rule(relation: Relation):
 @given(relation=relations())
 @settings(max_examples=30)
 def test_attention_is_the_papers(position, softmax1, relation):
-    module = attention(position, softmax1)
+    module = attention(position, softmax1, relation.causal)
+    relation = replace(relation, position=module.shared)
     batch, queries = relation.query.shape
     x = numbers(batch, queries, WIDTH).requires_grad_()
     memory = numbers(batch, relation.key.shape[1] - queries, WIDTH, seed=1).requires_grad_()
     y = module(x, module.project(memory), relation)
-    expected = slow.attend(module, slow.SCORES[type(position)], x, memory, relation.key, rule(relation))
+    expected = slow.attend(module, type(position), x, memory, relation.key, rule(relation))
     close(y, expected, 1e-10)
     found, wanted = gradients(y, module, x, memory), gradients(expected, module, x, memory)
     for gradient, other in zip(found, wanted, strict=True):
@@ -89,7 +120,8 @@ def test_attention_is_the_papers(position, softmax1, relation):
 @given(relation=relations())
 @settings(max_examples=15)
 def test_attention_weights_are_the_papers(position, softmax1, relation):
-    module = attention(position, softmax1)
+    module = attention(position, softmax1, relation.causal)
+    relation = replace(relation, position=module.shared)
     batch, queries = relation.query.shape
     x, memory = (
         numbers(batch, queries, WIDTH),
@@ -108,11 +140,13 @@ def gradients(y: Tensor, module: Attention, *inputs: Tensor) -> tuple[Tensor, ..
     return torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
 
 
-@pytest.mark.parametrize("name", ["Sinusoidal", "LearnedAbsolute"])
+@pytest.mark.parametrize("name", ["Sinusoidal", "LearnedAbsolute", "Floater"])
 @given(index=scattered(6))
 @settings(max_examples=10)
 def test_embeddings_look_at_positions_alone(name, index):
-    embedding = TECHNIQUES["position"][name]().build_embedding(WIDTH, HEADS).double()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        embedding = TECHNIQUES["position"][name]().build_embedding(WIDTH, HEADS).double()
     x = numbers(*index.shape, WIDTH)
     y = embedding(x, index.position)
     one = embedding(torch.zeros(1, 16, WIDTH, dtype=torch.float64), torch.arange(16)[None])[0]

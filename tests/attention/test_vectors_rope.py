@@ -20,9 +20,14 @@ def half_pairing(rope: RoPE, x: Tensor) -> Tensor:
     return turned[..., NEIGHBOURS.argsort()]
 
 
-def base(scaling: str) -> float:
-    """The base whose second frequency, ``base^(-2/D)``, is the vector's."""
-    return float(VECTOR[f"out_inv_freq_{scaling}"][1]) ** (-SIZE / 2)
+FACTOR, LONGEST = 2, 6
+DYNAMIC = FACTOR * LENGTH / LONGEST - (FACTOR - 1)
+SCALED = {
+    "linear4": RoPE(scaling="linear", factor=4),
+    "ntk4": RoPE(scaling="ntk", factor=4),
+    f"dynamic_ntk_f{FACTOR}_max{LONGEST}": RoPE(scaling="ntk", factor=DYNAMIC),
+}
+"""The dynamic form at one length is the static one of another factor."""
 
 
 @pytest.mark.parametrize("name", ["q", "k"])
@@ -36,10 +41,24 @@ def test_half_pairing_after_a_permutation(name):
 
 
 @pytest.mark.parametrize("name", ["q", "k"])
-@pytest.mark.parametrize("scaling", ["ntk4", "dynamic_ntk_f2_max6"])
-def test_other_bases(scaling, name):
-    turned = half_pairing(RoPE(base(scaling)), VECTOR[f"in_{name}"])
-    close(turned, VECTOR[f"out_half_{name}_{scaling}"])
+@pytest.mark.parametrize("scaling", SCALED)
+def test_scaling(scaling, name):
+    close(half_pairing(SCALED[scaling], VECTOR[f"in_{name}"]), VECTOR[f"out_half_{name}_{scaling}"])
+
+
+def test_ntk_keeps_the_fastest_pair_and_slows_the_slowest_by_the_factor():
+    plain, ntk, linear = (
+        rope.frequencies(SIZE) for rope in (RoPE(), RoPE(scaling="ntk", factor=4), RoPE(factor=4))
+    )
+    close(ntk[0], plain[0])
+    close(ntk[-1], linear[-1])
+    close(linear, plain / 4)
+    close(ntk, VECTOR["out_inv_freq_ntk4"])
+
+
+@pytest.mark.parametrize("scaling", ["linear", "ntk"])
+def test_a_factor_of_1_changes_nothing(scaling):
+    close(RoPE(scaling=scaling, factor=1).frequencies(SIZE), RoPE().frequencies(SIZE), 1e-12)
 
 
 def test_scores():

@@ -1,0 +1,44 @@
+"""DA-Transformer: the weights of distance, and attention with them."""
+
+import pytest
+import torch
+
+from rlxf.attention import DistanceAware, Full, Index
+from rlxf.attention.attention import Attention
+from rlxf.attention.relation import Relation
+from tests.attention.oracle import close, load, put
+from tests.attention.passes import over_heads
+
+VECTOR = load("da_transformer")
+BATCH, HEADS, LENGTH, SIZE = VECTOR["in_q"].shape
+
+
+def attention() -> Attention:
+    module = over_heads(VECTOR["in_q"], DistanceAware())
+    put(module.position.alpha, VECTOR["w_alpha"])
+    put(module.position.beta, VECTOR["w_beta"])
+    return module
+
+
+def test_weights_of_distance():
+    away = torch.arange(LENGTH)
+    distances = away[:, None] - away
+    table = attention().position.table(distances.flatten(), None)
+    close(table.unflatten(-1, (LENGTH, LENGTH)), VECTOR["out_f"])
+
+
+@pytest.mark.parametrize(("causal", "out"), [(False, "out"), (True, "out_causal")])
+def test_attention(causal, out):
+    q, k, v = (VECTOR[f"in_{name}"] for name in "qkv")
+    module, index = attention(), Index.range(BATCH, LENGTH)
+    relation = Relation(index, index, Full(), causal, q.dtype)
+    y = module.attend(q, k, v, relation, module.position.table(relation.distances, None))
+    close(y, VECTOR[out].transpose(1, 2).flatten(2))
+
+
+def test_far_distances_have_gradients():
+    """``e^(beta - x)`` overflows where a head prefers what is near."""
+    position = attention().position.float()
+    put(position.alpha, torch.tensor([-1.0, 1.0])[torch.arange(HEADS) % 2])
+    position.table(torch.tensor([1000]), None).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in position.parameters())

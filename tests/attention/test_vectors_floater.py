@@ -1,0 +1,69 @@
+"""FLOATER's positions: the authors' flow and solver; finer steps come closer to the exact solution."""
+
+import torch
+from torch import Tensor
+
+from rlxf.attention import Floater
+from rlxf.attention.positions.floater import FloaterEmbedding
+from tests.attention.oracle import close, fill, load
+
+VECTOR = load("floater")
+LENGTH, *START, WIDTH = VECTOR["out_rk4"].shape
+AUTHORS_SUBSTEPS = 5
+
+
+def built(substeps: int) -> FloaterEmbedding:
+    spec = Floater(step=float(VECTOR["cfg_dt"]), substeps=substeps)
+    embedding = spec.build_embedding(WIDTH, 1).double()
+    fill(embedding.inner, VECTOR["w_1"].T, VECTOR["w_b1"])
+    fill(embedding.outer, VECTOR["w_2"].T, VECTOR["w_b2"])
+    return embedding
+
+
+def points(substeps: int) -> Tensor:
+    """The flow from each of the vector's starts; p(0) takes no part in the rest."""
+    return built(substeps).flow(VECTOR["w_p0"][None], LENGTH)
+
+
+def test_the_authors_solver():
+    close(points(AUTHORS_SUBSTEPS), VECTOR["out_rk4"])
+
+
+def test_the_exact_solution():
+    close(points(AUTHORS_SUBSTEPS), VECTOR["out_exact"], 1e-5)
+    errors = [(points(substeps) - VECTOR["out_exact"]).abs().max() for substeps in (1, 4, 16)]
+    assert errors[0] > errors[1] > errors[2]
+
+
+def test_tokens_get_the_position_that_flowed_to_them():
+    embedding = built(substeps=2)
+    whole = embedding.flow(embedding.start[None], LENGTH)
+    position = torch.tensor([[LENGTH - 1, 0, 2], [1, 1, 3]])
+    x = torch.zeros(2, 3, WIDTH, dtype=torch.float64)
+    close(embedding(x, position), whole[position], 1e-12)
+
+
+def test_what_is_known_grows_and_is_made_anew_for_other_weights():
+    embedding = built(substeps=1)
+    x, calls = torch.zeros(1, 1, WIDTH, dtype=torch.float64), []
+    embedding.inner.register_forward_hook(lambda *_: calls.append(1))
+
+    def at(position: int) -> Tensor:
+        return embedding(x, torch.tensor([[position]]))[0, 0]
+
+    with torch.no_grad():
+        fourth = at(3)
+        made = len(calls)
+        at(1)
+        assert len(calls) == made
+        fifth = at(4)
+        assert len(calls) < 2 * made
+    close(fourth, at(3), 1e-12)
+    close(fifth, at(4), 1e-12)
+    torch.optim.Adam(embedding.parameters(), fused=True).zero_grad()
+    at(4).sum().backward()
+    torch.optim.Adam(embedding.parameters(), fused=True).step()
+    with torch.no_grad():
+        changed = at(4)
+    assert not torch.allclose(changed, fifth)
+    close(changed, at(4), 1e-12)

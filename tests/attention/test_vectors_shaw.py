@@ -1,0 +1,24 @@
+"""Shaw's relative positions, in keys and in values, as tensor2tensor has them."""
+
+import pytest
+
+from rlxf.attention import Full, Index, ShawRelative
+from rlxf.attention.relation import Relation
+from tests.attention.oracle import close, load, put
+from tests.attention.passes import over_heads
+
+VECTOR = load("shaw_relative")
+SINGLE = 1e-5  # The authors compute in float32.
+
+
+@pytest.mark.parametrize(("causal", "out"), [(False, "out"), (True, "out_causal")])
+def test_attention(causal, out):
+    q, k, v = (VECTOR[f"in_{name}"].double() for name in "qkv")
+    attention = over_heads(q, ShawRelative(int(VECTOR["cfg_max_relative"])))
+    put(attention.position.of_keys, VECTOR["w_rel_k"])
+    put(attention.position.of_values, VECTOR["w_rel_v"])
+    index = Index.range(q.shape[0], q.shape[2])
+    relation = Relation(index, index, Full(), causal, q.dtype)
+    table = attention.position.table(relation.distances, None)
+    y = attention.attend(q, k, v, relation, table)
+    close(y, VECTOR[out].double().transpose(1, 2).flatten(2), SINGLE)

@@ -1,0 +1,45 @@
+"""T5's buckets, bias and attention, causal and bidirectional, as HF transformers has them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlxf.attention import Index, T5Bias, TransformerSpec
+from tests.attention.oracle import close, fill, load, put
+
+VECTOR = load("t5_bias")
+SPEC = T5Bias(int(VECTOR["cfg_num_buckets"]), int(VECTOR["cfg_max_distance"]))
+SIDES = pytest.mark.parametrize(("side", "causal"), [("bidirectional", False), ("causal", True)])
+
+
+def relative(buckets: Tensor) -> Tensor:
+    """The vector's keys minus queries: from -n to n."""
+    most = len(buckets) // 2
+    return torch.arange(-most, most + 1)
+
+
+@SIDES
+@pytest.mark.parametrize(
+    ("spec", "size"), [(SPEC, ""), (T5Bias(), "default32_128_")], ids=["small", "default"]
+)
+def test_buckets(spec, size, side, causal):
+    expected = VECTOR[f"out_buckets_{size}{side}"]
+    assert torch.equal(spec.bucket(-relative(expected), causal), expected)
+
+
+@SIDES
+def test_bias_and_attention(side, causal):
+    x, weights = VECTOR[f"in_x_{side}"], {name: VECTOR[f"w_{name}_{side}"] for name in ("q", "k", "v", "o")}
+    heads, (batch, length, width) = VECTOR[f"w_table_{side}"].shape[1], x.shape
+    spec = TransformerSpec(width=width, heads=heads, layers=1, position=SPEC, causal=causal)
+    model = spec.build().double()
+    put(model.embedding.weight, VECTOR[f"w_table_{side}"])
+    attention = model.blocks[0].attention
+    unscaled = weights["q"] * (width / heads) ** 0.5
+    fill(attention.qkv, torch.cat([unscaled.T, weights["k"].T, weights["v"].T]))
+    fill(attention.out, weights["o"].T)
+    index = Index.range(batch, length)
+    relation = model.relation(index, index)
+    expected, bias = VECTOR[f"out_bias_{side}"], relation.bias
+    close(bias.where(relation.allowed[:1, None], 0.0), expected.where(relation.allowed[:1, None], 0.0))
+    close(attention(x, None, relation), VECTOR[f"out_attn_{side}"])

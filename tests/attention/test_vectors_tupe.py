@@ -1,0 +1,42 @@
+"""TUPE's position terms, A and R, and its attention, as in the authors' code."""
+
+from rlxf.attention import Index, Transformer, TransformerSpec, Tupe
+from tests.attention.oracle import close, fill, load, number_after, put
+
+VECTOR = load("tupe")
+LENGTH, BATCH, WIDTH = VECTOR["in_x"].shape
+BUCKETS, HEADS = VECTOR["w_rel_table"].shape[0] - 1, VECTOR["w_rel_table"].shape[1]
+FARTHEST = number_after("max", "tupe")
+INDEX = Index.range(BATCH, LENGTH)
+
+
+def built(buckets: int | None) -> Transformer:
+    position = Tupe(len(VECTOR["w_pos_table"]) - 1, buckets, FARTHEST)
+    spec = TransformerSpec(width=WIDTH, heads=HEADS, layers=1, position=position, causal=False)
+    model = spec.build().double()
+    put(model.embedding.weight, VECTOR["w_pos_table"])
+    fill(model.embedding.norm, VECTOR["w_pos_ln_g"], VECTOR["w_pos_ln_b"])
+    fill(model.embedding.of_queries, VECTOR["w_UQ"].T, VECTOR["w_UQ_b"])
+    fill(model.embedding.of_keys, VECTOR["w_UK"].T, VECTOR["w_UK_b"])
+    if buckets is not None:
+        put(model.embedding.buckets, VECTOR["w_rel_table"])
+    return model
+
+
+def test_absolute_terms():
+    bias = built(None).relation(INDEX, INDEX).bias
+    close(bias, VECTOR["out_bias_A"].expand_as(bias))
+
+
+def test_absolute_and_relative_terms():
+    bias = built(BUCKETS).relation(INDEX, INDEX).bias
+    close(bias, VECTOR["out_bias_R"].expand_as(bias))
+
+
+def test_attention():
+    model = built(None)
+    attention = model.blocks[0].attention
+    fill(attention.qkv, VECTOR["w_in_proj"].T, VECTOR["w_in_proj_b"])
+    fill(attention.out, VECTOR["w_out"].T, VECTOR["w_out_b"])
+    y = attention(VECTOR["in_x"].transpose(0, 1), None, model.relation(INDEX, INDEX))
+    close(y, VECTOR["out_attn"])
