@@ -12,19 +12,27 @@ from rlxf.attention import (
     XL,
     Add,
     Context,
+    Deberta,
     EncoderDecoder,
+    Floater,
     Full,
     GRUGate,
     HighwayGate,
     Index,
     LearnedAbsolute,
+    Multiplicative,
     RoPE,
+    ShawRelative,
     Sinusoidal,
     Softmax,
+    T5Bias,
     TransformerSpec,
+    Tupe,
     Window,
     XLRelative,
 )
+from rlxf.attention.positions.base import Embedding, LayerPosition
+from rlxf.attention.spec import check_together
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
 from tests.attention.specs import CAUSAL, DEFAULT, SPECS, built, each
 from tests.attention.worlds import numbers, world
@@ -75,6 +83,31 @@ def test_only_position_and_memory_may_be_none(axis):
         TransformerSpec.from_dict({axis: None})
 
 
+class OfNoPair:
+    """A kernel that weighs no pair by itself."""
+
+    paper = "none"
+
+    def __call__(self, q, k, v, bias, mask, dropout):
+        return v
+
+    def __repr__(self):
+        return "OfNoPair()"
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES["position"].values(), ids=TECHNIQUES["position"])
+def test_what_changes_the_weight_of_pairs_needs_a_kernel_that_has_one(technique):
+    check_together(technique(), Softmax())
+    layer = technique().build(8, 2)
+    shared = technique().build_embedding(8, 2)
+    changes = type(layer).bias is not LayerPosition.bias or type(shared).bias is not Embedding.bias
+    if not changes and type(layer).average is LayerPosition.average:
+        check_together(technique(), OfNoPair())
+        return
+    with pytest.raises(ValueError, match=re.escape(f"{technique()} changes") + r".*OfNoPair\(\)"):
+        check_together(technique(), OfNoPair())
+
+
 def test_memory_cannot_look_ahead():
     with pytest.raises(ValueError, match=r"memory XL\(length=4\) needs causal=True"):
         TransformerSpec(memory=XL(4), causal=False)
@@ -89,6 +122,19 @@ def test_memory_cannot_look_ahead():
         (lambda: Sinusoidal(base=1.0), "Sinusoidal base must be above 1 and finite, got 1.0"),
         (lambda: XLRelative(base=float("nan")), "XLRelative base must be above 1 and finite, got nan"),
         (lambda: RoPE(base=-2.0), "RoPE base must be above 1 and finite, got -2.0"),
+        (lambda: RoPE(factor=0.5), "RoPE factor must be at least 1, got 0.5"),
+        (lambda: RoPE(scaling="yarn"), "RoPE scaling must be one of ('linear', 'ntk'), got 'yarn'"),
+        (lambda: Multiplicative(0), "Multiplicative max_length must be at least 1, got 0"),
+        (lambda: Floater(step=0.0), "Floater step must be above 0, got 0.0"),
+        (lambda: Floater(substeps=0), "Floater substeps must be at least 1, got 0"),
+        (lambda: ShawRelative(0), "ShawRelative max_distance must be at least 1, got 0"),
+        (lambda: T5Bias(buckets=7), "T5Bias buckets must be even, got 7"),
+        (lambda: T5Bias(buckets=2), "T5Bias buckets must be at least 4, got 2"),
+        (lambda: T5Bias(max_distance=16), "T5Bias max_distance must exceed 16, got 16"),
+        (lambda: Tupe(0), "Tupe max_length must be at least 1, got 0"),
+        (lambda: Tupe(buckets=0), "Tupe buckets must be at least 4, got 0"),
+        (lambda: Deberta(0), "Deberta max_distance must be at least 1, got 0"),
+        (lambda: Deberta(form="v3"), "Deberta form must be one of ('code', 'paper'), got 'v3'"),
     ],
 )
 def test_options_are_in_range(make, message):
@@ -107,6 +153,11 @@ def test_options_are_in_range(make, message):
 def test_odd_widths(position, message):
     with pytest.raises(ValueError, match=message):
         TransformerSpec(width=9, heads=3, position=position).build()
+
+
+def test_ntk_needs_a_slowest_pair():
+    with pytest.raises(ValueError, match=r"RoPE\(.*scaling='ntk'.*needs more than 2 features per head"):
+        TransformerSpec(width=8, heads=4, position=RoPE(scaling="ntk", factor=2.0)).build()
 
 
 # Files.
@@ -186,12 +237,13 @@ def test_encoder_and_decoder_fit():
         EncoderDecoder(encoder, DEFAULT)
 
 
-def test_positions_beyond_the_learned_ones():
-    model = built(replace(DEFAULT, position=LearnedAbsolute(5)))
+@pytest.mark.parametrize(
+    "position", [LearnedAbsolute(5), Multiplicative(5), Tupe(5), Tupe(5, buckets=None)], ids=repr
+)
+def test_positions_beyond_the_learned_ones(position):
+    model = built(replace(DEFAULT, position=position))
     model(X, INDEX)
-    with pytest.raises(
-        ValueError, match=re.escape("position 5 has no vector: LearnedAbsolute(max_length=5)")
-    ):
+    with pytest.raises(ValueError, match=re.escape(f"position 5 has no vector: {position}")):
         model(X, Index.range(2, 5, start=1))
     cache = model.cache(model.initial_state(2), 4)
     with pytest.raises(ValueError, match="position 7 has no vector"):
@@ -212,6 +264,9 @@ def test_specs_are_frozen():
         (lambda: Window(2.5), "Window size must be a whole number, got 2.5"),
         (lambda: XL(True), "XL memory length must be a whole number, got True"),
         (lambda: LearnedAbsolute("8"), "max_length must be a whole number, got '8'"),
+        (lambda: Tupe(buckets=2.5), "Tupe buckets must be a whole number, got 2.5"),
+        (lambda: RoPE(factor="2"), "RoPE factor must be a number, got '2'"),
+        (lambda: Floater(step=math.inf), "Floater step must be finite, got inf"),
         (lambda: GRUGate("x"), "bias must be a number, got 'x'"),
         (lambda: HighwayGate(math.nan), "bias must be finite, got nan"),
         (lambda: RoPE(math.inf), "base must be above 1 and finite, got inf"),

@@ -1,11 +1,12 @@
 """The options of the transformer: every technique by name, every one of its options."""
 
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.attention import ALiBi, Full, GRUGate, TransformerSpec, Window
+from rlxf.attention import ALiBi, Full, GRUGate, TransformerSpec, Tupe, Window
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
 from rlxf.cli.core import SIZES
 from rlxf.cli.mistakes import BUILDING, in_one_line
@@ -14,8 +15,6 @@ from tests.cli.running import TASK, TINY, refused, wrong_usage
 
 ALL = [(axis, technique) for axis, techniques in TECHNIQUES.items() for technique in techniques.values()]
 OPTIONS = [(axis, technique, option) for axis, technique in ALL for option in fields(technique)]
-OTHER = {bool: True, int: 3, float: 1.5}
-"""A value of each type that is no technique's default."""
 
 
 def core(*args: str) -> TransformerSpec:
@@ -47,12 +46,24 @@ def test_nothing_can_be_named_where_it_is_a_choice(axis):
 
 @pytest.mark.parametrize(("axis", "technique", "option"), OPTIONS, ids=in_words)
 def test_every_option_of_a_technique_arrives(axis, technique, option):
-    value = OTHER[type(option.default)]
+    value = another(technique, option)
     assert value != option.default
     flag = f"--core.{axis}.{option.name.replace('_', '-')}"
     given = [flag] if value is True else [flag, str(value)]
     chosen = getattr(core(f"--core.{axis}", technique.__name__, *given), axis)
     assert chosen == technique(**{option.name: value})
+
+
+def another(technique: type, option: Field[Any]) -> Any:
+    """A value that the option may have and that is not its default."""
+    if isinstance(option.default, str):
+        words = get_args(get_type_hints(technique)[option.name])
+        return next(word for word in words if word != option.default)
+    return not option.default if isinstance(option.default, bool) else 2 * option.default + 2
+
+
+def test_an_option_may_be_none():
+    assert core("--core.position", "tupe", "--core.position.buckets", "None").position == Tupe(buckets=None)
 
 
 @pytest.mark.parametrize("text", ["GRUGate", "gru-gate", "gru_gate", "GRUGATE", "grugate"])
