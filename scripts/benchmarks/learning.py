@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from rlxf.agents.gtrxl import GTrXLPPO
@@ -47,21 +46,19 @@ class Corridor:
         return make_vec_env("rlxf/TMaze-v0", ENVS, seed, env_kwargs={"corridor_length": length, **self.task})
 
 
-OPTIONS = {"critic_lambda": 1.0, "ent_coef": LinearSchedule(0.01, 0.0, 1.0)}
-"""Of long corridors. All environments walk in step, so a rollout holds whole episodes: else it shows a part
-of the time alone, and the values of all other times are forgotten."""
 TASK = {"penalty_rule": "step", "penalty": -0.05}
 """Of long corridors. The paper's penalty tells what one more good step is worth, 1 / L, in the few steps
-before the first mistake alone: the walk is learned when the critic's error is below that, too late here."""
+before the first mistake alone, and only once the critic's error is below that: too late here."""
 LONG = partial(Corridor, task=TASK, prepare=partial(VecNormalize, norm_reward=False))
 """The junction is seen once in L + 1 steps. In units of its own deviation it stands out; else the agent goes
 on in it as it goes in the corridor, and seldom tries an arm."""
 CORRIDORS = {
     50: Corridor(200_000),
     100: Corridor(300_000),
-    250: LONG(600_000, OPTIONS | {"memory_length": 256, "n_steps": 256, "gamma": 0.995}),
-    1000: LONG(2_000_000, OPTIONS | {"memory_length": 1024, "n_steps": 1024, "gamma": 0.999}),
+    250: LONG(600_000, {"memory_length": 256, "n_steps": 256}),
+    1000: LONG(2_000_000, {"memory_length": 1024, "n_steps": 1024}),
 }
+"""All environments walk in step: a rollout as long as an episode shows the junction to every update."""
 
 
 @dataclass(frozen=True)
