@@ -28,3 +28,9 @@ def check_finite_number(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}")
+
+
+def check_word(name: str, value: Any, words: tuple[str, ...]) -> None:
+    """Raise ValueError unless ``value`` is one of the words."""
+    if value not in words:
+        raise ValueError(f"{name} must be one of {words}, got {value!r}")

@@ -1,27 +1,267 @@
-"""What every pattern offers."""
+"""What every pattern offers, and how patterns join."""
 
-from typing import ClassVar, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 UNLIMITED = 2**62
 """Reach of a pattern without a bound."""
 
+GROUP = 64
+"""Queries that are read together, unless the pattern says otherwise: enough to fill a matrix product."""
 
-class Pattern(Protocol):
+
+class Pattern(ABC):
     """A rule on positions: which keys may a query see?
 
     Whether keys ahead of the query are hidden is the transformer's business (``causal``), and
-    so are episodes and empty slots. A pattern has no parameters.
+    so are episodes and empty slots. A pattern has no parameters, and what it draws at random it
+    draws from a seed and from positions alone: acting and learning see the same.
+
+    `allows` and `reach` say all. The others make a pattern different by layer or head, or let it be
+    executed faster than by asking for every pair.
     """
 
     paper: ClassVar[str]
+    causal: ClassVar[str]
+    cost: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def reach(self) -> int:
+        """Largest distance, in tokens, at which a query may see a key; `UNLIMITED` without a bound."""
+
+    @abstractmethod
+    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether query position i may see key position j, in some layer and head; the two broadcast."""
+
+    def for_layer(self, layer: int) -> "Pattern":
+        """The pattern of layer 0, 1, ...: by default the same in all."""
+        return self
+
+    def for_heads(self, heads: int) -> tuple["Pattern", ...]:
+        """One pattern for all heads, as by default, or one for each of them."""
+        return (self,)
+
+    def group(self, i: Tensor) -> Tensor:
+        """A number for each query position (N,): those of one number are read together.
+
+        Fast where they see about the same keys and are not many more than `GROUP`.
+        """
+        return i.div(GROUP, rounding_mode="floor")
+
+    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+        """The positions ``among`` (N,), ascending, that some query position i (G,) may see, and maybe more.
+
+        By default the rule is asked for each pair.
+        """
+        return among[self.allows(i[:, None], among).expand(len(i), -1).any(0)]
+
+    def __and__(self, other: "Pattern") -> "Both":
+        return Both(self, other)
+
+    def __or__(self, other: "Pattern") -> "Either":
+        return Either(self, other)
+
+
+@dataclass(frozen=True)
+class _Joined(Pattern):
+    """Two patterns; each may differ by layer and head.
+
+    Raises:
+        TypeError: if one of them is no pattern.
+        ValueError: if one has projections of its own for global tokens: they belong to a whole layer.
+    """
+
+    paper: ClassVar[str] = ""
+    first: Pattern
+    second: Pattern
+
+    def __post_init__(self) -> None:
+        for one in (self.first, self.second):
+            if not isinstance(one, Pattern):
+                raise TypeError(f"only patterns can be joined to a pattern, got {one!r}")
+            if isinstance(one, GlobalTokens):
+                raise ValueError(
+                    f"{one} has projections for its global tokens and cannot be joined to a pattern"
+                )
+
+    def for_layer(self, layer: int) -> Pattern:
+        """See `Pattern`."""
+        return type(self)(self.first.for_layer(layer), self.second.for_layer(layer))
+
+    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
+        """See `Pattern`."""
+        first, second = self.first.for_heads(heads), self.second.for_heads(heads)
+        number = max(len(first), len(second))
+        pairs = zip(spread(first, number), spread(second, number), strict=True)
+        return tuple(type(self)(*pair) for pair in pairs)
+
+    def group(self, i: Tensor) -> Tensor:
+        """That of the first."""
+        return self.first.group(i)
+
+
+def spread(patterns: tuple[Pattern, ...], number: int) -> tuple[Pattern, ...]:
+    """As many patterns: one for all is repeated."""
+    return patterns * (number // len(patterns))
+
+
+@dataclass(frozen=True)
+class Both(_Joined):
+    """``first & second``: a key is visible if both patterns let it be."""
 
     @property
     def reach(self) -> int:
-        """Largest distance, in tokens, at which a query may see a key."""
-        ...
+        """The smaller one."""
+        return min(self.first.reach, self.second.reach)
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether query position i may see key position j; the two broadcast."""
-        ...
+        """first(i, j) and second(i, j)."""
+        return self.first.allows(i, j) & self.second.allows(i, j)
+
+    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+        """See `Pattern`."""
+        return self.second.keys(i, self.first.keys(i, among))
+
+
+@dataclass(frozen=True)
+class Either(_Joined):
+    """``first | second``: a key is visible if one of the patterns lets it be."""
+
+    @property
+    def reach(self) -> int:
+        """The larger one."""
+        return max(self.first.reach, self.second.reach)
+
+    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+        """first(i, j) or second(i, j)."""
+        return self.first.allows(i, j) | self.second.allows(i, j)
+
+    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+        """See `Pattern`."""
+        return torch.cat([self.first.keys(i, among), self.second.keys(i, among)]).unique()
+
+
+class BlockPattern(Pattern):
+    """A rule on blocks of ``block`` positions: it is asked for pairs of blocks alone."""
+
+    block: int
+
+    @abstractmethod
+    def meets(self, a: Tensor, b: Tensor) -> Tensor:
+        """Whether queries of block a may see keys of block b; the two broadcast."""
+
+    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether the blocks meet."""
+        return self.meets(*(x.div(self.block, rounding_mode="floor") for x in (i, j)))
+
+    def group(self, i: Tensor) -> Tensor:
+        """Blocks, cut if they are large."""
+        return i.div(self.block, rounding_mode="floor") * self.block + i % self.block // GROUP
+
+    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+        """See `Pattern`."""
+        a, b = (x.div(self.block, rounding_mode="floor").unique_consecutive() for x in (i, among))
+        seen = b[self.meets(a[:, None], b).expand(len(a), -1).any(0)]
+        inside = torch.arange(self.block, device=i.device)
+        return within((seen[:, None] * self.block + inside).flatten(), among)
+
+
+class GlobalTokens(Pattern):
+    """The first ``global_tokens`` positions see all, are seen by all, and have projections of their own."""
+
+    global_tokens: int
+
+    @property
+    @abstractmethod
+    def local(self) -> Pattern:
+        """What tokens see of others that are not global."""
+
+    @property
+    def reach(self) -> int:
+        """No bound."""
+        return UNLIMITED
+
+    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+        """i or j is global, or `local` allows it."""
+        return (i < self.global_tokens) | (j < self.global_tokens) | self.local.allows(i, j)
+
+    @property
+    def sides(self) -> tuple[Pattern, Pattern]:
+        """The rule of the other tokens, and that of the global ones."""
+        return OthersLook(self.global_tokens, self.local), GlobalsLook(self.global_tokens)
+
+
+@dataclass(frozen=True)
+class OthersLook(Pattern):
+    """What tokens that are not global may see: the global ones, and what is local."""
+
+    global_tokens: int
+    local: Pattern
+
+    @property
+    def reach(self) -> int:
+        """No bound."""
+        return UNLIMITED
+
+    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+        """See `Pattern`."""
+        return (i >= self.global_tokens) & ((j < self.global_tokens) | self.local.allows(i, j))
+
+    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
+        """See `Pattern`."""
+        return tuple(OthersLook(self.global_tokens, one) for one in self.local.for_heads(heads))
+
+    def group(self, i: Tensor) -> Tensor:
+        """Global tokens, which see nothing here, by themselves."""
+        return torch.where(i < self.global_tokens, -1, self.local.group(i))
+
+    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+        """See `Pattern`."""
+        asking = i[i >= self.global_tokens]
+        if not len(asking):
+            return among[:0]
+        first = between(0, self.global_tokens - 1, among)
+        return torch.cat([first, self.local.keys(asking, among)]).unique()
+
+
+@dataclass(frozen=True)
+class GlobalsLook(Pattern):
+    """What global tokens may see: all."""
+
+    global_tokens: int
+
+    @property
+    def reach(self) -> int:
+        """No bound."""
+        return UNLIMITED
+
+    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+        """See `Pattern`."""
+        return (i < self.global_tokens) & (j == j)
+
+    def group(self, i: Tensor) -> Tensor:
+        """Global tokens together, apart from the others, which see nothing here."""
+        return torch.where(i < self.global_tokens, super().group(i), -1)
+
+    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+        """See `Pattern`."""
+        return among if bool((i < self.global_tokens).any()) else among[:0]
+
+
+def between(first: int, last: int, among: Tensor) -> Tensor:
+    """Those of the ascending positions ``among`` that lie in [first, last]."""
+    start, end = torch.searchsorted(among, torch.tensor([first, last + 1], device=among.device)).tolist()
+    return among[start:end]
+
+
+def within(positions: Tensor, among: Tensor) -> Tensor:
+    """Those of the positions that are ``among`` others, which ascend."""
+    if not len(among):
+        return among
+    place = torch.searchsorted(among, positions).clamp(max=len(among) - 1)
+    return positions[among[place] == positions]

@@ -6,17 +6,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.patterns.base import UNLIMITED
+from rlxf.attention.patterns.base import UNLIMITED, Pattern
 
 
 @dataclass(frozen=True)
-class Full:
+class Full(Pattern):
     """Every key is visible: cost grows with the square of the length.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
     """
 
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
+    causal: ClassVar[str] = "the paper's"
+    cost: ClassVar[str] = "L^2 pairs"
 
     @property
     def reach(self) -> int:
@@ -26,3 +28,7 @@ class Full:
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
         """True for every pair."""
         return torch.ones((), dtype=torch.bool, device=i.device)
+
+    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+        """All."""
+        return among

@@ -6,10 +6,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from rlxf.attention.checks import check_whole
+from rlxf.attention.patterns.base import Pattern, between
 
 
 @dataclass(frozen=True)
-class Window:
+class Window(Pattern):
     """Query i sees key j when ``|i - j| < size``.
 
     In a causal transformer those are ``size`` keys, the query itself among them; a transformer of
@@ -27,6 +28,8 @@ class Window:
     """
 
     paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
+    causal: ClassVar[str] = "the paper's"
+    cost: ClassVar[str] = "L size pairs"
     size: int = 129
 
     def __post_init__(self) -> None:
@@ -40,3 +43,7 @@ class Window:
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
         """|i - j| < size."""
         return (i - j).abs() < self.size
+
+    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+        """See `Pattern`."""
+        return between(int(i.min()) - self.reach, int(i.max()) + self.reach, among)

@@ -1,0 +1,129 @@
+"""BigBird: a window, a few random blocks, and global blocks."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlxf.attention.checks import check_whole
+from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Pattern
+from rlxf.attention.patterns.draws import draw
+
+
+@dataclass(frozen=True)
+class BigBird(BlockPattern):
+    """A block sees those around it, some at random, and the global ones, which see all and are seen by all.
+
+    This is ITC: existing tokens are global, here the first blocks of an episode. In the authors' code the
+    last one is, too; while an episode goes on, nobody knows it. `BigBirdETC` has extra tokens.
+
+    Each head draws for each block ``random`` of the blocks before its window, one from each of as many
+    equal stretches, and the two see each other. The paper draws from all blocks; for that the length must be
+    known. So in a causal transformer a query sees ``random`` such blocks, in a bidirectional one twice as
+    many on average.
+
+    Source: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D.
+
+    Args:
+        block: tokens of a block.
+        window: blocks around a block that it sees, itself among them; odd.
+        random: blocks drawn for each block.
+        global_blocks: blocks at the start that see all and are seen by all.
+        seed: of what is drawn.
+
+    Raises:
+        TypeError: if one of them is no whole number.
+        ValueError: if window is even, block or window is less than 1, or one of the others less than 0.
+    """
+
+    paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
+    causal: ClassVar[str] = "ours"
+    cost: ClassVar[str] = "L block (window + random + global_blocks) pairs"
+    block: int = 32
+    window: int = 3
+    random: int = 2
+    global_blocks: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _ = self.local
+        check_whole("BigBird global_blocks", self.global_blocks, least=0)
+
+    @property
+    def local(self) -> "NearAndRandom":
+        """The window and the random blocks."""
+        return NearAndRandom(self.block, self.window, self.random, self.seed)
+
+    @property
+    def reach(self) -> int:
+        """No bound, unless the window is all."""
+        return UNLIMITED if self.global_blocks else self.local.reach
+
+    def meets(self, a: Tensor, b: Tensor) -> Tensor:
+        """As head 0 does; others draw other blocks."""
+        return (a < self.global_blocks) | (b < self.global_blocks) | self.local.meets(a, b)
+
+    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
+        """See `Pattern`."""
+        everywhere = FirstBlocks(self.block, self.global_blocks)
+        return tuple(Either(local, everywhere) for local in self.local.for_heads(heads))
+
+
+@dataclass(frozen=True)
+class NearAndRandom(BlockPattern):
+    """The blocks around a block, and those that it drew or that drew it; see `BigBird`."""
+
+    block: int
+    window: int
+    random: int
+    seed: int
+    head: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("BigBird block", self.block)
+        check_whole("BigBird window", self.window)
+        check_whole("BigBird random", self.random, least=0)
+        check_whole("BigBird seed", self.seed, least=0)
+        if self.window % 2 == 0:
+            raise ValueError(f"BigBird window must be odd, got {self.window}")
+
+    @property
+    def reach(self) -> int:
+        """No bound, unless nothing is drawn."""
+        return UNLIMITED if self.random else (self.window // 2 + 1) * self.block - 1
+
+    def meets(self, a: Tensor, b: Tensor) -> Tensor:
+        """See `BlockPattern`."""
+        return ((a - b).abs() <= self.window // 2) | self._drew(a, b) | self._drew(b, a)
+
+    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
+        """See `Pattern`."""
+        drawing = range(heads if self.random else 1)
+        return tuple(NearAndRandom(self.block, self.window, self.random, self.seed, head) for head in drawing)
+
+    def _drew(self, a: Tensor, b: Tensor) -> Tensor:
+        """Whether block a drew block b."""
+        before = (a - self.window // 2).clamp(min=0)
+        drew = torch.zeros((), dtype=torch.bool, device=a.device)
+        for number in range(self.random):
+            chosen = (number + draw(self.seed, self.head, number, a)) * before / self.random
+            drew = drew | ((b == chosen.long()) & (before > 0))
+        return drew
+
+
+@dataclass(frozen=True)
+class FirstBlocks(BlockPattern):
+    """The first blocks of an episode see all and are seen by all."""
+
+    block: int
+    blocks: int
+
+    @property
+    def reach(self) -> int:
+        """No bound."""
+        return UNLIMITED
+
+    def meets(self, a: Tensor, b: Tensor) -> Tensor:
+        """See `BlockPattern`."""
+        return (a < self.blocks) | (b < self.blocks)

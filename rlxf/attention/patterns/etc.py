@@ -1,0 +1,54 @@
+"""ETC: a few global tokens see all and are seen by all, the others see what is near."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlxf.attention.checks import check_whole
+from rlxf.attention.patterns.base import GlobalTokens, Pattern
+from rlxf.attention.patterns.window import Window
+
+
+class ExtraTokens(GlobalTokens):
+    """Global tokens with keys and values of their own for each pair of sides, and extra ones where possible.
+
+    Tokens and global tokens each have queries and an output of their own, and each project the keys and
+    values of both: four pairs of projections. One softmax goes over all keys of a query.
+
+    In a bidirectional transformer the global tokens are extra ones: learned vectors at the positions 0 to
+    g - 1 of each episode, whose own tokens stand behind them. In a causal one such tokens would see nothing,
+    or what is ahead. There the first g tokens of an episode are the global ones: ours.
+    """
+
+
+@dataclass(frozen=True)
+class ETC(ExtraTokens):
+    """Global tokens see all and are seen by all; other tokens see those with ``|i - j| <= radius``.
+
+    Global tokens are extra ones, with projections of their own; causal, the first ones of an episode: see
+    `ExtraTokens`. The labels of the paper, which say how two tokens are related, are a position's business.
+
+    Source: Ainslie et al. 2020, arXiv:2004.08483, section 3.2.
+
+    Args:
+        radius: distance, in tokens, up to which a token sees others.
+        global_tokens: number of global tokens g.
+
+    Raises:
+        TypeError: if one of them is no whole number.
+        ValueError: if radius is less than 0 or global_tokens less than 1.
+    """
+
+    paper: ClassVar[str] = "Ainslie et al. 2020, arXiv:2004.08483"
+    causal: ClassVar[str] = "ours"
+    cost: ClassVar[str] = "L (radius + global_tokens) pairs"
+    radius: int = 64
+    global_tokens: int = 4
+
+    def __post_init__(self) -> None:
+        check_whole("ETC radius", self.radius, least=0)
+        check_whole("ETC global_tokens", self.global_tokens)
+
+    @property
+    def local(self) -> Pattern:
+        """The window."""
+        return Window(self.radius + 1)

@@ -1,0 +1,101 @@
+"""Sparse Transformer's strided attention: the last l tokens, and every l-th before them."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from rlxf.attention.checks import check_whole, check_word
+from rlxf.attention.patterns.base import GROUP, UNLIMITED, Either, Pattern
+from rlxf.attention.patterns.window import Window
+
+Way = Literal["interleaved", "merged", "heads"]
+"""Two rules in turn by layer, both in every head, or in turn by head."""
+Form = Literal["code", "text"]
+
+
+@dataclass(frozen=True)
+class Strided(Pattern):
+    """Two rules: A1, ``|i - j| < stride``, and A2, ``stride`` divides ``i - j``.
+
+    Together they connect any two tokens in two steps. With ``interleaved`` layers have A1 and A2 in turn,
+    with ``heads`` heads have, with ``merged`` a query sees the keys of both.
+
+    The authors' code lets a query see ``stride`` keys by A1, itself among them; the text of the paper one
+    more (``t = max(0, i - l)``). What was published was computed by the code. The bidirectional form is
+    ours: the same on both sides.
+
+    Source: Child et al. 2019, arXiv:1904.10509, sections 4.2 and 4.3.
+
+    Args:
+        stride: l, in tokens; near the root of the length, cost grows with its power of 1.5.
+        way: how the rules are joined.
+        form: how far A1 goes, as in the "code" or in the "text".
+
+    Raises:
+        TypeError: if stride is no whole number.
+        ValueError: if stride is less than 1, or way or form is another word.
+    """
+
+    paper: ClassVar[str] = "Child et al. 2019, arXiv:1904.10509"
+    causal: ClassVar[str] = "the paper's"
+    cost: ClassVar[str] = "L (stride + L / stride) pairs"
+    stride: int = 32
+    way: Way = "interleaved"
+    form: Form = "code"
+
+    def __post_init__(self) -> None:
+        check_whole("Strided stride", self.stride)
+        check_word("Strided way", self.way, get_args(Way))
+        check_word("Strided form", self.form, get_args(Form))
+
+    @property
+    def rules(self) -> tuple[Pattern, Pattern]:
+        """A1 and A2."""
+        return Window(self.stride if self.form == "code" else self.stride + 1), Column(self.stride)
+
+    @property
+    def reach(self) -> int:
+        """No bound."""
+        return UNLIMITED
+
+    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+        """A1 or A2."""
+        return Either(*self.rules).allows(i, j)
+
+    def for_layer(self, layer: int) -> Pattern:
+        """See `Pattern`."""
+        return self.rules[layer % 2] if self.way == "interleaved" else self
+
+    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
+        """See `Pattern`."""
+        return tuple(self.rules[head % 2] for head in range(heads)) if self.way == "heads" else (self,)
+
+    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+        """See `Pattern`."""
+        return Either(*self.rules).keys(i, among)
+
+
+@dataclass(frozen=True)
+class Column(Pattern):
+    """``stride`` divides ``i - j``: a column, if the sequence is written in rows of ``stride``."""
+
+    stride: int
+
+    @property
+    def reach(self) -> int:
+        """No bound."""
+        return UNLIMITED
+
+    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+        """See above."""
+        return (i - j) % self.stride == 0
+
+    def group(self, i: Tensor) -> Tensor:
+        """Columns, cut if they are long: all of one sees the same keys."""
+        return i.div(GROUP * self.stride, rounding_mode="floor") * self.stride + i % self.stride
+
+    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+        """See `Pattern`."""
+        return among[torch.isin(among % self.stride, (i % self.stride).unique())]
