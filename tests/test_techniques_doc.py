@@ -6,24 +6,26 @@ from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
 from tests.sources import ROOT
 
 ROW = re.compile(
-    r"^\| (?:\*\*(?P<axis>\w+)\*\*: (?P<question>[^|]+\?) )?\| `(?P<name>\w+)` \| (?P<paper>[^|]*?) ?\|", re.M
+    r"^\| (?:\*\*(?P<axis>\w+)\*\*: (?P<question>[^|]+\?) )?\| `(?P<name>\w+)` \|"
+    r" (?P<paper>[^|]*?) ?\| (?P<causal>[^|]*?) ?\| (?P<cost>[^|]*?) ?\|",
+    re.M,
 )
 
 
-def listed() -> list[tuple[str, str, str]]:
-    """(axis, name, paper) of each row; an empty first cell means the axis above."""
+def listed() -> list[tuple[str, ...]]:
+    """(axis, name, paper, causal form, cost) of each row; an empty first cell means the axis above."""
     rows, axis = [], ""
     for row in ROW.finditer((ROOT / "docs" / "techniques.md").read_text(encoding="utf-8")):
         axis = row["axis"] or axis
-        rows.append((axis, row["name"], row["paper"]))
+        rows.append((axis, *row.group("name", "paper", "causal", "cost")))
     return rows
 
 
-def test_the_table_lists_every_technique_with_its_paper_and_no_other():
+def test_the_table_lists_every_technique_with_what_it_says_of_itself_and_no_other():
     there_are = [
-        (axis, name, technique.paper)
+        (axis, name, technique.paper, technique.causal, technique.cost)
         for axis, techniques in TECHNIQUES.items()
         for name, technique in techniques.items()
     ]
-    none = [(axis, "None", "") for axis in OPTIONAL]
+    none = [(axis, "None", "", "", "") for axis in OPTIONAL]
     assert sorted(listed()) == sorted(there_are + none)

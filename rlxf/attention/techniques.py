@@ -54,6 +54,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
 """Axis -> name -> class. Position and memory may also be None."""
 
 OPTIONAL = ("position", "memory")
+"""The axes on which None is a choice."""
 
 
 def technique_to_json(technique: Any) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
@@ -28,5 +29,23 @@ def show_techniques() -> None:
     for axis, question in QUESTIONS.items():
         table = Table("technique", "what it does", title=f"{axis}: {question}", expand=True)
         for technique in TECHNIQUES[axis].values():
-            table.add_row(repr(technique()), f"{summary(technique)}\n{technique.paper}")
+            told = (summary(technique), facts(axis, technique), technique.paper)
+            table.add_row(repr(technique()), "\n".join(told))
         show(table)
+
+
+def facts(axis: str, technique: type[Any]) -> str:
+    """Whose the causal form is, what the technique costs for L tokens, and whether it goes with memory."""
+    memory = with_memory(axis, technique())
+    return f"causal form: {technique.causal}; cost: {technique.cost}; with memory: {memory}"
+
+
+def with_memory(axis: str, technique: Any) -> str:
+    """Whether a transformer with that technique and a memory can be built: yes or no."""
+    from rlxf.attention import XL, TransformerSpec
+
+    try:
+        TransformerSpec(**{"memory": XL(), axis: technique}).build()
+    except ValueError:
+        return "no"
+    return "yes"

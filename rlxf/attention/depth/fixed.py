@@ -13,6 +13,8 @@ class Fixed:
     """
 
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
+    causal: ClassVar[str] = "token by token"
+    cost: ClassVar[str] = "L"
 
     def __call__(self, layers: int) -> Iterator[int]:
         """The layers to run, in order."""

@@ -9,6 +9,8 @@ class Kernel(Protocol):
     """A weighted average of values, linear in them. A kernel without parameters is its own module."""
 
     paper: ClassVar[str]
+    causal: ClassVar[str]
+    cost: ClassVar[str]
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor, dropout: float

@@ -24,6 +24,8 @@ class Softmax:
     """
 
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
+    causal: ClassVar[str] = "the paper's"
+    cost: ClassVar[str] = "pairs seen"
     softmax1: bool = False
 
     def __call__(

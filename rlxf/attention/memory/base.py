@@ -36,6 +36,8 @@ class Memory(Protocol):
     """What a segment can see of the tokens before it."""
 
     paper: ClassVar[str]
+    causal: ClassVar[str]
+    cost: ClassVar[str]
 
     @property
     def length(self) -> int:

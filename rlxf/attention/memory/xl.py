@@ -29,6 +29,8 @@ class XL:
     """
 
     paper: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860"
+    causal: ClassVar[str] = "the paper's"
+    cost: ClassVar[str] = "length pairs a token"
     length: int = 128
 
     def __post_init__(self) -> None:

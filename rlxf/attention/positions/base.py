@@ -72,9 +72,15 @@ class LayerPosition(nn.Module):
 
 
 class Position:
-    """Base of the position techniques: frozen dataclasses that build the two modules."""
+    """Base of the position techniques: frozen dataclasses that build the two modules.
+
+    As every technique, they say for people whose causal form it is, the paper's or ours, and what they
+    cost in the length L beside what is there anyway.
+    """
 
     paper: ClassVar[str]
+    causal: ClassVar[str] = "the paper's"
+    cost: ClassVar[str] = "L"
 
     def build_embedding(self, width: int, heads: int) -> Embedding:
         """The module that all layers share."""
@@ -90,3 +96,5 @@ class PairwisePosition(Position):
 
     They need a kernel that computes each pair: a `Pairwise` one.
     """
+
+    cost: ClassVar[str] = "pairs seen"

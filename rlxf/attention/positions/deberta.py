@@ -37,6 +37,7 @@ class Deberta(PairwisePosition):
     """
 
     paper: ClassVar[str] = "He et al. 2021, arXiv:2006.03654"
+    causal: ClassVar[str] = "ours"
     max_distance: int = 128
     form: Form = "code"
 

@@ -36,6 +36,7 @@ class Floater(Position):
     """
 
     paper: ClassVar[str] = "Liu et al. 2020, arXiv:2003.09229"
+    cost: ClassVar[str] = "L, one by one"
     step: float = 0.1
     substeps: int = 1
 

@@ -42,6 +42,7 @@ class Tupe(PairwisePosition):
     """
 
     paper: ClassVar[str] = "Ke et al. 2021, arXiv:2006.15595"
+    causal: ClassVar[str] = "ours"
     max_length: int = 1024
     buckets: int | None = 32
     max_distance: int = 128

@@ -14,6 +14,8 @@ class Add:
     """
 
     paper: ClassVar[str] = "He et al. 2016, arXiv:1512.03385"
+    causal: ClassVar[str] = "token by token"
+    cost: ClassVar[str] = "L"
 
     def build(self, width: int, heads: int) -> "Sum":
         """The module; it has no parameters."""

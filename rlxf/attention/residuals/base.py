@@ -14,6 +14,8 @@ class Residual(Protocol):
     """How the output y of a sublayer joins the stream x."""
 
     paper: ClassVar[str]
+    causal: ClassVar[str]
+    cost: ClassVar[str]
 
     def build(self, width: int, heads: int) -> nn.Module:
         """The module: ``forward(x, y)``, (..., C) and (..., C) -> (..., C)."""

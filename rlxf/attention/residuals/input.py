@@ -20,6 +20,8 @@ class InputGate:
     """
 
     paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
+    causal: ClassVar[str] = "token by token"
+    cost: ClassVar[str] = "L"
 
     def build(self, width: int, heads: int) -> "Input":
         """The module."""

@@ -10,15 +10,11 @@ from hypothesis import strategies as st
 from rlxf.agents.gtrxl import update
 from rlxf.attention import (
     Add,
-    ALiBi,
     GRUGate,
     HighwayGate,
     InputGate,
     OutputGate,
-    RoPE,
     SigTanhGate,
-    Sinusoidal,
-    XLRelative,
 )
 from rlxf.envs.vector import as_vec_env
 from tests.agents.gtrxl.worlds import (
@@ -32,10 +28,11 @@ from tests.agents.gtrxl.worlds import (
     small_agent,
     small_core,
 )
+from tests.agents.techniques import CHOICES
 
 TOLERANCE = 1e-4
 RESIDUALS = [Add(), GRUGate(), InputGate(), OutputGate(), HighwayGate(), SigTanhGate()]
-POSITIONS = [None, XLRelative(), RoPE(), ALiBi(), Sinusoidal()]
+POSITIONS = [None, *(choice["position"] for choice in CHOICES.values() if "position" in choice)]
 
 
 def differences(agent, batch):

@@ -1,0 +1,25 @@
+"""Every technique trains the agent, or is refused in one sentence before anything is built."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from rlxf.attention import TransformerSpec
+from tests.agents.decision_transformer.worlds import SIZES, shown, small_agent, some_trajectories
+from tests.agents.techniques import all_have_moved, each, named, weights
+
+
+@each
+def test_two_updates(choice):
+    core, data = replace(TransformerSpec(**SIZES), **choice), some_trajectories()
+    try:
+        agent = small_agent(data, core=core)
+    except ValueError as error:
+        if not named(choice, str(error)):
+            raise
+        return
+    before = weights(agent.policy)
+    agent.learn(2)
+    all_have_moved(before, agent.policy)
+    actions, _ = agent.predict(shown(data, np.array([0, 3])))
+    assert np.isfinite(actions).all()
