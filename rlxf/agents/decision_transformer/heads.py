@@ -117,18 +117,19 @@ class Categorical(RandomHead):
 
     def error(self, y: Tensor, actions: Tensor) -> Tensor:
         """See `Head`."""
-        return cross_entropies(self._logits(y), self.actions.choices(actions))
+        return cross_entropies(self.logits(y), self.actions.choices(actions))
 
     def entropy(self, y: Tensor) -> Tensor:
         """See `RandomHead`."""
-        return entropies(self._logits(y))
+        return entropies(self.logits(y))
 
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         """See `Head`."""
         pick = _most_likely if deterministic else _sample
-        return self.actions.back(torch.stack([pick(logits) for logits in self._logits(y)], dim=-1))
+        return self.actions.back(torch.stack([pick(logits) for logits in self.logits(y)], dim=-1))
 
-    def _logits(self, y: Tensor) -> tuple[Tensor, ...]:
+    def logits(self, y: Tensor) -> tuple[Tensor, ...]:
+        """y (..., C) -> one (..., A) for each choice."""
         logits: Tensor = self.net(y)
         return logits.split(self.actions.sizes, dim=-1)
 

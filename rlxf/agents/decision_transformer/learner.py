@@ -11,6 +11,7 @@ from typing import Any, Self
 import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common import env_util
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -21,6 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.decision_transformer import checkpoint
 from rlxf.agents.decision_transformer.acting import (
+    Shown,
     encode_observations,
     no_steps,
     one_step_on,
@@ -30,7 +32,7 @@ from rlxf.agents.decision_transformer.acting import (
 from rlxf.agents.decision_transformer.actions import to_environment
 from rlxf.agents.decision_transformer.core import resolve_core
 from rlxf.agents.decision_transformer.facts import Facts
-from rlxf.agents.decision_transformer.heads import RandomHead
+from rlxf.agents.decision_transformer.heads import Categorical, RandomHead
 from rlxf.agents.decision_transformer.hyperparameters import record_hyperparameters
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.objective import warm_up
@@ -39,6 +41,7 @@ from rlxf.agents.decision_transformer.progress import ProgressBar
 from rlxf.agents.decision_transformer.replay import Replay
 from rlxf.agents.decision_transformer.rounds import Rounds
 from rlxf.agents.decision_transformer.settings import check_coefficients, check_sizes
+from rlxf.agents.decision_transformer.steps import Steps
 from rlxf.agents.decision_transformer.update import Update, make_optimizer
 from rlxf.attention import TransformerSpec
 from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
@@ -399,6 +402,37 @@ class DecisionTransformer(BaseAlgorithm):
             ValueError: if it does not fit the data, or state or starts its batch size; if a number in it is
                 NaN or infinite.
         """
+        shown, state = self._consider(observation, state, episode_start)
+        actions = to_environment(self.policy.act(state, deterministic), self.action_space)
+        return (actions if shown.batched else actions[0]), state
+
+    @torch.no_grad()
+    def choices(
+        self,
+        observation: NDArray[Any] | dict[str, NDArray[Any]],
+        state: Any = None,
+        episode_start: NDArray[np.bool_] | None = None,
+    ) -> tuple[torch.Tensor, Any]:
+        """Logits (E, A) that `predict` would choose from, and the state; arguments and errors as there.
+
+        Raises:
+            TypeError: also if actions are not Discrete.
+        """
+        if not isinstance(self.action_space, spaces.Discrete):
+            raise TypeError(f"choices needs Discrete actions, got {self.action_space}")
+        _, state = self._consider(observation, state, episode_start)
+        head: Categorical = self.policy.loss.head  # type: ignore[assignment]
+        (logits,) = head.logits(self.policy.read(state)[:, -1])
+        return logits, state
+
+    def took(self, state: Steps, actions: torch.Tensor) -> Steps:
+        """The state after a step in which actions (E,) were taken: as it is. The next step shows them."""
+        return state
+
+    def _consider(
+        self, observation: NDArray[Any] | dict[str, NDArray[Any]], state: Any, episode_start: Any
+    ) -> tuple[Shown, Steps]:
+        """What is shown, and the steps that end with it."""
         shown = read_shown(observation, self.facts, self.device)
         start = started(shown, episode_start)
         self.policy.eval()
@@ -409,9 +443,7 @@ class DecisionTransformer(BaseAlgorithm):
                 f"the state is of {len(state.mask)} environments, the observation of {len(start)}; "
                 f"pass state=None to begin anew"
             )
-        state = one_step_on(self.policy, state, shown, start)
-        actions = to_environment(self.policy.act(state, deterministic), self.action_space)
-        return (actions if shown.batched else actions[0]), state
+        return shown, one_step_on(self.policy, state, shown, start)
 
     def make_env(self, n_envs: int, seed: int | None = None) -> VecEnv:
         """So many of the environments that the dataset names for evaluation, to be wrapped in `ReturnToGo`.

@@ -1,11 +1,13 @@
 """Actor and critic on one transformer."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.distributions import (
+    CategoricalDistribution,
     DiagGaussianDistribution,
     Distribution,
     make_proba_distribution,
@@ -199,16 +201,48 @@ class GTrXLPolicy(BasePolicy):
         Raises:
             ValueError: if the observation does not fit the space, or state or starts its batch size.
         """
-        self.set_training_mode(False)
-        obs, batched = self.obs_to_tensor(observation)
-        batch = _batch_size(obs)
-        acting, start = self._continue(state, episode_start, batch)
-        latent, _ = self.act(obs, acting, acting.advance(start))
+        distribution, acting, batched = self._consider(observation, state, episode_start)
         with torch.no_grad():
-            actions = self.heads(latent)[0].get_actions(deterministic=deterministic)
+            actions = distribution.get_actions(deterministic=deterministic)
             acting.action = self.encode_actions(actions)
         chosen = self.to_environment(actions)
         return (chosen if batched else chosen.squeeze(axis=0)), acting
+
+    def choices(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: Acting | None = None,
+        episode_start: np.ndarray | None = None,
+    ) -> tuple[Tensor, Acting]:
+        """Log-probabilities (E, A) that `predict` would choose from, and the state; arguments as there.
+
+        Tell the state what was taken: `took`.
+
+        Raises:
+            TypeError: if actions are not Discrete.
+        """
+        distribution, acting, _ = self._consider(observation, state, episode_start)
+        if not isinstance(distribution, CategoricalDistribution):
+            raise TypeError(f"choices needs Discrete actions, got {self.action_space}")
+        return distribution.distribution.logits, acting
+
+    def took(self, state: Acting, actions: Tensor) -> Acting:
+        """The state after a step in which actions (E,) were taken."""
+        return replace(state, action=self.encode_actions(actions))
+
+    @torch.no_grad()
+    def _consider(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: Acting | None,
+        episode_start: np.ndarray | None,
+    ) -> tuple[Distribution, Acting, bool]:
+        """What to choose from, the state, and whether there was an axis for environments."""
+        self.set_training_mode(False)
+        obs, batched = self.obs_to_tensor(observation)
+        acting, start = self._continue(state, episode_start, _batch_size(obs))
+        latent, _ = self.act(obs, acting, acting.advance(start))
+        return self.heads(latent)[0], acting, batched
 
     def _continue(
         self, state: Acting | None, episode_start: np.ndarray | None, batch: int

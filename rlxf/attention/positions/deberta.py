@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.checks import check_whole
+from rlxf.attention.checks import check_whole, check_word
 from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.positions.base import Embedding, LayerPosition, PairwisePosition
 from rlxf.attention.relation import Relation
@@ -43,8 +43,7 @@ class Deberta(PairwisePosition):
 
     def __post_init__(self) -> None:
         check_whole("Deberta max_distance", self.max_distance)
-        if self.form not in get_args(Form):
-            raise ValueError(f"Deberta form must be one of {get_args(Form)}, got {self.form!r}")
+        check_word("Deberta form", self.form, get_args(Form))
 
     def build_embedding(self, width: int, heads: int) -> "DebertaVectors":
         return DebertaVectors(self, width)

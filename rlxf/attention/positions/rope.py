@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_finite_number
+from rlxf.attention.checks import check_finite_number, check_word
 from rlxf.attention.positions.base import LayerPosition, Position
 from rlxf.attention.positions.sinusoidal import check_base, frequencies
 
@@ -50,8 +50,7 @@ class RoPE(Position):
         check_finite_number("RoPE factor", self.factor)
         if self.factor < 1:
             raise ValueError(f"RoPE factor must be at least 1, got {self.factor}")
-        if self.scaling not in get_args(Scaling):
-            raise ValueError(f"RoPE scaling must be one of {get_args(Scaling)}, got {self.scaling!r}")
+        check_word("RoPE scaling", self.scaling, get_args(Scaling))
 
     def build(self, width: int, heads: int) -> "RoPERotation":
         size = width // heads

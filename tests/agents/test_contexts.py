@@ -1,0 +1,139 @@
+"""Several contexts: the author's numbers, and both agents acting from them."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlxf.agents.contexts import NBCE, Contexts, act_from_contexts, nucleus
+from tests.agents.decision_transformer import worlds as offline
+from tests.agents.gtrxl import worlds as online
+from tests.attention.oracle import close, load
+
+VECTOR = load("nbce")
+BETA, ETA, TOP_P = float(VECTOR["cfg_beta"]), float(VECTOR["cfg_eta"]), 0.95
+CONTEXTS = 3
+
+
+@pytest.mark.parametrize(("column", "out", "top_p"), [(0, "out_plain", 1.0), (1, "out_topp", TOP_P)])
+def test_the_authors_numbers(column, out, top_p):
+    nbce, before = NBCE(BETA, ETA, top_p), None
+    for logits, expected, chosen in zip(
+        VECTOR["in_logits"], VECTOR[out], VECTOR["out_choice"][:, column], strict=True
+    ):
+        merged, before = nbce(logits, before)
+        kept = expected > -1e20
+        close(merged[kept], expected[kept])
+        assert (merged[~kept] < -1e20).all()
+        assert before == chosen
+
+
+def test_the_row_before_is_kept_while_it_is_nearly_as_sure():
+    surer, sure = torch.tensor([3.0, 0.0]), torch.tensor([2.9, 0.0])
+    logits = torch.stack([torch.zeros(2), sure, surer])
+    assert NBCE(eta=0.1)(logits, None)[1] == 2
+    assert NBCE(eta=0.1)(logits, 1)[1] == 1
+    assert NBCE(eta=0.0)(logits, 1)[1] == 2
+
+
+def test_a_nucleus_holds_the_probability_and_not_one_action_more():
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.97, 0.01, 0.01, 0.01]]).log()
+    kept = nucleus(logits, 0.8 - 1e-4) > -1e20
+    assert kept.tolist() == [[True, True, False, False], [True, False, False, False]]
+    assert torch.equal(nucleus(logits, 1.0), logits)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beta": -1.0}, "NBCE beta must be at least 0 and finite, got -1.0"),
+        ({"eta": float("nan")}, "NBCE eta must be at least 0 and finite, got nan"),
+        ({"top_p": 0.0}, "NBCE top_p must be above 0 and at most 1, got 0.0"),
+    ],
+)
+def test_options_are_in_range(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        NBCE(**options)
+
+
+# Agents.
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return online.small_agent(online.scripts(online.shifted(1)), n_envs=1).policy
+
+
+def observations(rows: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1, 1, (rows, 3)).astype(np.float32)
+
+
+def lived(policy, steps: int = 5):
+    """A state of rows that have each seen another context."""
+    state = None
+    for step in range(steps):
+        _, state = policy.predict(observations(CONTEXTS + 1, step), state)
+    return state
+
+
+def test_a_gtrxl_acts_by_what_each_context_says(policy):
+    state, now = lived(policy), observations(1, 99)[0]
+    rows = np.repeat(now[None], CONTEXTS + 1, axis=0)
+    logits, _ = policy.choices(rows, state, np.arange(CONTEXTS + 1) == 0)
+    merged, chosen = NBCE()(logits, None)
+    action, after = act_from_contexts(policy, now, Contexts(state, CONTEXTS + 1))
+    assert (action, after.chosen) == (int(merged.argmax()), chosen)
+    fresh, _ = policy.choices(now[None], None)
+    torch.testing.assert_close(logits[0], fresh[0])
+    assert (logits[1:] - logits[0]).abs().amax(dim=1).min() > 1e-3
+
+
+def test_all_rows_of_a_gtrxl_remember_the_action_that_was_taken(policy):
+    contexts = Contexts(lived(policy), CONTEXTS + 1)
+    action, after = act_from_contexts(policy, observations(1, 7)[0], contexts)
+    taken = policy.encode_actions(torch.full((CONTEXTS + 1,), action))
+    assert torch.equal(after.state.action, taken)
+    rows, other = observations(CONTEXTS + 1, 8), torch.full((CONTEXTS + 1,), (action + 1) % 3)
+    told, _ = policy.choices(rows, after.state)
+    told_otherwise, _ = policy.choices(rows, policy.took(after.state, other))
+    assert (told - told_otherwise).abs().amax(dim=1).min() > 1e-4
+
+
+def test_contexts_in_are_left_as_they_were(policy):
+    contexts, now = Contexts(lived(policy), CONTEXTS + 1), observations(1, 7)[0]
+    assert act_from_contexts(policy, now, contexts)[0] == act_from_contexts(policy, now, contexts)[0]
+    assert contexts.chosen is None
+
+
+def test_choices_are_what_predict_chooses_from(policy):
+    state, now = lived(policy), observations(CONTEXTS + 1, 99)
+    logits, _ = policy.choices(now, state)
+    assert (policy.predict(now, state, deterministic=True)[0] == logits.argmax(-1).numpy()).all()
+
+
+def test_a_decision_transformer_acts_by_what_each_context_says():
+    data = offline.some_trajectories(action_space=offline.ACTIONS["Discrete"], lengths=(9, 9, 9, 9))
+    agent, first = offline.small_agent(data), np.arange(CONTEXTS + 1) * 9
+    state = None
+    for step in range(3):
+        _, state = agent.predict(offline.shown(data, first + step), state)
+    now = {key: value[0] for key, value in offline.shown(data, first + 3).items()}
+    rows = {key: np.repeat(value[None], CONTEXTS + 1, axis=0) for key, value in now.items()}
+    logits, _ = agent.choices(rows, state, np.arange(CONTEXTS + 1) == 0)
+    assert (logits[1:] - logits[0]).abs().amax(dim=1).min() > 1e-3
+    merged, chosen = NBCE()(logits, None)
+    action, after = act_from_contexts(agent, now, Contexts(state, CONTEXTS + 1))
+    assert (action, after.chosen) == (int(merged.argmax()), chosen)
+    assert agent.predict(rows, state)[0].tolist() == agent.choices(rows, state)[0].argmax(-1).tolist()
+
+
+def test_other_actions_are_refused():
+    box = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    policy = online.small_agent(online.scripts(online.shifted(1), action_space=box), n_envs=1).policy
+    with pytest.raises(TypeError, match=r"choices needs Discrete actions, got Box\("):
+        policy.choices(observations(1, 0))
+    data = offline.some_trajectories()
+    with pytest.raises(TypeError, match=r"choices needs Discrete actions, got Box\("):
+        offline.small_agent(data).choices(offline.shown(data, np.array([0])))
