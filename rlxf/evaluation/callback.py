@@ -19,8 +19,8 @@ SEED = 500_000
 class EvaluationCallback(EverySteps):
     """Evaluate the agent every so many steps and log the ``eval/*`` tags of `Report.scalars`.
 
-    Every evaluation plays the same episodes (same seed), so that their difference is the agent's. The
-    statistics of a ``VecNormalize`` around ``env`` are set to those of training.
+    Every evaluation plays the same episodes (same seed), so that their difference is the agent's.
+    Observations are normalised as in training; a ``VecNormalize`` around ``env`` gets its statistics.
 
     The highest of many evaluations is high by luck, too. So what is kept in ``best_path`` has to be judged by
     other episodes, which those of `evaluate` are, and reported beside the last checkpoint, not in its place.

@@ -72,10 +72,13 @@ def vectorised(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
 
 
 def normalised_as_in_training(agent: Any, env: VecEnv) -> VecEnv:
-    """``env`` as the agent saw it in training: with its ``VecNormalize``, if observations were normalised."""
+    """``env`` as the agent saw it in training: with its ``VecNormalize``, if observations were normalised.
+
+    An ``env`` that brings a ``VecNormalize`` of its own is left as it is.
+    """
     get_normalizer = getattr(agent, "get_vec_normalize_env", None)
     trained = None if get_normalizer is None else get_normalizer()
-    if trained is None or not trained.norm_obs:
+    if trained is None or not trained.norm_obs or unwrap_vec_normalize(env) is not None:
         return env
     wrapped = VecNormalize(
         env,
@@ -94,8 +97,6 @@ def _prepared(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
     if env is None:
         with _own(agent, n_envs) as own:
             yield own
-    elif isinstance(env, VecEnv):
-        yield env
     else:
         with vectorised(env, n_envs) as vec_env:
             yield normalised_as_in_training(agent, vec_env)

@@ -72,8 +72,8 @@ def evaluate(
     Each environment contributes its share of the episodes (`quotas`), so that short episodes are not
     favoured. An episode counts whether it ended by termination or truncation. Returns are sums of raw
     rewards: SB3's ``Monitor`` is believed where there is one, ``VecNormalize`` is undone, and its
-    statistics stay as they are. If the agent was trained under ``VecNormalize``, an id, an ``Env`` and
-    a ``VectorEnv`` are normalised likewise; a ``VecEnv`` is taken as it is.
+    statistics stay as they are. If the agent was trained on observations that a ``VecNormalize`` made, those
+    here are normalised likewise, unless ``env`` brings a ``VecNormalize`` of its own.
 
     Args:
         agent: has SB3's ``predict``. Recurrent agents get their state and the episode starts back.

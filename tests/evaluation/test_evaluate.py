@@ -164,14 +164,17 @@ def test_statistics_learn_again_after_an_error():
     assert env.training
 
 
-def test_an_agent_trained_on_normalised_observations_gets_them_by_id():
+def test_an_agent_trained_on_normalised_observations_gets_them():
     trained_in = VecNormalize(sb3_make_vec_env("CartPole-v1", 2, seed=0))
     agent = PPO("MlpPolicy", trained_in, n_steps=64, batch_size=64, seed=0, device="cpu").learn(256)
     same = VecNormalize(sb3_make_vec_env("CartPole-v1", 4), training=False)
     same.obs_rms = trained_in.obs_rms
-    report = evaluate(agent, "CartPole-v1", 8, n_envs=4)
-    assert (report.returns == evaluate(agent, same, 8).returns).all()
-    assert (report.returns != evaluate(agent, sb3_make_vec_env("CartPole-v1", 4), 8).returns).any()
+    returns = evaluate(agent, same, 8).returns
+    raw = sb3_make_vec_env("CartPole-v1", 4)
+    assert (evaluate(agent, "CartPole-v1", 8, n_envs=4).returns == returns).all()
+    assert (evaluate(agent, raw, 8).returns == returns).all()
+    other = VecNormalize(raw, training=False)  # of its own, whose statistics are none yet
+    assert (evaluate(agent, other, 8).returns != returns).any()
 
 
 def bare() -> DummyVecEnv:
