@@ -1,6 +1,7 @@
 """BigBird: a window, a few random blocks, and global blocks."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -78,7 +79,6 @@ class NearAndRandom(BlockPattern):
     window: int
     random: int
     seed: int
-    head: int = 0
 
     def __post_init__(self) -> None:
         check_whole("BigBird block", self.block)
@@ -94,22 +94,52 @@ class NearAndRandom(BlockPattern):
         return UNLIMITED if self.random else (self.window // 2 + 1) * self.block - 1
 
     def meets(self, a: Tensor, b: Tensor) -> Tensor:
-        """See `BlockPattern`."""
-        return ((a - b).abs() <= self.window // 2) | self._drew(a, b) | self._drew(b, a)
+        """As head 0 does."""
+        return DrawnByHead(self, 0).meets(a, b) if self.random else self.near(a, b)
+
+    def near(self, a: Tensor, b: Tensor) -> Tensor:
+        """The window."""
+        return (a - b).abs() <= self.window // 2
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         """See `Pattern`."""
-        drawing = range(heads if self.random else 1)
-        return tuple(NearAndRandom(self.block, self.window, self.random, self.seed, head) for head in drawing)
+        return (self,) if self.random == 0 else tuple(DrawnByHead(self, head) for head in range(heads))
+
+
+@dataclass(frozen=True)
+class DrawnByHead(BlockPattern):
+    """What a head sees by a `NearAndRandom`."""
+
+    of: NearAndRandom
+    head: int
+
+    @property
+    def block(self) -> int:  # type: ignore[override]
+        """Tokens of a block."""
+        return self.of.block
+
+    @property
+    def reach(self) -> int:
+        """No bound."""
+        return UNLIMITED
+
+    def meets(self, a: Tensor, b: Tensor) -> Tensor:
+        """See `BlockPattern`."""
+        return self.of.near(a, b) | self._drew(a, b) | self._drew(b, a)
 
     def _drew(self, a: Tensor, b: Tensor) -> Tensor:
         """Whether block a drew block b."""
-        before = (a - self.window // 2).clamp(min=0)
-        drew = torch.zeros((), dtype=torch.bool, device=a.device)
-        for number in range(self.random):
-            chosen = (number + draw(self.seed, self.head, number, a)) * before / self.random
-            drew = drew | ((b == chosen.long()) & (before > 0))
-        return drew
+        chosen = drawn(self.of, self.head, 1 << int(a.max()).bit_length()).to(a.device)
+        return (chosen[a] == b[..., None]).any(-1)
+
+
+@lru_cache(maxsize=64)
+def drawn(rule: NearAndRandom, head: int, blocks: int) -> Tensor:
+    """(blocks, random) int64: what each of the first blocks draws; -1 for nothing."""
+    a, number = torch.arange(blocks)[:, None], torch.arange(rule.random)
+    before = (a - rule.window // 2).clamp(min=0)
+    chosen = (number + draw(rule.seed, head, number, a)) * before / rule.random
+    return torch.where(before > 0, chosen.long(), -1)
 
 
 @dataclass(frozen=True)

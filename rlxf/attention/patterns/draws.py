@@ -15,7 +15,7 @@ def draw(seed: int, *numbers: Tensor | int) -> Tensor:
     """
     state = torch.tensor(seed)
     for number in numbers:
-        state = _mixed(state + number * -7046029254386353131 + 1)
+        state = _mixed(state + torch.as_tensor(number) * -7046029254386353131 + 1)
     return (state & MASK).double() / 2.0**63
 
 

@@ -1,0 +1,160 @@
+"""Which queries are read together, and which keys are gathered for them: a pattern without all its pairs."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from rlxf.attention.index import EMPTY, Index
+from rlxf.attention.patterns.base import Pattern, between
+
+PADDING = -1
+
+
+@dataclass(frozen=True)
+class Run:
+    """The tokens of one episode in one row of the batch; positions count up slot by slot.
+
+    Args:
+        queries: positions of the queries.
+        keys: positions of the keys.
+    """
+
+    queries: range
+    keys: range
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """N groups of G queries, each with the K keys that they may see.
+
+    Args:
+        query: (N, G) int64, slots in the flattened (B Tq) queries; `PADDING` for none.
+        key: (N, K) int64, slots in the flattened (B Tk) keys; `PADDING` for none.
+    """
+
+    query: Tensor
+    key: Tensor
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of query and key that are computed."""
+        return self.query.numel() * self.key.shape[1]
+
+    def to(self, device: torch.device) -> "Part":
+        """This part on a device."""
+        return Part(self.query.to(device), self.key.to(device))
+
+    def groups(self, some: slice) -> "Part":
+        """Some of the groups."""
+        return Part(self.query[some], self.key[some])
+
+    def moved(self, query: Tensor, key: Tensor) -> "Part":
+        """This part once for each pair of offsets (R,): N R groups."""
+        return Part(_moved(self.query, query), _moved(self.key, key))
+
+
+def _moved(slots: Tensor, offsets: Tensor) -> Tensor:
+    moved = torch.where(slots == PADDING, PADDING, slots + offsets[:, None, None])
+    return moved.flatten(0, 1)
+
+
+Places = dict[Run, list[tuple[int, int]]]
+"""For each run, where in the flattened batch its first query and its first key stand."""
+
+
+def arrange(rule: Pattern, causal: bool, places: Places, device: torch.device) -> list[Part]:
+    """The parts in which queries read keys. A query is in one of them, or sees nothing."""
+    found = defaultdict(list)
+    for run, offsets in places.items():
+        query, key = torch.tensor(offsets).unbind(1)
+        for part in arrange_run(rule, causal, run):
+            found[part.query.shape[1], part.key.shape[1]].append(part.moved(query, key).to(device))
+    return [_joined(parts) for parts in found.values()]
+
+
+def _joined(parts: list[Part]) -> Part:
+    return Part(torch.cat([part.query for part in parts]), torch.cat([part.key for part in parts]))
+
+
+def find_runs(query: Index, key: Index) -> Places | None:
+    """The runs of queries (B, Tq) and keys (B, Tk).
+
+    None unless each episode is one stretch of slots, in which the positions of keys count up by one and those
+    of queries by any step.
+    """
+    queries, keys = _stretches(query), _stretches(key)
+    if queries is None or keys is None or any(among.step > 1 for _, among in keys.values()):
+        return None
+    places: Places = defaultdict(list)
+    for episode, (slot, positions) in queries.items():
+        if episode in keys:
+            first, among = keys[episode]
+            places[Run(positions, among)].append((slot, first))
+    return places
+
+
+def _stretches(index: Index) -> dict[tuple[int, int], tuple[int, range]] | None:
+    """First flat slot and positions of each episode, by row and episode; None if one is no even stretch."""
+    rows = torch.arange(index.shape[0]).repeat_interleave(index.shape[1])
+    every = torch.stack([rows, index.episode.flatten().cpu()])
+    names, counts = every.unique_consecutive(dim=1, return_counts=True)
+    found: dict[tuple[int, int], tuple[int, range]] = {}
+    pieces = index.position.flatten().cpu().split(counts.tolist())
+    starts = (counts.cumsum(0) - counts).tolist()
+    for row, episode, start, piece in zip(*names.tolist(), starts, pieces, strict=True):
+        if episode == EMPTY:
+            continue
+        positions = _as_range(piece)
+        if positions is None or (row, episode) in found:
+            return None
+        found[row, episode] = (start, positions)
+    return found
+
+
+def _as_range(positions: Tensor) -> range | None:
+    """Positions (N,) as a range; None if they do not go up by equal steps."""
+    first, last, count = int(positions[0]), int(positions[-1]), len(positions)
+    step = max(1, (last - first) // max(1, count - 1))
+    even = torch.equal(positions, first + step * torch.arange(count))
+    return range(first, first + count * step, step) if even else None
+
+
+@lru_cache(maxsize=64)
+def arrange_run(rule: Pattern, causal: bool, run: Run) -> tuple[Part, ...]:
+    """The parts of one run, whose slots count from 0. They depend on positions alone, and are kept."""
+    sizes = defaultdict(list)
+    among = torch.arange(run.keys.start, run.keys.stop)
+    for i in groups(rule, torch.tensor(run.queries)):
+        j = rule.keys(i, between(run.keys.start, int(i.max()), among) if causal else among)
+        if len(j):
+            sizes[rounded(len(i)), rounded(len(j))].append((i, j))
+    return tuple(_part(run, pairs, *size) for size, pairs in sizes.items())
+
+
+def groups(rule: Pattern, i: Tensor) -> tuple[Tensor, ...]:
+    """Query positions i (N,) in the groups that the rule puts them in."""
+    number, order = rule.group(i).sort(stable=True)
+    return i[order].split(number.unique_consecutive(return_counts=True)[1].tolist())
+
+
+def rounded(size: int) -> int:
+    """The next larger of 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, ...: few sizes, little padding."""
+    step = 1 << max(0, size.bit_length() - 3)
+    return -(-size // step) * step
+
+
+def _part(run: Run, pairs: list[tuple[Tensor, Tensor]], queries: int, keys: int) -> Part:
+    query = [(i - run.queries.start) // run.queries.step for i, _ in pairs]
+    return Part(_padded(query, queries), _padded([j - run.keys.start for _, j in pairs], keys))
+
+
+def _padded(rows: list[Tensor], length: int) -> Tensor:
+    """Rows of different lengths as (N, length)."""
+    table = torch.full((len(rows) + 1, length), PADDING)
+    longest = pad_sequence(rows, batch_first=True, padding_value=PADDING)
+    table[: len(rows), : longest.shape[1]] = longest
+    return table[: len(rows)]
