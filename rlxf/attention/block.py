@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from rlxf.attention.attention import Attention, LayerCache, Projected
+from rlxf.attention.dropout import Dropout
 from rlxf.attention.feed_forward import FeedForward
 from rlxf.attention.index import Index
 from rlxf.attention.norm import NORMS
@@ -21,7 +22,7 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.join = NORMS[spec.norm](spec.width, spec.heads, spec.residual)
         self.attention = Attention(spec.width, spec.heads, None, spec.kernel, spec.dropout)
-        self.dropout = nn.Dropout(spec.dropout)
+        self.dropout = Dropout(spec.dropout)
 
     def project(self, context: Tensor) -> Projected:
         """Keys and values of the context's tokens (B, N, C)."""
@@ -44,7 +45,7 @@ class Block(nn.Module):
         self.cross = CrossAttention(spec) if spec.cross_attention else None
         self.join_feed_forward = norm(spec.width, spec.heads, spec.residual)
         self.feed_forward = FeedForward(spec.width, spec.inner_width, spec.activation)
-        self.dropout = nn.Dropout(spec.dropout)
+        self.dropout = Dropout(spec.dropout)
 
     def attend(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
         """Self-attention of the segment x (B, T, C) over memory (B, M, C) and itself -> (B, T, C)."""

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from rlxf.agents.decision_transformer.actions import BoxActions, ChoiceActions
 from rlxf.agents.decision_transformer.steps import TOKENS, Steps
+from rlxf.attention.dropout import Dropout
 
 
 class StepTokens(nn.Module):
@@ -40,7 +41,7 @@ class StepTokens(nn.Module):
         self.of_state = nn.Linear(features, width)
         self.of_action = nn.Linear(actions.width, width)
         self.norm = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, steps: Steps) -> Tensor:
         """(B, 3 W, C)."""

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from rlxf.attention.dropout import dropout as drop_some
+
 
 @dataclass(frozen=True)
 class Softmax:
@@ -32,8 +34,8 @@ class Softmax:
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor, dropout: float
     ) -> Tensor:
         """See `Kernel`."""
-        if bias is None and not self.softmax1:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        if bias is None and not self.softmax1 and not dropout:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         weights = self.weights(q, k, bias, mask, dropout)
         return torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).unflatten(0, weights.shape[:2])
 
@@ -42,7 +44,7 @@ class Softmax:
         bias = torch.zeros_like(mask) if bias is None else bias
         scores: Tensor = _Scores.apply(q, k, bias.expand(*q.shape[:3], k.shape[2]), mask)  # type: ignore[no-untyped-call]
         weights = self._normalized(scores)
-        return F.dropout(weights, dropout) if dropout else weights
+        return drop_some(weights, dropout)
 
     def _normalized(self, scores: Tensor) -> Tensor:
         """Scores (..., Tk) -> weights (..., Tk)."""
