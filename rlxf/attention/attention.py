@@ -66,7 +66,7 @@ class Attention(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
-        """Queries of x (B, T, C) over memory, keys and values (B, H, M, D), and x -> (B, T, C)."""
+        """Queries of x (B, T, C) over memory, keys and values (B, H, M, D), and x -> (B, Tq, C)."""
         q, k, v = self.read(x, memory, relation)
         return self.attend(q, k, v, relation, self.position.table(relation.distances, relation.table))
 
@@ -88,9 +88,7 @@ class Attention(nn.Module):
     def cross(self, x: Tensor, context: Projected, relation: Relation) -> Tensor:
         """Queries of x (B, T, C) over projected keys and values (B, H, N, D) -> (B, T, C)."""
         keys, values = context
-        weight, bias = self.qkv.weight.tensor_split(3)[0], self.qkv.bias.tensor_split(3)[0]
-        (q,) = self.split(F.linear(x, weight, bias))
-        return self.attend(q, keys, values, relation, None)
+        return self.attend(self.ask(x), keys, values, relation, None)
 
     def step(self, x: Tensor, cache: LayerCache, slot: int, relation: Relation) -> Tensor:
         """Write the token x (B, 1, C) into the cache, then attend over the cache -> (B, 1, C)."""
@@ -118,11 +116,20 @@ class Attention(nn.Module):
         return self.dropout if self.training else 0.0
 
     def read(self, x: Tensor, memory: Projected | None, relation: Relation) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, H, T, D) of x (B, T, C); k and v (B, H, M + T, D) of memory (B, H, M, D) and x."""
-        q, k, v = self.split(self.qkv(x))
+        """q (B, H, Tq, D) of x (B, T, C); k and v (B, H, M + T, D) of memory (B, H, M, D) and x."""
+        if relation.asking is None:
+            q, k, v = self.split(self.qkv(x))
+        else:
+            q, (k, v) = self.ask(relation.queries(x)), self.project(x)
         if memory is not None:
             k, v = torch.cat([memory[0], k], dim=2), torch.cat([memory[1], v], dim=2)
         return q, self.position.key(k, relation.key.position), v
+
+    def ask(self, x: Tensor) -> Tensor:
+        """Queries of x (B, T, C), (B, H, T, D)."""
+        width = self.out.in_features
+        (q,) = self.split(F.linear(x, self.qkv.weight[:width], self.qkv.bias[:width]))
+        return q
 
     def project(self, x: Tensor, linear: Linear = F.linear) -> Projected:
         """Keys and values of x (B, T, C), each (B, H, T, D).
@@ -137,5 +144,5 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, T, n C) -> n tensors (B, H, T, D)."""
-        parts = x.unflatten(-1, (-1, self.heads, self.out.in_features // self.heads))
-        return parts.permute(2, 0, 3, 1, 4).unbind(0)
+        parts = x.split(self.out.in_features, dim=-1)
+        return tuple(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)

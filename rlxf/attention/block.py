@@ -48,10 +48,10 @@ class Block(nn.Module):
         self.dropout = Dropout(spec.dropout)
 
     def attend(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
-        """Self-attention of the segment x (B, T, C) over memory (B, M, C) and itself -> (B, T, C)."""
+        """Self-attention of the segment x (B, T, C) over memory (B, M, C) and itself -> (B, Tq, C)."""
         join = self.join_attention
         y = self.attention(join.enter(x), self.remembered(memory), relation)
-        return join.leave(x, self.dropout(y))
+        return join.leave(relation.queries(x), self.dropout(y))
 
     def weights(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
         """What each token of x (B, T, C) takes of memory (B, M, C) and of x: (B, H, T, M + T)."""

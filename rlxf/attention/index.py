@@ -67,7 +67,10 @@ class Index:
         """The chosen rows of the batch: ``rows`` is a bool (B,) or an int64 (N,) tensor."""
         return Index(self.position[rows], self.episode[rows])
 
+    def at(self, tokens: slice) -> "Index":
+        """The chosen slots of every row, as views."""
+        return Index(self.position[:, tokens], self.episode[:, tokens])
+
     def last(self, length: int) -> "Index":
         """The last ``length`` slots of every row, as views."""
-        start = self.shape[1] - length
-        return Index(self.position[:, start:], self.episode[:, start:])
+        return self.at(slice(self.shape[1] - length, None))

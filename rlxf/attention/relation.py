@@ -1,6 +1,6 @@
 """Who may see whom, and from how far: what queries and keys are to one another."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ class Relation:
         dtype: floating type of the mask.
         position: how order enters for all layers; None for not at all.
         tables: those made before; None: those that this pass needs.
+        asking: which tokens of the segment the queries are; None for all of them.
     """
 
     query: Index
@@ -48,6 +49,15 @@ class Relation:
     dtype: torch.dtype
     position: "Embedding | None" = None
     tables: Tables | None = None
+    asking: slice | None = None
+
+    def asked_by(self, tokens: slice | None) -> "Relation":
+        """The same for these queries alone, None for all: what lies between them and all keys."""
+        return self if tokens is None else replace(self, query=self.query.at(tokens), asking=tokens)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Those tokens of a segment (B, T, C) that ask, (B, Tq, C)."""
+        return x if self.asking is None else x[:, self.asking]
 
     @cached_property
     def distance(self) -> Tensor:

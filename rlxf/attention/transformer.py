@@ -60,19 +60,28 @@ class Transformer(nn.Module):
         return y, self.spec.memory(state, torch.stack(hidden), index)
 
     def encode(
-        self, x: Tensor, index: Index, state: State | None = None, context: Context | None = None
+        self,
+        x: Tensor,
+        index: Index,
+        state: State | None = None,
+        context: Context | None = None,
+        wanted: slice | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """`forward`, but with the inputs of each layer, (B, T, C), in place of the new state."""
+        """`forward`, but with the inputs of each layer, (B, T, C), in place of the new state.
+
+        ``wanted`` are the tokens whose outputs are given, None for all: the last layer works for those alone.
+        """
         seen = self._project(context)
         relation = self.relation(index, index if state is None else state.index.concatenate(index))
         across = self._across(index, seen)
         x = self.embedding(x, index.position)
         hidden = []
-        for layer in self.spec.depth(self.spec.layers):
+        *lower, last = self.spec.depth(self.spec.layers)
+        for layer in lower:
             hidden.append(x)
-            x = self.blocks[layer].attend(x, None if state is None else state.hidden[layer], relation)
-            x = self._after_attention(layer, x, seen, across)
-        return self.norm(x), hidden
+            x = self._layer(layer, x, state, relation, seen, across)
+        y = self._layer(last, x, state, relation.asked_by(wanted), seen, across and across.asked_by(wanted))
+        return self.norm(y), [*hidden, x]
 
     @torch.no_grad()
     def step(self, x: Tensor, index: Index, cache: Cache) -> tuple[Tensor, Tensor]:
@@ -148,6 +157,19 @@ class Transformer(nn.Module):
             return None
         layers = [block.cross.project(context.x) for block in self.blocks if block.cross is not None]
         return ProjectedContext(layers, context.index)
+
+    def _layer(
+        self,
+        layer: int,
+        x: Tensor,
+        state: State | None,
+        relation: Relation,
+        seen: ProjectedContext | None,
+        across: Relation | None,
+    ) -> Tensor:
+        """One layer's outputs (B, Tq, C) for a segment x (B, T, C)."""
+        y = self.blocks[layer].attend(x, None if state is None else state.hidden[layer], relation)
+        return self._after_attention(layer, y, seen, across)
 
     def _after_attention(
         self, layer: int, x: Tensor, seen: ProjectedContext | None, across: Relation | None

@@ -109,6 +109,25 @@ def remembered(spec: TransformerSpec, batch: int, length: int) -> tuple[State | 
     return learn(built(spec), whole, [length])[1], whole.part(length, 2 * length)
 
 
+@each(SPECS)
+@pytest.mark.parametrize("wanted", [slice(1, None, 3), slice(-1, None), slice(0, 4)], ids=str)
+def test_outputs_at_some_tokens_are_those_of_a_whole_pass(spec, wanted):
+    whole = world(spec, random_index(3, 16))
+    state = learn(built(spec), whole, [8])[1] if spec.memory else None
+    run = whole.part(8, 16)
+    x = run.x.requires_grad_()
+    found = []
+    for asked in (None, wanted):
+        y, hidden = built(spec).encode(x, run.index, state, run.context, asked)
+        y = y if asked else y[:, wanted]
+        seen = torch.where(run.filled[:, wanted, None], y, 0.0)
+        weights = [x, *built(spec).parameters()]
+        gradients = torch.autograd.grad((seen * numbers(*y.shape, seed=8)).sum(), weights, allow_unused=True)
+        found.append((seen, *hidden, *(torch.zeros(()) if g is None else g for g in gradients)))
+    for part, expected in zip(*reversed(found), strict=True):
+        agree(part, expected.expand_as(part))
+
+
 # 3. No leak between episodes.
 
 

@@ -15,8 +15,10 @@ from rlxf.agents.decision_transformer.tokens import StepTokens
 from rlxf.attention import State, TransformerSpec
 from rlxf.envs.trajectories import WindowBatch
 
-STATE_TOKEN = 1
-"""Which of a step's three tokens the action is read from: it has seen return and state, not the action."""
+STATE_TOKENS = slice(1, None, TOKENS)
+"""Where actions are read: the second of a step's three tokens has seen return and state, not the action."""
+NEWEST_STATE_TOKEN = slice(1 - TOKENS, 2 - TOKENS)
+"""The last of them."""
 
 
 class DecisionTransformerModel(nn.Module):
@@ -71,20 +73,25 @@ class DecisionTransformerModel(nn.Module):
         features = self.features(batch.observations)
         return Steps(features, batch.actions, batch.return_to_go, batch.time_steps, batch.mask)
 
-    def read(self, steps: Steps) -> Tensor:
-        """Outputs at the state tokens, (B, W - remembered, C): what the head reads."""
+    def read(self, steps: Steps, wanted: slice = STATE_TOKENS) -> Tensor:
+        """Outputs at the wanted tokens; at the state tokens (B, W - remembered, C): what the head reads."""
         index = steps.index
         state = None
         if self.remembered:
             state = self._remember(steps.between(0, self.remembered))
             steps = steps.between(self.remembered, steps.mask.shape[1])
-        y, _ = self.transformer.encode(self.tokens(steps), index.last(TOKENS * steps.mask.shape[1]), state)
-        return y[:, STATE_TOKEN::TOKENS]
+        tokens = self.tokens(steps)
+        y, _ = self.transformer.encode(tokens, index.last(tokens.shape[1]), state, wanted=wanted)
+        return y
+
+    def newest(self, steps: Steps) -> Tensor:
+        """`read` at the newest state token of each row alone, (B, C)."""
+        return self.read(steps, NEWEST_STATE_TOKEN)[:, 0]
 
     @torch.no_grad()
     def act(self, steps: Steps, deterministic: bool) -> Tensor:
         """Actions for the newest step of each row, (B, ...) as the data have them."""
-        return self.loss.head.choose(self.read(steps)[:, -1], deterministic)
+        return self.loss.head.choose(self.newest(steps), deterministic)
 
     @torch.no_grad()
     def _remember(self, steps: Steps) -> State | None:
