@@ -422,7 +422,7 @@ class DecisionTransformer(BaseAlgorithm):
             raise TypeError(f"choices needs Discrete actions, got {self.action_space}")
         _, state = self._consider(observation, state, episode_start)
         head: Categorical = self.policy.loss.head  # type: ignore[assignment]
-        (logits,) = head.logits(self.policy.read(state)[:, -1])
+        (logits,) = head.logits(self.policy.newest(state))
         return logits, state
 
     def took(self, state: Steps, actions: torch.Tensor) -> Steps:
