@@ -127,7 +127,7 @@ def test_sampled_choices_have_the_frequencies_of_the_head():
     head = Categorical(6, ChoiceActions(CHOICES)).double()
     y = draw(1, 6)
     chosen = head.choose(y.expand(20_000, 6), deterministic=False)
-    wanted = head._logits(y)[1].softmax(-1)[0]
+    wanted = head.logits(y)[1].softmax(-1)[0]
     got = torch.bincount(chosen[:, 1], minlength=5) / 20_000
     assert (got - wanted).abs().max() < 0.02
 
