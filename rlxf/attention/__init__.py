@@ -7,7 +7,18 @@ from rlxf.attention.index import Index
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import State
 from rlxf.attention.memory.xl import XL
+from rlxf.attention.patterns.base import Both, Either
+from rlxf.attention.patterns.big_bird import BigBird
+from rlxf.attention.patterns.big_bird_etc import BigBirdETC
+from rlxf.attention.patterns.blockwise import Blockwise
+from rlxf.attention.patterns.dilated import Dilated
+from rlxf.attention.patterns.etc import ETC
+from rlxf.attention.patterns.fixed_columns import FixedColumns
 from rlxf.attention.patterns.full import Full
+from rlxf.attention.patterns.local_1d import Local1D
+from rlxf.attention.patterns.local_2d import Local2D
+from rlxf.attention.patterns.longformer import Longformer
+from rlxf.attention.patterns.strided import Strided
 from rlxf.attention.patterns.window import Window
 from rlxf.attention.positions.alibi import ALiBi
 from rlxf.attention.positions.deberta import Deberta
@@ -34,12 +45,20 @@ __all__ = [
     "XL",
     "ALiBi",
     "Add",
+    "BigBird",
+    "BigBirdETC",
+    "Blockwise",
+    "Both",
     "Cache",
     "Context",
     "Deberta",
+    "Dilated",
+    "ETC",
+    "Either",
     "DistanceAware",
     "EncoderDecoder",
     "Fixed",
+    "FixedColumns",
     "Floater",
     "Full",
     "GRUGate",
@@ -47,6 +66,9 @@ __all__ = [
     "Index",
     "InputGate",
     "LearnedAbsolute",
+    "Local1D",
+    "Local2D",
+    "Longformer",
     "Multiplicative",
     "OutputGate",
     "RoPE",
@@ -55,6 +77,7 @@ __all__ = [
     "Sinusoidal",
     "Softmax",
     "State",
+    "Strided",
     "T5Bias",
     "Transformer",
     "TransformerSpec",

@@ -10,6 +10,7 @@ from rlxf.attention.feed_forward import FeedForward
 from rlxf.attention.index import Index
 from rlxf.attention.norm import NORMS
 from rlxf.attention.relation import Relation, Tables
+from rlxf.attention.sides import SidedAttention, self_attention
 
 if TYPE_CHECKING:
     from rlxf.attention.spec import TransformerSpec
@@ -41,11 +42,16 @@ class Block(nn.Module):
         super().__init__()
         norm = NORMS[spec.norm]
         self.join_attention = norm(spec.width, spec.heads, spec.residual)
-        self.attention = Attention(spec.width, spec.heads, spec.position, spec.kernel, spec.dropout)
+        self.attention = self_attention(spec)
         self.cross = CrossAttention(spec) if spec.cross_attention else None
         self.join_feed_forward = norm(spec.width, spec.heads, spec.residual)
         self.feed_forward = FeedForward(spec.width, spec.inner_width, spec.activation)
         self.dropout = Dropout(spec.dropout)
+
+    def forget_globals(self) -> None:
+        """Leave out what only extra tokens ask: in the last layer nobody reads them any more."""
+        assert isinstance(self.attention, SidedAttention)
+        self.attention = self.attention.others
 
     def attend(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
         """Self-attention of the segment x (B, T, C) over memory (B, M, C) and itself -> (B, Tq, C)."""

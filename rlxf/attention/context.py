@@ -26,10 +26,10 @@ class Context:
 class ProjectedContext:
     """Keys and values (B, H, N, D) of a context, a pair for each layer."""
 
-    layers: list[tuple[Tensor, Tensor]]
+    layers: list[tuple[Tensor, ...]]
     index: Index
 
     def rows(self, rows: Tensor) -> "ProjectedContext":
         """The chosen rows of the batch."""
-        layers = [(keys[rows], values[rows]) for keys, values in self.layers]
+        layers = [tuple(part[rows] for part in layer) for layer in self.layers]
         return ProjectedContext(layers, self.index.rows(rows))

@@ -32,17 +32,18 @@ def attention_weights(
     Returns:
         (B, H, T, M + T) for each layer that is run, in order: row i is what token i takes of each
         token of memory and segment, 0 where it may not look. Rows add up to 1, with softmax1 to at
-        most 1, and to 0 for a token that sees nothing.
+        most 1, and to 0 for a token that sees nothing. Extra tokens of the pattern come first among the keys.
     """
     _, hidden = transformer.encode(x, index, state, context)
     spec = transformer.spec
-    seen = index if state is None else state.index.concatenate(index)
-    relation = transformer.relation(index, seen)
+    _, whole, _ = transformer.enter(x, index)
+    relations = transformer.relations(whole, whole if state is None else state.index.concatenate(whole))
     layers = spec.depth(spec.layers)
     memory = [None] * spec.layers if state is None else list(state.hidden)
-    return [
-        transformer.blocks[n].weights(h, memory[n], relation) for n, h in zip(layers, hidden, strict=True)
+    weights = [
+        transformer.blocks[n].weights(h, memory[n], relations[n]) for n, h in zip(layers, hidden, strict=True)
     ]
+    return [layer[:, :, -index.shape[1] :] for layer in weights]
 
 
 @torch.no_grad()

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rlxf.attention.arrangement import PADDING, Part, arrange, find_runs
 from rlxf.attention.index import EMPTY, Index
-from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.patterns.base import GlobalTokens, Pattern
 
 if TYPE_CHECKING:
     from rlxf.attention.positions.base import Embedding
@@ -27,6 +28,10 @@ class Tables:
     shared: Tensor | None
 
 
+SAVING, SMALL = 3, 1 << 16
+"""Keys are gathered for groups of queries where that leaves this part of all pairs, and pairs are many."""
+
+
 @dataclass(frozen=True, eq=False)
 class Relation:
     """Distances and permissions between Tq queries and Tk keys, computed once for all layers.
@@ -40,6 +45,7 @@ class Relation:
         position: how order enters for all layers; None for not at all.
         tables: those made before; None: those that this pass needs.
         asking: which tokens of the segment the queries are; None for all of them.
+        heads: number of heads H: patterns may differ by head.
     """
 
     query: Index
@@ -50,6 +56,7 @@ class Relation:
     position: "Embedding | None" = None
     tables: Tables | None = None
     asking: slice | None = None
+    heads: int = 1
 
     def asked_by(self, tokens: slice | None) -> "Relation":
         """The same for these queries alone, None for all: what lies between them and all keys."""
@@ -65,24 +72,106 @@ class Relation:
         return self.query.position[:, :, None] - self.key.position[:, None, :]
 
     @cached_property
-    def allowed(self) -> Tensor:
-        """(B, Tq, Tk) bool: same episode, slot not empty, allowed by the pattern, not ahead."""
+    def sides(self) -> "tuple[Relation, Relation]":
+        """What tokens that are not global may see, and what global ones may."""
+        assert isinstance(self.pattern, GlobalTokens)
+        others, globals_ = self.pattern.sides
+        return replace(self, pattern=others), replace(self, pattern=globals_)
+
+    @cached_property
+    def rules(self) -> dict[Pattern, list[int]]:
+        """Each rule and the heads that have it; all heads, if there is one rule."""
+        heads: dict[Pattern, list[int]] = {}
+        for head, rule in enumerate(self.pattern.for_heads(self.heads)):
+            heads.setdefault(rule, []).append(head)
+        return heads
+
+    @cached_property
+    def allowed_by_head(self) -> Tensor:
+        """(B, 1 or H, Tq, Tk) bool: same episode, slot not empty, allowed by the pattern, not ahead."""
         same = self.query.episode[:, :, None] == self.key.episode[:, None, :]
-        allowed = same & (self.key.episode != EMPTY)[:, None, :]
-        allowed &= self.pattern.allows(self.query.position[:, :, None], self.key.position[:, None, :])
-        return allowed & (self.distance >= 0) if self.causal else allowed
+        same &= (self.key.episode != EMPTY)[:, None, :]
+        if self.causal:
+            same &= self.distance >= 0
+        i, j = self.query.position[:, :, None], self.key.position[:, None, :]
+        if len(self.rules) == 1:
+            return (same & next(iter(self.rules)).allows(i, j))[:, None]
+        allowed = {head: rule.allows(i, j) for rule, heads in self.rules.items() for head in heads}
+        return torch.stack([same & allowed[head] for head in range(self.heads)], dim=1)
+
+    @property
+    def allowed(self) -> Tensor:
+        """(B, Tq, Tk) bool: `allowed_by_head` in some head."""
+        allowed = self.allowed_by_head
+        return allowed[:, 0] if allowed.shape[1] == 1 else allowed.any(1)
+
+    @cached_property
+    def blind_by_head(self) -> Tensor | None:
+        """(B, 1 or H, Tq) bool: queries that see no key in that head; None if there is none."""
+        blind = ~self.allowed_by_head.any(-1)
+        return blind if bool(blind.any()) else None
 
     @cached_property
     def blind(self) -> Tensor | None:
         """(B, Tq) bool: queries that see no key at all; None if there is none."""
-        blind = ~self.allowed.any(-1)
+        if self.shares is not None:
+            blind = ~self._seeing(self.shares)
+        elif self.blind_by_head is None:
+            return None
+        else:
+            blind = self.blind_by_head.all(1)
         return blind if bool(blind.any()) else None
+
+    def _seeing(self, shares: "tuple[Share, ...]") -> Tensor:
+        """(B, Tq) bool: queries that see a key in some head."""
+        seeing = torch.zeros_like(self.query.position, dtype=torch.bool)
+        for gathered in (gathered for share in shares for gathered in share.parts):
+            seeing.view(-1)[gathered.part.query[gathered.allowed.any(-1)]] = True
+        return seeing
 
     @cached_property
     def mask(self) -> Tensor:
-        """(B, 1, Tq, Tk): 0 where allowed, -inf elsewhere; 0 in blind rows, lest softmax be nan."""
-        allowed = self.allowed if self.blind is None else self.allowed | self.blind[..., None]
-        return torch.where(allowed, 0.0, -torch.inf).to(self.dtype)[:, None]
+        """(B, 1 or H, Tq, Tk): 0 where allowed, -inf elsewhere; 0 in blind rows, lest softmax be nan."""
+        allowed = self.allowed_by_head
+        if self.blind_by_head is not None:
+            allowed = allowed | self.blind_by_head[..., None]
+        return torch.where(allowed, 0.0, -torch.inf).to(self.dtype)
+
+    @cached_property
+    def shares(self) -> "tuple[Share, ...] | None":
+        """Groups of queries with the keys gathered for them; None where all pairs at once are faster."""
+        queries, keys = self.query.shape[1], self.key.shape[1]
+        if self.tables is not None or queries * keys < SMALL:
+            return None
+        places = find_runs(self.query, self.key)
+        if places is None:
+            return None
+        device = self.key.position.device
+        parts = [arrange(rule, self.causal, places, device) for rule in self.rules]
+        pairs = sum(part.pairs for some in parts for part in some) / len(parts)
+        if pairs * SAVING > self.query.position.numel() * keys:
+            return None
+        shares = zip(self.rules.items(), parts, strict=True)
+        alone = len(parts) == 1
+        return tuple(
+            Share(
+                slice(None) if alone else heads,
+                [gathered for part in some for gathered in self._gathered(rule, part)],
+            )
+            for (rule, heads), some in shares
+        )
+
+    def _gathered(self, rule: Pattern, part: Part) -> "list[Gathered]":
+        """The relations of a part, whose groups are the rows of the batch.
+
+        There are several where the groups have too many different distances for one table.
+        """
+        query, key = _picked(self.query, part.query), _picked(self.key, part.key)
+        whole = Gathered(query, key, rule, self.causal, self.dtype, self.position, part=part)
+        size = part.key.shape[1]
+        if self.position is None or len(whole.distances) <= 4 * size:
+            return [whole]
+        return whole.split(max(1, 2 * size // part.query.shape[1]))
 
     @property
     def _offset(self) -> int:
@@ -173,13 +262,80 @@ class Relation:
         Rows of queries that see no key mean nothing; they are 0.
         """
         size = self.distances.shape[0]
-        if self.blind is not None:
-            weights = weights.masked_fill(self.blind[:, None, :, None], 0.0)
+        if self.blind_by_head is not None:
+            weights = weights.masked_fill(self.blind_by_head[..., None], 0.0)
         if self.aligned:
             unshifted: Tensor = _Unshift.apply(weights, int(self.distances[0]) - self._offset, size)  # type: ignore[no-untyped-call]
             return unshifted
         columns = self._columns.expand(-1, weights.shape[1], -1, -1)
         return weights.new_zeros(*weights.shape[:-1], size).scatter_add(-1, columns, weights)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Gathered(Relation):
+    """Queries (N, G) and the keys (N, K) gathered for them: N groups are the rows of a batch.
+
+    Args:
+        part: where they come from.
+    """
+
+    part: Part
+
+    def split(self, groups: int) -> "list[Gathered]":
+        """This relation for so many groups at a time."""
+        count = self.part.query.shape[0]
+        some = [slice(start, start + groups) for start in range(0, count, groups)]
+        return [
+            replace(self, query=_groups(self.query, n), key=_groups(self.key, n), part=self.part.groups(n))
+            for n in some
+        ]
+
+    @property
+    def aligned(self) -> bool:
+        """Gathered keys are no stretch of time."""
+        return False
+
+    @cached_property
+    def distances(self) -> Tensor:
+        """(R,) int64, descending: those distances that there are, and no others."""
+        seen = self.distance[self.allowed]
+        if not seen.numel():
+            return seen.new_zeros(1)
+        least = seen.min()
+        found = torch.zeros(int(seen.max() - least) + 1, dtype=torch.bool, device=seen.device)
+        found[seen - least] = True
+        return found.nonzero()[:, 0].flip(0) + least
+
+    @cached_property
+    def _columns(self) -> Tensor:
+        """(N, 1, G, K): which of `distances` is that of query and key; any where not allowed."""
+        ascending = self.distances.flip(0)
+        place = torch.searchsorted(ascending, self.distance).clamp_(max=len(ascending) - 1)
+        return (len(ascending) - 1 - place)[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What heads with the same rule see.
+
+    Args:
+        heads: their numbers, or all.
+        parts: each query is in one of them at most.
+    """
+
+    heads: list[int] | slice
+    parts: list[Gathered]
+
+
+def _groups(index: Index, groups: slice) -> Index:
+    return Index(index.position[groups], index.episode[groups])
+
+
+def _picked(index: Index, slots: Tensor) -> Index:
+    """Where the tokens of flat slots (N, G) stand; empty for padding. A group is of one episode: 0."""
+    filled = slots != PADDING
+    position = index.position.flatten()[slots.clamp(min=0)]
+    return Index(position, torch.where(filled, 0, EMPTY))
 
 
 def _by_head(q: Tensor, table: Tensor) -> Tensor:

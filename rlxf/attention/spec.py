@@ -16,7 +16,7 @@ from rlxf.attention.patterns.full import Full
 from rlxf.attention.positions.base import PairwisePosition, Position
 from rlxf.attention.residuals.add import Add
 from rlxf.attention.residuals.base import Residual
-from rlxf.attention.techniques import OPTIONAL, TECHNIQUES, technique_from_json, technique_to_json
+from rlxf.attention.techniques import OPTIONAL, TECHNIQUES, known, technique_from_json, technique_to_json
 from rlxf.attention.transformer import Transformer
 
 
@@ -133,11 +133,11 @@ class TransformerSpec:
                 raise ValueError(f"{name} must be one of {words}, got {getattr(self, name)!r}")
 
     def _check_technique(self, axis: str) -> None:
-        choice, known = getattr(self, axis), TECHNIQUES[axis]
+        choice = getattr(self, axis)
         if choice is None and axis in OPTIONAL:
             return
-        if type(choice) not in known.values():
-            raise TypeError(f"{axis} must be one of {', '.join(known)}, got {choice!r}")
+        if type(choice) not in known(axis).values():
+            raise TypeError(f"{axis} must be one of {', '.join(TECHNIQUES[axis])}, got {choice!r}")
 
 
 def check_together(position: Position | None, kernel: Kernel) -> None:

@@ -6,7 +6,18 @@ from typing import Any
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.xl import XL
+from rlxf.attention.patterns.base import Both, Either
+from rlxf.attention.patterns.big_bird import BigBird
+from rlxf.attention.patterns.big_bird_etc import BigBirdETC
+from rlxf.attention.patterns.blockwise import Blockwise
+from rlxf.attention.patterns.dilated import Dilated
+from rlxf.attention.patterns.etc import ETC
+from rlxf.attention.patterns.fixed_columns import FixedColumns
 from rlxf.attention.patterns.full import Full
+from rlxf.attention.patterns.local_1d import Local1D
+from rlxf.attention.patterns.local_2d import Local2D
+from rlxf.attention.patterns.longformer import Longformer
+from rlxf.attention.patterns.strided import Strided
 from rlxf.attention.patterns.window import Window
 from rlxf.attention.positions.alibi import ALiBi
 from rlxf.attention.positions.deberta import Deberta
@@ -44,7 +55,20 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
             RoPE,
             ALiBi,
         ),
-        "pattern": (Full, Window),
+        "pattern": (
+            Full,
+            Window,
+            Dilated,
+            Local1D,
+            Local2D,
+            Strided,
+            FixedColumns,
+            Blockwise,
+            ETC,
+            Longformer,
+            BigBird,
+            BigBirdETC,
+        ),
         "kernel": (Softmax,),
         "memory": (XL,),
         "residual": (Add, GRUGate, InputGate, OutputGate, HighwayGate, SigTanhGate),
@@ -54,12 +78,28 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
 """Axis -> name -> class. Position and memory may also be None."""
 
 OPTIONAL = ("position", "memory")
+
+JOINTS: dict[str, dict[str, type[Any]]] = {"pattern": {"Both": Both, "Either": Either}}
+"""Axis -> name -> what joins two techniques of that axis: ``first & second``, ``first | second``."""
+
+
+def known(axis: str) -> dict[str, type[Any]]:
+    """Name -> class of all that may stand on an axis."""
+    return TECHNIQUES[axis] | JOINTS.get(axis, {})
+
+
 """The axes on which None is a choice."""
 
 
 def technique_to_json(technique: Any) -> dict[str, Any] | None:
     """``{"name": class name, ...its options}``; None for none."""
-    return None if technique is None else {"name": type(technique).__name__, **asdict(technique)}
+    if technique is None:
+        return None
+    if isinstance(technique, Both | Either):
+        options = {side: technique_to_json(getattr(technique, side)) for side in ("first", "second")}
+    else:
+        options = asdict(technique)
+    return {"name": type(technique).__name__, **options}
 
 
 def technique_from_json(axis: str, data: Any) -> Any:
@@ -72,10 +112,12 @@ def technique_from_json(axis: str, data: Any) -> Any:
         return None
     if not isinstance(data, dict) or "name" not in data:
         raise ValueError(f'{axis} must be an object with a "name", got {data!r}')
-    names = TECHNIQUES[axis]
+    names = known(axis)
     if not isinstance(data["name"], str) or data["name"] not in names:
         raise ValueError(f"there is no {axis} named {data['name']!r}; there are {', '.join(names)}")
     options = {key: value for key, value in data.items() if key != "name"}
+    if data["name"] in JOINTS.get(axis, {}):
+        options = {side: technique_from_json(axis, part) for side, part in options.items()}
     try:
         return names[data["name"]](**options)
     except TypeError as error:

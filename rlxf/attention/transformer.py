@@ -9,10 +9,13 @@ from torch import Tensor, nn
 from rlxf.attention.block import Block
 from rlxf.attention.cache import Cache
 from rlxf.attention.context import Context, ProjectedContext
+from rlxf.attention.extra_tokens import LearnedTokens, NoExtraTokens
 from rlxf.attention.index import Index
 from rlxf.attention.memory.base import State
+from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.patterns.etc import ExtraTokens
 from rlxf.attention.patterns.full import Full
-from rlxf.attention.positions.base import Embedding
+from rlxf.attention.positions.base import Embedding, PairwisePosition
 from rlxf.attention.relation import Relation, Tables
 
 if TYPE_CHECKING:
@@ -32,7 +35,10 @@ class Transformer(nn.Module):
         self.embedding = (
             spec.position.build_embedding(spec.width, spec.heads) if spec.position else Embedding()
         )
+        self.extra = _extra_tokens(spec)
         self.blocks: Sequence[Block] = nn.ModuleList(Block(spec) for _ in range(spec.layers))  # type: ignore
+        if isinstance(self.extra, LearnedTokens):
+            self.blocks[-1].forget_globals()
         self.norm = nn.LayerNorm(spec.width) if spec.final_norm else nn.Identity()
 
     def forward(
@@ -72,15 +78,17 @@ class Transformer(nn.Module):
         ``wanted`` are the tokens whose outputs are given, None for all: the last layer works for those alone.
         """
         seen = self._project(context)
-        relation = self.relation(index, index if state is None else state.index.concatenate(index))
+        x, index, wanted = self.enter(x, index, wanted)
+        relations = self.relations(index, index if state is None else state.index.concatenate(index))
         across = self._across(index, seen)
-        x = self.embedding(x, index.position)
         hidden = []
         *lower, last = self.spec.depth(self.spec.layers)
         for layer in lower:
             hidden.append(x)
-            x = self._layer(layer, x, state, relation, seen, across)
-        y = self._layer(last, x, state, relation.asked_by(wanted), seen, across and across.asked_by(wanted))
+            x = self._layer(layer, x, state, relations[layer], seen, across)
+        y = self._layer(
+            last, x, state, relations[last].asked_by(wanted), seen, across and across.asked_by(wanted)
+        )
         return self.norm(y), [*hidden, x]
 
     @torch.no_grad()
@@ -96,13 +104,13 @@ class Transformer(nn.Module):
             The outputs (B, C), and the inputs of each layer (L, B, C): what a state is made of.
         """
         slot = cache.write(index)
-        relation = self.relation(index, cache.index, cache.tables)
+        relations = self.relations(index, cache.index, cache.tables)
         across = self._across(index, cache.context)
         x = self.embedding(x[:, None], index.position)
         hidden = []
         for layer in self.spec.depth(self.spec.layers):
             hidden.append(x)
-            x = self.blocks[layer].step(x, cache.layers[layer], slot, relation)
+            x = self.blocks[layer].step(x, cache.layers[layer], slot, relations[layer])
             x = self._after_attention(layer, x, cache.context, across)
         return self.norm(x)[:, 0], torch.cat(hidden, dim=1).transpose(0, 1)
 
@@ -140,10 +148,32 @@ class Transformer(nn.Module):
         rings = [block.cache(h, index, tables) for block, h in zip(self.blocks, hidden, strict=True)]
         return Cache(rings, index, length % capacity, tables, self._project(context))
 
+    def enter(
+        self, x: Tensor, index: Index, wanted: slice | None = None
+    ) -> tuple[Tensor, Index, slice | None]:
+        """Tokens (B, T, C) as the first layer reads them, behind extra ones if the pattern has some.
+
+        Also where they stand, and which of them are ``wanted``: as given, but no extra ones.
+        """
+        x, whole = self.embedding(x, index.position), self.extra.index(index)
+        extra = whole.shape[1] - index.shape[1]
+        return self.extra(x, whole), whole, _later(wanted, index.shape[1], extra) if extra else wanted
+
     def relation(self, query: Index, key: Index, tables: Tables | None = None) -> Relation:
-        """What queries and keys are to one another in every layer; see `Relation`."""
-        dtype = next(self.parameters()).dtype
-        return Relation(query, key, self.spec.pattern, self.spec.causal, dtype, self.embedding, tables)
+        """What queries and keys are to one another in the first layer; see `relations`."""
+        return self.relations(query, key, tables)[0]
+
+    def relations(self, query: Index, key: Index, tables: Tables | None = None) -> list[Relation]:
+        """What queries and keys are to one another in each layer; layers with the same pattern share it."""
+        patterns = [self.spec.pattern.for_layer(layer) for layer in range(self.spec.layers)]
+        made = {pattern: self._relation(query, key, pattern, tables) for pattern in set(patterns)}
+        return [made[pattern] for pattern in patterns]
+
+    def _relation(self, query: Index, key: Index, pattern: Pattern, tables: Tables | None) -> Relation:
+        dtype, spec = next(self.parameters()).dtype, self.spec
+        # Only positions that score pairs need to know the distances that there are.
+        position = self.embedding if isinstance(spec.position, PairwisePosition) else None
+        return Relation(query, key, pattern, spec.causal, dtype, position, tables, heads=spec.heads)
 
     def _across(self, query: Index, seen: ProjectedContext | None) -> Relation | None:
         dtype = next(self.parameters()).dtype
@@ -179,6 +209,19 @@ class Transformer(nn.Module):
             x = block.cross(x, seen.layers[layer], across)
         y: Tensor = block.think(x)
         return y
+
+
+def _extra_tokens(spec: "TransformerSpec") -> NoExtraTokens:
+    """Those of the pattern. What is causal has none: they would see nothing, or what is ahead."""
+    if isinstance(spec.pattern, ExtraTokens) and not spec.causal:
+        return LearnedTokens(spec.pattern.global_tokens, spec.width)
+    return NoExtraTokens()
+
+
+def _later(wanted: slice | None, length: int, by: int) -> slice:
+    """The same of ``length`` tokens, behind ``by`` others; None for all."""
+    start, stop, step = (wanted or slice(None)).indices(length)
+    return slice(by + start, by + stop, step)
 
 
 class EncoderDecoder(nn.Module):

@@ -8,14 +8,24 @@ import pytest
 import torch
 
 from rlxf.attention import (
+    ETC,
     XL,
+    BigBird,
+    BigBirdETC,
+    Blockwise,
     Deberta,
+    Dilated,
+    FixedColumns,
     GRUGate,
     LearnedAbsolute,
+    Local1D,
+    Local2D,
+    Longformer,
     Multiplicative,
     RoPE,
     ShawRelative,
     Softmax,
+    Strided,
     T5Bias,
     Transformer,
     TransformerSpec,
@@ -32,6 +42,16 @@ DEFAULT = TransformerSpec(width=8, heads=2, layers=2, feed_forward=12)
 
 SHORT: dict[str, Any] = {
     "Window": Window(3),
+    "Dilated": Dilated(2, 2),
+    "Local1D": Local1D(2, 1),
+    "Local2D": Local2D(4, 2, 2, 1, 1),
+    "Strided": Strided(2),
+    "FixedColumns": FixedColumns(3, 1),
+    "Blockwise": Blockwise(2, 3),
+    "ETC": ETC(1, 2),
+    "Longformer": Longformer(2),
+    "BigBird": BigBird(1, 1, 2, 1),
+    "BigBirdETC": BigBirdETC(1, 1, 2, 2),
     "XL": XL(MEMORY),
     "LearnedAbsolute": LearnedAbsolute(64),
     "Multiplicative": Multiplicative(64),
@@ -58,6 +78,17 @@ GTRXL = replace(
 )
 
 RECIPES = {
+    "Dilated, some heads": replace(DEFAULT, pattern=Dilated(2, 2, plain_heads=1)),
+    "Strided, merged": replace(DEFAULT, pattern=Strided(3, way="merged", form="text")),
+    "Strided, by head": replace(DEFAULT, pattern=Strided(2, way="heads")),
+    "FixedColumns, by layer": replace(DEFAULT, pattern=FixedColumns(2, 1, way="interleaved")),
+    "FixedColumns, by head": replace(DEFAULT, pattern=FixedColumns(2, 1, way="heads")),
+    "FixedColumns, a summary for each head": replace(DEFAULT, pattern=FixedColumns(3, 1, summaries=2)),
+    "Longformer, dilated": replace(DEFAULT, pattern=Longformer(2, 2, plain_heads=1, global_tokens=2)),
+    "Longformer and distances": replace(
+        DEFAULT, pattern=Longformer(2, global_tokens=3), position=XLRelative()
+    ),
+    "two patterns": replace(DEFAULT, pattern=Window(3) | Strided(3) & Window(7)),
     "softmax1": replace(DEFAULT, kernel=Softmax(softmax1=True)),
     "softmax1 and values by distance": replace(
         DEFAULT, kernel=Softmax(softmax1=True), position=ShawRelative(2)

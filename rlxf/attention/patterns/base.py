@@ -36,7 +36,10 @@ class Pattern(ABC):
 
     @abstractmethod
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether query position i may see key position j, in some layer and head; the two broadcast."""
+        """Whether query position i may see key position j; the two broadcast.
+
+        Of patterns that differ by layer or head, the rules are those of `for_layer` and `for_heads`.
+        """
 
     def for_layer(self, layer: int) -> "Pattern":
         """The pattern of layer 0, 1, ...: by default the same in all."""
@@ -58,7 +61,7 @@ class Pattern(ABC):
 
         By default the rule is asked for each pair.
         """
-        return among[self.allows(i[:, None], among).expand(len(i), -1).any(0)]
+        return among[self.allows(i[:, None], among).expand(len(i), len(among)).any(0)]
 
     def __and__(self, other: "Pattern") -> "Both":
         return Both(self, other)
@@ -189,6 +192,11 @@ class GlobalTokens(Pattern):
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
         """i or j is global, or `local` allows it."""
         return (i < self.global_tokens) | (j < self.global_tokens) | self.local.allows(i, j)
+
+    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
+        """See `Pattern`."""
+        others, globals_ = self.sides
+        return tuple(Either(one, globals_) for one in others.for_heads(heads))
 
     @property
     def sides(self) -> tuple[Pattern, Pattern]:

@@ -20,7 +20,7 @@ class BigBird(BlockPattern):
     last one is, too; while an episode goes on, nobody knows it. `BigBirdETC` has extra tokens.
 
     Each head draws for each block ``random`` of the blocks before its window, one from each of as many
-    equal stretches, and the two see each other. The paper draws from all blocks; for that the length must be
+    stretches of equal length, and the two see each other. The paper draws from all blocks; for that the length must be
     known. So in a causal transformer a query sees ``random`` such blocks, in a bidirectional one twice as
     many on average.
 
@@ -129,7 +129,8 @@ class DrawnByHead(BlockPattern):
 
     def _drew(self, a: Tensor, b: Tensor) -> Tensor:
         """Whether block a drew block b."""
-        chosen = drawn(self.of, self.head, 1 << int(a.max()).bit_length()).to(a.device)
+        last = int(a.max()) if a.numel() else 0
+        chosen = drawn(self.of, self.head, 1 << last.bit_length()).to(a.device)
         return (chosen[a] == b[..., None]).any(-1)
 
 
@@ -138,8 +139,9 @@ def drawn(rule: NearAndRandom, head: int, blocks: int) -> Tensor:
     """(blocks, random) int64: what each of the first blocks draws; -1 for nothing."""
     a, number = torch.arange(blocks)[:, None], torch.arange(rule.random)
     before = (a - rule.window // 2).clamp(min=0)
-    chosen = (number + draw(rule.seed, head, number, a)) * before / rule.random
-    return torch.where(before > 0, chosen.long(), -1)
+    first, end = number * before // rule.random, (number + 1) * before // rule.random
+    chosen = first + (draw(rule.seed, head, number, a) * (end - first)).long()
+    return torch.where(end > first, chosen, -1)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,177 @@
+"""What every pattern promises: its reach, the keys of a group, and that it is a function of positions."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlxf.attention import (
+    ETC,
+    BigBird,
+    BigBirdETC,
+    Blockwise,
+    Dilated,
+    FixedColumns,
+    Full,
+    Local1D,
+    Local2D,
+    Longformer,
+    Strided,
+    TransformerSpec,
+    Window,
+)
+from rlxf.attention.patterns.base import UNLIMITED, GlobalTokens, Pattern
+from rlxf.attention.patterns.draws import draw
+from rlxf.attention.techniques import TECHNIQUES
+
+HEADS, LAYERS, LENGTH = 3, 2, 96
+
+PATTERNS = [
+    Full(),
+    Window(7),
+    Dilated(4, 3),
+    Dilated(3, 5, plain_heads=1),
+    Local1D(6, 4),
+    Local1D(5, 0),
+    Local2D(12, 3, 4, 2, 3),
+    Local2D(8, 2, 4, 3, 5),
+    Local2D(6, 2, 3, 0, 1),
+    Local2D(4, 3, 4, 1, 0),
+    Strided(5),
+    Strided(5, way="merged", form="text"),
+    Strided(4, way="heads"),
+    FixedColumns(6, 2),
+    FixedColumns(6, 2, summaries=3),
+    FixedColumns(6, 1, way="interleaved", summaries=2),
+    FixedColumns(6, 1, way="heads"),
+    Blockwise(4, 5),
+    Blockwise(4, 3, ((0, 1, 2), (2, 0, 1))),
+    ETC(4, 3),
+    Longformer(6, global_tokens=2),
+    Longformer(4, 3, 1),
+    BigBird(4, 3, 2, 1),
+    BigBird(4, 3, 0, 0),
+    BigBirdETC(4, 1, 2, 3),
+    Window(9) & Dilated(3, 4),
+    Window(3) | Local1D(8, 2) | Strided(7, way="heads"),
+]
+
+
+def rules(pattern: Pattern) -> list[Pattern]:
+    """Those of all layers, sides and heads."""
+    layers = [pattern.for_layer(layer) for layer in range(LAYERS)]
+    sides = [side for one in layers for side in (one.sides if isinstance(one, GlobalTokens) else (one,))]
+    return [rule for side in sides for rule in side.for_heads(HEADS)]
+
+
+RULES = list(dict.fromkeys(rule for pattern in PATTERNS for rule in rules(pattern)))
+
+
+def all_pairs(rule: Pattern, length: int = LENGTH) -> Tensor:
+    position = torch.arange(length)
+    return rule.allows(position[:, None], position).expand(length, length)
+
+
+def test_every_pattern_is_tested():
+    assert set(TECHNIQUES["pattern"].values()) <= {type(pattern) for pattern in PATTERNS}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
+def test_reach_is_the_largest_distance(pattern):
+    distance = (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)).abs()
+    farthest = max(int(distance[all_pairs(rule)].max()) for rule in rules(pattern))
+    assert farthest == pattern.reach or (pattern.reach == UNLIMITED and farthest >= LENGTH // 2)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@given(data=st.data())
+@settings(max_examples=15)
+def test_keys_of_a_group_are_all_that_it_may_see(rule, data):
+    i = torch.tensor(sorted(data.draw(st.sets(st.integers(0, LENGTH - 1), min_size=1, max_size=9))))
+    first = data.draw(st.integers(0, LENGTH - 1))
+    among = torch.arange(first, data.draw(st.integers(first, LENGTH)))
+    keys = rule.keys(i, among)
+    assert set(keys.tolist()) <= set(among.tolist())
+    assert (keys.diff() > 0).all()
+    seen = among[rule.allows(i[:, None], among).expand(len(i), len(among)).any(0)]
+    assert set(seen.tolist()) <= set(keys.tolist())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_groups_are_small_and_do_not_depend_on_what_else_is_asked(rule):
+    i = torch.arange(1024)
+    number = rule.group(i)
+    assert torch.equal(rule.group(i[100:]), number[100:])
+    assert number[number >= 0].bincount().max() <= 128
+
+
+def test_patterns_join():
+    near, gaps = Window(5), Dilated(4, 3)
+    assert torch.equal(all_pairs(near & gaps), all_pairs(near) & all_pairs(gaps))
+    assert torch.equal(all_pairs(near | gaps), all_pairs(near) | all_pairs(gaps))
+    some = (Strided(4, way="heads") & near).for_heads(2)
+    assert [one.first for one in some] == list(Strided(4, way="heads").for_heads(2))
+
+
+def test_what_has_projections_of_its_own_does_not_join():
+    with pytest.raises(ValueError, match=r"Longformer\(.*\) has projections for its global tokens"):
+        Window(5) | Longformer()
+    with pytest.raises(TypeError, match="only patterns can be joined to a pattern, got 3"):
+        Window(5) & 3
+
+
+def test_joined_patterns_go_to_json_and_back():
+    spec = TransformerSpec(pattern=Window(5) | Dilated(3, 2) & Blockwise(4, 3, ((0, 1, 2),)))
+    assert TransformerSpec.from_json(spec.to_json()) == spec
+
+
+# BigBird's random blocks.
+
+
+def blocks(pattern: BigBird, count: int, head: int) -> Tensor:
+    first = torch.arange(count) * pattern.block
+    return pattern.for_heads(head + 1)[head].allows(first[:, None], first)
+
+
+def test_each_block_draws_as_many_as_it_should_from_those_before_its_window():
+    pattern = BigBird(4, window=3, random=3, global_blocks=0)
+    seen = blocks(pattern, 60, 0)
+    drawn = (seen & torch.ones(60, 60).tril(-2).bool()).sum(1)
+    assert drawn.tolist() == [min(3, max(0, block - 1)) for block in range(60)]
+    assert torch.equal(seen, seen.T)
+
+
+def test_draws_differ_by_seed_and_head_but_not_by_length():
+    pattern = BigBird(4, random=2)
+    assert torch.equal(blocks(pattern, 40, 1)[:20, :20], blocks(pattern, 20, 1))
+    assert not torch.equal(blocks(pattern, 40, 0), blocks(pattern, 40, 1))
+    assert not torch.equal(blocks(pattern, 40, 0), blocks(replace(pattern, seed=1), 40, 0))
+
+
+def test_draws_are_uniform():
+    drawn = draw(3, torch.arange(200)[:, None], torch.arange(100))
+    counts = (drawn.flatten() * 20).long().bincount(minlength=20)
+    assert ((counts - 1000).abs() < 6 * 1000**0.5).all()
+    assert abs(torch.corrcoef(torch.stack([drawn[:, :-1].flatten(), drawn[:, 1:].flatten()]))[0, 1]) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Dilated(0), "Dilated size must be at least 1, got 0"),
+        (lambda: Local2D(10, columns=4), "Local2D columns must divide width, got 4 and 10"),
+        (lambda: Strided(way="both"), "Strided way must be one of .* got 'both'"),
+        (lambda: Strided(form="letter"), "Strided form must be one of .* got 'letter'"),
+        (lambda: FixedColumns(4, 2, summaries=3), r"summaries \* columns <= stride, got 3 \* 2 > 4"),
+        (lambda: Blockwise(4, 3, ((0, 1, 1),)), r"permutations must hold 0 to 2 once each, got \(0, 1, 1\)"),
+        (lambda: Longformer(5), "Longformer window must be even, got 5"),
+        (lambda: BigBird(window=4), "BigBird window must be odd, got 4"),
+        (lambda: ETC(global_tokens=0), "ETC global_tokens must be at least 1, got 0"),
+    ],
+)
+def test_options_are_in_range(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,178 @@
+"""Longformer, ETC and BigBird: attention with global tokens, as the published code or its formula has it."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlxf.attention import ETC, BigBird, Dilated, Full, Index, Longformer, TransformerSpec
+from rlxf.attention.index import EMPTY
+from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Pattern
+from rlxf.attention.positions.base import LayerPosition
+from rlxf.attention.relation import Relation
+from rlxf.attention.sides import self_attention
+from tests.attention.oracle import Vector, close, fill, load
+
+LONGFORMER, LABELLED, BIGBIRD = load("longformer"), load("etc"), load("bigbird")
+
+
+def attention(pattern: Pattern, width: int, heads: int) -> nn.Module:
+    return self_attention(TransformerSpec(width=width, heads=heads, causal=False, pattern=pattern)).double()
+
+
+def relation(pattern: Pattern, index: Index, heads: int, causal: bool = False) -> Relation:
+    return Relation(index, index, pattern, causal, torch.float64, heads=heads)
+
+
+def stacked(vector: Vector, weights: list[str], biases: list[str]) -> tuple[Tensor, Tensor]:
+    """Weights and biases of several projections, one below the other."""
+    return torch.cat([vector[name].T for name in weights]), torch.cat([vector[name] for name in biases])
+
+
+def identity(linear: nn.Module) -> None:
+    fill(linear, torch.eye(len(linear.weight), dtype=torch.float64))
+
+
+# Longformer.
+
+X, MARKS = LONGFORMER["in_x"], LONGFORMER["in_attention_mask"]
+DILATION, HALF = LONGFORMER["cfg_dilation"].tolist(), int(LONGFORMER["cfg_window"]) // 2
+HEADS = len(DILATION)
+QKV = ("query", "key", "value")
+LOCAL = stacked(LONGFORMER, [f"w_{name}" for name in QKV], [f"w_b_{name}" for name in QKV])
+GLOBAL = stacked(LONGFORMER, [f"w_{name}_global" for name in QKV], [f"w_b_{name}_global" for name in QKV])
+
+
+def global_first(marks: Tensor) -> tuple[Index, int]:
+    """An index in which the marked tokens have the first positions, and how many those are.
+
+    The others keep their distances; where a global token stands does not matter.
+    """
+    is_global = marks > 0
+    count = int(is_global.sum(1).max())
+    later = torch.arange(marks.shape[1]) + count
+    position = torch.where(is_global, is_global.cumsum(1) - 1, later)
+    return Index(position, torch.where(marks < 0, EMPTY, 0)), count
+
+
+def test_longformer():
+    index, count = global_first(MARKS)
+    pattern = Longformer(2 * HALF, global_tokens=count)
+    module = attention(pattern, X.shape[2], HEADS)
+    fill(module.others.qkv, *LOCAL)
+    fill(module.globals.qkv, *GLOBAL)
+    identity(module.out)
+    y, token = module(X, None, relation(pattern, index, HEADS)), MARKS >= 0
+    close(y[token], LONGFORMER["out"][token], 1e-6)
+
+
+def test_longformer_without_global_tokens():
+    y = windowed(Dilated(HALF + 1, 1), causal=False)
+    close(y, LONGFORMER["out_local"], 1e-6)
+
+
+@pytest.mark.parametrize(("causal", "out"), [(False, "dilated"), (True, "dilated_causal")])
+def test_dilated_windows(causal, out):
+    heads = OneForEachHead(tuple(Dilated(HALF + 1, dilation) for dilation in DILATION))
+    close(windowed(heads, causal), LONGFORMER[f"out_formula_{out}"])
+    allowed = relation(heads, Index.range(1, X.shape[1]), HEADS).allowed_by_head[0]
+    assert torch.equal(allowed, LONGFORMER["out_mask_dilated"])
+
+
+def windowed(pattern: Pattern, causal: bool) -> Tensor:
+    module = attention(Full(), X.shape[2], HEADS)
+    fill(module.qkv, *LOCAL)
+    identity(module.out)
+    return module(X, None, relation(pattern, Index.range(*X.shape[:2]), HEADS, causal))
+
+
+@dataclass(frozen=True)
+class OneForEachHead(Full):
+    """Rules that are given."""
+
+    rules: tuple[Pattern, ...] = ()
+
+    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
+        return self.rules
+
+
+# ETC: global tokens first, then long ones.
+
+LONG, FIRST = LABELLED["in_long"], LABELLED["in_global"]
+COUNT, WIDTH = FIRST.shape[1:]
+SIDES = LABELLED["w_rel_long"].shape[1]
+
+
+class Labels(LayerPosition):
+    """A learned key and number for each label of a pair, for one side."""
+
+    def __init__(self, side: str):
+        super().__init__()
+        labels = LABELLED[f"cfg_labels_{side}"]
+        missing = labels.shape[1] - labels.shape[0]
+        above = missing if side == "long" else 0
+        self.labels = nn.functional.pad(labels, (0, 0, above, missing - above))
+        self.keys, self.numbers = LABELLED[f"w_rel_{side}"], LABELLED[f"w_bias_{side}"]
+
+    def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
+        of_label = torch.einsum("bhid,lhd->bhil", q, self.keys) + self.numbers.T[:, None]
+        scores = of_label.gather(-1, self.labels.expand(*of_label.shape[:2], -1, -1))
+        return scores * q.shape[-1] ** -0.5
+
+
+def test_etc():
+    pattern = ETC(int(LABELLED["cfg_radius"]), COUNT)
+    module = attention(pattern, WIDTH, SIDES)
+    for side, name, short in ((module.others, "long", "l"), (module.globals, "global", "g")):
+        pairs = [f"w_{short}2{other}_{kind}" for other in "lg" for kind in "kv"]
+        fill(side.qkv, torch.cat([LABELLED[key].T for key in (f"w_{short}_q", *pairs)]))
+        fill(side.out, LABELLED[f"w_{short}_o"].T)
+        side.position = Labels(name)
+    x = torch.cat([FIRST, LONG], dim=1)
+    among = relation(pattern, Index.range(*x.shape[:2]), SIDES)
+    assert torch.equal(among.allowed[0, COUNT:], LABELLED["cfg_mask_long"])
+    assert among.allowed[0, :COUNT].all()
+    y = module(x, None, among)
+    close(y[:, :COUNT], LABELLED["out_global"])
+    close(y[:, COUNT:], LABELLED["out_long"])
+
+
+# BigBird.
+
+BLOCK, DRAWN = int(BIGBIRD["cfg_block"]), BIGBIRD["in_random_blocks"]
+
+
+@dataclass(frozen=True)
+class LastAndGiven(BlockPattern):
+    """The last block is global, too, and each head sees the random blocks of the vector."""
+
+    block: int = BLOCK
+    head: int | None = None
+
+    @property
+    def reach(self) -> int:
+        return UNLIMITED
+
+    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
+        return tuple(LastAndGiven(self.block, head) for head in range(heads))
+
+    def meets(self, a: Tensor, b: Tensor) -> Tensor:
+        none = torch.full((1, DRAWN.shape[2]), EMPTY)
+        drawn = torch.cat([none, DRAWN[self.head], none])
+        last = len(drawn) - 1
+        return (a == last) | (b == last) | (drawn[a] == b[..., None]).any(-1)
+
+
+def test_big_bird():
+    x, token, heads = BIGBIRD["in_x"], BIGBIRD["in_attention_mask"] > 0, len(DRAWN)
+    pattern = BigBird(BLOCK, window=3, random=0, global_blocks=1) | LastAndGiven()
+    module = attention(Full(), x.shape[2], heads)
+    names = ("q", "k", "v")
+    fill(module.qkv, *stacked(BIGBIRD, [f"w_{name}" for name in names], [f"w_b{name}" for name in names]))
+    identity(module.out)
+    whole = Index.range(*token.shape)
+    assert torch.equal(relation(pattern, whole, heads).allowed_by_head[0], BIGBIRD["out_mask"])
+    index = Index(whole.position, torch.where(token, 0, EMPTY))
+    y = module(x, None, relation(pattern, index, heads))
+    close(y[token], BIGBIRD["out"][token])
