@@ -1,98 +1,74 @@
-"""Train GTrXL on a task that cannot be solved without memory, and show what came of it."""
+"""GTrXL learns a task; a Decision Transformer learns from what was recorded of that, and is asked."""
 
-import csv
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-import gymnasium
-import numpy as np
 import torch
 import tyro
-from matplotlib.figure import Figure
+from demonstration import asking, remembering
 from rich.console import Console
 from rich.table import Table
 
-from rlxf import GTrXLPPO, evaluate
-from rlxf.agents.gtrxl.callbacks import AttentionMapCallback, HistogramCallback, MemoryCallback
-from rlxf.evaluation import EvaluationCallback, Report, VideoCallback
+from rlxf import DecisionTransformer, GTrXLPPO, evaluate
+from rlxf.evaluation import Report, TargetSweep, compare
 from rlxf.training import RunFolder
 
-TASK = "rlxf/TMaze-v0"
 WANTED = 0.95
-CHANCE = 0.5
-CORRIDOR = 50
+NEAR = 0.1
 EPISODES = 200
-POINTS = 20
-console = Console(highlight=False, markup=False)
+ASKED_EPISODES = 100
+RECORDED = 1_500
+STAGES = 20
+console = Console(highlight=False, markup=False, width=110)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Train GTrXL on a T-Maze with a corridor of 50 steps, then evaluate it over 200 episodes.
+    """Train GTrXL on a T-Maze, record it at all stages, and ask a Decision Transformer for returns.
 
     The first observation tells whether the goal is up or down. Fifty steps later, at the junction, the
-    agent has to remember it. Guessing succeeds half of the time. All settings are the defaults.
+    agent has to remember it. Guessing succeeds half of the time. GTrXL learns this with default settings.
+    Stages of its learning, from the first quarter on, are then recorded into a Minari dataset: as they play,
+    and with 2% of their actions drawn at random. A Decision Transformer that learns from it is asked for five
+    returns: 1, the goal's arm; and -0.2, -0.4, -0.6 and -0.8, had by a wrong step on the way, the earlier the
+    less.
 
-    The run folder gets the curve (curve.png), TensorBoard events with attention maps, histograms and a
-    film, the log (progress.csv), the configuration (config.json) and the agent (checkpoint.zip).
-    The exit status is 1 if fewer than 95% of the episodes succeed.
+    The run folder gets gtrxl and decision_transformer, each with TensorBoard events, log (progress.csv),
+    configuration (config.json) and agent (checkpoint.zip); the curve of the first (curve.png), what the
+    second achieved of what was asked (asked.png); and the dataset (datasets). The exit status is 1 if GTrXL
+    succeeds in fewer than 95% of its episodes, or a mean return is farther than 0.1 from what was asked.
 
     Example: scripts/demo.sh --seed 1
     """
 
     steps: int = 200_000
-    """Environment steps to train for, over 32 environments side by side."""
+    """Environment steps to train GTrXL for, over 32 environments side by side."""
+    updates: int = 4_000
+    """Updates of the Decision Transformer."""
     seed: int = 0
-    """Of weights, actions, minibatches and environments."""
+    """Of weights, actions, minibatches, environments and windows."""
     run: Path = Path("runs/demo")
     """Folder of the run. If it exists, the next free of runs/demo-2, runs/demo-3 ... is taken."""
 
 
-class Exchanged:
-    """The same agent, but half-way down the corridor it gets the memory of the maze beside it."""
-
-    def __init__(self, agent: GTrXLPPO):
-        self.agent = agent
-
-    def predict(
-        self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
-    ) -> tuple[Any, Any]:
-        """As the agent's; its state comes with the step of the episode, which all mazes share."""
-        memory: Any
-        memory, step = (None, 0) if state is None or np.all(episode_start) else state
-        if step == CORRIDOR // 2:
-            memory = memory.rows(torch.arange(len(observation)).roll(1))
-        actions, memory = self.agent.predict(observation, memory, episode_start, deterministic)
-        return actions, (memory, step + 1)
-
-
 def main(options: Demo) -> int:
     """Run the demonstration; gives the exit status."""
-    # So small a network computes faster on one thread than torch can share it out.
+    # So small networks compute faster on one thread than torch can share them out.
     torch.set_num_threads(1)
     started = time.monotonic()
-    run = make_folder(options)
-    console.print(f"{TASK}: a corridor of 50 steps. Run folder: {run.path}")
-    agent, curve = train(run, options)
-    agent.save(run.checkpoint)
-    report = evaluate(GTrXLPPO.load(run.checkpoint), TASK, EPISODES, logger=agent.logger)
-    agent.logger.close()
-    draw(run.path, curve)
-    show_episode(agent)
-    console.print(result(agent, report, (time.monotonic() - started) / 60))
-    return verdict(run, report)
-
-
-def make_folder(options: Demo) -> RunFolder:
-    """The folder of the run, which "rlxf evaluate" can open too."""
-    config = {"agent": "gtrxl", "env": TASK, "env_kwargs": {}}
-    path = next(path for path in numbered(options.run) if not path.exists())
-    return RunFolder.create(path, config | {"total_timesteps": options.steps, "seed": options.seed})
+    folder = next(path for path in numbered(options.run) if not path.exists())
+    console.print(f"{remembering.TASK}: a corridor of 50 steps. Run folder: {folder}")
+    asking.keep_datasets_in(folder / "datasets")
+    reports, first = remember(folder, options)
+    reports["what was recorded"] = asking.record(remembering.load_stages(first), RECORDED, options.seed)
+    sweep = ask(folder, options)
+    console.print(table(reports, sweep, options, (time.monotonic() - started) / 60))
+    show_where(folder)
+    return verdict(reports["GTrXL"], sweep)
 
 
 def numbered(path: Path) -> Iterator[Path]:
@@ -102,86 +78,77 @@ def numbered(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.name}-{number}")
 
 
-def train(run: RunFolder, options: Demo) -> tuple[GTrXLPPO, dict[int, Report]]:
-    """The trained agent, and what it achieved after so many steps."""
-    agent = GTrXLPPO("MlpGTrXLPolicy", TASK, seed=options.seed)
-    agent.set_logger(run.make_logger())
-    evaluations = EvaluationCallback(TASK, EPISODES // 2, every_steps=max(1, options.steps // POINTS))
-    video = VideoCallback(gymnasium.make(TASK, render_mode="rgb_array"), every_steps=options.steps)
-    looks = [AttentionMapCallback(), MemoryCallback(), HistogramCallback(), video]
-    agent.learn(options.steps, [evaluations, *looks], progress_bar=True)
-    return agent, evaluations.reports
+def remember(folder: Path, options: Demo) -> tuple[dict[str, Report], RunFolder]:
+    """First half: what GTrXL reaches, with its own memory and with another's, and its run."""
+    run = remembering.make_run(folder / "gtrxl", options.steps, options.seed)
+    agent, curve = remembering.train(run, STAGES, EPISODES // 2)
+    task = remembering.TASK
+    reports = {
+        "GTrXL": evaluate(GTrXLPPO.load(run.checkpoint), task, EPISODES, logger=agent.logger),
+        "  memories exchanged half-way": evaluate(remembering.Exchanged(agent), task, EPISODES),
+    }
+    agent.logger.close()
+    remembering.draw(run.path, curve, folder / "curve.png")
+    for scene in remembering.scenes(agent):
+        console.print(scene)
+    return reports, run
 
 
-def draw(folder: Path, curve: dict[int, Report]) -> None:
-    """Write curve.png: what was evaluated, and below it what the log says of the training."""
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    upper, lower = figure.subplots(2, sharex=True)
-    upper.plot(list(curve), [report.success_rate for report in curve.values()], marker="o", label="GTrXL")
-    upper.axhline(CHANCE, color="grey", linestyle="--", label="without memory: chance")
-    upper.set(title="T-Maze, corridor of 50 steps", ylabel="success rate", ylim=(-0.03, 1.03))
-    upper.legend(loc="lower right")
-    lower.plot(*logged(folder, "rollout/ep_rew_mean"), label="return of an episode, while exploring")
-    lower.plot(*logged(folder, "train/entropy_loss", sign=-1), label="entropy of the policy")
-    lower.set(xlabel="environment steps")
-    lower.legend(loc="lower right")
-    figure.savefig(folder / "curve.png", dpi=120)
+def ask(folder: Path, options: Demo) -> TargetSweep:
+    """Second half: what the Decision Transformer achieves of what it is asked for."""
+    run = asking.make_run(folder / "decision_transformer", options.updates, options.seed)
+    logger = asking.train(run).logger
+    agent = DecisionTransformer.load(run.checkpoint)
+    sweep = evaluate(
+        agent, episodes=ASKED_EPISODES, target_returns=asking.TARGETS, n_envs=ASKED_EPISODES, logger=logger
+    )
+    logger.close()
+    sweep.plot(folder / "asked.png")
+    return sweep
 
 
-def logged(folder: Path, tag: str, sign: int = 1) -> tuple[list[int], list[float]]:
-    """Steps and values of a tag in progress.csv."""
-    with open(folder / "progress.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row.get(tag)]
-    steps = [int(row["time/total_timesteps"]) for row in rows]
-    return steps, [sign * float(row[tag]) for row in rows]
+def table(reports: dict[str, Report], sweep: TargetSweep, options: Demo, minutes: float) -> Table:
+    """What both agents reached, and with how much."""
+    asked = {
+        f"Decision Transformer, asked for {target:g}": report for target, report in sweep.reports.items()
+    }
+    found = compare(reports | asked, "T-Maze, corridor of 50 steps", "agent")
+    correlation = "undefined" if sweep.spearman is None else f"{sweep.spearman:.2f}"
+    found.caption = (
+        f"{options.steps:,} environment steps, {options.updates:,} updates, {minutes:.1f} minutes.\n"
+        f"Spearman's correlation of asked and achieved: {correlation}"
+    )
+    return found
 
 
-def show_episode(agent: GTrXLPPO) -> None:
-    """Print the beginning, the middle and the end of an episode."""
-    frames = list(play(agent))
-    for step in (0, len(frames) // 2, len(frames) - 2, len(frames) - 1):
-        console.print(f"step {step}: {frames[step]}\n")
+def show_where(folder: Path) -> None:
+    """Say where to look."""
+    console.print(f"Curve: {folder / 'curve.png'}. Asked and achieved: {folder / 'asked.png'}")
+    console.print(f"More: .venv/bin/tensorboard --logdir {folder}")
 
 
-def play(agent: GTrXLPPO) -> Iterator[str]:
-    """An episode: at each step what the agent sees, and the maze with agent A and goal G."""
-    env = gymnasium.make(TASK, render_mode="ansi")
-    obs, _ = env.reset(seed=0)
-    state, over = None, False
-    yield f"{in_words(obs)}\n{env.render()}"
-    while not over:
-        action, state = agent.predict(obs, state, deterministic=True)
-        obs, _, over, _, _ = env.step(action)
-        yield f"{in_words(obs)}\n{env.render()}"
+def verdict(learned: Report, sweep: TargetSweep) -> int:
+    """0 if all that was promised was reached, else 1; says what was missed."""
+    missed = [*too_low(learned), *too_far(sweep)]
+    for line in missed:
+        console.print(f"FAILED: {line}", style="red")
+    if not missed:
+        console.print("GTrXL solved the task; the Decision Transformer did as it was asked.", style="green")
+    return int(bool(missed))
 
 
-def in_words(obs: Any) -> str:
-    """What an observation of the T-Maze tells."""
-    junction, hint = obs.astype(int)
-    place = "the junction or an arm" if junction else "a corridor"
-    return f"the agent sees {place}, " + ("no hint", "hint UP", "hint DOWN")[hint]
-
-
-def result(agent: GTrXLPPO, report: Report, minutes: float) -> Table:
-    """What was reached, and with how much."""
-    exchanged = evaluate(Exchanged(agent), TASK, EPISODES)
-    table = report.table()
-    table.add_row("success rate, memories exchanged half-way", f"{exchanged.success_rate:.1%}")
-    table.add_row("environment steps", f"{agent.num_timesteps:,}")
-    table.add_row("minutes", f"{minutes:.1f}")
-    return table
-
-
-def verdict(run: RunFolder, report: Report) -> int:
-    """0 if the task was learned, else 1; says where to look."""
-    console.print(f"Curve: {run.path / 'curve.png'}")
-    console.print(f"More: .venv/bin/tensorboard --logdir {run.path}")
-    rate = report.success_rate or 0.0
+def too_low(learned: Report) -> Iterator[str]:
+    """A line if GTrXL failed."""
+    rate = learned.success_rate or 0.0
     if rate < WANTED:
-        console.print(f"FAILED: success rate {rate:.1%}, wanted at least {WANTED:.0%}", style="red")
-        return 1
-    console.print(f"Solved: success rate {rate:.1%}", style="green")
-    return 0
+        yield f"GTrXL's success rate {rate:.1%}, wanted at least {WANTED:.0%}"
+
+
+def too_far(sweep: TargetSweep) -> Iterator[str]:
+    """A line for each target that was missed."""
+    for target, report in sweep.reports.items():
+        if abs(report.mean - target) > NEAR:
+            yield f"asked for {target:g}, the Decision Transformer achieved {report.mean:.2f} on average"
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import minari
 import numpy as np
 import pytest
+from demonstration import asking, remembering
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlxf import GTrXLPPO
-from rlxf.evaluation import Report
+from rlxf import DecisionTransformer, GTrXLPPO
+from rlxf.evaluation import Report, TargetSweep
 from rlxf.training import RunFolder
 from scripts import demo
 
@@ -29,12 +31,20 @@ PROMISED = {
 
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory):
-    """Exit status and folder of a demonstration of one update."""
+    """Exit status and folder of a demonstration of one update of each agent."""
     path = tmp_path_factory.mktemp("demo") / "demo"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "EPISODES", 4)
-        patch.setattr(demo, "POINTS", 1)
-        return demo.main(demo.Demo(steps=4096, run=path)), path
+        for name, value in {"EPISODES": 4, "ASKED_EPISODES": 2, "RECORDED": 64, "STAGES": 2}.items():
+            patch.setattr(demo, name, value)
+        patch.setenv("MINARI_DATASETS_PATH", "")  # so that what is set in its place goes, too
+        patch.setenv("RLXF_CACHE", "")
+        return demo.main(demo.Demo(steps=4096, updates=1, run=path)), path
+
+
+def events_in(folder):
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return events
 
 
 def test_what_was_not_learned_is_a_failure(untrained):
@@ -42,32 +52,70 @@ def test_what_was_not_learned_is_a_failure(untrained):
 
 
 def test_the_events_hold_the_promised_tags(untrained):
-    events = EventAccumulator(str(untrained[1]))
-    events.Reload()
+    events = events_in(untrained[1] / "gtrxl")
     assert set(events.Tags()["scalars"]) >= PROMISED
     assert set(events.Tags()["images"]) == {"attention/maps", "eval/video"}
     assert "weights/layer_1/attention" in events.Tags()["histograms"]
     assert "_hparams_/session_start_info" in events.summary_metadata
 
 
-def test_the_folder_is_a_run_with_a_curve(untrained):
-    run = RunFolder.open(untrained[1])
-    assert GTrXLPPO.load(run.checkpoint).num_timesteps == 4096
-    assert (run.path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert len(demo.logged(run.path, "rollout/ep_rew_mean")[0]) == 2
+def test_beside_them_are_those_of_what_was_asked_for(untrained):
+    events = events_in(untrained[1] / "decision_transformer")
+    promised = {f"eval/target_{target:g}/return_mean" for target in asking.TARGETS}
+    assert set(events.Tags()["scalars"]) >= promised | {"eval/mean_reward"}
 
 
-def test_a_folder_that_exists_is_left_alone(tmp_path):
-    options = demo.Demo(run=tmp_path / "demo")
-    made = [demo.make_folder(options).path.name for _ in range(3)]
-    assert made == ["demo", "demo-2", "demo-3"]
+def test_the_folders_are_runs_with_pictures(untrained):
+    first, second = (RunFolder.open(untrained[1] / name) for name in ("gtrxl", "decision_transformer"))
+    assert GTrXLPPO.load(first.checkpoint).num_timesteps == 4096
+    assert DecisionTransformer.load(second.checkpoint).num_timesteps == 1
+    assert len(remembering.logged(first.path, "rollout/ep_rew_mean")[0]) == 2
+    for name in ("curve.png", "asked.png"):
+        assert (untrained[1] / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_stage_is_recorded_with_every_share_of_random_actions(untrained, monkeypatch):
+    stages = remembering.load_stages(RunFolder.open(untrained[1] / "gtrxl"))
+    assert [agent.num_timesteps for agent in stages] == [4096, 2048]
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(untrained[1] / "datasets"))
+    dataset = minari.load_dataset(asking.DATASET)
+    assert dataset.total_episodes == 64
+    played = dataset.storage.metadata["description"].split("; ")
+    assert len(played) == len(stages) * len(asking.RANDOM_SHARES)
+
+
+def test_the_first_quarter_is_not_recorded(untrained):
+    longer = RunFolder(untrained[1] / "gtrxl", {"total_timesteps": 4 * 4096})
+    assert [agent.num_timesteps for agent in remembering.load_stages(longer)] == [4096]
+
+
+def test_a_folder_that_exists_is_left_alone():
+    names = [path.name for path, _ in zip(demo.numbered(Path("runs/demo")), range(3), strict=False)]
+    assert names == ["demo", "demo-2", "demo-3"]
+
+
+def learned(successes):
+    """A report of 20 episodes."""
+    won = np.arange(20) < successes
+    return Report(won.astype(float), np.full(20, 51), won)
+
+
+def achieved(*returns):
+    """A sweep of the demonstration's targets in which each episode achieved the same."""
+    reports = (Report(np.full(4, value), np.full(4, 51)) for value in returns)
+    return TargetSweep(dict(zip(asking.TARGETS, reports, strict=True)))
 
 
 @pytest.mark.parametrize(("successes", "status"), [(19, 0), (18, 1)])
 def test_95_percent_are_enough_and_less_is_not(successes, status):
-    won = np.arange(20) < successes
-    report = Report(won.astype(float), np.full(20, 51), won)
-    assert demo.verdict(RunFolder(Path("runs"), {}), report) == status
+    assert demo.verdict(learned(successes), achieved(*asking.TARGETS)) == status
+
+
+@pytest.mark.parametrize(("off", "status"), [(0.09, 0), (-0.09, 0), (0.11, 1), (-0.11, 1)])
+@pytest.mark.parametrize("number", range(len(asking.TARGETS)))
+def test_each_target_has_to_be_reached(number, off, status):
+    returns = [target + off * (i == number) for i, target in enumerate(asking.TARGETS)]
+    assert demo.verdict(learned(20), achieved(*returns)) == status
 
 
 class Recorder:
@@ -88,7 +136,7 @@ class Mazes(list):
 
 def test_memories_are_exchanged_once_an_episode():
     recorder, state = Recorder(), None
-    exchanged = demo.Exchanged(recorder)
+    exchanged = remembering.Exchanged(recorder)
     for step in range(2 * 51):
         _, state = exchanged.predict(np.zeros(3), state, np.full(3, step % 51 == 0))
     assert [step for step, memory in enumerate(recorder.given) if memory is None] == [0, 51]

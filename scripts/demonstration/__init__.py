@@ -1,0 +1,1 @@
+"""The two halves of the demonstration that `scripts/demo.sh` runs; not part of the package."""
