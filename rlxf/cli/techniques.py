@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -12,14 +13,43 @@ from rlxf.cli.screen import show
 
 @dataclass(frozen=True)
 class Techniques:
-    """List what a transformer can be made of, by the question it answers.
+    """List what a transformer can be made of, by the question it answers; or draw a pattern.
 
-    Example: rlxf techniques
+    Example: rlxf techniques --draw longformer --length 256
+
+    Args:
+        draw: A pattern whose mask to write as a PNG: its name, or JSON like {"name": "Window", "size": 9}.
+        length: Tokens in the picture.
+        output: The picture's file. Without it, the pattern's name, here.
     """
+
+    draw: str | None = None
+    length: int = 128
+    output: Path | None = None
 
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
-        return show_techniques
+        return show_techniques if self.draw is None else picture(self.draw, self.length, self.output)
+
+
+def picture(text: str, length: int, output: Path | None) -> Callable[[], None]:
+    """What writes the picture of a pattern.
+
+    Raises:
+        ValueError: if there is no such pattern, or length is less than 1.
+    """
+    from rlxf.attention.checks import check_whole
+    from rlxf.cli.pattern_picture import draw_pattern, read_pattern
+
+    pattern = read_pattern(text)
+    check_whole("length", length)
+    file = output or Path(f"{type(pattern).__name__}.png")
+
+    def write() -> None:
+        draw_pattern(pattern, length, file)
+        show(f"{file}: queries from top to bottom, keys from left to right; pale: hidden where causal")
+
+    return write
 
 
 def show_techniques() -> None:

@@ -49,13 +49,30 @@ def test_every_option_of_a_technique_arrives(axis, technique, option):
     value = another(technique, option)
     assert value != option.default
     flag = f"--core.{axis}.{option.name.replace('_', '-')}"
-    given = [flag] if value is True else [flag, str(value)]
+    given = [flag, *([] if value is True else spelled(value))]
     chosen = getattr(core(f"--core.{axis}", technique.__name__, *given), axis)
     assert chosen == technique(**{option.name: value})
 
 
+def spelled(value: object) -> list[str]:
+    """A value in words of the command line."""
+    return [word for one in value for word in spelled(one)] if isinstance(value, tuple) else [str(value)]
+
+
+UNUSUAL = {
+    ("Local2D", "width"): 64,
+    ("Local2D", "columns"): 4,
+    ("Blockwise", "permutations"): ((1, 0, 3, 2, 5, 4, 7, 6),),
+    ("BigBird", "window"): 5,
+    ("BigBirdETC", "window"): 5,
+}
+"""Options whose values have to fit."""
+
+
 def another(technique: type, option: Field[Any]) -> Any:
     """A value that the option may have and that is not its default."""
+    if (technique.__name__, option.name) in UNUSUAL:
+        return UNUSUAL[technique.__name__, option.name]
     if isinstance(option.default, str):
         words = get_args(get_type_hints(technique)[option.name])
         return next(word for word in words if word != option.default)

@@ -1,10 +1,16 @@
 """``rlxf techniques``."""
 
-from rlxf.attention import ALiBi
+import pytest
+import torch
+from PIL import Image
+
+from rlxf.attention import ALiBi, Dilated, FixedColumns, Window
 from rlxf.attention.techniques import TECHNIQUES
 from rlxf.cli import main
+from rlxf.cli.pattern_picture import panels, read_pattern, seen
 from rlxf.cli.questions import QUESTIONS
 from rlxf.cli.techniques import with_memory
+from tests.cli.running import refused
 
 
 def test_techniques_are_listed_by_question(capsys):
@@ -37,3 +43,49 @@ def test_what_goes_with_no_memory_is_told(monkeypatch):
     monkeypatch.setitem(TECHNIQUES["position"], "Forgetful", Forgetful)
     assert with_memory("position", Forgetful()) == "no"
     assert with_memory("position", ALiBi()) == "yes"
+
+
+@pytest.mark.parametrize("name", TECHNIQUES["pattern"])
+def test_every_pattern_can_be_drawn(name, tmp_path, capsys):
+    file = tmp_path / "mask.png"
+    main(["techniques", "--draw", name.lower(), "--length", "70", "--output", str(file)])
+    assert str(file) in capsys.readouterr().out.replace("\n", "")
+    with Image.open(file) as image:
+        assert image.format == "PNG"
+        assert len(image.convert("L").getcolors()) > 2
+
+
+def test_a_picture_shows_the_rule():
+    shown = torch.from_numpy(seen(Window(3), 9))
+    i, j = torch.arange(9)[:, None], torch.arange(9)
+    assert torch.equal(shown > 0, (i - j).abs() < 3)
+    assert torch.equal(shown == 2, ((i - j).abs() < 3) & (j <= i))
+
+
+def test_rules_of_layers_and_heads_are_drawn_once_each():
+    assert list(panels(Dilated(3, 2))) == [Dilated(3, 2)]
+    assert len(panels(FixedColumns(8, 1, summaries=3))) == 3
+    assert list(panels(FixedColumns(8, 1, way="interleaved")).values()) == [
+        "layer 0, head 0",
+        "layer 1, head 0",
+    ]
+
+
+def test_a_pattern_may_be_described():
+    assert read_pattern('{"name": "Window", "size": 9}') == Window(9)
+    joined = '{"name": "Either", "first": {"name": "Window", "size": 9}, "second": {"name": "Dilated"}}'
+    assert read_pattern(joined) == Window(9) | Dilated()
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["zigzag"], "there is no pattern named 'zigzag'; there are fitting, Full, Window"),
+        (["fitting"], "the fitting pattern depends on the memory"),
+        (['{"name": "Window", "size": 0}'], "Window size must be at least 1, got 0"),
+        (["{"], "Expecting property name"),
+        (["window", "--length", "0"], "length must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_drawn_is_told(args, told, capsys):
+    assert told in refused(capsys, "techniques", "--draw", *args)
