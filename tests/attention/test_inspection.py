@@ -19,7 +19,7 @@ WEIGHED = {
     for name, spec in SPECS.items()
     if not isinstance(spec.position, ShawRelative) and not isinstance(spec.pattern, GlobalTokens)
 }
-"""Whose attention is weights times values: Shaw's adds vectors of distances, global tokens have values apart."""
+"""Whose attention is weights times values: not so where distances or global tokens bring others."""
 
 
 def segment(spec, dtype=torch.float64):
