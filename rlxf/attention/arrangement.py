@@ -34,10 +34,12 @@ class Part:
     Args:
         query: (N, G) int64, slots in the flattened (B Tq) queries; `PADDING` for none.
         key: (N, K) int64, slots in the flattened (B Tk) keys; `PADDING` for none.
+        allowed: (N, G, K) bool, which of the keys each query may see.
     """
 
     query: Tensor
     key: Tensor
+    allowed: Tensor
 
     @property
     def pairs(self) -> int:
@@ -46,15 +48,16 @@ class Part:
 
     def to(self, device: torch.device) -> "Part":
         """This part on a device."""
-        return Part(self.query.to(device), self.key.to(device))
+        return Part(self.query.to(device), self.key.to(device), self.allowed.to(device))
 
     def groups(self, some: slice) -> "Part":
         """Some of the groups."""
-        return Part(self.query[some], self.key[some])
+        return Part(self.query[some], self.key[some], self.allowed[some])
 
     def moved(self, query: Tensor, key: Tensor) -> "Part":
         """This part once for each pair of offsets (R,): N R groups."""
-        return Part(_moved(self.query, query), _moved(self.key, key))
+        allowed = self.allowed.expand(len(query), -1, -1, -1).flatten(0, 1)
+        return Part(_moved(self.query, query), _moved(self.key, key), allowed)
 
 
 def _moved(slots: Tensor, offsets: Tensor) -> Tensor:
@@ -77,7 +80,10 @@ def arrange(rule: Pattern, causal: bool, places: Places, device: torch.device) -
 
 
 def _joined(parts: list[Part]) -> Part:
-    return Part(torch.cat([part.query for part in parts]), torch.cat([part.key for part in parts]))
+    if len(parts) == 1:
+        return parts[0]
+    names = ("query", "key", "allowed")
+    return Part(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
 
 def find_runs(query: Index, key: Index) -> Places | None:
@@ -123,7 +129,7 @@ def _as_range(positions: Tensor) -> range | None:
     return range(first, first + count * step, step) if even else None
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def arrange_run(rule: Pattern, causal: bool, run: Run) -> tuple[Part, ...]:
     """The parts of one run, whose slots count from 0. They depend on positions alone, and are kept."""
     sizes = defaultdict(list)
@@ -132,7 +138,7 @@ def arrange_run(rule: Pattern, causal: bool, run: Run) -> tuple[Part, ...]:
         j = rule.keys(i, between(run.keys.start, int(i.max()), among) if causal else among)
         if len(j):
             sizes[rounded(len(i)), rounded(len(j))].append((i, j))
-    return tuple(_part(run, pairs, *size) for size, pairs in sizes.items())
+    return tuple(_part(rule, causal, run, pairs, *size) for size, pairs in sizes.items())
 
 
 def groups(rule: Pattern, i: Tensor) -> tuple[Tensor, ...]:
@@ -147,9 +153,20 @@ def rounded(size: int) -> int:
     return -(-size // step) * step
 
 
-def _part(run: Run, pairs: list[tuple[Tensor, Tensor]], queries: int, keys: int) -> Part:
-    query = [(i - run.queries.start) // run.queries.step for i, _ in pairs]
-    return Part(_padded(query, queries), _padded([j - run.keys.start for _, j in pairs], keys))
+def _part(
+    rule: Pattern, causal: bool, run: Run, pairs: list[tuple[Tensor, Tensor]], queries: int, keys: int
+) -> Part:
+    """A part from the positions of queries and keys of each group; its slots count from 0."""
+    i, j = _padded([i for i, _ in pairs], queries), _padded([j for _, j in pairs], keys)
+    allowed = rule.allows(i[:, :, None], j[:, None]) & (i != PADDING)[:, :, None] & (j != PADDING)[:, None]
+    if causal:
+        allowed &= i[:, :, None] >= j[:, None]
+    query = (i - run.queries.start).div(run.queries.step, rounding_mode="floor")
+    return Part(
+        query.masked_fill(i == PADDING, PADDING),
+        (j - run.keys.start).masked_fill(j == PADDING, PADDING),
+        allowed,
+    )
 
 
 def _padded(rows: list[Tensor], length: int) -> Tensor:

@@ -291,6 +291,11 @@ class Gathered(Relation):
         ]
 
     @property
+    def allowed_by_head(self) -> Tensor:
+        """(N, 1, G, K) bool: found when they were arranged."""
+        return self.part.allowed[:, None]
+
+    @property
     def aligned(self) -> bool:
         """Gathered keys are no stretch of time."""
         return False
