@@ -1,0 +1,142 @@
+"""Time and memory of attention by the length of the sequence: which kinds grow how fast."""
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.attention_subjects import HEADS, SIZE, SUBJECTS
+from benchmarks.machine import machine
+from benchmarks.offline_memory import peak_bytes
+
+ALL_PAIRS = "every pair"
+FITTED = 2048
+"""Tokens from which the exponent is fitted: below, what is done once for each pass counts, too."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One kind of attention at one length.
+
+    Args:
+        name: of the subject.
+        length: tokens L.
+        seconds: processor time of forward plus backward, the fastest of several.
+        bytes: most memory held at a time beyond what was held before.
+    """
+
+    name: str
+    length: int
+    seconds: float
+    bytes: int
+
+
+@dataclass
+class Attention:
+    """Time and peak memory of forward plus backward of an attention sublayer: batch 1, 4 heads of 64, causal.
+
+    Each is measured in a process of its own with one thread. For numbers that count, leave the machine alone.
+    """
+
+    lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
+    """Tokens."""
+    only: tuple[str, ...] = ()
+    """Names of what to measure, beside every pair; all, if none is given."""
+    repeats: int = 5
+    """Passes, of which the fastest counts, after two to warm up."""
+    output: Path = Path("runs/bench-attention.json")
+    """Where to write all numbers; their picture stands beside it."""
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.only) - set(SUBJECTS):
+            raise ValueError(f"there is no {sorted(unknown)}; there are {', '.join(SUBJECTS)}")
+
+    def run(self) -> None:
+        """Measure, print the table, write numbers and picture."""
+        points = list(self.points())
+        Console(width=140).print(table(points))
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        found = {"machine": machine(), "points": [asdict(point) for point in points]}
+        self.output.write_text(json.dumps(found, indent=1))
+        draw(points, self.output.with_suffix(".png"))
+        Console().print(f"numbers: {self.output}, {self.output.with_suffix('.png')}")
+
+    def points(self) -> Iterator[Point]:
+        """All measurements, each from a fresh process."""
+        context = multiprocessing.get_context("spawn")
+        for name in SUBJECTS:
+            for length in self.lengths if name in (ALL_PAIRS, *(self.only or SUBJECTS)) else ():
+                with ProcessPoolExecutor(1, context, torch.set_num_threads, (1,)) as pool:
+                    yield pool.submit(measure, name, length, self.repeats).result()
+
+
+def measure(name: str, length: int, repeats: int) -> Point:
+    """One subject at one length."""
+    torch.manual_seed(0)
+    attend = SUBJECTS[name].build(length)
+    x = torch.randn(1, length, HEADS * SIZE, requires_grad=True)
+    attend(x[:, :64]).sum().backward()
+    held, times = peak_bytes(), []
+    for _ in range(2 + repeats):
+        start = time.process_time()
+        attend(x).square().mean().backward()
+        times.append(time.process_time() - start)
+    return Point(name, length, min(times[2:]), peak_bytes() - held)
+
+
+def exponent(points: Sequence[Point]) -> float:
+    """Slope of log time over log L, from `FITTED` tokens on; nan for fewer than two lengths."""
+    long = [point for point in points if point.length >= FITTED]
+    if len(long) < 2:
+        return float("nan")
+    return float(np.polyfit(np.log([p.length for p in long]), np.log([p.seconds for p in long]), 1)[0])
+
+
+def by_name(points: Sequence[Point]) -> dict[str, list[Point]]:
+    """The points of each subject."""
+    names = dict.fromkeys(point.name for point in points)
+    return {name: [point for point in points if point.name == name] for name in names}
+
+
+def table(points: Sequence[Point]) -> Table:
+    """A line for each subject: times, times as fast as every pair, memory, exponent and its claim."""
+    lengths = sorted({point.length for point in points})
+    result = Table(
+        "",
+        *(f"L = {length:,}" for length in lengths),
+        "exponent",
+        "claim",
+        title="Attention: ms, x as fast, MB",
+    )
+    dense = {point.length: point.seconds for point in points if point.name == ALL_PAIRS}
+    for name, own in by_name(points).items():
+        cells = [
+            f"{1e3 * p.seconds:.0f} ms, {dense[p.length] / p.seconds:.1f} x, {p.bytes / 1e6:.0f} MB"
+            for p in own
+        ]
+        at_most = SUBJECTS[name].at_most
+        result.add_row(name, *cells, f"{exponent(own):.2f}", "" if at_most is None else f"{at_most:.2f}")
+    return result
+
+
+def draw(points: Sequence[Point], path: Path) -> None:
+    """Time and memory over the length, a line for each subject."""
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5))
+    for name, own in by_name(points).items():
+        lengths = [point.length for point in own]
+        axes[0].loglog(lengths, [1e3 * point.seconds for point in own], marker="o", label=name)
+        axes[1].loglog(lengths, [max(1, point.bytes) / 1e6 for point in own], marker="o", label=name)
+    axes[0].set(xlabel="tokens", ylabel="forward and backward, ms")
+    axes[1].set(xlabel="tokens", ylabel="peak memory, MB")
+    axes[0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)

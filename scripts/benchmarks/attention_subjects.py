@@ -1,0 +1,94 @@
+"""What `bench.py attention` measures: one attention sublayer, projections included."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isqrt
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from rlxf.attention import (
+    ETC,
+    BigBird,
+    Blockwise,
+    Dilated,
+    FixedColumns,
+    Index,
+    Local1D,
+    Longformer,
+    Strided,
+    TransformerSpec,
+    Window,
+)
+from rlxf.attention.attention import Attention
+from rlxf.attention.patterns.base import Pattern
+
+HEADS, SIZE, LAYERS = 4, 64, 2
+SPARSE_BY = 4096
+"""Tokens from which a subject has to be faster than all pairs."""
+
+Pass = Callable[[Tensor], Tensor]
+"""x (1, L, C) -> (1, L, C)."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something that attends.
+
+    Args:
+        build: the pass for a length.
+        at_most: exponent of L in its time that it should not exceed; None for no claim.
+        faster_from: tokens from which it should be faster than all pairs.
+    """
+
+    build: Callable[[int], Pass]
+    at_most: float | None = None
+    faster_from: int = SPARSE_BY
+
+
+def every_pair(length: int) -> Pass:
+    """Projections around torch's scaled_dot_product_attention, causal: it leaves out what is hidden."""
+    attention = TransformerSpec(width=HEADS * SIZE, heads=HEADS, layers=1).build().blocks[0].attention
+    assert isinstance(attention, Attention)
+
+    def attend(x: Tensor) -> Tensor:
+        q, k, v = attention.split(attention.qkv(x))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = attention.out(y.transpose(1, 2).flatten(2))
+        return out
+
+    return attend
+
+
+def with_pattern(pattern: Pattern) -> Pass:
+    """The attention of a causal transformer; the mean layer, where layers differ."""
+    spec = TransformerSpec(width=HEADS * SIZE, heads=HEADS, layers=LAYERS, pattern=pattern)
+    transformer = spec.build()
+    turns = iter(range(10**9))
+
+    def attend(x: Tensor) -> Tensor:
+        layer, index = next(turns) % LAYERS, Index.range(1, x.shape[1])
+        relation = transformer.relations(index, index)[layer]
+        return transformer.blocks[layer].attention(x, None, relation)
+
+    return attend
+
+
+def root(length: int) -> int:
+    """The power of two nearest to the root of a length."""
+    return 1 << (isqrt(length) * 3 // 2).bit_length() - 1
+
+
+SUBJECTS: dict[str, Subject] = {
+    "every pair": Subject(every_pair),
+    "Window": Subject(lambda length: with_pattern(Window(129)), 1.15),
+    "Dilated": Subject(lambda length: with_pattern(Dilated(129, 4)), 1.15),
+    "Local1D": Subject(lambda length: with_pattern(Local1D(64, 64)), 1.15),
+    "Longformer": Subject(lambda length: with_pattern(Longformer(256)), 1.15),
+    "ETC": Subject(lambda length: with_pattern(ETC(128)), 1.15),
+    "BigBird": Subject(lambda length: with_pattern(BigBird(32)), 1.15),
+    "Blockwise": Subject(lambda length: with_pattern(Blockwise(64)), 1.15),
+    "Strided": Subject(lambda length: with_pattern(Strided(root(length))), 1.65),
+    "FixedColumns": Subject(lambda length: with_pattern(FixedColumns(root(length), 4)), 1.65),
+}
+"""By name. What is listed is measured, drawn and held to its claim."""
