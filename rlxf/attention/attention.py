@@ -59,9 +59,9 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float):
         super().__init__()
-        self.heads = heads
+        self.width, self.heads = width, heads
         self.qkv = orthogonal_linear(width, width, matrices=3)
-        self.out = orthogonal_linear(width, width)
+        self.out: nn.Module = orthogonal_linear(width, width)
         self.position = position.build(width, heads) if position else LayerPosition()
         self.pairwise = isinstance(position, PairwisePosition)
         self.kernel = kernel
@@ -168,7 +168,7 @@ class Attention(nn.Module):
 
     def ask(self, x: Tensor) -> Tensor:
         """Queries of x (B, T, C), (B, H, T, D)."""
-        width = self.out.in_features
+        width = self.width
         (q,) = self.split(F.linear(x, self.qkv.weight[:width], self.qkv.bias[:width]))
         return q
 
@@ -179,10 +179,10 @@ class Attention(nn.Module):
             x: what is looked at.
             linear: ``linear(x, weight, bias)``; a layer whose norm is not yet applied to x brings its own.
         """
-        width = self.out.in_features
+        width = self.width
         return self.split(linear(x, self.qkv.weight[width:], self.qkv.bias[width:]))
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, T, n C) -> n tensors (B, H, T, D)."""
-        parts = x.split(self.out.in_features, dim=-1)
+        parts = x.split(self.width, dim=-1)
         return tuple(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)

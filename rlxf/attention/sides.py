@@ -32,24 +32,12 @@ def self_attention(spec: "TransformerSpec") -> "Attention | SidedAttention":
     return Attention(*given)
 
 
-class AsItIs(nn.Linear):
-    """In place of an output projection: what the heads found, side by side, (B, T, C)."""
-
-    def __init__(self, width: int):
-        nn.Module.__init__(self)
-        self.in_features = self.out_features = width
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x."""
-        return x
-
-
 class SideOfQueries(Attention):
     """One of two sides, with projections of its own for q, k and v; the output is for both (Longformer)."""
 
     def __init__(self, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float):
         super().__init__(width, heads, position, kernel, dropout)
-        self.out = AsItIs(width)
+        self.out = nn.Identity()  # what the heads found, side by side
 
 
 class SideOfPairs(Attention):

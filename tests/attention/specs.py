@@ -49,7 +49,7 @@ SHORT: dict[str, Any] = {
     "FixedColumns": FixedColumns(3, 1),
     "Blockwise": Blockwise(2, 3),
     "ETC": ETC(1, 2),
-    "Longformer": Longformer(2),
+    "Longformer": Longformer(2, global_tokens=2),
     "BigBird": BigBird(1, 1, 2, 1),
     "BigBirdETC": BigBirdETC(1, 1, 2, 2),
     "XL": XL(MEMORY),
