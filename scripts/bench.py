@@ -1,8 +1,10 @@
-"""Benchmarks: `speed`, `learning`, `offline` and `returns`; each explains itself with --help."""
+"""Benchmarks: `speed`, `attention`, `learning`, `offline`, `returns`, `online`; each explains itself with --help."""
 
 import tyro
+from benchmarks.attention import Attention
 from benchmarks.learning import Learning
 from benchmarks.offline import Offline
+from benchmarks.online import Online
 from benchmarks.returns import Returns
 from benchmarks.speed import Speed
 
@@ -10,7 +12,14 @@ from benchmarks.speed import Speed
 def main() -> None:
     """Run the benchmark that the command line names."""
     tyro.extras.subcommand_cli_from_dict(
-        {"speed": Speed, "learning": Learning, "offline": Offline, "returns": Returns}
+        {
+            "speed": Speed,
+            "attention": Attention,
+            "learning": Learning,
+            "offline": Offline,
+            "returns": Returns,
+            "online": Online,
+        }
     ).run()
 
 
