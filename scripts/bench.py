@@ -1,4 +1,4 @@
-"""Benchmarks: `speed`, `attention`, `learning`, `offline`, `returns`, `online`; each explains itself with --help."""
+"""Benchmarks, from `speed` to `online`; each explains itself with --help."""
 
 import tyro
 from benchmarks.attention import Attention

@@ -40,6 +40,7 @@ from rlxf.attention import (
 from rlxf.attention import relation as relations
 from rlxf.attention.arrangement import rounded
 from rlxf.attention.index import EMPTY
+from rlxf.attention.patterns.base import GlobalTokens
 from rlxf.attention.positions.base import PairwisePosition
 from rlxf.attention.techniques import TECHNIQUES
 from tests.attention.specs import each, fresh
@@ -82,7 +83,13 @@ POSITIONS = (
     DistanceAware(),
 )
 
-SPECS = {repr(pattern): replace(SMALL, pattern=pattern) for pattern in PATTERNS}
+SPECS = {
+    repr(pattern): replace(
+        SMALL, pattern=pattern, layers=2 if isinstance(pattern, Strided | GlobalTokens) else 1
+    )
+    for pattern in PATTERNS
+}
+"""Two layers where the second differs from the first."""
 BOTH_WAYS = {f"encoder, {name}": replace(spec, causal=False) for name, spec in SPECS.items()}
 WITH_POSITIONS = {
     f"{type(position).__name__}, {pattern}": replace(SMALL, layers=1, pattern=pattern, position=position)
@@ -141,7 +148,10 @@ def test_gathered_keys_give_what_all_pairs_give(spec, monkeypatch):
     gathered_or_not(monkeypatch, fresh(spec).double())
 
 
-@each({name: replace(spec, memory=XL(5)) for name, spec in SPECS.items()})
+REMEMBERING = (Window(5), Dilated(3, 2, plain_heads=1), Blockwise(4, 3), Longformer(4, global_tokens=54))
+
+
+@each({repr(pattern): replace(SMALL, pattern=pattern, memory=XL(5)) for pattern in REMEMBERING})
 def test_memory(spec, monkeypatch):
     where = Index(
         torch.tensor([[0, 0, 0, 0, 0], range(START - 5, START)]), torch.tensor([[EMPTY] * 5, [0] * 5])
@@ -192,7 +202,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-LONG = 1024
+LONG = 512
 ONE = replace(SMALL, layers=1, heads=1)
 SHORT_REACH = {
     repr(pattern): replace(ONE, pattern=pattern)
