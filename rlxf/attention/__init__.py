@@ -4,6 +4,8 @@ from rlxf.attention.cache import Cache
 from rlxf.attention.context import Context
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.index import Index
+from rlxf.attention.kernels.adaptive_span import AdaptiveSpan
+from rlxf.attention.kernels.dynamic_span import DynamicSpan
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import State
 from rlxf.attention.memory.xl import XL
@@ -44,6 +46,7 @@ from rlxf.attention.transformer import EncoderDecoder, Transformer
 __all__ = [
     "XL",
     "ALiBi",
+    "AdaptiveSpan",
     "Add",
     "BigBird",
     "BigBirdETC",
@@ -56,6 +59,7 @@ __all__ = [
     "ETC",
     "Either",
     "DistanceAware",
+    "DynamicSpan",
     "EncoderDecoder",
     "Fixed",
     "FixedColumns",

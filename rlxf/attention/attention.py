@@ -1,6 +1,6 @@
 """Multi-head attention: projections around a position, a kernel and a relation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,14 +9,13 @@ from torch.nn import functional as F
 
 from rlxf.attention.gathering import as_rows, pick, put_back
 from rlxf.attention.index import Index
-from rlxf.attention.kernels.base import Kernel
+from rlxf.attention.kernels.base import Kernel, Linear
 from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.positions.base import LayerPosition, PairwisePosition, Position
 from rlxf.attention.relation import Gathered, Relation, Share, Tables
 
 Projected = tuple[Tensor, ...]
-"""Keys and values, (B, H, S, D) each."""
-Linear = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Keys and values, (B, H, S, D) each, and the keys' marks (B, H, S, F) if the kernel reads some."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +23,7 @@ class LayerCache:
     """Keys and values of one layer in a ring of S slots, and its table of distances.
 
     Args:
-        keys: (B, H, S, D).
+        keys: (B, H, S, D + F), with their marks.
         values: (B, H, S, D).
         table: what the layer's position makes of the distances, or None.
     """
@@ -34,7 +33,7 @@ class LayerCache:
     table: Tensor | None
 
     def write(self, slot: int, k: Tensor, v: Tensor) -> None:
-        """Put k and v (B, H, 1, D) into a slot, in place."""
+        """Put k and v, (B, H, 1, D + F) and (B, H, 1, D), into a slot, in place."""
         self.keys[:, :, slot : slot + 1] = k
         self.values[:, :, slot : slot + 1] = v
 
@@ -59,20 +58,21 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float):
         super().__init__()
-        self.width, self.heads = width, heads
+        self.width, self.heads, self.size = width, heads, width // heads
         self.qkv = orthogonal_linear(width, width, matrices=3)
         self.out: nn.Module = orthogonal_linear(width, width)
         self.position = position.build(width, heads) if position else LayerPosition()
         self.pairwise = isinstance(position, PairwisePosition)
-        self.kernel = kernel
+        self.kernel = kernel.build(width, heads)
         self.dropout = dropout
 
     def forward(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
         """Queries of x (B, T, C) over memory, keys and values (B, H, M, D), and x -> (B, Tq, C)."""
         q, k, v = self.read(x, memory, relation)
         if relation.shares is not None:
+            q, k = self.kernel.meet(q, k, relation)
             return self._joined(self._in_parts(q, k, v, relation.shares), relation)
-        return self.attend(q, k, v, relation, self.position.table(relation.distances, relation.table))
+        return self.attend(q, k, v, relation, self._table(relation))
 
     def weights(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
         """The weights that `forward` averages values with, (B, H, T, M + T).
@@ -81,10 +81,9 @@ class Attention(nn.Module):
         """
         q, k, _ = self.read(x, memory, relation)
         one_hot = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
-        table = self.position.table(relation.distances, relation.table)
-        bias = self.position.bias(q, k, relation, table)
-        q = self.position.query(q, relation.query.position)
-        weights = self.kernel(q, k, one_hot, bias, relation.mask, self._dropout)
+        q, k = self.kernel.meet(q, k, relation)
+        bias, q = self._biased(q, k, relation, self._table(relation))
+        weights: Tensor = self.kernel(q, k, one_hot, bias, relation, self._dropout)
         return (
             weights
             if relation.blind_by_head is None
@@ -93,13 +92,13 @@ class Attention(nn.Module):
 
     def cross(self, x: Tensor, context: Projected, relation: Relation) -> Tensor:
         """Queries of x (B, T, C) over projected keys and values (B, H, N, D) -> (B, T, C)."""
-        keys, values = context
+        keys, values = self.heard(context, relation.key.position)
         return self.attend(self.ask(x), keys, values, relation, None)
 
     def step(self, x: Tensor, cache: LayerCache, slot: int, relation: Relation) -> Tensor:
         """Write the token x (B, 1, C) into the cache, then attend over the cache -> (B, 1, C)."""
-        q, *own = self.split(self.qkv(x))
-        cache.write(slot, *self.heard(tuple(own), relation.query.position))
+        q, own = self._among_themselves(x)
+        cache.write(slot, *self.heard(own, relation.query.position))
         return self.attend(q, cache.keys, cache.values, relation, cache.table)
 
     def cache(self, memory: Projected, index: Index, tables: Tables) -> LayerCache:
@@ -108,10 +107,15 @@ class Attention(nn.Module):
         table = self.position.table(tables.distances, tables.shared)
         return LayerCache(k.contiguous(), v.contiguous(), table)
 
+    @property
+    def reach(self) -> int:
+        """Beyond this distance, in tokens, no key has any weight."""
+        return self.kernel.reach
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
         """q (B, H, Tq, D) over k and v (B, H, Tk, D) -> (B, Tq, C). Who sees nothing gets 0."""
-        bias = self.position.bias(q, k, relation, table)
-        q = self.position.query(q, relation.query.position)
+        q, k = self.kernel.meet(q, k, relation)
+        bias, q = self._biased(q, k, relation, table)
         mixed = self.position.average(self.kernel, q, k, v, bias, relation, table, self._dropout)
         if len(relation.rules) > 1 and relation.blind_by_head is not None:
             mixed = mixed.masked_fill(relation.blind_by_head[..., None], 0.0)
@@ -131,16 +135,27 @@ class Attention(nn.Module):
         query, key = relation.part.query, relation.part.key
         wanted = slice(None) if self.pairwise else heads
         q, k = pick(rows[0][:, wanted], query), pick(rows[1][:, wanted], key)
-        v, table, bias = pick(rows[2][:, heads], key), None, None
-        if self.pairwise:
-            table = self.position.table(relation.distances, relation.table)
-            bias = self.position.bias(q, k, relation, table)
-        q = self.position.query(q, relation.query.position)
+        v, table = pick(rows[2][:, heads], key), self._table(relation)
+        bias, q = self._biased(q, k, relation, table)
         if self.pairwise:
             q, k, bias = q[:, heads], k[:, heads], bias if bias is None else bias[:, heads]
         mixed = self.position.average(self.kernel, q, k, v, bias, relation, table, self._dropout)
         blind = relation.blind_by_head
         return mixed if blind is None else mixed.masked_fill(blind[..., None], 0.0)
+
+    def _table(self, relation: Relation) -> Tensor | None:
+        """What the position makes of the distances, if it asks for them."""
+        return self.position.table(relation.distances, relation.table) if self.pairwise else None
+
+    def _biased(
+        self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None
+    ) -> tuple[Tensor | None, Tensor]:
+        """What the position adds to the scores, and q as it meets the keys. Marks are not for positions."""
+        size = self.size
+        asking = q[..., :size]
+        bias = self.position.bias(asking, k[..., :size], relation, table)
+        asking = self.position.query(asking, relation.query.position)
+        return bias, asking if q.shape[-1] == size else torch.cat([asking, q[..., size:]], dim=-1)
 
     def _joined(self, mixed: Tensor, relation: Relation) -> Tensor:
         """The heads' averages (B, H, Tq, D) -> (B, Tq, C)."""
@@ -154,33 +169,48 @@ class Attention(nn.Module):
     def read(self, x: Tensor, memory: Projected | None, relation: Relation) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, Tq, D) of x (B, T, C); k and v (B, H, M + T, D) of memory (B, H, M, D) and x."""
         if relation.asking is None:
-            q, *own = self.split(self.qkv(x))
+            q, own = self._among_themselves(x)
         else:
-            q, own = self.ask(relation.queries(x)), list(self.project(x))
+            q, own = self.ask(relation.queries(x)), self.project(x)
         if memory is not None:
-            own = [torch.cat(pair, dim=2) for pair in zip(memory, own, strict=True)]
-        return q, *self.heard(tuple(own), relation.key.position)
+            own = tuple(torch.cat(pair, dim=2) for pair in zip(memory, own, strict=True))
+        return q, *self.heard(own, relation.key.position)
+
+    def _among_themselves(self, x: Tensor) -> tuple[Tensor, Projected]:
+        """`ask` and `project` in one product."""
+        q, *own = self.split(self.qkv(x))
+        return self._marked(q, x), (*own, *self._key_marks(x))
 
     def heard(self, projected: Projected, position: Tensor) -> tuple[Tensor, Tensor]:
         """The keys as they meet queries, and the values, of tokens that stand at ``position`` (B, S)."""
-        k, v = projected
-        return self.position.key(k, position), v
+        k, v, *marks = projected
+        k = self.position.key(k, position)
+        return torch.cat([k, *marks], dim=-1) if marks else k, v
 
     def ask(self, x: Tensor) -> Tensor:
-        """Queries of x (B, T, C), (B, H, T, D)."""
+        """Queries of x (B, T, C), (B, H, T, D + E)."""
         width = self.width
         (q,) = self.split(F.linear(x, self.qkv.weight[:width], self.qkv.bias[:width]))
-        return q
+        return self._marked(q, x)
 
     def project(self, x: Tensor, linear: Linear = F.linear) -> Projected:
-        """Keys and values of x (B, T, C), each (B, H, T, D).
+        """Keys, values and marks of x (B, T, C).
 
         Args:
             x: what is looked at.
             linear: ``linear(x, weight, bias)``; a layer whose norm is not yet applied to x brings its own.
         """
         width = self.width
-        return self.split(linear(x, self.qkv.weight[width:], self.qkv.bias[width:]))
+        own = self.split(linear(x, self.qkv.weight[width:], self.qkv.bias[width:]))
+        return *own, *self._key_marks(x, linear)
+
+    def _marked(self, q: Tensor, x: Tensor) -> Tensor:
+        marks = self.kernel.query_marks(x)
+        return q if marks is None else torch.cat([q, marks], dim=-1)
+
+    def _key_marks(self, x: Tensor, linear: Linear = F.linear) -> Projected:
+        marks = self.kernel.key_marks(x, linear)
+        return () if marks is None else (marks,)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, T, n C) -> n tensors (B, H, T, D)."""

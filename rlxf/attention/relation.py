@@ -108,8 +108,22 @@ class Relation:
     @cached_property
     def blind_by_head(self) -> Tensor | None:
         """(B, 1 or H, Tq) bool: queries that see no key in that head; None if there is none."""
-        blind = ~self.allowed_by_head.any(-1)
+        empty = self.query.episode == EMPTY
+        blind = empty[:, None] if self._all_see_themselves else ~self.allowed_by_head.any(-1)
         return blind if bool(blind.any()) else None
+
+    @cached_property
+    def _all_see_themselves(self) -> bool:
+        """Whether each token that asks is among the keys, and all rules let it see itself.
+
+        That is found in the time of a sort. While acting, all pairs are few.
+        """
+        if self.tables is not None:
+            return False
+        position, filled = self.query.position, self.query.episode != EMPTY
+        seen = filled & contains(self.key, self.query)
+        seen &= torch.stack([rule.allows(position, position) for rule in self.rules]).all(0)
+        return bool((seen == filled).all())
 
     @cached_property
     def blind(self) -> Tensor | None:
@@ -330,6 +344,16 @@ class Share:
 
     heads: list[int] | slice
     parts: list[Gathered]
+
+
+def contains(index: Index, tokens: Index) -> Tensor:
+    """Whether each of some tokens (B, T) stands in one of the slots (B, S) of its row: (B, T) bool."""
+    slots, wanted = ((one.episode << 32) + one.position for one in (index, tokens))
+    if not slots.shape[1]:
+        return torch.zeros_like(wanted, dtype=torch.bool)
+    slots = slots.sort(dim=1).values
+    place = torch.searchsorted(slots, wanted.contiguous()).clamp(max=slots.shape[1] - 1)
+    return slots.gather(1, place) == wanted
 
 
 def _groups(index: Index, groups: slice) -> Index:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.attention import Attention, LayerCache, Linear, Projected
+from rlxf.attention.attention import Attention, LayerCache, Projected
 from rlxf.attention.index import Index
-from rlxf.attention.kernels.base import Kernel
+from rlxf.attention.kernels.base import Kernel, Linear
 from rlxf.attention.linear import orthogonal_linear
-from rlxf.attention.patterns.base import GlobalTokens
+from rlxf.attention.patterns.base import UNLIMITED, GlobalTokens
 from rlxf.attention.patterns.etc import ExtraTokens
 from rlxf.attention.positions.base import Position
 from rlxf.attention.relation import Relation, Tables
@@ -62,9 +62,9 @@ class SideOfPairs(Attention):
     def heard(self, projected: Projected, position: Tensor) -> tuple[Tensor, Tensor]:
         """See `Attention`."""
         is_global = (position < self.global_tokens)[:, None, :, None]
-        k, v, global_k, global_v = projected
+        k, v, global_k, global_v, *marks = projected
         k, v = torch.where(is_global, global_k, k), torch.where(is_global, global_v, v)
-        return super().heard((k, v), position)
+        return super().heard((k, v, *marks), position)
 
 
 class SidedAttention(nn.Module):
@@ -114,6 +114,11 @@ class SidedAttention(nn.Module):
         if one.table is None or other.table is None:
             return LayerCache(keys, values, None)
         return LayerCache(keys, values, torch.stack([one.table, other.table]))
+
+    @property
+    def reach(self) -> int:
+        """See `Attention`. Global tokens are seen from everywhere."""
+        return UNLIMITED
 
     def project(self, x: Tensor, linear: Linear = F.linear) -> Projected:
         """See `Attention`: what one side hears, then what the other does."""

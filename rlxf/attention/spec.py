@@ -7,7 +7,7 @@ from typing import Any, get_args
 from rlxf.attention.checks import check_whole
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.feed_forward import Activation
-from rlxf.attention.kernels.base import Kernel, Pairwise
+from rlxf.attention.kernels.base import Kernel, PairwiseKernel
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.norm import Norm
@@ -142,7 +142,7 @@ class TransformerSpec:
 
 def check_together(position: Position | None, kernel: Kernel) -> None:
     """Raise ValueError unless the kernel takes what the position has to say."""
-    if isinstance(position, PairwisePosition) and not isinstance(kernel, Pairwise):
+    if isinstance(position, PairwisePosition) and not isinstance(kernel, PairwiseKernel):
         raise ValueError(
             f"{position} changes the weight of each pair of tokens, and {kernel} computes none; "
             f"choose another position or kernel"

@@ -11,10 +11,12 @@ from rlxf.attention.cache import Cache
 from rlxf.attention.context import Context, ProjectedContext
 from rlxf.attention.extra_tokens import LearnedTokens, NoExtraTokens
 from rlxf.attention.index import Index
+from rlxf.attention.kernels.base import LayerKernel
 from rlxf.attention.memory.base import State
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.etc import ExtraTokens
 from rlxf.attention.patterns.full import Full
+from rlxf.attention.patterns.window import Window
 from rlxf.attention.positions.base import Embedding, PairwisePosition
 from rlxf.attention.relation import Relation, Tables
 
@@ -148,6 +150,19 @@ class Transformer(nn.Module):
         rings = [block.cache(h, index, tables) for block, h in zip(self.blocks, hidden, strict=True)]
         return Cache(rings, index, length % capacity, tables, self._project(context))
 
+    def penalty(self) -> Tensor | None:
+        """What the kernels add to the loss, a scalar; None if no kernel does. Of the last pass."""
+        found = [term for kernel in self._kernels() if (term := kernel.penalty()) is not None]
+        return torch.stack(found).sum() if found else None
+
+    def after_update(self) -> None:
+        """Tell the kernels that the weights have changed; before anything is cached or read anew."""
+        for kernel in self._kernels():
+            kernel.after_update()
+
+    def _kernels(self) -> list[LayerKernel]:
+        return [module for module in self.modules() if isinstance(module, LayerKernel)]
+
     def enter(
         self, x: Tensor, index: Index, wanted: slice | None = None
     ) -> tuple[Tensor, Index, slice | None]:
@@ -166,8 +181,16 @@ class Transformer(nn.Module):
     def relations(self, query: Index, key: Index, tables: Tables | None = None) -> list[Relation]:
         """What queries and keys are to one another in each layer; layers with the same pattern share it."""
         patterns = [self.spec.pattern.for_layer(layer) for layer in range(self.spec.layers)]
+        if tables is None:
+            patterns = [self._narrowed(*each) for each in zip(patterns, self.blocks, strict=True)]
         made = {pattern: self._relation(query, key, pattern, tables) for pattern in set(patterns)}
         return [made[pattern] for pattern in patterns]
+
+    @staticmethod
+    def _narrowed(pattern: Pattern, block: Block) -> Pattern:
+        """The pattern as far as the layer's kernel gives weight: no more pairs need be computed."""
+        reach = block.attention.reach
+        return pattern if reach >= pattern.reach else pattern & Window(reach + 1)
 
     def _relation(self, query: Index, key: Index, pattern: Pattern, tables: Tables | None) -> Relation:
         dtype, spec = next(self.parameters()).dtype, self.spec

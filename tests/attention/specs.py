@@ -10,11 +10,13 @@ import torch
 from rlxf.attention import (
     ETC,
     XL,
+    AdaptiveSpan,
     BigBird,
     BigBirdETC,
     Blockwise,
     Deberta,
     Dilated,
+    DynamicSpan,
     FixedColumns,
     GRUGate,
     LearnedAbsolute,
@@ -52,6 +54,8 @@ SHORT: dict[str, Any] = {
     "Longformer": Longformer(2, global_tokens=2),
     "BigBird": BigBird(1, 1, 2, 1),
     "BigBirdETC": BigBirdETC(1, 1, 2, 2),
+    "AdaptiveSpan": AdaptiveSpan(limit=4, ramp=3),
+    "DynamicSpan": DynamicSpan(limit=6, ramp=2),
     "XL": XL(MEMORY),
     "LearnedAbsolute": LearnedAbsolute(64),
     "Multiplicative": Multiplicative(64),
@@ -89,6 +93,15 @@ RECIPES = {
         DEFAULT, pattern=Longformer(2, global_tokens=3), position=XLRelative()
     ),
     "two patterns": replace(DEFAULT, pattern=Window(3) | Strided(3) & Window(7)),
+    "spans and values by distance": replace(
+        DEFAULT, kernel=AdaptiveSpan(limit=3, ramp=2), position=ShawRelative(2)
+    ),
+    "spans of tokens, global tokens and distances": replace(
+        DEFAULT,
+        kernel=DynamicSpan(limit=4, ramp=2),
+        pattern=Longformer(2, global_tokens=3),
+        position=XLRelative(),
+    ),
     "softmax1": replace(DEFAULT, kernel=Softmax(softmax1=True)),
     "softmax1 and values by distance": replace(
         DEFAULT, kernel=Softmax(softmax1=True), position=ShawRelative(2)

@@ -31,6 +31,7 @@ from rlxf.attention import (
     Window,
     XLRelative,
 )
+from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.positions.base import Embedding, LayerPosition
 from rlxf.attention.spec import check_together
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
@@ -83,13 +84,11 @@ def test_only_position_and_memory_may_be_none(axis):
         TransformerSpec.from_dict({axis: None})
 
 
-class OfNoPair:
+class OfNoPair(Kernel):
     """A kernel that weighs no pair by itself."""
 
-    paper = "none"
-
-    def __call__(self, q, k, v, bias, mask, dropout):
-        return v
+    def build(self, width, heads):
+        raise NotImplementedError
 
     def __repr__(self):
         return "OfNoPair()"

@@ -65,6 +65,7 @@ UNUSUAL = {
     ("Blockwise", "permutations"): ((1, 0, 3, 2, 5, 4, 7, 6),),
     ("BigBird", "window"): 5,
     ("BigBirdETC", "window"): 5,
+    ("AdaptiveSpan", "start"): 3.0,
 }
 """Options whose values have to fit."""
 

@@ -63,9 +63,14 @@ class DecisionTransformerModel(nn.Module):
         shrink_branches(self.transformer)
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
-        """What is minimised, "loss", and its parts, over the real steps of B windows."""
+        """What is minimised, "loss", and its parts, over the real steps of B windows.
+
+        To the objective's comes what the transformer's kernels add, such as the penalty of long spans.
+        """
         y, first = self.read(self.steps(batch)), self.remembered
         parts: dict[str, Tensor] = self.loss(y, batch.actions[:, first:], batch.mask[:, first:].to(y.dtype))
+        if (penalty := self.transformer.penalty()) is not None:
+            parts |= {"loss": parts["loss"] + penalty, "kernel_penalty": penalty}
         return parts
 
     def steps(self, batch: WindowBatch) -> Steps:

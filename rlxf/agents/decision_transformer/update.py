@@ -34,6 +34,7 @@ class Update:
         weights = self.optimizer.param_groups[0]["params"]
         norm = torch.nn.utils.clip_grad_norm_(weights, self.max_grad_norm)
         self.optimizer.step()
+        self.model.transformer.after_update()
         self._note(parts | {"grad_norm": norm})
 
     def take_means(self) -> dict[str, float]:

@@ -16,6 +16,8 @@ from rlxf.agents.gtrxl.rollout import Segments
 class Objective:
     """``-clipped objective + vf_coef (V - return)^2 - ent_coef entropy + reconstruction_coef error``.
 
+    To this comes what the transformer's kernels add, such as the penalty of long spans.
+
     Source: Schulman et al. 2017, arXiv:1707.06347, equation 9.
 
     Args:
@@ -45,6 +47,9 @@ class Objective:
             error = average(policy.reconstruction_error(latent, batch.obs), batch.weight)
             loss = loss + self.reconstruction_coef * error
             parts["reconstruction_loss"] = error
+        if (penalty := policy.transformer.penalty()) is not None:
+            loss = loss + penalty
+            parts["kernel_penalty"] = penalty
         with torch.no_grad():
             parts["approx_kl"] = average(approximate_kl(log_ratio), batch.weight)
             parts["clip_fraction"] = average(((ratio - 1).abs() > self.clip_range).float(), batch.weight)
@@ -88,6 +93,7 @@ class Update:
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
         self._note({"grad_norm": norm})
         self.policy.optimizer.step()
+        self.policy.transformer.after_update()
 
     def _note(self, parts: dict[str, Tensor]) -> None:
         for name, value in parts.items():

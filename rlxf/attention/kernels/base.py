@@ -1,40 +1,103 @@
-"""What every kernel offers."""
+"""What every kernel offers: a technique, and the module that it builds for a layer."""
 
-from typing import ClassVar, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlxf.attention.patterns.base import UNLIMITED
+
+if TYPE_CHECKING:
+    from rlxf.attention.relation import Relation
+
+Linear = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""``linear(x, weight, bias)``; a layer whose norm is not yet applied to x brings its own."""
 
 
-class Kernel(Protocol):
-    """A weighted average of values, linear in them. A kernel without parameters is its own module."""
+class LayerKernel(nn.Module, ABC):
+    """A weighted average of values in one layer, linear in them.
 
-    paper: ClassVar[str]
-    causal: ClassVar[str]
-    cost: ClassVar[str]
+    A kernel may read more off a token than its query, key and value: its marks. Those of a query stand
+    behind the D features of q, those of a key behind the D features of k, where a cache keeps them too.
+    """
 
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor, dropout: float
+    @abstractmethod
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: "Relation", dropout: float
     ) -> Tensor:
         """Average the values.
 
         Args:
-            q: queries, (B, H, Tq, D).
-            k: keys, (B, H, Tk, D).
+            q: queries and their marks, (B, H, Tq, D + E).
+            k: keys and their marks, (B, H, Tk, D + F).
             v: values, (B, H, Tk, V); V is D as a rule.
             bias: what positions add to the scaled scores, (B, H, Tq, Tk); None for nothing.
-            mask: 0 for keys that a query may see, -inf for others, (B, 1, Tq, Tk).
+            relation: who may see whom; ``relation.mask`` (B, 1 or H, Tq, Tk) is 0 or -inf.
             dropout: probability with which a weight is set to 0.
 
         Returns:
             (B, H, Tq, V).
         """
-        ...
+
+    def query_marks(self, x: Tensor) -> Tensor | None:
+        """What is read off the tokens x (B, T, C) that ask: (B, H, T, E), or None for nothing."""
+        return None
+
+    def key_marks(self, x: Tensor, linear: Linear = F.linear) -> Tensor | None:
+        """What is read off the tokens x (B, T, C) that are looked at: (B, H, T, F), or None for nothing."""
+        return None
+
+    def meet(self, q: Tensor, k: Tensor, relation: "Relation") -> tuple[Tensor, Tensor]:
+        """q and k once more, when all that meet are there and before some are picked.
+
+        What a pair owes to the tokens between the two is found here.
+        """
+        return q, k
+
+    @property
+    def reach(self) -> int:
+        """Beyond this distance, in tokens, no key has any weight: such pairs need not be computed."""
+        return UNLIMITED
+
+    def penalty(self) -> Tensor | None:
+        """What is added to the loss, a scalar; of the last pass, if it depends on the tokens."""
+        return None
+
+    def after_update(self) -> None:
+        """Called when the agent has changed the weights and before it acts with them."""
 
 
-@runtime_checkable
-class Pairwise(Kernel, Protocol):
-    """A kernel that computes the weight of each pair of query and key: it takes a bias for each."""
+class LayerPairwise(LayerKernel):
+    """A kernel that computes the weight of each pair of query and key."""
 
-    def weights(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor, dropout: float) -> Tensor:
-        """The weights that a call averages values with, (B, H, Tq, Tk); arguments as there."""
-        ...
+    @abstractmethod
+    def weights(
+        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: "Relation", dropout: float
+    ) -> Tensor:
+        """The weights that `forward` averages values with, (B, H, Tq, Tk); arguments as there."""
+
+
+class Kernel(ABC):
+    """Base of the kernel techniques: frozen dataclasses that build the module of a layer.
+
+    As every technique, they say for people whose causal form it is, the paper's or ours, and what they
+    cost in the length L.
+    """
+
+    paper: ClassVar[str]
+    causal: ClassVar[str]
+    cost: ClassVar[str]
+
+    @abstractmethod
+    def build(self, width: int, heads: int) -> LayerKernel:
+        """The module of one layer."""
+
+
+class PairwiseKernel(Kernel):
+    """A kernel that takes a bias for each pair of query and key."""
+
+    @abstractmethod
+    def build(self, width: int, heads: int) -> LayerPairwise:
+        """See `Kernel`."""

@@ -9,10 +9,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from rlxf.attention.dropout import dropout as drop_some
+from rlxf.attention.kernels.base import LayerPairwise, PairwiseKernel
+from rlxf.attention.relation import Relation
 
 
 @dataclass(frozen=True)
-class Softmax:
+class Softmax(PairwiseKernel):
     r"""``o_i = sum_j softmax_j(q_i . k_j / sqrt(D) + b_ij) v_j``.
 
     With ``softmax1``, a token may attend to nothing: ``exp(s_j) / (1 + sum_k exp(s_k))``, which is
@@ -30,21 +32,36 @@ class Softmax:
     cost: ClassVar[str] = "pairs seen"
     softmax1: bool = False
 
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor, dropout: float
-    ) -> Tensor:
+    def build(self, width: int, heads: int) -> "SoftmaxAverage":
         """See `Kernel`."""
+        return SoftmaxAverage(self.softmax1)
+
+
+class SoftmaxAverage(LayerPairwise):
+    """A `Softmax` in one layer; it has no parameters."""
+
+    def __init__(self, softmax1: bool = False):
+        super().__init__()
+        self.softmax1 = softmax1
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: Relation, dropout: float
+    ) -> Tensor:
+        """See `LayerKernel`."""
         if bias is None and not self.softmax1 and not dropout:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        weights = self.weights(q, k, bias, mask, dropout)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=relation.mask)
+        weights = self.weights(q, k, bias, relation, dropout)
         return torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).unflatten(0, weights.shape[:2])
 
-    def weights(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor, dropout: float) -> Tensor:
-        """See `Pairwise`."""
-        bias = torch.zeros_like(mask) if bias is None else bias
-        scores: Tensor = _Scores.apply(q, k, bias.expand(*q.shape[:3], k.shape[2]), mask)  # type: ignore[no-untyped-call]
-        weights = self._normalized(scores)
-        return drop_some(weights, dropout)
+    def weights(
+        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: Relation, dropout: float
+    ) -> Tensor:
+        """See `LayerPairwise`."""
+        bias = torch.zeros_like(relation.mask) if bias is None else bias
+        scores: Tensor = _Scores.apply(  # type: ignore[no-untyped-call]
+            q, k, bias.expand(*q.shape[:3], k.shape[2]), relation.mask
+        )
+        return drop_some(self._normalized(scores), dropout)
 
     def _normalized(self, scores: Tensor) -> Tensor:
         """Scores (..., Tk) -> weights (..., Tk)."""

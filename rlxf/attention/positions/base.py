@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from rlxf.attention.kernels.base import Kernel
+from rlxf.attention.kernels.base import LayerKernel
 from rlxf.attention.relation import Relation
 
 
@@ -58,7 +58,7 @@ class LayerPosition(nn.Module):
 
     def average(
         self,
-        kernel: Kernel,
+        kernel: LayerKernel,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -68,7 +68,8 @@ class LayerPosition(nn.Module):
         dropout: float,
     ) -> Tensor:
         """The kernel's average of v (B, H, Tk, D) -> (B, H, Tq, D), for values that depend on distance."""
-        return kernel(q, k, v, bias, relation.mask, dropout)
+        mixed: Tensor = kernel(q, k, v, bias, relation, dropout)
+        return mixed
 
 
 class Position:
@@ -94,7 +95,7 @@ class Position:
 class PairwisePosition(Position):
     """Base of those that change the score or the value of each pair of tokens by itself.
 
-    They need a kernel that computes each pair: a `Pairwise` one.
+    They need a kernel that computes each pair: a `PairwiseKernel`.
     """
 
     cost: ClassVar[str] = "pairs seen"

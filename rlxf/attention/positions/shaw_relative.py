@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.checks import check_whole
-from rlxf.attention.kernels.base import Kernel, Pairwise
+from rlxf.attention.kernels.base import LayerKernel, LayerPairwise
 from rlxf.attention.positions.base import LayerPosition, PairwisePosition
 from rlxf.attention.relation import Relation
 
@@ -65,7 +65,7 @@ class ShawTables(LayerPosition):
 
     def average(
         self,
-        kernel: Kernel,
+        kernel: LayerKernel,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -76,6 +76,6 @@ class ShawTables(LayerPosition):
     ) -> Tensor:
         """``sum_j w_ij v_j + sum_r w_ir a^V_r``, with w_ir the weight that falls on distance r."""
         assert table is not None
-        assert isinstance(kernel, Pairwise)
-        weights = kernel.weights(q, k, bias, relation.mask, dropout)
+        assert isinstance(kernel, LayerPairwise)
+        weights = kernel.weights(q, k, bias, relation, dropout)
         return weights @ v + relation.by_distance(weights) @ table[1]

@@ -1,0 +1,78 @@
+"""Softmax attention in which each token says how far it looks back."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rlxf.attention.index import EMPTY
+from rlxf.attention.kernels.base import PairwiseKernel
+from rlxf.attention.kernels.span import SpanAverage, check_span
+from rlxf.attention.relation import Relation
+
+
+@dataclass(frozen=True)
+class DynamicSpan(PairwiseKernel):
+    r"""`AdaptiveSpan` with a span for each token, ``z_t = S sigmoid(v . x_t + b)``, head and layer.
+
+    x_t is what the layer's attention reads: behind the layer norm, if the norm is first. The loss gets
+    ``penalty mean z_t``, over the heads and the tokens of the pass, for each layer.
+
+    Source: Sukhbaatar et al. 2019, arXiv:1905.07799, section 2.2, "Dynamic attention span".
+
+    Args:
+        limit: S, the longest span, in tokens.
+        ramp: R, over how many tokens the weight falls from 1 to 0; 32 as in the paper.
+        penalty: lambda; 2e-6 as in the paper. 0 lets spans grow for free.
+
+    Raises:
+        TypeError: if limit or ramp is no whole number.
+        ValueError: if one is less than 1, or penalty is negative or not finite.
+    """
+
+    paper: ClassVar[str] = "Sukhbaatar et al. 2019, arXiv:1905.07799"
+    causal: ClassVar[str] = "the paper's"
+    cost: ClassVar[str] = "pairs seen"
+    limit: int = 128
+    ramp: int = 32
+    penalty: float = 2e-6
+
+    def __post_init__(self) -> None:
+        check_span(self)
+
+    def build(self, width: int, heads: int) -> "DynamicSpanAverage":
+        """See `Kernel`."""
+        return DynamicSpanAverage(self, width, heads)
+
+
+class DynamicSpanAverage(SpanAverage):
+    """``span`` (C -> H) is v and b of a `DynamicSpan` in one layer. Both start at 0: z is S / 2."""
+
+    def __init__(self, spec: DynamicSpan, width: int, heads: int):
+        super().__init__(spec)
+        self.span = nn.Linear(width, heads)
+        nn.init.zeros_(self.span.weight)
+        nn.init.zeros_(self.span.bias)
+        self._mean_z: Tensor | None = None
+
+    def query_marks(self, x: Tensor) -> Tensor:
+        """z of each token x (B, T, C), in tokens: (B, H, T, 1)."""
+        z: Tensor = self.span(x).sigmoid() * self.spec.limit
+        return z.transpose(1, 2)[..., None]
+
+    def split(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """See `SpanAverage`."""
+        return q[..., :-1], q[..., -1:]
+
+    def meet(self, q: Tensor, k: Tensor, relation: Relation) -> tuple[Tensor, Tensor]:
+        """Note the mean z of a pass that is to be learned from."""
+        if torch.is_grad_enabled():
+            filled = relation.query.episode != EMPTY
+            self._mean_z = (q[..., -1].mean(1) * filled).sum() / filled.sum().clamp(min=1)
+        return q, k
+
+    def penalty(self) -> Tensor | None:
+        """See `LayerKernel`. Asked again without a new pass, there is none."""
+        mean_z, self._mean_z = self._mean_z, None
+        return None if mean_z is None else self.spec.penalty * mean_z

@@ -1,0 +1,76 @@
+"""Adaptive and dynamic span reproduce the paper's formulas, and their penalty."""
+
+import torch
+
+from rlxf.attention import AdaptiveSpan, Index, Window
+from rlxf.attention.kernels.adaptive_span import AdaptiveSpanAverage
+from rlxf.attention.kernels.dynamic_span import DynamicSpan, DynamicSpanAverage
+from rlxf.attention.relation import Relation
+from tests.attention.oracle import close, fill, load, put
+
+VECTOR = load("adaptive_span")
+LIMIT, RAMP, Z = int(VECTOR["cfg_span"]), int(VECTOR["cfg_ramp"]), VECTOR["cfg_z"]
+
+
+def kernel(penalty: float = 0.0) -> AdaptiveSpanAverage:
+    heads = len(Z)
+    module = AdaptiveSpan(LIMIT, RAMP, penalty=penalty).build(4 * heads, heads).double()
+    put(module.span, Z / LIMIT)
+    return module
+
+
+def test_attention_with_positions_in_keys():
+    """The authors' queries see the S tokens before them, as far as the vector's table of positions goes."""
+    q, k, v = (VECTOR[f"in_{name}"][None] for name in "qkv")
+    queries, keys = q.shape[2], k.shape[2]
+    index = Index.range(1, keys)
+    distance = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
+    seen = (distance >= 1) & (distance <= LIMIT)
+    by_distance = (q @ VECTOR["w_key_pe"]) / q.shape[-1] ** 0.5
+    bias = by_distance.gather(-1, (LIMIT - distance).clamp(0, LIMIT - 1).expand(*q.shape[:2], -1, -1))
+    bias = bias.masked_fill(~seen, -torch.inf)  # never itself
+    relation = Relation(index.last(queries), index, Window(LIMIT + 1), True, torch.float64)
+    close(kernel()(q, k, v, bias, relation, 0.0), VECTOR["out_formula_paper"][None], 1e-7)
+
+
+def test_weight_by_distance():
+    """With equal scores, weights are m_z(distance) over their sum."""
+    table = VECTOR["out_mask_table"]
+    heads, length = table.shape
+    zeros = torch.zeros(1, heads, length, 4, dtype=torch.float64)
+    index = Index.range(1, length)
+    relation = Relation(index, index, Window(length), True, torch.float64)
+    weights = kernel().weights(zeros, zeros, None, relation, 0.0)[0, :, -1]
+    close(weights.flip(-1), table / table.sum(-1, keepdim=True))
+
+
+def test_penalty():
+    close(kernel(float(VECTOR["cfg_loss_coeff"])).penalty(), VECTOR["out_span_loss"])
+
+
+def test_no_head_gives_weight_beyond_its_reach():
+    module = kernel()
+    assert module.reach == int(Z.max()) + RAMP
+
+
+def dynamic(penalty: float = 1.0) -> DynamicSpanAverage:
+    v, b = VECTOR["w_dyn_v"], VECTOR["w_dyn_b"]
+    module = DynamicSpan(LIMIT, RAMP, penalty).build(v.shape[1], v.shape[0]).double()
+    fill(module.span, v, b)
+    return module
+
+
+def test_dynamic_spans():
+    z = dynamic().query_marks(VECTOR["in_dyn_x"][None])
+    close(z[0, ..., 0].T, VECTOR["out_formula_dynamic_z"])
+
+
+def test_dynamic_penalty_is_of_real_tokens_and_of_one_pass():
+    module, expected = dynamic(0.5), VECTOR["out_formula_dynamic_z"]
+    q = module.query_marks(VECTOR["in_dyn_x"][None])
+    index = Index.range(1, q.shape[2])
+    filled = Index(index.position, torch.where(index.position < 4, 0, -1))
+    relation = Relation(filled, filled, Window(3), True, torch.float64)
+    module.meet(q, q, relation)
+    close(module.penalty(), 0.5 * expected[:4].mean())
+    assert module.penalty() is None
