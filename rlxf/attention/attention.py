@@ -69,21 +69,21 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
         """Queries of x (B, T, C) over memory, keys and values (B, H, M, D), and x -> (B, Tq, C)."""
         q, k, v = self.read(x, memory, relation)
-        if relation.shares is not None:
+        shares = self.kernel.shares(relation)
+        if shares is not None:
             q, k = self.kernel.meet(q, k, relation)
-            return self._joined(self._in_parts(q, k, v, relation.shares), relation)
+            return self._joined(self._in_parts(q, k, v, shares), relation)
         return self.attend(q, k, v, relation, self._table(relation))
 
     def weights(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
         """The weights that `forward` averages values with, (B, H, T, M + T).
 
-        Row i holds what query i takes of each key: the kernel's average of one-hot values.
+        Row i holds what query i takes of each key.
         """
         q, k, _ = self.read(x, memory, relation)
-        one_hot = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
         q, k = self.kernel.meet(q, k, relation)
         bias, q = self._biased(q, k, relation, self._table(relation))
-        weights: Tensor = self.kernel(q, k, one_hot, bias, relation, self._dropout)
+        weights = self.kernel.look(q, k, bias, relation, self._dropout)
         return (
             weights
             if relation.blind_by_head is None
@@ -184,8 +184,13 @@ class Attention(nn.Module):
     def heard(self, projected: Projected, position: Tensor) -> tuple[Tensor, Tensor]:
         """The keys as they meet queries, and the values, of tokens that stand at ``position`` (B, S)."""
         k, v, *marks = projected
-        k = self.position.key(k, position)
-        return torch.cat([k, *marks], dim=-1) if marks else k, v
+        notes = self.kernel.key_notes(k)
+        k = self.position.key(self.as_key(k), position)
+        return _behind(k, *marks, notes), v
+
+    def as_key(self, k: Tensor) -> Tensor:
+        """Keys (B, H, S, D) of what was projected for them: the same."""
+        return k
 
     def ask(self, x: Tensor) -> Tensor:
         """Queries of x (B, T, C), (B, H, T, D + E)."""
@@ -205,8 +210,7 @@ class Attention(nn.Module):
         return *own, *self._key_marks(x, linear)
 
     def _marked(self, q: Tensor, x: Tensor) -> Tensor:
-        marks = self.kernel.query_marks(x)
-        return q if marks is None else torch.cat([q, marks], dim=-1)
+        return _behind(q, self.kernel.query_marks(x), self.kernel.query_notes(q))
 
     def _key_marks(self, x: Tensor, linear: Linear = F.linear) -> Projected:
         marks = self.kernel.key_marks(x, linear)
@@ -216,3 +220,9 @@ class Attention(nn.Module):
         """(B, T, n C) -> n tensors (B, H, T, D)."""
         parts = x.split(self.width, dim=-1)
         return tuple(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+
+
+def _behind(x: Tensor, *marks: Tensor | None) -> Tensor:
+    """x (B, H, T, D) and behind its features the marks (B, H, T, E) that there are."""
+    found = [one for one in marks if one is not None]
+    return torch.cat([x, *found], dim=-1) if found else x

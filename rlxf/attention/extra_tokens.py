@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.index import EMPTY, Index
+from rlxf.attention.index import Index
 
 
 class NoExtraTokens(nn.Module):
@@ -32,7 +32,7 @@ class LearnedTokens(NoExtraTokens):
 
     def index(self, index: Index) -> Index:
         """See `NoExtraTokens`. Rows with fewer episodes than others have empty slots."""
-        count, episode = self.weight.shape[0], _episodes(index)
+        count, episode = self.weight.shape[0], index.episodes
         position = torch.arange(count, device=episode.device).repeat(episode.shape[1])
         extra = Index(position.expand(len(episode), -1), episode.repeat_interleave(count, dim=1))
         return extra.concatenate(Index(index.position + count, index.episode))
@@ -41,12 +41,3 @@ class LearnedTokens(NoExtraTokens):
         """See `NoExtraTokens`."""
         extra = self.weight[index.position[:, : index.shape[1] - x.shape[1]]]
         return torch.cat([extra.to(x.dtype), x], dim=1)
-
-
-def _episodes(index: Index) -> Tensor:
-    """(B, N): the episodes of each row once, `EMPTY` where a row has fewer than others."""
-    ordered = index.episode.sort(dim=1).values
-    fresh = (ordered != EMPTY) & (ordered.diff(dim=1, prepend=ordered[:, :1] - 1) != 0)
-    number = int(fresh.sum(1).max())
-    first = (~fresh).sort(dim=1, stable=True).indices[:, :number]
-    return torch.where(fresh, ordered, EMPTY).gather(1, first)

@@ -58,6 +58,15 @@ class Index:
         begins = now > before.cummax(dim=1).values
         return bool((goes_on | begins | (now == EMPTY)).all())
 
+    @property
+    def episodes(self) -> Tensor:
+        """(B, N): the episodes of each row once, `EMPTY` where a row has fewer than others; N is at least 1."""
+        ordered = self.episode.sort(dim=1).values
+        fresh = (ordered != EMPTY) & (ordered.diff(dim=1, prepend=ordered[:, :1] - 1) != 0)
+        number = max(1, int(fresh.sum(1).max()))
+        first = (~fresh).sort(dim=1, stable=True).indices[:, :number]
+        return torch.where(fresh, ordered, EMPTY).gather(1, first)
+
     def concatenate(self, later: "Index") -> "Index":
         """This index followed by ``later`` along time."""
         position = torch.cat([self.position, later.position], dim=1)

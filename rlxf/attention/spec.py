@@ -8,6 +8,7 @@ from rlxf.attention.checks import check_whole
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.feed_forward import Activation
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
+from rlxf.attention.kernels.linformer import Linformer
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.norm import Norm
@@ -76,6 +77,9 @@ class TransformerSpec:
         if self.memory is not None and not self.causal:
             raise ValueError(f"memory {self.memory} needs causal=True: what is remembered cannot look ahead")
         check_together(self.position, self.kernel)
+        self.kernel.for_layers(self.layers)
+        if isinstance(self.kernel, Linformer):
+            check_projected(self)
 
     @property
     def inner_width(self) -> int:
@@ -146,4 +150,18 @@ def check_together(position: Position | None, kernel: Kernel) -> None:
         raise ValueError(
             f"{position} changes the weight of each pair of tokens, and {kernel} computes none; "
             f"choose another position or kernel"
+        )
+
+
+def check_projected(spec: TransformerSpec) -> None:
+    """Raise ValueError unless all that a `Linformer` projects may be seen, and stands in one sequence."""
+    if spec.cross_attention:
+        raise ValueError(
+            f"{spec.kernel} projects a token by its position among those that ask, and cross_attention=True "
+            f"asks for others; choose another kernel"
+        )
+    if not spec.causal and not isinstance(spec.pattern, Full):
+        raise ValueError(
+            f"{spec.kernel} projects a sequence as a whole where causal=False, and {spec.pattern} hides a part "
+            f"of it; choose Full() or another kernel"
         )

@@ -1,6 +1,7 @@
 """The transformer: a segment at a time to learn, a token at a time to act."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,7 +39,10 @@ class Transformer(nn.Module):
             spec.position.build_embedding(spec.width, spec.heads) if spec.position else Embedding()
         )
         self.extra = _extra_tokens(spec)
-        self.blocks: Sequence[Block] = nn.ModuleList(Block(spec) for _ in range(spec.layers))  # type: ignore
+        layers = (replace(spec, kernel=kernel) for kernel in spec.kernel.for_layers(spec.layers))
+        self.blocks: Sequence[Block] = nn.ModuleList(Block(layer) for layer in layers)  # type: ignore
+        for kernel in self._kernels():
+            kernel.share(self._kernels()[0])
         if isinstance(self.extra, LearnedTokens):
             self.blocks[-1].forget_globals()
         self.norm = nn.LayerNorm(spec.width) if spec.final_norm else nn.Identity()

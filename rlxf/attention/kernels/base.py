@@ -4,13 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.patterns.base import UNLIMITED
 
 if TYPE_CHECKING:
-    from rlxf.attention.relation import Relation
+    from rlxf.attention.relation import Relation, Share
 
 Linear = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``linear(x, weight, bias)``; a layer whose norm is not yet applied to x brings its own."""
@@ -49,12 +50,38 @@ class LayerKernel(nn.Module, ABC):
         """What is read off the tokens x (B, T, C) that are looked at: (B, H, T, F), or None for nothing."""
         return None
 
+    def query_notes(self, q: Tensor) -> Tensor | None:
+        """What is read off queries q (B, H, T, D) themselves, before positions change them.
+
+        (B, H, T, E), behind the other marks; None for nothing.
+        """
+        return None
+
+    def key_notes(self, k: Tensor) -> Tensor | None:
+        """What is read off projected keys k (B, H, T, D), before positions change them; see `query_notes`."""
+        return None
+
     def meet(self, q: Tensor, k: Tensor, relation: "Relation") -> tuple[Tensor, Tensor]:
         """q and k once more, when all that meet are there and before some are picked.
 
         What a pair owes to the tokens between the two is found here.
         """
         return q, k
+
+    def look(self, q: Tensor, k: Tensor, bias: Tensor | None, relation: "Relation", dropout: float) -> Tensor:
+        """What a query takes of each value, for people to look at, (B, H, Tq, Tk): the average of one-hot values.
+
+        Arguments as in `forward`.
+        """
+        y: Tensor = self(q, k, one_hot(k), bias, relation, dropout)
+        return y
+
+    def shares(self, relation: "Relation") -> "tuple[Share, ...] | None":
+        """The groups of queries that keys are gathered for; None for all pairs at once."""
+        return relation.shares
+
+    def share(self, first: "LayerKernel") -> None:
+        """Take from the transformer's first kernel what all of them share; by default nothing."""
 
     @property
     def reach(self) -> int:
@@ -94,6 +121,14 @@ class Kernel(ABC):
     def build(self, width: int, heads: int) -> LayerKernel:
         """The module of one layer."""
 
+    def for_layers(self, layers: int) -> "tuple[Kernel, ...]":
+        """The kernel of each layer: by default the same in all.
+
+        Raises:
+            ValueError: if its options are for another number of layers.
+        """
+        return (self,) * layers
+
 
 class PairwiseKernel(Kernel):
     """A kernel that takes a bias for each pair of query and key."""
@@ -101,3 +136,8 @@ class PairwiseKernel(Kernel):
     @abstractmethod
     def build(self, width: int, heads: int) -> LayerPairwise:
         """See `Kernel`."""
+
+
+def one_hot(k: Tensor) -> Tensor:
+    """A value for each key (B, H, Tk, D) that shows where it went, (B, H, Tk, Tk)."""
+    return torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)

@@ -1,0 +1,153 @@
+"""Which technique learns what, at what cost: the T-Maze with each of them in GTrXLPPO's core."""
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import machine
+from rlxf.agents.gtrxl import GTrXLPPO
+from rlxf.agents.gtrxl.core import gtrxl, resolve_core
+from rlxf.attention import Full, GRUGate, TransformerSpec, Window, XLRelative
+from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.techniques import TECHNIQUES
+from rlxf.envs.make import make_vec_env
+from rlxf.evaluation import EvaluationCallback
+
+ENVS, LENGTH, STEPS, SEEDS = 32, 50, 150_000, 2
+EVALUATIONS, EPISODES, SOLVED = 15, 200, 0.95
+DEFAULT = {"position": XLRelative, "pattern": Window, "residual": GRUGate}
+"""What the core has where a technique is not named: measured once."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A technique in the core, or the sentence that refuses it.
+
+    Args:
+        axis: its axis.
+        name: its name.
+        core: the core, if the agent takes it.
+        refused: why it does not.
+    """
+
+    axis: str
+    name: str
+    core: TransformerSpec | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run.
+
+    Args:
+        axis: the technique's axis.
+        name: its name.
+        seed: of everything.
+        weights: numbers that are trained.
+        seconds: processor time for 1,000 steps, evaluations included.
+        curve: (environment steps, success) of each evaluation.
+    """
+
+    axis: str
+    name: str
+    seed: int
+    weights: int
+    seconds: float
+    curve: list[tuple[int, float]]
+
+    @property
+    def solved_at(self) -> int | None:
+        """Steps before the first evaluation with a success of at least 0.95; None if there is none."""
+        return next((step for step, success in self.curve if success >= SOLVED), None)
+
+
+def subjects() -> Iterator[Subject]:
+    """The core as it is, then each technique in its place."""
+    yield Subject("", "as it is", gtrxl())
+    for axis, techniques in TECHNIQUES.items():
+        default = DEFAULT.get(axis, type(getattr(gtrxl(), axis)))
+        yield from (subject(axis, name) for name, one in techniques.items() if one is not default)
+
+
+def subject(axis: str, name: str) -> Subject:
+    """The core with a technique in the place of what it has."""
+    try:
+        core = replace(gtrxl(), **{axis: TECHNIQUES[axis][name]()})
+        core = resolve_core(replace(core, pattern=remembered(core.pattern)), None)
+        return Subject(axis, name, core)
+    except ValueError as error:
+        return Subject(axis, name, refused=str(error))
+
+
+def remembered(pattern: Pattern) -> Pattern:
+    """The pattern, as far as the core remembers."""
+    window = gtrxl().pattern
+    if isinstance(pattern, Full):
+        return window
+    return pattern if pattern.reach <= window.reach else pattern & window
+
+
+def train(subject: Subject, seed: int) -> Trial:
+    """One run from its first to its last step."""
+    env = make_vec_env("rlxf/TMaze-v0", ENVS, seed, env_kwargs={"corridor_length": LENGTH})
+    tests = make_vec_env("rlxf/TMaze-v0", ENVS, env_kwargs={"corridor_length": LENGTH})
+    callback = EvaluationCallback(tests, episodes=EPISODES, every_steps=STEPS // EVALUATIONS)
+    agent = GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, core=subject.core)
+    start = time.process_time()
+    agent.learn(STEPS, callback=callback)
+    seconds = (time.process_time() - start) * 1000 / STEPS
+    weights = sum(parameter.numel() for parameter in agent.policy.parameters())
+    curve = [(step, report.success_rate or 0.0) for step, report in callback.reports.items()]
+    return Trial(subject.axis, subject.name, seed, weights, seconds, curve)
+
+
+def learn_with_each(only: tuple[str, ...], processes: int, output: Path) -> None:
+    """Train with each technique, print a line as each run ends and the table at the end, write all curves."""
+    chosen = [one for one in subjects() if not only or one.name in (*only, "as it is")]
+    trials: list[Trial] = []
+    for trial in finished(chosen, processes):
+        trials.append(trial)
+        Console().print(f"{trial.axis} {trial.name} seed {trial.seed}: solved at {trial.solved_at}")
+    Console(width=140).print(table(chosen, trials))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    found = {"machine": machine(), "trials": [asdict(trial) for trial in trials]}
+    output.write_text(json.dumps(found, indent=1))
+    Console().print(f"curves: {output}")
+
+
+def finished(chosen: list[Subject], processes: int) -> Iterator[Trial]:
+    """The runs in order, one thread each."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, torch.set_num_threads, (1,)) as pool:
+        jobs = [pool.submit(train, one, seed) for one in chosen if one.core for seed in range(SEEDS)]
+        for job in jobs:
+            yield job.result()
+
+
+def table(chosen: list[Subject], trials: list[Trial]) -> Table:
+    """A line for each technique: what was learned, what it cost, or why not."""
+    title = f"T-Maze of {LENGTH}, {STEPS:,} steps; cost: processor time over that of the core as it is"
+    result = Table("axis", "technique", "solved at", "success at the end", "weights", "cost", title=title)
+    usual = mean(trial.seconds for trial in trials if not trial.axis)
+    for one in chosen:
+        own = [trial for trial in trials if (trial.axis, trial.name) == (one.axis, one.name)]
+        result.add_row(one.axis, one.name, *(cells(own, usual) if own else (one.refused, "", "", "")))
+    return result
+
+
+def cells(own: list[Trial], usual: float) -> tuple[Any, ...]:
+    """What the runs of one technique showed."""
+    solved = ", ".join("no" if trial.solved_at is None else f"{trial.solved_at:,}" for trial in own)
+    last = ", ".join(f"{trial.curve[-1][1]:.2f}" for trial in own)
+    return solved, last, f"{own[0].weights:,}", f"{mean(trial.seconds for trial in own) / usual:.2f}"
