@@ -18,12 +18,14 @@ from benchmarks.machine import machine
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl, resolve_core
 from rlxf.attention import Full, GRUGate, TransformerSpec, Window, XLRelative
-from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.patterns.base import GlobalTokens, Pattern
+from rlxf.attention.patterns.window import bounded
 from rlxf.attention.techniques import TECHNIQUES
 from rlxf.envs.make import make_vec_env
 from rlxf.evaluation import EvaluationCallback
 
 ENVS, LENGTH, STEPS, SEEDS = 32, 50, 150_000, 2
+FARTHEST = gtrxl().pattern.reach
 EVALUATIONS, EPISODES, SOLVED = 15, 200, 0.95
 DEFAULT = {"position": XLRelative, "pattern": Window, "residual": GRUGate}
 """What the core has where a technique is not named: measured once."""
@@ -83,19 +85,21 @@ def subjects() -> Iterator[Subject]:
 def subject(axis: str, name: str) -> Subject:
     """The core with a technique in the place of what it has."""
     try:
-        core = replace(gtrxl(), **{axis: TECHNIQUES[axis][name]()})
+        core = replace(gtrxl(), **{axis: made(TECHNIQUES[axis][name])})
         core = resolve_core(replace(core, pattern=remembered(core.pattern)), None)
         return Subject(axis, name, core)
     except ValueError as error:
         return Subject(axis, name, refused=str(error))
 
 
+def made(technique: type[Any]) -> Any:
+    """A technique with its defaults, and global tokens within what is remembered."""
+    return technique(farthest=FARTHEST) if issubclass(technique, GlobalTokens) else technique()
+
+
 def remembered(pattern: Pattern) -> Pattern:
     """The pattern, as far as the core remembers."""
-    window = gtrxl().pattern
-    if isinstance(pattern, Full):
-        return window
-    return pattern if pattern.reach <= window.reach else pattern & window
+    return Window(FARTHEST + 1) if isinstance(pattern, Full) else bounded(pattern, FARTHEST)
 
 
 def train(subject: Subject, seed: int) -> Trial:

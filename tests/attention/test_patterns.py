@@ -55,6 +55,10 @@ PATTERNS = [
     BigBird(4, 3, 2, 1),
     BigBird(4, 3, 0, 0),
     BigBirdETC(4, 1, 2, 3),
+    ETC(4, 3, 7),
+    ETC(4, 3, 2),
+    Longformer(6, global_tokens=2, farthest=9),
+    BigBirdETC(4, 1, 2, 3, farthest=11),
     Window(9) & Dilated(3, 4),
     Window(3) | Local1D(8, 2) | Strided(7, way="heads"),
 ]

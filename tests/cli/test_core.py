@@ -65,7 +65,6 @@ UNUSUAL = {
     ("Blockwise", "permutations"): ((1, 0, 3, 2, 5, 4, 7, 6),),
     ("BigBird", "window"): 5,
     ("BigBirdETC", "window"): 5,
-    ("AdaptiveSpan", "start"): 3.0,
 }
 """Options whose values have to fit."""
 
@@ -77,6 +76,8 @@ def another(technique: type, option: Field[Any]) -> Any:
     if isinstance(option.default, str):
         words = get_args(get_type_hints(technique)[option.name])
         return next(word for word in words if word != option.default)
+    if option.default is None:
+        return 3
     return not option.default if isinstance(option.default, bool) else 2 * option.default + 2
 
 

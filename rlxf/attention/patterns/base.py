@@ -7,6 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rlxf.attention.checks import check_whole
+
 UNLIMITED = 2**62
 """Reach of a pattern without a bound."""
 
@@ -175,9 +177,13 @@ class BlockPattern(Pattern):
 
 
 class GlobalTokens(Pattern):
-    """The first ``global_tokens`` positions see all, are seen by all, and have projections of their own."""
+    """The first ``global_tokens`` positions see all, are seen by all, and have projections of their own.
+
+    With ``farthest``, no token sees one farther away than that: as an agent with a memory of that length.
+    """
 
     global_tokens: int
+    farthest: int | None
 
     @property
     @abstractmethod
@@ -185,13 +191,19 @@ class GlobalTokens(Pattern):
         """What tokens see of others that are not global."""
 
     @property
+    def far(self) -> int:
+        """Distance, in tokens, beyond which no token sees another."""
+        return UNLIMITED if self.farthest is None else self.farthest
+
+    @property
     def reach(self) -> int:
-        """No bound."""
-        return UNLIMITED
+        """`far`."""
+        return self.far
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """i or j is global, or `local` allows it."""
-        return (i < self.global_tokens) | (j < self.global_tokens) | self.local.allows(i, j)
+        """i or j is global and the other not too far, or `local` allows it."""
+        either = (i < self.global_tokens) | (j < self.global_tokens)
+        return (either & ((i - j).abs() <= self.far)) | self.local.allows(i, j)
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         """See `Pattern`."""
@@ -201,28 +213,31 @@ class GlobalTokens(Pattern):
     @property
     def sides(self) -> tuple[Pattern, Pattern]:
         """The rule of the other tokens, and that of the global ones."""
-        return OthersLook(self.global_tokens, self.local), GlobalsLook(self.global_tokens)
+        others = OthersLook(self.global_tokens, self.far, self.local)
+        return others, GlobalsLook(self.global_tokens, self.far)
 
 
 @dataclass(frozen=True)
 class OthersLook(Pattern):
-    """What tokens that are not global may see: the global ones, and what is local."""
+    """What tokens that are not global may see: global ones, unless they are too far, and what is local."""
 
     global_tokens: int
+    far: int
     local: Pattern
 
     @property
     def reach(self) -> int:
-        """No bound."""
-        return UNLIMITED
+        """The larger one of both."""
+        return max(self.far, self.local.reach)
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
         """See `Pattern`."""
-        return (i >= self.global_tokens) & ((j < self.global_tokens) | self.local.allows(i, j))
+        known = (j < self.global_tokens) & ((i - j).abs() <= self.far)
+        return (i >= self.global_tokens) & (known | self.local.allows(i, j))
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         """See `Pattern`."""
-        return tuple(OthersLook(self.global_tokens, one) for one in self.local.for_heads(heads))
+        return tuple(OthersLook(self.global_tokens, self.far, one) for one in self.local.for_heads(heads))
 
     def group(self, i: Tensor) -> Tensor:
         """Global tokens, which see nothing here, by themselves."""
@@ -233,24 +248,25 @@ class OthersLook(Pattern):
         asking = i[i >= self.global_tokens]
         if not len(asking):
             return among[:0]
-        first = between(0, self.global_tokens - 1, among)
+        first = between(max(0, int(asking.min()) - self.far), self.global_tokens - 1, among)
         return torch.cat([first, self.local.keys(asking, among)]).unique()
 
 
 @dataclass(frozen=True)
 class GlobalsLook(Pattern):
-    """What global tokens may see: all."""
+    """What global tokens may see: all that is not too far."""
 
     global_tokens: int
+    far: int
 
     @property
     def reach(self) -> int:
-        """No bound."""
-        return UNLIMITED
+        """How far that is."""
+        return self.far
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
         """See `Pattern`."""
-        return (i < self.global_tokens) & (j == j)
+        return (i < self.global_tokens) & ((i - j).abs() <= self.far)
 
     def group(self, i: Tensor) -> Tensor:
         """Global tokens together, apart from the others, which see nothing here."""
@@ -258,7 +274,20 @@ class GlobalsLook(Pattern):
 
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
         """See `Pattern`."""
-        return among if bool((i < self.global_tokens).any()) else among[:0]
+        asking = i[i < self.global_tokens]
+        return (
+            between(int(asking.min()) - self.far, int(asking.max()) + self.far, among)
+            if len(asking)
+            else among[:0]
+        )
+
+
+def check_global_tokens(pattern: GlobalTokens) -> None:
+    """Raise TypeError or ValueError unless the number of global tokens and the bound are in range."""
+    name = type(pattern).__name__
+    check_whole(f"{name} global_tokens", pattern.global_tokens)
+    if pattern.farthest is not None:
+        check_whole(f"{name} farthest", pattern.farthest)
 
 
 def between(first: int, last: int, among: Tensor) -> Tensor:

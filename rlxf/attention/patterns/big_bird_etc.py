@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlxf.attention.checks import check_whole
-from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.patterns.base import Pattern, check_global_tokens
 from rlxf.attention.patterns.big_bird import NearAndRandom
 from rlxf.attention.patterns.etc import ExtraTokens
+from rlxf.attention.patterns.window import bounded
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,13 @@ class BigBirdETC(ExtraTokens):
         random: blocks drawn for each block.
         global_tokens: number of global tokens.
         seed: of what is drawn.
+        farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
+            with memory, the memory's length.
 
     Raises:
         TypeError: if one of them is no whole number.
-        ValueError: if window is even, block, window or global_tokens is less than 1, or one of the others
-            less than 0.
+        ValueError: if window is even, block, window, global_tokens or farthest is less than 1, or one of the
+            others less than 0.
     """
 
     paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
@@ -39,12 +41,14 @@ class BigBirdETC(ExtraTokens):
     random: int = 2
     global_tokens: int = 4
     seed: int = 0
+    farthest: int | None = None
 
     def __post_init__(self) -> None:
         _ = self.local
-        check_whole("BigBirdETC global_tokens", self.global_tokens)
+        check_global_tokens(self)
 
     @property
     def local(self) -> Pattern:
         """The window and the random blocks."""
-        return NearAndRandom(self.block, self.window, self.random, self.seed)
+        local = NearAndRandom(self.block, self.window, self.random, self.seed)
+        return bounded(local, self.farthest)

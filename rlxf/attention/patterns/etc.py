@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlxf.attention.checks import check_whole
-from rlxf.attention.patterns.base import GlobalTokens, Pattern
-from rlxf.attention.patterns.window import Window
+from rlxf.attention.patterns.base import GlobalTokens, Pattern, check_global_tokens
+from rlxf.attention.patterns.window import Window, bounded
 
 
 class ExtraTokens(GlobalTokens):
@@ -32,10 +32,12 @@ class ETC(ExtraTokens):
     Args:
         radius: distance, in tokens, up to which a token sees others.
         global_tokens: number of global tokens g.
+        farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
+            with memory, the memory's length.
 
     Raises:
         TypeError: if one of them is no whole number.
-        ValueError: if radius is less than 0 or global_tokens less than 1.
+        ValueError: if radius is less than 0, or global_tokens or farthest less than 1.
     """
 
     paper: ClassVar[str] = "Ainslie et al. 2020, arXiv:2004.08483"
@@ -43,12 +45,13 @@ class ETC(ExtraTokens):
     cost: ClassVar[str] = "L (radius + global_tokens) pairs"
     radius: int = 64
     global_tokens: int = 4
+    farthest: int | None = None
 
     def __post_init__(self) -> None:
         check_whole("ETC radius", self.radius, least=0)
-        check_whole("ETC global_tokens", self.global_tokens)
+        check_global_tokens(self)
 
     @property
     def local(self) -> Pattern:
         """The window."""
-        return Window(self.radius + 1)
+        return bounded(Window(self.radius + 1), self.farthest)

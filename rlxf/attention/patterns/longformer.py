@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlxf.attention.checks import check_whole
-from rlxf.attention.patterns.base import GlobalTokens, Pattern
+from rlxf.attention.patterns.base import GlobalTokens, Pattern, check_global_tokens
 from rlxf.attention.patterns.dilated import Dilated
+from rlxf.attention.patterns.window import bounded
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,13 @@ class Longformer(GlobalTokens):
         dilation: gap from one key to the next, in tokens.
         plain_heads: heads, the first ones, that have a dilation of 1 in any case.
         global_tokens: number of global tokens.
+        farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
+            with memory, the memory's length.
 
     Raises:
         TypeError: if one of them is no whole number.
-        ValueError: if window is odd or less than 2, dilation or global_tokens is less than 1, or plain_heads
-            less than 0.
+        ValueError: if window is odd or less than 2, dilation, global_tokens or farthest is less than 1, or
+            plain_heads less than 0.
     """
 
     paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
@@ -39,16 +42,17 @@ class Longformer(GlobalTokens):
     dilation: int = 1
     plain_heads: int = 0
     global_tokens: int = 1
+    farthest: int | None = None
 
     def __post_init__(self) -> None:
         check_whole("Longformer window", self.window, least=2)
         check_whole("Longformer dilation", self.dilation)
         check_whole("Longformer plain_heads", self.plain_heads, least=0)
-        check_whole("Longformer global_tokens", self.global_tokens)
+        check_global_tokens(self)
         if self.window % 2:
             raise ValueError(f"Longformer window must be even, got {self.window}")
 
     @property
     def local(self) -> Pattern:
         """The window."""
-        return Dilated(self.window // 2 + 1, self.dilation, self.plain_heads)
+        return bounded(Dilated(self.window // 2 + 1, self.dilation, self.plain_heads), self.farthest)

@@ -47,3 +47,10 @@ class Window(Pattern):
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
         """See `Pattern`."""
         return between(int(i.min()) - self.reach, int(i.max()) + self.reach, among)
+
+
+def bounded(pattern: Pattern, farthest: int | None) -> Pattern:
+    """The pattern without keys farther away than ``farthest`` tokens; None for no bound."""
+    if farthest is None or pattern.reach <= farthest:
+        return pattern
+    return pattern & Window(farthest + 1)

@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.attention import XL, Full, TransformerSpec, Window
+from rlxf.attention import XL, Full, Longformer, TransformerSpec, Window
 from rlxf.training import linear
 from tests.agents.gtrxl.worlds import DICT, IMAGE, VECTOR, Scripted, parameters, same, small_agent, small_core
 
@@ -78,7 +78,11 @@ def test_a_core_of_wrong_size(wrong, message):
         ({"cross_attention": True}, "cross_attention=False"),
         ({"dropout": 0.1}, "dropout must be 0, got 0.1"),
         ({"pattern": Full()}, r"sees farther than XL\(length=8\) remembers.* use pattern=Window\(9\)"),
-        ({"pattern": Window(10)}, r"sees farther than XL\(length=8\) remembers"),
+        (
+            {"pattern": Window(10)},
+            r"sees farther than XL\(length=8\) remembers.*Window\(size=10\) & Window\(9\)",
+        ),
+        ({"pattern": Longformer()}, r"sees farther than XL\(length=8\) remembers.* give it farthest=8"),
     ],
     ids=str,
 )
