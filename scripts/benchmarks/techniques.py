@@ -17,7 +17,7 @@ from rich.table import Table
 from benchmarks.machine import machine
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl, resolve_core
-from rlxf.attention import Full, GRUGate, TransformerSpec, Window, XLRelative
+from rlxf.attention import Full, TransformerSpec, Window
 from rlxf.attention.patterns.base import GlobalTokens, Pattern
 from rlxf.attention.patterns.window import bounded
 from rlxf.attention.techniques import TECHNIQUES
@@ -27,8 +27,6 @@ from rlxf.evaluation import EvaluationCallback
 ENVS, LENGTH, STEPS, SEEDS = 32, 50, 150_000, 2
 FARTHEST = gtrxl().pattern.reach
 EVALUATIONS, EPISODES, SOLVED = 15, 200, 0.95
-DEFAULT = {"position": XLRelative, "pattern": Window, "residual": GRUGate}
-"""What the core has where a technique is not named: measured once."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +76,15 @@ def subjects() -> Iterator[Subject]:
     """The core as it is, then each technique in its place."""
     yield Subject("", "as it is", gtrxl())
     for axis, techniques in TECHNIQUES.items():
-        default = DEFAULT.get(axis, type(getattr(gtrxl(), axis)))
-        yield from (subject(axis, name) for name, one in techniques.items() if one is not default)
+        usual = type(getattr(gtrxl(), axis)).__name__
+        yield from (subject(axis, name) for name in techniques if name != usual)
 
 
 def subject(axis: str, name: str) -> Subject:
     """The core with a technique in the place of what it has."""
     try:
-        core = replace(gtrxl(), **{axis: made(TECHNIQUES[axis][name])})
+        changes: dict[str, Any] = {axis: made(TECHNIQUES[axis][name])}
+        core = replace(gtrxl(), **changes)
         core = resolve_core(replace(core, pattern=remembered(core.pattern)), None)
         return Subject(axis, name, core)
     except ValueError as error:
