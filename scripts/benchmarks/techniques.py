@@ -93,7 +93,8 @@ def subject(axis: str, name: str) -> Subject:
 
 def made(technique: type[Any]) -> Any:
     """A technique with its defaults, and global tokens within what is remembered."""
-    return technique(farthest=FARTHEST) if issubclass(technique, GlobalTokens) else technique()
+    options: dict[str, Any] = {"farthest": FARTHEST} if issubclass(technique, GlobalTokens) else {}
+    return technique(**options)
 
 
 def remembered(pattern: Pattern) -> Pattern:
