@@ -14,9 +14,10 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from rlxf.attention import Full, TransformerSpec, Window
+from rlxf.attention import Full, TransformerSpec
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.patterns.window import bounded
 from rlxf.attention.techniques import TECHNIQUES
 from rlxf.cli.questions import QUESTIONS
 from rlxf.cli.technique_names import CHOOSABLE, FITTING, NONE, find, named
@@ -44,9 +45,9 @@ def core_registry(args: Sequence[str]) -> ConstructorRegistry:
     return registry
 
 
-def fitting_pattern(memory: Memory | None) -> Pattern:
-    """A token sees itself and what memory holds, wherever in its segment it stands; all, without memory."""
-    return Full() if memory is None else Window(memory.length + 1)
+def within(memory: Memory | None, pattern: Pattern) -> Pattern:
+    """What the pattern shows of a token itself and of what memory holds, wherever in its segment that is."""
+    return pattern if memory is None else bounded(pattern, memory.length)
 
 
 def _spec_rule(names: dict[str, str], info: StructTypeInfo) -> StructConstructorSpec | None:
@@ -95,7 +96,8 @@ def _options(axis: str) -> str:
 def _build(**values: Any) -> TransformerSpec:
     chosen = {axis: _technique(axis, values) for axis in TECHNIQUES if values[axis] != FITTING}
     sizes = {name: values[name] for name in SIZES}
-    return TransformerSpec(**sizes, **{"pattern": fitting_pattern(chosen["memory"]), **chosen})
+    pattern = within(chosen["memory"], chosen.pop("pattern", Full()))
+    return TransformerSpec(**sizes, pattern=pattern, **chosen)
 
 
 def _technique(axis: str, values: dict[str, Any]) -> Any:

@@ -17,15 +17,13 @@ from rich.table import Table
 from benchmarks.machine import machine
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl, resolve_core
-from rlxf.attention import Full, TransformerSpec, Window
-from rlxf.attention.patterns.base import GlobalTokens, Pattern
+from rlxf.attention import TransformerSpec
 from rlxf.attention.patterns.window import bounded
 from rlxf.attention.techniques import TECHNIQUES
 from rlxf.envs.make import make_vec_env
 from rlxf.evaluation import EvaluationCallback
 
 ENVS, LENGTH, STEPS, SEEDS = 32, 50, 150_000, 2
-FARTHEST = gtrxl().pattern.reach
 EVALUATIONS, EPISODES, SOLVED = 15, 200, 0.95
 
 
@@ -83,23 +81,13 @@ def subjects() -> Iterator[Subject]:
 def subject(axis: str, name: str) -> Subject:
     """The core with a technique in the place of what it has."""
     try:
-        changes: dict[str, Any] = {axis: made(TECHNIQUES[axis][name])}
+        changes: dict[str, Any] = {axis: TECHNIQUES[axis][name]()}
         core = replace(gtrxl(), **changes)
-        core = resolve_core(replace(core, pattern=remembered(core.pattern)), None)
+        pattern = bounded(core.pattern, gtrxl().pattern.reach)
+        core = resolve_core(replace(core, pattern=pattern), None)
         return Subject(axis, name, core)
     except ValueError as error:
         return Subject(axis, name, refused=str(error))
-
-
-def made(technique: type[Any]) -> Any:
-    """A technique with its defaults, and global tokens within what is remembered."""
-    options: dict[str, Any] = {"farthest": FARTHEST} if issubclass(technique, GlobalTokens) else {}
-    return technique(**options)
-
-
-def remembered(pattern: Pattern) -> Pattern:
-    """The pattern, as far as the core remembers."""
-    return Window(FARTHEST + 1) if isinstance(pattern, Full) else bounded(pattern, FARTHEST)
 
 
 def train(subject: Subject, seed: int) -> Trial:

@@ -7,6 +7,7 @@ import pytest
 
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.attention import ALiBi, Full, GRUGate, TransformerSpec, Tupe, Window
+from rlxf.attention.patterns.window import bounded
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
 from rlxf.cli.core import SIZES
 from rlxf.cli.mistakes import BUILDING, in_one_line
@@ -36,7 +37,20 @@ def test_every_choice_of_a_spec_is_offered_but_those_that_no_agent_has():
 
 @pytest.mark.parametrize(("axis", "technique"), ALL, ids=in_words)
 def test_every_technique_can_be_named(axis, technique):
-    assert getattr(core(f"--core.{axis}", technique.__name__), axis) == technique()
+    assert getattr(free(axis, technique), axis) == technique()
+
+
+def free(axis: str, technique: type, *args: str) -> TransformerSpec:
+    """A core with that technique; without memory, which would bound a pattern."""
+    bound = ["--core.memory", "none"] if axis == "pattern" else []
+    return core(*bound, f"--core.{axis}", technique.__name__, *args)
+
+
+@pytest.mark.parametrize("pattern", TECHNIQUES["pattern"].values(), ids=in_words)
+def test_a_pattern_is_kept_within_the_memory(pattern):
+    chosen = core("--core.memory.length", "9", "--core.pattern", pattern.__name__).pattern
+    assert chosen == bounded(pattern(), 9)
+    assert chosen.reach <= 9
 
 
 @pytest.mark.parametrize("axis", OPTIONAL)
@@ -50,8 +64,7 @@ def test_every_option_of_a_technique_arrives(axis, technique, option):
     assert value != option.default
     flag = f"--core.{axis}.{option.name.replace('_', '-')}"
     given = [flag, *([] if value is True else spelled(value))]
-    chosen = getattr(core(f"--core.{axis}", technique.__name__, *given), axis)
-    assert chosen == technique(**{option.name: value})
+    assert getattr(free(axis, technique, *given), axis) == technique(**{option.name: value})
 
 
 def spelled(value: object) -> list[str]:

@@ -1,7 +1,7 @@
 """The core that a Gated Transformer-XL is, and what PPO asks of any core."""
 
-from rlxf.attention import XL, Full, GRUGate, TransformerSpec, Window, XLRelative
-from rlxf.attention.patterns.base import GlobalTokens, Pattern
+from rlxf.attention import XL, GRUGate, TransformerSpec, Window, XLRelative
+from rlxf.attention.patterns.window import bounded
 from rlxf.attention.residuals.base import Residual
 
 MEMORY_LENGTH = 128
@@ -69,17 +69,9 @@ def _check_core(core: TransformerSpec) -> None:
     if core.pattern.reach > core.memory.length:
         raise ValueError(
             f"{core.pattern} sees farther than {core.memory} remembers, so steps and segments would "
-            f"differ; {_bound(core.pattern, core.memory.length)}"
+            f"differ; use pattern={bounded(core.pattern, core.memory.length)}"
         )
     if core.dropout:
         raise ValueError(
             f"PPO compares what it did with what it would do: dropout must be 0, got {core.dropout}"
         )
-
-
-def _bound(pattern: Pattern, length: int) -> str:
-    """How to keep a pattern within a memory."""
-    window = f"Window({length + 1})"
-    if isinstance(pattern, GlobalTokens):
-        return f"give it farthest={length}"
-    return f"use pattern={window}" if isinstance(pattern, Full) else f"use pattern={pattern} & {window}"

@@ -1,12 +1,13 @@
 """Sliding window: a token sees the tokens nearest to it."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
 from rlxf.attention.checks import check_whole
-from rlxf.attention.patterns.base import Pattern, between
+from rlxf.attention.patterns.base import GlobalTokens, Pattern, between
+from rlxf.attention.patterns.full import Full
 
 
 @dataclass(frozen=True)
@@ -53,4 +54,8 @@ def bounded(pattern: Pattern, farthest: int | None) -> Pattern:
     """The pattern without keys farther away than ``farthest`` tokens; None for no bound."""
     if farthest is None or pattern.reach <= farthest:
         return pattern
-    return pattern & Window(farthest + 1)
+    if isinstance(pattern, GlobalTokens):
+        options: Any = pattern
+        return cast(Pattern, replace(options, farthest=farthest))
+    window = Window(farthest + 1)
+    return window if isinstance(pattern, Full | Window) else pattern & window

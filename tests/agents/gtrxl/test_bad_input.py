@@ -77,12 +77,15 @@ def test_a_core_of_wrong_size(wrong, message):
         ({"memory": None, "causal": False}, "needs causal=True"),
         ({"cross_attention": True}, "cross_attention=False"),
         ({"dropout": 0.1}, "dropout must be 0, got 0.1"),
-        ({"pattern": Full()}, r"sees farther than XL\(length=8\) remembers.* use pattern=Window\(9\)"),
+        ({"pattern": Full()}, r"sees farther than XL\(length=8\) remembers.* use pattern=Window\(size=9\)"),
         (
             {"pattern": Window(10)},
-            r"sees farther than XL\(length=8\) remembers.*Window\(size=10\) & Window\(9\)",
+            r"sees farther than XL\(length=8\) remembers.* use pattern=Window\(size=9\)",
         ),
-        ({"pattern": Longformer()}, r"sees farther than XL\(length=8\) remembers.* give it farthest=8"),
+        (
+            {"pattern": Longformer()},
+            r"sees farther than XL\(length=8\) remembers.* use pattern=Longformer\(.*farthest=8\)",
+        ),
     ],
     ids=str,
 )
