@@ -6,6 +6,7 @@ from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.index import Index
 from rlxf.attention.kernels.adaptive_span import AdaptiveSpan
 from rlxf.attention.kernels.dynamic_span import DynamicSpan
+from rlxf.attention.kernels.linformer import Linformer
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import State
 from rlxf.attention.memory.xl import XL
@@ -70,6 +71,7 @@ __all__ = [
     "Index",
     "InputGate",
     "LearnedAbsolute",
+    "Linformer",
     "Local1D",
     "Local2D",
     "Longformer",

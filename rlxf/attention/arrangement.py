@@ -41,11 +41,6 @@ class Part:
     key: Tensor
     allowed: Tensor
 
-    @property
-    def pairs(self) -> int:
-        """Pairs of query and key that are computed."""
-        return self.query.numel() * self.key.shape[1]
-
     def to(self, device: torch.device) -> "Part":
         """This part on a device."""
         return Part(self.query.to(device), self.key.to(device), self.allowed.to(device))
@@ -67,6 +62,15 @@ def _moved(slots: Tensor, offsets: Tensor) -> Tensor:
 
 Places = dict[Run, list[tuple[int, int]]]
 """For each run, where in the flattened batch its first query and its first key stand."""
+
+
+def count_pairs(rule: Pattern, causal: bool, places: Places) -> int:
+    """How many pairs of query and key `arrange` would have computed."""
+    return sum(
+        len(offsets) * len(some) * queries * keys
+        for run, offsets in places.items()
+        for (queries, keys), some in group_run(rule, causal, run).items()
+    )
 
 
 def arrange(rule: Pattern, causal: bool, places: Places, device: torch.device) -> list[Part]:
@@ -132,13 +136,20 @@ def _as_range(positions: Tensor) -> range | None:
 @lru_cache(maxsize=16)
 def arrange_run(rule: Pattern, causal: bool, run: Run) -> tuple[Part, ...]:
     """The parts of one run, whose slots count from 0. They depend on positions alone, and are kept."""
+    sizes = group_run(rule, causal, run)
+    return tuple(_part(rule, causal, run, pairs, *size) for size, pairs in sizes.items())
+
+
+@lru_cache(maxsize=16)
+def group_run(rule: Pattern, causal: bool, run: Run) -> dict[tuple[int, int], list[tuple[Tensor, Tensor]]]:
+    """The positions of queries and keys of each group of a run, by the size that their part has."""
     sizes = defaultdict(list)
     among = torch.arange(run.keys.start, run.keys.stop)
     for i in groups(rule, torch.tensor(run.queries)):
         j = rule.keys(i, between(run.keys.start, int(i.max()), among) if causal else among)
         if len(j):
             sizes[rounded(len(i)), rounded(len(j))].append((i, j))
-    return tuple(_part(rule, causal, run, pairs, *size) for size, pairs in sizes.items())
+    return sizes
 
 
 def groups(rule: Pattern, i: Tensor) -> tuple[Tensor, ...]:

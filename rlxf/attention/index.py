@@ -60,7 +60,7 @@ class Index:
 
     @property
     def episodes(self) -> Tensor:
-        """(B, N): the episodes of each row once, `EMPTY` where a row has fewer than others; N is at least 1."""
+        """(B, N): episodes of each row once, `EMPTY` where a row has fewer than others; N is at least 1."""
         ordered = self.episode.sort(dim=1).values
         fresh = (ordered != EMPTY) & (ordered.diff(dim=1, prepend=ordered[:, :1] - 1) != 0)
         number = max(1, int(fresh.sum(1).max()))

@@ -32,7 +32,8 @@ def attention_weights(
     Returns:
         (B, H, T, M + T) for each layer that is run, in order: row i is what token i takes of each
         token of memory and segment, 0 where it may not look. Rows add up to 1, with softmax1 to at
-        most 1, and to 0 for a token that sees nothing. Extra tokens of the pattern come first among the keys.
+        most 1, and to 0 for a token that sees nothing; where it is learned how tokens are summed up, as in a
+        `Linformer`, to anything. Extra tokens of the pattern come first among the keys.
     """
     _, hidden = transformer.encode(x, index, state, context)
     spec = transformer.spec

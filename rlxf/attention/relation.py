@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlxf.attention.arrangement import PADDING, Part, arrange, find_runs
+from rlxf.attention.arrangement import PADDING, Part, arrange, count_pairs, find_runs
 from rlxf.attention.index import EMPTY, Index
 from rlxf.attention.patterns.base import GlobalTokens, Pattern
 
@@ -160,11 +160,11 @@ class Relation:
         places = find_runs(self.query, self.key)
         if places is None:
             return None
-        device = self.key.position.device
-        parts = [arrange(rule, self.causal, places, device) for rule in self.rules]
-        pairs = sum(part.pairs for some in parts for part in some) / len(parts)
+        pairs = sum(count_pairs(rule, self.causal, places) for rule in self.rules) / len(self.rules)
         if pairs * SAVING > self.query.position.numel() * keys:
             return None
+        device = self.key.position.device
+        parts = [arrange(rule, self.causal, places, device) for rule in self.rules]
         shares = zip(self.rules.items(), parts, strict=True)
         alone = len(parts) == 1
         return tuple(

@@ -157,11 +157,11 @@ def check_projected(spec: TransformerSpec) -> None:
     """Raise ValueError unless all that a `Linformer` projects may be seen, and stands in one sequence."""
     if spec.cross_attention:
         raise ValueError(
-            f"{spec.kernel} projects a token by its position among those that ask, and cross_attention=True "
-            f"asks for others; choose another kernel"
+            f"{spec.kernel} projects one sequence, and cross_attention=True brings another one; "
+            f"choose another kernel"
         )
     if not spec.causal and not isinstance(spec.pattern, Full):
         raise ValueError(
-            f"{spec.kernel} projects a sequence as a whole where causal=False, and {spec.pattern} hides a part "
-            f"of it; choose Full() or another kernel"
+            f"where causal=False, {spec.kernel} projects a sequence as a whole, and {spec.pattern} hides a "
+            f"part of it; choose Full() or another kernel"
         )

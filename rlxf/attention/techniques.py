@@ -6,6 +6,7 @@ from typing import Any
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.kernels.adaptive_span import AdaptiveSpan
 from rlxf.attention.kernels.dynamic_span import DynamicSpan
+from rlxf.attention.kernels.linformer import Linformer
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.xl import XL
 from rlxf.attention.patterns.base import Both, Either
@@ -71,7 +72,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
             BigBird,
             BigBirdETC,
         ),
-        "kernel": (Softmax, AdaptiveSpan, DynamicSpan),
+        "kernel": (Softmax, AdaptiveSpan, DynamicSpan, Linformer),
         "memory": (XL,),
         "residual": (Add, GRUGate, InputGate, OutputGate, HighwayGate, SigTanhGate),
         "depth": (Fixed,),

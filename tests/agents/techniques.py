@@ -6,13 +6,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlxf.attention import RoPE
+from rlxf.attention.kernels.base import Kernel, PairwiseKernel
 from rlxf.attention.techniques import TECHNIQUES
 from tests.attention.specs import SHORT
 
+
+def of_no_pair(technique: Any) -> bool:
+    """Whether it is a kernel that takes no position which scores pairs, as agents have by default."""
+    return isinstance(technique, Kernel) and not isinstance(technique, PairwiseKernel)
+
+
 CHOICES = {
-    f"{axis} {name}": {axis: SHORT.get(name) or technique()}
+    f"{axis} {name}": {axis: chosen} | ({"position": RoPE()} if of_no_pair(chosen) else {})
     for axis, techniques in TECHNIQUES.items()
     for name, technique in techniques.items()
+    for chosen in [SHORT.get(name) or technique()]
 }
 each = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 """Run a test with each of them: ``{axis: technique}``."""

@@ -20,6 +20,7 @@ from rlxf.attention import (
     FixedColumns,
     GRUGate,
     LearnedAbsolute,
+    Linformer,
     Local1D,
     Local2D,
     Longformer,
@@ -55,6 +56,7 @@ SHORT: dict[str, Any] = {
     "BigBird": BigBird(1, 1, 2, 1),
     "BigBirdETC": BigBirdETC(1, 1, 2, 2, farthest=MEMORY),
     "AdaptiveSpan": AdaptiveSpan(limit=4, ramp=3),
+    "Linformer": Linformer(2, 1),
     "DynamicSpan": DynamicSpan(limit=6, ramp=2),
     "XL": XL(MEMORY),
     "LearnedAbsolute": LearnedAbsolute(64),
@@ -65,6 +67,9 @@ SHORT: dict[str, Any] = {
     "Deberta": Deberta(2),
 }
 """Techniques whose default is too long to matter in a short test."""
+
+LINFORMER = Linformer(64, 3)
+"""For encoders: it takes all positions of a test, as LearnedAbsolute(64) does."""
 
 ALONE = {
     f"{axis} {name}": replace(DEFAULT, **{axis: SHORT.get(name) or technique()})
@@ -106,6 +111,18 @@ RECIPES = {
         pattern=Longformer(2, global_tokens=3),
         position=XLRelative(),
     ),
+    "Linformer, one for all": replace(
+        DEFAULT, kernel=Linformer(2, 2, sharing="layer", bias=True), position=RoPE(), memory=XL(MEMORY)
+    ),
+    "Linformer, convolution of some": replace(
+        DEFAULT, kernel=Linformer(2, (1, 2), "convolution", "head"), pattern=Window(4) | Strided(3)
+    ),
+    "Linformer, max by head": replace(
+        DEFAULT, kernel=Linformer(2, 1, "max"), pattern=Dilated(2, 2, plain_heads=1)
+    ),
+    "Linformer and global tokens": replace(
+        DEFAULT, kernel=Linformer(2, 1, sharing="key-value"), pattern=Longformer(4, global_tokens=3)
+    ),
     "softmax1": replace(DEFAULT, kernel=Softmax(softmax1=True)),
     "softmax1 and values by distance": replace(
         DEFAULT, kernel=Softmax(softmax1=True), position=ShawRelative(2)
@@ -128,6 +145,18 @@ ENCODERS = {
     f"encoder, {name}": replace(spec, causal=False)
     for name, spec in ALONE.items()
     if name.split()[0] in ("position", "pattern", "kernel")
+}
+
+
+ENCODERS |= {
+    "encoder, kernel Linformer": replace(DEFAULT, causal=False, kernel=LINFORMER),
+    "encoder, Linformer, a number for each layer": replace(
+        DEFAULT, causal=False, kernel=Linformer(64, (3, 5), sharing="head", bias=True)
+    ),
+    "encoder, Linformer, convolution": replace(
+        DEFAULT, causal=False, kernel=Linformer(64, 16, "convolution", "key-value", bias=True)
+    ),
+    "encoder, Linformer, max": replace(DEFAULT, causal=False, kernel=Linformer(64, 16, "max")),
 }
 
 

@@ -69,9 +69,9 @@ class LayerKernel(nn.Module, ABC):
         return q, k
 
     def look(self, q: Tensor, k: Tensor, bias: Tensor | None, relation: "Relation", dropout: float) -> Tensor:
-        """What a query takes of each value, for people to look at, (B, H, Tq, Tk): the average of one-hot values.
+        """What a query takes of each value, for people to look at, (B, H, Tq, Tk).
 
-        Arguments as in `forward`.
+        By default the average of one-hot values. Arguments as in `forward`.
         """
         y: Tensor = self(q, k, one_hot(k), bias, relation, dropout)
         return y

@@ -27,33 +27,33 @@ Summarize = Callable[[Tensor, Tensor], Tensor]
 class Linformer(Kernel):
     r"""``o_i = sum_r softmax_r(q_i . k'_r / sqrt(D)) v'_r`` with ``k' = E k``, ``v' = F v``, E and F (k, n).
 
-    Column j of E belongs to position j of an episode. Without ``causal`` this is the paper's: n is the length of
-    the longest sequence, and each episode is projected by itself. Positions without a token add nothing; what is
-    pooled or convolved is left out where there is no token at all.
+    Column j of E belongs to position j of an episode. Without ``causal`` this is the paper's: n is the length
+    of the longest sequence, each episode is projected by itself, and positions without a token add nothing. A
+    summary of no token at all is not seen.
 
-    Projected along the sequence, a token would see what is ahead. The causal form is ours. An episode is cut into
-    blocks of n positions, [0, n), [n, 2 n) ... A block before that of the query is seen through its k summaries,
-    ``E k`` and ``F v`` of its tokens, if the query may see all of them; all other tokens that it may see are seen one
-    by one, in the same softmax. So a window or an episode's end that cuts a block needs no rule of its own.
-    L tokens cost L (L k / n + n) pairs: n / k times fewer than all, but not linear.
+    Projected along the sequence, a token would see what is ahead. The causal form is ours: an episode is cut
+    into blocks of n positions, [0, n), [n, 2 n) ... Of a block before its own, a query sees the k summaries
+    ``E k`` and ``F v`` in place of the tokens, if it may see all of these. Every other token that it may see
+    it sees by itself, in the same softmax. So a window, or the end of memory, may cut a block. L tokens cost
+    L (L k / n + n) pairs: n / k times fewer than all, but not linear.
 
-    Source: Wang et al. 2020, arXiv:2006.04768, section 4. A bias is not in the paper; public code has one.
+    Source: Wang et al. 2020, arXiv:2006.04768, section 4. The paper has no bias; public code has one.
 
     Args:
-        length: n, in tokens: of a sequence that is read both ways the longest, of a causal one a block.
-        k: summaries; a tuple for a number of its own in each layer.
-        method: what makes them. "learned": E and F. Else each is made of n / k positions next to one another, by
-            "convolution", whose kernel and stride are n / k, by their "mean" or, feature by feature, their "max".
-        sharing: what uses the same projection. "none": each head, keys, values and layer has its own, as in the
-            paper's equation 7. "head": the heads of a layer share E, and F. "key-value": E is F, too. "layer": one
-            E for all. The mean and the largest have nothing to share.
-        bias: add a learned number for each summary (learned) or feature (convolution).
+        length: n, in tokens: the longest sequence; in a causal transformer, a block.
+        k: summaries of n tokens; a tuple for a number of its own in each layer.
+        method: how they are made. "learned": by E and F. Else each is of n / k positions side by side: by
+            "convolution", whose kernel and stride are n / k, their "mean" or, for each feature, their "max".
+        sharing: who has the same projection. "none": each head, keys, values and layer have their own, as in
+            equation 7. "head": the heads of a layer share E, and F. "key-value": E is F, too. "layer": one E
+            for all. Means and maxima have nothing to share.
+        bias: add a learned number to each summary ("learned") or to each feature ("convolution").
 
     Raises:
         TypeError: if length or k is no whole number.
-        ValueError: if one is less than 1, k exceeds length or, unless learned, does not divide it, a word is unknown,
-            layers share E but differ in k, or a mean or max is to have a bias; in a pass that is not causal, if a
-            position is not below length.
+        ValueError: if one is less than 1, k exceeds length or, unless learned, does not divide it, a word is
+            unknown, layers share E and differ in k, or a mean or max has a bias; in a pass that is not
+            causal, if a position is not below length.
     """
 
     paper: ClassVar[str] = "Wang et al. 2020, arXiv:2006.04768"
@@ -115,7 +115,7 @@ class LinformerAverage(LayerKernel):
         given = (spec.length, spec.k, own, size, spec.bias)
         self.of_keys: Projection = PROJECTIONS[spec.method](*given)
         one = spec.sharing in ("key-value", "layer")
-        self.of_values = self.of_keys if one else PROJECTIONS[spec.method](*given)
+        self.of_values: Projection = self.of_keys if one else PROJECTIONS[spec.method](*given)
 
     def share(self, first: LayerKernel) -> None:
         """See `LayerKernel`."""
@@ -177,11 +177,13 @@ class LinformerAverage(LayerKernel):
         """Each query sees tokens, and summaries in place of those of blocks that it sees whole."""
         blocks = Stretches.of_whole_blocks(relation.key, self.spec.length)
         allowed, tokens = relation.allowed_by_head, k.shape[2]
+        if not blocks.slots.numel():
+            return attend(q, k, v, allowed, dropout)
         seen = blocks.seen_by(allowed) & self._before(blocks, relation)
         alone = allowed & ~blocks.spread(seen, tokens)
         keys, values = self._summaries(k, v, blocks, summarize)
         keys, values = torch.cat([k, keys], dim=2), torch.cat([v, values], dim=2)
-        count = (keys.shape[2] - tokens) // max(1, seen.shape[-1])
+        count = (keys.shape[2] - tokens) // seen.shape[-1]
         allowed = torch.cat([alone, seen.repeat_interleave(count, dim=-1)], dim=-1)
         return attend(q, keys, values, allowed, dropout)
 
@@ -199,7 +201,7 @@ class LinformerAverage(LayerKernel):
         whole = torch.arange(k.shape[2] // size * size, device=k.device)
         blocks = Stretches(whole.view(1, -1, size).expand(len(k), -1, -1))
         keys, values = self._summaries(k, v, blocks, summarize)
-        count, found = keys.shape[2] // max(1, blocks.slots.shape[1]), []
+        count, found = keys.shape[2] // blocks.slots.shape[1], []
         for number, asking in enumerate(q.split(size, dim=2)):
             own, before = slice(number * size, (number + 1) * size), slice(0, number * count)
             seen = torch.cat([keys[:, :, before], k[:, :, own]], dim=2)
@@ -217,7 +219,7 @@ class LinformerAverage(LayerKernel):
 
 
 def in_blocks_from_the_start(relation: Relation, size: int) -> bool:
-    """Whether each row of a long pass is one episode, the same positions in all, from the start of a block."""
+    """Whether rows of a long pass are one episode each, at the same positions, from the start of a block."""
     query, key = relation.query, relation.key
     long = relation.tables is None and query.shape == key.shape and key.shape[1] > 2 * size
     if not long or not isinstance(relation.pattern, Full):

@@ -1,0 +1,270 @@
+"""Linformer: what is projected, who shares, and how the causal form sees blocks."""
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlxf.attention import Full, Index, Linformer, Softmax, Strided, TransformerSpec, Window
+from rlxf.attention.index import EMPTY
+from rlxf.attention.kernels.linformer import LinformerAverage, in_blocks_from_the_start
+from rlxf.attention.relation import Relation
+from tests.attention.oracle import close, put
+from tests.attention.specs import DEFAULT, fresh
+from tests.attention.test_gathering import Largest
+from tests.attention.worlds import ANYWHERE, index_of, numbers
+
+METHODS = ("learned", "convolution", "mean", "max")
+HEADS, SIZE = 2, 3
+
+
+def kernel(spec: Linformer) -> LinformerAverage:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return spec.build(HEADS * SIZE, HEADS).double()
+
+
+def tensors(index: Index) -> list[Tensor]:
+    """Queries, keys and values."""
+    return [numbers(index.shape[0], HEADS, index.shape[1], SIZE, seed=seed) for seed in range(3)]
+
+
+def within(index: Index, causal: bool = True) -> Relation:
+    return Relation(index, index, Full(), causal, torch.float64)
+
+
+# The causal form, as its docstring says it.
+
+
+def summaries(module: LinformerAverage, x: Tensor, head: int, keys: bool) -> list[Tensor]:
+    """Of the n tokens x (n, D) of a block, by loops."""
+    spec, projection = module.spec, module.of_keys if keys else module.of_values
+    piece = spec.length // spec.k
+    parts = [range(r * piece, (r + 1) * piece) for r in range(spec.k)]
+    if spec.method == "mean":
+        return [sum(x[t] for t in part) / piece for part in parts]
+    if spec.method == "max":
+        return [torch.stack([x[t] for t in part]).max(0).values for part in parts]
+    weight = projection.weight[head % len(projection.weight)]
+    if spec.method == "learned":
+        return [sum(weight[t, r] * x[t] for t in range(spec.length)) for r in range(spec.k)]
+    return [sum(weight[:, :, t - part.start] @ x[t] for t in part) for part in parts]
+
+
+def slow(module: LinformerAverage, q: Tensor, k: Tensor, v: Tensor, index: Index, pattern) -> Tensor:
+    """One query at a time; 0 at empty slots."""
+    places = [
+        list(zip(index.episode[b].tolist(), index.position[b].tolist(), strict=True)) for b in range(len(q))
+    ]
+    y, size = torch.zeros_like(q), module.spec.length
+    for b, h, i in ((b, h, i) for b in range(len(q)) for h in range(HEADS) for i in range(q.shape[2])):
+        episode, here = places[b][i]
+        if episode == EMPTY:
+            continue
+        seen = {
+            there: slot
+            for slot, (other, there) in enumerate(places[b])
+            if other == episode and there <= here and pattern.allows(torch.tensor(here), torch.tensor(there))
+        }
+        keys, values = [], []
+        for start in range(0, here + 1, size):
+            block = [seen[t] for t in range(start, start + size) if t in seen]
+            if len(block) == size and start + size <= here - here % size:
+                keys += summaries(module, k[b, h, block], h, True)
+                values += summaries(module, v[b, h, block], h, False)
+            else:
+                keys, values = [*keys, *k[b, h, block]], [*values, *v[b, h, block]]
+        scores = torch.stack([q[b, h, i] @ key / math.sqrt(SIZE) for key in keys])
+        y[b, h, i] = scores.softmax(0) @ torch.stack(values)
+    return y
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("pattern", [Full(), Window(7), Strided(3)], ids=repr)
+@given(moves=st.lists(st.lists(st.sampled_from(ANYWHERE), min_size=12, max_size=12), min_size=2, max_size=2))
+@settings(max_examples=3)
+def test_whole_blocks_before_ones_own_are_seen_through_summaries(method, pattern, moves):
+    index = index_of(moves)
+    module = kernel(Linformer(4, 2, method, "head" if method == "learned" else "none"))
+    q, k, v = tensors(index)
+    found = module(q, k, v, None, replace(within(index), pattern=pattern), 0.0)
+    filled = (index.episode != EMPTY)[:, None, :, None]
+    close(torch.where(filled, found, 0.0), slow(module, q, k, v, index, pattern), 1e-10)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("start", "length"), [(0, 16), (8, 18), (0, 11)])
+def test_block_by_block_or_one_by_one_is_the_same(method, start, length, monkeypatch):
+    module, index = kernel(Linformer(4, 2, method)), Index.range(2, length, start)
+    relation, found = within(index), []
+    assert in_blocks_from_the_start(relation, 4)
+    for once in (False, True):
+        if once:
+            monkeypatch.setattr("rlxf.attention.kernels.linformer.in_blocks_from_the_start", lambda *_: False)
+        inputs = [x.requires_grad_() for x in tensors(index)]
+        y = module(*inputs, None, relation, 0.0)
+        wanted = [*inputs, *module.parameters()]
+        found.append((y, *torch.autograd.grad((y * numbers(*y.shape, seed=4)).sum(), wanted)))
+    for fast, dense in zip(*found, strict=True):
+        close(fast, dense, 1e-10)
+
+
+EPISODES = Index(torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5]]), torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]]))
+PADDED = Index(torch.arange(-3, 9)[None], torch.tensor([[EMPTY] * 3 + [0] * 9]))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [EPISODES, PADDED, Index.range(1, 12, start=2), Index.range(1, 8)],
+    ids=["two", "padded", "cut", "few"],
+)
+def test_other_rows_go_one_by_one(index):
+    assert not in_blocks_from_the_start(within(index), 4)
+
+
+# Both ways.
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_positions_that_no_token_has_change_nothing(method):
+    """The same E in front, whatever there is behind."""
+    short, long = (
+        kernel(Linformer(6, 3, method)),
+        kernel(Linformer(24, 12 if method != "learned" else 3, method)),
+    )
+    for one, other in zip(short.parameters(), long.parameters(), strict=True):
+        put(other[:, :6] if method == "learned" else other, one)
+    inputs, relation = tensors(Index.range(2, 5)), within(Index.range(2, 5), causal=False)
+    close(long(*inputs, None, relation, 0.0), short(*inputs, None, relation, 0.0), 1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_episodes_of_a_row_are_projected_by_themselves(method):
+    module, (q, k, v) = kernel(Linformer(8, 4, method)), tensors(EPISODES)
+    together = module(q, k, v, None, within(EPISODES, causal=False), 0.0)
+    for some in (slice(0, 3), slice(3, 9)):
+        apart = module(
+            *(x[:, :, some] for x in (q, k, v)), None, within(EPISODES.at(some), causal=False), 0.0
+        )
+        close(together[:, :, some], apart, 1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_sequence_longer_than_e_is_refused_both_ways_alone(causal):
+    spec = replace(DEFAULT, kernel=Linformer(5, 2), causal=causal)
+    model, x = fresh(spec), numbers(1, 6, spec.width, dtype=torch.float32)
+    model(x[:, :5], Index.range(1, 5))
+    if causal:
+        model(x, Index.range(1, 6))
+        return
+    with pytest.raises(
+        ValueError, match=r"length=5.* projects sequences of at most 5 tokens, got position 5"
+    ):
+        model(x, Index.range(1, 6))
+
+
+@pytest.mark.parametrize(("method", "k"), [("learned", 4), ("convolution", 64), ("mean", 64), ("max", 64)])
+def test_no_tensor_is_as_large_as_all_pairs(method, k):
+    length = 512
+    spec = replace(DEFAULT, layers=1, heads=1, causal=False, kernel=Linformer(length, k, method))
+    model, x = fresh(spec), numbers(1, length, spec.width, dtype=torch.float32)
+    with Largest() as largest:
+        model(x, Index.range(1, length))[0].sum().backward()
+    assert length * spec.width <= largest.size < length**2 / 3
+
+
+# What shares a projection.
+
+
+@pytest.mark.parametrize("method", ["learned", "convolution"])
+@pytest.mark.parametrize(
+    ("sharing", "matrices"), [("none", 3 * 2 * HEADS), ("head", 3 * 2), ("key-value", 3), ("layer", 1)]
+)
+def test_how_many_projections_there_are(method, sharing, matrices):
+    spec = replace(DEFAULT, layers=3, heads=HEADS, kernel=Linformer(4, 2, method, sharing))
+    with_k, without = (
+        sum(parameter.numel() for parameter in replace(spec, kernel=one).build().parameters())
+        for one in (spec.kernel, Softmax())
+    )
+    size = spec.width // HEADS
+    assert with_k - without == matrices * (4 * 2 if method == "learned" else size * size * 2)
+
+
+def test_layers_that_share_learn_together():
+    model = fresh(replace(DEFAULT, kernel=Linformer(2, 1, sharing="layer")))
+    index = Index.range(1, 6)
+    model(numbers(1, 6, 8, dtype=torch.float32), index)[0].sum().backward()
+    first, second = (block.attention.kernel for block in model.blocks)
+    assert first.of_keys is first.of_values is second.of_keys is second.of_values
+    assert first.of_keys.weight.grad.abs().min() > 0
+
+
+def test_a_number_for_each_layer():
+    model = replace(DEFAULT, kernel=Linformer(4, (3, 1))).build()
+    assert [block.attention.kernel.of_keys.weight.shape[2] for block in model.blocks] == [3, 1]
+
+
+# For people to look at.
+
+
+@pytest.mark.parametrize("method", ["convolution", "mean", "max"])
+def test_the_weight_of_a_summary_is_shared_evenly(method, causal):
+    index = Index.range(1, 8)
+    q, k, _ = tensors(index)
+    weights = kernel(Linformer(8, 2, method)).look(q, k, None, within(index, causal=False), 0.0)
+    close(weights.sum(-1), torch.ones(1, HEADS, 8, dtype=torch.float64))
+    pieces = weights.unflatten(-1, (2, 4))
+    close(pieces, pieces[..., :1].expand_as(pieces), 1e-12)
+
+
+def test_dropout_drops_summaries():
+    index = Index.range(1, 8)
+    q, k, _ = tensors(index)
+    module, relation = kernel(Linformer(8, 4, "mean")), within(index, causal=False)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        dropped = module.look(q, k, None, relation, 0.5) / module.look(q, k, None, relation, 0.0)
+    assert set(dropped.round(decimals=9).unique().tolist()) == {0.0, 2.0}
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Linformer(0), "Linformer length must be at least 1, got 0"),
+        (lambda: Linformer(2.5), "Linformer length must be a whole number, got 2.5"),
+        (lambda: Linformer(8, 0), "Linformer k must be at least 1, got 0"),
+        (lambda: Linformer(8, (2, "4")), "Linformer k must be a whole number, got '4'"),
+        (lambda: Linformer(8, 9), "Linformer k must be at most length=8, got 9"),
+        (lambda: Linformer(8, 3, "mean"), "Linformer k must divide length=8 where method='mean', got 3"),
+        (lambda: Linformer(method="sum"), "Linformer method must be one of"),
+        (lambda: Linformer(sharing="heads"), "Linformer sharing must be one of"),
+        (lambda: Linformer(8, (2, 4), sharing="layer"), "one k for all, got k=(2, 4) and sharing='layer'"),
+        (lambda: Linformer(8, 2, "max", bias=True), "a bias if learned or a convolution, got method='max'"),
+        (lambda: TransformerSpec(layers=3, kernel=Linformer(8, (2, 4))), "has 2 numbers k for 3 layers"),
+        (
+            lambda: TransformerSpec(kernel=Linformer(), pattern=Window(3), causal=False),
+            "projects a sequence as a whole, and Window(size=3) hides a part of it",
+        ),
+        (
+            lambda: TransformerSpec(kernel=Linformer(), cross_attention=True),
+            "Linformer(length=32, k=8, method='learned', sharing='none', bias=False) projects one sequence, "
+            "and cross_attention=True brings another one",
+        ),
+    ],
+)
+def test_what_cannot_be(make, message):
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        make()
+
+
+def test_numbers_of_layers_survive_json():
+    spec = TransformerSpec(kernel=Linformer(8, (2, 4)))
+    assert TransformerSpec.from_json(spec.to_json()) == spec
