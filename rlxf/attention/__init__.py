@@ -7,6 +7,8 @@ from rlxf.attention.index import Index
 from rlxf.attention.kernels.adaptive_span import AdaptiveSpan
 from rlxf.attention.kernels.dynamic_span import DynamicSpan
 from rlxf.attention.kernels.linformer import Linformer
+from rlxf.attention.kernels.lsh import LSH
+from rlxf.attention.kernels.routing import Routing
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import State
 from rlxf.attention.memory.xl import XL
@@ -45,6 +47,7 @@ from rlxf.attention.spec import TransformerSpec
 from rlxf.attention.transformer import EncoderDecoder, Transformer
 
 __all__ = [
+    "LSH",
     "XL",
     "ALiBi",
     "AdaptiveSpan",
@@ -78,6 +81,7 @@ __all__ = [
     "Multiplicative",
     "OutputGate",
     "RoPE",
+    "Routing",
     "ShawRelative",
     "SigTanhGate",
     "Sinusoidal",

@@ -121,7 +121,7 @@ class Relation:
         if self.tables is not None:
             return False
         position, filled = self.query.position, self.query.episode != EMPTY
-        seen = filled & contains(self.key, self.query)
+        seen = filled & (find_slots(self.key, self.query) >= 0)
         seen &= torch.stack([rule.allows(position, position) for rule in self.rules]).all(0)
         return bool((seen == filled).all())
 
@@ -346,14 +346,14 @@ class Share:
     parts: list[Gathered]
 
 
-def contains(index: Index, tokens: Index) -> Tensor:
-    """Whether each of some tokens (B, T) stands in one of the slots (B, S) of its row: (B, T) bool."""
+def find_slots(index: Index, tokens: Index) -> Tensor:
+    """The slot (B, T) in which each of some tokens (B, T) stands in its row of an index; -1 for none."""
     slots, wanted = ((one.episode << 32) + one.position for one in (index, tokens))
     if not slots.shape[1]:
-        return torch.zeros_like(wanted, dtype=torch.bool)
-    slots = slots.sort(dim=1).values
+        return torch.full_like(wanted, -1)
+    slots, order = slots.sort(dim=1)
     place = torch.searchsorted(slots, wanted.contiguous()).clamp(max=slots.shape[1] - 1)
-    return slots.gather(1, place) == wanted
+    return torch.where(slots.gather(1, place) == wanted, order.gather(1, place), -1)
 
 
 def _groups(index: Index, groups: slice) -> Index:

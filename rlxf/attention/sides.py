@@ -9,11 +9,13 @@ from torch.nn import functional as F
 from rlxf.attention.attention import Attention, LayerCache, Projected
 from rlxf.attention.index import Index
 from rlxf.attention.kernels.base import Kernel, Linear
+from rlxf.attention.kernels.lsh import LSH
 from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.patterns.base import UNLIMITED, GlobalTokens
 from rlxf.attention.patterns.etc import ExtraTokens
 from rlxf.attention.positions.base import Position
 from rlxf.attention.relation import Relation, Tables
+from rlxf.attention.shared import SharedAttention
 
 if TYPE_CHECKING:
     from rlxf.attention.spec import TransformerSpec
@@ -29,7 +31,7 @@ def self_attention(spec: "TransformerSpec") -> "Attention | SidedAttention":
     if isinstance(pattern, GlobalTokens):
         out = orthogonal_linear(spec.width, spec.width)
         return SidedAttention(pattern.global_tokens, SideOfQueries(*given), SideOfQueries(*given), out)
-    return Attention(*given)
+    return (SharedAttention if isinstance(spec.kernel, LSH) else Attention)(*given)
 
 
 class SideOfQueries(Attention):

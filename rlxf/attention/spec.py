@@ -9,10 +9,12 @@ from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.feed_forward import Activation
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
 from rlxf.attention.kernels.linformer import Linformer
+from rlxf.attention.kernels.lsh import LSH
+from rlxf.attention.kernels.routing import Routing
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.norm import Norm
-from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.patterns.base import GlobalTokens, Pattern
 from rlxf.attention.patterns.full import Full
 from rlxf.attention.positions.base import PairwisePosition, Position
 from rlxf.attention.residuals.add import Add
@@ -80,6 +82,10 @@ class TransformerSpec:
         self.kernel.for_layers(self.layers)
         if isinstance(self.kernel, Linformer):
             check_projected(self)
+        if isinstance(self.kernel, LSH):
+            check_hashed(self, self.kernel)
+        if isinstance(self.kernel, Routing) and self.kernel.window is not None:
+            check_whole_sequence(self)
 
     @property
     def inner_width(self) -> int:
@@ -163,5 +169,35 @@ def check_projected(spec: TransformerSpec) -> None:
     if not spec.causal and not isinstance(spec.pattern, Full):
         raise ValueError(
             f"where causal=False, {spec.kernel} projects a sequence as a whole, and {spec.pattern} hides a "
+            f"part of it; choose Full() or another kernel"
+        )
+
+
+def check_hashed(spec: TransformerSpec, kernel: LSH) -> None:
+    """Raise ValueError unless all tokens may share one projection of queries and keys; see `LSH`."""
+    if spec.cross_attention:
+        raise ValueError(
+            f"{kernel} takes a token's query for its key, and cross_attention=True looks at tokens that do "
+            f"not ask; choose another kernel"
+        )
+    if isinstance(spec.pattern, GlobalTokens):
+        raise ValueError(
+            f"{kernel} has one projection of queries and keys, and {spec.pattern} has others for global "
+            f"tokens; choose another pattern or kernel"
+        )
+    if kernel.chunk is not None:
+        check_whole_sequence(spec)
+
+
+def check_whole_sequence(spec: TransformerSpec) -> None:
+    """Raise ValueError unless a kernel that cuts up the whole sequence may look at all of it."""
+    if spec.causal:
+        raise ValueError(
+            f"{spec.kernel} looks at the whole sequence to say who sees whom, and causal=True hides what is "
+            f"ahead; set {'chunk' if isinstance(spec.kernel, LSH) else 'window'}=None"
+        )
+    if not isinstance(spec.pattern, Full):
+        raise ValueError(
+            f"{spec.kernel} looks at the whole sequence to say who sees whom, and {spec.pattern} hides a "
             f"part of it; choose Full() or another kernel"
         )

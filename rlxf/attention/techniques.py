@@ -7,6 +7,8 @@ from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.kernels.adaptive_span import AdaptiveSpan
 from rlxf.attention.kernels.dynamic_span import DynamicSpan
 from rlxf.attention.kernels.linformer import Linformer
+from rlxf.attention.kernels.lsh import LSH
+from rlxf.attention.kernels.routing import Routing
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.xl import XL
 from rlxf.attention.patterns.base import Both, Either
@@ -72,7 +74,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
             BigBird,
             BigBirdETC,
         ),
-        "kernel": (Softmax, AdaptiveSpan, DynamicSpan, Linformer),
+        "kernel": (Softmax, AdaptiveSpan, DynamicSpan, Linformer, LSH, Routing),
         "memory": (XL,),
         "residual": (Add, GRUGate, InputGate, OutputGate, HighwayGate, SigTanhGate),
         "depth": (Fixed,),

@@ -9,6 +9,7 @@ import torch
 
 from rlxf.attention import (
     ETC,
+    LSH,
     XL,
     AdaptiveSpan,
     BigBird,
@@ -26,6 +27,7 @@ from rlxf.attention import (
     Longformer,
     Multiplicative,
     RoPE,
+    Routing,
     ShawRelative,
     Softmax,
     Strided,
@@ -56,6 +58,8 @@ SHORT: dict[str, Any] = {
     "BigBird": BigBird(1, 1, 2, 1),
     "BigBirdETC": BigBirdETC(1, 1, 2, 2, farthest=MEMORY),
     "AdaptiveSpan": AdaptiveSpan(limit=4, ramp=3),
+    "LSH": LSH(rounds=2, buckets=4),
+    "Routing": Routing(clusters=2),
     "Linformer": Linformer(2, 1),
     "DynamicSpan": DynamicSpan(limit=6, ramp=2),
     "XL": XL(MEMORY),
@@ -122,6 +126,16 @@ RECIPES = {
     ),
     "Linformer and global tokens": replace(
         DEFAULT, kernel=Linformer(2, 1, sharing="key-value"), pattern=Longformer(4, global_tokens=3)
+    ),
+    "LSH, one round, distances": replace(
+        DEFAULT, kernel=LSH(rounds=1, buckets=2), position=XLRelative(), pattern=Window(5)
+    ),
+    "LSH, turned": replace(DEFAULT, kernel=LSH(2, 4), position=RoPE(), pattern=Dilated(2, 2, plain_heads=1)),
+    "LSH in chunks, distances": replace(
+        DEFAULT, kernel=LSH(2, 4, chunk=2), position=XLRelative(), causal=False
+    ),
+    "Routing, global tokens": replace(
+        DEFAULT, kernel=Routing(2), pattern=Longformer(2, global_tokens=3), position=XLRelative()
     ),
     "softmax1": replace(DEFAULT, kernel=Softmax(softmax1=True)),
     "softmax1 and values by distance": replace(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlxf.attention import XL, Context, Index, State, Transformer, TransformerSpec
+from rlxf.attention import LSH, XL, Context, Index, Routing, State, Transformer, TransformerSpec
 from rlxf.attention.index import EMPTY
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
 from tests.attention.passes import act, agree, learn
@@ -348,7 +348,7 @@ def test_bfloat16_is_near_float32(spec):
     same = World(run.x.float(), run.index, widened(run.context))
     y = output(narrow, run)
     assert y.dtype == torch.bfloat16
-    near(y[run.filled], output(wide, same)[run.filled])
+    near(y[run.filled], output(wide, same)[run.filled], spec)
     y.float().square().sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in narrow.parameters())
 
@@ -357,11 +357,12 @@ def widened(context: Context | None) -> Context | None:
     return None if context is None else Context(context.x.float(), context.index)
 
 
-def near(narrow: Tensor, wide: Tensor) -> None:
+def near(narrow: Tensor, wide: Tensor, spec: TransformerSpec) -> None:
+    """A token near the edge of its bucket may change it with a rounding: then its output jumps."""
     assert narrow.isfinite().all()
     error = (narrow.float() - wide).abs() / wide.abs().max()
     assert error.mean() < 0.01
-    assert error.max() < 0.1
+    assert error.max() < 0.1 or isinstance(spec.kernel, LSH | Routing)
 
 
 @each(CAUSAL)
@@ -369,4 +370,4 @@ def test_acting_in_bfloat16_is_near_learning(spec):
     model, run = fresh(spec).bfloat16(), world(spec, random_index(3, 12), torch.bfloat16)
     cache = model.cache(model.initial_state(3), run.length, run.context)
     acted, _ = act(model, run, cache)
-    near(acted[run.filled], output(model, run)[run.filled].float())
+    near(acted[run.filled], output(model, run)[run.filled].float(), spec)

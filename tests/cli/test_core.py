@@ -6,7 +6,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.attention import ALiBi, Full, GRUGate, TransformerSpec, Tupe, Window
+from rlxf.attention import LSH, ALiBi, Full, GRUGate, Routing, TransformerSpec, Tupe, Window
 from rlxf.attention.patterns.window import bounded
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
 from rlxf.cli.core import SIZES
@@ -15,7 +15,14 @@ from rlxf.cli.program import parse
 from tests.cli.running import TASK, TINY, refused, wrong_usage
 
 ALL = [(axis, technique) for axis, techniques in TECHNIQUES.items() for technique in techniques.values()]
-OPTIONS = [(axis, technique, option) for axis, technique in ALL for option in fields(technique)]
+AHEAD = {(LSH, "chunk"), (Routing, "window")}
+"""Options that no agent can have: they look at what is ahead."""
+OPTIONS = [
+    (axis, technique, option)
+    for axis, technique in ALL
+    for option in fields(technique)
+    if (technique, option.name) not in AHEAD
+]
 
 
 def core(*args: str) -> TransformerSpec:
@@ -78,6 +85,7 @@ UNUSUAL = {
     ("Blockwise", "permutations"): ((1, 0, 3, 2, 5, 4, 7, 6),),
     ("BigBird", "window"): 5,
     ("BigBirdETC", "window"): 5,
+    ("Routing", "decay"): 0.9,
 }
 """Options whose values have to fit."""
 
@@ -148,6 +156,8 @@ def test_help_lists_the_names(axis, capsys):
         ("--core.width 0", "width must be at least 1, got 0"),
         ("--core.memory.length 0", "memory length must be at least 1, got 0"),
         ("--core.residual.bias nan", "bias must be finite, got nan"),
+        ("--core.kernel lsh --core.kernel.chunk 4", "causal=True hides what is ahead; set chunk=None"),
+        ("--core.kernel routing --core.kernel.window 4", "causal=True hides what is ahead; set window=None"),
     ],
 )
 def test_what_cannot_be_chosen_is_told(args, told, capsys, tmp_path):

@@ -1,0 +1,73 @@
+"""LSH attention reproduces published code in chunks, and the paper's sum over rounds in whole buckets."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlxf.attention import LSH, Full, Index
+from rlxf.attention.kernels.lsh import LSHAverage
+from rlxf.attention.relation import Relation
+from rlxf.attention.shared import SharedAttention
+from tests.attention.oracle import close, fill, load, put
+
+VECTOR = load("reformer_lsh")
+ROTATIONS = VECTOR["w_rotations"]
+HEADS, SIZE, ROUNDS, HALF = ROTATIONS.shape
+X = VECTOR["in_x"]
+
+
+def attention(chunk: int | None) -> SharedAttention:
+    """With the vector's weights; it gives out what its heads found, side by side."""
+    module = SharedAttention(HEADS * SIZE, HEADS, None, LSH(ROUNDS, 2 * HALF, chunk), 0.0).double()
+    put(module.kernel.rotations, ROTATIONS)
+    fill(module.qkv, torch.cat([VECTOR["w_qk"].T, VECTOR["w_v"].T]))
+    module.out = nn.Identity()
+    return module
+
+
+def relation(causal: bool) -> Relation:
+    index = Index.range(*X.shape[:2])
+    return Relation(index, index, Full(), causal, torch.float64, heads=HEADS)
+
+
+def test_buckets():
+    module = attention(None)
+    q = module.split(module.qkv(X))[0]
+    marks = module.kernel.query_notes(q).long()
+    numbers = torch.where(marks > 0, marks - 1, HALF - 1 - marks)
+    expected = VECTOR["out_buckets_full"].transpose(2, 3) % (2 * HALF)
+    assert torch.equal(numbers, expected)
+
+
+def test_chunks():
+    found = attention(int(VECTOR["cfg_chunk"]))(X, None, relation(causal=False))
+    close(found, VECTOR["out_full"])
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_whole_buckets_are_the_papers_sum_over_rounds(causal):
+    module = attention(None)
+    q, v = module.split(module.qkv(X))
+    assert isinstance(module.kernel, LSHAverage)
+    buckets = module.kernel.query_notes(q)
+    expected = torch.zeros_like(q)
+    for b, h, i in torch.cartesian_prod(*map(torch.arange, q.shape[:3])).tolist():
+        expected[b, h, i] = attend(q[b, h], v[b, h], buckets[b, h], i, causal)
+    close(module(X, None, relation(causal)), expected.transpose(1, 2).flatten(2))
+
+
+def attend(q: Tensor, v: Tensor, buckets: Tensor, i: int, causal: bool) -> Tensor:
+    """Query i of q (T, D): ``sum_r exp(z_r - z) o_r``, each round with ``- log N_ij`` and itself at -1e5."""
+    ahead = len(q) if not causal else i + 1
+    k = F.rms_norm(q, (SIZE,), eps=1e-6) / SIZE**0.5
+    logits, averages = [], []
+    for r in range(ROUNDS):
+        sees = [j for j in range(ahead) if buckets[j, r] == buckets[i, r]]
+        shared = [(buckets[j] == buckets[i]).double().sum() for j in sees]
+        scores = torch.stack(
+            [(q[i] @ k[j] if j != i else -1e5) - n.log() for j, n in zip(sees, shared, strict=True)]
+        )
+        logits.append(scores.logsumexp(0))
+        averages.append(scores.softmax(0) @ v[sees])
+    return torch.stack(logits).softmax(0) @ torch.stack(averages)

@@ -1,0 +1,108 @@
+"""Routing reproduces published code where clusters are of even size, and the paper's S_i where not."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rlxf.attention import Full, Index, Routing
+from rlxf.attention.index import EMPTY
+from rlxf.attention.kernels.routing import RoutingAverage
+from rlxf.attention.relation import Relation
+from tests.attention.oracle import close, load, put
+
+VECTOR = load("routing")
+Q, K, V = (VECTOR[f"in_{name}"] for name in "qkv")
+MEANS, WINDOW = VECTOR["w_means"], int(VECTOR["cfg_window"])
+HEADS, CLUSTERS, SIZE = MEANS.shape
+INDEX = Index.range(Q.shape[0], Q.shape[2])
+
+
+def kernel(window: int | None = WINDOW, **options: float) -> RoutingAverage:
+    module = Routing(CLUSTERS, window, **options).build(HEADS * SIZE, HEADS).double()
+    put(module.centroids, MEANS)
+    return module
+
+
+def relation(index: Index = INDEX, causal: bool = False) -> Relation:
+    return Relation(index, index, Full(), causal, torch.float64, heads=HEADS)
+
+
+def attend(module: RoutingAverage, among: Relation, q: Tensor = Q, k: Tensor = K) -> Tensor:
+    """As `Attention` calls a kernel."""
+    asking = torch.cat([q, module.query_notes(q)], dim=-1)
+    heard = torch.cat([k, module.key_notes(k)], dim=-1)
+    return module(*module.meet(asking, heard, among), V, None, among, 0.0)
+
+
+def test_clusters_of_even_size():
+    """Published code takes the mean over c clusters as the sum over c + 1e-5."""
+    times = VECTOR["out_times_routed_full"][..., None]
+    close(attend(kernel(), relation()), VECTOR["out_full"] * (times + 1e-5) / times.clamp(min=1))
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_clusters_as_they_are(causal):
+    expected = torch.zeros_like(Q)
+    cluster = [(F.normalize(x, dim=-1) @ MEANS.transpose(1, 2)).argmax(-1) for x in (Q, K)]
+    for b, h, i in torch.cartesian_prod(*map(torch.arange, Q.shape[:3])).tolist():
+        ahead = i + 1 if causal else Q.shape[2]
+        sees = [j for j in range(ahead) if cluster[1][b, h, j] == cluster[0][b, h, i]]
+        if sees:
+            scores = K[b, h, sees] @ Q[b, h, i] / SIZE**0.5
+            expected[b, h, i] = scores.softmax(0) @ V[b, h, sees]
+    close(attend(kernel(window=None), relation(causal=causal)), expected)
+
+
+def test_distance_to_the_centroids():
+    module = kernel(commitment=1e-4)
+    attend(module, relation())
+    close(module.penalty(), VECTOR["out_aux_full"][0])
+    assert module.penalty() is None
+
+
+def test_centroids_move_when_weights_do():
+    module = kernel(decay=0.0)
+    attend(module, relation())
+    assert torch.equal(module.centroids, MEANS)
+    module.after_update()
+    close(module.centroids, VECTOR["out_means_new"])
+
+
+def test_centroids_move_slowly_and_keep_their_length():
+    module = kernel(decay=0.9)
+    attend(module, relation())
+    module.after_update()
+    close(module.centroids, F.normalize(0.9 * MEANS + 0.1 * VECTOR["out_means_new"], dim=-1))
+
+
+def test_a_cluster_that_got_nothing_stays():
+    module = kernel(decay=0.5)
+    alone = MEANS[:, :1].expand(-1, Q.shape[2], -1).expand_as(Q)
+    attend(module, relation(), alone, alone)
+    module.after_update()
+    close(module.centroids, MEANS)
+    module.after_update()
+    close(module.centroids, MEANS)
+
+
+def test_centroids_and_penalty_are_of_real_tokens():
+    found = []
+    for noise in (0.0, 1e4):
+        module = kernel(window=None)
+        real = INDEX.position[:, None, :, None] < 5
+        index = Index(INDEX.position, torch.where(INDEX.position < 5, 0, EMPTY))
+        attend(module, relation(index), torch.where(real, Q, noise), torch.where(real, K, -noise))
+        module.after_update()
+        found.append((module.penalty(), module.centroids))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("teach", [torch.no_grad, torch.enable_grad], ids=["no gradient", "evaluation"])
+def test_nothing_is_noted_where_nothing_is_learned(teach):
+    module = kernel(decay=0.0).train(teach is torch.no_grad)
+    with teach():
+        attend(module, relation())
+    module.after_update()
+    assert torch.equal(module.centroids, MEANS)
+    assert module.penalty() is None
