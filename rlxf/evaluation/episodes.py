@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import overload
 
 import numpy as np
@@ -12,6 +13,7 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from torch.utils.tensorboard import SummaryWriter
 
+from rlxf.envs.finite import check_finite
 from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.evaluation.environment import EnvLike, is_monitored, opened, raw_rewards
 from rlxf.evaluation.narrowing import Narrowing
@@ -92,7 +94,7 @@ def evaluate(
 
     Raises:
         ValueError: if episodes or n_envs is less than 1, there is no environment, a target is not finite, or
-            a reward is NaN or infinite.
+            a reward or an observation is NaN or infinite: the message names the environment and the step.
         TypeError: if the agent cannot predict, or ``env`` is nothing to play in.
 
     Warns:
@@ -135,12 +137,15 @@ def _play(
     task = progress.add_task("evaluate", total=episodes)
     player = Narrowing(agent, env.num_envs, deterministic)
     obs, starts = env.reset(), np.ones(env.num_envs, dtype=bool)
-    while tally.missing.any():
+    for step in count():
+        check_finite("observation", obs, step)
         obs, rewards, dones, infos = env.step(player.act(obs, starts, tally.missing > 0))
         tally.add(raw_rewards(env, rewards), dones, infos)
         # What an agent saw between two episodes belongs to neither.
         starts = dones | is_filler(infos)
         progress.update(task, completed=tally.count)
+        if not tally.missing.any():
+            break
     return replace(tally.report(), references=references_of(agent, env))
 
 

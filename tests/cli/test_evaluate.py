@@ -6,12 +6,14 @@ import re
 import shlex
 import shutil
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import GTrXLPPO, evaluate
 from rlxf.cli import main
 from rlxf.cli.evaluate import Evaluate
+from rlxf.envs import TMazeVector
 from tests.cli.running import refused, train
 from tests.datasets import ID, record_cartpole
 
@@ -119,6 +121,14 @@ def test_other_agents_are_not_asked(finished, capsys):
 )
 def test_a_run_is_not_evaluated_on_what_does_not_fit(args, named, finished, capsys):
     assert named in refused(capsys, "evaluate", str(finished), *args)
+
+
+@pytest.mark.faults
+def test_an_environment_that_gives_nan_is_named(finished, capsys, monkeypatch):
+    see = TMazeVector._look
+    monkeypatch.setattr(TMazeVector, "_look", lambda mazes: see(mazes) * (np.nan if mazes._time == 2 else 1))
+    told = refused(capsys, "evaluate", str(finished), "--no-progress-bar")
+    assert "observation of environment 0 is not finite at its step 2: nan at index [0]" in told
 
 
 @pytest.mark.faults

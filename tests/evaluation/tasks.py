@@ -62,6 +62,17 @@ class Broken(Countdown):
         return self.value if self.time == 2 else 0.0
 
 
+class Blurred(Countdown):
+    """Shows ``value`` after so many steps."""
+
+    def __init__(self, value: float, step: int):
+        super().__init__()
+        self.value, self.step_number = value, step
+
+    def look(self) -> np.ndarray:
+        return np.array([self.value if self.time == self.step_number else 0.0], np.float32)
+
+
 class Lottery(Countdown):
     """One step; pays a random number."""
 

@@ -13,8 +13,19 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 
+from rlxf.envs import FaultyEnvironmentError
 from rlxf.evaluation import evaluate
-from tests.evaluation.tasks import Broken, CountAloud, Countdown, Counter, Idle, Lottery, NextStepReset, vec
+from tests.evaluation.tasks import (
+    Blurred,
+    Broken,
+    CountAloud,
+    Countdown,
+    Counter,
+    Idle,
+    Lottery,
+    NextStepReset,
+    vec,
+)
 
 
 def test_short_episodes_are_not_favoured():
@@ -242,6 +253,14 @@ def test_less_than_one_is_refused(given):
     name, value = next(iter(given.items()))
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
         evaluate(Idle(), "CartPole-v1", **given)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("step", [0, 2])
+def test_an_observation_that_is_not_finite_is_named_with_its_place(value, step):
+    named = f"observation of environment 1 is not finite at its step {step}: {value}"
+    with pytest.raises(FaultyEnvironmentError, match=named):
+        evaluate(Idle(), vec(Countdown(), Blurred(value, step)), 4)
 
 
 def test_no_environment_is_refused():

@@ -19,7 +19,6 @@ from torch import Tensor
 from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.acting import Acting, without
 from rlxf.agents.gtrxl.core import resolve_core
-from rlxf.agents.gtrxl.guards import check_finite
 from rlxf.agents.gtrxl.hyperparameters import record_hyperparameters
 from rlxf.agents.gtrxl.objective import normalise
 from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
@@ -34,6 +33,7 @@ from rlxf.agents.gtrxl.settings import (
 )
 from rlxf.agents.gtrxl.update import Objective, Update
 from rlxf.attention import Index, TransformerSpec
+from rlxf.envs.finite import check_finite
 
 LEARNING_RATE = LinearSchedule(1e-3, 0.0, 1.0)
 ENTROPY_COEFFICIENT = LinearSchedule(0.03, 0.0, 1.0)

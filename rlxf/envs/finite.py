@@ -1,4 +1,4 @@
-"""Values that would poison the network are stopped where they come in."""
+"""Values that no network can read are stopped where they come in."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,23 +13,23 @@ def check_finite(what: str, values: VecEnvObs, step: int, environments: Sequence
 
     Args:
         what: what the values are, for the message.
-        values: one row for each environment, or several such arrays by name.
-        step: step of the environments since training began.
+        values: one row for each environment, or several such arrays, by name or in a tuple.
+        step: steps that each environment has taken.
         environments: number of the environment of each row; None for 0, 1, 2 ...
 
     Raises:
-        FaultyEnvironmentError: naming the environment, the step and the value.
+        FaultyEnvironmentError: naming the environment, the step and the first such number.
     """
-    if isinstance(values, Mapping):
-        for key, part in values.items():
+    if isinstance(values, Mapping | tuple):
+        for key, part in values.items() if isinstance(values, Mapping) else enumerate(values):
             check_finite(f"{what} {key!r}", part, step, environments)
         return
     values = np.asarray(values)
     if values.dtype.kind != "f" or np.isfinite(values).all():
         return
-    row = int(np.argwhere(~np.isfinite(values))[0][0])
+    row, *place = (int(i) for i in np.argwhere(~np.isfinite(values))[0])
     environment = row if environments is None else environments[row]
     raise FaultyEnvironmentError(
         f"{what} of environment {environment} is not finite at its step {step}: "
-        f"{values[row]}; training stopped, nothing was learned from it"
+        f"{values[row, *place]}{f' at index {place}' if place else ''}; mend the environment, or wrap it"
     )
