@@ -43,6 +43,9 @@ def test_actions_that_policies_give_pass(action):
         (GRID, "2 axes"),
         (spaces.MultiBinary([2, 2]), "2 axes"),
         (spaces.Box(0, 1, ()), "no axis"),
+        (spaces.Box(0, 1, (2, 0)), "is empty"),
+        (spaces.Dict({}), "is empty"),
+        (spaces.Dict({"a": VECTOR, "none": spaces.Box(0, 1, (0,))}), "'none'.*is empty"),
     ],
 )
 def test_other_observations_are_named_with_what_is_allowed(observation, named):
@@ -56,6 +59,8 @@ def test_other_observations_are_named_with_what_is_allowed(observation, named):
         (spaces.Dict({"a": ACT}), "Dict"),
         (spaces.Tuple([ACT]), "Tuple"),
         (spaces.Box(-np.inf, 1, (2,)), "finite bounds"),
+        (spaces.Box(0, 9, (2,), np.int64), "holds int64, not real numbers: use MultiDiscrete"),
+        (spaces.Box(0, 1, (0,)), "is empty"),
         (spaces.Discrete(2, start=-1), "starts at -1"),
         (GRID, "2 axes"),
     ],
