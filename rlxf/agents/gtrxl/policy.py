@@ -50,6 +50,9 @@ class GTrXLPolicy(BasePolicy):
         normalize_images: divide images by 255.
         optimizer_class: torch's optimiser.
         optimizer_kwargs: its arguments but the learning rate; None for Adam's eps=1e-5, fused.
+
+    Raises:
+        ValueError: if the features extractor cannot be made for the observations: images are too small.
     """
 
     extractor_class: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
@@ -93,6 +96,17 @@ class GTrXLPolicy(BasePolicy):
         flat = spaces.utils.flatdim(observation_space)
         self.reconstruction_net = nn.Linear(core.width, flat) if reconstruct else None
         self.optimizer = optimizer_class(self.parameters(), lr=lr_schedule(1), **optimizer_kwargs)  # type: ignore
+
+    def make_features_extractor(self) -> BaseFeaturesExtractor:
+        """SB3's; convolutions that do not fit into an image are told as what they are."""
+        try:
+            return super().make_features_extractor()
+        except RuntimeError as error:
+            raise ValueError(
+                f"{self.features_extractor_class.__name__} cannot read {self.observation_space}: {error}. "
+                "NatureCNN, which reads images unless you say otherwise, needs 36 x 36 pixels: enlarge them, "
+                "flatten them, or give a features_extractor_class of your own in policy_kwargs"
+            ) from error
 
     def _build_heads(self, log_std_init: float) -> None:
         self.action_dist = make_proba_distribution(self.action_space)

@@ -12,11 +12,13 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import gtrxl
+from rlxf.agents.gtrxl.policy import policy_for
 from rlxf.attention import XL, Full, Longformer, TransformerSpec, Window
 from rlxf.training import linear
 from tests.agents.gtrxl.worlds import DICT, IMAGE, VECTOR, Scripted, parameters, same, small_agent, small_core
 
 TMAZE = "rlxf/TMaze-v0"
+TINY_IMAGE = spaces.Box(0, 255, (10, 10, 3), np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +162,13 @@ def test_an_unsupported_space(observation_space, action_space, message):
 def test_a_policy_for_another_space(policy, observation_space, right):
     with pytest.raises(ValueError, match=rf"{policy} does not suit the observation space .*; use '{right}'"):
         small_agent(Scripted(observation_space=observation_space), policy)
+
+
+@pytest.mark.parametrize("space", [TINY_IMAGE, spaces.Dict({"image": TINY_IMAGE})], ids=["image", "Dict"])
+def test_an_image_that_is_too_small_for_its_convolutions(space):
+    policy = policy_for(space)
+    with pytest.raises(ValueError, match=r"cannot read .*Box.*needs 36 x 36 pixels"):
+        GTrXLPPO(policy, Scripted(observation_space=space))
 
 
 class Poisoned(gymnasium.Wrapper):
