@@ -109,13 +109,15 @@ def find_runs(query: Index, key: Index) -> Places | None:
 
 def _stretches(index: Index) -> dict[tuple[int, int], tuple[int, range]] | None:
     """First flat slot and positions of each episode, by row and episode; None if one is no even stretch."""
-    rows = torch.arange(index.shape[0]).repeat_interleave(index.shape[1])
-    every = torch.stack([rows, index.episode.flatten().cpu()])
-    names, counts = every.unique_consecutive(dim=1, return_counts=True)
-    found: dict[tuple[int, int], tuple[int, range]] = {}
+    episodes = index.episode.cpu()
+    begins = torch.ones_like(episodes, dtype=torch.bool)
+    begins[:, 1:] = episodes[:, 1:] != episodes[:, :-1]
+    starts = begins.flatten().nonzero()[:, 0]
+    counts = starts.diff(append=torch.tensor([begins.numel()]))
     pieces = index.position.flatten().cpu().split(counts.tolist())
-    starts = (counts.cumsum(0) - counts).tolist()
-    for row, episode, start, piece in zip(*names.tolist(), starts, pieces, strict=True):
+    names = torch.stack([starts // index.shape[1], episodes.flatten()[starts], starts]).tolist()
+    found: dict[tuple[int, int], tuple[int, range]] = {}
+    for row, episode, start, piece in zip(*names, pieces, strict=True):
         if episode == EMPTY:
             continue
         positions = _as_range(piece)

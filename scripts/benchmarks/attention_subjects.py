@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import isqrt
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,6 +16,7 @@ from rlxf.attention import (
     Dilated,
     FixedColumns,
     Index,
+    Linformer,
     Local1D,
     Longformer,
     Strided,
@@ -24,6 +27,7 @@ from rlxf.attention.attention import Attention
 from rlxf.attention.patterns.base import Pattern
 
 HEADS, SIZE, LAYERS = 4, 64, 2
+SUMMARIES = 128
 SPARSE_BY = 4096
 """Tokens from which a subject has to be faster than all pairs."""
 
@@ -62,8 +66,12 @@ def every_pair(length: int) -> Pass:
 
 def with_pattern(pattern: Pattern) -> Pass:
     """The attention of a causal transformer; the mean layer, where layers differ."""
-    spec = TransformerSpec(width=HEADS * SIZE, heads=HEADS, layers=LAYERS, pattern=pattern)
-    transformer = spec.build()
+    return with_techniques(pattern=pattern)
+
+
+def with_techniques(**choices: Any) -> Pass:
+    """The attention of a transformer, causal unless chosen otherwise; the mean layer, where layers differ."""
+    transformer = TransformerSpec(width=HEADS * SIZE, heads=HEADS, layers=LAYERS, **choices).build()
     turns = iter(range(10**9))
 
     def attend(x: Tensor) -> Tensor:
@@ -71,6 +79,14 @@ def with_pattern(pattern: Pattern) -> Pass:
         relation = transformer.relations(index, index)[layer]
         return transformer.blocks[layer].attention(x, None, relation)
 
+    return attend
+
+
+def packaged_linformer(length: int) -> Pass:
+    """That of the package linformer, which has to be installed; heads share E, and F."""
+    from linformer import LinformerSelfAttention  # its only use
+
+    attend: Pass = LinformerSelfAttention(HEADS * SIZE, length, SUMMARIES, HEADS)
     return attend
 
 
@@ -88,7 +104,20 @@ SUBJECTS: dict[str, Subject] = {
     "ETC": Subject(lambda length: with_pattern(ETC(128)), 1.15),
     "BigBird": Subject(lambda length: with_pattern(BigBird(32)), 1.15),
     "Blockwise": Subject(lambda length: with_pattern(Blockwise(64)), 1.15),
+    "Linformer": Subject(
+        lambda length: with_techniques(kernel=Linformer(length, SUMMARIES), causal=False), 1.15
+    ),
+    "Linformer, shared by heads": Subject(
+        lambda length: with_techniques(kernel=Linformer(length, SUMMARIES, sharing="head"), causal=False),
+        1.15,
+    ),
+    "Linformer, causal": Subject(lambda length: with_techniques(kernel=Linformer(128, 16))),
     "Strided": Subject(lambda length: with_pattern(Strided(root(length))), 1.65),
     "FixedColumns": Subject(lambda length: with_pattern(FixedColumns(root(length), 4)), 1.65),
 }
 """By name. What is listed is measured, drawn and held to its claim."""
+
+PACKAGES: dict[str, Callable[[int], Pass]] = {"linformer": packaged_linformer}
+"""What others offer, by the name of a package that is no dependency."""
+
+SUBJECTS |= {f"package {name}": Subject(build) for name, build in PACKAGES.items() if find_spec(name)}

@@ -213,7 +213,7 @@ def test_a_number_for_each_layer():
 
 
 @pytest.mark.parametrize("method", ["convolution", "mean", "max"])
-def test_the_weight_of_a_summary_is_shared_evenly(method, causal):
+def test_the_weight_of_a_summary_is_shared_evenly(method):
     index = Index.range(1, 8)
     q, k, _ = tensors(index)
     weights = kernel(Linformer(8, 2, method)).look(q, k, None, within(index, causal=False), 0.0)

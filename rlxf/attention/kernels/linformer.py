@@ -157,8 +157,10 @@ class LinformerAverage(LayerKernel):
         there = self.of_keys.something(stretches.filled)
         names, asking = relation.key.episodes[:, None], relation.query.episode[..., None]
         own = (asking == names) | (asking == EMPTY)
-        allowed = (own[..., None] & there[:, None]).flatten(2)[:, None]
         keys, values = self._summaries(k, v, stretches, summarize)
+        if bool(own.all()) and bool(there.all()):
+            return softmax_average(q, keys, values, None, dropout)
+        allowed = (own[..., None] & there[:, None]).flatten(2)[:, None]
         return attend(q, keys, values, allowed, dropout)
 
     def _positions(self, index: Index) -> int:
@@ -236,7 +238,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, dropout: float) -> 
     Who sees nothing sees all instead, lest softmax be nan: what it gets means nothing.
     """
     allowed = allowed | ~allowed.any(-1, keepdim=True)
-    mask = None if bool(allowed.all()) else torch.where(allowed, 0.0, -torch.inf).to(q.dtype)
+    return softmax_average(q, k, v, torch.where(allowed, 0.0, -torch.inf).to(q.dtype), dropout)
+
+
+def softmax_average(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """``softmax(q k / sqrt(D) + mask) v``; dropout is the probability with which a weight is set to 0."""
     if not dropout:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
