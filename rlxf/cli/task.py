@@ -26,11 +26,17 @@ class Task:
 
     @classmethod
     def of_run(cls, config: dict[str, Any], env: str | None, env_kwargs: dict[str, Any]) -> Self:
-        """The task of a run, with other arguments; or another one, ``env``, that shows the agent as much."""
+        """The task of a run, with other arguments; or another one, ``env``, that shows the agent as much.
+
+        Raises:
+            ValueError: if the run's configuration does not say, or the arguments are no JSON object.
+        """
         previous_reward = config.get("previous_reward", False)
         if env is not None:
             return cls(env=env, env_kwargs=env_kwargs, previous_reward=previous_reward)
-        kwargs = config["env_kwargs"] | env_kwargs
+        if not isinstance(config.get("env"), str):
+            raise ValueError(f"config.json names no env but {config.get('env')!r}: restore it, or give --env")
+        kwargs = _object(config.get("env_kwargs", {})) | _object(env_kwargs)
         return cls(env=config["env"], env_kwargs=kwargs, previous_reward=previous_reward)
 
     def make(self, n_envs: int, seed: int | None) -> "VecEnv":
@@ -42,6 +48,11 @@ class Task:
         """
         from rlxf.envs.make import make_vec_env
 
-        if not isinstance(self.env_kwargs, dict):
-            raise ValueError(f"env_kwargs must be a JSON object, got {self.env_kwargs!r}")
-        return make_vec_env(self.env, n_envs, seed, self.env_kwargs, previous_reward=self.previous_reward)
+        kwargs = _object(self.env_kwargs)
+        return make_vec_env(self.env, n_envs, seed, kwargs, previous_reward=self.previous_reward)
+
+
+def _object(env_kwargs: Any) -> dict[str, Any]:
+    if not isinstance(env_kwargs, dict):
+        raise ValueError(f"env_kwargs must be a JSON object, got {env_kwargs!r}")
+    return env_kwargs

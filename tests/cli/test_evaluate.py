@@ -117,6 +117,7 @@ def test_other_agents_are_not_asked(finished, capsys):
         (["--n-envs", "-1"], "n_envs must be at least 1, got -1"),
         (["--env", "nope-v0"], "nope-v0"),
         (["--env", "CartPole-v1"], "(4,)"),
+        (["--env-kwargs", "[3]"], "env_kwargs must be a JSON object, got [3]"),
     ],
 )
 def test_a_run_is_not_evaluated_on_what_does_not_fit(args, named, finished, capsys):
@@ -129,6 +130,23 @@ def test_an_environment_that_gives_nan_is_named(finished, capsys, monkeypatch):
     monkeypatch.setattr(TMazeVector, "_look", lambda mazes: see(mazes) * (np.nan if mazes._time == 2 else 1))
     told = refused(capsys, "evaluate", str(finished), "--no-progress-bar")
     assert "observation of environment 0 is not finite at its step 2: nan at index [0]" in told
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({}, "is a run of None"),
+        ({"agent": "gtrxl"}, "config.json names no env but None: restore it, or give --env"),
+        ({"agent": "gtrxl", "env": 3}, "config.json names no env but 3"),
+        ({"agent": "gtrxl", "env": "rlxf/TMaze-v0", "env_kwargs": 3}, "must be a JSON object, got 3"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_lacks_something_is_refused(config, told, finished, capsys, tmp_path):
+    shutil.copytree(finished, tmp_path / "altered")
+    (tmp_path / "altered/config.json").write_text(json.dumps(config))
+    assert told in refused(capsys, "evaluate", str(tmp_path / "altered"))
 
 
 @pytest.mark.faults
