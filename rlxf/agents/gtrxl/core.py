@@ -46,11 +46,14 @@ def resolve_core(core: TransformerSpec | None, memory_length: int | None) -> Tra
     Raises:
         ValueError: if the length is less than 1, if both are given and disagree, or if the core
             cannot act as it learns.
+        TypeError: if ``core`` is no `TransformerSpec`.
     """
     if memory_length is not None and memory_length < 1:
         raise ValueError(f"memory_length must be at least 1, got {memory_length}")
     if core is None:
         return gtrxl(MEMORY_LENGTH if memory_length is None else memory_length)
+    if not isinstance(core, TransformerSpec):
+        raise TypeError(f"core must be a TransformerSpec, got {core!r}")
     _check_core(core)
     assert core.memory is not None
     if memory_length not in (None, core.memory.length):

@@ -20,14 +20,16 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
 
     Raises:
         ValueError: if there is no such environment or ``n_envs`` is less than 1.
-        TypeError: if a space is not supported.
+        TypeError: if a space is not supported, or ``env`` is nothing to train in.
     """
     if isinstance(env, str):
         return make_vec_env(env, n_envs, seed)
     if isinstance(env, VectorEnv):
         return as_vec_env(env)
-    if env is not None:
+    if isinstance(env, Env | VecEnv):
         check_spaces(env.observation_space, env.action_space)
+    elif env is not None:
+        raise TypeError(f"env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got {env!r}")
     return env
 
 
@@ -68,7 +70,7 @@ def check_coefficients(
 
 
 def check_schedule(name: str, value: float | Schedule, progress: float = 1.0) -> None:
-    """Raise ValueError unless a number is finite and at least 0, or what a schedule gives.
+    """Raise ValueError unless a number is finite and at least 0, or what a schedule gives; TypeError if none.
 
     Args:
         name: for the message.
@@ -76,6 +78,8 @@ def check_schedule(name: str, value: float | Schedule, progress: float = 1.0) ->
         progress: where the function is looked at: 1 at its start, 0 at its end.
     """
     given = value(progress) if callable(value) else value
+    if not hasattr(given, "__float__"):
+        raise TypeError(f"{name} must be a number or a function of the progress remaining, got {given!r}")
     if not 0 <= given < float("inf"):
         raise ValueError(f"{name} must be finite and at least 0, got {given} at progress {progress:g}")
 

@@ -119,6 +119,17 @@ def test_no_environment():
         small_agent(None)
 
 
+@pytest.mark.parametrize("env", [5, ["CartPole-v1"], gymnasium.Env], ids=str)
+def test_what_is_no_environment(env):
+    with pytest.raises(TypeError, match="env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got"):
+        small_agent(env)
+
+
+def test_what_is_no_core():
+    with pytest.raises(TypeError, match="core must be a TransformerSpec, got"):
+        small_agent(TMAZE, core={"width": 16})
+
+
 def test_an_unknown_policy():
     with pytest.raises(ValueError, match="no policy 'MlpPolicy'; use one of MlpGTrXLPolicy, CnnGTrXLPolicy"):
         GTrXLPPO("MlpPolicy", TMAZE)
@@ -248,6 +259,15 @@ def test_torch_flushes_denormals():
 @pytest.mark.parametrize("value", [-0.2, float("nan"), float("inf"), linear(-1.0, 0.0)])
 def test_a_schedule_that_starts_out_of_range(name, value):
     with pytest.raises(ValueError, match=f"{name} must be finite and at least 0, got"):
+        small_agent(TMAZE, **{name: value})
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "clip_range", "ent_coef"])
+@pytest.mark.parametrize(
+    "value", ["linear:0.001:0", None, lambda progress: "0.1"], ids=["str", "None", "call"]
+)
+def test_what_is_no_schedule(name, value):
+    with pytest.raises(TypeError, match=f"{name} must be a number or a function of the progress remaining"):
         small_agent(TMAZE, **{name: value})
 
 
