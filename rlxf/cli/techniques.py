@@ -13,7 +13,7 @@ from rlxf.cli.screen import show
 
 @dataclass(frozen=True)
 class Techniques:
-    """List what a transformer can be made of, by the question it answers; or draw a pattern.
+    """List what a transformer can be made of, by the question it answers; tell of pairs; draw a pattern.
 
     Example: rlxf techniques --draw longformer --length 256
 
@@ -21,14 +21,20 @@ class Techniques:
         draw: A pattern whose mask to write as a PNG: its name, or JSON like {"name": "Window", "size": 9}.
         length: Tokens in the picture.
         output: The picture's file. Without it, the pattern's name, here.
+        pairs: Tell which two techniques, with their defaults, do not go together, and why.
     """
 
     draw: str | None = None
     length: int = 128
     output: Path | None = None
+    pairs: bool = False
 
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
+        if self.pairs:
+            from rlxf.cli.technique_pairs import show_pairs
+
+            return show_pairs
         return show_techniques if self.draw is None else picture(self.draw, self.length, self.output)
 
 

@@ -1,14 +1,18 @@
 """``rlxf techniques``."""
 
+import math
+from itertools import combinations
+
 import pytest
 import torch
 from PIL import Image
 
-from rlxf.attention import ALiBi, Dilated, FixedColumns, Window
-from rlxf.attention.techniques import TECHNIQUES
+from rlxf.attention import ALiBi, Dilated, FixedColumns, Linformer, TransformerSpec, Window
+from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
 from rlxf.cli import main
 from rlxf.cli.pattern_picture import panels, read_pattern, seen
 from rlxf.cli.questions import QUESTIONS
+from rlxf.cli.technique_pairs import pairs
 from rlxf.cli.techniques import with_memory
 from tests.cli.running import refused
 
@@ -43,6 +47,31 @@ def test_what_goes_with_no_memory_is_told(monkeypatch):
     monkeypatch.setitem(TECHNIQUES["position"], "Forgetful", Forgetful)
     assert with_memory("position", Forgetful()) == "no"
     assert with_memory("position", ALiBi()) == "yes"
+
+
+def test_pairs_that_do_not_go_together_are_told(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "800")
+    main(["techniques", "--pairs"])
+    shown = capsys.readouterr().out
+    for causal in (True, False):
+        found = list(pairs(causal))
+        together = sum(pair.refusal is None for pair in found)
+        told = f"causal={causal}: {together} pairs of techniques go together, {len(found) - together} do not"
+        assert told in shown
+    sizes = [len(techniques) + (axis in OPTIONAL) for axis, techniques in TECHNIQUES.items()]
+    assert len(found) == sum(math.prod(two) for two in combinations(sizes, 2))
+    rows = [[cell.strip() for cell in line.split("│")] for line in shown.splitlines()]
+    refused = [[*pair.names, pair.refusal] for pair in pairs(causal=True) if pair.refusal]
+    assert ["position XLRelative", "kernel Linformer"] in [names for *names, _ in refused]
+    assert [row[1:4] for row in rows if len(row) == 5] == refused
+
+
+def test_a_pair_goes_together_or_is_refused_as_by_a_spec():
+    alibi = {pair.names[1]: pair.refusal for pair in pairs(causal=False) if pair.names[0] == "position ALiBi"}
+    assert alibi["kernel Softmax"] is None
+    with pytest.raises(ValueError, match="Linformer") as refused:
+        TransformerSpec(position=ALiBi(), kernel=Linformer(), causal=False)
+    assert alibi["kernel Linformer"] == str(refused.value)
 
 
 @pytest.mark.parametrize("name", TECHNIQUES["pattern"])
