@@ -13,6 +13,9 @@ from rlxf.attention.patterns.base import Pattern, between
 
 PADDING = -1
 
+STRETCH = 256
+"""Runs are arranged as if they had a multiple of so many keys; what is too much is then left out."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -25,6 +28,17 @@ class Run:
 
     queries: range
     keys: range
+
+    @property
+    def longer(self) -> "Run":
+        """This run as if it went on to a multiple of `STRETCH` keys: so there are few different ones."""
+        most = -(-len(self.keys) // STRETCH) * STRETCH
+        more = (most - len(self.keys)) // self.queries.step
+        return Run(_longer(self.queries, more), _longer(self.keys, most - len(self.keys)))
+
+
+def _longer(numbers: range, more: int) -> range:
+    return range(numbers.start, numbers.stop + more * numbers.step, numbers.step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +63,15 @@ class Part:
         """Some of the groups."""
         return Part(self.query[some], self.key[some], self.allowed[some])
 
+    def of(self, run: Run) -> "Part":
+        """What is left of the part in a run that ends earlier."""
+        query = self.query.masked_fill(self.query >= len(run.queries), PADDING)
+        asking = (query != PADDING).any(1)
+        query, key = query[asking], self.key[asking]
+        key = key.masked_fill(key >= len(run.keys), PADDING)
+        allowed = self.allowed[asking] & (query != PADDING)[:, :, None] & (key != PADDING)[:, None]
+        return Part(query, key, allowed)
+
     def moved(self, query: Tensor, key: Tensor) -> "Part":
         """This part once for each pair of offsets (R,): N R groups."""
         allowed = self.allowed.expand(len(query), -1, -1, -1).flatten(0, 1)
@@ -67,9 +90,11 @@ Places = dict[Run, list[tuple[int, int]]]
 def count_pairs(rule: Pattern, causal: bool, places: Places) -> int:
     """How many pairs of query and key `arrange` would have computed."""
     return sum(
-        len(offsets) * len(some) * queries * keys
+        len(offsets) * queries * keys
         for run, offsets in places.items()
-        for (queries, keys), some in group_run(rule, causal, run).items()
+        for (queries, keys), some in group_run(rule, causal, run.longer).items()
+        for i, _ in some
+        if int(i[0]) < run.queries.stop
     )
 
 
@@ -78,9 +103,10 @@ def arrange(rule: Pattern, causal: bool, places: Places, device: torch.device) -
     found = defaultdict(list)
     for run, offsets in places.items():
         query, key = torch.tensor(offsets).unbind(1)
-        for part in arrange_run(rule, causal, run):
+        for part in (whole.of(run) for whole in arrange_run(rule, causal, run.longer)):
             found[part.query.shape[1], part.key.shape[1]].append(part.moved(query, key).to(device))
-    return [_joined(parts) for parts in found.values()]
+    joined = [_joined(parts) for parts in found.values()]
+    return [part for part in joined if len(part.query)]
 
 
 def _joined(parts: list[Part]) -> Part:
