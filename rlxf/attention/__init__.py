@@ -8,6 +8,8 @@ from rlxf.attention.kernels.adaptive_span import AdaptiveSpan
 from rlxf.attention.kernels.dynamic_span import DynamicSpan
 from rlxf.attention.kernels.linformer import Linformer
 from rlxf.attention.kernels.lsh import LSH
+from rlxf.attention.kernels.performer import Performer
+from rlxf.attention.kernels.rfa import RFA
 from rlxf.attention.kernels.routing import Routing
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import State
@@ -80,6 +82,8 @@ __all__ = [
     "Longformer",
     "Multiplicative",
     "OutputGate",
+    "Performer",
+    "RFA",
     "RoPE",
     "Routing",
     "ShawRelative",

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.gathering import as_rows, pick, put_back
 from rlxf.attention.index import Index
-from rlxf.attention.kernels.base import Kernel, Linear
+from rlxf.attention.kernels.base import Kernel, LayerMemory, LayerRecurrent, Linear
 from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.positions.base import LayerPosition, PairwisePosition, Position
 from rlxf.attention.relation import Gathered, Relation, Share, Tables
@@ -95,11 +95,25 @@ class Attention(nn.Module):
         keys, values = self.heard(context, relation.key.position)
         return self.attend(self.ask(x), keys, values, relation, None)
 
-    def step(self, x: Tensor, cache: LayerCache, slot: int, relation: Relation) -> Tensor:
+    def step(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> Tensor:
         """Write the token x (B, 1, C) into the cache, then attend over the cache -> (B, 1, C)."""
         q, own = self._among_themselves(x)
-        cache.write(slot, *self.heard(own, relation.query.position))
+        k, v = self.heard(own, relation.query.position)
+        if isinstance(cache, LayerMemory):
+            return self._recur(q, k, v, cache, relation)
+        cache.write(slot, k, v)
         return self.attend(q, cache.keys, cache.values, relation, cache.table)
+
+    def _recur(self, q: Tensor, k: Tensor, v: Tensor, memory: LayerMemory, relation: Relation) -> Tensor:
+        """`step` for a recurrent kernel, which remembers a token by more than a slot."""
+        assert isinstance(self.kernel, LayerRecurrent)
+        _, q = self._biased(q, k, relation, None)
+        return self._joined(self.kernel.recur(q, k, v, relation.query, memory), relation)
+
+    def remember(self, memory: Projected, index: Index) -> LayerMemory:
+        """What a recurrent kernel keeps of keys and values of memory, (B, H, S, D), for all steps to come."""
+        assert isinstance(self.kernel, LayerRecurrent)
+        return self.kernel.begin(*self.heard(memory, index.position), index)
 
     def cache(self, memory: Projected, index: Index, tables: Tables) -> LayerCache:
         """Keep the keys and values of memory, (B, H, S, D), for many steps."""

@@ -8,6 +8,7 @@ from rlxf.attention.attention import Attention, LayerCache, Projected
 from rlxf.attention.dropout import Dropout
 from rlxf.attention.feed_forward import FeedForward
 from rlxf.attention.index import Index
+from rlxf.attention.kernels.base import LayerMemory
 from rlxf.attention.norm import NORMS
 from rlxf.attention.relation import Relation, Tables
 from rlxf.attention.sides import SidedAttention, self_attention
@@ -63,7 +64,7 @@ class Block(nn.Module):
         """What each token of x (B, T, C) takes of memory (B, M, C) and of x: (B, H, T, M + T)."""
         return self.attention.weights(self.join_attention.enter(x), self.remembered(memory), relation)
 
-    def step(self, x: Tensor, cache: LayerCache, slot: int, relation: Relation) -> Tensor:
+    def step(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> Tensor:
         """Self-attention of one token x (B, 1, C) over the cache, itself included -> (B, 1, C)."""
         join = self.join_attention
         y = self.attention.step(join.enter(x), cache, slot, relation)
@@ -77,6 +78,11 @@ class Block(nn.Module):
     def cache(self, memory: Tensor, index: Index, tables: Tables) -> LayerCache:
         """Keys and values of the tokens of memory (B, S, C)."""
         return self.attention.cache(self._project(memory), index, tables)
+
+    def remember(self, memory: Tensor, index: Index) -> LayerMemory:
+        """What a recurrent kernel keeps of the tokens of memory (B, S, C)."""
+        assert isinstance(self.attention, Attention)
+        return self.attention.remember(self._project(memory), index)
 
     def remembered(self, memory: Tensor | None) -> Projected | None:
         """Keys and values of the tokens of memory (B, M, C), if there is one."""

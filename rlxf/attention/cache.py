@@ -1,5 +1,6 @@
 """What acting token by token keeps between steps."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from rlxf.attention.attention import LayerCache
 from rlxf.attention.context import ProjectedContext
 from rlxf.attention.index import Index
+from rlxf.attention.kernels.base import LayerMemory
 from rlxf.attention.relation import Tables
 
 
@@ -15,17 +17,18 @@ from rlxf.attention.relation import Tables
 class Cache:
     """Projected keys and values of the last S tokens, in a ring: a step costs the same at any age.
 
+    A recurrent kernel that sees all of an episode keeps sums over it in their place; S is then 1.
     `Transformer.step` writes into it. To keep an older one, `copy` it first.
 
     Args:
-        layers: one ring a layer.
+        layers: one ring a layer, or what a recurrent kernel remembers there.
         index: (B, S), where the token of each slot stands.
         slot: where the next token goes.
         tables: the distances of the layers' tables, and what the layers share.
         context: what cross-attention reads; None without it.
     """
 
-    layers: list[LayerCache]
+    layers: Sequence[LayerCache | LayerMemory]
     index: Index
     slot: int
     tables: Tables

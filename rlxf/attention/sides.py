@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention import Attention, LayerCache, Projected
 from rlxf.attention.index import Index
-from rlxf.attention.kernels.base import Kernel, Linear
+from rlxf.attention.kernels.base import Kernel, LayerMemory, Linear
 from rlxf.attention.kernels.lsh import LSH
 from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.patterns.base import UNLIMITED, GlobalTokens
@@ -97,8 +97,9 @@ class SidedAttention(nn.Module):
         of_others, of_globals = self.others.weights(x, ours, among), self.globals.weights(x, theirs, wide)
         return torch.where(self._is_global(relation)[:, None], of_globals, of_others)
 
-    def step(self, x: Tensor, cache: LayerCache, slot: int, relation: Relation) -> Tensor:
+    def step(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> Tensor:
         """See `Attention`; the cache is that of `cache`."""
+        assert isinstance(cache, LayerCache)
         keys, values = cache.keys.chunk(2, dim=1), cache.values.chunk(2, dim=1)
         tables = (None, None) if cache.table is None else cache.table.unbind(0)
         ours, theirs = (LayerCache(*half) for half in zip(keys, values, tables, strict=True))

@@ -10,6 +10,7 @@ from rlxf.attention.feed_forward import Activation
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
 from rlxf.attention.kernels.linformer import Linformer
 from rlxf.attention.kernels.lsh import LSH
+from rlxf.attention.kernels.rfa import RFA
 from rlxf.attention.kernels.routing import Routing
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import Memory
@@ -82,6 +83,8 @@ class TransformerSpec:
         self.kernel.for_layers(self.layers)
         if isinstance(self.kernel, Linformer):
             check_projected(self)
+        if isinstance(self.kernel, RFA):
+            check_gate(self, self.kernel)
         if isinstance(self.kernel, LSH):
             check_hashed(self, self.kernel)
         if isinstance(self.kernel, Routing) and self.kernel.window is not None:
@@ -170,6 +173,17 @@ def check_projected(spec: TransformerSpec) -> None:
         raise ValueError(
             f"where causal=False, {spec.kernel} projects a sequence as a whole, and {spec.pattern} hides a "
             f"part of it; choose Full() or another kernel"
+        )
+
+
+def check_gate(spec: TransformerSpec, kernel: RFA) -> None:
+    """Raise ValueError if a gated `RFA` has to forget where there is no before and after."""
+    if kernel.gate and not spec.causal:
+        raise ValueError(f"{kernel} forgets the past, and causal=False knows none; use gate=False")
+    if kernel.gate and spec.cross_attention:
+        raise ValueError(
+            f"{kernel} forgets what is long past, and cross_attention=True looks at tokens of another time; "
+            f"use gate=False"
         )
 
 

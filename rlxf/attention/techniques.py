@@ -8,6 +8,8 @@ from rlxf.attention.kernels.adaptive_span import AdaptiveSpan
 from rlxf.attention.kernels.dynamic_span import DynamicSpan
 from rlxf.attention.kernels.linformer import Linformer
 from rlxf.attention.kernels.lsh import LSH
+from rlxf.attention.kernels.performer import Performer
+from rlxf.attention.kernels.rfa import RFA
 from rlxf.attention.kernels.routing import Routing
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.xl import XL
@@ -74,7 +76,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
             BigBird,
             BigBirdETC,
         ),
-        "kernel": (Softmax, AdaptiveSpan, DynamicSpan, Linformer, LSH, Routing),
+        "kernel": (Softmax, AdaptiveSpan, DynamicSpan, RFA, Performer, Linformer, LSH, Routing),
         "memory": (XL,),
         "residual": (Add, GRUGate, InputGate, OutputGate, HighwayGate, SigTanhGate),
         "depth": (Fixed,),

@@ -12,7 +12,7 @@ from rlxf.attention.cache import Cache
 from rlxf.attention.context import Context, ProjectedContext
 from rlxf.attention.extra_tokens import LearnedTokens, NoExtraTokens
 from rlxf.attention.index import Index
-from rlxf.attention.kernels.base import LayerKernel
+from rlxf.attention.kernels.base import LayerKernel, RecurrentKernel
 from rlxf.attention.memory.base import State
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.etc import ExtraTokens
@@ -135,6 +135,8 @@ class Transformer(nn.Module):
             capacity: tokens S that a step can see, itself included; at least the state's length.
                 With ``Window(M + 1)`` and ``XL(M)``, M + 1 are all that count, as long as no
                 empty slot stands inside an episode: the window counts positions, the ring slots.
+                With the pattern `Full` and a `RecurrentKernel` nothing is left out: a step sees its
+                episode from the first token in the state on, at the same cost for any capacity.
             context: what a decoder looks at beside its own tokens.
 
         Raises:
@@ -145,6 +147,8 @@ class Transformer(nn.Module):
             raise ValueError("only a causal transformer can act token by token; set causal=True")
         if capacity < max(1, length):
             raise ValueError(f"capacity must be at least the state's length {length}, got {capacity}")
+        if self._recurrent:
+            return self._sums(state, context)
         layers, batch = state.hidden.shape[:2]
         room = State.empty(layers, batch, capacity - length, state.hidden, self.spec.width)
         index = state.index.concatenate(room.index)
@@ -153,6 +157,21 @@ class Transformer(nn.Module):
         tables = Tables(distances, self.embedding.table(distances, self.spec.causal))
         rings = [block.cache(h, index, tables) for block, h in zip(self.blocks, hidden, strict=True)]
         return Cache(rings, index, length % capacity, tables, self._project(context))
+
+    @property
+    def _recurrent(self) -> bool:
+        """Whether no layer forgets before its episode ends, and the kernel needs no keys for that."""
+        seen = {self.spec.pattern.for_layer(layer) for layer in range(self.spec.layers)}
+        return seen == {Full()} and isinstance(self.spec.kernel, RecurrentKernel)
+
+    def _sums(self, state: State, context: Context | None) -> Cache:
+        """A cache that holds what the kernel remembers of a state, and a slot for the token that acts."""
+        memories = [
+            block.remember(h, state.index) for block, h in zip(self.blocks, state.hidden, strict=True)
+        ]
+        index = Index.empty(state.index.shape[0], 1, state.hidden.device)
+        tables = Tables(torch.zeros(1, dtype=torch.long, device=state.hidden.device), None)
+        return Cache(memories, index, 0, tables, self._project(context))
 
     def penalty(self) -> Tensor | None:
         """What the kernels add to the loss, a scalar; None if no kernel does. Of the last pass."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rlxf.attention import RoPE
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
 from rlxf.attention.techniques import TECHNIQUES
-from tests.attention.specs import SHORT
+from tests.attention.specs import FORGETFUL, SHORT
 
 
 def of_no_pair(technique: Any) -> bool:
@@ -23,6 +23,7 @@ CHOICES = {
     for name, technique in techniques.items()
     for chosen in [SHORT.get(name) or technique()]
 }
+CHOICES["kernel RFA that forgets"] = {"kernel": FORGETFUL, "position": RoPE()}
 each = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 """Run a test with each of them: ``{axis: technique}``."""
 

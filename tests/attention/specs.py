@@ -10,6 +10,7 @@ import torch
 from rlxf.attention import (
     ETC,
     LSH,
+    RFA,
     XL,
     AdaptiveSpan,
     BigBird,
@@ -26,6 +27,7 @@ from rlxf.attention import (
     Local2D,
     Longformer,
     Multiplicative,
+    Performer,
     RoPE,
     Routing,
     ShawRelative,
@@ -62,6 +64,8 @@ SHORT: dict[str, Any] = {
     "Routing": Routing(clusters=2),
     "Linformer": Linformer(2, 1),
     "DynamicSpan": DynamicSpan(limit=6, ramp=2),
+    "RFA": RFA(32, sigma=2.0),
+    "Performer": Performer(6),
     "XL": XL(MEMORY),
     "LearnedAbsolute": LearnedAbsolute(64),
     "Multiplicative": Multiplicative(64),
@@ -74,6 +78,8 @@ SHORT: dict[str, Any] = {
 
 LINFORMER = Linformer(64, 3)
 """For encoders: it takes all positions of a test, as LearnedAbsolute(64) does."""
+
+FORGETFUL = RFA(32, sigma=2.0, gate=True, gate_bias=1.0)
 
 ALONE = {
     f"{axis} {name}": replace(DEFAULT, **{axis: SHORT.get(name) or technique()})
@@ -126,6 +132,22 @@ RECIPES = {
     ),
     "Linformer and global tokens": replace(
         DEFAULT, kernel=Linformer(2, 1, sharing="key-value"), pattern=Longformer(4, global_tokens=3)
+    ),
+    "RFA that forgets": replace(DEFAULT, kernel=FORGETFUL),
+    "RFA that forgets, with memory and places": replace(
+        DEFAULT, kernel=FORGETFUL, position=RoPE(), memory=XL(MEMORY), residual=GRUGate()
+    ),
+    "RFA that forgets what it does not see": replace(DEFAULT, kernel=FORGETFUL, pattern=Dilated(2, 2)),
+    "RFA that forgets, global tokens": replace(
+        DEFAULT, kernel=FORGETFUL, pattern=Longformer(2, global_tokens=3)
+    ),
+    "RFA of one width": replace(DEFAULT, kernel=RFA(32, sigma=2.0, fixed=True)),
+    "RFA in a decoder": replace(DEFAULT, kernel=RFA(32, sigma=2.0), cross_attention=True),
+    "Performer, drawn anew": replace(DEFAULT, kernel=Performer(redraw=1)),
+    "Performer, gates and memory": replace(GTRXL, kernel=Performer(6), position=RoPE()),
+    "Performer in a decoder": replace(DEFAULT, kernel=Performer(6), cross_attention=True),
+    "Performer, heads differ": replace(
+        DEFAULT, kernel=Performer(6), pattern=Dilated(2, 2, plain_heads=1), position=RoPE()
     ),
     "LSH, one round, distances": replace(
         DEFAULT, kernel=LSH(rounds=1, buckets=2), position=XLRelative(), pattern=Window(5)

@@ -48,9 +48,9 @@ def test_every_technique_can_be_named(axis, technique):
 
 
 def free(axis: str, technique: type, *args: str) -> TransformerSpec:
-    """A core with that technique; without memory, which would bound a pattern."""
-    bound = ["--core.memory", "none"] if axis == "pattern" else []
-    return core(*bound, f"--core.{axis}", technique.__name__, *args)
+    """A core with that technique; without memory, which would bound a pattern, or positions of pairs."""
+    without = {"pattern": ["--core.memory", "none"], "kernel": ["--core.position", "none"]}
+    return core(*without.get(axis, []), f"--core.{axis}", technique.__name__, *args)
 
 
 @pytest.mark.parametrize("pattern", TECHNIQUES["pattern"].values(), ids=in_words)
@@ -169,7 +169,8 @@ def test_what_cannot_be_chosen_is_told(args, told, capsys, tmp_path):
 def test_an_agent_is_built_with_it_or_one_sentence_says_why_not(axis, technique, capsys):
     try:
         with in_one_line(*BUILDING):
-            parse(["train", "gtrxl", *TASK, *TINY, f"--core.{axis}", technique.__name__]).prepare()
+            without = ["--core.position", "none"] if axis == "kernel" else []
+            parse(["train", "gtrxl", *TASK, *TINY, *without, f"--core.{axis}", technique.__name__]).prepare()
     except SystemExit:
         assert capsys.readouterr().err.startswith(f"rlxf: {technique.__name__}(")
 

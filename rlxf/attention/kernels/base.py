@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from rlxf.attention.patterns.base import UNLIMITED
 
 if TYPE_CHECKING:
+    from rlxf.attention.index import Index
     from rlxf.attention.relation import Relation, Share
 
 Linear = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -106,6 +107,40 @@ class LayerPairwise(LayerKernel):
         """The weights that `forward` averages values with, (B, H, Tq, Tk); arguments as there."""
 
 
+class LayerMemory(ABC):
+    """What a recurrent kernel keeps of an episode's keys and values in one layer; its size is constant."""
+
+    @abstractmethod
+    def rows(self, rows: Tensor) -> "LayerMemory":
+        """A copy of the chosen rows (N,) int64 of the batch."""
+
+
+class LayerRecurrent(LayerKernel):
+    """A kernel that can act from a `LayerMemory` in place of all keys and values.
+
+    That holds as long as each token sees all of its episode that came before it: patterns forget by position.
+    """
+
+    @abstractmethod
+    def begin(self, k: Tensor, v: Tensor, index: "Index") -> LayerMemory:
+        """What there is to remember of S tokens, oldest first: keys (B, H, S, D + F), values (B, H, S, V)."""
+
+    @abstractmethod
+    def recur(self, q: Tensor, k: Tensor, v: Tensor, index: "Index", memory: LayerMemory) -> Tensor:
+        """Let the token at index (B, 1) ask, itself included, and remember it: memory is changed in place.
+
+        Args:
+            q: its query, (B, H, 1, D + E).
+            k: its key, (B, H, 1, D + F), which `meet` has not seen.
+            v: its value, (B, H, 1, V).
+            index: where it stands. The first token of an episode forgets the one before.
+            memory: what `begin` gave.
+
+        Returns:
+            (B, H, 1, V); anything for an empty slot, which is not remembered.
+        """
+
+
 class Kernel(ABC):
     """Base of the kernel techniques: frozen dataclasses that build the module of a layer.
 
@@ -128,6 +163,14 @@ class Kernel(ABC):
             ValueError: if its options are for another number of layers.
         """
         return (self,) * layers
+
+
+class RecurrentKernel(Kernel):
+    """A kernel that acts at a constant cost, however long an episode is, where the pattern is `Full`."""
+
+    @abstractmethod
+    def build(self, width: int, heads: int) -> LayerRecurrent:
+        """See `Kernel`."""
 
 
 class PairwiseKernel(Kernel):

@@ -1,8 +1,8 @@
 """Running sums over keys: what attention is made of whose weights are products of features.
 
 ``sum_j phi(q_i) . phi(k_j) v_j = phi(q_i) . sum_j phi(k_j) v_j``: the sum over keys does not know the query.
-Like a floating-point number, a key is its features times ``e^scale``, and so is a sum; the largest scale in it is
-its own. So nothing overflows, and what comes later changes nothing.
+Like a floating-point number, a key is its features times ``e^scale``, and so is a sum; the largest scale in
+it is its own. So nothing overflows, and what comes later changes nothing that was found before.
 """
 
 from typing import NamedTuple
@@ -16,18 +16,18 @@ LOWEST = -1e30
 
 
 class Keys(NamedTuple):
-    """Keys as features (B, H, T, M), times e to the power of scale (B, H, T), through which no gradient flows."""
+    """Keys as features (B, H, T, M), times e^scale (B, H, T); no gradient flows through the scale."""
 
     features: Tensor
     scale: Tensor
 
-    def without(self, empty: Tensor) -> "Keys":
-        """These, with the scale of nothing where empty (B, T) bool says so; their values have to be 0."""
-        return Keys(self.features, self.scale.masked_fill(empty[:, None], LOWEST))
+    def without(self, gone: Tensor) -> "Keys":
+        """These, some of which, (B, T) bool, do not count: their values have to be 0."""
+        return Keys(self.features, self.scale.masked_fill(gone[:, None], LOWEST))
 
 
 class Sums(NamedTuple):
-    """``sum_j phi(k_j) [v_j, 1]``: total (B, H, M, V + 1), times e to the power of scale (B, H)."""
+    """``sum_j phi(k_j) [v_j, 1]``: total (B, H, M, V + 1), times e^scale (B, H)."""
 
     total: Tensor
     scale: Tensor
@@ -36,15 +36,19 @@ class Sums(NamedTuple):
     def none(cls, features: int, values: Tensor) -> "Sums":
         """Of no key, for M features and values (B, H, T, V + 1)."""
         batch, heads, _, size = values.shape
-        scale = values.new_full((batch, heads), LOWEST)
-        return cls(values.new_zeros(batch, heads, features, size), scale)
+        total = values.new_zeros(batch, heads, features, size)
+        return cls(total, values.new_full((batch, heads), LOWEST))
 
     def plus(self, keys: Keys, values: Tensor) -> "Sums":
         """With more keys, and their values (B, H, T, V + 1)."""
         scale = torch.cat([self.scale[..., None], keys.scale], dim=-1).amax(-1)
-        kept = (self.scale - scale).exp()[..., None, None]
-        fresh = keys.features * (keys.scale - scale[..., None]).exp()[..., None]
-        return Sums(kept * self.total + fresh.mT @ values, scale)
+        kept, joined = self.rescaled(keys, scale)
+        return Sums(kept * self.total + keys.features.mT @ (joined * values), scale)
+
+    def rescaled(self, keys: Keys, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """The factors of these sums (B, H, 1, 1) and of keys (B, H, T, 1) in sums of a scale (B, H)."""
+        kept, joined = self.scale - scale, keys.scale - scale[..., None]
+        return kept.exp()[..., None, None], joined.exp()[..., None]
 
 
 def over_pairs(queries: Tensor, keys: Keys, values: Tensor, allowed: Tensor) -> Tensor:
@@ -53,7 +57,7 @@ def over_pairs(queries: Tensor, keys: Keys, values: Tensor, allowed: Tensor) -> 
     Args:
         queries: features (B, H, Tq, M).
         keys: those of Tk keys.
-        values: and a 1, (B, H, Tk, V + 1).
+        values: with a 1 behind them, (B, H, Tk, V + 1).
         allowed: who may see whom, (B, 1 or H, Tq, Tk) bool.
 
     Returns:
@@ -65,11 +69,17 @@ def over_pairs(queries: Tensor, keys: Keys, values: Tensor, allowed: Tensor) -> 
 
 
 def over_past(queries: Tensor, keys: Keys, values: Tensor, before: Sums) -> Tensor:
-    """As `over_pairs`, where each of T queries sees what was before, and the T keys up to its own."""
+    """As `over_pairs`, where each of T queries sees what was before, and of T keys those up to its own."""
+    past, pairs = seen(keys, before)
+    return (queries @ keys.features.mT * pairs) @ values + past * (queries @ before.total)
+
+
+def seen(keys: Keys, before: Sums) -> tuple[Tensor, Tensor]:
+    """The factors of what was before (B, H, T, 1), and of T keys (B, H, T, T), in what T queries find."""
     top = torch.maximum(keys.scale.cummax(-1).values, before.scale[..., None])
-    factor = (keys.scale[..., None, :] - top[..., None]).clamp_(max=0).exp_().tril_()
-    own = (queries @ keys.features.mT * factor) @ values
-    return own + (before.scale[..., None] - top).exp()[..., None] * (queries @ before.total)
+    past = before.scale[..., None] - top
+    pairs = (keys.scale[..., None, :] - top[..., None]).clamp_(max=0)  # keys ahead might overflow
+    return past.exp()[..., None], pairs.exp_().tril_()
 
 
 def with_ones(v: Tensor) -> Tensor:
@@ -83,5 +93,5 @@ def quotient(sums: Tensor, least: float) -> Tensor:
     A denominator nearer to 0 than ``least`` is moved there, on its own side of 0.
     """
     over, under = sums[..., :-1], sums[..., -1:]
-    nearest = torch.where(under < 0, -least, least)
-    return over / torch.where(under.abs() < least, nearest.to(under.dtype), under)
+    nearest = torch.full_like(under, least).copysign(under)
+    return over / torch.where(under.abs() < least, nearest, under)

@@ -1,0 +1,110 @@
+"""A chunk of tokens reads what was before and itself, with a gradient that keeps little."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rlxf.attention.kernels.sums import Keys, Sums, over_past, seen
+
+
+class Features(Protocol):
+    """What makes features of queries and keys; see `LinearAttention`."""
+
+    def asking(self, q: Tensor) -> Tensor: ...
+
+    def heard(self, k: Tensor) -> Keys: ...
+
+    def parameters(self) -> Any: ...
+
+
+def read(
+    kernel: Features, q: Tensor, k: Tensor, values: Tensor, empty: Tensor, before: Sums
+) -> tuple[Tensor, Sums]:
+    """What T queries find in the sums before and in the keys up to their own, and the sums behind them.
+
+    Only the arguments are kept for the gradient; features and the pairs of T^2 tokens are found again.
+
+    Args:
+        kernel: makes the features.
+        q: (B, H, T, D + E).
+        k: (B, H, T, D + F).
+        values: with a 1 behind them, (B, H, T, V + 1); 0 in empty slots.
+        empty: (B, T) bool.
+        before: sums over all keys before.
+
+    Returns:
+        As `over_past`, and the sums with these keys.
+    """
+    found, *after = _Read.apply(kernel, q, k, values, empty, *before, *kernel.parameters())  # type: ignore
+    return found, Sums(*after)
+
+
+class _Read(torch.autograd.Function):
+    """`read`. torch's checkpoint would compute all products again; here it is one of the four."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernel: Features,
+        q: Tensor,
+        k: Tensor,
+        values: Tensor,
+        empty: Tensor,
+        total: Tensor,
+        scale: Tensor,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        before, keys = Sums(total, scale), kernel.heard(k).without(empty)
+        after = before.plus(keys, values)
+        ctx.kernel = kernel
+        ctx.save_for_backward(q, k, values, empty, *before, after.scale, *parameters)
+        ctx.mark_non_differentiable(after.scale)
+        return over_past(kernel.asking(q), keys, values, before), *after
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_found: Tensor, of_after: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, values, empty, total, scale, end, *parameters = ctx.saved_tensors
+        with torch.enable_grad():
+            q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
+            queries, keys = ctx.kernel.asking(q), ctx.kernel.heard(k)
+        known = Keys(keys.features.detach(), keys.scale).without(empty)
+        of_queries, of_keys, of_values, of_total = _gradients(
+            queries.detach(), known, values, Sums(total, scale), end, of_found, of_after
+        )
+        of_inputs = torch.autograd.grad(
+            (queries, keys.features), (q, k, *parameters), (of_queries, of_keys), allow_unused=True
+        )
+        return None, *of_inputs[:2], of_values, None, of_total, None, *of_inputs[2:]
+
+
+def _gradients(
+    queries: Tensor,
+    keys: Keys,
+    values: Tensor,
+    before: Sums,
+    end: Tensor,
+    of_found: Tensor,
+    of_after: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of queries, keys, values and the sums before, from those of what was found and of the sums after.
+
+    ``found = (Q K^T * pairs) V + past * Q S`` and ``after = kept * S + K^T (joined * V)``.
+    """
+    past, pairs = seen(keys, before)
+    kept, joined = before.rescaled(keys, end)
+    of_products, of_past = (of_found @ values.mT).mul_(pairs), past * of_found
+    weights = (queries @ keys.features.mT).mul_(pairs)
+    return (
+        torch.baddbmm(*_flat(of_products @ keys.features, of_past, before.total.mT)).view_as(queries),
+        torch.baddbmm(*_flat(of_products.mT @ queries, joined * values, of_after.mT)).view_as(queries),
+        weights.mT @ of_found + joined * (keys.features @ of_after),
+        kept * of_after + queries.mT @ of_past,
+    )
+
+
+def _flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """(B, H, ...) -> (B H, ...) each."""
+    return tuple(x.flatten(0, 1) for x in tensors)

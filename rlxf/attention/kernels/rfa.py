@@ -1,0 +1,165 @@
+"""Random feature attention: softmax over directions, estimated with waves. With a gate, it forgets."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlxf.attention.checks import check_finite_number, check_whole
+from rlxf.attention.index import Index
+from rlxf.attention.kernels.base import Linear, RecurrentKernel
+from rlxf.attention.kernels.linear_attention import LinearAttention, wide
+from rlxf.attention.kernels.sums import Keys
+
+LEAST = 0.01
+"""How near to 0 a denominator may come."""
+
+
+@dataclass(frozen=True)
+class RFA(RecurrentKernel):
+    r"""``o_i = sum_j phi(q_i) . phi(k_j) v_j / sum_j phi(q_i) . phi(k_j)``, at linear cost.
+
+    ``phi(x) = D^-1/2 [sin(W x'), cos(W x')]`` with ``x' = x / |x|`` and D rows of W drawn from
+    N(0, 1 / sigma^2), so that ``E[phi(q) . phi(k)] = exp(-|q' - k'|^2 / 2 sigma^2)``. As lengths are 1, that
+    is softmax over ``q' . k' / sigma^2``. Each head and layer has a W of its own.
+
+    With ``gate``, ``g_t = sigmoid(w_g . x_t + b_g)`` of each head says how much of the past stays:
+    ``S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t``, and the same below. So the weight of a pair is
+    ``phi(q_i) . phi(k_j) (1 - g_j) g_{j+1} ... g_i``: whatever the pattern, all tokens between the two count.
+
+    Products of waves may be negative, so weights may be, and denominators may come near 0. The paper's
+    formula says nothing of that. Here a denominator is at least 0.01, with its sign, where the heaviest key
+    in view adds at most 1; what is nearer to 0 is no average any more. (The authors' code wants about 1.6
+    for as many draws as features, which it lacks while it has seen little.)
+
+    While acting with the pattern `Full`, a layer keeps ``sum_j phi(k_j) [v_j, 1]`` in place of keys and
+    values. Attention weights are not dropped: there are none.
+
+    Source: Peng et al. 2021, arXiv:2103.02143, sections 3.1 and 3.2.
+
+    Args:
+        features: D, rows of W, each a sine and a cosine; None for as many as a head has features, as the
+            authors'.
+        sigma: width of the kernel, at first; 1 as the authors'. Less looks more sharply.
+        fixed: keep sigma. By default 1 / sigma is learned, for each head and feature, as the authors do.
+        gate: forget. Causal only, and not in a decoder.
+        gate_bias: b_g at first; w_g starts as 0. With 4, what was is down to 1 / e after about 55 tokens.
+        seed: of the draw of W.
+
+    Raises:
+        TypeError: if features or seed is no whole number, or another option no number.
+        ValueError: if features is less than 1, seed negative, sigma not above 0, or gate_bias not finite.
+    """
+
+    paper: ClassVar[str] = "Peng et al. 2021, arXiv:2103.02143"
+    causal: ClassVar[str] = "the paper's"
+    cost: ClassVar[str] = "L features"
+    features: int | None = None
+    sigma: float = 1.0
+    fixed: bool = False
+    gate: bool = False
+    gate_bias: float = 4.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("RFA seed", self.seed, 0)
+        if self.features is not None:
+            check_whole("RFA features", self.features)
+        check_finite_number("RFA sigma", self.sigma)
+        check_finite_number("RFA gate_bias", self.gate_bias)
+        if self.sigma <= 0:
+            raise ValueError(f"RFA sigma must be above 0, got {self.sigma}")
+
+    def for_layers(self, layers: int) -> tuple["RFA", ...]:
+        """See `Kernel`: each layer draws by itself."""
+        return tuple(replace(self, seed=self.seed + layer) for layer in range(layers))
+
+    def build(self, width: int, heads: int) -> "RFAAverage":
+        """See `Kernel`."""
+        return GatedRFAAverage(self, width, heads) if self.gate else RFAAverage(self, width, heads)
+
+
+class RFAAverage(LinearAttention):
+    """An `RFA` in one layer: W is ``waves`` (H, D, d) times ``frequency`` (H, 1, d), at first 1 / sigma."""
+
+    waves: Tensor
+    frequency: Tensor
+    least = LEAST
+
+    def __init__(self, spec: RFA, width: int, heads: int):
+        super().__init__()
+        size = width // heads
+        count = size if spec.features is None else spec.features
+        self.features = 2 * count
+        generator = torch.Generator().manual_seed(spec.seed)
+        self.register_buffer("waves", torch.randn(heads, count, size, generator=generator))
+        frequency = torch.full((heads, 1, size), 1 / spec.sigma)
+        if spec.fixed:
+            self.register_buffer("frequency", frequency)
+        else:
+            self.frequency = nn.Parameter(frequency)
+
+    def asking(self, q: Tensor) -> Tensor:
+        """See `LinearAttention`."""
+        w = wide(self.waves) * self.frequency
+        angle = F.normalize(wide(q), dim=-1) @ w.mT
+        return torch.cat([angle.sin(), angle.cos()], dim=-1) * w.shape[1] ** -0.5
+
+    def heard(self, k: Tensor) -> Keys:
+        """See `LinearAttention`."""
+        return Keys(self.asking(k), k.new_zeros(k.shape[:-1], dtype=wide(k).dtype))
+
+
+class GatedRFAAverage(RFAAverage):
+    """The same with a gate, ``gate`` (C -> H), which reads the token.
+
+    The mark of a key is its gate's logit. Where keys meet queries, it becomes the logarithm of its share
+    ``l_j = log(1 - g_j) - log g_j - ... - log g_1``, from the first token of the episode that is there: what
+    is the same for all keys of a query cancels. l grows with time while its differences count, so it is found
+    in float64 and kept as two numbers, a rounded one and what is left.
+    """
+
+    def __init__(self, spec: RFA, width: int, heads: int):
+        super().__init__(spec, width, heads)
+        self.gate = nn.Linear(width, heads)
+        nn.init.zeros_(self.gate.weight)
+        nn.init.constant_(self.gate.bias, spec.gate_bias)
+
+    def key_marks(self, x: Tensor, linear: Linear = F.linear) -> Tensor:
+        """The logit of g for each token x (B, T, C): (B, H, T, 1)."""
+        return linear(x, self.gate.weight, self.gate.bias).transpose(1, 2)[..., None]
+
+    def fading(self, k: Tensor) -> Tensor:
+        """See `LinearAttention`: log g."""
+        return F.logsigmoid(k[..., -1].double())
+
+    def among(self, k: Tensor, index: Index) -> Tensor:
+        """See `LinearAttention`: in place of its mark, a key gets the two parts of l."""
+        log_weight = F.logsigmoid(-k[..., -1].double()) - cumulated(self.fading(k), index)
+        large = log_weight.detach().to(wide(k).dtype)
+        return torch.cat(
+            [k[..., :-1], torch.stack([large, (log_weight - large).to(large.dtype)], -1)], dim=-1
+        )
+
+    def heard(self, k: Tensor) -> Keys:
+        """See `LinearAttention`."""
+        k, rounded, rest = k[..., :-2], k[..., -2], k[..., -1:]
+        return Keys(self.asking(k) * rest.exp(), rounded.detach())
+
+
+def cumulated(x: Tensor, index: Index) -> Tensor:
+    """``y_i = sum of x_t`` over the tokens t up to i of i's episode, in the order of positions, (B, H, S).
+
+    Episodes may be mixed, and slots in any order. Sums over 1, 2, 4, ... tokens are added and nothing is
+    subtracted, so that no rounding of one episode reaches another.
+    """
+    order = ((index.episode << 32) + index.position).argsort(dim=1)
+    episode, places = index.episode.gather(1, order), order[:, None].expand_as(x)
+    x, span = x.gather(-1, places), 1
+    while span < x.shape[-1]:
+        same = (episode[:, span:] == episode[:, :-span])[:, None]
+        x = x + F.pad(x[..., :-span].masked_fill(~same, 0.0), (span, 0))
+        span *= 2
+    return torch.empty_like(x).scatter(-1, places, x)

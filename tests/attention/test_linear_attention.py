@@ -1,0 +1,403 @@
+"""Performer and RFA by pairs, by sums, and token by token: the same; and what each of them promises."""
+
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlxf.attention import RFA, XL, Full, Index, Performer, RoPE, Transformer, TransformerSpec, Window
+from rlxf.attention.index import EMPTY
+from rlxf.attention.kernels import linear_attention
+from rlxf.attention.kernels.linear_attention import is_one_stretch
+from rlxf.attention.kernels.performer import orthogonal_rows
+from rlxf.attention.kernels.rfa import cumulated
+from rlxf.attention.relation import Relation
+from tests.attention.passes import act, agree
+from tests.attention.specs import each, fresh
+from tests.attention.test_gathering import Largest
+from tests.attention.worlds import World, numbers
+
+SMALL = TransformerSpec(width=8, heads=2, layers=2, feed_forward=12)
+KERNELS = {
+    "Performer": Performer(6),
+    "Performer, relu": Performer(6, "relu"),
+    "RFA": RFA(32, sigma=2.0),
+    "RFA that forgets": RFA(32, sigma=2.0, gate=True, gate_bias=1.0),
+}
+SPECS = {name: replace(SMALL, kernel=kernel) for name, kernel in KERNELS.items()}
+REMEMBERING = {name: replace(spec, memory=XL(7), position=RoPE()) for name, spec in SPECS.items()}
+ENCODERS = {
+    f"encoder, {name}": replace(spec, causal=False)
+    for name, spec in SPECS.items()
+    if not getattr(spec.kernel, "gate", False)
+}
+LENGTH = 20
+
+
+@pytest.fixture
+def chunks(monkeypatch):
+    """By sums, even where there are few tokens: a call says whether."""
+    monkeypatch.setattr(linear_attention, "CHUNK", 3)
+    return lambda few: monkeypatch.setattr(linear_attention, "SMALL", few)
+
+
+def padded(length: int = LENGTH) -> Index:
+    """One episode a row, behind empty slots in the first."""
+    index = Index.range(2, length, start=5)
+    first = torch.arange(length) < 4
+    return Index(index.position, index.episode.masked_fill(first & (torch.arange(2) == 0)[:, None], EMPTY))
+
+
+def found(model: Transformer, x: Tensor, index: Index, state=None) -> list[Tensor]:
+    """Outputs at tokens, and all gradients."""
+    x = x.detach().requires_grad_()
+    y, _ = model(x, index, state)
+    filled = y[index.episode != EMPTY]
+    weights = [x, *model.parameters()]
+    return [filled.detach(), *torch.autograd.grad((filled * numbers(*filled.shape, seed=1)).sum(), weights)]
+
+
+def by_sums_and_by_pairs(model: Transformer, chunks, index: Index, state=None) -> None:
+    x, both = numbers(*index.shape, model.spec.width), []
+    for few in (0, 2**40):
+        chunks(few)
+        key = index if state is None else state.index.concatenate(index)
+        assert is_one_stretch(model.relation(index, key)) == (few == 0)
+        both.append(found(model, x, index, state))
+    for one, other in zip(*both, strict=True):
+        agree(one, other)
+
+
+@each(SPECS | ENCODERS)
+def test_sums_give_what_pairs_give(spec, chunks):
+    by_sums_and_by_pairs(fresh(spec).double(), chunks, padded())
+
+
+@each(REMEMBERING)
+@pytest.mark.parametrize("before", [2, 9])
+def test_sums_over_memory(spec, before, chunks):
+    """Of a state that is half empty, and of one that is full."""
+    model = fresh(spec).double()
+    _, state = model(numbers(2, before, spec.width, seed=2), Index.range(2, before))
+    by_sums_and_by_pairs(model, chunks, Index.range(2, LENGTH, start=before), state)
+
+
+@each(SPECS | ENCODERS)
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_sums_in_float32(spec, scale, chunks):
+    """Large queries and keys, too: exponents far beyond what float32 holds."""
+    model, index = fresh(spec), padded()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.qkv.weight[: 2 * spec.width] *= scale
+    x = numbers(*index.shape, spec.width)
+    exact = model.double()(x, index)[0][index.episode != EMPTY]
+    for few in (0, 2**40):
+        chunks(few)
+        y, _ = model.float()(x.float(), index)
+        torch.testing.assert_close(
+            y[index.episode != EMPTY].double(), exact, rtol=0, atol=2e-5 * max(1.0, scale)
+        )
+
+
+@each(SPECS)
+def test_sums_know_nothing_of_what_is_ahead(spec, chunks):
+    chunks(0)
+    model, trials = fresh(spec), 40
+    index, moment = Index.range(trials, LENGTH), torch.arange(trials) % LENGTH
+    x = numbers(trials, LENGTH, spec.width, dtype=torch.float32)
+    changed = x.clone()
+    changed[torch.arange(trials), moment] += 100 * numbers(trials, spec.width, seed=3, dtype=torch.float32)
+    y, z = (model(tokens, index)[0] for tokens in (x, changed))
+    earlier = torch.arange(LENGTH) < moment[:, None]
+    assert torch.equal(y[earlier], z[earlier])
+    assert (y - z).abs().amax(-1)[torch.arange(trials), moment].min() > 1e-6
+
+
+@each(SPECS | ENCODERS)
+def test_empty_slots_add_nothing_to_sums(spec, chunks):
+    chunks(0)
+    model, index = fresh(spec).double(), padded()
+    empty = (index.episode == EMPTY)[..., None]
+    x = numbers(*index.shape, spec.width)
+    noisy = torch.where(empty, 1e4 * numbers(*x.shape, seed=4), x)
+    for one, other in zip(found(model, x, index), found(model, noisy, index), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_who_sees_nothing_gets_nothing(causal, chunks):
+    spec = replace(SMALL, kernel=Performer(6), causal=causal)
+    nothing = Index.empty(2, LENGTH)
+    chunks(0)
+    attention = fresh(spec).blocks[0].attention
+    x = numbers(2, LENGTH, spec.width, dtype=torch.float32).requires_grad_()
+    y = attention(x, None, Relation(nothing, nothing, Full(), causal, torch.float32))
+    assert (y == 0).all()
+    y.sum().backward()
+    assert (x.grad == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "index"),
+    [
+        (Window(9), Index.range(1, LENGTH)),
+        (Full(), Index(torch.arange(LENGTH)[None] % 10, torch.arange(LENGTH)[None] // 10)),
+        (Full(), Index(2 * torch.arange(LENGTH)[None], torch.zeros(1, LENGTH, dtype=torch.long))),
+    ],
+    ids=["window", "two episodes", "gaps"],
+)
+def test_what_is_no_stretch_is_read_by_pairs(pattern, index, chunks):
+    chunks(0)
+    assert not is_one_stretch(Relation(index, index, pattern, True, torch.float32))
+
+
+LONG = 512
+
+
+@each(SPECS | ENCODERS)
+def test_no_tensor_is_as_large_as_all_pairs(spec):
+    spec = replace(spec, kernel=replace(spec.kernel, features=8), heads=1, layers=1)
+    model, x = fresh(spec), numbers(1, LONG, spec.width, dtype=torch.float32)
+    with Largest() as largest:
+        y, _ = model(x, Index.range(1, LONG))
+        y.sum().backward()
+    assert LONG * spec.width <= largest.size < LONG**2 / 3
+
+
+# Acting.
+
+
+@each(SPECS)
+def test_what_is_kept_while_acting_does_not_grow(spec):
+    model, x = fresh(spec), numbers(2, LENGTH, spec.width, dtype=torch.float32)
+    sizes = []
+    for capacity in (1, 1000):
+        cache = model.cache(model.initial_state(2), capacity)
+        act(model, World(x, Index.range(2, LENGTH), None), cache)
+        sizes.append([part.shape for layer in cache.layers for part in layer.sums] + [cache.index.shape])
+    assert sizes[0] == sizes[1]
+
+
+@each(SPECS)
+def test_a_long_episode_is_acted_as_it_is_learned(spec):
+    """In float32, long after the first tokens are forgotten."""
+    model, length = fresh(replace(spec, layers=1)), 300
+    run = World(numbers(1, length, spec.width, dtype=torch.float32), Index.range(1, length), None)
+    acted, _ = act(model, run, model.cache(model.initial_state(1), 1))
+    torch.testing.assert_close(acted, model(run.x, run.index)[0], rtol=0, atol=1e-4)
+
+
+@each(REMEMBERING)
+def test_the_last_episode_of_a_state_is_remembered(spec):
+    """Of two in it, with an empty slot behind."""
+    model = fresh(spec).double()
+    index = Index(torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]), torch.tensor([[0, 0, 0, 1, 1, 1, EMPTY, 1]]))
+    index = Index(torch.where(index.episode == EMPTY, 0, index.position), index.episode)
+    run = World(numbers(1, 8, spec.width), index, None)
+    _, state = model(run.x[:, :7], run.part(0, 7).index)
+    y, _ = model(run.x[:, 7:], run.part(7, 8).index, state)
+    agree(act(model, run.part(7, 8), model.cache(state, 7))[0], y)
+
+
+# Performer.
+
+
+DRAWS, ROWS, SIZE = 20_000, 8, 4
+VECTORS = (torch.tensor([1.0, 0.4, 0.3, 0.8]), torch.tensor([-0.5, 1.0, 0.2, -0.9]))
+
+
+def estimates(q: Tensor, k: Tensor, projections: Tensor) -> Tensor:
+    """phi(q) . phi(k) for many draws (N, M, D) of P: (N,)."""
+    module = Performer(DRAWS * ROWS).build(SIZE, 1).double()
+    module.projection.copy_(projections.flatten(0, 1))
+    a = q / SIZE**0.25
+    lost = (module.projection @ a).max() - a @ a / 2
+    keys = module.heard(k.view(1, 1, 1, SIZE))
+    pairs = module.asking(q.view(1, 1, 1, SIZE)) * keys.features * (lost + keys.scale[..., None]).exp()
+    return pairs.view(DRAWS, ROWS).mean(1)
+
+
+def deviations(projections: Tensor) -> list[float]:
+    """How many standard errors the mean estimate is from exp(q . k / sqrt(D)), for some q and k."""
+    found = []
+    for q, k in [(VECTORS[0], VECTORS[0]), VECTORS, (VECTORS[1], VECTORS[1])]:
+        q, k = q.double(), k.double()
+        some = estimates(q, k, projections) - (q @ k / SIZE**0.5).exp()
+        found.append(abs(float(some.mean() / some.std() * DRAWS**0.5)))
+    return found
+
+
+def test_the_estimate_of_softmax_is_unbiased():
+    rows = orthogonal_rows(DRAWS * ROWS, SIZE, torch.Generator().manual_seed(0))
+    assert max(deviations(rows.double().view(DRAWS, ROWS, SIZE))) < 4
+
+
+def test_without_signs_it_would_be_biased():
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(DRAWS * ROWS // SIZE, SIZE, SIZE, generator=generator, dtype=torch.float64)
+    lengths = torch.randn(DRAWS, ROWS, SIZE, generator=generator, dtype=torch.float64).norm(dim=2)
+    as_they_come = torch.linalg.qr(normal)[0].reshape(DRAWS, ROWS, SIZE)
+    assert max(deviations(as_they_come * lengths[..., None])) > 10
+
+
+@pytest.mark.parametrize(("rows", "size"), [(10, 4), (3, 5), (1, 1), (12, 4)])
+def test_blocks_of_rows_are_orthogonal(rows, size):
+    drawn = orthogonal_rows(rows, size, torch.Generator().manual_seed(0)).double()
+    assert drawn.shape == (rows, size)
+    for block in drawn.split(size):
+        products = block @ block.T
+        torch.testing.assert_close(products, products.diagonal().diag(), rtol=0, atol=1e-5)
+
+
+def test_lengths_of_rows_are_those_of_normal_vectors():
+    squares = orthogonal_rows(8000, 4, torch.Generator().manual_seed(0)).square().sum(1)
+    assert abs(squares.mean() - 4) < 5 * (8 / 8000) ** 0.5
+    assert abs(squares.var() - 8) < 1
+
+
+@pytest.mark.parametrize(("size", "features"), [(1, 1), (2, 2), (8, 16), (64, 256)])
+def test_the_number_of_features_is_near_d_log_d(size, features):
+    assert Performer().build(2 * size, 2).projection.shape == (features, size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e2, 1e4])
+@pytest.mark.parametrize("few", [0, 2**40], ids=["sums", "pairs"])
+def test_no_query_or_key_is_too_large(dtype, scale, few, chunks):
+    """Averages of values stay between them, gradients finite; and all three ways agree."""
+    chunks(few)
+    module = Performer().build(16, 2)
+    q, k, v = ((scale * numbers(1, 2, LENGTH, 8, seed=n)).to(dtype).requires_grad_() for n in range(3))
+    index = Index.range(1, LENGTH)
+    y = module(q, k, v / scale, None, Relation(index, index, Full(), True, dtype), 0.0)
+    least, most = ((v / scale).cummax(2).values, -(-v / scale).cummax(2).values)[::-1]
+    assert ((y >= least - 0.05) & (y <= most + 0.05)).all()
+    y.float().sum().backward()
+    assert all(x.grad.isfinite().all() for x in (q, k, v))
+    memory, steps = module.begin(k[:, :, :0], v[:, :, :0], Index.empty(1, 0)), []
+    for t in range(LENGTH):
+        one = [x.detach()[:, :, t : t + 1] for x in (q, k, v / scale)]
+        steps.append(module.recur(*one, Index.range(1, 1, start=t), memory))
+    torch.testing.assert_close(
+        torch.cat(steps, dim=2), y.detach(), rtol=0, atol=1e-5 if dtype is torch.float32 else 0.02
+    )
+
+
+def drawn(spec: Performer, updates: int) -> list[Tensor]:
+    """The projection at first and after each update."""
+    module = spec.build(8, 2)
+    projections = [module.projection.clone()]
+    for _ in range(updates):
+        module.after_update()
+        projections.append(module.projection.clone())
+    return projections
+
+
+def test_the_projection_is_drawn_anew_when_it_is_time():
+    found = drawn(Performer(6, redraw=3), 7)
+    changed = [not torch.equal(a, b) for a, b in pairwise(found)]
+    assert changed == [False, False, True, False, False, True, False]
+    assert not torch.equal(found[3], found[6])
+    assert all(torch.equal(one, found[0]) for one in drawn(Performer(6), 7)[:3])
+
+
+def test_draws_go_on_after_a_resume():
+    spec = Performer(6, redraw=3)
+    whole, saved = drawn(spec, 9), spec.build(8, 2)
+    for _ in range(4):
+        saved.after_update()
+    resumed = replace(spec).build(8, 2)
+    resumed.load_state_dict(saved.state_dict())
+    assert torch.equal(resumed.projection, whole[4])
+    for expected in whole[5:]:
+        resumed.after_update()
+        assert torch.equal(resumed.projection, expected)
+
+
+@pytest.mark.parametrize(("kernel", "name"), [(Performer(6), "projection"), (RFA(6), "waves")])
+def test_a_seed_says_what_is_drawn_and_layers_differ(kernel, name):
+    def drawn(seed: int) -> list[Tensor]:
+        model = replace(SMALL, kernel=replace(kernel, seed=seed)).build()
+        return [getattr(block.attention.kernel, name) for block in model.blocks]
+
+    assert all(torch.equal(a, b) for a, b in zip(drawn(7), drawn(7), strict=True))
+    different = [*drawn(0), *drawn(7), *drawn(99)]
+    assert not any(torch.equal(a, b) for a, b in combinations(different, 2))
+
+
+# RFA.
+
+
+def test_waves_estimate_the_gaussian_kernel():
+    module = RFA(100_000, sigma=0.7).build(4, 1).double()
+    q, k = numbers(1, 1, 5, 4), numbers(1, 1, 5, 4, seed=1)
+    found = module.asking(q) @ module.heard(k).features.mT
+    a, b = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
+    expected = (-(a[..., :, None, :] - b[..., None, :, :]).square().sum(-1) / (2 * 0.7**2)).exp()
+    torch.testing.assert_close(found, expected, rtol=0, atol=5 / 100_000**0.5)
+
+
+def test_denominators_keep_away_from_0():
+    """Two keys whose weights cancel but for a billionth: the quotient would be a billion."""
+    sums = torch.tensor([[3.0, 1e-9], [3.0, -1e-9], [3.0, 0.5], [3.0, -0.5], [0.0, 0.0]])
+    y = linear_attention.quotient(sums, 0.01)[:, 0]
+    torch.testing.assert_close(y, torch.tensor([300.0, -300.0, 6.0, -6.0, 0.0]))
+
+
+def test_sums_by_episode_and_position():
+    """Slots turned as in a ring, two episodes mixed, one slot empty and full of noise."""
+    position = torch.tensor([[3, 0, 4, 9, 1, 2, 5]])
+    episode = torch.tensor([[0, 1, 0, EMPTY, 1, 0, 0]])
+    x = numbers(1, 2, 7)
+    x[..., 3] = 1e30
+    y = cumulated(x, Index(position, episode))
+    for i in (0, 1, 2, 4, 5, 6):
+        same = (episode[0] == episode[0, i]) & (position[0] <= position[0, i])
+        torch.testing.assert_close(y[..., i], x[..., same].sum(-1))
+
+
+@pytest.mark.parametrize("few", [0, 2**40], ids=["sums", "pairs"])
+def test_gates_over_thousands_of_tokens_in_float32(few, chunks, monkeypatch):
+    """Logarithms add up to thousands, whose rounding in float32 would be seen."""
+    chunks(few)
+    monkeypatch.setattr(linear_attention, "CHUNK", 128)
+    module = RFA(16, sigma=2.0, gate=True).build(8, 1).double()
+    length, queries = 4096, 64 if few else 4096
+    q, k, v = (numbers(1, 1, length, 8, seed=n) for n in range(3))
+    q, index = q[:, :, -queries:], Index.range(1, length)
+    k = torch.cat([k, numbers(1, 1, length, 1, seed=3)], dim=-1)
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        relation = Relation(index.last(queries), index, Full(), True, dtype)
+        asking, keys = module.to(dtype).meet(q.to(dtype), k.to(dtype), relation)
+        found.append(module(asking, keys, v.to(dtype), None, relation, 0.0).double())
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("gate_bias", [-40.0, 40.0])
+def test_gates_that_are_shut_or_open(gate_bias):
+    """All is kept and nothing added, or the other way round; neither is nan."""
+    model = replace(SMALL, kernel=RFA(32, sigma=2.0, gate=True, gate_bias=gate_bias)).build()
+    x = numbers(2, LENGTH, SMALL.width, dtype=torch.float32).requires_grad_()
+    y, _ = model(x, Index.range(2, LENGTH))
+    acted, _ = act(
+        model, World(x.detach(), Index.range(2, LENGTH), None), model.cache(model.initial_state(2), 1)
+    )
+    agree(acted, y.detach())
+    y.sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernel": RFA(gate=True), "causal": False}, r"RFA\(.*gate=True.*\) forgets .*causal=False"),
+        ({"kernel": RFA(gate=True), "cross_attention": True}, r"RFA\(.*gate=True.*\) .*cross_attention=True"),
+    ],
+)
+def test_gates_need_one_line_of_time(options, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **options)

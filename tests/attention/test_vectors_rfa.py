@@ -1,0 +1,60 @@
+"""RFA reproduces the paper's formulas, with and without gate, and the authors' features."""
+
+import torch
+from torch import Tensor
+
+from rlxf.attention import RFA, Full, Index
+from rlxf.attention.kernels.rfa import GatedRFAAverage, RFAAverage
+from rlxf.attention.relation import Relation
+from tests.attention.oracle import close, fill, load, put
+
+VECTOR = load("rfa")
+HEADS, DRAWS, SIZE = VECTOR["w_random"].shape
+AUTHORS_SCALE, AUTHORS_LENGTH = 0.1, 1e-3
+"""In place of D^-1/2, and what the authors add to the length of a query or key."""
+
+
+def heads(x: Tensor) -> Tensor:
+    """(T, B, H, D) as the vector has it -> (B, H, T, D)."""
+    return x.permute(1, 2, 0, 3)
+
+
+def past(length: int, batch: int) -> Relation:
+    index = Index.range(batch, length)
+    return Relation(index, index, Full(), True, torch.float64)
+
+
+def kernel(gate: bool = False) -> RFAAverage:
+    module = RFA(DRAWS, fixed=True, gate=gate).build(HEADS * SIZE, HEADS).double()
+    put(module.waves, VECTOR["w_random"])
+    return module
+
+
+def test_the_papers_causal_average():
+    q, k, v = (heads(VECTOR[f"in_{name}"]) for name in "qkv")
+    y = kernel()(q, k, v, None, past(q.shape[2], q.shape[0]), 0.0)
+    close(y.permute(2, 0, 1, 3).flatten(2), VECTOR["out_paper_causal"])
+
+
+def test_the_gated_recurrence():
+    """Queries stand for the tokens that the gate reads, and the gate of a head reads its own features."""
+    q, k, v = (heads(VECTOR[f"in_{name}"]) for name in "qkv")
+    module = kernel(gate=True)
+    assert isinstance(module, GatedRFAAverage)
+    fill(module.gate, torch.block_diag(*VECTOR["w_gate"]), VECTOR["w_gate_b"])
+    marks = module.key_marks(q.transpose(1, 2).flatten(2))
+    relation = past(q.shape[2], q.shape[0])
+    y = module(*module.meet(q, torch.cat([k, marks], dim=-1), relation), v, None, relation, 0.0)
+    close(y.permute(2, 0, 1, 3), VECTOR["out_formula_gated"])
+
+
+def test_features_are_the_authors_but_for_their_scale():
+    """Each token is a head of its own here, with lower frequencies where the authors' lengths are longer."""
+    for name in "qk":
+        x = VECTOR[f"in_{name}"].reshape(-1, SIZE)
+        length = x.norm(dim=-1)[:, None, None]
+        module = RFA(DRAWS, fixed=True).build(x.numel(), len(x)).double()
+        put(module.waves, VECTOR["w_random"].repeat(len(x) // HEADS, 1, 1))
+        put(module.frequency, (length / (length + AUTHORS_LENGTH)).expand_as(module.frequency))
+        phi = module.asking(x[None, :, None]).view_as(VECTOR[f"out_phi_{name}"])
+        close(phi * AUTHORS_SCALE * DRAWS**0.5, VECTOR[f"out_phi_{name}"])
