@@ -128,7 +128,7 @@ class Relation:
     @cached_property
     def blind(self) -> Tensor | None:
         """(B, Tq) bool: queries that see no key at all; None if there is none."""
-        if self.shares is not None:
+        if not self._all_see_themselves and self.shares is not None:
             blind = ~self._seeing(self.shares)
         elif self.blind_by_head is None:
             return None

@@ -1,5 +1,6 @@
 """Attention in which queries and keys share a projection."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,14 +23,15 @@ class SharedAttention(Attention):
         self.qkv = orthogonal_linear(width, width, matrices=2)
 
     def project(self, x: Tensor, linear: Linear = F.linear) -> Projected:
-        """See `Attention`. Queries stand for keys: `as_key` makes them so."""
-        own = self.split(linear(x, self.qkv.weight, self.qkv.bias))
-        return *own, *self._key_marks(x, linear)
+        """See `Attention`: queries, of which `as_key` makes keys, values, and what is noted of queries."""
+        q, v = self.split(linear(x, self.qkv.weight, self.qkv.bias))
+        notes = self.kernel.query_notes(q)
+        return (q, v) if notes is None else (q, v, notes)
 
     def as_key(self, k: Tensor) -> Tensor:
         """See `Attention`."""
         return F.rms_norm(k, (self.size,), eps=1e-6)
 
     def _among_themselves(self, x: Tensor) -> tuple[Tensor, Projected]:
-        own = self.project(x)
-        return self._marked(own[0], x), own
+        q, v, *notes = self.project(x)
+        return torch.cat([q, *notes], dim=-1), (q, v, *notes)

@@ -10,7 +10,7 @@ from rlxf.attention.kernels.merged_softmax import softmax_over_parts
 from rlxf.attention.kernels.same_bucket import Tokens, parts_of_buckets
 from rlxf.attention.kernels.softmax import SoftmaxAverage
 from rlxf.attention.patterns.full import Full
-from rlxf.attention.relation import Relation
+from rlxf.attention.relation import Relation, Share
 
 SORTED_FROM = 1 << 20
 """So many pairs of query and key, and all are no longer computed: tokens are sorted by their buckets."""
@@ -62,6 +62,10 @@ class BucketAverage(SoftmaxAverage):
         added = (counts + blind.to(counts.dtype)).to(q.dtype).log()
         bias = added if bias is None else bias + added
         return super().weights(q, k, bias, relation, dropout).masked_fill(blind, 0.0)
+
+    def shares(self, relation: Relation) -> tuple[Share, ...] | None:
+        """See `LayerKernel`. Tokens that are sorted are not gathered."""
+        return None if self.sorts(relation) else relation.shares
 
     def sorts(self, relation: Relation) -> bool:
         """Whether to sort tokens by their buckets."""

@@ -86,16 +86,12 @@ class LSHAverage(BucketAverage):
         self.rotations: Tensor
 
     def query_notes(self, q: Tensor) -> Tensor:
-        """The buckets of queries (B, H, T, D), (B, H, T, R).
+        """The buckets of queries (B, H, T, D), (B, H, T, R); those of keys are the same.
 
         ``+- (m + 1)`` for the m-th column of R and its negative: bfloat16 holds those up to 512 buckets.
         """
         some = max(1, SLAB // (q.shape[0] * self.rotations[:, 0].numel()))
         return torch.cat([self._hash(part) for part in q.split(some, dim=2)], dim=2)
-
-    def key_notes(self, k: Tensor) -> Tensor:
-        """As `query_notes`: a key is hashed before it changes its length."""
-        return self.query_notes(k)
 
     @torch.no_grad()
     def _hash(self, x: Tensor) -> Tensor:

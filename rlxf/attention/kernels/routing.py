@@ -92,18 +92,26 @@ class RoutingAverage(BucketAverage):
         self.register_buffer("sums", torch.zeros_like(drawn), persistent=False)
         self.centroids: Tensor
         self.sums: Tensor
-        self._heard: Tensor | None = None
+        self._asked: tuple[Tensor, Tensor] | None = None
+        self._heard: tuple[Tensor, Tensor] | None = None
         self._distance: Tensor | None = None
 
     def query_notes(self, q: Tensor) -> Tensor:
         """The cluster of each query (B, H, T, D): (B, H, T, 1)."""
-        return self.clusters(q)[..., None].to(q.dtype)
+        notes, clusters = self.read(q)
+        self._asked = (q, clusters) if self._learning else None
+        return notes
 
     def key_notes(self, k: Tensor) -> Tensor:
         """The cluster of each key, as `query_notes`."""
-        if self._learning:
-            self._heard = k
-        return self.query_notes(k)
+        notes, clusters = self.read(k)
+        self._heard = (k, clusters) if self._learning else None
+        return notes
+
+    def read(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What is noted of queries or keys (B, H, T, D), and their clusters (B, H, T) int64."""
+        clusters = self.clusters(x)
+        return clusters[..., None].to(x.dtype), clusters
 
     @torch.no_grad()
     def clusters(self, x: Tensor) -> Tensor:
@@ -125,22 +133,28 @@ class RoutingAverage(BucketAverage):
 
     def meet(self, q: Tensor, k: Tensor, relation: Relation) -> tuple[Tensor, Tensor]:
         """Note what clusters get in a pass that is to be learned from."""
-        heard, self._heard = self._heard, None
-        if heard is not None:
-            x = torch.cat([q[..., : heard.shape[-1]], heard], dim=2)
-            episode = torch.cat([relation.query.episode, relation.key.episode], dim=1)
-            self._note(F.normalize(x, dim=-1), (episode != EMPTY)[:, None, :, None])
+        if self._asked is not None and self._heard is not None:
+            both = ((*self._asked, relation.query), (*self._heard, relation.key))
+            found = [self._note(x, clusters, index.episode != EMPTY) for x, clusters, index in both]
+            error, number = (torch.stack(parts).sum() for parts in zip(*found, strict=True))
+            self._distance = error / number.clamp(min=1)
+        self._asked = self._heard = None
         return q, k
 
-    def _note(self, x: Tensor, filled: Tensor) -> None:
-        """Add x (B, H, T, D) of length 1 to the clusters' sums, where ``filled`` (B, 1, T, 1)."""
-        heads, clusters, size = self.centroids.shape
-        numbers = self.clusters(x) + clusters * torch.arange(heads, device=x.device)[:, None]
-        nearest = self.centroids.flatten(0, 1)[numbers]
-        errors = torch.where(filled, x - nearest, 0.0).square().sum()
-        self._distance = errors / (filled.sum() * heads * size).clamp(min=1)
-        found = torch.where(filled, x.detach(), 0.0).flatten(0, 2).to(self.sums.dtype)
-        self.sums.view(-1, size).index_add_(0, numbers.flatten(), found)
+    def _note(self, x: Tensor, clusters: Tensor, filled: Tensor) -> tuple[Tensor, Tensor]:
+        """Add x (B, H, T, D), brought to length 1, to the sums of its clusters (B, H, T) where ``filled``
+        (B, T).
+
+        Returns:
+            The sum of ``(x / |x| - mu)^2``, and how many numbers that is over.
+        """
+        heads, many, size = self.centroids.shape
+        x = torch.where(filled[:, None, :, None], F.normalize(x, dim=-1), 0.0)
+        rows = (clusters + many * torch.arange(heads, device=x.device)[:, None]).flatten()
+        self.sums.view(-1, size).index_add_(0, rows, x.detach().flatten(0, 2).to(self.sums.dtype))
+        nearest = F.embedding(rows, self.centroids.flatten(0, 1)).view_as(x)
+        errors = torch.where(filled[:, None, :, None], x - nearest, 0.0).square()
+        return errors.sum(), filled.sum() * heads * size
 
     @property
     def _learning(self) -> bool:
@@ -172,9 +186,10 @@ class BalancedRouting(RoutingAverage):
         super().__init__(spec, heads, size)
         self.rounds = spec.clusters
 
-    def query_notes(self, q: Tensor) -> Tensor:
-        """How near each query (B, H, T, D) is to each centroid, (B, H, T, n)."""
-        return self.similarity(F.normalize(q.detach(), dim=-1)).to(q.dtype)
+    def read(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """How near queries or keys (B, H, T, D) are to each centroid, (B, H, T, n), and to which most."""
+        near = self.similarity(F.normalize(x.detach(), dim=-1))
+        return near.to(x.dtype), near.argmax(-1)
 
     def shares(self, relation: Relation) -> None:
         """None: clusters pick from whole rows."""
