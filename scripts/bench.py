@@ -1,7 +1,8 @@
-"""Benchmarks, from `speed` to `online`; each explains itself with --help."""
+"""Benchmarks, from `speed` to `context`; each explains itself with --help."""
 
 import tyro
 from benchmarks.attention import Attention
+from benchmarks.context import Context
 from benchmarks.learning import Learning
 from benchmarks.offline import Offline
 from benchmarks.online import Online
@@ -19,6 +20,7 @@ def main() -> None:
             "offline": Offline,
             "returns": Returns,
             "online": Online,
+            "context": Context,
         }
     ).run()
 

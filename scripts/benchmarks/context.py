@@ -1,0 +1,149 @@
+"""A long context of a Decision Transformer: what a sparse pattern saves, and what it costs in returns."""
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from stable_baselines3.common.callbacks import BaseCallback
+
+from benchmarks.machine import machine
+from rlxf import DecisionTransformer, evaluate
+from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.attention import BigBird, Full, Window
+from rlxf.attention.patterns.base import Pattern
+from rlxf.envs.trajectories import load_trajectories
+from rlxf.evaluation import Report, compare
+
+PATTERNS: dict[str, Pattern] = {
+    "every pair": Full(),
+    "Window(60)": Window(60),
+    "BigBird": BigBird(block=30, window=3, random=2, global_blocks=1),
+}
+"""A step is 3 tokens: the window holds 20 steps, a block 10."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One agent.
+
+    Args:
+        pattern: its name.
+        seed: of everything.
+        milliseconds: processor time of an update with one thread, the median.
+        returns: of the evaluation's episodes.
+        lengths: of the same, in steps.
+    """
+
+    pattern: str
+    seed: int
+    milliseconds: float
+    returns: list[float]
+    lengths: list[int]
+
+
+class UpdateClock(BaseCallback):
+    """Processor time of each update, in seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.took: list[float] = []
+        self._last: float | None = None
+
+    def _on_step(self) -> bool:
+        now = time.process_time()
+        if self._last is not None:
+            self.took.append(now - self._last)
+        self._last = now
+        return True
+
+
+@dataclass
+class Context:
+    """Time of an update and returns of a Decision Transformer with a context of 300 steps, by its pattern.
+
+    The small setting: width 64, 2 layers, 1 head. The dataset is read from MINARI_DATASETS_PATH; Hopper needs
+    the extra mujoco. Processor time counts: other work on the machine matters little.
+    """
+
+    dataset: str = "rlxf/hopper/medium-replay-like-v0"
+    """Minari id."""
+    context_length: int = 300
+    """Steps K that the model sees, three tokens each."""
+    batch_size: int = 16
+    """Windows in an update."""
+    updates: int = 2000
+    """Updates of each agent."""
+    seeds: int = 1
+    """Agents of each pattern."""
+    episodes: int = 50
+    """Episodes of an evaluation. What is asked for is the largest return of the data."""
+    processes: int = 2
+    """Agents at a time, one thread each."""
+    output: Path = Path("runs/bench-context.json")
+    """Where to write all numbers."""
+
+    def run(self) -> None:
+        """Train and evaluate all, print the tables, write all numbers."""
+        runs = list(self.finished())
+        Console().print(speeds(runs), compare(reports(runs), f"{self.dataset}, all seeds", "pattern"))
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        found = {"machine": machine(), "runs": [asdict(run) for run in runs]}
+        self.output.write_text(json.dumps(found, indent=1))
+        Console().print(f"numbers: {self.output}")
+
+    def finished(self) -> Iterator[Run]:
+        """The runs in order."""
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self.processes, context, torch.set_num_threads, (1,)) as pool:
+            jobs = [pool.submit(self.learn, name, seed) for seed in range(self.seeds) for name in PATTERNS]
+            for job in jobs:
+                yield job.result()
+
+    def learn(self, name: str, seed: int) -> Run:
+        """One agent from its first update to its evaluation."""
+        core = replace(decision_transformer(width=64, layers=2), pattern=PATTERNS[name])
+        agent = DecisionTransformer(
+            self.dataset,
+            core=core,
+            context_length=self.context_length,
+            batch_size=self.batch_size,
+            return_scale=1000.0,
+            seed=seed,
+        )
+        clock = UpdateClock()
+        agent.learn(self.updates, callback=clock)
+        target = float(load_trajectories(self.dataset).returns.max())
+        report = evaluate(agent, agent.make_env(self.episodes), self.episodes, target_returns=[target]).first
+        return Run(name, seed, 1000 * median(clock.took), report.returns.tolist(), report.lengths.tolist())
+
+
+def speeds(runs: list[Run]) -> Table:
+    """What an update costs with each pattern."""
+    result = Table(
+        "pattern", "ms an update", "times as fast as every pair", title="processor time, one thread"
+    )
+    took = {name: median(run.milliseconds for run in runs if run.pattern == name) for name in PATTERNS}
+    for name, milliseconds in took.items():
+        result.add_row(name, f"{milliseconds:.0f}", f"{took['every pair'] / milliseconds:.2f}")
+    return result
+
+
+def reports(runs: list[Run]) -> dict[str, Report]:
+    """The episodes of all seeds of each pattern."""
+    found = {}
+    for name in PATTERNS:
+        own = [run for run in runs if run.pattern == name]
+        returns, lengths = (
+            np.concatenate([getattr(run, what) for run in own]) for what in ("returns", "lengths")
+        )
+        found[name] = Report(returns, lengths)
+    return found
