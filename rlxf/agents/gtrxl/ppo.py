@@ -19,6 +19,7 @@ from torch import Tensor
 from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.acting import Acting, without
 from rlxf.agents.gtrxl.core import resolve_core
+from rlxf.agents.gtrxl.guards import check_step, unspoiled
 from rlxf.agents.gtrxl.hyperparameters import record_hyperparameters
 from rlxf.agents.gtrxl.objective import normalise
 from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
@@ -239,9 +240,10 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self.policy.set_training_mode(False)
         self._acting.cache = self.policy.remember(rollout_buffer.begin())
         callback.on_rollout_start()
-        for _ in range(n_rollout_steps):
-            if not self._act(env, callback, rollout_buffer):
-                return False
+        with unspoiled(env):
+            for _ in range(n_rollout_steps):
+                if not self._act(env, callback, rollout_buffer):
+                    return False
         next_values = self._values_ahead(self._acting.copy(), self._last_obs)
         critic_lambda = self.gae_lambda if self.critic_lambda is None else self.critic_lambda
         rollout_buffer.finish(next_values, self.gamma, self.gae_lambda, critic_lambda)
@@ -261,8 +263,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self._acting.action = self.policy.encode_actions(actions)
         new_obs, rewards, dones, infos = env.step(self.policy.to_environment(actions))
         self.num_timesteps += env.num_envs
-        check_finite("reward", rewards, self._env_steps)
-        check_finite("observation", new_obs, self._env_steps)
+        check_step(env, new_obs, rewards, self._env_steps)
         callback.update_locals(locals())
         goes_on = callback.on_step()  # if not, the step counts all the same: another `learn` may follow
         self._update_info_buffer(infos, dones)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import gtrxl
@@ -212,13 +212,16 @@ SMALL_DICT = spaces.Dict({"number": spaces.Discrete(4), "vector": VECTOR})
 NEVER, CUT_AT_21 = (0,), (0,) * 20 + (2,) + (0,) * 20
 
 
-def poisoned_agent(step, where, value, observation_space=VECTOR, ends=NEVER):
+def poisoned(step, where, value, observation_space=VECTOR, ends=NEVER):
     def make(number):
         env = Scripted(ends, observation_space)
         return Poisoned(env, step, where, value) if number == 1 else env
 
-    policy = "MultiInputGTrXLPolicy" if isinstance(observation_space, spaces.Dict) else "MlpGTrXLPolicy"
-    return small_agent(DummyVecEnv([lambda n=n: make(n) for n in range(3)]), policy)
+    return DummyVecEnv([lambda n=n: make(n) for n in range(3)])
+
+
+def poisoned_agent(step, where, value, observation_space=VECTOR, ends=NEVER):
+    return small_agent(poisoned(step, where, value, observation_space, ends), policy_for(observation_space))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -233,6 +236,24 @@ def test_a_value_that_is_not_finite(where, value, observation_space):
     ):
         agent.learn(3 * 32, reset_num_timesteps=False)
     assert same(parameters(agent), learned)
+
+
+@pytest.mark.parametrize("where", ["reward", "observation"])
+@pytest.mark.parametrize("observation_space", [VECTOR, SMALL_DICT], ids=["vector", "Dict"])
+def test_what_is_not_finite_spoils_no_statistics(where, observation_space):
+    keys = ["vector"] if observation_space is SMALL_DICT else None
+    env = VecNormalize(poisoned(21, where, np.nan, observation_space), norm_obs_keys=keys)
+    agent = small_agent(env, policy_for(observation_space)).learn(3 * 16)
+    learned = statistics(env)
+    with pytest.raises(ValueError, match=rf"{where}.* of environment 1 is not finite at its step 21: nan"):
+        agent.learn(3 * 32, reset_num_timesteps=False)
+    assert statistics(env) == learned
+
+
+def statistics(env):
+    observed = env.obs_rms["vector"] if isinstance(env.obs_rms, dict) else env.obs_rms
+    parts = [observed.mean, observed.var, observed.count, env.ret_rms.mean, env.ret_rms.var, env.returns]
+    return [np.array(part).tolist() for part in parts]
 
 
 @pytest.mark.parametrize("observation_space", [VECTOR, SMALL_DICT], ids=["vector", "Dict"])

@@ -1,0 +1,44 @@
+"""A value that is not finite is stopped where it came from, and spoils no statistics."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+
+import numpy as np
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
+
+from rlxf.envs.errors import FaultyEnvironmentError
+from rlxf.envs.finite import check_finite
+
+STATISTICS = ("obs_rms", "ret_rms", "returns")
+"""What a ``VecNormalize`` learns from each step."""
+
+
+@contextmanager
+def unspoiled(env: VecEnv) -> Iterator[None]:
+    """Put the statistics of a ``VecNormalize`` back on a `FaultyEnvironmentError`.
+
+    It takes a value into them before anybody can look at it, and one NaN makes all that follow NaN.
+    """
+    normalizer = unwrap_vec_normalize(env)
+    own = {} if normalizer is None else vars(normalizer)
+    kept = deepcopy({name: own[name] for name in STATISTICS if name in own})
+    try:
+        yield
+    except FaultyEnvironmentError:
+        own.update(kept)
+        raise
+
+
+def check_step(env: VecEnv, obs: VecEnvObs, rewards: np.ndarray, step: int) -> None:
+    """Raise `FaultyEnvironmentError` unless all that the environments gave in a step is finite.
+
+    Under a ``VecNormalize`` what they gave is looked at first: one NaN makes the mean of all of them NaN.
+    """
+    normalizer = unwrap_vec_normalize(env)
+    if normalizer is not None:
+        check_finite("reward", normalizer.get_original_reward(), step)
+        check_finite("observation", normalizer.old_obs, step)
+    check_finite("reward", rewards, step)
+    check_finite("observation", obs, step)
