@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +23,18 @@ def read_pattern(text: str) -> Pattern:
         ValueError: if there is no such pattern or option.
     """
     if text.lstrip().startswith("{"):
-        return technique_from_json("pattern", json.loads(text))
+        return technique_from_json("pattern", _load(text))
     name = find("pattern", text)
     if name == FITTING:
         raise ValueError(f"the {FITTING} pattern depends on the memory; draw window or full")
     return technique_from_json("pattern", {"name": name})
+
+
+def _load(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{text} is no JSON: {error}") from error
 
 
 def panels(pattern: Pattern) -> dict[Pattern, str]:

@@ -112,7 +112,7 @@ def test_a_pattern_may_be_described():
         (["zigzag"], "there is no pattern named 'zigzag'; there are fitting, Full, Window"),
         (["fitting"], "the fitting pattern depends on the memory"),
         (['{"name": "Window", "size": 0}'], "Window size must be at least 1, got 0"),
-        (["{"], "Expecting property name"),
+        (["{"], "{ is no JSON: Expecting property name"),
         (["window", "--length", "0"], "length must be at least 1, got 0"),
     ],
 )
