@@ -8,7 +8,7 @@ from rlxf.training import parse_schedule
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """PPO. A schedule is a number, or linear:START:END, which falls with the training."""
+    """PPO."""
 
     n_envs: int = 32
     """Environments side by side. More give steadier gradients and faster steps, and take more memory."""
@@ -21,7 +21,8 @@ class Learner:
     n_epochs: int = 3
     """Passes over a rollout."""
     learning_rate: str = "linear:0.001:0"
-    """Schedule of Adam's learning rate. It falls to 0, so that a solved task stays solved."""
+    """Adam's, a schedule: a number, linear:START:END[:FRACTION] or cosine:START:END, over the training. It
+    falls to 0, so that a solved task stays solved."""
     gamma: float = 0.99
     """Discount. Rewards more than 1 / (1 - gamma) steps ahead hardly count: 0.995 for long corridors."""
     gae_lambda: float = 0.95
@@ -29,9 +30,9 @@ class Learner:
     critic_lambda: float | None = None
     """Lambda of the returns that values learn; None for gae_lambda. 1 suits episodes of hundreds of steps."""
     clip_range: str = "0.2"
-    """Schedule of how far the policy may move in one update."""
+    """How far the policy may move in one update, a schedule like the learning rate."""
     ent_coef: str = "linear:0.03:0"
-    """Schedule of the weight of the entropy, which keeps the agent trying. It falls with the rate."""
+    """Weight of the entropy, which keeps the agent trying; a schedule like the learning rate."""
     vf_coef: float = 0.5
     """Weight of the value loss, taken in units of the variance of all returns so far."""
     max_grad_norm: float = 0.5

@@ -47,6 +47,12 @@ def test_no_setting_of_the_agent_is_forgotten():
     assert set(inspect.signature(GTrXLPPO).parameters) == SETTABLE | elsewhere | for_python
 
 
+def test_help_says_how_a_schedule_is_written(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "gtrxl", "--help"])
+    assert "linear:START:END[:FRACTION]" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", [*POLICIES])
 def test_every_policy_can_be_named(name):
     assert parse(["train", "gtrxl", "--env", "x", "--policy", name]).policy == name
