@@ -46,7 +46,9 @@ class Block(nn.Module):
         self.attention = self_attention(spec)
         self.cross = CrossAttention(spec) if spec.cross_attention else None
         self.join_feed_forward = norm(spec.width, spec.heads, spec.residual)
-        self.feed_forward = FeedForward(spec.width, spec.inner_width, spec.activation)
+        self.feed_forward = FeedForward(
+            spec.width, spec.inner_width, spec.activation, spec.feed_forward_chunk
+        )
         self.dropout = Dropout(spec.dropout)
 
     def forget_globals(self) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from rlxf.attention.linear import orthogonal_linear
 
@@ -19,22 +20,36 @@ class FeedForward(nn.Module):
 
     What lies in between is the largest tensor of a layer: it is written once, and changed in place.
 
-    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.3; GELU: Radford et al. 2018.
+    With ``chunk``, so many tokens are thought through at a time, and once more for the gradient: what lies in
+    between is never there for more of them. Numbers are the same. In chunks alone, without the second time,
+    all of it would be kept for the gradient.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.3; GELU: Radford et al. 2018; chunks: Kitaev et
+    al. 2020, arXiv:2001.04451, section 3.
 
     Args:
         width: features of a token C.
         inner: features in between F.
         activation: "relu" or "gelu".
+        chunk: tokens at a time; None for all.
     """
 
-    def __init__(self, width: int, inner: int, activation: Activation):
+    def __init__(self, width: int, inner: int, activation: Activation, chunk: int | None = None):
         super().__init__()
+        self.chunk = chunk
         self.inner = orthogonal_linear(width, inner)
         self.outer = orthogonal_linear(inner, width)
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, T, C) -> (B, T, C)."""
+        if self.chunk is None or x.shape[1] <= self.chunk:
+            return self.think(x)
+        parts = [checkpoint(self.think, part, use_reentrant=False) for part in x.split(self.chunk, dim=1)]
+        return torch.cat(parts, dim=1)
+
+    def think(self, x: Tensor) -> Tensor:
+        """All tokens at a time: x (B, T, C) -> (B, T, C)."""
         inside = (x.flatten(0, -2) @ self.inner.weight.T).add_(self.inner.bias)
         y: Tensor = self.outer(self.activation(inside))
         return y.view_as(x)

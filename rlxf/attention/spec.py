@@ -36,6 +36,8 @@ class TransformerSpec:
         layers: number of layers L.
         heads: attention heads H; must divide the width.
         feed_forward: features inside the feed-forward sublayer; None for 4 C.
+        feed_forward_chunk: tokens that the feed-forward sublayer takes at a time, to need less memory; None
+            for all of them. See `FeedForward`.
         position: how does order enter? None: not at all.
         pattern: which tokens may a query see?
         kernel: how is the weighted average computed?
@@ -59,6 +61,7 @@ class TransformerSpec:
     layers: int = 2
     heads: int = 4
     feed_forward: int | None = None
+    feed_forward_chunk: int | None = None
     position: Position | None = None
     pattern: Pattern = Full()
     kernel: Kernel = Softmax()
@@ -132,6 +135,8 @@ class TransformerSpec:
         for name in ("width", "layers", "heads"):
             check_whole(name, getattr(self, name))
         check_whole("feed_forward", self.inner_width)
+        if self.feed_forward_chunk is not None:
+            check_whole("feed_forward_chunk", self.feed_forward_chunk)
         if self.width % self.heads:
             raise ValueError(f"heads must divide width, got {self.heads} heads and width {self.width}")
         if not 0 <= self.dropout < 1:

@@ -27,6 +27,7 @@ SIZES = {
     "layers": "Number of layers. With each, what is remembered reaches as far back again.",
     "heads": "Attention heads; must divide the width.",
     "feed_forward": "Features inside the feed-forward sublayer; None is 4 times the width.",
+    "feed_forward_chunk": "Tokens thought through at a time, to save memory in long segments; None for all.",
     "norm": "Layer norm before each sublayer (pre) or behind it (post).",
     "final_norm": "One more layer norm at the top.",
     "activation": "Of the feed-forward sublayer.",

@@ -42,7 +42,7 @@ X = numbers(2, 5, DEFAULT.width)
 INDEX = Index.range(2, 5)
 
 
-@pytest.mark.parametrize("name", ["width", "layers", "heads", "feed_forward"])
+@pytest.mark.parametrize("name", ["width", "layers", "heads", "feed_forward", "feed_forward_chunk"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_sizes_are_at_least_1(name, value):
     with pytest.raises(ValueError, match=f"must be at least 1, got {value}"):
