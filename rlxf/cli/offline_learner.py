@@ -9,14 +9,14 @@ from rlxf.training import parse_schedule
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineLearner:
-    """AdamW on windows of the data. A schedule is a number, linear:START:END or cosine:START:END."""
+    """AdamW on windows of the data."""
 
     context_length: int = 20
     """Steps that the agent sees, the present one included."""
     batch_size: int = 64
     """Windows in an update."""
     learning_rate: str = "0.0001"
-    """Schedule of AdamW's learning rate."""
+    """AdamW's, a schedule: a number, linear:START:END or cosine:START:END, over the training."""
     weight_decay: float = 1e-4
     """How much AdamW lets the weights decay."""
     warmup_updates: int | None = None
