@@ -40,6 +40,7 @@ LENGTH = 20
 def chunks(monkeypatch):
     """By sums, even where there are few tokens: a call says whether."""
     monkeypatch.setattr(linear_attention, "CHUNK", 3)
+    monkeypatch.setattr(linear_attention, "STRETCH", 3)
     return lambda few: monkeypatch.setattr(linear_attention, "SMALL", few)
 
 

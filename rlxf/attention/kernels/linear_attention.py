@@ -1,15 +1,12 @@
 """Attention whose weights are products of features: what Performer and RFA share."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from rlxf.attention.index import EMPTY, Index
 from rlxf.attention.kernels.base import LayerMemory, LayerRecurrent
@@ -20,6 +17,9 @@ from rlxf.attention.relation import Relation, Share
 
 CHUNK = 128
 """Tokens that are read together where cost is linear: all pairs among them, sums for what was before."""
+
+STRETCH = 256
+"""The same where nothing is hidden, and no pairs are computed: what fits a processor's cache."""
 
 SMALL = 1 << 16
 """Pairs of query and key up to which all of them at once are faster."""
@@ -88,7 +88,7 @@ class LinearAttention(LayerRecurrent):
         parts = zip(k.split(sizes, 2), values.split(sizes, 2), empty.split(sizes, 1), strict=True)
         sums = Sums.none(self.features, values)
         for _ in pieces(older, size):
-            sums = again(self._add, *next(parts), sums)
+            sums = self._with(sums, *next(parts))
         for some in q.split(size, 2):
             found, sums = read(self, some, *next(parts), sums)
             yield found
@@ -96,16 +96,13 @@ class LinearAttention(LayerRecurrent):
     def _all(self, q: Tensor, k: Tensor, values: Tensor, empty: Tensor) -> Iterator[Tensor]:
         """What each query finds in all keys."""
         sums = Sums.none(self.features, values)
-        for part in zip(k.split(CHUNK, 2), values.split(CHUNK, 2), empty.split(CHUNK, 1), strict=True):
-            sums = again(self._add, *part, sums)
-        for some in q.split(CHUNK, 2):
-            yield again(self._ask, some, sums)
+        for part in zip(k.split(STRETCH, 2), values.split(STRETCH, 2), empty.split(STRETCH, 1), strict=True):
+            sums = self._with(sums, *part)
+        for some in q.split(STRETCH, 2):
+            yield self.asking(some) @ sums.total
 
-    def _add(self, k: Tensor, values: Tensor, empty: Tensor, sums: Sums) -> Sums:
+    def _with(self, sums: Sums, k: Tensor, values: Tensor, empty: Tensor) -> Sums:
         return sums.plus(self.heard(k).without(empty), values)
-
-    def _ask(self, q: Tensor, sums: Sums) -> Tensor:
-        return self.asking(q) @ sums.total
 
     def begin(self, k: Tensor, v: Tensor, index: Index) -> "Remembered":
         """See `LayerRecurrent`. Tokens of the last episode alone will be seen again."""
@@ -121,7 +118,7 @@ class LinearAttention(LayerRecurrent):
         keys, values, faded = self._now(k, v, index.episode == EMPTY, index)
         before = memory.before(index, faded)
         memory.sums = before.plus(keys, values)
-        return quotient(over_past(self.asking(q), keys, values, before), self.least).to(v.dtype)
+        return quotient(over_past(self.asking(q), keys, values, before)[0], self.least).to(v.dtype)
 
     def _now(self, k: Tensor, v: Tensor, without: Tensor, index: Index) -> tuple[Keys, Tensor, Tensor]:
         """Keys as seen from the last of S tokens, their values, and what these leave of all before (B, H).
@@ -200,7 +197,3 @@ def wide(x: Tensor) -> Tensor:
 def pieces(length: int, size: int) -> list[int]:
     """``length`` cut into pieces of a size, the last one maybe smaller."""
     return [min(size, length - start) for start in range(0, length, size)]
-
-
-again: Callable[..., Any] = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-"""Call a function, and once more for its gradient: what it computes in between is not kept."""

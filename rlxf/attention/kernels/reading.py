@@ -24,7 +24,7 @@ def read(
 ) -> tuple[Tensor, Sums]:
     """What T queries find in the sums before and in the keys up to their own, and the sums behind them.
 
-    Only the arguments are kept for the gradient; features and the pairs of T^2 tokens are found again.
+    The arguments and the T^2 weights are kept for the gradient; features, which are more, are found again.
 
     Args:
         kernel: makes the features.
@@ -42,7 +42,7 @@ def read(
 
 
 class _Read(torch.autograd.Function):
-    """`read`. torch's checkpoint would compute all products again; here it is one of the four."""
+    """`read`. torch's own gradient would keep several times as much."""
 
     @staticmethod
     def forward(
@@ -59,20 +59,21 @@ class _Read(torch.autograd.Function):
         before, keys = Sums(total, scale), kernel.heard(k).without(empty)
         after = before.plus(keys, values)
         ctx.kernel = kernel
-        ctx.save_for_backward(q, k, values, empty, *before, after.scale, *parameters)
+        found, weights = over_past(kernel.asking(q), keys, values, before)
+        ctx.save_for_backward(q, k, values, empty, weights, *before, after.scale, *parameters)
         ctx.mark_non_differentiable(after.scale)
-        return over_past(kernel.asking(q), keys, values, before), *after
+        return found, *after
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_found: Tensor, of_after: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, values, empty, total, scale, end, *parameters = ctx.saved_tensors
+        q, k, values, empty, weights, total, scale, end, *parameters = ctx.saved_tensors
         with torch.enable_grad():
             q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
             queries, keys = ctx.kernel.asking(q), ctx.kernel.heard(k)
         known = Keys(keys.features.detach(), keys.scale).without(empty)
         of_queries, of_keys, of_values, of_total = _gradients(
-            queries.detach(), known, values, Sums(total, scale), end, of_found, of_after
+            queries.detach(), known, values, weights, Sums(total, scale), end, of_found, of_after
         )
         of_inputs = torch.autograd.grad(
             (queries, keys.features), (q, k, *parameters), (of_queries, of_keys), allow_unused=True
@@ -84,6 +85,7 @@ def _gradients(
     queries: Tensor,
     keys: Keys,
     values: Tensor,
+    weights: Tensor,
     before: Sums,
     end: Tensor,
     of_found: Tensor,
@@ -91,12 +93,11 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of queries, keys, values and the sums before, from those of what was found and of the sums after.
 
-    ``found = (Q K^T * pairs) V + past * Q S`` and ``after = kept * S + K^T (joined * V)``.
+    ``found = weights V + past * Q S``, ``weights = pairs * Q K^T``, ``after = kept * S + K^T (joined * V)``.
     """
     past, pairs = seen(keys, before)
     kept, joined = before.rescaled(keys, end)
-    of_products, of_past = (of_found @ values.mT).mul_(pairs), past * of_found
-    weights = (queries @ keys.features.mT).mul_(pairs)
+    of_products, of_past = pairs.mul_(of_found @ values.mT), past * of_found
     return (
         torch.baddbmm(*_flat(of_products @ keys.features, of_past, before.total.mT)).view_as(queries),
         torch.baddbmm(*_flat(of_products.mT @ queries, joined * values, of_after.mT)).view_as(queries),

@@ -68,10 +68,14 @@ def over_pairs(queries: Tensor, keys: Keys, values: Tensor, allowed: Tensor) -> 
     return (queries @ keys.features.mT * factor) @ values
 
 
-def over_past(queries: Tensor, keys: Keys, values: Tensor, before: Sums) -> Tensor:
-    """As `over_pairs`, where each of T queries sees what was before, and of T keys those up to its own."""
+def over_past(queries: Tensor, keys: Keys, values: Tensor, before: Sums) -> tuple[Tensor, Tensor]:
+    """As `over_pairs`, where each of T queries sees what was before, and of T keys those up to its own.
+
+    Also the weights of these pairs, (B, H, T, T).
+    """
     past, pairs = seen(keys, before)
-    return (queries @ keys.features.mT * pairs) @ values + past * (queries @ before.total)
+    weights = pairs.mul_(queries @ keys.features.mT)
+    return weights @ values + past * (queries @ before.total), weights
 
 
 def seen(keys: Keys, before: Sums) -> tuple[Tensor, Tensor]:
