@@ -84,7 +84,7 @@ def measure(name: str, length: int, repeats: int) -> Point:
     torch.manual_seed(0)
     attend = SUBJECTS[name].build(length)
     x = torch.randn(1, length, HEADS * SIZE, requires_grad=True)
-    attend(x[:, :64]).sum().backward()
+    attend(x[:, :128]).sum().backward()
     held, times = peak_bytes(), []
     for _ in range(2 + repeats):
         start = time.process_time()

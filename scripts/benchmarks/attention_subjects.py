@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from rlxf.attention import (
     ETC,
+    LSH,
+    RFA,
     BigBird,
     Blockwise,
     Dilated,
@@ -19,6 +21,8 @@ from rlxf.attention import (
     Linformer,
     Local1D,
     Longformer,
+    Performer,
+    Routing,
     Strided,
     TransformerSpec,
     Window,
@@ -28,6 +32,8 @@ from rlxf.attention.patterns.base import Pattern
 
 HEADS, SIZE, LAYERS = 4, 64, 2
 SUMMARIES = 128
+CHUNK, ROUNDS = 64, 4
+"""Of LSH: 2 L / chunk buckets, as the paper has it."""
 SPARSE_BY = 4096
 """Tokens from which a subject has to be faster than all pairs."""
 
@@ -90,6 +96,34 @@ def packaged_linformer(length: int) -> Pass:
     return attend
 
 
+def packaged_reformer(length: int) -> Pass:
+    """That of the package reformer-pytorch, causal as it means it."""
+    from reformer_pytorch import LSHSelfAttention  # its only use
+
+    attend: Pass = LSHSelfAttention(
+        HEADS * SIZE, heads=HEADS, bucket_size=CHUNK, n_hashes=ROUNDS, causal=True, full_attn_thres=0
+    )
+    return attend
+
+
+def packaged_routing(length: int) -> Pass:
+    """That of the package routing-transformer, causal as it means it."""
+    from routing_transformer.routing_transformer import SelfAttention  # its only use
+
+    attention = SelfAttention(
+        HEADS * SIZE, 1, length, HEADS, local_attn_heads=0, window_size=length // root(length), causal=True
+    )
+    return lambda x: attention(x)[0]
+
+
+def packaged_performer(length: int) -> Pass:
+    """That of the package performer-pytorch, both ways: its causal form keeps a matrix for each token."""
+    from performer_pytorch import SelfAttention  # its only use
+
+    attend: Pass = SelfAttention(HEADS * SIZE, heads=HEADS, dim_head=SIZE)
+    return attend
+
+
 def root(length: int) -> int:
     """The power of two nearest to the root of a length."""
     return 1 << (isqrt(length) * 3 // 2).bit_length() - 1
@@ -112,12 +146,25 @@ SUBJECTS: dict[str, Subject] = {
         1.15,
     ),
     "Linformer, causal": Subject(lambda length: with_techniques(kernel=Linformer(128, 16))),
+    "LSH": Subject(
+        lambda length: with_techniques(kernel=LSH(ROUNDS, max(2, 2 * length // CHUNK))), 1.3, faster_from=8192
+    ),
+    "Routing": Subject(lambda length: with_techniques(kernel=Routing(root(length))), 1.65, faster_from=8192),
+    "Performer": Subject(lambda length: with_techniques(kernel=Performer()), 1.15),
+    "Performer, both ways": Subject(lambda length: with_techniques(kernel=Performer(), causal=False), 1.15),
+    "RFA": Subject(lambda length: with_techniques(kernel=RFA()), 1.15),
+    "RFA that forgets": Subject(lambda length: with_techniques(kernel=RFA(gate=True)), 1.15),
     "Strided": Subject(lambda length: with_pattern(Strided(root(length))), 1.65),
     "FixedColumns": Subject(lambda length: with_pattern(FixedColumns(root(length), 4)), 1.65),
 }
 """By name. What is listed is measured, drawn and held to its claim."""
 
-PACKAGES: dict[str, Callable[[int], Pass]] = {"linformer": packaged_linformer}
+PACKAGES: dict[str, Callable[[int], Pass]] = {
+    "linformer": packaged_linformer,
+    "performer_pytorch": packaged_performer,
+    "reformer_pytorch": packaged_reformer,
+    "routing_transformer": packaged_routing,
+}
 """What others offer, by the name of a package that is no dependency."""
 
 SUBJECTS |= {f"package {name}": Subject(build) for name, build in PACKAGES.items() if find_spec(name)}
