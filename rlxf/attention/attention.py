@@ -64,6 +64,7 @@ class Attention(nn.Module):
         self.position = position.build(width, heads) if position else LayerPosition()
         self.pairwise = isinstance(position, PairwisePosition)
         self.kernel = kernel.build(width, heads)
+        self.heads_differ = bool(self.kernel.state_dict())  # by weights of their own
         self.dropout = dropout
 
     def forward(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
@@ -139,21 +140,24 @@ class Attention(nn.Module):
         """What q (B, H, Tq, D) gets of k and v (B, H, Tk, D), group by group: (B, H, Tq, D)."""
         rows = [as_rows(x) for x in (q, k, v)]
         parts = [[self._part(rows, gathered, share.heads) for gathered in share.parts] for share in shares]
-        return put_back(shares, parts, like=q)
+        return put_back(shares, parts, like=q[..., : v.shape[-1]])
 
     def _part(self, rows: Sequence[Tensor], relation: Gathered, heads: slice | list[int]) -> Tensor:
         """What N groups of G queries get in some of the heads, (N, heads, G, D).
 
-        A position that scores pairs is asked for all heads; without one, no more than needed is gathered.
+        A position that scores pairs and a kernel with weights are asked for all heads; without, no more than
+        needed is gathered.
         """
         query, key = relation.part.query, relation.part.key
-        wanted = slice(None) if self.pairwise else heads
+        averaged = slice(None) if self.heads_differ else heads
+        wanted = slice(None) if self.pairwise else averaged
         q, k = pick(rows[0][:, wanted], query), pick(rows[1][:, wanted], key)
-        v, table = pick(rows[2][:, heads], key), self._table(relation)
+        v, table = pick(rows[2][:, averaged], key), self._table(relation)
         bias, q = self._biased(q, k, relation, table)
         if self.pairwise:
-            q, k, bias = q[:, heads], k[:, heads], bias if bias is None else bias[:, heads]
+            q, k, bias = q[:, averaged], k[:, averaged], bias if bias is None else bias[:, averaged]
         mixed = self.position.average(self.kernel, q, k, v, bias, relation, table, self._dropout)
+        mixed = mixed[:, heads] if self.heads_differ else mixed
         blind = relation.blind_by_head
         return mixed if blind is None else mixed.masked_fill(blind[..., None], 0.0)
 

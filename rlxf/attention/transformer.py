@@ -41,8 +41,9 @@ class Transformer(nn.Module):
         self.extra = _extra_tokens(spec)
         layers = (replace(spec, kernel=kernel) for kernel in spec.kernel.for_layers(spec.layers))
         self.blocks: Sequence[Block] = nn.ModuleList(Block(layer) for layer in layers)  # type: ignore
-        for kernel in self._kernels():
-            kernel.share(self._kernels()[0])
+        first, *others = self._kernels()
+        for kernel in others:
+            kernel.share(first)
         if isinstance(self.extra, LearnedTokens):
             self.blocks[-1].forget_globals()
         self.norm = nn.LayerNorm(spec.width) if spec.final_norm else nn.Identity()

@@ -43,7 +43,7 @@ from rlxf.attention.index import EMPTY
 from rlxf.attention.patterns.base import GlobalTokens
 from rlxf.attention.positions.base import PairwisePosition
 from rlxf.attention.techniques import TECHNIQUES
-from tests.attention.specs import each, fresh
+from tests.attention.specs import SHORT, each, fresh
 from tests.attention.worlds import numbers
 
 SMALL = TransformerSpec(width=8, heads=2, layers=2, feed_forward=12)
@@ -143,7 +143,14 @@ def gathered_or_not(monkeypatch: pytest.MonkeyPatch, model: Transformer, state: 
         torch.testing.assert_close(sparse, dense, rtol=1e-9, atol=1e-9)
 
 
-@each(SPECS | BOTH_WAYS | WITH_POSITIONS | OTHERS)
+WITH_KERNELS = {
+    f"{name}, {pattern}": replace(SMALL, layers=1, pattern=pattern, kernel=SHORT.get(name) or technique())
+    for name, technique in TECHNIQUES["kernel"].items()
+    for pattern in (Window(5), Dilated(5, 2, plain_heads=1))
+}
+
+
+@each(SPECS | BOTH_WAYS | WITH_POSITIONS | WITH_KERNELS | OTHERS)
 def test_gathered_keys_give_what_all_pairs_give(spec, monkeypatch):
     gathered_or_not(monkeypatch, fresh(spec).double())
 

@@ -40,7 +40,8 @@ class Linformer(Kernel):
     Source: Wang et al. 2020, arXiv:2006.04768, section 4. The paper has no bias; public code has one.
 
     Args:
-        length: n, in tokens: the longest sequence; in a causal transformer, a block.
+        length: n, in tokens: the longest sequence; in a causal transformer a block. Episodes, windows and
+            memories should hold several: what is no longer than a block is seen token by token.
         k: summaries of n tokens; a tuple for a number of its own in each layer.
         method: how they are made. "learned": by E and F. Else each is of n / k positions side by side: by
             "convolution", whose kernel and stride are n / k, their "mean" or, for each feature, their "max".
