@@ -32,8 +32,8 @@ def make_env(run: RunFolder, env: str | None, env_kwargs: dict[str, Any], n_envs
     if agent_name(run) == GTRXL:
         return Task.of_run(run.config, env, env_kwargs).make(n_envs, None)
     agent = DecisionTransformer.load(run.checkpoint, device="cpu")
-    trained_for = env or run.config.get("env", agent.facts.env_id)
-    if trained_for != agent.facts.env_id:
+    trained_for = env or run.config.get("env") or agent.facts.env_id
+    if trained_for is not None and trained_for != agent.facts.env_id:
         return Task(env=trained_for, env_kwargs=env_kwargs).make(n_envs, None)
     if env_kwargs:
         raise ValueError(f"env_kwargs {env_kwargs} are not for {trained_for}: the data say how it is made")
