@@ -141,8 +141,8 @@ SUBJECTS: dict[str, Subject] = {
     "Linformer": Subject(
         lambda length: with_techniques(kernel=Linformer(length, SUMMARIES), causal=False), 1.15
     ),
-    "Linformer, shared by heads": Subject(
-        lambda length: with_techniques(kernel=Linformer(length, SUMMARIES, sharing="head"), causal=False),
+    "Linformer, heads by themselves": Subject(
+        lambda length: with_techniques(kernel=Linformer(length, SUMMARIES, sharing="none"), causal=False),
         1.15,
     ),
     "Linformer, causal": Subject(lambda length: with_techniques(kernel=Linformer(128, 16))),

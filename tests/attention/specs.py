@@ -62,7 +62,7 @@ SHORT: dict[str, Any] = {
     "AdaptiveSpan": AdaptiveSpan(limit=4, ramp=3),
     "LSH": LSH(rounds=2, buckets=4),
     "Routing": Routing(clusters=2),
-    "Linformer": Linformer(2, 1),
+    "Linformer": Linformer(2, 1, sharing="none"),
     "DynamicSpan": DynamicSpan(limit=6, ramp=2),
     "RFA": RFA(32, sigma=2.0),
     "Performer": Performer(6),
@@ -187,7 +187,7 @@ ENCODERS = {
 ENCODERS |= {
     "encoder, kernel Linformer": replace(DEFAULT, causal=False, kernel=LINFORMER),
     "encoder, Linformer, a number for each layer": replace(
-        DEFAULT, causal=False, kernel=Linformer(64, (3, 5), sharing="head", bias=True)
+        DEFAULT, causal=False, kernel=Linformer(64, (3, 5), sharing="none", bias=True)
     ),
     "encoder, Linformer, convolution": replace(
         DEFAULT, causal=False, kernel=Linformer(64, 16, "convolution", "key-value", bias=True)

@@ -255,7 +255,7 @@ def test_dropout_drops_summaries():
         ),
         (
             lambda: TransformerSpec(kernel=Linformer(), cross_attention=True),
-            "Linformer(length=32, k=8, method='learned', sharing='none', bias=False) projects one sequence, "
+            "Linformer(length=32, k=8, method='learned', sharing='head', bias=False) projects one sequence, "
             "and cross_attention=True brings another one",
         ),
     ],

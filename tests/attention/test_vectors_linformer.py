@@ -64,9 +64,15 @@ def test_who_shares_what(sharing, method):
     close(attend(module, x), VECTOR[f"out_{name}"], 1e-6)
 
 
+def pooled_sizes() -> tuple[int, int]:
+    """n and k, as the convolutions have them."""
+    length = VECTOR["in_x_none_convolution"].shape[1]
+    return length, length // VECTOR["w_none_convolution_E0"].shape[2]
+
+
 @pytest.mark.parametrize(("method", "pool"), [("mean", F.avg_pool1d), ("max", F.max_pool1d)])
 def test_pooling_is_torchs(method, pool):
-    length, k = VECTOR["in_x_none_convolution"].shape[1], 4
+    length, k = pooled_sizes()
     q, keys, values = (numbers(2, HEADS, length, 3, seed=seed) for seed in range(3))
     index = Index.range(2, length)
     kernel = Linformer(length, k, method).build(3 * HEADS, HEADS)
@@ -76,12 +82,13 @@ def test_pooling_is_torchs(method, pool):
 
 
 def test_mean_is_a_projection_of_blocks():
-    length, k = VECTOR["in_x_none_convolution"].shape[1], 4
+    length, k = pooled_sizes()
     q, keys, values = (numbers(2, HEADS, length, 3, seed=seed) for seed in range(3))
     index = Index.range(2, length)
     relation = Relation(index, index, Full(), False, q.dtype)
     mean, learned = (
-        Linformer(length, k, method).build(3 * HEADS, HEADS).double() for method in ("mean", "learned")
+        Linformer(length, k, method, "none").build(3 * HEADS, HEADS).double()
+        for method in ("mean", "learned")
     )
     blocks = torch.eye(k, dtype=q.dtype).repeat_interleave(length // k, dim=0) * k / length
     for projection in (learned.of_keys, learned.of_values):

@@ -46,8 +46,8 @@ class Linformer(Kernel):
         method: how they are made. "learned": by E and F. Else each is of n / k positions side by side: by
             "convolution", whose kernel and stride are n / k, their "mean" or, for each feature, their "max".
         sharing: who has the same projection. "none": each head, keys, values and layer have their own, as in
-            equation 7. "head": the heads of a layer share E, and F. "key-value": E is F, too. "layer": one E
-            for all. Means and maxima have nothing to share.
+            equation 7. "head": the heads of a layer share E, and F; nothing was lost by that in the paper.
+            "key-value": E is F, too. "layer": one E for all. Means and maxima have nothing to share.
         bias: add a learned number to each summary ("learned") or to each feature ("convolution").
 
     Raises:
@@ -63,7 +63,7 @@ class Linformer(Kernel):
     length: int = 32
     k: int | tuple[int, ...] = 8
     method: Method = "learned"
-    sharing: Sharing = "none"
+    sharing: Sharing = "head"
     bias: bool = False
 
     def __post_init__(self) -> None:
