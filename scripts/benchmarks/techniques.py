@@ -17,7 +17,8 @@ from rich.table import Table
 from benchmarks.machine import machine
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl, resolve_core
-from rlxf.attention import TransformerSpec
+from rlxf.attention import RoPE, TransformerSpec
+from rlxf.attention.kernels.base import PairwiseKernel
 from rlxf.attention.patterns.window import bounded
 from rlxf.attention.techniques import TECHNIQUES
 from rlxf.envs.make import make_vec_env
@@ -81,13 +82,18 @@ def subjects() -> Iterator[Subject]:
 def subject(axis: str, name: str) -> Subject:
     """The core with a technique in the place of what it has."""
     try:
-        changes: dict[str, Any] = {axis: TECHNIQUES[axis][name]()}
-        core = replace(gtrxl(), **changes)
+        core = replace(gtrxl(), **fitting(axis, TECHNIQUES[axis][name]()))
         pattern = bounded(core.pattern, gtrxl().pattern.reach)
         core = resolve_core(replace(core, pattern=pattern), None)
         return Subject(axis, name, core)
     except ValueError as error:
         return Subject(axis, name, refused=str(error))
+
+
+def fitting(axis: str, technique: Any) -> dict[str, Any]:
+    """The technique; with RoPE, if it is a kernel that does not take the core's position."""
+    pairs = axis != "kernel" or isinstance(technique, PairwiseKernel)
+    return {axis: technique} if pairs else {axis: technique, "position": RoPE()}
 
 
 def train(subject: Subject, seed: int) -> Trial:
