@@ -122,7 +122,6 @@ def test_the_same_seed_trains_the_same_agent(tmp_path):
     ("args", "named"),
     [
         (["--env", "nope-v0"], "nope-v0"),
-        (["--env", "CartPole-v1", "--core.pattern", "full"], "use pattern=Window(129)"),
         (["--env", "CartPole-v1", "--n-steps", "100"], "got 100"),
         (["--env", "CartPole-v1", "--core.memory", "none"], "needs a core with memory"),
         (["--env", "CartPole-v1", "--core.dropout", "0.1"], "dropout must be 0, got 0.1"),
