@@ -85,6 +85,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
 """Axis -> name -> class. Position and memory may also be None."""
 
 OPTIONAL = ("position", "memory")
+"""The axes on which None is a choice."""
 
 JOINTS: dict[str, dict[str, type[Any]]] = {"pattern": {"Both": Both, "Either": Either}}
 """Axis -> name -> what joins two techniques of that axis: ``first & second``, ``first | second``."""
@@ -93,9 +94,6 @@ JOINTS: dict[str, dict[str, type[Any]]] = {"pattern": {"Both": Both, "Either": E
 def known(axis: str) -> dict[str, type[Any]]:
     """Name -> class of all that may stand on an axis."""
     return TECHNIQUES[axis] | JOINTS.get(axis, {})
-
-
-"""The axes on which None is a choice."""
 
 
 def technique_to_json(technique: Any) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlxf.attention.kernels.merged_softmax import softmax_over_parts
 from rlxf.attention.kernels.same_bucket import Tokens, parts_of_buckets
-from rlxf.attention.kernels.softmax import SoftmaxAverage
+from rlxf.attention.kernels.softmax import SoftmaxAverage, averaged
 from rlxf.attention.patterns.full import Full
 from rlxf.attention.relation import Relation, Share
 
@@ -49,8 +49,7 @@ class BucketAverage(SoftmaxAverage):
         """See `LayerKernel`."""
         if bias is None and not dropout and self.sorts(relation):
             return self.among_buckets(*self.split(q), *self.split(k), v, relation)
-        weights = self.weights(q, k, bias, relation, dropout)
-        return torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).unflatten(0, weights.shape[:2])
+        return averaged(self.weights(q, k, bias, relation, dropout), v)
 
     def weights(
         self, q: Tensor, k: Tensor, bias: Tensor | None, relation: Relation, dropout: float

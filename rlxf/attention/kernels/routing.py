@@ -47,12 +47,12 @@ class Routing(PairwiseKernel):
         commitment: weight of the distance to the centroids in the loss; 1e-4 as in public code, the paper has
             none.
         seed: of the first centroids, which are random directions: the same in all layers, others in each
-        head.
+            head.
 
     Raises:
-        TypeError: if clusters, window or seed is no whole number. ValueError: if clusters or window is less
-        than 1, decay is not in [0, 1), commitment is negative or not
-            finite, or seed is less than 0.
+        TypeError: if clusters, window or seed is no whole number.
+        ValueError: if clusters or window is less than 1, decay is not in [0, 1), commitment is negative or
+            not finite, or seed is less than 0.
     """
 
     paper: ClassVar[str] = "Roy et al. 2021, arXiv:2003.05997"

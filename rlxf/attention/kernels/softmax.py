@@ -51,7 +51,7 @@ class SoftmaxAverage(LayerPairwise):
         if bias is None and not self.softmax1 and not dropout:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=relation.mask)
         weights = self.weights(q, k, bias, relation, dropout)
-        return torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).unflatten(0, weights.shape[:2])
+        return averaged(weights, v)
 
     def weights(
         self, q: Tensor, k: Tensor, bias: Tensor | None, relation: Relation, dropout: float
@@ -68,6 +68,11 @@ class SoftmaxAverage(LayerPairwise):
         if not self.softmax1:
             return scores.softmax(dim=-1)
         return F.pad(scores, (0, 1)).softmax(dim=-1)[..., :-1]
+
+
+def averaged(weights: Tensor, v: Tensor) -> Tensor:
+    """Weights (B, H, Tq, Tk) times values (B, H, Tk, V): (B, H, Tq, V)."""
+    return torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).unflatten(0, weights.shape[:2])
 
 
 class _Scores(torch.autograd.Function):

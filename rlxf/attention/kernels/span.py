@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.checks import check_whole
-from rlxf.attention.kernels.softmax import SoftmaxAverage
+from rlxf.attention.kernels.softmax import SoftmaxAverage, averaged
 from rlxf.attention.relation import Relation
 
 
@@ -51,8 +51,7 @@ class SpanAverage(SoftmaxAverage):
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: Relation, dropout: float
     ) -> Tensor:
         """See `LayerKernel`."""
-        weights = self.weights(q, k, bias, relation, dropout)
-        return torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).unflatten(0, weights.shape[:2])
+        return averaged(self.weights(q, k, bias, relation, dropout), v)
 
     def weights(
         self, q: Tensor, k: Tensor, bias: Tensor | None, relation: Relation, dropout: float
