@@ -1,10 +1,8 @@
 """Time and memory of attention by the length of the sequence: which kinds grow how fast."""
 
 import json
-import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.attention_subjects import HEADS, SIZE, SUBJECTS
-from benchmarks.machine import machine
+from benchmarks.machine import fresh_processes, machine
 from benchmarks.offline_memory import peak_bytes
 
 ALL_PAIRS = "every pair"
@@ -72,10 +70,9 @@ class Attention:
 
     def points(self) -> Iterator[Point]:
         """All measurements, each from a fresh process."""
-        context = multiprocessing.get_context("spawn")
         for name in SUBJECTS:
             for length in self.lengths if name in (ALL_PAIRS, *(self.only or SUBJECTS)) else ():
-                with ProcessPoolExecutor(1, context, torch.set_num_threads, (1,)) as pool:
+                with fresh_processes(1) as pool:
                     yield pool.submit(measure, name, length, self.repeats).result()
 
 

@@ -1,21 +1,18 @@
 """A long context of a Decision Transformer: what a sparse pattern saves, and what it costs in returns."""
 
 import json
-import multiprocessing
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
-from stable_baselines3.common.callbacks import BaseCallback
 
-from benchmarks.machine import machine
+from benchmarks.machine import fresh_processes, machine
+from benchmarks.update_clock import UpdateClock
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.attention import BigBird, Full, Window
@@ -48,22 +45,6 @@ class Run:
     milliseconds: float
     returns: list[float]
     lengths: list[int]
-
-
-class UpdateClock(BaseCallback):
-    """Processor time of each update, in seconds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.took: list[float] = []
-        self._last: float | None = None
-
-    def _on_step(self) -> bool:
-        now = time.process_time()
-        if self._last is not None:
-            self.took.append(now - self._last)
-        self._last = now
-        return True
 
 
 @dataclass
@@ -102,8 +83,7 @@ class Context:
 
     def finished(self) -> Iterator[Run]:
         """The runs in order."""
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self.processes, context, torch.set_num_threads, (1,)) as pool:
+        with fresh_processes(self.processes) as pool:
             jobs = [pool.submit(self.learn, name, seed) for seed in range(self.seeds) for name in PATTERNS]
             for job in jobs:
                 yield job.result()
@@ -119,7 +99,7 @@ class Context:
             return_scale=1000.0,
             seed=seed,
         )
-        clock = UpdateClock()
+        clock = UpdateClock(time.process_time)
         agent.learn(self.updates, callback=clock)
         target = float(load_trajectories(self.dataset).returns.max())
         report = evaluate(agent, agent.make_env(self.episodes), self.episodes, target_returns=[target]).first

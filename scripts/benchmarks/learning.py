@@ -1,22 +1,21 @@
 """How fast and how surely agents learn the T-Maze."""
 
 import json
-import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import torch
 from rich.console import Console
 from rich.table import Table
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
+from benchmarks.machine import fresh_processes
 from benchmarks.techniques import learn_with_each
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.envs.make import make_vec_env
@@ -138,8 +137,7 @@ class Learning:
 
     def finished(self) -> Iterator[Run]:
         """The runs as they end. Longest corridors first: they would be waited for."""
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self.processes, context, torch.set_num_threads, (1,)) as pool:
+        with fresh_processes(self.processes) as pool:
             jobs = [
                 pool.submit(train, program, corridor, seed, self.evaluations, self.episodes)
                 for corridor in sorted(self.corridors, reverse=True)

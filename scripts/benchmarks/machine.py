@@ -1,6 +1,8 @@
-"""Where a benchmark ran."""
+"""Where a benchmark ran, and the processes that it ran in."""
 
+import multiprocessing
 import os
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -14,3 +16,9 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "load": os.getloadavg(),
     }
+
+
+def fresh_processes(number: int, threads: int = 1) -> ProcessPoolExecutor:
+    """So many processes, each with a Python of its own and so many threads of torch."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(number, context, torch.set_num_threads, (threads,))

@@ -5,14 +5,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from stable_baselines3.common.callbacks import BaseCallback
 
 from benchmarks import hugging_face
 from benchmarks.acting import seconds
@@ -20,6 +18,7 @@ from benchmarks.machine import machine
 from benchmarks.offline_memory import Memory, memory_of_training
 from benchmarks.offline_setting import SETTINGS, Setting
 from benchmarks.operations import matrix_rate
+from benchmarks.update_clock import UpdateClock
 from rlxf import DecisionTransformer, evaluate
 from rlxf.envs.trajectories import Windows, load_trajectories
 
@@ -31,21 +30,6 @@ LARGE = (
     "rlxf/hopper/medium-v0",
 )
 """Five sets of 200,000 steps: 1,000,000 and more."""
-
-
-class UpdateClock(BaseCallback):
-    """Notes when each update ends."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.times: list[float] = []
-
-    def _on_training_start(self) -> None:
-        self.times.append(time.perf_counter())
-
-    def _on_step(self) -> bool:
-        self.times.append(time.perf_counter())
-        return True
 
 
 @dataclass(frozen=True)
@@ -143,7 +127,7 @@ class Offline:
         """A round of ours."""
         agent, clock = DecisionTransformer(self.dataset, seed=number, **setting.arguments()), UpdateClock()
         agent.learn(self.updates, clock)
-        took = warmed([after - before for before, after in pairwise(clock.times)])
+        took = warmed(clock.took)
         if not self.evaluated(number):
             return Program(took, 0, 0.0)
         env, start = agent.make_env(self.episodes), time.perf_counter()

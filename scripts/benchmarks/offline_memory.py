@@ -1,13 +1,12 @@
 """Memory of a training on large data, in a process of its own."""
 
-import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from benchmarks.machine import fresh_processes
 from benchmarks.offline_setting import Setting
 from rlxf import DecisionTransformer
 from rlxf.envs.trajectories import load_trajectories
@@ -33,8 +32,7 @@ class Memory:
 
 def memory_of_training(datasets: Sequence[str], setting: Setting) -> Memory:
     """Convert the datasets, joined, unless that was done before, and train for 100 updates."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, torch.set_num_threads, (torch.get_num_threads(),)) as pool:
+    with fresh_processes(1, torch.get_num_threads()) as pool:
         return pool.submit(_train, tuple(datasets), setting).result()
 
 

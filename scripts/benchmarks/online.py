@@ -1,21 +1,19 @@
 """Whether a Decision Transformer that has seen only poor play gets better by playing itself."""
 
 import json
-import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import minari
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import machine
+from benchmarks.machine import fresh_processes, machine
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
 from rlxf.envs.trajectories import Trajectories, load_trajectories
@@ -96,8 +94,7 @@ class Online:
 
     def finished(self, console: Console) -> Iterator[Run]:
         """The agents as they are done."""
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self.processes, context, torch.set_num_threads, (1,)) as pool:
+        with fresh_processes(self.processes) as pool:
             for job in as_completed([pool.submit(self.fine_tune, seed) for seed in range(self.seeds)]):
                 run = job.result()
                 before, after = np.mean(run.curve[0][1]), np.mean(run.last)

@@ -1,21 +1,20 @@
 """What returns Decision Transformers reach, and whether they reach what they are asked for."""
 
 import json
-import multiprocessing
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import hugging_face
+from benchmarks.machine import fresh_processes
 from benchmarks.offline_setting import SETTINGS, Setting
 from rlxf import DecisionTransformer, evaluate
 from rlxf.envs.trajectories import ReferenceScores, load_trajectories
@@ -124,8 +123,7 @@ class Returns:
         """The agents that were missing, as they are done."""
         done = self.answers()
         missing = [job for job in self.jobs() if str(job.key) not in done]
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self.processes, context, torch.set_num_threads, (1,)) as pool:
+        with fresh_processes(self.processes) as pool:
             running = {pool.submit(learn_and_ask, job, self.venv): job for job in missing}
             for future in as_completed(running):
                 yield running[future], future.result()

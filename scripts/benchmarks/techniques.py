@@ -1,20 +1,17 @@
 """Which technique learns what, at what cost: the T-Maze with each of them in GTrXLPPO's core."""
 
 import json
-import multiprocessing
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import machine
+from benchmarks.machine import fresh_processes, machine
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl, resolve_core
 from rlxf.attention import RoPE, TransformerSpec
@@ -126,8 +123,7 @@ def learn_with_each(only: tuple[str, ...], processes: int, output: Path) -> None
 
 def finished(chosen: list[Subject], processes: int) -> Iterator[Trial]:
     """The runs in order, one thread each."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, torch.set_num_threads, (1,)) as pool:
+    with fresh_processes(processes) as pool:
         jobs = [pool.submit(train, one, seed) for one in chosen if one.core for seed in range(SEEDS)]
         for job in jobs:
             yield job.result()
