@@ -69,7 +69,8 @@ def write_dataset(
         FileExistsError: if there is such a dataset.
     """
     check_new(dataset_id)
-    folder = get_dataset_path() / f".temporary-{uuid4().hex}"
+    # Minari joins a relative folder with itself when it asks for the size of what it wrote.
+    folder = get_dataset_path().resolve() / f".temporary-{uuid4().hex}"
     try:
         with _naming(dataset_id):
             (folder / "data").mkdir(parents=True)

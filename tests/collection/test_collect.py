@@ -55,6 +55,15 @@ def numbers(dataset):
 # What is recorded
 
 
+def test_the_folder_of_datasets_may_be_relative(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", "runs/datasets")
+    record(Pointer())
+    assert sorted(numbers(minari.load_dataset(ID))) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert load_trajectories(ID).episodes == 8
+    assert not list((tmp_path / "runs/datasets").glob(".temporary-*"))
+
+
 def test_every_step_of_every_episode_is_there():
     dataset = record(Pointer())
     assert sorted(numbers(dataset)) == [0, 0, 1, 1, 2, 2, 3, 3]
