@@ -1,7 +1,8 @@
-"""A DecisionTransformer agent as a checkpoint file, and back: JSON and safetensors, nothing that runs."""
+"""What learns from windows as a checkpoint file, and back: JSON and safetensors, nothing that runs."""
 
 import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,21 @@ from rlxf.training.fit import check_weights_fit, misfit
 from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
 
 if TYPE_CHECKING:
-    from rlxf.agents.decision_transformer.learner import DecisionTransformer
+    from rlxf.agents.decision_transformer.window_learner import WindowLearner
 
-NAME = "DecisionTransformer"
 GROUPS = {"policy", "optimizer", "random"}
 PROGRESS = ("num_timesteps", "_total_timesteps", "_n_updates", "_current_progress_remaining")
+TO_JSON: dict[str, Callable[[Any], Any]] = {
+    "core": TransformerSpec.to_dict,
+    "objective": objective_to_json,
+    "learning_rate": schedule_to_json,
+}
+"""Settings that are no plain data."""
+FROM_JSON: dict[str, Callable[[Any], Any]] = {
+    "core": TransformerSpec.from_dict,
+    "objective": objective_from_json,
+    "learning_rate": schedule_from_json,
+}
 NOT_SETTINGS = ("self", "dataset", "env", "download", "device", "_init_setup_model")
 
 
@@ -35,7 +46,7 @@ def checkpoint_path(path: str | os.PathLike[str]) -> Path:
     return path if path.suffix else path.with_suffix(".zip")
 
 
-def save(agent: "DecisionTransformer", path: str | os.PathLike[str]) -> None:
+def save(agent: "WindowLearner", path: str | os.PathLike[str]) -> None:
     """Write the agent whole or not at all.
 
     Raises:
@@ -50,23 +61,23 @@ def save(agent: "DecisionTransformer", path: str | os.PathLike[str]) -> None:
     write_archive(checkpoint_path(path), {"agent": _describe(agent)}, tensors)
 
 
-def read(path: str | os.PathLike[str]) -> Archive:
-    """The checked file of a DecisionTransformer agent.
+def read(path: str | os.PathLike[str], name: str) -> Archive:
+    """The checked file of an agent of this name.
 
     Raises:
         FileNotFoundError: if there is none.
-        CheckpointError: if it is truncated, altered, or no file of a DecisionTransformer agent.
+        CheckpointError: if it is truncated, altered, or no file of such an agent.
     """
     archive = read_archive(checkpoint_path(path))
     agent = archive.documents.get("agent")
-    named = isinstance(agent, dict) and agent.get("name") == NAME
+    named = isinstance(agent, dict) and agent.get("name") == name
     if not named or archive.tensors.keys() != GROUPS:
-        raise CheckpointError(f"{checkpoint_path(path)} is whole, but holds no {NAME} agent")
+        raise CheckpointError(f"{checkpoint_path(path)} is whole, but holds no {name} agent")
     return archive
 
 
 @described()
-def settings(archive: Archive, agent: type["DecisionTransformer"]) -> dict[str, Any]:
+def settings(archive: Archive, agent: type["WindowLearner"]) -> dict[str, Any]:
     """The constructor's arguments that the file holds.
 
     Raises:
@@ -74,10 +85,8 @@ def settings(archive: Archive, agent: type["DecisionTransformer"]) -> dict[str, 
     """
     stored = dict(archive.documents["agent"]["settings"])
     check_known(stored, setting_names(agent), archive.documents["agent"].get("rlxf"))
-    stored["core"] = TransformerSpec.from_dict(stored["core"])
-    stored["objective"] = objective_from_json(stored["objective"])
-    stored["learning_rate"] = schedule_from_json(stored["learning_rate"])
-    return stored
+    own = setting_names(agent)
+    return stored | {name: read(stored[name]) for name, read in FROM_JSON.items() if name in own}
 
 
 @described()
@@ -87,7 +96,7 @@ def facts(archive: Archive) -> Facts:
 
 
 @described()
-def restore(agent: "DecisionTransformer", archive: Archive) -> None:
+def restore(agent: "WindowLearner", archive: Archive) -> None:
     """Put weights, optimiser, random generator and progress into an agent of the same shape.
 
     Raises:
@@ -101,31 +110,29 @@ def restore(agent: "DecisionTransformer", archive: Archive) -> None:
         setattr(agent, name, archive.documents["agent"]["progress"][name])
 
 
-def _restore_order(agent: "DecisionTransformer", archive: Archive) -> None:
+def _restore_order(agent: "WindowLearner", archive: Archive) -> None:
     try:
         agent.order.set_state(archive.tensors["random"]["order"])
     except RuntimeError as error:
         raise misfit(f"in random, 'order' is no state of a generator ({error})") from error
 
 
-def constructor_settings(agent: "DecisionTransformer") -> dict[str, Any]:
+def constructor_settings(agent: "WindowLearner") -> dict[str, Any]:
     """The constructor's arguments by name, but data, environment and device."""
     return {name: getattr(agent, name) for name in setting_names(type(agent))}
 
 
-def setting_names(agent: type["DecisionTransformer"]) -> list[str]:
+def setting_names(agent: type["WindowLearner"]) -> list[str]:
     """Names of the constructor's arguments that a file holds."""
     return [name for name in inspect.signature(agent.__init__).parameters if name not in NOT_SETTINGS]
 
 
-def _describe(agent: "DecisionTransformer") -> dict[str, Any]:
+def _describe(agent: "WindowLearner") -> dict[str, Any]:
     values = constructor_settings(agent)
-    values["core"] = agent.core.to_dict()
-    values["objective"] = objective_to_json(agent.objective)
-    values["learning_rate"] = schedule_to_json(agent.learning_rate)
+    values |= {name: write(values[name]) for name, write in TO_JSON.items() if name in values}
     values["tensorboard_log"] = None if agent.tensorboard_log is None else os.fspath(agent.tensorboard_log)
     return {
-        "name": NAME,
+        "name": agent.NAME,
         "rlxf": VERSION,
         "settings": values,
         "facts": agent.facts.to_json(),

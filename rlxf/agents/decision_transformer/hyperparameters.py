@@ -10,7 +10,7 @@ from rlxf.training import schedule_to_text
 from rlxf.training.tensorboard import record_for_tensorboard, writes_tensorboard
 
 if TYPE_CHECKING:
-    from rlxf.agents.decision_transformer.learner import DecisionTransformer
+    from rlxf.agents.decision_transformer.window_learner import WindowLearner
 
 METRICS = ("train/loss", "rollout/ep_rew_mean", "eval/mean_reward", "eval/iqm", "eval/normalized_score")
 """Tags whose last values TensorBoard shows beside the hyper-parameters; those not logged stay blank."""
@@ -19,14 +19,14 @@ NO_HYPERPARAMETERS = ("tensorboard_log", "verbose", "core")
 Plain = bool | int | float | str
 
 
-def record_hyperparameters(agent: "DecisionTransformer") -> None:
+def record_hyperparameters(agent: "WindowLearner") -> None:
     """Have the agent's logger write its `hyperparameters`, if it writes TensorBoard events."""
     if writes_tensorboard(agent.logger):
         values = HParam(hyperparameters(agent), dict.fromkeys(METRICS, 0.0))
         record_for_tensorboard(agent.logger, "hparams", values)
 
 
-def hyperparameters(agent: "DecisionTransformer") -> dict[str, Plain]:
+def hyperparameters(agent: "WindowLearner") -> dict[str, Plain]:
     """What the agent learns with, defaults included, each a number, a word or a short text.
 
     Beside the constructor's arguments: algorithm, datasets, environment, and what the core is made of.

@@ -1,10 +1,7 @@
 """Learning from trajectories to act for a return that is asked for."""
 
 import os
-import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -14,13 +11,10 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common import env_util
-from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
-from stable_baselines3.common.utils import configure_logger, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
+from torch import nn
 
-from rlxf.agents.decision_transformer import checkpoint
 from rlxf.agents.decision_transformer.acting import (
     Shown,
     encode_observations,
@@ -31,41 +25,27 @@ from rlxf.agents.decision_transformer.acting import (
 )
 from rlxf.agents.decision_transformer.actions import to_environment
 from rlxf.agents.decision_transformer.core import resolve_core
-from rlxf.agents.decision_transformer.facts import Facts
 from rlxf.agents.decision_transformer.heads import Categorical, RandomHead
-from rlxf.agents.decision_transformer.hyperparameters import record_hyperparameters
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.decision_transformer.objective import warm_up
 from rlxf.agents.decision_transformer.objectives import Imitation, Objective
-from rlxf.agents.decision_transformer.progress import ProgressBar
 from rlxf.agents.decision_transformer.replay import Replay
 from rlxf.agents.decision_transformer.rounds import Rounds
-from rlxf.agents.decision_transformer.settings import check_coefficients, check_sizes
+from rlxf.agents.decision_transformer.settings import check_sizes
 from rlxf.agents.decision_transformer.steps import Steps
-from rlxf.agents.decision_transformer.update import Update, make_optimizer
+from rlxf.agents.decision_transformer.update import Update
+from rlxf.agents.decision_transformer.window_learner import WindowLearner
 from rlxf.attention import TransformerSpec
 from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
 from rlxf.envs.trajectories import (
     ReferenceScores,
     Trajectories,
-    Windows,
     action_encoder,
     check_fits,
-    load_trajectories,
 )
 from rlxf.envs.trajectories.source import Dataset
 
 
-def as_trajectories(
-    dataset: Dataset | Sequence[Dataset] | Trajectories, download: bool = False
-) -> Trajectories:
-    """The data by themselves; see `load_trajectories`."""
-    if isinstance(dataset, Trajectories):
-        return dataset
-    return load_trajectories(dataset, download=download)
-
-
-class DecisionTransformer(BaseAlgorithm):
+class DecisionTransformer(WindowLearner):
     """A transformer that reads what return is wanted, and acts so; trained offline on Minari datasets.
 
     It speaks Stable-Baselines3's ``learn``, ``predict``, ``save`` and ``load``, and takes its callbacks and
@@ -107,8 +87,8 @@ class DecisionTransformer(BaseAlgorithm):
         TypeError: if a space is not supported.
     """
 
-    policy: DecisionTransformerModel  # type: ignore[assignment]
-    optimizer: torch.optim.AdamW
+    NAME = "DecisionTransformer"
+    policy: DecisionTransformerModel
 
     def __init__(
         self,
@@ -131,111 +111,41 @@ class DecisionTransformer(BaseAlgorithm):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        check_sizes(context_length=context_length, batch_size=batch_size, episode_length=episode_length)
-        check_coefficients(learning_rate, weight_decay, warmup_updates, max_grad_norm, return_scale)
-        self.core = resolve_core(core)
         self.objective = Imitation() if objective is None else objective
-        self.context_length, self.batch_size = context_length, batch_size
-        self.weight_decay, self.warmup_updates = weight_decay, warmup_updates
-        self.max_grad_norm = max_grad_norm
-        self.return_scale, self.episode_length = return_scale, episode_length
         super().__init__(
-            DecisionTransformerModel,  # type: ignore[arg-type]  # SB3 asks for a policy of its own here
-            None,
-            learning_rate,
+            DecisionTransformerModel,
+            dataset,
+            context_length=context_length,
+            learning_rate=learning_rate,
+            batch_size=batch_size,
+            weight_decay=weight_decay,
+            warmup_updates=warmup_updates,
+            max_grad_norm=max_grad_norm,
+            return_scale=return_scale,
+            episode_length=episode_length,
+            core=resolve_core(core),
+            download=download,
             tensorboard_log=tensorboard_log,
             verbose=verbose,
-            device=device,
             seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
         )
-        torch.set_flush_denormal(True)
-        self.trajectories: Trajectories | None = None
-        if dataset is None and _init_setup_model:
-            raise ValueError("dataset is None: give a Minari id, a MinariDataset, or a list of them")
-        if dataset is not None:
-            self._take(as_trajectories(dataset, download))
-        if _init_setup_model:
-            self._setup_model()
         if env is not None:
             self.set_env(env)
 
-    def _take(self, trajectories: Trajectories) -> None:
-        """Learn from these; what was not set is read off them."""
-        self.trajectories = trajectories
-        self.facts = Facts.of(trajectories)
-        if self.return_scale is None:
-            self.return_scale = float(np.std(trajectories.return_to_go, dtype=np.float64)) or 1.0
-        if self.episode_length is None:
-            self.episode_length = int(trajectories.lengths.max())
-
-    def _setup_model(self) -> None:
-        self.observation_space = self.facts.observation_space
-        self.action_space = self.facts.action_space
-        self._setup_lr_schedule()
-        self.set_random_seed(self.seed)
-        self.order = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+    def _model(self, normalization: nn.Module) -> DecisionTransformerModel:
         assert self.return_scale is not None
         assert self.episode_length is not None
-        data = self.trajectories
-        self.policy = DecisionTransformerModel(
+        return DecisionTransformerModel(
             self.facts.encoder.shape,
             self.facts.action_space,
-            self.facts.blank_normalization() if data is None else data.normalization(),
+            normalization,
             self.core,
             self.objective,
             self.return_scale,
             self.episode_length,
-        ).to(self.device)
-        if data is not None:
-            self._check_core(data)
-        self.optimizer = make_optimizer(self.policy, self.lr_schedule(1), self.weight_decay)
-
-    @torch.no_grad()
-    def _check_core(self, data: Trajectories) -> None:
-        """Read a full window: a core that cannot raises its ValueError now, not amid the training."""
-        steps = self.policy.eval().steps(self.windows(data).starting_at([0]).to(self.device))
-        self.policy.read(replace(steps, mask=torch.ones_like(steps.mask)))
-
-    def learn(
-        self,
-        steps: int,
-        callback: MaybeCallback = None,
-        log_interval: int = 100,
-        tb_log_name: str = "DecisionTransformer",
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-    ) -> Self:
-        """Train for ``steps`` updates; as in SB3, which counts steps of environments.
-
-        Args:
-            steps: updates, each of one batch of windows.
-            callback: SB3's, called after each update.
-            log_interval: updates from one line of the log to the next.
-            tb_log_name: of the run in TensorBoard.
-            reset_num_timesteps: begin warm-up and schedules anew; False to go on with them.
-            progress_bar: show one.
-
-        Raises:
-            ValueError: if steps or log_interval is less than 1, or the agent was loaded without a dataset.
-        """
-        check_sizes(steps=steps, log_interval=log_interval)
-        windows = self.windows(self._data())
-        total_timesteps, callback = self._setup_learn(
-            steps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
-        warm_updates = total_timesteps // 10 if self.warmup_updates is None else self.warmup_updates
-        callback.on_training_start(locals(), globals())
-        while self.num_timesteps < total_timesteps:
-            share = warm_up(self.num_timesteps, warm_updates)
-            self.train(windows, share * self.lr_schedule(self.progress_remaining))
-            self.num_timesteps += 1
-            if self.num_timesteps % log_interval == 0:
-                self.dump_logs()
-            callback.update_locals(locals())
-            if not callback.on_step():
-                break
-        callback.on_training_end()
-        return self
 
     def learn_online(
         self,
@@ -294,6 +204,7 @@ class DecisionTransformer(BaseAlgorithm):
         total_timesteps, callback = self._setup_learn(
             steps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
+        self._update = Update(self.policy, self.optimizer, self.max_grad_norm)
         rounds = Rounds(self, replay, round_steps, round_updates, log_interval)
         callback.on_training_start(locals(), globals())
         while self.num_timesteps < total_timesteps:
@@ -304,70 +215,6 @@ class DecisionTransformer(BaseAlgorithm):
             rounds.learn_if_due()
         callback.on_training_end()
         return self
-
-    @property
-    def progress_remaining(self) -> float:
-        """Share of the training that is still to be done, from 1 to 0."""
-        self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
-        return self._current_progress_remaining
-
-    def train(self, windows: Windows, learning_rate: float) -> None:
-        """One update on a batch of windows."""
-        update_learning_rate(self.optimizer, learning_rate)
-        self.policy.train()
-        self._update(windows.sample(self.batch_size, self.order).to(self.device))
-        self._n_updates += 1
-
-    def windows(self, trajectories: Trajectories) -> Windows:
-        """Windows of K steps, with those before them that the core's memory holds."""
-        return Windows(trajectories, self.context_length, burn_in=self.policy.remembered)
-
-    def _data(self) -> Trajectories:
-        if self.trajectories is None:
-            raise ValueError("the agent was loaded without data: load(path, dataset=...) to train on")
-        return self.trajectories
-
-    def _setup_learn(
-        self,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        reset_num_timesteps: bool = True,
-        tb_log_name: str = "run",
-        progress_bar: bool = False,
-    ) -> tuple[int, BaseCallback]:
-        """SB3's, without an environment to reset."""
-        self.start_time = time.time_ns()
-        self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
-        self._num_timesteps_at_start = self.num_timesteps
-        self._total_timesteps = self.num_timesteps + total_timesteps
-        self._n_updates_at_start = self._n_updates
-        self._update = Update(self.policy, self.optimizer, self.max_grad_norm)
-        self.ep_info_buffer = deque(maxlen=self._stats_window_size)
-        self.ep_success_buffer = deque(maxlen=self._stats_window_size)
-        if not self._custom_logger:
-            self._logger = configure_logger(
-                self.verbose, self.tensorboard_log, tb_log_name, reset_num_timesteps
-            )
-        record_hyperparameters(self)
-        return self._total_timesteps, self._init_callback(callback, progress_bar)
-
-    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
-        """SB3's, with a progress bar that needs no environment."""
-        given = callback if isinstance(callback, list) else [callback]
-        ready = [each if isinstance(each, BaseCallback) else ConvertCallback(each) for each in given]
-        return super()._init_callback([*ready, ProgressBar()] if progress_bar else ready)
-
-    def dump_logs(self) -> None:
-        """Write means over the updates since the last time, and how fast it goes."""
-        for name, value in self._update.take_means().items():
-            self.logger.record(f"train/{name}", value)
-        self.logger.record("train/learning_rate", self.optimizer.param_groups[0]["lr"])
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        seconds = max((time.time_ns() - self.start_time) / 1e9, 1e-9)
-        updates = self._n_updates - self._n_updates_at_start
-        self.logger.record("time/updates_per_second", updates / seconds)
-        self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
-        self.logger.dump(self.num_timesteps)
 
     def encode(
         self, observation: dict[str, NDArray[Any]], actions: NDArray[Any]
@@ -487,24 +334,6 @@ class DecisionTransformer(BaseAlgorithm):
             raise TypeError(f"{env} asks for no return: wrap it, rlxf.envs.ReturnToGo(env, target_return)")
         self.env, self.n_envs = env, env.num_envs
 
-    def save(  # type: ignore[override]
-        self, path: str | os.PathLike[str], exclude: None = None, include: None = None
-    ) -> None:
-        """Write settings, weights, optimiser and progress to one file, whole or not at all; not the data.
-
-        The file is a zip of JSON and safetensors with a checksum of each: safe to open.
-
-        Args:
-            path: of the file; ".zip" is added if it has no suffix.
-            exclude, include: SB3's; leave them out, a file always holds the same.
-
-        Raises:
-            OSError: if it cannot be written, e.g. the disk is full; what was there before stays.
-        """
-        if exclude is not None or include is not None:
-            raise ValueError("a checkpoint always holds the whole agent: leave out exclude and include")
-        checkpoint.save(self, path)
-
     @classmethod
     def load(  # type: ignore[override]
         cls,
@@ -529,18 +358,7 @@ class DecisionTransformer(BaseAlgorithm):
             DatasetError: if the dataset's spaces differ from the checkpoint's.
             TypeError: if the constructor has no such argument.
         """
-        archive = checkpoint.read(path)
-        stored = checkpoint.settings(archive, cls) | settings
-        agent = cls(None, device=device, **stored, _init_setup_model=False)
-        agent.facts = checkpoint.facts(archive)
-        agent._setup_model()
-        checkpoint.restore(agent, archive)
-        if dataset is not None:
-            agent.trajectories = as_trajectories(dataset)
-            check_fits(agent.facts, agent.trajectories.observation_space, agent.trajectories.action_space)
+        agent = super().load(path, dataset, device, **settings)
         if env is not None:
             agent.set_env(env)
         return agent
-
-    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
-        return ["policy", "optimizer"], []

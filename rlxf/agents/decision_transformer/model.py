@@ -7,11 +7,9 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlxf.agents.decision_transformer.actions import action_form
-from rlxf.agents.decision_transformer.core import remembered_steps, shrink_branches, start_as_gpt2
 from rlxf.agents.decision_transformer.objectives import Objective
-from rlxf.agents.decision_transformer.observations import ObservationFeatures
 from rlxf.agents.decision_transformer.steps import TOKENS, Steps
-from rlxf.agents.decision_transformer.tokens import StepTokens
+from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
 from rlxf.attention import State, TransformerSpec
 from rlxf.envs.trajectories import WindowBatch
 
@@ -21,7 +19,7 @@ NEWEST_STATE_TOKEN = slice(1 - TOKENS, 2 - TOKENS)
 """The last of them."""
 
 
-class DecisionTransformerModel(nn.Module):
+class DecisionTransformerModel(TrajectoryModel):
     """``steps -> tokens -> transformer -> head``, causal over all tokens.
 
     With memory, the first steps of a window are only remembered: they are read without gradient, and
@@ -49,18 +47,10 @@ class DecisionTransformerModel(nn.Module):
         return_scale: float,
         episode_length: int,
     ):
-        super().__init__()
-        self.remembered = remembered_steps(core)
         actions = action_form(action_space)
-        self.features = ObservationFeatures(observation_shape, normalization)
-        self.tokens = StepTokens(
-            self.features.width, actions, core.width, return_scale, episode_length, core.dropout
-        )
-        self.transformer = core.build()
+        super().__init__(observation_shape, actions, normalization, core, return_scale, episode_length)
         self.loss = objective.build(core.width, actions)
-        for part in (self.tokens, self.transformer, self.loss):
-            start_as_gpt2(part)
-        shrink_branches(self.transformer)
+        self.start(self.loss)
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
         """What is minimised, "loss", and its parts, over the real steps of B windows.
@@ -68,15 +58,7 @@ class DecisionTransformerModel(nn.Module):
         To the objective's comes what the transformer's kernels add, such as the penalty of long spans.
         """
         y, first = self.read(self.steps(batch)), self.remembered
-        parts: dict[str, Tensor] = self.loss(y, batch.actions[:, first:], batch.mask[:, first:].to(y.dtype))
-        if (penalty := self.transformer.penalty()) is not None:
-            parts |= {"loss": parts["loss"] + penalty, "kernel_penalty": penalty}
-        return parts
-
-    def steps(self, batch: WindowBatch) -> Steps:
-        """Windows as the model reads them."""
-        features = self.features(batch.observations)
-        return Steps(features, batch.actions, batch.return_to_go, batch.time_steps, batch.mask)
+        return self.with_penalty(self.loss(y, batch.actions[:, first:], batch.mask[:, first:].to(y.dtype)))
 
     def read(self, steps: Steps, wanted: slice = STATE_TOKENS) -> Tensor:
         """Outputs at the wanted tokens; at the state tokens (B, W - remembered, C): what the head reads."""

@@ -45,11 +45,20 @@ class StepTokens(nn.Module):
 
     def forward(self, steps: Steps) -> Tensor:
         """(B, 3 W, C)."""
+        return self.timed(self.contents(steps), steps.time_steps)
+
+    def contents(self, steps: Steps) -> Tensor:
+        """``W_R R_t / scale, W_s s_t, W_a a_t``: what each token says, without its time; (B, W, 3, C)."""
         returns = self.of_return(steps.return_to_go[..., None] / self.return_scale)
         states = self.of_state(steps.features)
         actions = self.of_action(self.actions(steps.actions))
-        time = self.time(steps.time_steps.clamp(max=self.time.num_embeddings - 1))
-        tokens = torch.stack([returns, states, actions], dim=2) + time[:, :, None]
-        assert tokens.shape[2] == TOKENS
+        contents = torch.stack([returns, states, actions], dim=2)
+        assert contents.shape[2] == TOKENS
+        return contents
+
+    def timed(self, contents: Tensor, time_steps: Tensor) -> Tensor:
+        """Contents (B, W, 3, C) of steps at ``time_steps`` (B, W) -> tokens (B, 3 W, C)."""
+        time = self.time(time_steps.clamp(max=self.time.num_embeddings - 1))
+        tokens = contents + time[:, :, None]
         token: Tensor = self.dropout(self.norm(tokens.flatten(1, 2)))
         return token

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.envs.trajectories import WindowBatch
+from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
 
 
 @dataclass
@@ -21,21 +20,29 @@ class Update:
         max_grad_norm: longer gradients are shortened to it.
     """
 
-    model: DecisionTransformerModel
+    model: TrajectoryModel
     optimizer: torch.optim.Optimizer
     max_grad_norm: float
     _notes: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
-    def __call__(self, batch: WindowBatch) -> None:
+    def __call__(self, batch: Any) -> None:
         """Learn from a batch once."""
-        parts = self.model.losses(batch)
+        parts = self.losses(batch)
+        self._note(parts | {"grad_norm": self.step(parts["loss"])})
+
+    def losses(self, batch: Any) -> dict[str, Tensor]:
+        """What is minimised, "loss", and its parts."""
+        return self.model.losses(batch)
+
+    def step(self, loss: Tensor) -> Tensor:
+        """One step of the optimiser; gives the norm of the gradient."""
         self.optimizer.zero_grad()
-        parts["loss"].backward()
+        loss.backward()
         weights = self.optimizer.param_groups[0]["params"]
         norm = torch.nn.utils.clip_grad_norm_(weights, self.max_grad_norm)
         self.optimizer.step()
         self.model.transformer.after_update()
-        self._note(parts | {"grad_norm": norm})
+        return norm
 
     def take_means(self) -> dict[str, float]:
         """Mean of each part over the updates since the last call."""
@@ -48,9 +55,7 @@ class Update:
             self._notes[name].append(value.detach())
 
 
-def make_optimizer(
-    model: DecisionTransformerModel, learning_rate: float, weight_decay: float
-) -> torch.optim.AdamW:
+def make_optimizer(model: TrajectoryModel, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
     """AdamW. The dual variable of the entropy is no weight: it neither decays nor counts in the norm."""
     weights: list[Tensor] = []
     dual: list[Tensor] = []

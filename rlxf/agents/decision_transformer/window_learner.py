@@ -1,0 +1,314 @@
+"""Learning from windows of trajectories: what all that is trained offline shares."""
+
+import os
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
+from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
+from stable_baselines3.common.utils import configure_logger, update_learning_rate
+
+from rlxf.agents.decision_transformer import checkpoint
+from rlxf.agents.decision_transformer.facts import Facts
+from rlxf.agents.decision_transformer.hyperparameters import record_hyperparameters
+from rlxf.agents.decision_transformer.objective import warm_up
+from rlxf.agents.decision_transformer.progress import ProgressBar
+from rlxf.agents.decision_transformer.settings import check_coefficients, check_sizes
+from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
+from rlxf.agents.decision_transformer.update import Update, make_optimizer
+from rlxf.attention import TransformerSpec
+from rlxf.envs.trajectories import Trajectories, Windows, check_fits, load_trajectories
+from rlxf.envs.trajectories.source import Dataset
+
+
+def as_trajectories(
+    dataset: Dataset | Sequence[Dataset] | Trajectories, download: bool = False
+) -> Trajectories:
+    """The data by themselves; see `load_trajectories`."""
+    if isinstance(dataset, Trajectories):
+        return dataset
+    return load_trajectories(dataset, download=download)
+
+
+class WindowLearner(BaseAlgorithm):
+    """SB3's ``learn``, ``save`` and ``load`` for what learns from windows of K steps.
+
+    A step is an update here: ``num_timesteps`` counts updates.
+
+    Args:
+        policy_class: of what is trained.
+        core: the transformer that is built.
+        others: as in `DecisionTransformer`.
+    """
+
+    NAME: ClassVar[str]
+    """In files and in logs."""
+    policy: TrajectoryModel  # type: ignore[assignment]
+    optimizer: torch.optim.AdamW
+
+    def __init__(
+        self,
+        policy_class: type[TrajectoryModel],
+        dataset: Dataset | Sequence[Dataset] | Trajectories | None,
+        context_length: int,
+        learning_rate: float | Schedule,
+        batch_size: int,
+        weight_decay: float,
+        warmup_updates: int | None,
+        max_grad_norm: float,
+        return_scale: float | None,
+        episode_length: int | None,
+        core: TransformerSpec,
+        download: bool,
+        tensorboard_log: str | None,
+        verbose: int,
+        seed: int | None,
+        device: torch.device | str,
+        _init_setup_model: bool,
+    ):
+        check_sizes(context_length=context_length, batch_size=batch_size, episode_length=episode_length)
+        check_coefficients(learning_rate, weight_decay, warmup_updates, max_grad_norm, return_scale)
+        self.core = core
+        self.context_length, self.batch_size = context_length, batch_size
+        self.weight_decay, self.warmup_updates = weight_decay, warmup_updates
+        self.max_grad_norm = max_grad_norm
+        self.return_scale, self.episode_length = return_scale, episode_length
+        super().__init__(
+            policy_class,  # type: ignore[arg-type]  # SB3 asks for a policy of its own here
+            None,
+            learning_rate,
+            tensorboard_log=tensorboard_log,
+            verbose=verbose,
+            device=device,
+            seed=seed,
+        )
+        torch.set_flush_denormal(True)
+        self.trajectories: Trajectories | None = None
+        if dataset is None and _init_setup_model:
+            raise ValueError("dataset is None: give a Minari id, a MinariDataset, or a list of them")
+        if dataset is not None:
+            self._take(as_trajectories(dataset, download))
+        if _init_setup_model:
+            self._setup_model()
+
+    def _take(self, trajectories: Trajectories) -> None:
+        """Learn from these; what was not set is read off them."""
+        self.trajectories = trajectories
+        self.facts = Facts.of(trajectories)
+        if self.return_scale is None:
+            self.return_scale = float(np.std(trajectories.return_to_go, dtype=np.float64)) or 1.0
+        if self.episode_length is None:
+            self.episode_length = int(trajectories.lengths.max())
+
+    def _setup_model(self) -> None:
+        self.observation_space = self.facts.observation_space
+        self.action_space = self.facts.action_space
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        self.order = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        data = self.trajectories
+        self.policy = self._model(
+            self.facts.blank_normalization() if data is None else data.normalization()
+        ).to(self.device)
+        if data is not None:
+            self._check_core(data)
+        self.optimizer = make_optimizer(self.policy, self.lr_schedule(1), self.weight_decay)
+
+    @abstractmethod
+    def _model(self, normalization: torch.nn.Module) -> TrajectoryModel:
+        """What is trained, with fresh weights."""
+
+    @torch.no_grad()
+    def _check_core(self, data: Trajectories) -> None:
+        """Read a full window: a core that cannot raises its ValueError now, not amid the training."""
+        steps = self.policy.eval().steps(self.windows(data).starting_at([0]).to(self.device))
+        self.policy.read(replace(steps, mask=torch.ones_like(steps.mask)))
+
+    def learn(
+        self,
+        steps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 100,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train for ``steps`` updates; as in SB3, which counts steps of environments.
+
+        Args:
+            steps: updates, each of one batch of windows.
+            callback: SB3's, called after each update.
+            log_interval: updates from one line of the log to the next.
+            tb_log_name: of the run in TensorBoard; None for the name of the class.
+            reset_num_timesteps: begin warm-up and schedules anew; False to go on with them.
+            progress_bar: show one.
+
+        Raises:
+            ValueError: if steps or log_interval is less than 1, or the agent was loaded without a dataset.
+        """
+        update = Update(self.policy, self.optimizer, self.max_grad_norm)
+        windows = self.windows(self._data())
+        name = tb_log_name or self.NAME
+        return self._learn(
+            update, windows, steps, callback, log_interval, name, reset_num_timesteps, progress_bar
+        )
+
+    def _learn(
+        self,
+        update: Update,
+        windows: Windows,
+        steps: int,
+        callback: MaybeCallback,
+        log_interval: int,
+        tb_log_name: str,
+        reset_num_timesteps: bool,
+        progress_bar: bool,
+    ) -> Self:
+        """`learn` by this update, from these windows."""
+        check_sizes(steps=steps, log_interval=log_interval)
+        total_timesteps, callback = self._setup_learn(
+            steps, callback, reset_num_timesteps, tb_log_name, progress_bar
+        )
+        self._update = update
+        warm_updates = total_timesteps // 10 if self.warmup_updates is None else self.warmup_updates
+        callback.on_training_start(locals(), globals())
+        while self.num_timesteps < total_timesteps:
+            share = warm_up(self.num_timesteps, warm_updates)
+            self.train(windows, share * self.lr_schedule(self.progress_remaining))
+            self.num_timesteps += 1
+            if self.num_timesteps % log_interval == 0:
+                self.dump_logs()
+            callback.update_locals(locals())
+            if not callback.on_step():
+                break
+        callback.on_training_end()
+        return self
+
+    @property
+    def progress_remaining(self) -> float:
+        """Share of the training that is still to be done, from 1 to 0."""
+        self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
+        return self._current_progress_remaining
+
+    def train(self, windows: Windows, learning_rate: float) -> None:
+        """One update on a batch of windows."""
+        update_learning_rate(self.optimizer, learning_rate)
+        self.policy.train()
+        self._update(self._batch(windows))
+        self._n_updates += 1
+
+    def _batch(self, windows: Windows) -> Any:
+        """What an update learns from."""
+        return windows.sample(self.batch_size, self.order).to(self.device)
+
+    def windows(self, trajectories: Trajectories) -> Windows:
+        """Windows of K steps, with those before them that the core's memory holds."""
+        return Windows(trajectories, self.context_length, burn_in=self.policy.remembered)
+
+    def _data(self) -> Trajectories:
+        if self.trajectories is None:
+            raise ValueError("the agent was loaded without data: load(path, dataset=...) to train on")
+        return self.trajectories
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        """SB3's, without an environment to reset."""
+        self.start_time = time.time_ns()
+        self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
+        self._num_timesteps_at_start = self.num_timesteps
+        self._total_timesteps = self.num_timesteps + total_timesteps
+        self._n_updates_at_start = self._n_updates
+        self.ep_info_buffer = deque(maxlen=self._stats_window_size)
+        self.ep_success_buffer = deque(maxlen=self._stats_window_size)
+        if not self._custom_logger:
+            self._logger = configure_logger(
+                self.verbose, self.tensorboard_log, tb_log_name, reset_num_timesteps
+            )
+        record_hyperparameters(self)
+        return self._total_timesteps, self._init_callback(callback, progress_bar)
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        """SB3's, with a progress bar that needs no environment."""
+        given = callback if isinstance(callback, list) else [callback]
+        ready = [each if isinstance(each, BaseCallback) else ConvertCallback(each) for each in given]
+        return super()._init_callback([*ready, ProgressBar()] if progress_bar else ready)
+
+    def dump_logs(self) -> None:
+        """Write means over the updates since the last time, and how fast it goes."""
+        for name, value in self._update.take_means().items():
+            self.logger.record(f"train/{name}", value)
+        self.logger.record("train/learning_rate", self.optimizer.param_groups[0]["lr"])
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        seconds = max((time.time_ns() - self.start_time) / 1e9, 1e-9)
+        updates = self._n_updates - self._n_updates_at_start
+        self.logger.record("time/updates_per_second", updates / seconds)
+        self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
+        self.logger.dump(self.num_timesteps)
+
+    def save(  # type: ignore[override]
+        self, path: str | os.PathLike[str], exclude: None = None, include: None = None
+    ) -> None:
+        """Write settings, weights, optimiser and progress to one file, whole or not at all; not the data.
+
+        The file is a zip of JSON and safetensors with a checksum of each: safe to open.
+
+        Args:
+            path: of the file; ".zip" is added if it has no suffix.
+            exclude, include: SB3's; leave them out, a file always holds the same.
+
+        Raises:
+            OSError: if it cannot be written, e.g. the disk is full; what was there before stays.
+        """
+        if exclude is not None or include is not None:
+            raise ValueError("a checkpoint always holds the whole agent: leave out exclude and include")
+        checkpoint.save(self, path)
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls,
+        path: str | os.PathLike[str],
+        dataset: Dataset | Sequence[Dataset] | Trajectories | None = None,
+        device: torch.device | str = "auto",
+        **settings: Any,
+    ) -> Self:
+        """What `save` wrote.
+
+        Args:
+            path: of the file; ".zip" is added if it has no suffix.
+            dataset: to train on; None to use as it is.
+            device: "auto", "cpu" or "cuda".
+            settings: arguments of the constructor that shall differ from the file's.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            CheckpointError: if it is truncated, altered or foreign.
+            DatasetError: if the dataset's spaces differ from the checkpoint's.
+            TypeError: if the constructor has no such argument.
+        """
+        archive = checkpoint.read(path, cls.NAME)
+        stored = checkpoint.settings(archive, cls) | settings
+        heir: Any = cls  # each has the arguments that its files hold
+        agent: Self = heir(None, device=device, **stored, _init_setup_model=False)
+        agent.facts = checkpoint.facts(archive)
+        agent._setup_model()
+        checkpoint.restore(agent, archive)
+        if dataset is not None:
+            agent.trajectories = as_trajectories(dataset)
+            check_fits(agent.facts, agent.trajectories.observation_space, agent.trajectories.action_space)
+        return agent
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return ["policy", "optimizer"], []
