@@ -1,6 +1,7 @@
 """The position-wise feed-forward sublayer."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -10,8 +11,12 @@ from torch.utils.checkpoint import checkpoint
 
 from rlxf.attention.linear import orthogonal_linear
 
-Activation = Literal["relu", "gelu"]
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "gelu": F.gelu}
+Activation = Literal["relu", "gelu", "gelu_tanh"]
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu_,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
 """By name; they may overwrite what they are given."""
 
 
@@ -24,13 +29,14 @@ class FeedForward(nn.Module):
     between is never there for more of them. Numbers are the same. In chunks alone, without the second time,
     all of it would be kept for the gradient.
 
-    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.3; GELU: Radford et al. 2018; chunks: Kitaev et
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.3; GELU: Hendrycks and Gimpel 2016,
+    arXiv:1606.08415; chunks: Kitaev et
     al. 2020, arXiv:2001.04451, section 3.
 
     Args:
         width: features of a token C.
         inner: features in between F.
-        activation: "relu" or "gelu".
+        activation: "relu"; "gelu", as in BERT; or "gelu_tanh", its approximation in GPT-2.
         chunk: tokens at a time; None for all.
     """
 

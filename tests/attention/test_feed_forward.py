@@ -16,7 +16,7 @@ from tests.attention.worlds import numbers
 TOKENS = 10
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("chunk", [1, 3, 5, TOKENS, 4 * TOKENS])
 def test_chunks_change_no_number(activation, chunk):
     whole = fresh(replace(DEFAULT, activation=activation)).double()
