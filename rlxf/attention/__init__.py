@@ -3,6 +3,8 @@
 from rlxf.attention.cache import Cache
 from rlxf.attention.context import Context
 from rlxf.attention.depth.fixed import Fixed
+from rlxf.attention.heads.knn_lm import KNNLM
+from rlxf.attention.heads.spalm import SPALM
 from rlxf.attention.index import Index
 from rlxf.attention.kernels.adaptive_span import AdaptiveSpan
 from rlxf.attention.kernels.dynamic_span import DynamicSpan
@@ -49,7 +51,9 @@ from rlxf.attention.spec import TransformerSpec
 from rlxf.attention.transformer import EncoderDecoder, Transformer
 
 __all__ = [
+    "KNNLM",
     "LSH",
+    "SPALM",
     "XL",
     "ALiBi",
     "AdaptiveSpan",

@@ -4,6 +4,9 @@ from dataclasses import asdict
 from typing import Any
 
 from rlxf.attention.depth.fixed import Fixed
+from rlxf.attention.heads.base import OutputHead
+from rlxf.attention.heads.knn_lm import KNNLM
+from rlxf.attention.heads.spalm import SPALM
 from rlxf.attention.kernels.adaptive_span import AdaptiveSpan
 from rlxf.attention.kernels.dynamic_span import DynamicSpan
 from rlxf.attention.kernels.linformer import Linformer
@@ -84,6 +87,9 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
 }
 """Axis -> name -> class. Position and memory may also be None."""
 
+HEADS: dict[str, type[OutputHead]] = {head.__name__: head for head in (KNNLM, SPALM)}
+"""Name -> class of what reads a memory at the output: for a transformer that is trained, so no axis of it."""
+
 OPTIONAL = ("position", "memory")
 """The axes on which None is a choice."""
 
@@ -92,8 +98,8 @@ JOINTS: dict[str, dict[str, type[Any]]] = {"pattern": {"Both": Both, "Either": E
 
 
 def known(axis: str) -> dict[str, type[Any]]:
-    """Name -> class of all that may stand on an axis."""
-    return TECHNIQUES[axis] | JOINTS.get(axis, {})
+    """Name -> class of all that may stand on an axis, or be a "head"."""
+    return HEADS if axis == "head" else TECHNIQUES[axis] | JOINTS.get(axis, {})
 
 
 def technique_to_json(technique: Any) -> dict[str, Any] | None:

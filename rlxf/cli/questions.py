@@ -8,6 +8,8 @@ QUESTIONS = {
     "residual": "how does a sublayer's output join the stream?",
     "depth": "how many times is a token processed?",
 }
+HEAD_QUESTION = "what does an agent read of logged trajectories, when it is trained?"
+"""Of what reads a memory at the output: no part of a transformer."""
 
 
 def summary(technique: type) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from rlxf.cli.questions import QUESTIONS, summary
+from rlxf.cli.questions import HEAD_QUESTION, QUESTIONS, summary
 from rlxf.cli.screen import show
 
 
@@ -59,8 +59,8 @@ def picture(text: str, length: int, output: Path | None) -> Callable[[], None]:
 
 
 def show_techniques() -> None:
-    """Print a table for each question."""
-    from rlxf.attention.techniques import TECHNIQUES
+    """Print a table for each question, and one of the output heads."""
+    from rlxf.attention.techniques import HEADS, TECHNIQUES
 
     for axis, question in QUESTIONS.items():
         table = Table("technique", "what it does", title=f"{axis}: {question}", expand=True)
@@ -68,6 +68,11 @@ def show_techniques() -> None:
             told = (summary(technique), facts(axis, technique), technique.paper)
             table.add_row(repr(technique()), "\n".join(told))
         show(table)
+    table = Table("technique", "what it does", title=f"head: {HEAD_QUESTION}", expand=True)
+    for head in HEADS.values():
+        told = (summary(head), f"causal form: {head.causal}; cost: {head.cost}", head.paper)
+        table.add_row(repr(head()), "\n".join(told))
+    show(table)
 
 
 def facts(axis: str, technique: type[Any]) -> str:

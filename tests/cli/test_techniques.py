@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from rlxf.attention import ALiBi, Dilated, FixedColumns, Linformer, TransformerSpec, Window
-from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
+from rlxf.attention.techniques import HEADS, OPTIONAL, TECHNIQUES
 from rlxf.cli import main
 from rlxf.cli.pattern_picture import panels, read_pattern, seen
 from rlxf.cli.questions import QUESTIONS
@@ -32,6 +32,15 @@ def test_each_says_whose_causal_form_it_is_what_it_costs_and_whether_it_goes_wit
     for name, technique in ((name, one) for table in TECHNIQUES.values() for name, one in table.items()):
         row = shown.split(f"│ {name}(")[1].split(technique.paper)[0]
         assert f"causal form: {technique.causal}; cost: {technique.cost}; with memory: yes" in row
+
+
+def test_output_heads_are_listed_beside_them(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    main(["techniques"])
+    shown = capsys.readouterr().out.split("head: what does an agent read")[1]
+    for name, head in HEADS.items():
+        row = shown.split(f"│ {name}(")[1].split(head.paper)[0]
+        assert f"causal form: {head.causal}; cost: {head.cost}" in row
 
 
 class Forgetful:

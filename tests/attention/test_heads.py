@@ -1,0 +1,118 @@
+"""What a mixture of the model and its neighbours must hold."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from rlxf.attention import KNNLM, SPALM
+from rlxf.attention.heads.datastore import Neighbours
+from rlxf.attention.techniques import HEADS, technique_from_json, technique_to_json
+
+B, K, C, V = 5, 7, 6, 4
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def some_neighbours() -> Neighbours:
+    values = torch.randint(V, (B, K), generator=torch.Generator().manual_seed(3))
+    return Neighbours(drawn(B, K, seed=4).square().sort().values, values)
+
+
+H, W, BIAS = drawn(B, C), drawn(V, C, seed=1), drawn(V, seed=2)
+MODEL = F.linear(H, W, BIAS).log_softmax(dim=1)
+
+
+@pytest.mark.parametrize("head", [KNNLM(), KNNLM(weight=1.0), KNNLM(temperature=9.0), SPALM()], ids=repr)
+def test_it_is_a_distribution(head):
+    log_p = head.build(C).log_prob(H, some_neighbours(), W, BIAS)
+    torch.testing.assert_close(log_p.exp().sum(dim=1), torch.ones(B))
+    share = head.build(C).share(H)
+    assert share.shape == (B,)
+    assert ((share >= 0) & (share <= 1)).all()
+
+
+def test_without_weight_neighbours_count_for_nothing():
+    assert torch.equal(KNNLM(weight=0.0).build(C).log_prob(H, some_neighbours(), W, BIAS), MODEL)
+
+
+def test_with_all_the_weight_the_model_counts_for_nothing():
+    near = some_neighbours()
+    for i, row in enumerate(KNNLM(weight=1.0).build(C).log_prob(H, near, W, BIAS)):
+        weights = [float(torch.exp(-d)) for d in near.squared[i]]
+        for value in range(V):
+            held = sum(w for w, v in zip(weights, near.values[i].tolist(), strict=True) if v == value)
+            assert float(row[value].exp()) == pytest.approx(held / sum(weights), abs=1e-6)
+
+
+def test_between_them_it_is_between_them():
+    near = some_neighbours()
+    half, whole = (KNNLM(weight=w).build(C).log_prob(H, near, W, BIAS).exp() for w in (0.3, 1.0))
+    torch.testing.assert_close(half, 0.3 * whole + 0.7 * MODEL.exp())
+
+
+def test_a_high_temperature_lets_all_neighbours_count_alike_and_a_low_one_the_nearest():
+    near = some_neighbours()
+    torch.testing.assert_close(KNNLM(temperature=1e6).weights(near), torch.full((B, K), 1 / K))
+    assert (KNNLM(temperature=1e-6).weights(near)[:, 0] > 0.999).all()
+
+
+def test_far_neighbours_still_share_all_of_the_weight():
+    far = Neighbours(some_neighbours().squared + 1e6, some_neighbours().values)
+    torch.testing.assert_close(KNNLM().weights(far).sum(dim=1), torch.ones(B))
+
+
+def test_a_wide_open_gate_shows_the_model_alone():
+    reader = SPALM().build(C)
+    with torch.no_grad():
+        reader.gate.copy_(1e4 * H[0])
+    near = Neighbours(*(part[:1] for part in some_neighbours()))
+    assert reader.share(H[:1]).item() == 0
+    torch.testing.assert_close(reader.log_prob(H[:1], near, W, BIAS), MODEL[:1])
+
+
+def test_neighbours_of_one_value_make_it_likelier():
+    one = Neighbours(torch.zeros(B, K), torch.full((B, K), 2))
+    for head in (KNNLM(), SPALM()):
+        likely = head.build(C).log_prob(H, one, W, torch.zeros(V))[:, 2].exp()
+        assert (likely > F.linear(H, W).softmax(dim=1)[:, 2]).all()
+
+
+def test_the_gate_gets_a_gradient():
+    reader = SPALM().build(C)
+    assert [name for name, _ in reader.named_parameters()] == ["gate"]
+    reader.log_prob(H, some_neighbours(), W, BIAS)[:, 0].sum().backward()
+    assert (reader.gate.grad != 0).all()
+
+
+@pytest.mark.parametrize("head", HEADS.values())
+def test_a_head_goes_to_json_and_back(head):
+    changed = head(k=3, temperature=2.5)
+    assert technique_from_json("head", technique_to_json(changed)) == changed
+
+
+def test_a_head_that_there_is_not_is_told():
+    with pytest.raises(ValueError, match="there is no head named 'Oracle'; there are KNNLM, SPALM"):
+        technique_from_json("head", {"name": "Oracle"})
+
+
+@pytest.mark.parametrize("head", HEADS.values())
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"k": 0}, "k must be at least 1, got 0"),
+        ({"temperature": 0.0}, r"temperature must be above 0, got 0\.0"),
+        ({"temperature": float("nan")}, "temperature must be finite"),
+        ({"index": "hnsw"}, "index must be one of"),
+    ],
+)
+def test_options_out_of_range_are_refused(head, options, told):
+    with pytest.raises(ValueError, match=f"{head.__name__} {told}"):
+        head(**options)
+
+
+@pytest.mark.parametrize("weight", [-0.1, 1.5])
+def test_lambda_is_a_share(weight):
+    with pytest.raises(ValueError, match=rf"KNNLM weight \(lambda\) must be from 0 to 1, got {weight}"):
+        KNNLM(weight=weight)
