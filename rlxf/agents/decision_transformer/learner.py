@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium
 import numpy as np
@@ -30,10 +30,11 @@ from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.objectives import Imitation, Objective
 from rlxf.agents.decision_transformer.replay import Replay
 from rlxf.agents.decision_transformer.rounds import Rounds
-from rlxf.agents.decision_transformer.settings import check_sizes
+from rlxf.agents.decision_transformer.settings import check_same_data, check_sizes
 from rlxf.agents.decision_transformer.steps import Steps
 from rlxf.agents.decision_transformer.update import Update
 from rlxf.agents.decision_transformer.window_learner import WindowLearner
+from rlxf.agents.handover import hand_over
 from rlxf.attention import TransformerSpec
 from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
 from rlxf.envs.trajectories import (
@@ -43,6 +44,9 @@ from rlxf.envs.trajectories import (
     check_fits,
 )
 from rlxf.envs.trajectories.source import Dataset
+
+if TYPE_CHECKING:
+    from rlxf.agents.gtrxl import GTrXLPPO
 
 
 class DecisionTransformer(WindowLearner):
@@ -146,6 +150,27 @@ class DecisionTransformer(WindowLearner):
             self.return_scale,
             self.episode_length,
         )
+
+    def take_weights(self, source: "WindowLearner | GTrXLPPO") -> Self:
+        """Begin with the weights of another: call it before `learn`. Heads stay as they are.
+
+        From a `MaskedPretraining` or a `DecisionTransformer` come transformer, tokens and what reads
+        observations; with them how these are normalised and what returns are divided by, since the tokens
+        were learned so. From a `GTrXLPPO` comes the transformer alone.
+
+        Raises:
+            TypeError: if ``source`` is none of these.
+            ValueError: if the weights do not fit: the first difference is named, nothing is changed. Cores
+                must be equal but for causal, memory, pattern and dropout.
+        """
+        if not isinstance(source, WindowLearner):
+            hand_over(source, self.policy)
+            return self
+        check_same_data(source, self)
+        hand_over(source, self.policy, ("transformer", "tokens", "features"))
+        assert source.return_scale is not None
+        self.return_scale = self.policy.tokens.return_scale = source.return_scale
+        return self
 
     def learn_online(
         self,

@@ -3,12 +3,16 @@
 Each is a dict of arguments: ``DecisionTransformer("rlxf/hopper/medium-v0", **KZL)``.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.type_aliases import Schedule
 
 from rlxf.agents.decision_transformer.core import decision_transformer
 from rlxf.agents.decision_transformer.objectives import MaximumEntropy
+from rlxf.envs.trajectories.matching import action_mismatch, observation_mismatch
+
+if TYPE_CHECKING:
+    from rlxf.agents.decision_transformer.window_learner import WindowLearner
 
 KZL: dict[str, Any] = {
     "context_length": 20,
@@ -68,3 +72,19 @@ def check_coefficients(
     for name, value in {"max_grad_norm": max_grad_norm, "return_scale": return_scale}.items():
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} must be finite and more than 0, got {value}")
+
+
+def check_same_data(source: "WindowLearner", agent: "WindowLearner") -> None:
+    """Raise ValueError unless tokens mean the same to both: equal spaces and as many time steps."""
+    pairs = {
+        "observations": observation_mismatch(source.observation_space, agent.observation_space),
+        "actions": action_mismatch(source.action_space, agent.action_space),
+    }
+    for kind, mismatch in pairs.items():
+        if mismatch:
+            raise ValueError(f"the weights do not fit, they are for other {kind}: {mismatch}")
+    if source.episode_length != agent.episode_length:
+        raise ValueError(
+            f"the weights do not fit: they know {source.episode_length} time steps, the agent "
+            f"{agent.episode_length}; build it with episode_length={source.episode_length}"
+        )

@@ -1,7 +1,7 @@
 """Proximal policy optimisation of a Gated Transformer-XL."""
 
 import os
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -33,8 +33,12 @@ from rlxf.agents.gtrxl.settings import (
     stack_observations,
 )
 from rlxf.agents.gtrxl.update import Objective, Update
+from rlxf.agents.handover import hand_over
 from rlxf.attention import Index, TransformerSpec
 from rlxf.envs.finite import check_finite
+
+if TYPE_CHECKING:
+    from rlxf.agents.decision_transformer.window_learner import WindowLearner
 
 LEARNING_RATE = LinearSchedule(1e-3, 0.0, 1.0)
 ENTROPY_COEFFICIENT = LinearSchedule(0.03, 0.0, 1.0)
@@ -199,6 +203,20 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if not isinstance(load_path_or_dict, dict):
             load_path_or_dict = checkpoint.parameters(self, checkpoint.read(load_path_or_dict))
         super().set_parameters(load_path_or_dict, exact_match, device)
+
+    def take_weights(self, source: "GTrXLPPO | WindowLearner") -> Self:
+        """Begin with the transformer of another agent or of a pre-training; call it before `learn`.
+
+        What makes observations tokens, and the heads, stay as they are: here a step is one token, and three
+        elsewhere.
+
+        Raises:
+            TypeError: if ``source`` has no transformer.
+            ValueError: if the weights do not fit: the first difference is named, nothing is changed. Cores
+                must be equal but for causal, memory, pattern and dropout.
+        """
+        hand_over(source, self.policy)
+        return self
 
     def _setup_model(self) -> None:
         check_policy(self.policy_class, self.observation_space)

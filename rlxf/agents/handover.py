@@ -1,0 +1,71 @@
+"""Weights of one agent as the beginning of another."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from torch import Tensor, nn
+
+from rlxf.attention import Transformer, TransformerSpec
+
+NO_WEIGHTS = ("causal", "memory", "pattern", "dropout", "feed_forward_chunk")
+"""Choices that two cores may differ in: as a rule no weight depends on them. Where one does, it is named."""
+
+
+def hand_over(source: Any, target: nn.Module, parts: Sequence[str] = ("transformer",)) -> None:
+    """Give a model the weights of an agent's, or of a pre-training's.
+
+    The specs of their transformers must be equal but for `NO_WEIGHTS`: so weights of a core that looks both
+    ways fit one that looks back, with memory or without.
+
+    Args:
+        source: who has them.
+        target: the model of who gets them.
+        parts: names of the modules whose weights are given, in both models.
+
+    Raises:
+        TypeError: if ``source`` has no transformer.
+        ValueError: if the weights do not fit; the first difference is named, and nothing is changed.
+    """
+    model = getattr(source, "policy", None)
+    given, own = (getattr(each, "transformer", None) for each in (model, target))
+    if not isinstance(given, Transformer):
+        raise TypeError(
+            f"weights come from a MaskedPretraining, a DecisionTransformer or a GTrXLPPO, got {source!r}"
+        )
+    assert isinstance(own, Transformer)
+    check_alike(given.spec, own.spec)
+    states = {part: getattr(model, part).state_dict() for part in parts}
+    for part, state in states.items():
+        check_tensors(part, state, getattr(target, part).state_dict())
+    for part, state in states.items():
+        getattr(target, part).load_state_dict(state)
+
+
+def check_alike(given: TransformerSpec, own: TransformerSpec) -> None:
+    """Raise ValueError unless the specs are equal but for `NO_WEIGHTS`; the first difference is named."""
+    for name in [field.name for field in fields(TransformerSpec) if field.name not in NO_WEIGHTS]:
+        read = "inner_width" if name == "feed_forward" else name
+        theirs, ours = getattr(given, read), getattr(own, read)
+        if theirs != ours:
+            raise ValueError(
+                f"the weights do not fit: they are of a core with {name}={theirs}, the agent's has "
+                f"{name}={ours}; build both with the same core"
+            )
+
+
+def check_tensors(part: str, given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless both have the same names and shapes; the first difference is named.
+
+    Args:
+        part: whose tensors they are, for the message.
+        given: tensors by name.
+        own: those that they are to take the place of.
+    """
+    for name in [*own, *(name for name in given if name not in own)]:
+        theirs, ours = (tuple(of[name].shape) if name in of else "none" for of in (given, own))
+        if theirs != ours:
+            raise ValueError(
+                f"the weights do not fit: {name} of {part} is {theirs}, the agent's is {ours}; build both "
+                f"with the same settings"
+            )

@@ -1,0 +1,135 @@
+"""Masked pre-training: a model of trajectories, whose weights an agent begins with."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+from stable_baselines3.common.type_aliases import Schedule
+from torch import nn
+
+from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.agents.decision_transformer.window_learner import WindowLearner
+from rlxf.agents.pretraining.masking import MaskedWindows, Masking
+from rlxf.agents.pretraining.model import MaskedModel
+from rlxf.attention import TransformerSpec
+from rlxf.envs.trajectories import Trajectories, Windows
+from rlxf.envs.trajectories.source import Dataset
+
+
+class MaskedPretraining(WindowLearner):
+    """Hides tokens of trajectories, returns, observations and actions, and learns to tell what they were.
+
+    It looks both ways, so it cannot act. Its weights are what an agent begins with:
+    ``agent.take_weights(pretraining)``, a `DecisionTransformer` or a `GTrXLPPO`. ``learn``, ``save`` and
+    ``load``, callbacks and loggers are those of a `DecisionTransformer`.
+
+    Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1.
+
+    Args:
+        dataset: a Minari id, a ``MinariDataset``, several of these joined, or `Trajectories`.
+        context_length: steps K of a window, three tokens each.
+        chosen: probability that a token is to be predicted. Of those chosen 80% are masked, 10% replaced by
+            another token of the batch, 10% left as they are.
+        learning_rate: AdamW's; a number, or a schedule of the progress remaining, from 1 to 0.
+        batch_size: windows in an update.
+        weight_decay: AdamW's.
+        warmup_updates: updates over which the learning rate rises from 0; None for a tenth of all.
+        max_grad_norm: largest norm of the gradient.
+        return_scale: what returns are divided by; None for the deviation of the return to go in the data.
+        episode_length: time steps that have an embedding of their own; None for the longest episode of the
+            data.
+        core: that of the agent which shall have the weights; None for `decision_transformer`. Here it looks
+            both ways, and has no memory.
+        download: whether a dataset that is not on this machine is downloaded.
+        tensorboard_log: folder of the TensorBoard log; None for no log.
+        verbose: 0 silent, 1 information, 2 debug messages.
+        seed: of weights, windows, masks and dropout; None for any.
+        device: "auto", "cpu" or "cuda".
+
+    Raises:
+        DatasetError: if the dataset is unknown, empty, damaged, or holds a NaN.
+        ValueError: if a size or number does not fit, or the core cannot look both ways.
+        TypeError: if a space is not supported.
+    """
+
+    NAME = "MaskedPretraining"
+    policy: MaskedModel
+
+    def __init__(
+        self,
+        dataset: Dataset | Sequence[Dataset] | Trajectories | None,
+        context_length: int = 20,
+        chosen: float = 0.15,
+        learning_rate: float | Schedule = 1e-4,
+        batch_size: int = 64,
+        weight_decay: float = 1e-4,
+        warmup_updates: int | None = None,
+        max_grad_norm: float = 0.25,
+        return_scale: float | None = None,
+        episode_length: int | None = None,
+        core: TransformerSpec | None = None,
+        download: bool = False,
+        tensorboard_log: str | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+    ):
+        if not 0 < chosen <= 1:
+            raise ValueError(f"chosen must be more than 0 and at most 1, got {chosen}")
+        self.chosen = chosen
+        super().__init__(
+            MaskedModel,
+            dataset,
+            context_length=context_length,
+            learning_rate=learning_rate,
+            batch_size=batch_size,
+            weight_decay=weight_decay,
+            warmup_updates=warmup_updates,
+            max_grad_norm=max_grad_norm,
+            return_scale=return_scale,
+            episode_length=episode_length,
+            core=looking_both_ways(decision_transformer() if core is None else core),
+            download=download,
+            tensorboard_log=tensorboard_log,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
+        )
+
+    def _model(self, normalization: nn.Module) -> MaskedModel:
+        assert self.return_scale is not None
+        assert self.episode_length is not None
+        return MaskedModel(
+            self.facts.encoder.shape,
+            self.facts.action_space,
+            normalization,
+            self.core,
+            self.return_scale,
+            self.episode_length,
+        )
+
+    def _batch(self, windows: Windows) -> MaskedWindows:
+        batch = windows.sample(self.batch_size, self.order)
+        masking = Masking.draw(batch.mask, self.chosen, self.order)
+        return MaskedWindows(batch, masking).to(self.device)
+
+    def predict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: what looks both ways cannot act."""
+        raise TypeError(
+            "MaskedPretraining looks ahead and cannot act: give an agent its weights, "
+            "DecisionTransformer(...).take_weights(pretraining)"
+        )
+
+
+def looking_both_ways(core: TransformerSpec) -> TransformerSpec:
+    """The core of an agent without memory, and with nothing hidden ahead.
+
+    Raises:
+        ValueError: if it looks at another context, or a choice of it knows the past alone.
+    """
+    if core.cross_attention:
+        raise ValueError("pre-training reads trajectories alone: its core needs cross_attention=False")
+    return replace(core, causal=False, memory=None)

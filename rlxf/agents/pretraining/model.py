@@ -1,0 +1,85 @@
+"""A transformer that looks both ways and tells what is hidden."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rlxf.agents.decision_transformer.actions import action_form
+from rlxf.agents.decision_transformer.core import STD
+from rlxf.agents.decision_transformer.objective import average, squared_error
+from rlxf.agents.decision_transformer.objectives import Imitation
+from rlxf.agents.decision_transformer.steps import TOKENS, Steps
+from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
+from rlxf.agents.pretraining.masking import MaskedWindows, Masking
+from rlxf.attention import TransformerSpec
+
+KINDS = ("return", "state", "action")
+
+
+class MaskedModel(TrajectoryModel):
+    r"""``mean over the chosen tokens of error(W_kind y)``: squared error, or cross-entropy of choices.
+
+    Returns are compared as the model reads them, ``R / scale``; observations as normalised numbers, images
+    pixel by pixel; actions as `Imitation` does. What hides a token is learned, one vector for each kind: a
+    transformer without positions could not tell which kind it is to predict.
+
+    Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1, there of words.
+
+    Args:
+        observation_shape: of one encoded observation.
+        action_space: Box, Discrete or MultiDiscrete.
+        normalization: brings observations to one scale.
+        core: the transformer, ``causal=False``.
+        return_scale: what returns are divided by.
+        episode_length: time steps that have an embedding of their own.
+    """
+
+    def __init__(
+        self,
+        observation_shape: tuple[int, ...],
+        action_space: spaces.Space[Any],
+        normalization: nn.Module,
+        core: TransformerSpec,
+        return_scale: float,
+        episode_length: int,
+    ):
+        actions = action_form(action_space)
+        super().__init__(observation_shape, actions, normalization, core, return_scale, episode_length)
+        self.masks = nn.Parameter(torch.randn(TOKENS, core.width) * STD)
+        self.return_head = nn.Linear(core.width, 1)
+        self.state_head = nn.Linear(core.width, int(np.prod(observation_shape)))
+        self.action_head = Imitation().build(core.width, actions).head
+        self.start(self.return_head, self.state_head, self.action_head)
+
+    def losses(self, batch: MaskedWindows) -> dict[str, Tensor]:
+        """ "loss", and the mean error of each kind, over the chosen tokens of B windows."""
+        y = self.read(self.steps(batch.windows), batch.masking).unflatten(1, (-1, TOKENS))
+        errors, chosen = self._errors(y, batch), batch.masking.chosen.to(y.dtype)
+        kinds = zip(KINDS, errors.unbind(-1), chosen.unbind(-1), strict=True)
+        parts = {f"{kind}_loss": average(error, weight) for kind, error, weight in kinds}
+        return self.with_penalty({"loss": average(errors, chosen)} | parts)
+
+    def read(self, steps: Steps, masking: Masking | None = None) -> Tensor:
+        """Outputs at all tokens, (B, 3 W, C); without ``masking`` nothing is hidden."""
+        contents = self.tokens.contents(steps)
+        if masking is not None:
+            contents = masking.hide(contents, self.masks)
+        y, _ = self.transformer.encode(self.tokens.timed(contents, steps.time_steps), steps.index)
+        return y
+
+    def _errors(self, y: Tensor, batch: MaskedWindows) -> Tensor:
+        """y (B, W, 3, C) -> (B, W, 3)."""
+        windows = batch.windows
+        returns = windows.return_to_go[..., None] / self.tokens.return_scale
+        states = self.features.normalization(windows.observations).flatten(2)
+        return torch.stack(
+            [
+                squared_error(self.return_head(y[:, :, 0]), returns),
+                squared_error(self.state_head(y[:, :, 1]), states),
+                self.action_head.error(y[:, :, 2], windows.actions),
+            ],
+            dim=-1,
+        )

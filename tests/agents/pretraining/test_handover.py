@@ -1,0 +1,161 @@
+"""Weights go from one agent to another, bit for bit, or not at all."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rlxf.agents.gtrxl import gtrxl
+from rlxf.attention import XL, GRUGate, RoPE, TransformerSpec, Window, XLRelative
+from tests.agents.decision_transformer.worlds import (
+    ACTIONS,
+    IMAGE,
+    SIZES,
+    VECTOR,
+    shown,
+    small_agent,
+    some_trajectories,
+)
+from tests.agents.gtrxl import worlds
+from tests.agents.pretraining.worlds import TINY, small_pretraining
+
+GATED = gtrxl(8, width=16, heads=2, feed_forward=32)
+
+
+def tensors(module):
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def equal(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def acts(agent):
+    seen = shown(agent.trajectories, np.array([3, 12]))
+    assert np.isfinite(agent.predict(seen)[0]).all()
+
+
+def playing(**changes):
+    return worlds.small_agent(worlds.scripts([worlds.MIXED] * 3), **changes)
+
+
+def test_a_decision_transformer_takes_all_but_the_head():
+    data = some_trajectories(seed=1)
+    source = small_pretraining(data, return_scale=7.0).learn(2)
+    agent = small_agent(some_trajectories(), core=TINY)
+    head = tensors(agent.policy.loss)
+    assert agent.take_weights(source) is agent
+    for part in ("transformer", "tokens", "features"):
+        assert equal(tensors(getattr(agent.policy, part)), tensors(getattr(source.policy, part))), part
+    assert equal(head, tensors(agent.policy.loss))
+    acts(agent)
+
+
+def test_tokens_mean_what_they_meant(tmp_path):
+    source = small_pretraining(some_trajectories(seed=1), return_scale=7.0)
+    agent = small_agent(core=TINY).take_weights(source)
+    agent.save(tmp_path / "agent")
+    for each in (agent, type(agent).load(tmp_path / "agent", device="cpu")):
+        batch = source.windows(source.trajectories).starting_at([0, 9])
+        own, theirs = (model.tokens(model.steps(batch)) for model in (each.policy, source.policy))
+        assert torch.equal(own, theirs)
+
+
+def test_what_reads_images_is_taken_too():
+    data = some_trajectories(IMAGE)
+    source, agent = small_pretraining(data), small_agent(data, core=TINY)
+    assert tensors(source.policy.features.extractor)
+    agent.take_weights(source)
+    assert equal(tensors(source.policy.features), tensors(agent.policy.features))
+    acts(agent)
+
+
+def test_a_decision_transformer_goes_on_from_another():
+    source = small_agent(core=replace(TINY, dropout=0.1)).learn(2)
+    agent = small_agent(core=replace(TINY, memory=XL(6), pattern=Window(7)), seed=4).take_weights(source)
+    assert equal(tensors(agent.policy.transformer), tensors(source.policy.transformer))
+    agent.learn(2)
+    acts(agent)
+
+
+@pytest.mark.parametrize("source", [small_pretraining, small_agent], ids=["masked", "next token"])
+def test_a_gated_transformer_takes_the_transformer_alone(source):
+    source = source(core=replace(GATED, dropout=0.2)).learn(2)
+    agent = playing(core=GATED)
+    others = {name: t for name, t in tensors(agent.policy).items() if not name.startswith("transformer.")}
+    agent.take_weights(source)
+    assert equal(tensors(agent.policy.transformer), tensors(source.policy.transformer))
+    after = tensors(agent.policy)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in others.items())
+    agent.learn(48)
+
+
+def test_and_gives_it():
+    source, agent = playing(core=GATED), small_agent(core=GATED)
+    tokens = tensors(agent.policy.tokens)
+    agent.take_weights(source)
+    assert equal(tensors(agent.policy.transformer), tensors(source.policy.transformer))
+    assert equal(tokens, tensors(agent.policy.tokens))
+    acts(agent)
+
+
+BASE = TransformerSpec(**SIZES, position=RoPE())
+DIFFERENCES = {
+    "width=16, the agent's has width=32": replace(BASE, width=32),
+    "layers=2, the agent's has layers=3": replace(BASE, layers=3),
+    "feed_forward=24, the agent's has feed_forward=64": replace(BASE, feed_forward=None),
+    r"position=RoPE\(.*, the agent's has position=XLRelative": replace(BASE, position=XLRelative()),
+    r"residual=Add\(\), the agent's has residual=GRUGate": replace(BASE, residual=GRUGate()),
+    "norm=pre, the agent's has norm=post": replace(BASE, norm="post"),
+    "activation=relu, the agent's has activation=gelu": replace(BASE, activation="gelu"),
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_the_first_difference_of_cores_is_named(difference):
+    source, agent = small_pretraining(core=BASE), small_agent(core=DIFFERENCES[difference])
+    before = tensors(agent.policy)
+    with pytest.raises(ValueError, match=difference):
+        agent.take_weights(source)
+    assert equal(before, tensors(agent.policy))
+
+
+def test_a_weight_that_depends_on_what_may_differ_is_named():
+    from rlxf.attention import ETC
+
+    core = replace(TINY, pattern=ETC())  # has tokens of its own where nothing is hidden ahead
+    source, agent = small_pretraining(core=core), small_agent(core=core)
+    before = tensors(agent.policy)
+    with pytest.raises(ValueError, match="of transformer is"):
+        agent.take_weights(source)
+    assert equal(before, tensors(agent.policy))
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "message"),
+    [
+        (some_trajectories(IMAGE), {}, "for other observations"),
+        (some_trajectories(VECTOR, ACTIONS["Discrete"]), {}, "for other actions"),
+        (
+            some_trajectories(),
+            {"episode_length": 99},
+            "99 time steps, the agent 14; build it with episode_len",
+        ),
+    ],
+    ids=["observations", "actions", "time steps"],
+)
+def test_tokens_of_other_data_are_refused(data, settings, message):
+    agent = small_agent(core=TINY)
+    before = tensors(agent.policy)
+    with pytest.raises(ValueError, match=message):
+        agent.take_weights(small_pretraining(data, **settings))
+    assert equal(before, tensors(agent.policy))
+
+
+@pytest.mark.parametrize(
+    "source", ["pretraining.zip", None, torch.nn.Linear(2, 2)], ids=["path", "none", "module"]
+)
+def test_what_has_no_weights_to_give_is_refused(source):
+    with pytest.raises(TypeError, match="weights come from"):
+        small_agent(core=TINY).take_weights(source)

@@ -1,0 +1,191 @@
+"""What is minimised, what is learned, and what a file holds."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlxf import DecisionTransformer
+from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.agents.gtrxl import gtrxl
+from rlxf.agents.pretraining import MaskedPretraining
+from rlxf.agents.pretraining.masking import MaskedWindows
+from rlxf.attention import ALiBi, TransformerSpec, Window
+from rlxf.envs.trajectories import WindowBatch
+from rlxf.training import CheckpointError
+from tests.agents.decision_transformer.worlds import ACTIONS, OBSERVATIONS, SIZES, VECTOR, some_trajectories
+from tests.agents.pretraining.worlds import TINY, small_pretraining, some_windows
+from tests.attention.oracle import close
+
+CHOICES = spaces.MultiDiscrete([2, 3])
+
+
+def weights(pretraining):
+    return [parameter.detach().clone() for parameter in pretraining.policy.parameters()]
+
+
+def same(first, second):
+    return all(map(torch.equal, first, second))
+
+
+def error_of(model, y, windows, row, step, kind):
+    """How badly y (C,) tells one token."""
+    if kind == 0:
+        return (model.return_head(y) - windows.return_to_go[row, step] / model.tokens.return_scale).square()
+    if kind == 1:
+        normalised = model.features.normalization(windows.observations[row, step])
+        return (model.state_head(y) - normalised).square().mean()
+    action, head = windows.actions[row, step], model.action_head
+    if torch.is_floating_point(action):
+        return (head.net(y).tanh() - head.actions(action)).square().mean()
+    parts = zip(head.net(y).split(head.actions.sizes), action, strict=True)
+    return -sum(logits.log_softmax(-1)[choice] for logits, choice in parts)
+
+
+@pytest.mark.parametrize("actions", [ACTIONS["Box"], CHOICES], ids=["numbers", "choices"])
+def test_the_loss_is_the_mean_error_of_the_chosen_tokens(actions):
+    pretraining = small_pretraining(some_trajectories(VECTOR, actions))
+    model, batch = pretraining.policy.eval(), some_windows(pretraining)
+    y = model.read(model.steps(batch.windows), batch.masking).unflatten(1, (-1, 3))
+    places = batch.masking.chosen.nonzero().tolist()
+    errors = [error_of(model, y[tuple(p)], batch.windows, *p).view(()) for p in places]
+    parts = model.losses(batch)
+    close(parts["loss"], torch.stack(errors).mean(), 1e-5)
+    for number, kind in enumerate(("return", "state", "action")):
+        own = [error for error, place in zip(errors, places, strict=True) if place[2] == number]
+        close(parts[f"{kind}_loss"], torch.stack(own).mean(), 1e-5)
+
+
+def changed(batch: MaskedWindows, **parts) -> MaskedWindows:
+    return MaskedWindows(WindowBatch(**(vars(batch.windows) | parts)), batch.masking)
+
+
+def test_padding_does_not_enter_the_loss():
+    pretraining = small_pretraining()
+    model, batch = pretraining.policy.eval(), some_windows(pretraining)
+    gone, windows = ~batch.windows.mask, batch.windows
+    loud = {
+        name: getattr(windows, name).masked_fill(gone.view(*gone.shape, *[1] * extra), 1e3)
+        for name, extra in (("observations", 1), ("actions", 1), ("return_to_go", 0))
+    }
+    close(model.losses(changed(batch, **loud))["loss"], model.losses(batch)["loss"], 1e-6)
+
+
+def test_what_is_masked_is_not_seen():
+    pretraining = small_pretraining()
+    model, batch = pretraining.policy.eval(), some_windows(pretraining)
+    windows, masked = batch.windows, batch.masking.masked
+    model_steps = model.steps(windows)
+    others = batch.masking.other[batch.masking.swapped]
+    hidden = masked[..., 0].clone()
+    hidden.view(-1)[others] = False  # what was put elsewhere may be seen there
+    assert hidden.any()
+    returns = torch.where(hidden, windows.return_to_go + 100, windows.return_to_go)
+    told = model.steps(changed(batch, return_to_go=returns).windows)
+    assert torch.equal(model.read(model_steps, batch.masking), model.read(told, batch.masking))
+    assert not torch.equal(model.read(model_steps), model.read(told))
+
+
+def test_what_is_ahead_is_seen():
+    pretraining = small_pretraining()
+    model, batch = pretraining.policy.eval(), some_windows(pretraining)
+    later = batch.windows.return_to_go.clone()
+    later[:, -1] += 100
+    before, after = (
+        model.read(model.steps(each.windows)) for each in (batch, changed(batch, return_to_go=later))
+    )
+    whole = batch.windows.mask.all(dim=1)
+    assert ((before - after)[whole, 0].abs().amax(-1) > 0).all()
+
+
+def test_every_weight_gets_a_gradient():
+    pretraining = small_pretraining()
+    pretraining.policy.losses(some_windows(pretraining))["loss"].backward()
+    for name, parameter in pretraining.policy.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize("observations", OBSERVATIONS)
+def test_all_spaces_can_be_learned_from(observations, actions):
+    data = some_trajectories(OBSERVATIONS[observations], ACTIONS[actions])
+    pretraining = small_pretraining(data)
+    before = weights(pretraining)
+    pretraining.learn(1)
+    after = weights(pretraining)
+    assert all(torch.isfinite(each).all() for each in after)
+    assert not same(before, after)
+
+
+@pytest.mark.parametrize(
+    "core",
+    [gtrxl(6, width=16, heads=2), TransformerSpec(**SIZES, position=ALiBi(), pattern=Window(4))],
+    ids=["gtrxl", "window"],
+)
+def test_the_core_of_any_agent_can_look_both_ways(core):
+    pretraining = small_pretraining(core=core)
+    assert (pretraining.core.causal, pretraining.core.memory) == (False, None)
+    pretraining.learn(2)
+
+
+def predictable():
+    """Episodes in which returns, observations and actions tell one another."""
+    sign = np.repeat(np.arange(40) % 2 * 2 - 1, 6).astype(np.float32)
+    changes = {
+        "observations": np.stack([sign, -sign, sign], axis=1),
+        "actions": np.stack([sign / 2 + 0.5, 5 + 4 * sign], axis=1),
+        "return_to_go": sign,
+        "observation_mean": np.zeros(3, np.float32),
+        "observation_std": np.ones(3, np.float32),
+    }
+    return some_trajectories(lengths=(6,) * 40, **changes)
+
+
+def test_what_can_be_told_is_learned():
+    pretraining = MaskedPretraining(
+        predictable(), 4, core=TINY, learning_rate=1e-2, batch_size=32, seed=0, device="cpu"
+    )
+    batch = some_windows(pretraining, share=0.15, seed=5)
+    before = pretraining.policy.losses(batch)["loss"].item()
+    pretraining.learn(150)
+    assert pretraining.policy.eval().losses(batch)["loss"].item() < 0.3 * before
+
+
+def test_the_same_seed_gives_the_same_bits():
+    core = decision_transformer(width=16, layers=2, heads=2, dropout=0.2)
+    first, again, other = (weights(small_pretraining(seed=seed, core=core).learn(3)) for seed in (0, 0, 1))
+    assert same(first, again)
+    assert not same(first, other)
+
+
+def test_a_file_holds_all_of_it(tmp_path):
+    straight = small_pretraining(warmup_updates=2, chosen=0.3).learn(3)
+    straight.learn(3, reset_num_timesteps=False)
+    small_pretraining(warmup_updates=2, chosen=0.3).learn(3).save(tmp_path / "half")
+    resumed = MaskedPretraining.load(tmp_path / "half", straight.trajectories, device="cpu")
+    assert (resumed.chosen, resumed.core, resumed.num_timesteps) == (0.3, straight.core, 3)
+    resumed.learn(3, reset_num_timesteps=False)
+    assert same(weights(straight), weights(resumed))
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    small_pretraining().save(tmp_path / "pretraining")
+    with pytest.raises(CheckpointError, match="no DecisionTransformer"):
+        DecisionTransformer.load(tmp_path / "pretraining")
+
+
+def test_it_cannot_act():
+    with pytest.raises(TypeError, match="cannot act"):
+        small_pretraining().predict({})
+
+
+@pytest.mark.parametrize("chosen", [0, -0.1, 1.1, float("nan")])
+def test_a_share_that_is_none_is_refused(chosen):
+    with pytest.raises(ValueError, match="chosen must be more than 0 and at most 1"):
+        small_pretraining(chosen=chosen)
+
+
+def test_a_core_that_looks_elsewhere_is_refused():
+    with pytest.raises(ValueError, match="cross_attention=False"):
+        small_pretraining(core=TransformerSpec(**SIZES, cross_attention=True))
