@@ -2,7 +2,9 @@
 
 from rlxf.attention.cache import Cache
 from rlxf.attention.context import Context
+from rlxf.attention.depth.act import ACT
 from rlxf.attention.depth.fixed import Fixed
+from rlxf.attention.depth.universal import Universal
 from rlxf.attention.heads.knn_lm import KNNLM
 from rlxf.attention.heads.spalm import SPALM
 from rlxf.attention.index import Index
@@ -40,6 +42,7 @@ from rlxf.attention.positions.shaw_relative import ShawRelative
 from rlxf.attention.positions.sinusoidal import Sinusoidal
 from rlxf.attention.positions.t5_bias import T5Bias
 from rlxf.attention.positions.tupe import Tupe
+from rlxf.attention.positions.universal_sinusoid import UniversalSinusoid
 from rlxf.attention.positions.xl_relative import XLRelative
 from rlxf.attention.residuals.add import Add
 from rlxf.attention.residuals.gru import GRUGate
@@ -51,6 +54,9 @@ from rlxf.attention.spec import TransformerSpec
 from rlxf.attention.transformer import EncoderDecoder, Transformer
 
 __all__ = [
+    "ACT",
+    "Universal",
+    "UniversalSinusoid",
     "KNNLM",
     "LSH",
     "SPALM",

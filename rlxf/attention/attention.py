@@ -105,6 +105,13 @@ class Attention(nn.Module):
         cache.write(slot, k, v)
         return self.attend(q, cache.keys, cache.values, relation, cache.table)
 
+    def write(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> None:
+        """`step` of a token x (B, 1, C) that does not ask."""
+        if isinstance(cache, LayerMemory):
+            self.step(x, cache, slot, relation)
+            return
+        cache.write(slot, *self.heard(self.project(x), relation.query.position))
+
     def _recur(self, q: Tensor, k: Tensor, v: Tensor, memory: LayerMemory, relation: Relation) -> Tensor:
         """`step` for a recurrent kernel, which remembers a token by more than a slot."""
         assert isinstance(self.kernel, LayerRecurrent)

@@ -72,6 +72,10 @@ class Block(nn.Module):
         y = self.attention.step(join.enter(x), cache, slot, relation)
         return join.leave(x, self.dropout(y))
 
+    def write(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> None:
+        """Put one token x (B, 1, C) into the cache, for later ones to see."""
+        self.attention.write(self.join_attention.enter(x), cache, slot, relation)
+
     def think(self, x: Tensor) -> Tensor:
         """Feed-forward: x (B, T, C) -> (B, T, C)."""
         join = self.join_feed_forward

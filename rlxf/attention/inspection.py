@@ -30,7 +30,7 @@ def attention_weights(
         context: what a decoder looks at beside its own tokens.
 
     Returns:
-        (B, H, T, M + T) for each layer that is run, in order: row i is what token i takes of each
+        (B, H, T, M + T) for each pass, in order: row i is what token i takes of each
         token of memory and segment, 0 where it may not look. Rows add up to 1, with softmax1 to at
         most 1, and to 0 for a token that sees nothing; where it is learned how tokens are summed up, as in a
         `Linformer`, to anything. Extra tokens of the pattern come first among the keys.
@@ -39,10 +39,10 @@ def attention_weights(
     spec = transformer.spec
     _, whole, _ = transformer.enter(x, index)
     relations = transformer.relations(whole, whole if state is None else state.index.concatenate(whole))
-    layers = spec.depth(spec.layers)
     memory = [None] * spec.layers if state is None else list(state.hidden)
     weights = [
-        transformer.blocks[n].weights(h, memory[n], relations[n]) for n, h in zip(layers, hidden, strict=True)
+        transformer.blocks[layer].weights(h, memory[n], relations[n])
+        for n, (layer, h) in enumerate(zip(transformer.order, hidden, strict=True))
     ]
     return [layer[:, :, -index.shape[1] :] for layer in weights]
 

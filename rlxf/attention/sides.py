@@ -99,13 +99,24 @@ class SidedAttention(nn.Module):
 
     def step(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> Tensor:
         """See `Attention`; the cache is that of `cache`."""
+        (ours, theirs), (among, wide) = self._rings(cache), relation.sides
+        y = self.others.step(x, ours, slot, among)
+        return self._chosen(y, self.globals.step(x, theirs, slot, wide), relation)
+
+    def write(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> None:
+        """See `Attention`."""
+        (ours, theirs), (among, wide) = self._rings(cache), relation.sides
+        self.others.write(x, ours, slot, among)
+        self.globals.write(x, theirs, slot, wide)
+
+    @staticmethod
+    def _rings(cache: LayerCache | LayerMemory) -> tuple[LayerCache, LayerCache]:
+        """Views of what `cache` made: the ring of either side."""
         assert isinstance(cache, LayerCache)
         keys, values = cache.keys.chunk(2, dim=1), cache.values.chunk(2, dim=1)
         tables = (None, None) if cache.table is None else cache.table.unbind(0)
         ours, theirs = (LayerCache(*half) for half in zip(keys, values, tables, strict=True))
-        among, wide = relation.sides
-        y = self.others.step(x, ours, slot, among)
-        return self._chosen(y, self.globals.step(x, theirs, slot, wide), relation)
+        return ours, theirs
 
     def cache(self, memory: Projected, index: Index, tables: Tables) -> LayerCache:
         """See `Attention`: heads of the globals' side behind those of the other, (B, 2 H, S, D)."""

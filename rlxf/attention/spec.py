@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 from rlxf.attention.checks import check_whole
+from rlxf.attention.depth.base import Depth
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.feed_forward import Activation
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
@@ -33,7 +34,7 @@ class TransformerSpec:
 
     Args:
         width: features of a token C.
-        layers: number of layers L.
+        layers: number of passes of a token through a layer; with `Fixed` depth, of layers L.
         heads: attention heads H; must divide the width.
         feed_forward: features inside the feed-forward sublayer; None for 4 C.
         feed_forward_chunk: tokens that the feed-forward sublayer takes at a time, to need less memory; None
@@ -48,7 +49,7 @@ class TransformerSpec:
         final_norm: one more layer norm at the top.
         causal: hide what is ahead of the query. False: a bidirectional encoder, which cannot act.
         cross_attention: a decoder, whose layers also look at a context.
-        activation: of the feed-forward sublayer, "relu" or "gelu".
+        activation: of the feed-forward sublayer, "relu", "gelu" or "gelu_tanh".
         dropout: probability of dropping an attention weight or a feature of a sublayer's output in
             training. Keep it 0 for PPO: acting must equal learning.
 
@@ -67,7 +68,7 @@ class TransformerSpec:
     kernel: Kernel = Softmax()
     memory: Memory | None = None
     residual: Residual = Add()
-    depth: Fixed = Fixed()
+    depth: Depth = Fixed()
     norm: Norm = "pre"
     final_norm: bool = True
     causal: bool = True
@@ -83,7 +84,7 @@ class TransformerSpec:
         if self.memory is not None and not self.causal:
             raise ValueError(f"memory {self.memory} needs causal=True: what is remembered cannot look ahead")
         check_together(self.position, self.kernel)
-        self.kernel.for_layers(self.layers)
+        self.kernel.for_layers(1 + max(map(self.depth.layer_of, range(self.layers))))
         if isinstance(self.kernel, Linformer):
             check_projected(self)
         if isinstance(self.kernel, RFA):

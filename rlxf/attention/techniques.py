@@ -3,7 +3,9 @@
 from dataclasses import asdict
 from typing import Any
 
+from rlxf.attention.depth.act import ACT
 from rlxf.attention.depth.fixed import Fixed
+from rlxf.attention.depth.universal import Universal
 from rlxf.attention.heads.base import OutputHead
 from rlxf.attention.heads.knn_lm import KNNLM
 from rlxf.attention.heads.spalm import SPALM
@@ -40,6 +42,7 @@ from rlxf.attention.positions.shaw_relative import ShawRelative
 from rlxf.attention.positions.sinusoidal import Sinusoidal
 from rlxf.attention.positions.t5_bias import T5Bias
 from rlxf.attention.positions.tupe import Tupe
+from rlxf.attention.positions.universal_sinusoid import UniversalSinusoid
 from rlxf.attention.positions.xl_relative import XLRelative
 from rlxf.attention.residuals.add import Add
 from rlxf.attention.residuals.gru import GRUGate
@@ -53,6 +56,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
     for axis, techniques in {
         "position": (
             Sinusoidal,
+            UniversalSinusoid,
             LearnedAbsolute,
             Multiplicative,
             Floater,
@@ -82,7 +86,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
         "kernel": (Softmax, AdaptiveSpan, DynamicSpan, RFA, Performer, Linformer, LSH, Routing),
         "memory": (XL,),
         "residual": (Add, GRUGate, InputGate, OutputGate, HighwayGate, SigTanhGate),
-        "depth": (Fixed,),
+        "depth": (Fixed, Universal, ACT),
     }.items()
 }
 """Axis -> name -> class. Position and memory may also be None."""

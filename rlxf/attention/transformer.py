@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from rlxf.attention.block import Block
 from rlxf.attention.cache import Cache
 from rlxf.attention.context import Context, ProjectedContext
+from rlxf.attention.depth.base import Processor
 from rlxf.attention.extra_tokens import LearnedTokens, NoExtraTokens
 from rlxf.attention.index import Index
 from rlxf.attention.kernels.base import LayerKernel, RecurrentKernel
 from rlxf.attention.memory.base import State
+from rlxf.attention.passes import SegmentPasses, StepPasses
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.etc import ExtraTokens
 from rlxf.attention.patterns.full import Full
@@ -39,12 +41,14 @@ class Transformer(nn.Module):
             spec.position.build_embedding(spec.width, spec.heads) if spec.position else Embedding()
         )
         self.extra = _extra_tokens(spec)
-        layers = (replace(spec, kernel=kernel) for kernel in spec.kernel.for_layers(spec.layers))
+        self.order = [spec.depth.layer_of(number) for number in range(spec.layers)]
+        layers = (replace(spec, kernel=kernel) for kernel in spec.kernel.for_layers(1 + max(self.order)))
         self.blocks: Sequence[Block] = nn.ModuleList(Block(layer) for layer in layers)  # type: ignore
+        self.depth = spec.depth.build(spec.width, spec.layers)
         first, *others = self._kernels()
         for kernel in others:
             kernel.share(first)
-        if isinstance(self.extra, LearnedTokens):
+        if isinstance(self.extra, LearnedTokens) and self.order.count(self.order[-1]) == 1:
             self.blocks[-1].forget_globals()
         self.norm = nn.LayerNorm(spec.width) if spec.final_norm else nn.Identity()
 
@@ -86,17 +90,17 @@ class Transformer(nn.Module):
         """
         seen = self._project(context)
         x, index, wanted = self.enter(x, index, wanted)
-        relations = self.relations(index, index if state is None else state.index.concatenate(index))
-        across = self._across(index, seen)
-        hidden = []
-        *lower, last = self.spec.depth(self.spec.layers)
-        for layer in lower:
-            hidden.append(x)
-            x = self._layer(layer, x, state, relations[layer], seen, across)
-        y = self._layer(
-            last, x, state, relations[last].asked_by(wanted), seen, across and across.asked_by(wanted)
+        passes = SegmentPasses(
+            embedding=self.embedding,
+            blocks=self._layers,
+            index=index,
+            relations=self.relations(index, index if state is None else state.index.concatenate(index)),
+            seen=seen,
+            across=self._across(index, seen),
+            state=state,
+            wanted=wanted,
         )
-        return self.norm(y), [*hidden, x]
+        return self.norm(self.depth(x, passes)), passes.hidden
 
     @torch.no_grad()
     def step(self, x: Tensor, index: Index, cache: Cache) -> tuple[Tensor, Tensor]:
@@ -111,15 +115,18 @@ class Transformer(nn.Module):
             The outputs (B, C), and the inputs of each layer (L, B, C): what a state is made of.
         """
         slot = cache.write(index)
-        relations = self.relations(index, cache.index, cache.tables)
-        across = self._across(index, cache.context)
-        x = self.embedding(x[:, None], index.position)
-        hidden = []
-        for layer in self.spec.depth(self.spec.layers):
-            hidden.append(x)
-            x = self.blocks[layer].step(x, cache.layers[layer], slot, relations[layer])
-            x = self._after_attention(layer, x, cache.context, across)
-        return self.norm(x)[:, 0], torch.cat(hidden, dim=1).transpose(0, 1)
+        passes = StepPasses(
+            embedding=self.embedding,
+            blocks=self._layers,
+            index=index,
+            relations=self.relations(index, cache.index, cache.tables),
+            seen=cache.context,
+            across=self._across(index, cache.context),
+            cache=cache,
+            slot=slot,
+        )
+        y = self.depth(self.embedding(x[:, None], index.position), passes)
+        return self.norm(y)[:, 0], torch.cat(passes.hidden, dim=1).transpose(0, 1)
 
     def initial_state(self, batch: int) -> State:
         """A state that remembers nothing, for ``batch`` rows; of length 0 without memory."""
@@ -156,8 +163,13 @@ class Transformer(nn.Module):
         hidden = torch.cat([state.hidden, room.hidden], dim=2)
         distances = torch.arange(min(capacity - 1, self.spec.pattern.reach), -1, -1, device=hidden.device)
         tables = Tables(distances, self.embedding.table(distances, self.spec.causal))
-        rings = [block.cache(h, index, tables) for block, h in zip(self.blocks, hidden, strict=True)]
+        rings = [block.cache(h, index, tables) for block, h in zip(self._layers, hidden, strict=True)]
         return Cache(rings, index, length % capacity, tables, self._project(context))
+
+    @property
+    def _layers(self) -> list[Block]:
+        """The layer of each pass."""
+        return [self.blocks[layer] for layer in self.order]
 
     @property
     def _recurrent(self) -> bool:
@@ -168,16 +180,21 @@ class Transformer(nn.Module):
     def _sums(self, state: State, context: Context | None) -> Cache:
         """A cache that holds what the kernel remembers of a state, and a slot for the token that acts."""
         memories = [
-            block.remember(h, state.index) for block, h in zip(self.blocks, state.hidden, strict=True)
+            block.remember(h, state.index) for block, h in zip(self._layers, state.hidden, strict=True)
         ]
         index = Index.empty(state.index.shape[0], 1, state.hidden.device)
         tables = Tables(torch.zeros(1, dtype=torch.long, device=state.hidden.device), None)
         return Cache(memories, index, 0, tables, self._project(context))
 
     def penalty(self) -> Tensor | None:
-        """What the kernels add to the loss, a scalar; None if no kernel does. Of the last pass."""
-        found = [term for kernel in self._kernels() if (term := kernel.penalty()) is not None]
+        """What depth and kernels add to the loss, a scalar; None if nothing does. Of the last forward."""
+        parts: list[Processor | LayerKernel] = [self.depth, *self._kernels()]
+        found = [term for part in parts if (term := part.penalty()) is not None]
         return torch.stack(found).sum() if found else None
+
+    def mean_depth(self) -> Tensor | None:
+        """Passes that a token took on average in the last forward, a scalar; None if all take all."""
+        return self.depth.mean_depth()
 
     def after_update(self) -> None:
         """Tell the kernels that the weights have changed; before anything is cached or read anew."""
@@ -206,7 +223,7 @@ class Transformer(nn.Module):
         """What queries and keys are to one another in each layer; layers with the same pattern share it."""
         patterns = [self.spec.pattern.for_layer(layer) for layer in range(self.spec.layers)]
         if tables is None:
-            patterns = [self._narrowed(*each) for each in zip(patterns, self.blocks, strict=True)]
+            patterns = [self._narrowed(*each) for each in zip(patterns, self._layers, strict=True)]
         made = {pattern: self._relation(query, key, pattern, tables) for pattern in set(patterns)}
         return [made[pattern] for pattern in patterns]
 
@@ -232,30 +249,8 @@ class Transformer(nn.Module):
             raise ValueError(f"cross_attention is {self.spec.cross_attention}, but {given} context was given")
         if context is None:
             return None
-        layers = [block.cross.project(context.x) for block in self.blocks if block.cross is not None]
+        layers = [block.cross.project(context.x) for block in self._layers if block.cross is not None]
         return ProjectedContext(layers, context.index)
-
-    def _layer(
-        self,
-        layer: int,
-        x: Tensor,
-        state: State | None,
-        relation: Relation,
-        seen: ProjectedContext | None,
-        across: Relation | None,
-    ) -> Tensor:
-        """One layer's outputs (B, Tq, C) for a segment x (B, T, C)."""
-        y = self.blocks[layer].attend(x, None if state is None else state.hidden[layer], relation)
-        return self._after_attention(layer, y, seen, across)
-
-    def _after_attention(
-        self, layer: int, x: Tensor, seen: ProjectedContext | None, across: Relation | None
-    ) -> Tensor:
-        block = self.blocks[layer]
-        if block.cross is not None and seen is not None and across is not None:
-            x = block.cross(x, seen.layers[layer], across)
-        y: Tensor = block.think(x)
-        return y
 
 
 def _extra_tokens(spec: "TransformerSpec") -> NoExtraTokens:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rlxf.attention import (
+    ACT,
     ETC,
     LSH,
     RFA,
@@ -37,6 +38,8 @@ from rlxf.attention import (
     Transformer,
     TransformerSpec,
     Tupe,
+    Universal,
+    UniversalSinusoid,
     Window,
     XLRelative,
 )
@@ -173,6 +176,17 @@ RECIPES = {
     "Transformer-XL": replace(DEFAULT, position=XLRelative(), memory=XL(MEMORY), norm="post"),
     "Gated Transformer-XL": GTRXL,
     "Decision Transformer": replace(DEFAULT, activation="gelu"),
+    "Universal Transformer": replace(
+        DEFAULT, layers=3, position=UniversalSinusoid(), depth=ACT(bias=-1.0), norm="post"
+    ),
+    "Universal, gates and memory": replace(GTRXL, layers=3, depth=Universal()),
+    "ACT, gates and memory": replace(GTRXL, layers=3, depth=ACT(bias=-1.0)),
+    "ACT, global tokens": replace(
+        DEFAULT, layers=3, depth=ACT(bias=-1.0), pattern=Longformer(2, global_tokens=3)
+    ),
+    "ACT, sums": replace(DEFAULT, layers=3, depth=ACT(bias=-1.0), kernel=Performer(6)),
+    "ACT in a decoder": replace(DEFAULT, layers=3, depth=ACT(bias=-1.0), cross_attention=True),
+    "encoder, ETC, universal": replace(DEFAULT, depth=Universal(), pattern=ETC(1, 2), causal=False),
     "decoder": replace(DEFAULT, cross_attention=True),
     "gated decoder with memory": replace(GTRXL, cross_attention=True),
     "encoder": replace(DEFAULT, causal=False),

@@ -63,8 +63,8 @@ class TrajectoryModel(nn.Module, ABC):
         """What is minimised, "loss", and its parts, for what an update learns from."""
 
     def with_penalty(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The parts of a loss, and what the transformer's kernels add to it, such as that of long spans."""
-        penalty = self.transformer.penalty()
-        if penalty is None:
-            return parts
-        return parts | {"loss": parts["loss"] + penalty, "kernel_penalty": penalty}
+        """The parts of a loss, and what the transformer adds: a penalty as of long spans, and its depth."""
+        penalty, depth = self.transformer.penalty(), self.transformer.mean_depth()
+        if penalty is not None:
+            parts = parts | {"loss": parts["loss"] + penalty, "penalty": penalty}
+        return parts if depth is None else parts | {"mean_depth": depth}

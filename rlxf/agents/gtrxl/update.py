@@ -16,7 +16,7 @@ from rlxf.agents.gtrxl.rollout import Segments
 class Objective:
     """``-clipped objective + vf_coef (V - return)^2 - ent_coef entropy + reconstruction_coef error``.
 
-    To this comes what the transformer's kernels add, such as the penalty of long spans.
+    To this comes what the transformer adds, such as the penalty of long spans: "penalty".
 
     Source: Schulman et al. 2017, arXiv:1707.06347, equation 9.
 
@@ -49,7 +49,9 @@ class Objective:
             parts["reconstruction_loss"] = error
         if (penalty := policy.transformer.penalty()) is not None:
             loss = loss + penalty
-            parts["kernel_penalty"] = penalty
+            parts["penalty"] = penalty
+        if (depth := policy.transformer.mean_depth()) is not None:
+            parts["mean_depth"] = depth
         with torch.no_grad():
             parts["approx_kl"] = average(approximate_kl(log_ratio), batch.weight)
             parts["clip_fraction"] = average(((ratio - 1).abs() > self.clip_range).float(), batch.weight)

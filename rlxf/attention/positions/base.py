@@ -18,6 +18,10 @@ class Embedding(nn.Module):
         """x (B, T, C), position (B, T) int64 -> (B, T, C)."""
         return x
 
+    def signal(self, x: Tensor, position: Tensor, number: int) -> Tensor:
+        """x (B, T, C) as pass ``number``, counted from 0, reads it."""
+        return x
+
     def table(self, distances: Tensor, causal: bool) -> Tensor | None:
         """What all layers share and no token changes: computed once a pass, or once for many steps."""
         return None

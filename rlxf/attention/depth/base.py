@@ -1,0 +1,71 @@
+"""What every depth offers: which layers tokens pass, and how long they go on."""
+
+from typing import ClassVar, Protocol
+
+from torch import Tensor, nn
+
+
+class Passes(Protocol):
+    """The passes that tokens may take through layers, of one call of a transformer.
+
+    A pass is entered by all tokens, in order, whether they take it or not: what later tokens see of them is
+    read off what they enter it with.
+    """
+
+    count: int
+    """Passes N that there are."""
+    filled: Tensor
+    """(B, T) bool: tokens, as against empty slots, of those that ask."""
+
+    def enter(self, number: int, x: Tensor) -> Tensor:
+        """Tokens x (B, T, C) as pass ``number`` reads them; what is remembered of them there."""
+        ...
+
+    def run(self, number: int, x: Tensor) -> Tensor:
+        """What the layer of a pass makes of all that entered it: (B, T, C), in the last pass (B, Tq, C)."""
+        ...
+
+    def leave_out(self, number: int, x: Tensor) -> None:
+        """Let later tokens see x, which entered a pass that nobody takes."""
+        ...
+
+    def asking(self, x: Tensor) -> Tensor:
+        """Those of all tokens (B, T, ...) whose outputs are wanted, (B, Tq, ...)."""
+        ...
+
+
+class Processor(nn.Module):
+    """How tokens go through the passes. This one: each token takes each pass once."""
+
+    def forward(self, x: Tensor, passes: Passes) -> Tensor:
+        """Tokens x (B, T, C) -> what comes of those that ask, (B, Tq, C)."""
+        for number in range(passes.count):
+            x = passes.run(number, passes.enter(number, x))
+        return x
+
+    def penalty(self) -> Tensor | None:
+        """What is added to the loss, a scalar, for the last forward with gradient; None for nothing.
+
+        Asked again without a new pass, there is none.
+        """
+        return None
+
+    def mean_depth(self) -> Tensor | None:
+        """Passes that a token took on average in the last forward; None if all take all."""
+        return None
+
+
+class Depth:
+    """Base of the depth techniques: frozen dataclasses that build a `Processor`."""
+
+    paper: ClassVar[str]
+    causal: ClassVar[str] = "token by token"
+    cost: ClassVar[str]
+
+    def layer_of(self, number: int) -> int:
+        """The layer, counted from 0, whose weights a pass has."""
+        return number
+
+    def build(self, width: int, passes: int) -> Processor:
+        """The module; as a rule it has no parameters."""
+        return Processor()

@@ -1,0 +1,118 @@
+"""The passes of tokens through the layers of a transformer: of a segment, and of one token that acts."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from rlxf.attention.block import Block
+from rlxf.attention.cache import Cache
+from rlxf.attention.context import ProjectedContext
+from rlxf.attention.index import EMPTY, Index
+from rlxf.attention.memory.base import State
+from rlxf.attention.positions.base import Embedding
+from rlxf.attention.relation import Relation
+
+
+@dataclass(eq=False, kw_only=True)
+class LayerPasses(ABC):
+    """What a segment's passes and a step's have in common. See `Passes`.
+
+    Args:
+        embedding: the position's module for all passes.
+        blocks: the layer of each pass.
+        index: (B, T), where the tokens stand.
+        relations: what queries and keys are to one another, in each pass.
+        seen: keys and values of a decoder's context in each pass; None without.
+        across: what queries and context are to one another; None without.
+        hidden: what each pass so far was entered with, (B, T, C).
+    """
+
+    embedding: Embedding
+    blocks: Sequence[Block]
+    index: Index
+    relations: Sequence[Relation]
+    seen: ProjectedContext | None
+    across: Relation | None
+    hidden: list[Tensor] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """See `Passes`."""
+        return len(self.blocks)
+
+    @property
+    def filled(self) -> Tensor:
+        """See `Passes`."""
+        return self.index.episode != EMPTY
+
+    def enter(self, number: int, x: Tensor) -> Tensor:
+        """See `Passes`."""
+        x = self.embedding.signal(x, self.index.position, number)
+        self.hidden.append(x)
+        return x
+
+    @abstractmethod
+    def run(self, number: int, x: Tensor) -> Tensor:
+        """See `Passes`."""
+
+    def _after_attention(self, number: int, x: Tensor, across: Relation | None) -> Tensor:
+        block = self.blocks[number]
+        if block.cross is not None and self.seen is not None and across is not None:
+            x = block.cross(x, self.seen.layers[number], across)
+        y: Tensor = block.think(x)
+        return y
+
+
+@dataclass(eq=False, kw_only=True)
+class SegmentPasses(LayerPasses):
+    """The passes of a segment.
+
+    Args:
+        state: what is remembered from before; None for nothing.
+        wanted: the tokens whose outputs are wanted, None for all: the last pass works for those alone.
+    """
+
+    state: State | None
+    wanted: slice | None
+
+    def run(self, number: int, x: Tensor) -> Tensor:
+        """See `Passes`."""
+        asking = self.wanted if number == self.count - 1 else None
+        memory = None if self.state is None else self.state.hidden[number]
+        y = self.blocks[number].attend(x, memory, self.relations[number].asked_by(asking))
+        return self._after_attention(number, y, self.across and self.across.asked_by(asking))
+
+    def leave_out(self, number: int, x: Tensor) -> None:
+        """See `Passes`: x is in the state, and that is all."""
+
+    def asking(self, x: Tensor) -> Tensor:
+        """See `Passes`."""
+        return x if self.wanted is None else x[:, self.wanted]
+
+
+@dataclass(eq=False, kw_only=True)
+class StepPasses(LayerPasses):
+    """The passes of one token, which reads a cache and writes into it.
+
+    Args:
+        cache: changed in place.
+        slot: where the token goes.
+    """
+
+    cache: Cache
+    slot: int
+
+    def run(self, number: int, x: Tensor) -> Tensor:
+        """See `Passes`."""
+        y = self.blocks[number].step(x, self.cache.layers[number], self.slot, self.relations[number])
+        return self._after_attention(number, y, self.across)
+
+    def leave_out(self, number: int, x: Tensor) -> None:
+        """See `Passes`."""
+        self.blocks[number].write(x, self.cache.layers[number], self.slot, self.relations[number])
+
+    def asking(self, x: Tensor) -> Tensor:
+        """See `Passes`: the token asks."""
+        return x

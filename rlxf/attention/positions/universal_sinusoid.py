@@ -1,0 +1,50 @@
+"""The two-dimensional signal of the Universal Transformer: where a token stands, and in which pass it is."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlxf.attention.positions.base import Embedding, Position
+from rlxf.attention.positions.sinusoidal import Sinusoidal, check_base
+
+
+@dataclass(frozen=True)
+class UniversalSinusoid(Position):
+    """``h_t += p_t + p_n`` before each pass n = 1 ... N, with p as in `Sinusoidal` and positions t from 0.
+
+    Source: Dehghani et al. 2019, arXiv:1807.03819, section 2.1, equations 6 and 7.
+
+    Args:
+        base: longest wavelength over 2 pi, in tokens; above 1.
+
+    Raises:
+        ValueError: if base is not above 1 or not finite, or the width is odd.
+    """
+
+    paper: ClassVar[str] = "Dehghani et al. 2019, arXiv:1807.03819"
+    base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        check_base("UniversalSinusoid", self.base)
+
+    def build_embedding(self, width: int, heads: int) -> "UniversalSinusoidEmbedding":
+        """See `Position`."""
+        if width % 2:
+            raise ValueError(f"UniversalSinusoid needs an even width, got {width}")
+        return UniversalSinusoidEmbedding(self)
+
+
+class UniversalSinusoidEmbedding(Embedding):
+    """Adds the waves of a `UniversalSinusoid`."""
+
+    def __init__(self, spec: UniversalSinusoid):
+        super().__init__()
+        self.waves = Sinusoidal(spec.base)
+
+    def signal(self, x: Tensor, position: Tensor, number: int) -> Tensor:
+        """See `Embedding`."""
+        here = self.waves.encode(position, x.shape[-1])
+        now = self.waves.encode(torch.tensor(number + 1, device=x.device), x.shape[-1])
+        return x + (here + now).to(x.dtype)

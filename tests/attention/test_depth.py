@@ -1,0 +1,163 @@
+"""How many times tokens are processed: one layer again and again, until each token has had enough."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlxf.attention import ACT, XL, Fixed, Index, Transformer, TransformerSpec, Universal, UniversalSinusoid
+from rlxf.attention.index import EMPTY
+from tests.attention.passes import act, agree
+from tests.attention.specs import fresh
+from tests.attention.worlds import END, GAP, ON, index_of, numbers, random_index, world
+
+SPEC = TransformerSpec(
+    width=8, heads=2, layers=4, feed_forward=12, position=UniversalSinusoid(), depth=Universal()
+)
+PONDERING = replace(SPEC, depth=ACT(ponder_cost=0.5, bias=-1.0))
+
+
+def passes_run(model: Transformer) -> list[int]:
+    """What is asked of the feed-forward sublayer from now on: tokens in each pass."""
+    found: list[int] = []
+    model.blocks[0].feed_forward.register_forward_hook(lambda _, given, __: found.append(given[0].shape[1]))
+    return found
+
+
+# One layer
+
+
+def test_a_universal_transformer_is_a_stack_with_tied_weights():
+    one, stack = fresh(SPEC).double(), fresh(replace(SPEC, depth=Fixed())).double()
+    for block in stack.blocks:
+        block.load_state_dict(one.blocks[0].state_dict())
+    stack.norm.load_state_dict(one.norm.state_dict())
+    run = world(SPEC, random_index(3, 9))
+    agree(one(run.x, run.index)[0], stack(run.x, run.index)[0])
+    assert len(one.blocks) == 1
+
+
+def test_the_signal_tells_of_position_and_pass():
+    signal = UniversalSinusoid(base=50.0).build_embedding(4, 1)
+    position = torch.tensor([[0, 3, 7]])
+    for number in range(3):
+        found = signal.signal(torch.zeros(1, 3, 4, dtype=torch.float64), position, number)
+        for slot, t in enumerate([0, 3, 7]):
+            for m in range(2):
+                rate = 50.0 ** (-2 * m / 4)
+                angles = torch.tensor([t * rate, (number + 1) * rate], dtype=torch.float64)
+                agree(found[0, slot, 2 * m], angles.sin().sum())
+                agree(found[0, slot, 2 * m + 1], angles.cos().sum())
+
+
+# Halting
+
+
+def slowly(model: Transformer, x: Tensor, index: Index) -> tuple[Tensor, Tensor]:
+    """Graves' sums, token by token: outputs (T, C), and N + R of each token (T,), of one row."""
+    spec, depth = model.spec, model.depth
+    (length,) = index.position[0].shape
+    relations = model.relations(index, index)
+    state, outputs = x, [torch.zeros(spec.width, dtype=x.dtype) for _ in range(length)]
+    sums, ponder, halted = [0.0] * length, [torch.zeros(())] * length, [False] * length
+    for number in range(spec.layers):
+        entered = model.embedding.signal(state, index.position, number)
+        after = model.blocks[0].think(model.blocks[0].attend(entered, None, relations[number]))
+        rows = []
+        for t in range(length):
+            if halted[t]:
+                rows.append(state[0, t])
+                continue
+            p = torch.sigmoid(entered[0, t] @ depth.w + depth.b)
+            halted[t] = bool(sums[t] + p >= 1 - depth.spec.epsilon) or number == spec.layers - 1
+            outputs[t] = outputs[t] + (1 - sums[t] if halted[t] else p) * after[0, t]
+            ponder[t] = number + 1 + 1 - sums[t]
+            sums[t] = sums[t] + p
+            rows.append(after[0, t])
+        state = torch.stack(rows)[None]
+    return model.norm(torch.stack(outputs)), torch.stack([torch.as_tensor(one) for one in ponder])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_token_halts_by_itself(seed):
+    model = fresh(PONDERING, seed).double()
+    run = world(PONDERING, Index.range(1, 7))
+    y, _ = model(run.x, run.index)
+    expected, ponder = slowly(model, run.x, run.index)
+    agree(y[0], expected)
+    penalty = model.penalty()
+    agree(penalty, 0.5 * ponder.mean())
+    weights = (model.depth.w, model.depth.b)
+    for found, wanted in zip(
+        torch.autograd.grad((y**2).sum() + penalty, weights),
+        torch.autograd.grad((expected**2).sum() + 0.5 * ponder.mean(), weights),
+        strict=True,
+    ):
+        agree(found, wanted)
+
+
+def test_tokens_halt_at_different_depths_and_a_step_says_the_same():
+    model = fresh(PONDERING).double()
+    run = world(PONDERING, random_index(4, 12))
+    depths = set()
+    learned, _ = model(run.x, run.index)
+    cache = model.cache(model.initial_state(4), run.length)
+    for t in range(run.length):
+        y, _ = model.step(run.x[:, t], run.index.at(slice(t, t + 1)), cache)
+        here = run.filled[:, t]
+        agree(y[here], learned[:, t][here].detach())
+        depths.add(float(model.depth.mean_depth()))
+    assert len(depths) > 2
+
+
+def test_what_nobody_takes_is_not_computed():
+    model = fresh(replace(PONDERING, memory=XL(3))).double()
+    with torch.no_grad():
+        model.depth.b.fill_(50.0)
+    run, found = world(PONDERING, random_index(2, 6)), passes_run(model)
+    learned, state = model(run.x, run.index)
+    assert found == [6]
+    acted, hidden = act(model, run, model.cache(model.initial_state(2), 6))
+    assert found == [6] + 6 * [1]
+    agree(acted[run.filled], learned[run.filled].detach())
+    kept = model.spec.memory(model.initial_state(2), hidden, run.index)
+    agree(kept.hidden[:, kept.index.episode != EMPTY], state.hidden[:, state.index.episode != EMPTY])
+
+
+def test_empty_slots_neither_ponder_nor_count():
+    model = fresh(PONDERING).double()
+    gaps = index_of([[ON, GAP, ON, GAP, GAP, ON, END]])
+    x = numbers(1, 7, 8)
+    model(x, gaps)
+    penalty, depth = model.penalty(), model.depth.mean_depth()
+    filled = gaps.episode[0] != EMPTY
+    model(x[:, filled], gaps.at(filled))
+    agree(penalty, model.penalty())
+    agree(depth, model.depth.mean_depth())
+
+
+def test_the_penalty_is_told_once_and_only_where_something_is_learned():
+    model = fresh(PONDERING)
+    run = world(PONDERING, Index.range(1, 3), torch.float32)
+    model(run.x, run.index)
+    assert model.penalty() is not None
+    assert model.penalty() is None
+    with torch.no_grad():
+        model(run.x, run.index)
+    assert model.penalty() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"ponder_cost": -0.1}, ValueError),
+        ({"ponder_cost": float("nan")}, ValueError),
+        ({"epsilon": 0.0}, ValueError),
+        ({"epsilon": 1.0}, ValueError),
+        ({"bias": "1"}, TypeError),
+    ],
+)
+def test_bad_options(options, kind):
+    with pytest.raises(kind, match=next(iter(options))):
+        ACT(**options)

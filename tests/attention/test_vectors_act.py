@@ -1,0 +1,43 @@
+"""Graves' adaptive computation time with copied states, in the formula of the vector.
+
+Its weights add up to less than 1 where tokens run into the last pass; those get the remainder in ours, as in
+the paper, and test_depth.py compares them with a slow loop.
+"""
+
+import torch
+from torch import Tensor
+
+from rlxf.attention import ACT
+from tests.attention.oracle import close, load, put
+
+VECTOR = load("universal_act")
+STATES = VECTOR["in_x"].double()
+TRANSITION = VECTOR["w_t"].double()
+
+
+class Transitions:
+    """`Passes` of the vector's transition, which lets each token see all others."""
+
+    count = int(VECTOR["cfg_max_steps"])
+    filled = torch.ones(STATES.shape[:2], dtype=torch.bool)
+
+    def enter(self, number: int, x: Tensor) -> Tensor:
+        return x
+
+    def run(self, number: int, x: Tensor) -> Tensor:
+        return (x @ TRANSITION + x.mean(dim=1, keepdim=True)).tanh()
+
+    def leave_out(self, number: int, x: Tensor) -> None:
+        """Nobody comes later."""
+
+    def asking(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_outputs_and_passes_of_each_token():
+    processor = ACT(epsilon=float(VECTOR["cfg_eps"])).build(STATES.shape[-1], Transitions.count).double()
+    put(processor.w, VECTOR["w_halt"][:, 0])
+    put(processor.b, VECTOR["w_bhalt"][0])
+    halted = VECTOR["out_halted"]
+    close(processor(STATES, Transitions())[halted], VECTOR["out_formula_copy_halted"][halted])
+    close(processor.mean_depth(), VECTOR["out_formula_copy_n"].mean())
