@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import as_completed
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ CLONING: dict[str, dict[str, tuple[float, ...]]] = {
 
 @dataclass(frozen=True)
 class Job:
-    """One agent: its program, data, sizes and seed."""
+    """One agent: its program, data, sizes and seed, and how many returns it is asked for."""
 
     dataset: str
     program: str
@@ -50,19 +50,20 @@ class Job:
     updates: int
     seed: int
     episodes: int
+    targets: int
 
     @property
     def key(self) -> list[Any]:
         """What tells it from others, as JSON takes it."""
-        return [self.dataset, self.program, self.setting, self.updates, self.seed, self.episodes]
+        return list(astuple(self))
 
 
 @dataclass
 class Returns:
-    """Train on datasets with several seeds, ask each agent for seven returns, and put all of it in tables.
+    """Train on datasets with several seeds, ask the agents for returns, and put all of it in tables.
 
-    Seven targets lie between the 10% quantile of the data's returns and their maximum, which is the one that
-    scores are given for. Every row is of last checkpoints. HF's model learns from the same windows with the
+    Scores are given for the highest return of the data. The first seeds are asked for six more, down to the
+    10% quantile. Every row is of last checkpoints. HF's model learns from the same windows with the
     same seeds, where observations are vectors and actions numbers.
 
     A run that is done is a line of the output and is not made again: several calls share one table. Datasets
@@ -79,6 +80,8 @@ class Returns:
     """Updates of each agent."""
     seeds: int = 3
     """Agents of each program on each dataset."""
+    swept: int = 3
+    """How many of them are asked for seven returns; the others for the highest alone."""
     episodes: int = 50
     """Episodes of an agent's evaluation, for each target."""
     processes: int = 2
@@ -112,7 +115,15 @@ class Returns:
     def jobs(self) -> list[Job]:
         """All agents that are asked for."""
         return [
-            Job(dataset, program, self.setting, self.updates, seed, self.episodes)
+            Job(
+                dataset,
+                program,
+                self.setting,
+                self.updates,
+                seed,
+                self.episodes,
+                7 if seed < self.swept else 1,
+            )
             for seed in range(self.seeds)
             for dataset in self.datasets
             for program in self.programs
@@ -161,7 +172,7 @@ class Returns:
 
 def learn_and_ask(job: Job, venv: Path) -> dict[str, Any]:
     """Train an agent, ask it for each target, and give its `TargetSweep` as data."""
-    setting, targets = SETTINGS[job.setting], targets_of(job.dataset)
+    setting, targets = SETTINGS[job.setting], targets_of(job.dataset)[: job.targets]
     if job.program == OURS:
         return ours(job, setting, targets)
     return hugging_face.call(
@@ -213,8 +224,11 @@ def as_report(row: dict[str, Any]) -> Report:
 
 
 def pooled(sweeps: list[TargetSweep]) -> TargetSweep:
-    """The episodes of several agents as those of one."""
-    reports = {target: joined([s.reports[target] for s in sweeps]) for target in sweeps[0].reports}
+    """The episodes of several agents as those of one; of those who were asked for a return."""
+    reports = {
+        target: joined([s.reports[target] for s in sweeps if target in s.reports])
+        for target in sweeps[0].reports
+    }
     return TargetSweep(reports, sweeps[0].data_range)
 
 
