@@ -40,6 +40,11 @@ class BoxActions(nn.Module):
         """(..., A) on one scale -> (..., A) in units of the environment."""
         return scaled * self.radius + self.centre
 
+    def holds(self, actions: Tensor) -> bool:
+        """Whether these are N such actions, as the data have them."""
+        fit = actions.dtype == torch.float32 and actions.shape[1:] == (self.width,)
+        return fit and bool(actions.isfinite().all())
+
 
 class ChoiceActions(nn.Module):
     """Choices, one-hot.
@@ -67,6 +72,14 @@ class ChoiceActions(nn.Module):
     def back(self, choices: Tensor) -> Tensor:
         """int64 (..., n) -> as the data have them."""
         return choices[..., 0] if self.single else choices
+
+    def holds(self, actions: Tensor) -> bool:
+        """Whether these are N such actions, as the data have them."""
+        shape = () if self.single else (len(self.sizes),)
+        if actions.dtype != torch.int64 or actions.shape[1:] != shape:
+            return False
+        choices = self.choices(actions)
+        return bool(((choices >= 0) & (choices < torch.tensor(self.sizes, device=choices.device))).all())
 
 
 def action_form(space: spaces.Space[Any]) -> BoxActions | ChoiceActions:

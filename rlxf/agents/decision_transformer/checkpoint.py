@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlxf.agents.decision_transformer.actions import action_form
 from rlxf.agents.decision_transformer.facts import Facts
 from rlxf.agents.decision_transformer.objectives import objective_from_json, objective_to_json
+from rlxf.agents.decision_transformer.remembering import check_remembered
+from rlxf.agents.memory import Memory
 from rlxf.attention import TransformerSpec
 from rlxf.training import (
     Archive,
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from rlxf.agents.decision_transformer.window_learner import WindowLearner
 
 GROUPS = {"policy", "optimizer", "random"}
+MEMORY = "memory"
+"""A document and a group of tensors more, in files of agents that remember."""
 PROGRESS = ("num_timesteps", "_total_timesteps", "_n_updates", "_current_progress_remaining")
 TO_JSON: dict[str, Callable[[Any], Any]] = {
     "core": TransformerSpec.to_dict,
@@ -52,13 +57,16 @@ def save(agent: "WindowLearner", path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: if the disk is full or the folder cannot be written; an older file is as before.
     """
+    documents: dict[str, Any] = {"agent": _describe(agent)}
     tensors = {
         "policy": agent.policy.state_dict(),
         "optimizer": optimizer_tensors(agent.optimizer),
         "random": {"order": agent.order.get_state()},
     }
+    if agent.memory is not None:
+        documents[MEMORY], tensors[MEMORY] = agent.memory.to_json(), agent.memory.tensors()
     checkpoint_path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_archive(checkpoint_path(path), {"agent": _describe(agent)}, tensors)
+    write_archive(checkpoint_path(path), documents, tensors)
 
 
 def read(path: str | os.PathLike[str], name: str) -> Archive:
@@ -71,7 +79,7 @@ def read(path: str | os.PathLike[str], name: str) -> Archive:
     archive = read_archive(checkpoint_path(path))
     agent = archive.documents.get("agent")
     named = isinstance(agent, dict) and agent.get("name") == name
-    if not named or archive.tensors.keys() != GROUPS:
+    if not named or archive.tensors.keys() - {MEMORY} != GROUPS:
         raise CheckpointError(f"{checkpoint_path(path)} is whole, but holds no {name} agent")
     return archive
 
@@ -108,6 +116,14 @@ def restore(agent: "WindowLearner", archive: Archive) -> None:
     _restore_order(agent, archive)
     for name in PROGRESS:
         setattr(agent, name, archive.documents["agent"]["progress"][name])
+    if MEMORY in archive.tensors:
+        agent.memory = _memory(agent, archive)
+
+
+def _memory(agent: "WindowLearner", archive: Archive) -> Memory:
+    memory = Memory.restored(archive.documents[MEMORY], archive.tensors[MEMORY], agent.device)
+    check_remembered(memory, agent.core.width, action_form(agent.facts.action_space))
+    return memory
 
 
 def _restore_order(agent: "WindowLearner", archive: Archive) -> None:

@@ -125,13 +125,18 @@ class Categorical(RandomHead):
 
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         """See `Head`."""
-        pick = _most_likely if deterministic else _sample
-        return self.actions.back(torch.stack([pick(logits) for logits in self.logits(y)], dim=-1))
+        return self.actions.back(picked(self.logits(y), deterministic))
 
     def logits(self, y: Tensor) -> tuple[Tensor, ...]:
         """y (..., C) -> one (..., A) for each choice."""
         logits: Tensor = self.net(y)
         return logits.split(self.actions.sizes, dim=-1)
+
+
+def picked(logits: tuple[Tensor, ...], deterministic: bool) -> Tensor:
+    """One choice of each: n tensors (E, A) -> int64 (E, n)."""
+    pick = _most_likely if deterministic else _sample
+    return torch.stack([pick(each) for each in logits], dim=-1)
 
 
 def _most_likely(logits: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common import env_util
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
@@ -25,17 +26,24 @@ from rlxf.agents.decision_transformer.acting import (
 )
 from rlxf.agents.decision_transformer.actions import to_environment
 from rlxf.agents.decision_transformer.core import resolve_core
-from rlxf.agents.decision_transformer.heads import Categorical, RandomHead
+from rlxf.agents.decision_transformer.heads import Categorical, Head, RandomHead
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.objectives import Imitation, Objective
+from rlxf.agents.decision_transformer.remembering import (
+    Remembering,
+    RememberingChoices,
+    remembered,
+    with_memory,
+)
 from rlxf.agents.decision_transformer.replay import Replay
 from rlxf.agents.decision_transformer.rounds import Rounds
 from rlxf.agents.decision_transformer.settings import check_same_data, check_sizes
 from rlxf.agents.decision_transformer.steps import Steps
 from rlxf.agents.decision_transformer.update import Update
-from rlxf.agents.decision_transformer.window_learner import WindowLearner
+from rlxf.agents.decision_transformer.window_learner import WindowLearner, as_trajectories
 from rlxf.agents.handover import hand_over
-from rlxf.attention import TransformerSpec
+from rlxf.attention import KNNLM, TransformerSpec
+from rlxf.attention.heads.base import OutputHead
 from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
 from rlxf.envs.trajectories import (
     ReferenceScores,
@@ -241,6 +249,63 @@ class DecisionTransformer(WindowLearner):
         callback.on_training_end()
         return self
 
+    def remember(
+        self,
+        dataset: Dataset | Sequence[Dataset] | Trajectories,
+        head: OutputHead | None = None,
+        download: bool = False,
+        progress_bar: bool = False,
+    ) -> Self:
+        """From now on also act by these trajectories, without learning from them; they replace earlier ones.
+
+        Each step of them is stored: what the head reads there (the output of the transformer at the state
+        token) and the action that was taken. For every action the nearest of all are searched, and what was
+        done there is mixed in. The output has seen the return to go: steps that had about the return that is
+        asked for are nearer by themselves.
+
+        N steps take ``4 N (C + A) + 8 N`` bytes, C the width of the core and A the numbers of an action: 106
+        MB for 200,000 steps of Hopper at width 128. They are saved with the agent. To encode them, about N
+        windows are read, once. The gate of a `SPALM` is learned here, from the steps, each without its own
+        episode.
+
+        An agent that remembers does not learn: its outputs would not be those that are stored. `forget`,
+        learn, and remember anew.
+
+        Args:
+            dataset: as in the constructor; of the same spaces as the data that the agent learned from.
+            head: `KNNLM` or `SPALM`; None for ``KNNLM()``.
+            download: whether a dataset that is not on this machine is downloaded.
+            progress_bar: show one.
+
+        Raises:
+            DatasetError: if the dataset is unknown, empty, damaged, or its spaces are others.
+            ValueError: if head asks for more neighbours than there are steps, or, with a gate, than there are
+                steps in other episodes.
+            ImportError: if head asks for faiss, which is not installed.
+        """
+        data = as_trajectories(dataset, download)
+        self.memory = remembered(self, data, KNNLM() if head is None else head, progress_bar)
+        return self
+
+    def forget(self) -> Self:
+        """Act without what was remembered."""
+        self.memory = None
+        return self
+
+    @property
+    def head(self) -> Head | Remembering:
+        """What actions are read off: the policy's own head, or one that also reads the memory."""
+        own = self.policy.loss.head
+        return own if self.memory is None else with_memory(own, self.memory)
+
+    def _setup_learn(self, *args: Any, **options: Any) -> tuple[int, BaseCallback]:
+        if self.memory is not None:
+            raise ValueError(
+                "an agent that remembers cannot learn: what it stored would be stale. Call forget() first, "
+                "and remember(...) again behind"
+            )
+        return super()._setup_learn(*args, **options)
+
     def encode(
         self, observation: dict[str, NDArray[Any]], actions: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -275,7 +340,9 @@ class DecisionTransformer(WindowLearner):
                 NaN or infinite.
         """
         shown, state = self._consider(observation, state, episode_start)
-        actions = to_environment(self.policy.act(state, deterministic), self.action_space)
+        with torch.no_grad():
+            chosen = self.head.choose(self.policy.newest(state), deterministic)
+        actions = to_environment(chosen, self.action_space)
         return (actions if shown.batched else actions[0]), state
 
     @torch.no_grad()
@@ -293,7 +360,7 @@ class DecisionTransformer(WindowLearner):
         if not isinstance(self.action_space, spaces.Discrete):
             raise TypeError(f"choices needs Discrete actions, got {self.action_space}")
         _, state = self._consider(observation, state, episode_start)
-        head: Categorical = self.policy.loss.head  # type: ignore[assignment]
+        head: Categorical | RememberingChoices = self.head  # type: ignore[assignment]
         (logits,) = head.logits(self.policy.newest(state))
         return logits, state
 

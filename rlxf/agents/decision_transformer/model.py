@@ -76,10 +76,5 @@ class DecisionTransformerModel(TrajectoryModel):
         return self.read(steps, NEWEST_STATE_TOKEN)[:, 0]
 
     @torch.no_grad()
-    def act(self, steps: Steps, deterministic: bool) -> Tensor:
-        """Actions for the newest step of each row, (B, ...) as the data have them."""
-        return self.loss.head.choose(self.newest(steps), deterministic)
-
-    @torch.no_grad()
     def _remember(self, steps: Steps) -> State | None:
         return self.transformer(self.tokens(steps), steps.index)[1]

@@ -23,6 +23,7 @@ from rlxf.agents.decision_transformer.progress import ProgressBar
 from rlxf.agents.decision_transformer.settings import check_coefficients, check_sizes
 from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
 from rlxf.agents.decision_transformer.update import Update, make_optimizer
+from rlxf.agents.memory import Memory
 from rlxf.attention import TransformerSpec
 from rlxf.envs.trajectories import Trajectories, Windows, check_fits, load_trajectories
 from rlxf.envs.trajectories.source import Dataset
@@ -52,6 +53,8 @@ class WindowLearner(BaseAlgorithm):
     """In files and in logs."""
     policy: TrajectoryModel  # type: ignore[assignment]
     optimizer: torch.optim.AdamW
+    memory: Memory | None = None
+    """Logged actions that it acts by, too; None for none."""
 
     def __init__(
         self,

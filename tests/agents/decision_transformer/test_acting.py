@@ -11,24 +11,13 @@ from tests.agents.decision_transformer.worlds import (
     LENGTHS,
     OBSERVATIONS,
     K,
+    replayed,
     shown,
     small_agent,
     some_trajectories,
 )
 
 LONGEST = max(LENGTHS)
-
-
-def replayed(agent, data):
-    """Actions (steps of the data, ...) that the agent chooses, all episodes side by side."""
-    actions = np.zeros((data.steps, *(data.action_space.shape or ())), data.action_space.dtype)
-    state = None
-    for t in range(LONGEST):
-        steps = np.minimum(data.offsets[:-1] + t, data.offsets[1:] - 1)  # who is done stands still
-        chosen, state = agent.predict(shown(data, steps), state, deterministic=True)
-        going = t < data.lengths
-        actions[steps[going]] = chosen[going]
-    return actions
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """Small data in memory, and small agents that are not quiet."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -116,3 +117,21 @@ def shown(data: Trajectories, steps: NDArray[np.int64]) -> dict[str, NDArray[Any
         "previous_action": previous.reshape(len(steps), *(data.action_space.shape or ())),
         "time_step": time_step[:, None],
     }
+
+
+def replay(agent: DecisionTransformer, data: Trajectories) -> Iterator[tuple[NDArray[np.int64], Any, Any]]:
+    """Play the data again, all episodes side by side: steps, chosen actions and states of who goes on."""
+    state = None
+    for t in range(int(data.lengths.max())):
+        steps = np.minimum(data.offsets[:-1] + t, data.offsets[1:] - 1)  # who is done stands still
+        chosen, state = agent.predict(shown(data, steps), state, deterministic=True)
+        going = t < data.lengths
+        yield steps[going], chosen[going], state.rows(torch.from_numpy(going))
+
+
+def replayed(agent: DecisionTransformer, data: Trajectories) -> NDArray[Any]:
+    """Actions (steps of the data, ...) that the agent chooses, step by step."""
+    actions = np.zeros((data.steps, *(data.action_space.shape or ())), data.action_space.dtype)
+    for steps, chosen, _ in replay(agent, data):
+        actions[steps] = chosen
+    return actions

@@ -1,0 +1,251 @@
+"""An agent acts by trajectories that it has not learned from."""
+
+import numpy as np
+import pytest
+import torch
+
+from rlxf import DecisionTransformer
+from rlxf.agents.decision_transformer import MaximumEntropy
+from rlxf.attention import KNNLM, SPALM
+from rlxf.envs.trajectories import DatasetError
+from rlxf.training import CheckpointError, read_archive, write_archive
+from tests.agents.decision_transformer.worlds import (
+    ACTIONS,
+    CORES,
+    LENGTHS,
+    OBSERVATIONS,
+    replay,
+    replayed,
+    shown,
+    small_agent,
+    some_trajectories,
+)
+
+HEADS = [KNNLM(k=4, temperature=3.0), SPALM(k=4, temperature=3.0)]
+
+
+def others(space: str = "Box", seed: int = 7):
+    """Trajectories that the agent has not learned from."""
+    return some_trajectories(action_space=ACTIONS[space], lengths=(6, 11, 1, 8), seed=seed)
+
+
+def agent_for(space: str, **changes):
+    return small_agent(some_trajectories(action_space=ACTIONS[space]), **changes)
+
+
+def seen(data, *steps):
+    return shown(data, np.array(steps))
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_what_is_stored_is_what_the_head_reads_while_acting(core):
+    agent, data = small_agent(core=CORES[core]), others()
+    store = agent.remember(data, KNNLM(k=1)).memory.store
+    for steps, _, state in replay(agent, data):
+        with torch.no_grad():
+            torch.testing.assert_close(store.keys[steps], agent.policy.newest(state), atol=1e-5, rtol=1e-5)
+    assert torch.equal(store.values, torch.from_numpy(data.actions))
+    assert store.groups.tolist() == np.repeat(np.arange(4), (6, 11, 1, 8)).tolist()
+
+
+@pytest.mark.parametrize("length", [1, max(LENGTHS) + 5])
+def test_so_it_is_with_any_context(length):
+    agent, data = small_agent(context_length=length), others()
+    keys = agent.remember(data, KNNLM(k=1)).memory.store.keys
+    for steps, _, state in replay(agent, data):
+        with torch.no_grad():
+            torch.testing.assert_close(keys[steps], agent.policy.newest(state), atol=1e-5, rtol=1e-5)
+
+
+def test_so_it_is_for_images():
+    agent = small_agent(some_trajectories(OBSERVATIONS["image"]))
+    keys = agent.remember(agent.trajectories, KNNLM(k=1)).memory.store.keys
+    for steps, _, state in replay(agent, agent.trajectories):
+        with torch.no_grad():
+            torch.testing.assert_close(keys[steps], agent.policy.newest(state), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("space", ACTIONS)
+def test_with_all_the_weight_on_the_nearest_it_does_what_was_done(space):
+    agent, data = agent_for(space), others(space)
+    acted = replayed(agent.remember(data, KNNLM(k=1, weight=1.0)), data)
+    np.testing.assert_array_equal(acted.reshape(data.actions.shape), data.actions)
+
+
+@pytest.mark.parametrize("space", ACTIONS)
+def test_without_weight_it_does_what_it_did(space):
+    agent, data = agent_for(space), others(space)
+    alone = replayed(agent, data)
+    np.testing.assert_array_equal(replayed(agent.remember(data, KNNLM(k=4, weight=0.0)), data), alone)
+
+
+@pytest.mark.parametrize("space", ["Box", "Discrete", "MultiDiscrete"])
+def test_without_weight_it_samples_what_it_sampled(space):
+    agent, data = agent_for(space, objective=MaximumEntropy()), others(space)
+    observation = seen(data, *range(20))
+    torch.manual_seed(0)
+    alone, _ = agent.predict(observation, deterministic=False)
+    torch.manual_seed(0)
+    agent.remember(data, KNNLM(k=4, weight=0.0))
+    np.testing.assert_array_equal(agent.predict(observation, deterministic=False)[0], alone)
+
+
+@pytest.mark.parametrize("head", HEADS, ids=repr)
+@pytest.mark.parametrize("space", ACTIONS)
+def test_memories_change_what_it_does_and_go_when_forgotten(space, head):
+    agent, data = agent_for(space), others(space)
+    observation = seen(data, *range(data.steps))
+    alone, _ = agent.predict(observation)
+    changed, _ = agent.remember(data, head).predict(observation)
+    assert (changed != alone).any()
+    assert all(agent.action_space.contains(action) for action in changed)
+    np.testing.assert_array_equal(agent.forget().predict(observation)[0], alone)
+
+
+@pytest.mark.parametrize("head", HEADS, ids=repr)
+def test_how_many_environments_there_are_changes_nothing(head):
+    agent, data = small_agent().remember(others(), head), others()
+    together, _ = agent.predict(seen(data, *range(9)))
+    singly = [agent.predict(seen(data, step))[0][0] for step in range(9)]
+    np.testing.assert_allclose(together, singly, atol=1e-5)
+
+
+def test_choices_are_a_mixture_of_categoricals():
+    agent, data = agent_for("Discrete"), others("Discrete")
+    observation = seen(data, *range(12))
+    own = agent.choices(observation)[0].softmax(dim=1)
+    head = KNNLM(k=5, weight=0.4, temperature=3.0)
+    mixed = agent.remember(data, head).choices(observation)[0].exp()
+    store = agent.memory.store
+    with torch.no_grad():
+        y = agent.policy.newest(agent.choices(observation)[1])
+    for row in range(12):
+        squared = (store.keys - y[row]).square().sum(dim=1)
+        nearest = squared.argsort()[:5]
+        weights = (-squared[nearest] / 3.0).softmax(dim=0)
+        near = torch.stack([weights[store.values[nearest] == action].sum() for action in range(3)])
+        torch.testing.assert_close(mixed[row], 0.4 * near + 0.6 * own[row], atol=1e-5, rtol=1e-4)
+
+
+def test_a_gaussian_samples_the_mixture():
+    agent, data = agent_for("Box", objective=MaximumEntropy()), others()
+    agent.remember(data, KNNLM(k=3, weight=0.25, temperature=9.0))
+    torch.manual_seed(0)
+    drawn, _ = agent.predict(seen(data, *[4] * 4000), deterministic=False)
+    stored = {tuple(action) for action in data.actions.tolist()}
+    share = np.mean([tuple(action) in stored for action in drawn.tolist()])
+    assert share == pytest.approx(0.25, abs=0.03)
+    assert len(np.unique(drawn, axis=0)) > 2500
+
+
+def test_steps_with_about_the_return_that_is_asked_for_are_nearer():
+    data = others()
+    agent = small_agent().remember(data, KNNLM(k=1))
+    observation = seen(data, 6)
+    right, wrong = (
+        agent.memory.near(_read(agent, observation | {"return_to_go": observation["return_to_go"] + more}))
+        for more in (0.0, 3.0)
+    )
+    assert right.squared.item() < 1e-6 < wrong.squared.item()
+
+
+@torch.no_grad()
+def _read(agent, observation):
+    return agent.policy.newest(agent.predict(observation)[1])
+
+
+def test_learning_a_gate_changes_nothing_else():
+    agent = agent_for("Discrete")
+    before = {name: value.clone() for name, value in agent.policy.state_dict().items()}
+    agent.remember(others("Discrete"), SPALM(k=4))
+    assert all(torch.equal(before[name], value) for name, value in agent.policy.state_dict().items())
+    assert all(parameter.grad is None for parameter in agent.policy.parameters())
+    assert agent.memory.reader.gate.abs().sum() > 0
+
+
+@pytest.mark.parametrize("space", ["Box", "Discrete", "MultiDiscrete"])
+def test_a_learned_gate_foretells_other_episodes_no_worse_than_half_of_each(space):
+    agent = agent_for(space).remember(others(space), SPALM(k=4))
+    memory, every = agent.memory, torch.arange(len(agent.memory.store))
+    near, h, actions = memory._elsewhere(every), memory.store.keys, memory.store.values
+    with torch.no_grad():
+        learned = agent.head.error(h, near, actions).mean()
+        memory.reader.gate.zero_()
+        assert learned < agent.head.error(h, near, actions).mean()
+
+
+def test_an_agent_that_remembers_does_not_learn_until_it_forgets():
+    agent = small_agent().remember(others(), KNNLM(k=4))
+    with pytest.raises(ValueError, match=r"an agent that remembers cannot learn.*forget\(\)"):
+        agent.learn(1)
+    agent.forget().learn(1)
+
+
+def test_by_default_it_is_a_knn_lm():
+    assert small_agent().remember(some_trajectories(lengths=(40,))).memory.head == KNNLM()
+
+
+@pytest.mark.parametrize("head", HEADS, ids=repr)
+@pytest.mark.parametrize("space", ["Box", "Discrete"])
+def test_memories_are_saved(tmp_path, space, head):
+    agent, data = agent_for(space).remember(others(space), head), others(space)
+    for name in ("a.zip", "b.zip"):
+        agent.save(tmp_path / name)
+    loaded = DecisionTransformer.load(tmp_path / "a.zip", device="cpu")
+    np.testing.assert_array_equal(replayed(loaded, data), replayed(agent, data))
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+    loaded.forget().save(tmp_path / "c.zip")
+    assert DecisionTransformer.load(tmp_path / "c.zip", device="cpu").memory is None
+
+
+def test_faiss_remembers_the_same():
+    pytest.importorskip("faiss")
+    agent, data = small_agent(), others()
+    ours, theirs = (
+        replayed(agent.remember(data, KNNLM(k=4, index=index)), data) for index in ("torch", "faiss")
+    )
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_trajectories_of_other_spaces_are_refused():
+    agent = small_agent()
+    with pytest.raises(DatasetError, match="cannot remember test/small-v0: action space"):
+        agent.remember(others("Discrete"))
+    with pytest.raises(DatasetError, match="cannot remember test/small-v0: observation space"):
+        agent.remember(some_trajectories(OBSERVATIONS["image"]))
+    assert agent.memory is None
+
+
+def test_more_neighbours_than_steps_are_refused():
+    with pytest.raises(ValueError, match="KNNLM k=27 neighbours, but the data have 26 steps"):
+        small_agent().remember(others(), KNNLM(k=27))
+
+
+def test_a_gate_is_not_learned_from_one_episode():
+    with pytest.raises(ValueError, match="without its largest group, of 9 pairs, the datastore has 0"):
+        small_agent().remember(some_trajectories(lengths=(9,)), SPALM(k=2))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda memory, _: memory.pop("groups"), "groups"),
+        (lambda memory, _: memory.pop("gate"), "lacks the tensor 'gate'"),
+        (lambda memory, _: memory.update(gate=torch.zeros(3)), "'gate' has shape"),
+        (lambda memory, _: memory.update(keys=memory["keys"][:, :5], gate=memory["gate"][:5]), "width 5"),
+        (lambda memory, _: memory.update(keys=memory["keys"][:5]), "needs keys"),
+        (lambda memory, _: memory.update(values=memory["values"] + 3), "not its actions"),
+        (lambda memory, _: memory.update(values=memory["values"].float()), "not its actions"),
+        (lambda _, head: head.update(name="Magic"), "no head named 'Magic'"),
+        (lambda _, head: head.update(k=1000), "k=1000"),
+    ],
+)
+def test_a_file_whose_memory_is_none_is_refused(tmp_path, change, told):
+    path = tmp_path / "agent.zip"
+    agent_for("Discrete").remember(others("Discrete"), SPALM(k=4)).save(path)
+    archive = read_archive(path)
+    change(archive.tensors["memory"], archive.documents["memory"])
+    write_archive(path, archive.documents, archive.tensors)
+    with pytest.raises(CheckpointError, match=told):
+        DecisionTransformer.load(path, device="cpu")
