@@ -1,6 +1,7 @@
 """What is read off a state token: a distribution over actions."""
 
 from abc import ABC, abstractmethod
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from rlxf.agents.decision_transformer.objective import (
     squared_error,
     unsquashed,
 )
+from rlxf.agents.distillation import gaussian_kl, softened_kl
 
 LOG_STD = (-5.0, 2.0)
 """Range of the log standard deviation of a `Gaussian`, as in the code of Zheng et al. 2022."""
@@ -29,6 +31,13 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         """Actions for y (E, C), as the data have them: the most likely ones, or a sample."""
+
+    @abstractmethod
+    def distance(self, y: Tensor, teacher: Self, wanted: Tensor, temperature: float) -> Tensor:
+        """How far y (..., C) is from what a teacher's head makes of ``wanted`` (..., C') -> (...).
+
+        The teacher gets no gradient. See `rlxf.agents.distillation.Distillation`.
+        """
 
 
 class RandomHead(Head):
@@ -59,6 +68,12 @@ class Point(Head):
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         """See `Head`."""
         return self.actions.back(self._scaled(y))
+
+    def distance(self, y: Tensor, teacher: Self, wanted: Tensor, temperature: float) -> Tensor:
+        """See `Head`; a point has no temperature."""
+        with torch.no_grad():
+            theirs = teacher._scaled(wanted)
+        return squared_error(self._scaled(y), theirs)
 
     def _scaled(self, y: Tensor) -> Tensor:
         u = self.net(y)
@@ -97,6 +112,12 @@ class Gaussian(RandomHead):
         u = mean if deterministic else mean + log_std.exp() * torch.randn_like(mean)
         return self.actions.back(torch.where(self.actions.bounded, u.tanh(), u))
 
+    def distance(self, y: Tensor, teacher: Self, wanted: Tensor, temperature: float) -> Tensor:
+        """See `Head`."""
+        with torch.no_grad():
+            theirs = teacher._moments(wanted)
+        return gaussian_kl(self._moments(y), theirs, temperature)
+
     def _moments(self, y: Tensor) -> tuple[Tensor, Tensor]:
         mean, raw = self.net(y).chunk(2, dim=-1)
         low, high = LOG_STD
@@ -126,6 +147,13 @@ class Categorical(RandomHead):
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         """See `Head`."""
         return self.actions.back(picked(self.logits(y), deterministic))
+
+    def distance(self, y: Tensor, teacher: Self, wanted: Tensor, temperature: float) -> Tensor:
+        """See `Head`; summed over the choices."""
+        with torch.no_grad():
+            theirs = teacher.logits(wanted)
+        pairs = zip(self.logits(y), theirs, strict=True)
+        return torch.stack([softened_kl(own, their, temperature) for own, their in pairs]).sum(0)
 
     def logits(self, y: Tensor) -> tuple[Tensor, ...]:
         """y (..., C) -> one (..., A) for each choice."""

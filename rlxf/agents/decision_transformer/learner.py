@@ -26,6 +26,7 @@ from rlxf.agents.decision_transformer.acting import (
 )
 from rlxf.agents.decision_transformer.actions import to_environment
 from rlxf.agents.decision_transformer.core import resolve_core
+from rlxf.agents.decision_transformer.distillation import DistillationUpdate
 from rlxf.agents.decision_transformer.heads import Categorical, Head, RandomHead
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.objectives import Imitation, Objective
@@ -41,6 +42,7 @@ from rlxf.agents.decision_transformer.settings import check_same_data, check_siz
 from rlxf.agents.decision_transformer.steps import Steps
 from rlxf.agents.decision_transformer.update import Update
 from rlxf.agents.decision_transformer.window_learner import WindowLearner, as_trajectories
+from rlxf.agents.distillation import Distillation
 from rlxf.agents.handover import hand_over
 from rlxf.attention import KNNLM, TransformerSpec
 from rlxf.attention.heads.base import OutputHead
@@ -179,6 +181,41 @@ class DecisionTransformer(WindowLearner):
         assert source.return_scale is not None
         self.return_scale = self.policy.tokens.return_scale = source.return_scale
         return self
+
+    def learn_from(
+        self,
+        teacher: "DecisionTransformer",
+        steps: int,
+        distillation: Distillation | None = None,
+        callback: MaybeCallback = None,
+        log_interval: int = 100,
+        tb_log_name: str = "DecisionTransformer_distilled",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Learn to do what a teacher would do, as a rule a larger agent, on windows of this agent's data.
+
+        As `learn`, but the loss: that of `Distillation`. The actions of the data do not matter.
+
+        Args:
+            teacher: stays as it is. Sizes, techniques and context lengths may be others.
+            steps: updates, each of one batch of windows.
+            distillation: what is minimised; None for ``Distillation()``.
+            callback: SB3's, called after each update.
+            log_interval: updates from one line of the log to the next.
+            tb_log_name: of the run in TensorBoard.
+            reset_num_timesteps: begin warm-up and schedules anew; False to go on with them.
+            progress_bar: show one.
+
+        Raises:
+            ValueError: if a number is less than 1, the agent was loaded without a dataset, or the teacher's
+                spaces, kind of head or device are others.
+        """
+        update = DistillationUpdate(self, teacher, distillation or Distillation())
+        windows = update.windows(self._data())
+        return self._learn(
+            update, windows, steps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+        )
 
     def learn_online(
         self,

@@ -1,0 +1,93 @@
+"""A small Decision Transformer learns from a large one, on windows of the data."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlxf.agents.decision_transformer.model import DecisionTransformerModel
+from rlxf.agents.decision_transformer.objective import average
+from rlxf.agents.decision_transformer.update import Update
+from rlxf.agents.distillation import Distillation, HiddenStates
+from rlxf.envs.trajectories import Trajectories, WindowBatch, Windows
+from rlxf.envs.trajectories.matching import action_mismatch, observation_mismatch
+
+if TYPE_CHECKING:
+    from rlxf.agents.decision_transformer.learner import DecisionTransformer
+
+
+class DistillationUpdate(Update):
+    """The loss of `Distillation` in place of the student's own, on the steps that both read.
+
+    Each reads as many steps as it acts from, of one stretch of an episode; so a teacher with a longer context
+    tells what it would do with all of it.
+
+    Args:
+        student: learns.
+        teacher: stays as it is.
+        distillation: what is minimised.
+
+    Raises:
+        ValueError: if the student cannot learn from the teacher.
+    """
+
+    def __init__(
+        self, student: "DecisionTransformer", teacher: "DecisionTransformer", distillation: Distillation
+    ):
+        _check_teacher(student, teacher)
+        super().__init__(student.policy, student.optimizer, student.max_grad_norm)
+        self.student, self.teacher = student.policy, teacher.policy.eval()
+        self.steps_read = tuple(each.context_length + each.policy.remembered for each in (student, teacher))
+        self.window = student.context_length
+        self.distillation = distillation
+        widths = student.core.width, teacher.core.width
+        self.hidden = HiddenStates(*widths, student.order, student.device)
+
+    def windows(self, trajectories: Trajectories) -> Windows:
+        """Windows of the student's steps, with what either has to read before them."""
+        return Windows(trajectories, self.window, burn_in=max(self.steps_read) - self.window)
+
+    def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
+        """ "loss", and its parts, over the real steps of B windows."""
+        y = self._read(self.student, batch, self.steps_read[0])
+        with torch.no_grad():
+            wanted = self._read(self.teacher, batch, self.steps_read[1])
+        both = min(y.shape[1], wanted.shape[1])
+        y, wanted, weight = y[:, -both:], wanted[:, -both:], batch.mask[:, -both:].to(y.dtype)
+        head, temperature = self.student.loss.head, self.distillation.temperature
+        actions = average(head.distance(y, self.teacher.loss.head, wanted, temperature), weight)
+        hidden = average(self.hidden.distance(y, wanted), weight)
+        loss = actions + self.distillation.hidden_coef * hidden
+        return self.student.with_penalty({"loss": loss, "distillation_loss": actions, "hidden_loss": hidden})
+
+    def step(self, loss: Tensor) -> Tensor:
+        """See `Update`; the projection of hidden states learns, too."""
+        self.hidden.optimizer.zero_grad()
+        norm = super().step(loss)
+        self.hidden.optimizer.step()
+        return norm
+
+    @staticmethod
+    def _read(model: DecisionTransformerModel, batch: WindowBatch, steps: int) -> Tensor:
+        """What the head reads at the last of the steps (B, K, C)."""
+        columns = batch.mask.shape[1]
+        return model.read(model.steps(batch).between(columns - steps, columns))
+
+
+def _check_teacher(student: "DecisionTransformer", teacher: "DecisionTransformer") -> None:
+    pairs = {
+        "observations": observation_mismatch(teacher.observation_space, student.observation_space),
+        "actions": action_mismatch(teacher.action_space, student.action_space),
+    }
+    for kind, mismatch in pairs.items():
+        if mismatch:
+            raise ValueError(f"the teacher has other {kind} than the student: {mismatch}")
+    theirs, own = (type(each.policy.loss.head).__name__ for each in (teacher, student))
+    if theirs != own:
+        raise ValueError(
+            f"the teacher tells actions by a {theirs}, the student by a {own}: give both the same objective"
+        )
+    if teacher.device != student.device:
+        raise ValueError(
+            f"the teacher is on {teacher.device}, the student on {student.device}: load both on one device"
+        )

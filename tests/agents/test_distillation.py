@@ -1,0 +1,114 @@
+"""The mathematics of distillation: a reference vector, closed forms, slow sums."""
+
+import pytest
+import torch
+from torch.distributions import Categorical, Normal, kl_divergence
+from torch.nn import functional as F
+
+from rlxf.agents.distillation import (
+    Distillation,
+    HiddenStates,
+    cosine_distance,
+    gaussian_kl,
+    softened_kl,
+)
+from tests.attention.oracle import close, load
+
+VECTOR = load("distillation")
+TEMPERATURES = [0.5, 1.0, 2.0, 7.0]
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_the_loss_of_logits_is_that_of_the_reference():
+    loss = softened_kl(VECTOR["in_student"], VECTOR["in_teacher"], VECTOR["cfg_T"].item())
+    close(loss.mean(), VECTOR["out_kd"])  # over rows, not over rows and classes
+
+
+def test_that_of_hidden_states_and_of_labels_too():
+    close(cosine_distance(VECTOR["in_h_student"], VECTOR["in_h_teacher"]).mean(), VECTOR["out_cos"])
+    close(F.cross_entropy(VECTOR["in_student"], VECTOR["in_labels"]), VECTOR["out_ce"])
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_choices_by_torchs_divergence(temperature):
+    student, teacher = numbers(3, 4, 5), numbers(3, 4, 5, seed=1)
+    softened = [Categorical(logits=logits / temperature) for logits in (teacher, student)]
+    close(softened_kl(student, teacher, temperature), temperature**2 * kl_divergence(*softened))
+
+
+def gaussians(seed):
+    return numbers(3, 4, 2, seed=seed), numbers(3, 4, 2, seed=seed + 10) / 2
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_gaussians_by_torchs_divergence(temperature):
+    student, teacher = gaussians(0), gaussians(1)
+    softened = [Normal(mean, temperature**0.5 * log_std.exp()) for mean, log_std in (teacher, student)]
+    expected = temperature**2 * kl_divergence(*softened).sum(-1)
+    close(gaussian_kl(student, teacher, temperature), expected)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_gaussian_of_a_temperature_is_its_density_to_that_power(temperature):
+    places = torch.linspace(-30, 30, 200_001, dtype=torch.float64)
+    powers = []
+    for mean, log_std in ((0.3, -0.2), (-0.5, 0.4)):
+        log_density = Normal(torch.tensor(mean).double(), torch.tensor(log_std).double().exp()).log_prob(
+            places
+        )
+        powers.append(log_density / temperature)
+    student, teacher = (power - power.logsumexp(0) for power in powers)
+    expected = temperature**2 * (teacher.exp() * (teacher - student)).sum()
+    moments = [
+        (torch.tensor([m]).double(), torch.tensor([s]).double()) for m, s in ((0.3, -0.2), (-0.5, 0.4))
+    ]
+    close(gaussian_kl(*moments, temperature), expected, 1e-6)
+
+
+def test_no_loss_where_both_are_equal():
+    same = numbers(5, 3)
+    moments = gaussians(2)
+    for loss in (
+        softened_kl(same, same, 3.0),
+        gaussian_kl(moments, moments, 3.0),
+        cosine_distance(same, 2.5 * same),
+    ):
+        close(loss, torch.zeros_like(loss), 1e-12)
+
+
+def test_no_width_no_projection():
+    one, other = (torch.Generator().manual_seed(0) for _ in range(2))
+    same = HiddenStates(4, 4, one, torch.device("cpu"))
+    assert not list(same.projection.parameters())
+    assert torch.equal(one.get_state(), other.get_state())
+    close(same.distance(numbers(3, 4), numbers(3, 4)), torch.zeros(3, dtype=torch.float64), 1e-12)
+
+
+def test_a_projection_learns_where_widths_differ():
+    hidden = HiddenStates(3, 5, torch.Generator().manual_seed(0), torch.device("cpu"))
+    student = numbers(64, 3).float()
+    teacher = student @ numbers(3, 5, seed=1).float()
+    before = hidden.distance(student, teacher).mean().item()
+    for _ in range(300):
+        hidden.optimizer.zero_grad()
+        hidden.distance(student, teacher).mean().backward()
+        hidden.optimizer.step()
+    assert hidden.distance(student, teacher).mean().item() < 0.7 * before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, "temperature must be finite and more than 0, got 0.0"),
+        ({"temperature": float("inf")}, "temperature must be finite"),
+        ({"temperature": float("nan")}, "temperature must be finite"),
+        ({"hidden_coef": -1.0}, "hidden_coef must be finite and at least 0, got -1.0"),
+        ({"hidden_coef": float("nan")}, "hidden_coef must be finite"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Distillation(**options)
