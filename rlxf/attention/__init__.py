@@ -49,11 +49,13 @@ from rlxf.attention.residuals.gru import GRUGate
 from rlxf.attention.residuals.highway import HighwayGate
 from rlxf.attention.residuals.input import InputGate
 from rlxf.attention.residuals.output import OutputGate
+from rlxf.attention.residuals.reversible import Reversible
 from rlxf.attention.residuals.sig_tanh import SigTanhGate
 from rlxf.attention.spec import TransformerSpec
 from rlxf.attention.transformer import EncoderDecoder, Transformer
 
 __all__ = [
+    "Reversible",
     "ACT",
     "Universal",
     "UniversalSinusoid",

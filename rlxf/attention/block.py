@@ -9,7 +9,7 @@ from rlxf.attention.dropout import Dropout
 from rlxf.attention.feed_forward import FeedForward
 from rlxf.attention.index import Index
 from rlxf.attention.kernels.base import LayerMemory
-from rlxf.attention.norm import NORMS
+from rlxf.attention.norm import NORMS, joins
 from rlxf.attention.relation import Relation, Tables
 from rlxf.attention.sides import SidedAttention, self_attention
 
@@ -41,11 +41,11 @@ class Block(nn.Module):
 
     def __init__(self, spec: "TransformerSpec"):
         super().__init__()
-        norm = NORMS[spec.norm]
-        self.join_attention = norm(spec.width, spec.heads, spec.residual)
+        join_attention, join_feed_forward = joins(spec.norm, spec.width, spec.heads, spec.residual)
+        self.join_attention = join_attention
         self.attention = self_attention(spec)
         self.cross = CrossAttention(spec) if spec.cross_attention else None
-        self.join_feed_forward = norm(spec.width, spec.heads, spec.residual)
+        self.join_feed_forward = join_feed_forward
         self.feed_forward = FeedForward(
             spec.width, spec.inner_width, spec.activation, spec.feed_forward_chunk
         )
@@ -59,8 +59,12 @@ class Block(nn.Module):
     def attend(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
         """Self-attention of the segment x (B, T, C) over memory (B, M, C) and itself -> (B, Tq, C)."""
         join = self.join_attention
-        y = self.attention(join.enter(x), self.remembered(memory), relation)
-        return join.leave(relation.queries(x), self.dropout(y))
+        return join.leave(relation.queries(x), self.look(join.enter(x), memory, relation))
+
+    def look(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
+        """What attention adds to the stream, for x (B, T, C) behind its norm."""
+        y: Tensor = self.dropout(self.attention(x, self.remembered(memory), relation))
+        return y
 
     def weights(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
         """What each token of x (B, T, C) takes of memory (B, M, C) and of x: (B, H, T, M + T)."""
@@ -79,7 +83,12 @@ class Block(nn.Module):
     def think(self, x: Tensor) -> Tensor:
         """Feed-forward: x (B, T, C) -> (B, T, C)."""
         join = self.join_feed_forward
-        return join.leave(x, self.dropout(self.feed_forward(join.enter(x))))
+        return join.leave(x, self.consider(join.enter(x)))
+
+    def consider(self, x: Tensor) -> Tensor:
+        """What feed-forward adds to the stream, for x (B, T, C) behind its norm."""
+        y: Tensor = self.dropout(self.feed_forward(x))
+        return y
 
     def cache(self, memory: Tensor, index: Index, tables: Tables) -> LayerCache:
         """Keys and values of the tokens of memory (B, S, C)."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.residuals.base import Residual
+from rlxf.attention.residuals.reversible import Reversible
 
 Norm = Literal["pre", "post"]
 
@@ -62,6 +63,36 @@ class PostNorm(PreNorm):
         """Join, then normalise."""
         joined: Tensor = self.norm(self.residual(x, y))
         return joined
+
+
+class HalfNorm(PreNorm):
+    """`PreNorm` on one of the two streams of a `Reversible`, added to the other.
+
+    Args:
+        reads: which one is read, 0 or 1.
+    """
+
+    def __init__(self, width: int, heads: int, residual: Residual, reads: int):
+        super().__init__(width, heads, residual)
+        self.reads = reads
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What the sublayer reads: (B, T, 2 C) -> (B, T, C)."""
+        return super().enter(x.chunk(2, dim=-1)[self.reads])
+
+    def leave(self, x: Tensor, y: Tensor) -> Tensor:
+        """Join y (B, T, C) to the other stream of x (B, T, 2 C)."""
+        halves = list(x.chunk(2, dim=-1))
+        halves[1 - self.reads] = super().leave(halves[1 - self.reads], y)
+        return torch.cat(halves, dim=-1)
+
+
+def joins(norm: Norm, width: int, heads: int, residual: Residual) -> tuple[PreNorm, PreNorm]:
+    """How attention and feed-forward of a layer join the stream."""
+    if isinstance(residual, Reversible):
+        return HalfNorm(width, heads, residual, reads=1), HalfNorm(width, heads, residual, reads=0)
+    attention, feed_forward = (NORMS[norm](width, heads, residual) for _ in range(2))
+    return attention, feed_forward
 
 
 NORMS: dict[Norm, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm}

@@ -13,6 +13,7 @@ from rlxf.attention.index import EMPTY, Index
 from rlxf.attention.memory.base import State
 from rlxf.attention.positions.base import Embedding
 from rlxf.attention.relation import Relation
+from rlxf.attention.residuals.base import Residual
 
 
 @dataclass(eq=False, kw_only=True)
@@ -21,6 +22,7 @@ class LayerPasses(ABC):
 
     Args:
         embedding: the position's module for all passes.
+        residual: what the stream is.
         blocks: the layer of each pass.
         index: (B, T), where the tokens stand.
         relations: what queries and keys are to one another, in each pass.
@@ -30,6 +32,7 @@ class LayerPasses(ABC):
     """
 
     embedding: Embedding
+    residual: Residual
     blocks: Sequence[Block]
     index: Index
     relations: Sequence[Relation]
@@ -47,11 +50,27 @@ class LayerPasses(ABC):
         """See `Passes`."""
         return self.index.episode != EMPTY
 
+    def through(self, x: Tensor) -> Tensor:
+        """See `Passes`."""
+        for number in range(self.count):
+            x = self.run(number, self.enter(number, x))
+        return x
+
     def enter(self, number: int, x: Tensor) -> Tensor:
         """See `Passes`."""
-        x = self.embedding.signal(x, self.index.position, number)
-        self.hidden.append(x)
+        signal = self.signal(number, x)
+        x = x if signal is None else x + signal
+        self.hidden.append(self.read(x))
         return x
+
+    def signal(self, number: int, x: Tensor) -> Tensor | None:
+        """What is added to the stream x before a pass."""
+        signal = self.embedding.signal(self.read(x), self.index.position, number)
+        return None if signal is None else self.residual.opened(signal)
+
+    def read(self, x: Tensor) -> Tensor:
+        """See `Passes`."""
+        return self.residual.read(x)
 
     @abstractmethod
     def run(self, number: int, x: Tensor) -> Tensor:

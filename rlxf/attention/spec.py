@@ -9,6 +9,7 @@ from rlxf.attention.depth.base import Depth
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.feed_forward import Activation
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
+from rlxf.attention.kernels.dynamic_span import DynamicSpan
 from rlxf.attention.kernels.linformer import Linformer
 from rlxf.attention.kernels.lsh import LSH
 from rlxf.attention.kernels.rfa import RFA
@@ -21,6 +22,7 @@ from rlxf.attention.patterns.full import Full
 from rlxf.attention.positions.base import PairwisePosition, Position
 from rlxf.attention.residuals.add import Add
 from rlxf.attention.residuals.base import Residual
+from rlxf.attention.residuals.reversible import Reversible
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES, known, technique_from_json, technique_to_json
 from rlxf.attention.transformer import Transformer
 
@@ -84,6 +86,8 @@ class TransformerSpec:
         if self.memory is not None and not self.causal:
             raise ValueError(f"memory {self.memory} needs causal=True: what is remembered cannot look ahead")
         check_together(self.position, self.kernel)
+        if isinstance(self.residual, Reversible):
+            check_reversible(self)
         self.kernel.for_layers(1 + max(map(self.depth.layer_of, range(self.layers))))
         if isinstance(self.kernel, Linformer):
             check_projected(self)
@@ -165,6 +169,22 @@ def check_together(position: Position | None, kernel: Kernel) -> None:
         raise ValueError(
             f"{position} changes the weight of each pair of tokens, and {kernel} computes none; "
             f"choose another position or kernel"
+        )
+
+
+def check_reversible(spec: TransformerSpec) -> None:
+    """Raise ValueError unless what a layer was given can be computed back from what it gave."""
+    if spec.norm == "post":
+        raise ValueError(f"{spec.residual} cannot be computed back through a norm; use norm='pre'")
+    if spec.cross_attention:
+        raise ValueError(
+            f"{spec.residual} computes layers back from their outputs alone, and cross_attention=True brings "
+            f"other tokens; choose another residual"
+        )
+    if isinstance(spec.kernel, DynamicSpan):
+        raise ValueError(
+            f"{spec.residual} computes what tokens say twice, and {spec.kernel} puts a price on it; choose "
+            f"another residual or kernel"
         )
 
 

@@ -49,6 +49,7 @@ from rlxf.attention.residuals.gru import GRUGate
 from rlxf.attention.residuals.highway import HighwayGate
 from rlxf.attention.residuals.input import InputGate
 from rlxf.attention.residuals.output import OutputGate
+from rlxf.attention.residuals.reversible import Reversible
 from rlxf.attention.residuals.sig_tanh import SigTanhGate
 
 TECHNIQUES: dict[str, dict[str, type[Any]]] = {
@@ -85,7 +86,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
         ),
         "kernel": (Softmax, AdaptiveSpan, DynamicSpan, RFA, Performer, Linformer, LSH, Routing),
         "memory": (XL,),
-        "residual": (Add, GRUGate, InputGate, OutputGate, HighwayGate, SigTanhGate),
+        "residual": (Add, GRUGate, InputGate, OutputGate, HighwayGate, SigTanhGate, Reversible),
         "depth": (Fixed, Universal, ACT),
     }.items()
 }

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,15 @@ from rlxf.attention.extra_tokens import LearnedTokens, NoExtraTokens
 from rlxf.attention.index import Index
 from rlxf.attention.kernels.base import LayerKernel, RecurrentKernel
 from rlxf.attention.memory.base import State
-from rlxf.attention.passes import SegmentPasses, StepPasses
+from rlxf.attention.passes import LayerPasses, SegmentPasses, StepPasses
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.etc import ExtraTokens
 from rlxf.attention.patterns.full import Full
 from rlxf.attention.patterns.window import Window
 from rlxf.attention.positions.base import Embedding, PairwisePosition
 from rlxf.attention.relation import Relation, Tables
+from rlxf.attention.residuals.reversible import Reversible
+from rlxf.attention.reversible_passes import ReversiblePasses
 
 if TYPE_CHECKING:
     from rlxf.attention.spec import TransformerSpec
@@ -90,8 +92,9 @@ class Transformer(nn.Module):
         """
         seen = self._project(context)
         x, index, wanted = self.enter(x, index, wanted)
-        passes = SegmentPasses(
+        passes = self._passes(
             embedding=self.embedding,
+            residual=self.spec.residual,
             blocks=self._layers,
             index=index,
             relations=self.relations(index, index if state is None else state.index.concatenate(index)),
@@ -100,7 +103,7 @@ class Transformer(nn.Module):
             state=state,
             wanted=wanted,
         )
-        return self.norm(self.depth(x, passes)), passes.hidden
+        return self._processed(x, passes), passes.hidden
 
     @torch.no_grad()
     def step(self, x: Tensor, index: Index, cache: Cache) -> tuple[Tensor, Tensor]:
@@ -117,6 +120,7 @@ class Transformer(nn.Module):
         slot = cache.write(index)
         passes = StepPasses(
             embedding=self.embedding,
+            residual=self.spec.residual,
             blocks=self._layers,
             index=index,
             relations=self.relations(index, cache.index, cache.tables),
@@ -125,8 +129,8 @@ class Transformer(nn.Module):
             cache=cache,
             slot=slot,
         )
-        y = self.depth(self.embedding(x[:, None], index.position), passes)
-        return self.norm(y)[:, 0], torch.cat(passes.hidden, dim=1).transpose(0, 1)
+        y = self._processed(self.embedding(x[:, None], index.position), passes)
+        return y[:, 0], torch.cat(passes.hidden, dim=1).transpose(0, 1)
 
     def initial_state(self, batch: int) -> State:
         """A state that remembers nothing, for ``batch`` rows; of length 0 without memory."""
@@ -165,6 +169,18 @@ class Transformer(nn.Module):
         tables = Tables(distances, self.embedding.table(distances, self.spec.causal))
         rings = [block.cache(h, index, tables) for block, h in zip(self._layers, hidden, strict=True)]
         return Cache(rings, index, length % capacity, tables, self._project(context))
+
+    def _processed(self, x: Tensor, passes: LayerPasses) -> Tensor:
+        """What comes of tokens x (B, T, C) that have gone through passes."""
+        residual = self.spec.residual
+        y: Tensor = self.norm(residual.closed(self.depth(residual.opened(x), passes)))
+        return y
+
+    def _passes(self, **given: Any) -> SegmentPasses:
+        """Those of a segment; they can be taken back if there is a gradient to be found and layers can."""
+        if isinstance(self.spec.residual, Reversible) and torch.is_grad_enabled():
+            return ReversiblePasses(keeps=self.spec.memory is not None, **given)
+        return SegmentPasses(**given)
 
     @property
     def _layers(self) -> list[Block]:

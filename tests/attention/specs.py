@@ -29,6 +29,7 @@ from rlxf.attention import (
     Longformer,
     Multiplicative,
     Performer,
+    Reversible,
     RoPE,
     Routing,
     ShawRelative,
@@ -187,6 +188,12 @@ RECIPES = {
     "ACT, sums": replace(DEFAULT, layers=3, depth=ACT(bias=-1.0), kernel=Performer(6)),
     "ACT in a decoder": replace(DEFAULT, layers=3, depth=ACT(bias=-1.0), cross_attention=True),
     "encoder, ETC, universal": replace(DEFAULT, depth=Universal(), pattern=ETC(1, 2), causal=False),
+    "Reversible, memory and distances": replace(GTRXL, layers=3, residual=Reversible()),
+    "Reversible, ACT": replace(DEFAULT, layers=3, depth=ACT(bias=-1.0), residual=Reversible()),
+    "Reversible, global tokens": replace(
+        DEFAULT, residual=Reversible(), pattern=Longformer(2, global_tokens=3)
+    ),
+    "Reversible, ETC, both ways": replace(DEFAULT, residual=Reversible(), pattern=ETC(1, 2), causal=False),
     "decoder": replace(DEFAULT, cross_attention=True),
     "gated decoder with memory": replace(GTRXL, cross_attention=True),
     "encoder": replace(DEFAULT, causal=False),

@@ -62,7 +62,7 @@ def slowly(model: Transformer, x: Tensor, index: Index) -> tuple[Tensor, Tensor]
     state, outputs = x, [torch.zeros(spec.width, dtype=x.dtype) for _ in range(length)]
     sums, ponder, halted = [0.0] * length, [torch.zeros(())] * length, [False] * length
     for number in range(spec.layers):
-        entered = model.embedding.signal(state, index.position, number)
+        entered = state + model.embedding.signal(state, index.position, number)
         after = model.blocks[0].think(model.blocks[0].attend(entered, None, relations[number]))
         rows = []
         for t in range(length):

@@ -79,7 +79,7 @@ class Pondering(Processor):
                 passes.leave_out(number, entered)
                 continue
             running, last = halting.running, number == passes.count - 1
-            weight = halting.weigh((entered @ self.w + self.b).sigmoid(), last)
+            weight = halting.weigh((passes.read(entered) @ self.w + self.b).sigmoid(), last)
             after = passes.run(number, entered)
             y = y + passes.asking(weight)[..., None] * (after if last else passes.asking(after))
             x = x if last else torch.where(running[..., None], after, x)

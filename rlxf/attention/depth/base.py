@@ -9,13 +9,17 @@ class Passes(Protocol):
     """The passes that tokens may take through layers, of one call of a transformer.
 
     A pass is entered by all tokens, in order, whether they take it or not: what later tokens see of them is
-    read off what they enter it with.
+    read off what they enter it with. Tokens x are the stream that residuals join: as a rule (B, T, C).
     """
 
     count: int
     """Passes N that there are."""
     filled: Tensor
     """(B, T) bool: tokens, as against empty slots, of those that ask."""
+
+    def through(self, x: Tensor) -> Tensor:
+        """Tokens x (B, T, C) behind all passes, each taken once: those that ask, (B, Tq, C)."""
+        ...
 
     def enter(self, number: int, x: Tensor) -> Tensor:
         """Tokens x (B, T, C) as pass ``number`` reads them; what is remembered of them there."""
@@ -29,6 +33,10 @@ class Passes(Protocol):
         """Let later tokens see x, which entered a pass that nobody takes."""
         ...
 
+    def read(self, x: Tensor) -> Tensor:
+        """What attention reads of the stream x: (B, T, C)."""
+        ...
+
     def asking(self, x: Tensor) -> Tensor:
         """Those of all tokens (B, T, ...) whose outputs are wanted, (B, Tq, ...)."""
         ...
@@ -39,9 +47,7 @@ class Processor(nn.Module):
 
     def forward(self, x: Tensor, passes: Passes) -> Tensor:
         """Tokens x (B, T, C) -> what comes of those that ask, (B, Tq, C)."""
-        for number in range(passes.count):
-            x = passes.run(number, passes.enter(number, x))
-        return x
+        return passes.through(x)
 
     def penalty(self) -> Tensor | None:
         """What is added to the loss, a scalar, for the last forward with gradient; None for nothing.

@@ -18,9 +18,9 @@ class Embedding(nn.Module):
         """x (B, T, C), position (B, T) int64 -> (B, T, C)."""
         return x
 
-    def signal(self, x: Tensor, position: Tensor, number: int) -> Tensor:
-        """x (B, T, C) as pass ``number``, counted from 0, reads it."""
-        return x
+    def signal(self, x: Tensor, position: Tensor, number: int) -> Tensor | None:
+        """What is added to x (B, T, C) before a pass, counted from 0: of that shape, or None for nothing."""
+        return None
 
     def table(self, distances: Tensor, causal: bool) -> Tensor | None:
         """What all layers share and no token changes: computed once a pass, or once for many steps."""

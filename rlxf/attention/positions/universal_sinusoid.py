@@ -47,4 +47,4 @@ class UniversalSinusoidEmbedding(Embedding):
         """See `Embedding`."""
         here = self.waves.encode(position, x.shape[-1])
         now = self.waves.encode(torch.tensor(number + 1, device=x.device), x.shape[-1])
-        return x + (here + now).to(x.dtype)
+        return (here + now).to(x.dtype)

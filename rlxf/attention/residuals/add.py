@@ -5,17 +5,17 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from rlxf.attention.residuals.base import Residual
+
 
 @dataclass(frozen=True)
-class Add:
+class Add(Residual):
     """``x + y``.
 
     Source: He et al. 2016, arXiv:1512.03385, section 3.1.
     """
 
     paper: ClassVar[str] = "He et al. 2016, arXiv:1512.03385"
-    causal: ClassVar[str] = "token by token"
-    cost: ClassVar[str] = "L"
 
     def build(self, width: int, heads: int) -> "Sum":
         """The module; it has no parameters."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,20 +10,35 @@ from torch import Tensor, nn
 from rlxf.attention.checks import check_finite_number
 
 
-class Residual(Protocol):
-    """How the output y of a sublayer joins the stream x."""
+class Residual(ABC):
+    """How the output y of a sublayer joins the stream x. Base of the residual techniques: frozen dataclasses.
+
+    The stream is the tokens themselves, unless a technique says otherwise.
+    """
 
     paper: ClassVar[str]
-    causal: ClassVar[str]
-    cost: ClassVar[str]
+    causal: ClassVar[str] = "token by token"
+    cost: ClassVar[str] = "L"
 
+    @abstractmethod
     def build(self, width: int, heads: int) -> nn.Module:
         """The module: ``forward(x, y)``, (..., C) and (..., C) -> (..., C)."""
-        ...
+
+    def opened(self, x: Tensor) -> Tensor:
+        """Tokens (..., C) as the stream of the first layer."""
+        return x
+
+    def read(self, stream: Tensor) -> Tensor:
+        """What attention reads of the stream, (..., C)."""
+        return stream
+
+    def closed(self, stream: Tensor) -> Tensor:
+        """What comes of the stream behind the last layer, (..., C)."""
+        return stream
 
 
 @dataclass(frozen=True)
-class Biased:
+class Biased(Residual):
     """What the gates with a bias share: where their b starts.
 
     Args:

@@ -30,8 +30,6 @@ class GRUGate(Biased):
     """
 
     paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
-    causal: ClassVar[str] = "token by token"
-    cost: ClassVar[str] = "L"
 
     def build(self, width: int, heads: int) -> "GRU":
         """The module."""

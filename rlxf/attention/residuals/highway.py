@@ -26,8 +26,6 @@ class HighwayGate(Biased):
     """
 
     paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
-    causal: ClassVar[str] = "token by token"
-    cost: ClassVar[str] = "L"
 
     def build(self, width: int, heads: int) -> "Highway":
         """The module."""

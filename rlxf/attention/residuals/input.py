@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlxf.attention.linear import stacked
-from rlxf.attention.residuals.base import Gate
+from rlxf.attention.residuals.base import Gate, Residual
 
 
 @dataclass(frozen=True)
-class InputGate:
+class InputGate(Residual):
     """``g(x, y) = sigmoid(W_g x) * x + y``.
 
     The only gate of the paper that is no identity for any setting of its bias, so it has none.
@@ -20,8 +20,6 @@ class InputGate:
     """
 
     paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
-    causal: ClassVar[str] = "token by token"
-    cost: ClassVar[str] = "L"
 
     def build(self, width: int, heads: int) -> "Input":
         """The module."""

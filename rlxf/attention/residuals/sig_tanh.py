@@ -25,8 +25,6 @@ class SigTanhGate(Biased):
     """
 
     paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
-    causal: ClassVar[str] = "token by token"
-    cost: ClassVar[str] = "L"
 
     def build(self, width: int, heads: int) -> "SigTanh":
         """The module."""

@@ -1,0 +1,143 @@
+"""The passes of a segment through reversible layers, which are computed back for the gradient."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from rlxf.attention.passes import SegmentPasses
+
+
+@dataclass(eq=False)
+class Sublayer:
+    """A sublayer of a `Reversible` layer: it reads one half of the stream and is added to the other.
+
+    Args:
+        writes: the half that it is added to, 0 or 1.
+        branch: what it makes of the other half, (B, T, C) -> (B, T, C).
+        weights: what it reads beside that, and learns.
+        signal: what is added to the stream before it, (B, T, 2 C); None for nothing.
+    """
+
+    writes: int
+    branch: Callable[[Tensor], Tensor]
+    weights: Sequence[Tensor]
+    signal: Tensor | None = None
+
+    def forth(self, halves: list[Tensor]) -> None:
+        """Add to a half, in place of it."""
+        if self.signal is not None:
+            halves[:] = [half + s for half, s in zip(halves, self.signal.chunk(2, dim=-1), strict=True)]
+        halves[self.writes] = halves[self.writes] + self.branch(halves[1 - self.writes])
+
+    def back(self, halves: list[Tensor], gradients: list[Tensor]) -> tuple[Tensor | None, ...]:
+        """Undo `forth`, turn the gradients of what it gave into those of what it got; give the weights'."""
+        read = halves[1 - self.writes].detach().requires_grad_()
+        with torch.enable_grad():
+            added = self.branch(read)
+        halves[self.writes] = halves[self.writes] - added.detach()
+        of_read, *of_weights = torch.autograd.grad(
+            added, (read, *self.weights), gradients[self.writes], allow_unused=True
+        )
+        gradients[1 - self.writes] = gradients[1 - self.writes] + of_read
+        if self.signal is not None:
+            halves[:] = [half - s for half, s in zip(halves, self.signal.chunk(2, dim=-1), strict=True)]
+        return tuple(of_weights)
+
+
+@dataclass(eq=False, kw_only=True)
+class ReversiblePasses(SegmentPasses):
+    """`SegmentPasses` that keep what the last pass needs for its gradient, and of all others nothing.
+
+    Args:
+        keeps: whether ``hidden`` is wanted, without gradient.
+    """
+
+    keeps: bool
+
+    def through(self, x: Tensor) -> Tensor:
+        """See `Passes`."""
+        last = self.count - 1
+        if last:
+            sublayers = [one for number in range(last) for one in self._sublayers(number, x)]
+            weights = list(dict.fromkeys(weight for one in sublayers for weight in one.weights))
+            x = _Through.apply(x, sublayers, *weights)  # type: ignore[no-untyped-call]
+        return self.run(last, self.enter(last, x))
+
+    def _sublayers(self, number: int, x: Tensor) -> tuple[Sublayer, Sublayer]:
+        block, relation = self.blocks[number], self.relations[number]
+        memory = None if self.state is None else self.state.hidden[number]
+        order = list(self.embedding.parameters())
+
+        def look(half: Tensor) -> Tensor:
+            if self.keeps and not torch.is_grad_enabled():
+                self.hidden.append(half)
+            # What is learned of positions is kept in a relation with its graph: each graph has its own.
+            own = replace(relation) if order else relation
+            return block.look(block.join_attention.norm(half), memory, own)
+
+        def consider(half: Tensor) -> Tensor:
+            return block.consider(block.join_feed_forward.norm(half))
+
+        attention = _weights(block.join_attention, block.attention)
+        feed_forward = _weights(block.join_feed_forward, block.feed_forward)
+        return (
+            Sublayer(0, look, [*attention, *order], self.signal(number, x)),
+            Sublayer(1, consider, feed_forward),
+        )
+
+
+def _weights(*modules: nn.Module) -> list[Tensor]:
+    """What modules learn."""
+    return [weight for module in modules for weight in module.parameters() if weight.requires_grad]
+
+
+class _Through(torch.autograd.Function):
+    """Sublayers in order. Backward each is undone, with the same random numbers, before those under it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sublayers: list[Sublayer], *weights: Tensor) -> Tensor:
+        halves, ctx.states = list(x.chunk(2, dim=-1)), []
+        for sublayer in sublayers:
+            ctx.states.append(RandomState.now(x))
+            sublayer.forth(halves)
+        ctx.sublayers, ctx.weights = sublayers, weights
+        y = torch.cat(halves, dim=-1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (y,) = ctx.saved_tensors
+        halves, gradients = list(y.chunk(2, dim=-1)), list(gradient.chunk(2, dim=-1))
+        found: dict[Tensor, Tensor] = {}
+        now = RandomState.now(y)
+        for sublayer, state in zip(reversed(ctx.sublayers), reversed(ctx.states), strict=True):
+            state.set()
+            for weight, part in zip(sublayer.weights, sublayer.back(halves, gradients), strict=True):
+                if part is not None:
+                    found[weight] = part if weight not in found else found[weight] + part
+        now.set()
+        return torch.cat(gradients, dim=-1), None, *(found.get(weight) for weight in ctx.weights)
+
+
+@dataclass(frozen=True, eq=False)
+class RandomState:
+    """Where torch's global generators stand: the one on CPU, and those of other devices."""
+
+    cpu: Tensor
+    devices: list[int]
+    others: list[Tensor]
+
+    @classmethod
+    def now(cls, x: Tensor) -> "RandomState":
+        """At present, for x's device."""
+        return cls(torch.get_rng_state(), *get_device_states(x))
+
+    def set(self) -> None:
+        """Go on from here."""
+        torch.set_rng_state(self.cpu)
+        set_device_states(self.devices, self.others)
