@@ -8,11 +8,20 @@ from rich.table import Table
 from rlxf.evaluation import Report, TargetSweep
 from rlxf.training import RunFolder
 
-FOLDERS = {"last": "evaluation", "best": "evaluation-best"}
+REMEMBERING = ", remembering"
+"""Behind the name of a checkpoint that remembers trajectories."""
+FOLDERS = {
+    "last": "evaluation",
+    "best": "evaluation-best",
+    f"last{REMEMBERING}": "evaluation-remembering",
+    f"best{REMEMBERING}": "evaluation-best-remembering",
+}
 """Where the numbers of each go in the folder of the run: one run each in TensorBoard."""
 HEADINGS = {
     "last": "Last checkpoint, step {:,}",
     "best": "Best checkpoint, step {:,}, chosen by other episodes during training",
+    f"last{REMEMBERING}": "Last checkpoint, step {:,}, remembering",
+    f"best{REMEMBERING}": "Best checkpoint, step {:,}, remembering",
 }
 
 

@@ -45,6 +45,10 @@ class Evaluate:
     """Environments side by side, at most one per episode."""
     target_returns: tuple[float, ...] = ()
     """Returns to ask a Decision Transformer for, in the same episodes; none: the highest in its data."""
+    remember: tuple[str, ...] = ()
+    """Minari ids of trajectories that a Decision Transformer acts by, too, without learning from them."""
+    head: str | None = None
+    """How it reads them: knn-lm or spalm, or JSON like {"name": "KNNLM", "k": 8}; None is knn-lm."""
     seed: int = 1_000_000
     """Of the environments; far from the seeds one trains with, so that generated levels are new."""
     progress_bar: bool = True
@@ -55,7 +59,7 @@ class Evaluate:
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
         from rlxf.cli.checkpoints import checkpoints_of
-        from rlxf.cli.players import load_agent, make_env, targets_of
+        from rlxf.cli.players import load_agent, make_env, remembering, targets_of
         from rlxf.training import RunFolder
 
         check_counts(self, "episodes", "n_envs")
@@ -64,6 +68,7 @@ class Evaluate:
         files = checkpoints_of(run)
         agents = {name: load_agent(run, env, path, self.device) for name, path in files.items()}
         targets = targets_of(list(agents.values()), self.target_returns)
+        agents = remembering(agents, self.remember, self.head, self.progress_bar)
         return partial(self._evaluate, agents, env, targets, run)
 
     def _evaluate(

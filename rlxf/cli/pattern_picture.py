@@ -1,16 +1,13 @@
 """The picture of a pattern: which key each query may see."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 
 from rlxf.attention.patterns.base import Pattern
-from rlxf.attention.techniques import technique_from_json
-from rlxf.cli.technique_names import FITTING, find
+from rlxf.cli.technique_names import FITTING, read
 
 LAYERS, HEADS = 2, 4
 """Of these, every rule is shown once."""
@@ -22,19 +19,9 @@ def read_pattern(text: str) -> Pattern:
     Raises:
         ValueError: if there is no such pattern or option.
     """
-    if text.lstrip().startswith("{"):
-        return technique_from_json("pattern", _load(text))
-    name = find("pattern", text)
-    if name == FITTING:
+    if text.lower() == FITTING:
         raise ValueError(f"the {FITTING} pattern depends on the memory; draw window or full")
-    return technique_from_json("pattern", {"name": name})
-
-
-def _load(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{text} is no JSON: {error}") from error
+    return read("pattern", text)
 
 
 def panels(pattern: Pattern) -> dict[Pattern, str]:

@@ -1,6 +1,6 @@
 """The agents of runs, and environments for them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,7 +8,9 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
+from rlxf.cli.checkpoints import REMEMBERING
 from rlxf.cli.task import Task
+from rlxf.cli.technique_names import read
 from rlxf.training import RunFolder, load_normalizer
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -57,6 +59,31 @@ def load_agent(run: RunFolder, env: VecEnv, checkpoint: Path, device: Device) ->
     normalised = run.config.get("normalize_observations", False)
     shown = load_normalizer(run.normalizer, env) if normalised else env
     return GTrXLPPO.load(checkpoint, env=shown, device=device)
+
+
+def remembering(
+    agents: Mapping[str, Agent], datasets: Sequence[str], head: str | None, progress_bar: bool
+) -> dict[str, Agent]:
+    """The agents under names that say so, made to remember these datasets; with none, as they are.
+
+    Args:
+        agents: by the name of the checkpoint.
+        datasets: Minari ids.
+        head: how they are read: a name or JSON; None for kNN-LM.
+        progress_bar: show one.
+
+    Raises:
+        ValueError: if an agent cannot, there is no such head, or a dataset does not fit.
+    """
+    if not datasets:
+        if head is not None:
+            raise ValueError(f"head {head} says how trajectories are remembered: name them with --remember")
+        return dict(agents)
+    for agent in agents.values():
+        if not isinstance(agent, DecisionTransformer):
+            raise ValueError(f"Decision Transformers alone remember trajectories, got {list(datasets)}")
+        agent.remember(datasets, read("head", head or "KNNLM"), progress_bar=progress_bar)
+    return {f"{name}{REMEMBERING}": agent for name, agent in agents.items()}
 
 
 def targets_of(agents: Sequence[Any], asked: Sequence[float]) -> Sequence[float] | None:

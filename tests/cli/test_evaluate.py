@@ -15,7 +15,7 @@ from rlxf.cli import main
 from rlxf.cli.evaluate import Evaluate
 from rlxf.envs import TMazeVector
 from tests.cli.running import refused, train
-from tests.datasets import ID, record_cartpole
+from tests.datasets import ID, record_cartpole, record_random
 
 
 def test_the_default_seed_of_evaluation_is_that_of_python():
@@ -99,6 +99,40 @@ def test_a_decision_transformer_is_asked_for_several_returns(offline, capsys, tm
     assert (tmp_path / offline / "evaluation/targets.png").stat().st_size > 1000
     events = EventAccumulator(f"{offline}/evaluation").Reload()
     assert {"eval/target_1/return_mean", "eval/target_0/return_mean"} <= set(events.Tags()["scalars"])
+
+
+def test_a_decision_transformer_remembers_trajectories(offline, capsys, tmp_path):
+    head = json.dumps({"name": "KNNLM", "k": 3, "weight": 0.5})
+    for args in (["--head", head], ["--head", "spalm"], []):
+        shown = ["evaluate", offline, "--remember", *2 * [ID], "--episodes", "2", "--no-progress-bar"]
+        main([*shown, *args])
+        assert "Last checkpoint, step 3, remembering" in capsys.readouterr().out
+    for folder in ("evaluation-remembering", "evaluation-best-remembering"):
+        assert EventAccumulator(f"{offline}/{folder}").Reload().Scalars("eval/mean_reward")
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--remember", ID, "--head", "oracle"], "no head named 'oracle'; there are KNNLM, SPALM"),
+        (["--remember", ID, "--head", '{"name": "KNNLM", "weight": 2}'], "must be from 0 to 1, got 2"),
+        (["--remember", ID, "--head", '{"name": "KNNLM", "k": 26}'], "k=26 neighbours, but the data have 25"),
+        (["--remember", ID, "--head", '{"name": "KNNLM", "n": 1}'], "unexpected keyword argument 'n'"),
+        (["--remember", ID, "--head", "{"], "{ is no JSON"),
+        (["--remember", "test/none-v0"], "test/none-v0"),
+        (["--remember", "test/other-v0"], "cannot remember test/other-v0: observation space"),
+        (["--head", "spalm"], "name them with --remember"),
+    ],
+)
+def test_what_cannot_be_remembered_is_told(args, told, offline, capsys):
+    record_random(dataset_id="test/other-v0")
+    assert told in refused(capsys, "evaluate", offline, *args)
+
+
+def test_other_agents_do_not_remember(finished, minari_root, capsys):
+    record_cartpole()
+    told = refused(capsys, "evaluate", str(finished), "--remember", ID)
+    assert "Decision Transformers alone remember trajectories" in told
 
 
 def test_arguments_of_the_datas_environment_are_the_datas(offline, capsys):
