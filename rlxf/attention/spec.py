@@ -8,21 +8,15 @@ from rlxf.attention.checks import check_whole
 from rlxf.attention.depth.base import Depth
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.feed_forward import Activation
-from rlxf.attention.kernels.base import Kernel, PairwiseKernel
-from rlxf.attention.kernels.dynamic_span import DynamicSpan
-from rlxf.attention.kernels.linformer import Linformer
-from rlxf.attention.kernels.lsh import LSH
-from rlxf.attention.kernels.rfa import RFA
-from rlxf.attention.kernels.routing import Routing
+from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.norm import Norm
-from rlxf.attention.patterns.base import GlobalTokens, Pattern
+from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.full import Full
-from rlxf.attention.positions.base import PairwisePosition, Position
+from rlxf.attention.positions.base import Position
 from rlxf.attention.residuals.add import Add
 from rlxf.attention.residuals.base import Residual
-from rlxf.attention.residuals.reversible import Reversible
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES, known, technique_from_json, technique_to_json
 from rlxf.attention.transformer import Transformer
 
@@ -83,20 +77,10 @@ class TransformerSpec:
         self._check_words()
         for axis in TECHNIQUES:
             self._check_technique(axis)
-        if self.memory is not None and not self.causal:
-            raise ValueError(f"memory {self.memory} needs causal=True: what is remembered cannot look ahead")
-        check_together(self.position, self.kernel)
-        if isinstance(self.residual, Reversible):
-            check_reversible(self)
+        for axis in TECHNIQUES:
+            if (technique := getattr(self, axis)) is not None:
+                technique.check(self)
         self.kernel.for_layers(1 + max(map(self.depth.layer_of, range(self.layers))))
-        if isinstance(self.kernel, Linformer):
-            check_projected(self)
-        if isinstance(self.kernel, RFA):
-            check_gate(self, self.kernel)
-        if isinstance(self.kernel, LSH):
-            check_hashed(self, self.kernel)
-        if isinstance(self.kernel, Routing) and self.kernel.window is not None:
-            check_whole_sequence(self)
 
     @property
     def inner_width(self) -> int:
@@ -161,83 +145,3 @@ class TransformerSpec:
             return
         if type(choice) not in known(axis).values():
             raise TypeError(f"{axis} must be one of {', '.join(TECHNIQUES[axis])}, got {choice!r}")
-
-
-def check_together(position: Position | None, kernel: Kernel) -> None:
-    """Raise ValueError unless the kernel takes what the position has to say."""
-    if isinstance(position, PairwisePosition) and not isinstance(kernel, PairwiseKernel):
-        raise ValueError(
-            f"{position} changes the weight of each pair of tokens, and {kernel} computes none; "
-            f"choose another position or kernel"
-        )
-
-
-def check_reversible(spec: TransformerSpec) -> None:
-    """Raise ValueError unless what a layer was given can be computed back from what it gave."""
-    if spec.norm == "post":
-        raise ValueError(f"{spec.residual} cannot be computed back through a norm; use norm='pre'")
-    if spec.cross_attention:
-        raise ValueError(
-            f"{spec.residual} computes layers back from their outputs alone, and cross_attention=True brings "
-            f"other tokens; choose another residual"
-        )
-    if isinstance(spec.kernel, DynamicSpan):
-        raise ValueError(
-            f"{spec.residual} computes what tokens say twice, and {spec.kernel} puts a price on it; choose "
-            f"another residual or kernel"
-        )
-
-
-def check_projected(spec: TransformerSpec) -> None:
-    """Raise ValueError unless all that a `Linformer` projects may be seen, and stands in one sequence."""
-    if spec.cross_attention:
-        raise ValueError(
-            f"{spec.kernel} projects one sequence, and cross_attention=True brings another one; "
-            f"choose another kernel"
-        )
-    if not spec.causal and not isinstance(spec.pattern, Full):
-        raise ValueError(
-            f"where causal=False, {spec.kernel} projects a sequence as a whole, and {spec.pattern} hides a "
-            f"part of it; choose Full() or another kernel"
-        )
-
-
-def check_gate(spec: TransformerSpec, kernel: RFA) -> None:
-    """Raise ValueError if a gated `RFA` has to forget where there is no before and after."""
-    if kernel.gate and not spec.causal:
-        raise ValueError(f"{kernel} forgets the past, and causal=False knows none; use gate=False")
-    if kernel.gate and spec.cross_attention:
-        raise ValueError(
-            f"{kernel} forgets what is long past, and cross_attention=True looks at tokens of another time; "
-            f"use gate=False"
-        )
-
-
-def check_hashed(spec: TransformerSpec, kernel: LSH) -> None:
-    """Raise ValueError unless all tokens may share one projection of queries and keys; see `LSH`."""
-    if spec.cross_attention:
-        raise ValueError(
-            f"{kernel} takes a token's query for its key, and cross_attention=True looks at tokens that do "
-            f"not ask; choose another kernel"
-        )
-    if isinstance(spec.pattern, GlobalTokens):
-        raise ValueError(
-            f"{kernel} has one projection of queries and keys, and {spec.pattern} has others for global "
-            f"tokens; choose another pattern or kernel"
-        )
-    if kernel.chunk is not None:
-        check_whole_sequence(spec)
-
-
-def check_whole_sequence(spec: TransformerSpec) -> None:
-    """Raise ValueError unless a kernel that cuts up the whole sequence may look at all of it."""
-    if spec.causal:
-        raise ValueError(
-            f"{spec.kernel} looks at the whole sequence to say who sees whom, and causal=True hides what is "
-            f"ahead; set {'chunk' if isinstance(spec.kernel, LSH) else 'window'}=None"
-        )
-    if not isinstance(spec.pattern, Full):
-        raise ValueError(
-            f"{spec.kernel} looks at the whole sequence to say who sees whom, and {spec.pattern} hides a "
-            f"part of it; choose Full() or another kernel"
-        )

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,7 +34,6 @@ from rlxf.attention import (
 )
 from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.positions.base import Embedding, LayerPosition
-from rlxf.attention.spec import check_together
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
 from tests.attention.specs import CAUSAL, DEFAULT, SPECS, built, each
 from tests.attention.worlds import numbers, world
@@ -96,15 +96,16 @@ class OfNoPair(Kernel):
 
 @pytest.mark.parametrize("technique", TECHNIQUES["position"].values(), ids=TECHNIQUES["position"])
 def test_what_changes_the_weight_of_pairs_needs_a_kernel_that_has_one(technique):
-    check_together(technique(), Softmax())
+    technique().check(SimpleNamespace(kernel=Softmax()))
+    other = SimpleNamespace(kernel=OfNoPair())
     layer = technique().build(8, 2)
     shared = technique().build_embedding(8, 2)
     changes = type(layer).bias is not LayerPosition.bias or type(shared).bias is not Embedding.bias
     if not changes and type(layer).average is LayerPosition.average:
-        check_together(technique(), OfNoPair())
+        technique().check(other)
         return
     with pytest.raises(ValueError, match=re.escape(f"{technique()} changes") + r".*OfNoPair\(\)"):
-        check_together(technique(), OfNoPair())
+        technique().check(other)
 
 
 def test_memory_cannot_look_ahead():

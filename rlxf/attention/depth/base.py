@@ -4,6 +4,8 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor, nn
 
+from rlxf.attention.technique import Technique
+
 
 class Passes(Protocol):
     """The passes that tokens may take through layers, of one call of a transformer.
@@ -15,7 +17,7 @@ class Passes(Protocol):
     count: int
     """Passes N that there are."""
     filled: Tensor
-    """(B, T) bool: tokens, as against empty slots, of those that ask."""
+    """(B, T) bool: tokens, as against empty slots."""
 
     def through(self, x: Tensor) -> Tensor:
         """Tokens x (B, T, C) behind all passes, each taken once: those that ask, (B, Tq, C)."""
@@ -61,12 +63,10 @@ class Processor(nn.Module):
         return None
 
 
-class Depth:
+class Depth(Technique):
     """Base of the depth techniques: frozen dataclasses that build a `Processor`."""
 
-    paper: ClassVar[str]
     causal: ClassVar[str] = "token by token"
-    cost: ClassVar[str]
 
     def layer_of(self, number: int) -> int:
         """The layer, counted from 0, whose weights a pass has."""

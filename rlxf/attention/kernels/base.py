@@ -2,13 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.patterns.base import UNLIMITED
+from rlxf.attention.patterns.full import Full
+from rlxf.attention.technique import Choices, Technique
 
 if TYPE_CHECKING:
     from rlxf.attention.index import Index
@@ -141,16 +143,12 @@ class LayerRecurrent(LayerKernel):
         """
 
 
-class Kernel(ABC):
+class Kernel(Technique, ABC):
     """Base of the kernel techniques: frozen dataclasses that build the module of a layer.
 
     As every technique, they say for people whose causal form it is, the paper's or ours, and what they
     cost in the length L.
     """
-
-    paper: ClassVar[str]
-    causal: ClassVar[str]
-    cost: ClassVar[str]
 
     @abstractmethod
     def build(self, width: int, heads: int) -> LayerKernel:
@@ -179,6 +177,26 @@ class PairwiseKernel(Kernel):
     @abstractmethod
     def build(self, width: int, heads: int) -> LayerPairwise:
         """See `Kernel`."""
+
+
+def check_whole_sequence(kernel: Kernel, option: str, choices: Choices) -> None:
+    """Raise ValueError unless a kernel that cuts up the whole sequence may look at all of it.
+
+    Args:
+        kernel: which.
+        option: what makes it do so.
+        choices: the others.
+    """
+    if choices.causal:
+        raise ValueError(
+            f"{kernel} looks at the whole sequence to say who sees whom, and causal=True hides what is "
+            f"ahead; set {option}=None"
+        )
+    if not isinstance(choices.pattern, Full):
+        raise ValueError(
+            f"{kernel} looks at the whole sequence to say who sees whom, and {choices.pattern} hides a "
+            f"part of it; choose Full() or another kernel"
+        )
 
 
 def one_hot(k: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from rlxf.attention.kernels.projections import PROJECTIONS, Projection
 from rlxf.attention.kernels.stretches import Stretches
 from rlxf.attention.patterns.full import Full
 from rlxf.attention.relation import Relation, Share
+from rlxf.attention.technique import Choices
 
 Method = Literal["learned", "convolution", "mean", "max"]
 Sharing = Literal["none", "head", "key-value", "layer"]
@@ -99,6 +100,19 @@ class Linformer(Kernel):
                 f"{self} has {len(self.k)} numbers k for {layers} layers; give one for each layer"
             )
         return tuple(replace(self, k=k) for k in self.k)
+
+    def check(self, choices: Choices) -> None:
+        """See `Kernel`: all that is projected may be seen, and stands in one sequence."""
+        if choices.cross_attention:
+            raise ValueError(
+                f"{self} projects one sequence, and cross_attention=True brings another one; "
+                f"choose another kernel"
+            )
+        if not choices.causal and not isinstance(choices.pattern, Full):
+            raise ValueError(
+                f"where causal=False, {self} projects a sequence as a whole, and {choices.pattern} hides a "
+                f"part of it; choose Full() or another kernel"
+            )
 
     def build(self, width: int, heads: int) -> "LinformerAverage":
         """See `Kernel`."""

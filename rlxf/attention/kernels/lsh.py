@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.checks import check_whole
-from rlxf.attention.kernels.base import PairwiseKernel
+from rlxf.attention.kernels.base import PairwiseKernel, check_whole_sequence
 from rlxf.attention.kernels.buckets import BucketAverage, Meets, shared_rounds
 from rlxf.attention.kernels.chunks import times_in_chunks
+from rlxf.attention.patterns.base import GlobalTokens
 from rlxf.attention.relation import Relation, find_slots
+from rlxf.attention.technique import Choices
 
 SLAB = 1 << 18
 """Rotated features that are held at a time."""
@@ -67,6 +69,21 @@ class LSH(PairwiseKernel):
             check_whole("LSH chunk", self.chunk)
         if self.buckets % 2:
             raise ValueError(f"LSH buckets must be even, got {self.buckets}")
+
+    def check(self, choices: Choices) -> None:
+        """See `Kernel`: all tokens may share one projection of queries and keys."""
+        if choices.cross_attention:
+            raise ValueError(
+                f"{self} takes a token's query for its key, and cross_attention=True looks at tokens that do "
+                f"not ask; choose another kernel"
+            )
+        if isinstance(choices.pattern, GlobalTokens):
+            raise ValueError(
+                f"{self} has one projection of queries and keys, and {choices.pattern} has others for global "
+                f"tokens; choose another pattern or kernel"
+            )
+        if self.chunk is not None:
+            check_whole_sequence(self, "chunk", choices)
 
     def build(self, width: int, heads: int) -> "LSHAverage":
         """See `Kernel`."""

@@ -12,6 +12,7 @@ from rlxf.attention.index import Index
 from rlxf.attention.kernels.base import Linear, RecurrentKernel
 from rlxf.attention.kernels.linear_attention import LinearAttention, wide
 from rlxf.attention.kernels.sums import Keys
+from rlxf.attention.technique import Choices
 
 LEAST = 0.01
 """How near to 0 a denominator may come."""
@@ -75,6 +76,16 @@ class RFA(RecurrentKernel):
     def for_layers(self, layers: int) -> tuple["RFA", ...]:
         """See `Kernel`: each layer draws by itself."""
         return tuple(replace(self, seed=self.seed + layer) for layer in range(layers))
+
+    def check(self, choices: Choices) -> None:
+        """See `Kernel`: a gate forgets where there is a before and after."""
+        if self.gate and not choices.causal:
+            raise ValueError(f"{self} forgets the past, and causal=False knows none; use gate=False")
+        if self.gate and choices.cross_attention:
+            raise ValueError(
+                f"{self} forgets what is long past, and cross_attention=True looks at tokens of another "
+                f"time; use gate=False"
+            )
 
     def build(self, width: int, heads: int) -> "RFAAverage":
         """See `Kernel`."""

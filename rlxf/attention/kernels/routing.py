@@ -10,9 +10,10 @@ from torch.nn import functional as F
 from rlxf.attention.checks import check_whole
 from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.index import EMPTY, Index
-from rlxf.attention.kernels.base import PairwiseKernel
+from rlxf.attention.kernels.base import PairwiseKernel, check_whole_sequence
 from rlxf.attention.kernels.buckets import BucketAverage, Meets, shared_rounds
 from rlxf.attention.relation import Relation
+from rlxf.attention.technique import Choices
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class Routing(PairwiseKernel):
             raise ValueError(f"Routing decay must be in [0, 1), got {self.decay}")
         if not 0 <= self.commitment < float("inf"):
             raise ValueError(f"Routing commitment must be a finite number from 0 on, got {self.commitment}")
+
+    def check(self, choices: Choices) -> None:
+        """See `Kernel`: even clusters look at the whole sequence."""
+        if self.window is not None:
+            check_whole_sequence(self, "window", choices)
 
     def build(self, width: int, heads: int) -> "RoutingAverage":
         """See `Kernel`."""

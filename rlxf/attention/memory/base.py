@@ -1,12 +1,13 @@
 """What every memory offers, and the value that it hands on."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from rlxf.attention.index import Index
+from rlxf.attention.technique import Choices, Technique
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,18 +33,18 @@ class State:
         return State(self.hidden[:, rows], self.index.rows(rows))
 
 
-class Memory(Protocol):
-    """What a segment can see of the tokens before it."""
+class Memory(Technique, ABC):
+    """What a segment can see of the tokens before it. Base of the memory techniques: frozen dataclasses."""
 
-    paper: ClassVar[str]
-    causal: ClassVar[str]
-    cost: ClassVar[str]
+    length: int
+    """Tokens M that a state holds."""
 
-    @property
-    def length(self) -> int:
-        """Tokens M that a state holds."""
-        ...
+    def check(self, choices: Choices) -> None:
+        """Raise ValueError unless it goes with the other choices of a transformer."""
+        if not choices.causal:
+            raise ValueError(f"memory {self} needs causal=True: what is remembered cannot look ahead")
 
+    @abstractmethod
     def __call__(self, state: State, hidden: Tensor, index: Index) -> State:
         """The state after a segment.
 
@@ -52,4 +53,3 @@ class Memory(Protocol):
             hidden: (L, B, T, C), the inputs of each layer.
             index: (B, T), where the segment's tokens stand.
         """
-        ...

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from rlxf.attention.checks import check_whole
 from rlxf.attention.index import Index
-from rlxf.attention.memory.base import State
+from rlxf.attention.memory.base import Memory, State
 
 
 @dataclass(frozen=True)
-class XL:
+class XL(Memory):
     """``m <- SG([m ; h])[-M:]``: keys and values of a layer read ``[m ; h]``, queries read h.
 
     m of layer n holds its inputs ``h^(n-1)``. Keys and values are projected anew from m, with the

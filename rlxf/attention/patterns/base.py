@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.checks import check_whole
+from rlxf.attention.technique import Technique
 
 UNLIMITED = 2**62
 """Reach of a pattern without a bound."""
@@ -16,7 +17,7 @@ GROUP = 64
 """Queries that are read together, unless the pattern says otherwise: enough to fill a matrix product."""
 
 
-class Pattern(ABC):
+class Pattern(Technique, ABC):
     """A rule on positions: which keys may a query see?
 
     Whether keys ahead of the query are hidden is the transformer's business (``causal``), and
@@ -26,10 +27,6 @@ class Pattern(ABC):
     `allows` and `reach` say all. The others make a pattern different by layer or head, or let it be
     executed faster than by asking for every pair.
     """
-
-    paper: ClassVar[str]
-    causal: ClassVar[str]
-    cost: ClassVar[str]
 
     @property
     @abstractmethod

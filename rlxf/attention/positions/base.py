@@ -4,8 +4,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from rlxf.attention.kernels.base import LayerKernel
+from rlxf.attention.kernels.base import LayerKernel, PairwiseKernel
 from rlxf.attention.relation import Relation
+from rlxf.attention.technique import Choices, Technique
 
 
 class Embedding(nn.Module):
@@ -76,14 +77,13 @@ class LayerPosition(nn.Module):
         return mixed
 
 
-class Position:
+class Position(Technique):
     """Base of the position techniques: frozen dataclasses that build the two modules.
 
     As every technique, they say for people whose causal form it is, the paper's or ours, and what they
     cost in the length L beside what is there anyway.
     """
 
-    paper: ClassVar[str]
     causal: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "L"
 
@@ -103,3 +103,11 @@ class PairwisePosition(Position):
     """
 
     cost: ClassVar[str] = "pairs seen"
+
+    def check(self, choices: Choices) -> None:
+        """See `Position`."""
+        if not isinstance(choices.kernel, PairwiseKernel):
+            raise ValueError(
+                f"{self} changes the weight of each pair of tokens, and {choices.kernel} computes none; "
+                f"choose another position or kernel"
+            )

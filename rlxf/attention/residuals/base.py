@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.checks import check_finite_number
+from rlxf.attention.technique import Technique
 
 
-class Residual(ABC):
+class Residual(Technique, ABC):
     """How the output y of a sublayer joins the stream x. Base of the residual techniques: frozen dataclasses.
 
     The stream is the tokens themselves, unless a technique says otherwise.
     """
 
-    paper: ClassVar[str]
     causal: ClassVar[str] = "token by token"
     cost: ClassVar[str] = "L"
 

@@ -6,8 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rlxf.attention.kernels.dynamic_span import DynamicSpan
 from rlxf.attention.residuals.add import Sum
 from rlxf.attention.residuals.base import Residual
+from rlxf.attention.technique import Choices
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,21 @@ class Reversible(Residual):
 
     paper: ClassVar[str] = "Kitaev et al. 2020, arXiv:2001.04451"
     cost: ClassVar[str] = "L, a third more to learn"
+
+    def check(self, choices: Choices) -> None:
+        """See `Residual`: what a layer was given can be computed back from what it gave."""
+        if choices.norm == "post":
+            raise ValueError(f"{self} cannot be computed back through a norm; use norm='pre'")
+        if choices.cross_attention:
+            raise ValueError(
+                f"{self} computes layers back from their outputs alone, and cross_attention=True brings "
+                f"other tokens; choose another residual"
+            )
+        if isinstance(choices.kernel, DynamicSpan):
+            raise ValueError(
+                f"{self} computes what tokens say twice, and {choices.kernel} puts a price on it; choose "
+                f"another residual or kernel"
+            )
 
     def build(self, width: int, heads: int) -> Sum:
         """See `Residual`: a half of the stream and what a sublayer made of the other."""
