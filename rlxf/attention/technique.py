@@ -31,8 +31,8 @@ class Choices(Protocol):
 class Technique:
     """One way to answer one question about a transformer: the base of all, frozen dataclasses.
 
-    ``paper`` is where it comes from, ``causal`` whose causal form it is, the paper's or ours, ``cost`` what it
-    costs in the length L beside what is there anyway.
+    ``paper`` is where it comes from, ``causal`` whose causal form it is, the paper's or ours, and ``cost``,
+    in the length L, what it costs beside what is there anyway.
     """
 
     paper: ClassVar[str]
