@@ -6,6 +6,7 @@ from benchmarks.context import Context
 from benchmarks.learning import Learning
 from benchmarks.offline import Offline
 from benchmarks.online import Online
+from benchmarks.remembering import Remembering
 from benchmarks.returns import Returns
 from benchmarks.speed import Speed
 
@@ -21,6 +22,7 @@ def main() -> None:
             "returns": Returns,
             "online": Online,
             "context": Context,
+            "remembering": Remembering,
         }
     ).run()
 

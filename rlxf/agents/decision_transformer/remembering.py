@@ -12,7 +12,7 @@ from rlxf.agents.decision_transformer.heads import Categorical, Gaussian, Head, 
 from rlxf.agents.decision_transformer.objective import cross_entropies, squared_error
 from rlxf.agents.memory import Memory
 from rlxf.attention.heads.base import OutputHead
-from rlxf.attention.heads.datastore import Neighbours
+from rlxf.attention.heads.datastore import Datastore, Neighbours
 from rlxf.envs.trajectories import DatasetError, Trajectories
 from rlxf.envs.trajectories.matching import action_mismatch, observation_mismatch
 
@@ -111,7 +111,13 @@ def remembered(
         raise ValueError(
             f"{type(head).__name__} k={head.k} neighbours, but the data have {data.steps} steps: lower k"
         )
-    store = encoded(agent.policy.eval(), agent.windows(data), agent.device, progress_bar)
+    return memory_of(
+        agent, encoded(agent.policy.eval(), agent.windows(data), agent.device, progress_bar), head
+    )
+
+
+def memory_of(agent: "DecisionTransformer", store: Datastore, head: OutputHead) -> Memory:
+    """Steps that are stored as a memory that is read by this head, its gate learned."""
     memory = Memory(store, head)
     generator = torch.Generator().manual_seed(agent.seed or 0)
     memory.learn_gate(with_memory(agent.policy.loss.head, memory).error, generator)

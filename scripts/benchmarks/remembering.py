@@ -1,0 +1,190 @@
+"""What a memory of better trajectories does for a Decision Transformer, and what it costs."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import fresh_processes, machine
+from benchmarks.offline_setting import SETTINGS
+from rlxf import DecisionTransformer, evaluate
+from rlxf.agents.decision_transformer.encoding import encoded
+from rlxf.agents.decision_transformer.remembering import memory_of
+from rlxf.agents.memory import Memory
+from rlxf.attention import KNNLM, SPALM
+from rlxf.attention.heads.base import OutputHead
+from rlxf.attention.heads.datastore import Datastore
+from rlxf.envs.return_to_go import ReturnToGo
+from rlxf.envs.trajectories import load_trajectories
+from rlxf.evaluation import Report, compare
+
+ALONE = "without memory"
+CALLS = 50
+"""Calls of ``predict`` that are timed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One agent with one head.
+
+    Args:
+        head: how it reads its memory.
+        seed: of its training.
+        returns: of the evaluation's episodes.
+        lengths: of the same, in steps.
+        milliseconds: processor time of ``predict``, the median, by the number of environments.
+        share: how much the memory counts, on average over what is stored; 0 without.
+    """
+
+    head: str
+    seed: int
+    returns: list[float]
+    lengths: list[int]
+    milliseconds: dict[int, float]
+    share: float
+
+
+@dataclass
+class Remembering:
+    """Returns and cost of a Decision Transformer before and after it remembers trajectories of others.
+
+    Each agent learns from one dataset, then remembers another one, without learning, and is asked for the
+    highest return of that. One memory is read by several heads. Datasets are read from MINARI_DATASETS_PATH;
+    Hopper needs the extra mujoco. Processor time counts: other work on the machine matters little.
+    """
+
+    dataset: str = "rlxf/hopper/medium-v0"
+    """Minari id of what is learned from."""
+    remembered: str = "rlxf/hopper/medium-expert-v0"
+    """Minari id of what is remembered."""
+    setting: str = "small"
+    """Sizes: small (width 64, 2 layers) or published (width 128, 3 layers)."""
+    updates: int = 10_000
+    """Updates of each agent."""
+    k: int = 32
+    """Neighbours."""
+    temperature: float = 1.0
+    """Of their weights."""
+    weights: tuple[float, ...] = (0.25, 0.5, 1.0)
+    """Shares lambda of kNN-LM, each a row; SPALM is another."""
+    seeds: int = 3
+    """Agents."""
+    episodes: int = 50
+    """Episodes of an evaluation."""
+    processes: int = 2
+    """Agents at a time, one thread each."""
+    output: Path = Path("runs/bench-remembering.json")
+    """Where to write all numbers."""
+
+    def __post_init__(self) -> None:
+        if self.setting not in SETTINGS:
+            raise ValueError(f"setting must be one of {', '.join(SETTINGS)}, got {self.setting!r}")
+
+    def run(self) -> None:
+        """Train and evaluate all, print the tables, write all numbers."""
+        runs = list(self.finished())
+        title = f"{self.dataset}, remembering {self.remembered}, {self.seeds} seeds"
+        Console(width=120).print(compare(reports(runs), title, "head"), costs(runs))
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        found = {"machine": machine(), "runs": [asdict(run) for run in runs]}
+        self.output.write_text(json.dumps(found, indent=1))
+        Console().print(f"numbers: {self.output}")
+
+    def finished(self) -> Iterator[Run]:
+        """The runs of all seeds, in order."""
+        with fresh_processes(self.processes) as pool:
+            for job in [pool.submit(self.learn, seed) for seed in range(self.seeds)]:
+                yield from job.result()
+
+    def learn(self, seed: int) -> list[Run]:
+        """One agent from its first update to its evaluations."""
+        agent = DecisionTransformer(
+            self.dataset, seed=seed, device="cpu", **SETTINGS[self.setting].arguments()
+        )
+        agent.learn(self.updates)
+        data = load_trajectories(self.remembered)
+        store = encoded(agent.policy.eval(), agent.windows(data), agent.device)
+        target = float(data.returns.max())
+        return [self.play(agent, store, name, head, seed, target) for name, head in self.heads().items()]
+
+    def heads(self) -> dict[str, OutputHead | None]:
+        """By name: none first."""
+        options: dict[str, Any] = {"k": self.k, "temperature": self.temperature}
+        fixed = {f"KNNLM, weight {weight:g}": KNNLM(weight=weight, **options) for weight in self.weights}
+        return {ALONE: None, **fixed, "SPALM": SPALM(**options)}
+
+    def play(
+        self,
+        agent: DecisionTransformer,
+        store: Datastore,
+        name: str,
+        head: OutputHead | None,
+        seed: int,
+        target: float,
+    ) -> Run:
+        """The agent with a head on what is stored; with none, by itself."""
+        agent.memory = None if head is None else memory_of(agent, store, head)
+        env = agent.make_env(self.episodes)
+        report = evaluate(agent, env, self.episodes, target_returns=[target]).first
+        milliseconds = {envs: acting_milliseconds(agent, envs, target) for envs in (1, 50)}
+        share = 0.0 if agent.memory is None else mean_share(agent.memory)
+        return Run(name, seed, report.returns.tolist(), report.lengths.tolist(), milliseconds, share)
+
+
+@torch.no_grad()
+def mean_share(memory: Memory) -> float:
+    """How much the memory counts beside the agent, where it was made."""
+    return memory.reader.share(memory.store.keys).mean().item()
+
+
+def acting_milliseconds(agent: DecisionTransformer, envs: int, target: float) -> float:
+    """Processor time of ``predict`` for so many environments, the median. All steps cost the same."""
+    observation = ReturnToGo(agent.make_env(envs, seed=0), target).reset()
+    took = []
+    for _ in range(CALLS):
+        start = time.process_time()
+        agent.predict(observation)
+        took.append(1000 * (time.process_time() - start))
+    return median(took)
+
+
+def reports(runs: list[Run]) -> dict[str, Report]:
+    """The episodes of all seeds for each head, and of each seed."""
+    found = {}
+    for name in dict.fromkeys(run.head for run in runs):
+        own = [run for run in runs if run.head == name]
+        found[name] = as_report(own)
+        found |= {f"  seed {run.seed}, {name}": as_report([run]) for run in own}
+    return found
+
+
+def as_report(runs: list[Run]) -> Report:
+    """All their episodes in one."""
+    returns, lengths = (
+        np.concatenate([getattr(run, what) for run in runs]) for what in ("returns", "lengths")
+    )
+    return Report(returns, lengths)
+
+
+def costs(runs: list[Run]) -> Table:
+    """What a step costs with each head, and how much the memory counts."""
+    counts = list(runs[0].milliseconds)
+    table = Table(
+        "head",
+        *(f"ms, {envs} environments" for envs in counts),
+        "share of the memory",
+        title="processor time of predict, one thread",
+    )
+    for name in dict.fromkeys(run.head for run in runs):
+        own = [run for run in runs if run.head == name]
+        times = [f"{median(run.milliseconds[envs] for run in own):.1f}" for envs in counts]
+        table.add_row(name, *times, f"{median(run.share for run in own):.2f}")
+    return table
