@@ -171,8 +171,9 @@ class DecisionTransformer(WindowLearner):
         Raises:
             TypeError: if ``source`` is none of these.
             ValueError: if the weights do not fit: the first difference is named, nothing is changed. Cores
-                must be equal but for causal, memory, pattern and dropout.
+                must be equal but for causal, memory, pattern and dropout. Also if the agent remembers.
         """
+        self._check_forgotten()
         if not isinstance(source, WindowLearner):
             hand_over(source, self.policy)
             return self
@@ -335,12 +336,15 @@ class DecisionTransformer(WindowLearner):
         own = self.policy.loss.head
         return own if self.memory is None else with_memory(own, self.memory)
 
-    def _setup_learn(self, *args: Any, **options: Any) -> tuple[int, BaseCallback]:
+    def _check_forgotten(self) -> None:
         if self.memory is not None:
             raise ValueError(
                 "an agent that remembers cannot learn: what it stored would be stale. Call forget() first, "
                 "and remember(...) again behind"
             )
+
+    def _setup_learn(self, *args: Any, **options: Any) -> tuple[int, BaseCallback]:
+        self._check_forgotten()
         return super()._setup_learn(*args, **options)
 
     def encode(

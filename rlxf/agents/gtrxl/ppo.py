@@ -16,12 +16,14 @@ from stable_baselines3.common.utils import FloatSchedule, LinearSchedule, explai
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
+from rlxf.agents.distillation import Distillation
 from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.acting import Acting, without
 from rlxf.agents.gtrxl.core import resolve_core
+from rlxf.agents.gtrxl.distillation import Actor, Teaching
 from rlxf.agents.gtrxl.guards import check_step, unspoiled
 from rlxf.agents.gtrxl.hyperparameters import record_hyperparameters
-from rlxf.agents.gtrxl.objective import normalise
+from rlxf.agents.gtrxl.lessons import Lesson, Rewards
 from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
 from rlxf.agents.gtrxl.rollout import SegmentBuffer
 from rlxf.agents.gtrxl.settings import (
@@ -32,7 +34,7 @@ from rlxf.agents.gtrxl.settings import (
     check_sizes,
     stack_observations,
 )
-from rlxf.agents.gtrxl.update import Objective, Update
+from rlxf.agents.gtrxl.update import Objective
 from rlxf.agents.handover import hand_over
 from rlxf.attention import Index, TransformerSpec
 from rlxf.envs.finite import check_finite
@@ -247,6 +249,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self.segment_length,
             self.device,
         )
+        self._lesson: Lesson = Rewards()
         self._acting = self.policy.begin(self.n_envs)
         self._filler = torch.zeros(self.n_envs, dtype=torch.bool, device=self.device)
 
@@ -276,7 +279,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         with torch.inference_mode():
             latent, hidden = self.policy.act(obs, self._acting, index)
             distribution, values = self.policy.heads(latent)
-            actions = distribution.get_actions()
+            actions = self._lesson.choose(obs, index, distribution)
             log_probs = distribution.log_prob(actions)
             self._acting.action = self.policy.encode_actions(actions)
         new_obs, rewards, dones, infos = env.step(self.policy.to_environment(actions))
@@ -340,24 +343,15 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return obs_as_tensor(obs, self.device)
 
     def train(self) -> None:
-        """Learn from the rollout: ``n_epochs`` passes over its segments."""
+        """Learn from the rollout, as a rule by PPO: ``n_epochs`` passes over its segments."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         buffer = self.rollout_buffer
         self.returns.update(buffer.returns[buffer.weight == 1].cpu().numpy())
-        objective = self._objective()
-        update = Update(self.policy, objective, self.max_grad_norm, self.target_kl)
-        epsilon = self.advantage_epsilon * float(self.returns.var) ** 0.5
-        advantages = normalise(buffer.advantages, buffer.weight, epsilon)
-        segments = self.batch_size // self.segment_length
-        for _ in range(self.n_epochs):
-            self._n_updates += 1
-            if not update.epoch(buffer.minibatches(segments, advantages, self.order)):
-                break
-        self._log_update(update, objective)
+        self._log_update(self._lesson.learn(self))
 
-    def _objective(self) -> Objective:
-        """What this update minimises, by the schedules and the scale of all returns so far."""
+    def objective(self) -> Objective:
+        """What PPO minimises now, by the schedules and the scale of all returns so far."""
         progress = self._current_progress_remaining
         return Objective(
             clip_range=self.clip_range_schedule(progress),
@@ -366,9 +360,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
             reconstruction_coef=self.reconstruction_coef,
         )
 
-    def _log_update(self, update: Update, objective: Objective) -> None:
+    def _log_update(self, noted: dict[str, float]) -> None:
         buffer, record = self.rollout_buffer, self.logger.record
-        for name, value in update.means().items():
+        for name, value in noted.items():
             record(f"train/{name}", value)
         real = buffer.weight == 1
         values, returns = buffer.values[real].cpu().numpy(), buffer.returns[real].cpu().numpy()
@@ -376,8 +370,6 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if hasattr(self.policy, "log_std"):
             record("train/std", self.policy.log_std.exp().mean().item())
         record("train/n_updates", self._n_updates, exclude="tensorboard")
-        record("train/clip_range", objective.clip_range)
-        record("train/ent_coef", objective.ent_coef)
         record("memory/filled", buffer.filled)
 
     def learn(
@@ -399,6 +391,49 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return super().learn(
             total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
         )
+
+    def learn_from(
+        self,
+        teacher: "GTrXLPPO",
+        total_timesteps: int,
+        distillation: Distillation | None = None,
+        actor: Actor = "student",
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "GTrXLPPO_distilled",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Learn to do what a teacher would do, as a rule a larger agent, in this agent's environments.
+
+        As `learn`, but the loss: that of `Distillation` in place of PPO's. Values learn beside it, from the
+        returns of whoever acts. Rollouts, segments, ``n_epochs``, minibatches and learning rate are
+        the student's. The teacher goes along step by step with a memory of its own, in episodes that begin
+        anew; it sees what the student sees, so observations must be normalised as it knows them.
+
+        Args:
+            teacher: stays as it is. Sizes, techniques and memory may be others.
+            total_timesteps: steps to learn from, over all environments.
+            distillation: what is minimised; None for ``Distillation()``.
+            actor: who plays, "student" or "teacher". A student that plays meets its own mistakes, and learns
+                what to do about them; where it is too poor to get anywhere, let the teacher play first.
+            callback: SB3's.
+            log_interval: rollouts from one line of the log to the next.
+            tb_log_name: of the run in TensorBoard.
+            reset_num_timesteps: begin counting and schedules anew; False to go on with them.
+            progress_bar: show one.
+
+        Raises:
+            ValueError: if spaces or device of the teacher are others, or there is no such actor.
+        """
+        self._lesson = Teaching(self, teacher, distillation or Distillation(), actor)
+        self._last_obs = None  # so the environments are reset
+        try:
+            return self.learn(
+                total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+            )
+        finally:
+            self._lesson = Rewards()
 
     def save(  # type: ignore[override]
         self, path: str | os.PathLike[str], exclude: None = None, include: None = None

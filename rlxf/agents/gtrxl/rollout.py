@@ -1,7 +1,8 @@
 """What a rollout leaves behind to learn from: hidden states once, windows as views."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -178,16 +179,17 @@ class SegmentBuffer:
             advantages: (E, steps), as the objective wants them.
             generator: of the order.
         """
-        order = torch.randperm(self.n_envs * self.n_steps // self.segment_length, generator=generator)
-        for chosen in order.to(self.hidden.device).split(segments):
+        for chosen in self.shuffled(segments, generator):
             yield self.segments(chosen, advantages)
+
+    def shuffled(self, segments: int, generator: torch.Generator) -> Sequence[Tensor]:
+        """Numbers of all segments in random order, ``segments`` at a time."""
+        order = torch.randperm(self.n_envs * self.n_steps // self.segment_length, generator=generator)
+        return order.to(self.hidden.device).split(segments)
 
     def segments(self, chosen: Tensor, advantages: Tensor) -> Segments:
         """The chosen segments (B,), numbered environment by environment."""
-
-        def rows(x: Tensor) -> Tensor:
-            return x.unflatten(1, (-1, self.segment_length)).flatten(0, 1)[chosen].flatten(0, 1)
-
+        rows = partial(self.rows, chosen=chosen)
         obs = {key: rows(x) for key, x in self.obs.items()} if isinstance(self.obs, dict) else rows(self.obs)
         environment, number = chosen // self._per_environment, chosen % self._per_environment
         position, episode = (self._after_memory(x)[environment, number] for x in self._index_parts)
@@ -203,6 +205,10 @@ class SegmentBuffer:
             index=Index(position, episode),
             state=self._memory_before(environment, number),
         )
+
+    def rows(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """The steps of the chosen segments (B,) in x (E, steps, ...), in a row: (B T, ...)."""
+        return x.unflatten(1, (-1, self.segment_length)).flatten(0, 1)[chosen].flatten(0, 1)
 
     @property
     def _per_environment(self) -> int:

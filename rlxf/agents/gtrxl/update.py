@@ -1,8 +1,9 @@
 """One update of PPO: the loss of a minibatch of segments, and the steps of the optimiser."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,18 +65,18 @@ class Update:
 
     Args:
         policy: what is trained.
-        objective: what is minimised.
+        objective: gives what is minimised, "loss", and its parts, for a minibatch.
         max_grad_norm: longer gradients are shortened to it.
         target_kl: stop when a minibatch's KL exceeds 1.5 times this; None for never.
     """
 
     policy: GTrXLPolicy
-    objective: Objective
+    objective: Callable[[GTrXLPolicy, Any], dict[str, Tensor]]
     max_grad_norm: float
     target_kl: float | None
     _notes: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
-    def epoch(self, minibatches: Iterable[Segments]) -> bool:
+    def epoch(self, minibatches: Iterable[Any]) -> bool:
         """Learn from each minibatch once; False if the policy has moved far enough."""
         for batch in minibatches:
             parts = self.objective(self.policy, batch)

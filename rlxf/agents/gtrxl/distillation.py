@@ -1,0 +1,181 @@
+"""A small agent learns from a large one, in episodes that either of them plays."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from stable_baselines3.common.distributions import (
+    BernoulliDistribution,
+    CategoricalDistribution,
+    DiagGaussianDistribution,
+    Distribution,
+    MultiCategoricalDistribution,
+)
+from stable_baselines3.common.type_aliases import PyTorchObs
+from torch import Tensor
+
+from rlxf.agents.distillation import Distillation, HiddenStates, gaussian_kl, softened_kl
+from rlxf.agents.gtrxl.lessons import Lesson
+from rlxf.agents.gtrxl.objective import average
+from rlxf.agents.gtrxl.policy import GTrXLPolicy
+from rlxf.agents.gtrxl.rollout import Segments
+from rlxf.agents.gtrxl.update import Update
+from rlxf.attention import Index
+
+if TYPE_CHECKING:
+    from rlxf.agents.gtrxl.ppo import GTrXLPPO
+
+Actor = Literal["student", "teacher"]
+
+
+@dataclass(frozen=True, eq=False)
+class TaughtSegments:
+    """What a minibatch is learned from.
+
+    Args:
+        segments: what the student saw; N steps.
+        wanted: (N, C'), the teacher's outputs at these steps.
+    """
+
+    segments: Segments
+    wanted: Tensor
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """The loss of `Distillation`, and beside it that of the values, which learn from returns as in PPO.
+
+    Args:
+        distillation: what is minimised.
+        teacher: whose heads say what the wanted outputs mean.
+        hidden: compares hidden states.
+        vf_coef: weight of the value loss, already divided by the variance of returns.
+    """
+
+    distillation: Distillation
+    teacher: GTrXLPolicy
+    hidden: HiddenStates
+    vf_coef: float
+
+    def __call__(self, policy: GTrXLPolicy, batch: TaughtSegments) -> dict[str, Tensor]:
+        """Means over the real steps of a batch: "loss", and its parts."""
+        given, weight = batch.segments, batch.segments.weight
+        latent = policy.read(given.obs, given.previous, given.index, given.state)
+        own, values = policy.heads(latent)
+        with torch.no_grad():
+            theirs, _ = self.teacher.heads(batch.wanted)
+        apart = average(divergence(own, theirs, self.distillation.temperature), weight)
+        hidden = average(self.hidden.distance(latent, batch.wanted), weight)
+        value_loss = average((given.returns - values).square(), weight)
+        loss = apart + self.distillation.hidden_coef * hidden + self.vf_coef * value_loss
+        parts = {"distillation_loss": apart, "hidden_loss": hidden, "value_loss": value_loss}
+        if (penalty := policy.transformer.penalty()) is not None:
+            loss = loss + penalty
+            parts["penalty"] = penalty
+        return {"loss": loss} | parts
+
+
+class DistillationUpdate(Update):
+    """The projection of hidden states learns beside the student."""
+
+    objective: Likeness
+
+    def _step(self, loss: Tensor) -> None:
+        self.objective.hidden.optimizer.zero_grad()
+        super()._step(loss)
+        self.objective.hidden.optimizer.step()
+
+
+class Teaching(Lesson):
+    """A teacher goes along, step by step, with a memory of its own, and says what it would do.
+
+    Episodes must begin anew with the first rollout: the teacher has not seen what was before.
+
+    Args:
+        student: learns.
+        teacher: stays as it is.
+        distillation: what is minimised.
+        actor: whose actions are taken.
+
+    Raises:
+        ValueError: if the student cannot learn from the teacher, or there is no such actor.
+    """
+
+    def __init__(self, student: "GTrXLPPO", teacher: "GTrXLPPO", distillation: Distillation, actor: Actor):
+        _check_teacher(student, teacher)
+        if actor not in get_args(Actor):
+            raise ValueError(f"actor must be one of {', '.join(get_args(Actor))}, got {actor!r}")
+        self.teacher, self.distillation, self.actor = teacher.policy, distillation, actor
+        self.teacher.set_training_mode(False)
+        widths = student.core.width, teacher.core.width
+        self.hidden = HiddenStates(*widths, student.order, student.device)
+        self._acting = self.teacher.begin(student.n_envs)
+        self._outputs: list[Tensor] = []
+
+    def choose(self, obs: PyTorchObs, index: Index, own: Distribution) -> Tensor:
+        """See `Lesson`; the teacher's output is noted."""
+        self._acting.action = self._acting.action.masked_fill(index.position == 0, 0.0)
+        output, _ = self.teacher.act(obs, self._acting, index)
+        self._outputs.append(output)
+        theirs, _ = self.teacher.heads(output)
+        actions = {"student": own, "teacher": theirs}[self.actor].get_actions()
+        self._acting.action = self.teacher.encode_actions(actions)
+        return actions
+
+    def learn(self, agent: "GTrXLPPO") -> dict[str, float]:
+        """``n_epochs`` passes over the segments."""
+        wanted = torch.stack(self._outputs, dim=1)
+        self._outputs.clear()
+        objective = Likeness(self.distillation, self.teacher, self.hidden, agent.objective().vf_coef)
+        update = DistillationUpdate(agent.policy, objective, agent.max_grad_norm, target_kl=None)
+        for _ in range(agent.n_epochs):
+            agent._n_updates += 1
+            update.epoch(self._minibatches(agent, wanted))
+        return update.means()
+
+    @staticmethod
+    def _minibatches(agent: "GTrXLPPO", wanted: Tensor) -> Iterator[TaughtSegments]:
+        """All segments once, in random order, with the teacher's outputs (E, steps, C')."""
+        buffer = agent.rollout_buffer
+        for chosen in buffer.shuffled(agent.batch_size // agent.segment_length, agent.order):
+            yield TaughtSegments(buffer.segments(chosen, buffer.advantages), buffer.rows(wanted, chosen))
+
+
+def divergence(student: Distribution, teacher: Distribution, temperature: float) -> Tensor:
+    """``T^2 KL(teacher || student)`` of actions at a temperature: (N,). See `Distillation`."""
+    if isinstance(student, DiagGaussianDistribution):
+        return gaussian_kl(_moments(student), _moments(teacher), temperature)
+    pairs = zip(_choices(student), _choices(teacher), strict=True)
+    return torch.stack([softened_kl(own, theirs, temperature) for own, theirs in pairs]).sum(0)
+
+
+def _moments(distribution: Distribution) -> tuple[Tensor, Tensor]:
+    """Mean and log deviation, (N, A) each."""
+    assert isinstance(distribution, DiagGaussianDistribution)
+    normal = distribution.distribution
+    return normal.mean, normal.stddev.log()
+
+
+def _choices(distribution: Distribution) -> list[Tensor]:
+    """Logits (N, A) of each choice; what is on or off is a choice of two."""
+    if isinstance(distribution, CategoricalDistribution):
+        return [distribution.distribution.logits]
+    if isinstance(distribution, MultiCategoricalDistribution):
+        return [each.logits for each in distribution.distribution]
+    assert isinstance(distribution, BernoulliDistribution)
+    on = distribution.distribution.logits
+    return list(torch.stack([torch.zeros_like(on), on], dim=-1).unbind(1))
+
+
+def _check_teacher(student: "GTrXLPPO", teacher: "GTrXLPPO") -> None:
+    if teacher is student:
+        raise ValueError("the student is its own teacher: load another agent")
+    for kind in ("observation_space", "action_space"):
+        theirs, own = getattr(teacher, kind), getattr(student, kind)
+        if theirs != own:
+            raise ValueError(f"the teacher's {kind} is {theirs}, the student's {own}: both need the same")
+    if teacher.device != student.device:
+        raise ValueError(
+            f"the teacher is on {teacher.device}, the student on {student.device}: load both on one device"
+        )
