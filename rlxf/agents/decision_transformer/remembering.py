@@ -13,6 +13,7 @@ from rlxf.agents.decision_transformer.objective import cross_entropies, squared_
 from rlxf.agents.memory import Memory
 from rlxf.attention.heads.base import OutputHead
 from rlxf.attention.heads.datastore import Datastore, Neighbours
+from rlxf.attention.heads.search import check_index
 from rlxf.envs.trajectories import DatasetError, Trajectories
 from rlxf.envs.trajectories.matching import action_mismatch, observation_mismatch
 
@@ -105,7 +106,9 @@ def remembered(
     Raises:
         DatasetError: if its spaces are not those of the agent's data.
         ValueError: if head asks for more neighbours than there are.
+        ImportError: if head asks for faiss, which is not installed.
     """
+    check_index(head.index)
     _check_spaces(agent, data)
     if head.k > data.steps:
         raise ValueError(

@@ -266,6 +266,8 @@ class WindowLearner(BaseAlgorithm):
     ) -> None:
         """Write settings, weights, optimiser and progress to one file, whole or not at all; not the data.
 
+        What an agent remembers (`DecisionTransformer.remember`) is in it, too.
+
         The file is a zip of JSON and safetensors with a checksum of each: safe to open.
 
         Args:

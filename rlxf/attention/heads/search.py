@@ -70,14 +70,8 @@ class FaissSearch:
     """
 
     def __init__(self, store: Datastore):
-        try:
-            from faiss import IndexFlatL2
-        except ImportError as error:
-            raise ImportError(
-                f'index="faiss" needs faiss: pip install "rlxf[knn]", or take index="torch" ({error})'
-            ) from error
         self.store = store
-        self._index = IndexFlatL2(store.keys.shape[1])
+        self._index = _faiss().IndexFlatL2(store.keys.shape[1])
         self._index.add(_as_faiss(store.keys))
 
     def __call__(self, queries: Tensor, k: int) -> Tensor:
@@ -89,6 +83,22 @@ class FaissSearch:
         self.store.check_reach(k)
         entries = self._index.search(_as_faiss(queries), k)[1]
         return torch.from_numpy(entries).to(queries.device)
+
+
+def check_index(name: str) -> None:
+    """Raise ImportError if the index of that name wants what is not installed."""
+    if name == "faiss":
+        _faiss()
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError as error:
+        raise ImportError(
+            f'index="faiss" needs faiss: pip install "rlxf[knn]", or take index="torch" ({error})'
+        ) from error
+    return faiss
 
 
 def _as_faiss(x: Tensor) -> Any:

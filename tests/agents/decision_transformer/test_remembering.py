@@ -1,11 +1,13 @@
 """An agent acts by trajectories that it has not learned from."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 
 from rlxf import DecisionTransformer
-from rlxf.agents.decision_transformer import MaximumEntropy
+from rlxf.agents.decision_transformer import MaximumEntropy, remembering
 from rlxf.attention import KNNLM, SPALM
 from rlxf.envs.trajectories import DatasetError
 from rlxf.training import CheckpointError, read_archive, write_archive
@@ -219,6 +221,13 @@ def test_trajectories_of_other_spaces_are_refused():
 def test_more_neighbours_than_steps_are_refused():
     with pytest.raises(ValueError, match="KNNLM k=27 neighbours, but the data have 26 steps"):
         small_agent().remember(others(), KNNLM(k=27))
+
+
+def test_an_index_that_is_not_installed_is_told_before_anything_is_read(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.setattr(remembering, "encoded", None)
+    with pytest.raises(ImportError, match=r'pip install "rlxf\[knn\]"'):
+        small_agent().remember(others(), KNNLM(k=4, index="faiss"))
 
 
 def test_a_gate_is_not_learned_from_one_episode():
