@@ -3,9 +3,11 @@
 import tyro
 from benchmarks.attention import Attention
 from benchmarks.context import Context
+from benchmarks.distilling import Distilling
 from benchmarks.learning import Learning
 from benchmarks.offline import Offline
 from benchmarks.online import Online
+from benchmarks.pretraining import Pretraining
 from benchmarks.remembering import Remembering
 from benchmarks.returns import Returns
 from benchmarks.speed import Speed
@@ -23,6 +25,8 @@ def main() -> None:
             "online": Online,
             "context": Context,
             "remembering": Remembering,
+            "pretraining": Pretraining,
+            "distilling": Distilling,
         }
     ).run()
 

@@ -1,0 +1,206 @@
+"""What a student with a quarter of the parameters keeps of its teacher's return, and how fast it acts."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.acting import seconds
+from benchmarks.machine import fresh_processes, machine
+from rlxf import DecisionTransformer, GTrXLPPO, evaluate
+from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.agents.gtrxl import gtrxl
+from rlxf.envs.make import make_vec_env
+from rlxf.envs.return_to_go import ReturnToGo
+from rlxf.envs.trajectories import load_trajectories
+from rlxf.evaluation import Report, compare
+
+WALK = 60
+"""Steps of an episode that an agent acts before its steps are timed."""
+CALLS = 300
+"""That are timed; teacher and student take turns."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What came of a teacher and a student.
+
+    Args:
+        task: what both play.
+        seed: of everything.
+        parameters: of each.
+        milliseconds: of a step of one environment, the median.
+        returns: of each one's episodes.
+        lengths: of the same, in steps.
+    """
+
+    task: str
+    seed: int
+    parameters: dict[str, int]
+    milliseconds: dict[str, float]
+    returns: dict[str, list[float]]
+    lengths: dict[str, list[int]]
+
+
+@dataclass
+class Distilling:
+    """Teacher and student: parameters, returns with intervals, milliseconds of a step.
+
+    A Decision Transformer on a Minari dataset, read from MINARI_DATASETS_PATH, and a GTrXLPPO on a T-Maze.
+    Hopper needs the extra mujoco. Each student learns in as many updates or steps as its teacher did.
+    """
+
+    kinds: tuple[str, ...] = ("offline", "online")
+    """Out of offline (Decision Transformer) and online (GTrXLPPO)."""
+    dataset: str = "rlxf/hopper/medium-v0"
+    """Minari id."""
+    widths: tuple[int, int] = (128, 64)
+    """Features of a token, of teacher and student."""
+    layers: tuple[int, int] = (4, 2)
+    """Layers of both. Fewer make a step faster; narrower ones are smaller, but hardly faster on CPU."""
+    updates: int = 10_000
+    """Updates of the Decision Transformers, of the teacher and then of the student."""
+    corridor: int = 50
+    """Length of the T-Maze's corridor."""
+    steps: int = 200_000
+    """Steps in the environment of the GTrXLPPOs, of the teacher and then of the student."""
+    seeds: int = 3
+    """Pairs of each kind."""
+    episodes: int = 100
+    """Episodes of an evaluation."""
+    processes: int = 1
+    """Pairs at a time, one thread each. More disturb the times."""
+    output: Path = Path("runs/bench-distilling.json")
+    """Where to write all numbers."""
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.kinds) - {"offline", "online"}:
+            raise ValueError(f"kinds must be among offline and online, got {sorted(unknown)}")
+
+    def run(self) -> None:
+        """Train and evaluate all pairs, print the tables, write all numbers."""
+        makers: dict[str, Callable[[int], Pair]] = {"offline": self.offline, "online": self.online}
+        with fresh_processes(self.processes) as pool:
+            jobs = [pool.submit(makers[kind], seed) for kind in self.kinds for seed in range(self.seeds)]
+            pairs = [job.result() for job in jobs]
+        console = Console(width=120)
+        for task in dict.fromkeys(pair.task for pair in pairs):
+            own = [pair for pair in pairs if pair.task == task]
+            console.print(returns_table(own), speed_table(own))
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        options = {**asdict(self), "output": str(self.output)}
+        found = {"machine": machine(), "options": options, "pairs": [asdict(pair) for pair in pairs]}
+        self.output.write_text(json.dumps(found, indent=1))
+        console.print(f"numbers: {self.output}")
+
+    def offline(self, seed: int) -> Pair:
+        """A teacher that learned from the data, and a student that learned from it."""
+        cores = [
+            decision_transformer(width=w, layers=n) for w, n in zip(self.widths, self.layers, strict=True)
+        ]
+        teacher, student = (DecisionTransformer(self.dataset, core=core, seed=seed) for core in cores)
+        teacher.learn(self.updates)
+        student.learn_from(teacher, self.updates)
+        target = float(load_trajectories(self.dataset).returns.max())
+
+        def play(agent: Any) -> Report:
+            env = agent.make_env(min(50, self.episodes))
+            return evaluate(agent, env, self.episodes, target_returns=[target]).first
+
+        shown = ReturnToGo(teacher.make_env(1, seed), target)
+        return compared(self.dataset, seed, {"teacher": teacher, "student": student}, play, shown)
+
+    def online(self, seed: int) -> Pair:
+        """A teacher that learned from rewards, and a student that learned from it."""
+        task = {"corridor_length": self.corridor}
+        cores = [gtrxl(width=w, layers=n) for w, n in zip(self.widths, self.layers, strict=True)]
+        teacher, student = (
+            GTrXLPPO(
+                "MlpGTrXLPolicy",
+                make_vec_env("rlxf/TMaze-v0", 32, seed, env_kwargs=task),
+                core=core,
+                seed=seed,
+            )
+            for core in cores
+        )
+        teacher.learn(self.steps)
+        student.learn_from(teacher, self.steps)
+
+        def play(agent: Any) -> Report:
+            env = make_vec_env("rlxf/TMaze-v0", min(32, self.episodes), env_kwargs=task)
+            return evaluate(agent, env, self.episodes)
+
+        shown = make_vec_env("rlxf/TMaze-v0", 1, seed, env_kwargs=task)
+        name = f"T-Maze, corridor {self.corridor}"
+        return compared(name, seed, {"teacher": teacher, "student": student}, play, shown)
+
+
+def compared(task: str, seed: int, agents: dict[str, Any], play: Callable[[Any], Report], env: Any) -> Pair:
+    """What each agent weighs, takes and gets."""
+    reports = {name: play(agent) for name, agent in agents.items()}
+    return Pair(
+        task,
+        seed,
+        {name: sum(p.numel() for p in agent.policy.parameters()) for name, agent in agents.items()},
+        milliseconds(agents, env),
+        {name: report.returns.tolist() for name, report in reports.items()},
+        {name: report.lengths.tolist() for name, report in reports.items()},
+    )
+
+
+def milliseconds(agents: dict[str, Any], env: Any) -> dict[str, float]:
+    """Median of a step of one environment, some way into an episode; the agents take turns."""
+    calls = {name: walked(agent, env) for name, agent in agents.items()}
+    took: dict[str, list[float]] = {name: [] for name in agents}
+    for _ in range(CALLS):
+        for name, call in calls.items():
+            took[name].append(seconds(call))
+    return {name: 1000 * median(values) for name, values in took.items()}
+
+
+def walked(agent: Any, env: Any) -> Callable[[], object]:
+    """The agent's next step, after it has played for a while."""
+    obs, state, starts = env.reset(), None, np.ones(1, bool)
+    for _ in range(WALK):
+        actions, state = agent.predict(obs, state, starts)
+        obs, _, starts, _ = env.step(actions)
+    return partial(agent.predict, obs, state, starts)
+
+
+def returns_table(pairs: list[Pair]) -> Table:
+    """Teacher and student over all seeds, and each pair."""
+    rows: dict[str, Report] = {}
+    for name in ("teacher", "student"):
+        returns, lengths = (
+            np.concatenate([getattr(pair, what)[name] for pair in pairs]) for what in ("returns", "lengths")
+        )
+        rows[f"{name}, {len(pairs)} seeds"] = Report(returns, lengths)
+        for pair in pairs:
+            rows[f"  {name}, seed {pair.seed}"] = Report(
+                np.array(pair.returns[name]), np.array(pair.lengths[name])
+            )
+    return compare(rows, pairs[0].task, "")
+
+
+def speed_table(pairs: list[Pair]) -> Table:
+    """What each student keeps, weighs and takes, beside its teacher."""
+    table = Table("seed", "return kept", "parameters", "of teacher's", "ms a step", "times faster")
+    for pair in pairs:
+        teacher, student = (float(np.mean(pair.returns[name])) for name in ("teacher", "student"))
+        weighs, takes = pair.parameters, pair.milliseconds
+        table.add_row(
+            str(pair.seed),
+            f"{student / teacher:.1%}",
+            f"{weighs['student']:,}",
+            f"{weighs['student'] / weighs['teacher']:.1%}",
+            f"{takes['student']:.2f}",
+            f"{takes['teacher'] / takes['student']:.2f}",
+        )
+    return table

@@ -1,0 +1,145 @@
+"""What masked pre-training on all trajectories is worth where only some of them may be learned from."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import as_completed
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import fresh_processes, machine
+from benchmarks.offline_setting import SETTINGS
+from rlxf import DecisionTransformer, evaluate
+from rlxf.agents.pretraining import MaskedPretraining
+from rlxf.envs.trajectories import Trajectories, load_trajectories
+from rlxf.evaluation import Report, compare
+
+BEGINNINGS = {True: "pre-trained", False: "fresh weights"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One agent.
+
+    Args:
+        pretrained: whether it began with the weights of a pre-training.
+        seed: of everything.
+        returns: of the evaluation's episodes.
+        lengths: of the same, in steps.
+    """
+
+    pretrained: bool
+    seed: int
+    returns: list[float]
+    lengths: list[int]
+
+    @property
+    def report(self) -> Report:
+        """Its evaluation."""
+        return Report(np.array(self.returns), np.array(self.lengths))
+
+
+@dataclass
+class Pretraining:
+    """Masked pre-training on all windows of a dataset, then a Decision Transformer on a part of its episodes.
+
+    Each seed draws the part anew; an agent that begins with fresh weights learns from the same part, by as
+    many updates. Both are asked for the largest return in the data. The dataset is read from
+    MINARI_DATASETS_PATH; Hopper needs the extra mujoco.
+    """
+
+    dataset: str = "rlxf/hopper/medium-v0"
+    """Minari id."""
+    setting: str = "small"
+    """Sizes: small (width 64, 2 layers) or published (width 128, 3 layers)."""
+    share: float = 0.1
+    """Of the episodes, to learn to act from."""
+    pretraining_updates: int = 10_000
+    """Updates on masked windows."""
+    updates: int = 5_000
+    """Updates of each agent."""
+    seeds: int = 3
+    """Agents with each beginning."""
+    episodes: int = 50
+    """Episodes of an evaluation."""
+    processes: int = 2
+    """Agents at a time, one thread each."""
+    output: Path = Path("runs/bench-pretraining.json")
+    """Where to write all returns."""
+
+    def __post_init__(self) -> None:
+        if self.setting not in SETTINGS:
+            raise ValueError(f"setting must be one of {', '.join(SETTINGS)}, got {self.setting!r}")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be more than 0 and at most 1, got {self.share}")
+
+    def run(self) -> None:
+        """Train and evaluate all, print the table, write all numbers."""
+        runs = sorted(self.finished(), key=lambda run: (run.pretrained, run.seed))
+        Console(width=120).print(self.table(runs))
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        options = {**asdict(self), "output": str(self.output)}
+        found = {"machine": machine(), "options": options, "runs": [asdict(run) for run in runs]}
+        self.output.write_text(json.dumps(found, indent=1))
+        Console().print(f"numbers: {self.output}")
+
+    def finished(self) -> Iterator[Run]:
+        """The agents as they are done."""
+        load_trajectories(self.dataset)  # converted once, before processes ask for it
+        with fresh_processes(self.processes) as pool:
+            jobs = [
+                pool.submit(self.learn, seed, begun) for begun in BEGINNINGS for seed in range(self.seeds)
+            ]
+            for job in as_completed(jobs):
+                yield job.result()
+
+    def learn(self, seed: int, pretrained: bool) -> Run:
+        """One agent from its first update to its evaluation."""
+        whole, settings = load_trajectories(self.dataset), SETTINGS[self.setting].arguments()
+        part = some_episodes(whole, self.share, seed)
+        agent = DecisionTransformer(part, episode_length=int(whole.lengths.max()), seed=seed, **settings)
+        if pretrained:
+            agent.take_weights(
+                MaskedPretraining(whole, seed=seed, **settings).learn(self.pretraining_updates)
+            )
+        agent.learn(self.updates)
+        target = float(whole.returns.max())
+        report = evaluate(agent, agent.make_env(self.episodes), self.episodes, target_returns=[target]).first
+        return Run(pretrained, seed, report.returns.tolist(), report.lengths.tolist())
+
+    def table(self, runs: list[Run]) -> Table:
+        """Each beginning over all seeds, and each of its agents."""
+        rows: dict[str, Report] = {}
+        for pretrained, name in BEGINNINGS.items():
+            own = [run for run in runs if run.pretrained == pretrained]
+            returns, lengths = (
+                np.concatenate([getattr(run.report, what) for run in own]) for what in ("returns", "lengths")
+            )
+            rows[f"{name}, {len(own)} seeds"] = Report(returns, lengths)
+            rows |= {f"  {name}, seed {run.seed}": run.report for run in own}
+        return compare(rows, f"{self.dataset}, {self.share:.0%} of the episodes", "")
+
+
+def some_episodes(data: Trajectories, share: float, seed: int) -> Trajectories:
+    """A random part of the episodes, at least one; normalised as all of them."""
+    number = max(1, round(share * data.episodes))
+    chosen = np.sort(np.random.default_rng(seed).permutation(data.episodes)[:number])
+    bounds = [slice(*data.offsets[e : e + 2].tolist()) for e in chosen]
+
+    def part(array: NDArray) -> NDArray:
+        return np.concatenate([array[steps] for steps in bounds])
+
+    return replace(
+        data,
+        observations=part(data.observations),
+        actions=part(data.actions),
+        rewards=part(data.rewards),
+        return_to_go=part(data.return_to_go),
+        offsets=np.cumsum([0, *data.lengths[chosen]]),
+        terminated=data.terminated[chosen],
+        truncated=data.truncated[chosen],
+    )
