@@ -8,7 +8,7 @@ from rlxf.training import parse_schedule
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfflineLearner:
+class WindowOptions:
     """AdamW on windows of the data."""
 
     context_length: int = 20
@@ -27,15 +27,21 @@ class OfflineLearner:
     """What returns are divided by; None is the deviation of the returns to go in the data."""
     episode_length: int | None = None
     """Time steps with an embedding of their own; None is the longest episode of the data."""
-    objective: Literal["Imitation", "MaximumEntropy"] = "Imitation"
-    """What is minimised. MaximumEntropy gives a stochastic policy, which can go on learning online."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; auto takes the GPU if there is one."""
 
     def arguments(self) -> dict[str, Any]:
+        """These options as arguments of what learns."""
+        return asdict(self) | {"learning_rate": parse_schedule(self.learning_rate)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineLearner(WindowOptions):
+    """AdamW on windows of the data, towards an objective."""
+
+    objective: Literal["Imitation", "MaximumEntropy"] = "Imitation"
+    """What is minimised. MaximumEntropy gives a stochastic policy, which can go on learning online."""
+
+    def arguments(self) -> dict[str, Any]:
         """These options as arguments of the agent."""
-        read = {
-            "learning_rate": parse_schedule(self.learning_rate),
-            "objective": OBJECTIVES[self.objective](),
-        }
-        return asdict(self) | read
+        return super().arguments() | {"objective": OBJECTIVES[self.objective]()}

@@ -18,7 +18,9 @@ from rlxf.agents.decision_transformer import DecisionTransformer, decision_trans
 from rlxf.attention import TransformerSpec
 from rlxf.cli.checkpoints import FOLDERS, tables
 from rlxf.cli.counts import check_counts
+from rlxf.cli.keeping import keep
 from rlxf.cli.offline_learner import OfflineLearner
+from rlxf.cli.pretrained import begin_with
 from rlxf.cli.screen import as_table, show
 from rlxf.envs.make import make_vec_env
 from rlxf.evaluation import EvaluationCallback, TargetSweep, evaluate
@@ -53,6 +55,8 @@ class TrainDecisionTransformer:
     """Gymnasium id to evaluate in; None is what the data name."""
     seed: int = 0
     """Of weights, windows and dropout: the same seed gives the same run on one machine."""
+    pretrained: Path | None = None
+    """Folder of a run whose weights it begins with, e.g. of "rlxf pretrain"; None for fresh ones."""
     run: Path | None = None
     """The new folder; None is runs/dt-DATASET-SEED. An existing one is refused."""
     episodes: int = 100
@@ -71,6 +75,7 @@ class TrainDecisionTransformer:
         """See `Command`."""
         self._check()
         agent = self._agent()
+        begin_with(agent, self.pretrained)
         with self._fresh_env(agent):  # that it can be made is known before the training
             pass
         run = RunFolder.create(self._path, self._config(agent))
@@ -100,6 +105,7 @@ class TrainDecisionTransformer:
             "target_returns": self._targets(agent),
             "env": self.env or agent.facts.env_id,
             "seed": self.seed,
+            "pretrained": None if self.pretrained is None else str(self.pretrained),
             "episodes": self.episodes,
             "evaluate_every": self.evaluate_every,
         }
@@ -167,14 +173,3 @@ class TrainDecisionTransformer:
         with closing(made) as env:
             agent.check_env(env)
             yield env
-
-
-def keep(agent: DecisionTransformer, run: RunFolder) -> None:
-    """Save what was learned. Without a single update that is nothing, and the run's folder goes."""
-    if agent.num_timesteps == 0:
-        agent.logger.close()
-        run.discard()
-        show(f"nothing was learned yet: {run.path} is removed")
-        return
-    agent.save(run.checkpoint)
-    show(f"checkpoint: {run.checkpoint}")

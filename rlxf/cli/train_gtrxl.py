@@ -19,6 +19,7 @@ from rlxf.cli.counts import check_counts
 from rlxf.cli.learner import Learner
 from rlxf.cli.looks import Looks
 from rlxf.cli.normalization import normalised, normalised_alike
+from rlxf.cli.pretrained import begin_with
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Task
 from rlxf.evaluation import EvaluationCallback, evaluate
@@ -43,6 +44,8 @@ class TrainGTrXL:
     """Environment steps to train for, over all environments: enough for a T-Maze of 50."""
     seed: int = 0
     """Of weights, actions, minibatches and environments: the same seed gives the same run on one machine."""
+    pretrained: Path | None = None
+    """Folder of a run whose weights it begins with, e.g. of "rlxf pretrain"; None for fresh ones."""
     run: Path | None = None
     """The new folder; None is runs/gtrxl-ENV-SEED. An existing one is refused."""
     episodes: int = 100
@@ -65,6 +68,7 @@ class TrainGTrXL:
         self._check()
         env = self.task.make(self.learner.n_envs, self.seed)
         agent = self._agent(normalised(env) if self.normalize_observations else env)
+        begin_with(agent, self.pretrained)
         run = RunFolder.create(self._path, self._config(agent))
         agent.set_logger(run.make_logger())
         return partial(self._train, agent, env, run)
@@ -89,6 +93,7 @@ class TrainGTrXL:
         own = {
             "total_timesteps": self.total_timesteps,
             "seed": self.seed,
+            "pretrained": None if self.pretrained is None else str(self.pretrained),
             "episodes": self.episodes,
             "evaluate_every": self.evaluate_every,
             "policy": type(agent.policy).__name__,

@@ -1,0 +1,84 @@
+"""``rlxf pretrain`` and ``--pretrained``: what a run leaves, who begins with it, what is refused."""
+
+import inspect
+import json
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlxf import DecisionTransformer
+from rlxf.agents.pretraining import MaskedPretraining
+from rlxf.cli import main
+from rlxf.cli.offline_learner import WindowOptions
+from rlxf.cli.pretrained import begin_with
+from tests.cli.running import TASK, refused
+from tests.cli.running import TINY as TINY_ONLINE
+from tests.datasets import ID, record_cartpole
+
+CORE = shlex.split("--core.width 8 --core.layers 1 --core.position rope")
+TINY = [*shlex.split("--log-interval 2 --context-length 4 --batch-size 4 --no-progress-bar"), *CORE]
+
+
+@pytest.fixture
+def data(minari_root):
+    """Id of random numbers that are said to come from CartPole-v1."""
+    record_cartpole()
+    return ID
+
+
+@pytest.fixture
+def pretraining(data):
+    """The folder of a run."""
+    main(["pretrain", "--dataset", data, "--updates", "4", *TINY])
+    return Path("runs", "pretraining-test-small-v0-0")
+
+
+def test_no_setting_of_the_pretraining_is_forgotten():
+    settable = {field.name for field in fields(WindowOptions)}
+    elsewhere = {"dataset", "chosen", "seed", "core", "download"}
+    for_python = {"tensorboard_log", "verbose", "_init_setup_model"}
+    assert set(inspect.signature(MaskedPretraining).parameters) == settable | elsewhere | for_python
+
+
+def test_what_a_run_leaves_and_who_begins_with_it(pretraining, data):
+    config = json.loads((pretraining / "config.json").read_text())
+    source = MaskedPretraining.load(pretraining / "checkpoint.zip", device="cpu")
+    assert (config["agent"], config["dataset"], config["chosen"]) == ("pretraining", [data], 0.15)
+    assert (source.num_timesteps, source.core.causal) == (4, False)
+    assert (pretraining / "progress.csv").exists()
+
+    agent = DecisionTransformer(data, 4, core=source.core.from_dict(config["core"] | {"causal": True}))
+    begin_with(agent, pretraining)
+    given, taken = (each.policy.transformer.state_dict() for each in (source, agent))
+    assert all(torch.equal(given[name], taken[name]) for name in given)
+
+    run = ["--pretrained", str(pretraining), "--run", "tuned", "--updates", "2", "--episodes", "2"]
+    main(["train", "dt", "--dataset", data, *TINY, *run])
+    assert json.loads(Path("tuned", "config.json").read_text())["pretrained"] == str(pretraining)
+
+
+def test_what_does_not_fit_is_told_in_one_line_and_leaves_no_folder(pretraining, data, capsys):
+    begun = ["--pretrained", str(pretraining), "--run", "tuned"]
+    wider = refused(capsys, "train", "dt", "--dataset", data, *TINY, *begun, "--core.width", "16")
+    assert "a core with width=8, the agent's has width=16" in wider
+    assert "layers" in refused(capsys, "train", "gtrxl", *TASK, *TINY_ONLINE, *begun)
+    assert "no run folder" in refused(
+        capsys, "train", "dt", "--dataset", data, *TINY, "--pretrained", "nowhere", "--run", "tuned"
+    )
+    assert not Path("tuned").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--dataset", "test/missing-v0"], "dataset 'test/missing-v0' is not in"),
+        (["--dataset", ID, "--updates", "0"], "updates must be at least 1, got 0"),
+        (["--dataset", ID, "--chosen", "0"], "chosen must be more than 0 and at most 1, got 0"),
+    ],
+)
+def test_bad_input_is_told_in_one_line_and_leaves_no_folder(data, capsys, args, message):
+    assert message in refused(capsys, "pretrain", *TINY, *args)
+    assert not Path("runs").exists()
