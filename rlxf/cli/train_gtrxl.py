@@ -16,6 +16,7 @@ from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.agents.gtrxl.policy import policy_for
 from rlxf.attention import TransformerSpec
 from rlxf.cli.counts import check_counts
+from rlxf.cli.keeping import keep
 from rlxf.cli.learner import Learner
 from rlxf.cli.looks import Looks
 from rlxf.cli.normalization import normalised, normalised_alike
@@ -23,7 +24,7 @@ from rlxf.cli.pretrained import begin_with
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Task
 from rlxf.evaluation import EvaluationCallback, evaluate
-from rlxf.training import RunFolder, save_normalizer
+from rlxf.training import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,17 +139,3 @@ class TrainGTrXL:
         """Environments to evaluate in, which show what the agent saw in training."""
         with closing(self.task.make(min(self.learner.n_envs, self.episodes), None)) as env:
             yield normalised_alike(env, agent.get_vec_normalize_env())
-
-
-def keep(agent: GTrXLPPO, run: RunFolder) -> None:
-    """Save what was learned. Without a single update that is nothing, and the run's folder goes."""
-    if agent._n_updates == 0:
-        agent.logger.close()
-        run.discard()
-        show(f"nothing was learned yet: {run.path} is removed")
-        return
-    agent.save(run.checkpoint)
-    normalizer = agent.get_vec_normalize_env()
-    if normalizer is not None:
-        save_normalizer(run.normalizer, normalizer)
-    show(f"checkpoint: {run.checkpoint}")

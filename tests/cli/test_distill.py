@@ -1,0 +1,55 @@
+"""``rlxf distill``: what a run leaves, and what is refused."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rlxf import DecisionTransformer, GTrXLPPO
+from rlxf.cli import main
+from tests.cli.running import refused, train
+from tests.datasets import ID, record_cartpole
+
+QUIET = ["--no-progress-bar"]
+
+
+@pytest.fixture
+def offline(minari_root):
+    """The folder of a Decision Transformer's run."""
+    record_cartpole()
+    sizes = shlex.split("--context-length 4 --batch-size 4 --core.width 16 --core.layers 2 --core.heads 2")
+    main(["train", "dt", "--dataset", ID, "--updates", "2", "--episodes", "2", "--run", "dt", *sizes, *QUIET])
+    return Path("dt")
+
+
+def test_a_student_of_a_decision_transformer(offline):
+    main(["distill", str(offline), "--steps", "3", "--layers", "1", "--seed", "5", *QUIET])
+    student = DecisionTransformer.load("dt-student/checkpoint.zip", device="cpu")
+    assert (student.core.width, student.core.layers, student.core.heads) == (8, 1, 2)
+    assert (student.num_timesteps, student.context_length, student.seed) == (3, 4, 5)
+    config = json.loads(Path("dt-student", "config.json").read_text())
+    assert (config["agent"], config["teacher"]) == ("decision_transformer", "dt")
+    main(["evaluate", "dt-student", "--episodes", "2", "--n-envs", "2", *QUIET])
+
+
+@pytest.mark.parametrize("actor", ["student", "teacher"])
+def test_a_student_of_a_gtrxl(actor):
+    train("--run", "maze", "--normalize-observations")
+    main(["distill", "maze", "--run", "small", "--steps", "32", "--actor", actor, *QUIET])
+    student = GTrXLPPO.load("small/checkpoint.zip", device="cpu")
+    assert (student.core.width, student.num_timesteps) == (4, 32)
+    assert Path("small", "normalizer.zip").exists()
+    main(["evaluate", "small", "--episodes", "2", "--n-envs", "2", *QUIET])
+
+
+def test_what_is_refused_is_told_in_one_line_and_leaves_no_folder(offline, capsys):
+    for args, message in (
+        (["dt", "--steps", "0"], "steps must be at least 1, got 0"),
+        (["dt", "--temperature", "0"], "temperature must be finite and more than 0, got 0"),
+        (["dt", "--heads", "3"], "heads must divide width"),
+        (["nowhere"], "there is no run folder nowhere"),
+        (["dt", "--run", "dt"], "dt exists"),
+    ):
+        assert message in refused(capsys, "distill", *args)
+    assert not Path("dt-student").exists()
