@@ -3,6 +3,9 @@
 from rlxf.attention.cache import Cache
 from rlxf.attention.context import Context
 from rlxf.attention.depth.act import ACT
+from rlxf.attention.depth.calm import CALM
+from rlxf.attention.depth.depth_adaptive import DepthAdaptive
+from rlxf.attention.depth.exits import Verdict
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.depth.universal import Universal
 from rlxf.attention.heads.knn_lm import KNNLM
@@ -55,6 +58,9 @@ from rlxf.attention.spec import TransformerSpec
 from rlxf.attention.transformer import EncoderDecoder, Transformer
 
 __all__ = [
+    "CALM",
+    "DepthAdaptive",
+    "Verdict",
     "Reversible",
     "ACT",
     "Universal",

@@ -76,6 +76,14 @@ class LayerPasses(ABC):
     def run(self, number: int, x: Tensor) -> Tensor:
         """See `Passes`."""
 
+    @abstractmethod
+    def leave_out(self, number: int, x: Tensor) -> None:
+        """See `Passes`."""
+
+    @abstractmethod
+    def asking(self, x: Tensor) -> Tensor:
+        """See `Passes`."""
+
     def _after_attention(self, number: int, x: Tensor, across: Relation | None) -> Tensor:
         block = self.blocks[number]
         if block.cross is not None and self.seen is not None and across is not None:

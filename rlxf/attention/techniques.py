@@ -4,6 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from rlxf.attention.depth.act import ACT
+from rlxf.attention.depth.calm import CALM
+from rlxf.attention.depth.depth_adaptive import DepthAdaptive
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.depth.universal import Universal
 from rlxf.attention.heads.base import OutputHead
@@ -87,7 +89,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
         "kernel": (Softmax, AdaptiveSpan, DynamicSpan, RFA, Performer, Linformer, LSH, Routing),
         "memory": (XL,),
         "residual": (Add, GRUGate, InputGate, OutputGate, HighwayGate, SigTanhGate, Reversible),
-        "depth": (Fixed, Universal, ACT),
+        "depth": (Fixed, Universal, ACT, DepthAdaptive, CALM),
     }.items()
 }
 """Axis -> name -> class. Position and memory may also be None."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from rlxf.attention.block import Block
 from rlxf.attention.cache import Cache
 from rlxf.attention.context import Context, ProjectedContext
 from rlxf.attention.depth.base import Processor
+from rlxf.attention.depth.exits import ExitDepth, Exiting, Exits, Judge
 from rlxf.attention.extra_tokens import LearnedTokens, NoExtraTokens
 from rlxf.attention.index import Index
 from rlxf.attention.kernels.base import LayerKernel, RecurrentKernel
@@ -90,6 +92,53 @@ class Transformer(nn.Module):
 
         ``wanted`` are the tokens whose outputs are given, None for all: the last layer works for those alone.
         """
+        x, passes = self._begin(x, index, state, context, wanted)
+        return self._output(self.depth(x, passes)), passes.hidden
+
+    def exits(
+        self,
+        x: Tensor,
+        index: Index,
+        state: State | None = None,
+        context: Context | None = None,
+        wanted: slice | None = None,
+    ) -> Exits:
+        """What may be read off a segment behind each pass, to learn from; arguments as in `encode`.
+
+        That is one output, the last, unless the depth lets tokens leave early.
+        """
+        x, passes = self._begin(x, index, state, context, wanted)
+        if not isinstance(self.depth, Exiting):
+            y = self._output(self.depth(x, passes))[None]
+            return Exits(y, y.new_ones(1))
+        assert isinstance(self.spec.depth, ExitDepth)
+        opening, streams = self.depth.opening(x, passes), self.depth.all_outputs(x, passes)
+        outputs = torch.stack([self._output(stream) for stream in streams])
+        states = torch.stack([passes.read(stream) for stream in streams])
+        shares = self.spec.depth.shares(len(streams)).to(outputs)
+        return Exits(outputs, shares, partial(self.depth.lesson, opening, states))
+
+    @torch.no_grad()
+    def early(
+        self,
+        x: Tensor,
+        index: Index,
+        state: State | None = None,
+        wanted: slice | None = None,
+        judge: Judge | None = None,
+    ) -> Tensor:
+        """Outputs of a segment to act by, (B, Tq, C), where each wanted token leaves as early as it may.
+
+        Arguments as in `encode`, and what is read off outputs, for a depth that asks for a `Judge`. What has
+        left is copied to later passes, where others see it.
+        """
+        x, passes = self._begin(x, index, state, None, wanted)
+        return self._output(self._left(x, passes, judge))
+
+    def _begin(
+        self, x: Tensor, index: Index, state: State | None, context: Context | None, wanted: slice | None
+    ) -> tuple[Tensor, SegmentPasses]:
+        """The stream of a segment, and the passes before it."""
         seen = self._project(context)
         x, index, wanted = self.enter(x, index, wanted)
         passes = self._passes(
@@ -103,7 +152,7 @@ class Transformer(nn.Module):
             state=state,
             wanted=wanted,
         )
-        return self._processed(x, passes), passes.hidden
+        return self.spec.residual.opened(x), passes
 
     @torch.no_grad()
     def step(self, x: Tensor, index: Index, cache: Cache) -> tuple[Tensor, Tensor]:
@@ -117,6 +166,18 @@ class Transformer(nn.Module):
         Returns:
             The outputs (B, C), and the inputs of each layer (L, B, C): what a state is made of.
         """
+        stream, passes = self._begin_step(x, index, cache)
+        y = self._output(self.depth(stream, passes))
+        return y[:, 0], torch.cat(passes.hidden, dim=1).transpose(0, 1)
+
+    @torch.no_grad()
+    def early_step(self, x: Tensor, index: Index, cache: Cache, judge: Judge | None = None) -> Tensor:
+        """`step` of tokens that leave as early as they may: outputs (B, C) alone; ``judge`` as in `early`."""
+        stream, passes = self._begin_step(x, index, cache)
+        return self._output(self._left(stream, passes, judge))[:, 0]
+
+    def _begin_step(self, x: Tensor, index: Index, cache: Cache) -> tuple[Tensor, StepPasses]:
+        """The stream of one token a row, (B, 1, C), and the passes before it."""
         slot = cache.write(index)
         passes = StepPasses(
             embedding=self.embedding,
@@ -129,8 +190,7 @@ class Transformer(nn.Module):
             cache=cache,
             slot=slot,
         )
-        y = self._processed(self.embedding(x[:, None], index.position), passes)
-        return y[:, 0], torch.cat(passes.hidden, dim=1).transpose(0, 1)
+        return self.spec.residual.opened(self.embedding(x[:, None], index.position)), passes
 
     def initial_state(self, batch: int) -> State:
         """A state that remembers nothing, for ``batch`` rows; of length 0 without memory."""
@@ -170,10 +230,16 @@ class Transformer(nn.Module):
         rings = [block.cache(h, index, tables) for block, h in zip(self._layers, hidden, strict=True)]
         return Cache(rings, index, length % capacity, tables, self._project(context))
 
-    def _processed(self, x: Tensor, passes: LayerPasses) -> Tensor:
-        """What comes of tokens x (B, T, C) that have gone through passes."""
-        residual = self.spec.residual
-        y: Tensor = self.norm(residual.closed(self.depth(residual.opened(x), passes)))
+    def _left(self, x: Tensor, passes: LayerPasses, judge: Judge | None) -> Tensor:
+        """The stream where each token left."""
+        if not isinstance(self.depth, Exiting):
+            y: Tensor = self.depth(x, passes)
+            return y
+        return self.depth.early(x, passes, None if judge is None else lambda s: judge(self._output(s)))
+
+    def _output(self, stream: Tensor) -> Tensor:
+        """What is read off the stream, (..., C)."""
+        y: Tensor = self.norm(self.spec.residual.closed(stream))
         return y
 
     def _passes(self, **given: Any) -> SegmentPasses:
@@ -211,6 +277,10 @@ class Transformer(nn.Module):
     def mean_depth(self) -> Tensor | None:
         """Passes that a token took on average in the last forward, a scalar; None if all take all."""
         return self.depth.mean_depth()
+
+    def acting_depth(self) -> Tensor | None:
+        """As `mean_depth`, over all `early` calls since last asked; None if none left early or could."""
+        return self.depth.acting_depth()
 
     def after_update(self) -> None:
         """Tell the kernels that the weights have changed; before anything is cached or read anew."""

@@ -19,6 +19,7 @@ from rlxf.evaluation.environment import EnvLike, is_monitored, opened, raw_rewar
 from rlxf.evaluation.narrowing import Narrowing
 from rlxf.evaluation.references import references_of
 from rlxf.evaluation.report import Report
+from rlxf.evaluation.scalars import write_scalars
 from rlxf.evaluation.sweep import TargetSweep
 from rlxf.evaluation.tally import Tally, is_filler, monitored_score, own_score, quotas
 from rlxf.evaluation.targets import checked_targets, data_range
@@ -90,7 +91,8 @@ def evaluate(
         n_envs: environments to make when ``env`` is an id or None, at most one per episode.
         seed: of the environments; environment i gets ``seed + i``. None leaves them as they are.
         progress_bar: show one.
-        logger: where the report's ``log`` writes, at step ``agent.num_timesteps``.
+        logger: where the report's ``log`` writes, at step ``agent.num_timesteps``; for an agent that may
+            leave early also ``eval/mean_depth``, the passes that it took on average.
 
     Raises:
         ValueError: if episodes or n_envs is less than 1, there is no environment, a target is not finite, or
@@ -106,8 +108,18 @@ def evaluate(
         play = partial(_play, agent, episodes=episodes, deterministic=deterministic, progress=progress)
         report = play(vec_env) if targets is None else _ask(play, vec_env, targets, seed, data_range(agent))
     if logger is not None:
-        report.log(logger, getattr(agent, "num_timesteps", 0))
+        step = getattr(agent, "num_timesteps", 0)
+        if depth := _depth_of(agent):
+            write_scalars(depth, logger, step)
+        report.log(logger, step)
     return report
+
+
+def _depth_of(agent: PolicyPredictor) -> dict[str, float]:
+    """How many passes it took on average, if it is an agent that may leave early."""
+    asked = getattr(agent, "acting_depth", None)
+    depth = None if asked is None else asked()
+    return {} if depth is None else {"eval/mean_depth": depth}
 
 
 def _ask(

@@ -9,6 +9,7 @@ import torch
 
 from rlxf.attention import (
     ACT,
+    CALM,
     ETC,
     LSH,
     RFA,
@@ -18,6 +19,7 @@ from rlxf.attention import (
     BigBirdETC,
     Blockwise,
     Deberta,
+    DepthAdaptive,
     Dilated,
     DynamicSpan,
     FixedColumns,
@@ -194,6 +196,11 @@ RECIPES = {
         DEFAULT, residual=Reversible(), pattern=Longformer(2, global_tokens=3)
     ),
     "Reversible, ETC, both ways": replace(DEFAULT, residual=Reversible(), pattern=ETC(1, 2), causal=False),
+    "adaptive by sequence": replace(DEFAULT, depth=DepthAdaptive("sequence"), position=RoPE()),
+    "adaptive, geometric, memory": replace(GTRXL, depth=DepthAdaptive("geometric", "correctness")),
+    "CALM, learned, memory": replace(GTRXL, layers=3, depth=CALM("classifier")),
+    "CALM in a decoder": replace(DEFAULT, depth=CALM("softmax"), cross_attention=True),
+    "CALM, reversible": replace(DEFAULT, depth=CALM(), residual=Reversible()),
     "decoder": replace(DEFAULT, cross_attention=True),
     "gated decoder with memory": replace(GTRXL, cross_attention=True),
     "encoder": replace(DEFAULT, causal=False),

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from rlxf.attention import ALiBi, Dilated, FixedColumns, Linformer, TransformerSpec, Window
+from rlxf.attention.positions.base import Position
 from rlxf.attention.techniques import HEADS, OPTIONAL, TECHNIQUES
 from rlxf.cli import main
 from rlxf.cli.pattern_picture import panels, read_pattern, seen
@@ -43,7 +44,7 @@ def test_output_heads_are_listed_beside_them(capsys, monkeypatch):
         assert f"causal form: {head.causal}; cost: {head.cost}" in row
 
 
-class Forgetful:
+class Forgetful(Position):
     """A position that no memory goes with."""
 
     def build(self, width, heads):

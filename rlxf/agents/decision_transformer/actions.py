@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+ALIKE = 0.05
+"""Numbers that are no farther apart count as the same action, on the scale of -1 to 1."""
+
 
 class BoxActions(nn.Module):
     """Numbers on one scale: ``u = (a - centre) / radius`` is in [-1, 1] where the space has bounds.
@@ -39,6 +42,10 @@ class BoxActions(nn.Module):
     def back(self, scaled: Tensor) -> Tensor:
         """(..., A) on one scale -> (..., A) in units of the environment."""
         return scaled * self.radius + self.centre
+
+    def alike(self, one: Tensor, other: Tensor) -> Tensor:
+        """Whether two actions (..., A) are so near that they count as the same: (...) bool. See `ALIKE`."""
+        return ((self(one) - self(other)).abs() <= ALIKE).all(dim=-1)
 
     def holds(self, actions: Tensor) -> bool:
         """Whether these are N such actions, as the data have them."""
@@ -72,6 +79,10 @@ class ChoiceActions(nn.Module):
     def back(self, choices: Tensor) -> Tensor:
         """int64 (..., n) -> as the data have them."""
         return choices[..., 0] if self.single else choices
+
+    def alike(self, one: Tensor, other: Tensor) -> Tensor:
+        """Whether two actions are the same choices: (...) bool."""
+        return (self.choices(one) == self.choices(other)).all(dim=-1)
 
     def holds(self, actions: Tensor) -> bool:
         """Whether these are N such actions, as the data have them."""

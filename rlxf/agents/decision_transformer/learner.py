@@ -405,6 +405,14 @@ class DecisionTransformer(WindowLearner):
         (logits,) = head.logits(self.policy.newest(state))
         return logits, state
 
+    def acting_depth(self) -> float | None:
+        """Passes that `predict` took on average for a token, since last asked; None if all take all.
+
+        See `CALM` and `DepthAdaptive`.
+        """
+        depth = self.policy.transformer.acting_depth()
+        return None if depth is None else depth.item()
+
     def took(self, state: Steps, actions: torch.Tensor) -> Steps:
         """The state after a step in which actions (E,) were taken: as it is. The next step shows them."""
         return state

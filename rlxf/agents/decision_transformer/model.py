@@ -7,10 +7,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlxf.agents.decision_transformer.actions import action_form
+from rlxf.agents.decision_transformer.heads import Categorical, Head
 from rlxf.agents.decision_transformer.objectives import Objective
 from rlxf.agents.decision_transformer.steps import TOKENS, Steps
 from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
-from rlxf.attention import State, TransformerSpec
+from rlxf.agents.leaving import check_choices
+from rlxf.attention import Index, State, TransformerSpec, Verdict
+from rlxf.attention.depth.calm import lead
 from rlxf.envs.trajectories import WindowBatch
 
 STATE_TOKENS = slice(1, None, TOKENS)
@@ -47,6 +50,7 @@ class DecisionTransformerModel(TrajectoryModel):
         return_scale: float,
         episode_length: int,
     ):
+        check_choices(core.depth, action_space)
         actions = action_form(action_space)
         super().__init__(observation_shape, actions, normalization, core, return_scale, episode_length)
         self.loss = objective.build(core.width, actions)
@@ -57,23 +61,55 @@ class DecisionTransformerModel(TrajectoryModel):
 
         To the objective's comes what the transformer's kernels add, such as the penalty of long spans.
         """
-        y, first = self.read(self.steps(batch)), self.remembered
-        return self.with_penalty(self.loss(y, batch.actions[:, first:], batch.mask[:, first:].to(y.dtype)))
+        steps, first = self.steps(batch), self.remembered
+        exits = self.transformer.exits(**self._begun(steps), wanted=STATE_TOKENS)
+        actions, mask = batch.actions[:, first:], batch.mask[:, first:]
+        actions = actions.expand(len(exits.shares), *actions.shape)
+        parts = self.loss(exits.outputs, actions, mask * exits.shares[:, None, None])
+        if exits.lesson is None:
+            return self.with_penalty(parts)
+        last = steps.between(first, steps.mask.shape[1])
+        lesson = exits.lesson(self._verdict(exits.outputs.detach(), actions, last))
+        learned = {} if lesson is None else {"loss": parts["loss"] + lesson, "exit_lesson": lesson}
+        return self.with_penalty(parts | learned)
+
+    @torch.no_grad()
+    def _verdict(self, outputs: Tensor, actions: Tensor, steps: Steps) -> Verdict:
+        """What came of the outputs behind N passes, (N, B, K, C)."""
+        head: Head = self.loss.head
+        chosen = head.choose(outputs, deterministic=True)
+        right, same = (self.tokens.actions.alike(chosen, other) for other in (actions, chosen[-1:]))
+        index = steps.index.at(STATE_TOKENS)
+        index = Index(index.position // TOKENS, index.episode)
+        return Verdict(-head.error(outputs, actions), right, same, index)
 
     def read(self, steps: Steps, wanted: slice = STATE_TOKENS) -> Tensor:
         """Outputs at the wanted tokens; at the state tokens (B, W - remembered, C): what the head reads."""
-        index = steps.index
-        state = None
+        y, _ = self.transformer.encode(**self._begun(steps), wanted=wanted)
+        return y
+
+    @torch.no_grad()
+    def newest(self, steps: Steps) -> Tensor:
+        """What to act by: `read` at the newest state token of each row alone, (B, C).
+
+        It takes as few passes as the depth lets it take.
+        """
+        y = self.transformer.early(**self._begun(steps), wanted=NEWEST_STATE_TOKEN, judge=self._lead)
+        return y[:, 0]
+
+    def _lead(self, y: Tensor) -> Tensor:
+        """How far the likeliest action is ahead, for outputs (..., C)."""
+        assert isinstance(self.loss.head, Categorical)
+        return lead([logits.softmax(dim=-1) for logits in self.loss.head.logits(y)])
+
+    def _begun(self, steps: Steps) -> dict[str, Any]:
+        """The tokens to read, where they stand, and what is remembered from before them."""
+        index, state = steps.index, None
         if self.remembered:
             state = self._remember(steps.between(0, self.remembered))
             steps = steps.between(self.remembered, steps.mask.shape[1])
         tokens = self.tokens(steps)
-        y, _ = self.transformer.encode(tokens, index.last(tokens.shape[1]), state, wanted=wanted)
-        return y
-
-    def newest(self, steps: Steps) -> Tensor:
-        """`read` at the newest state token of each row alone, (B, C)."""
-        return self.read(steps, NEWEST_STATE_TOKEN)[:, 0]
+        return {"x": tokens, "index": index.last(tokens.shape[1]), "state": state}
 
     @torch.no_grad()
     def _remember(self, steps: Steps) -> State | None:

@@ -5,17 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
-from stable_baselines3.common.distributions import (
-    BernoulliDistribution,
-    CategoricalDistribution,
-    DiagGaussianDistribution,
-    Distribution,
-    MultiCategoricalDistribution,
-)
+from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
-from rlxf.agents.distillation import Distillation, HiddenStates, gaussian_kl, softened_kl
+from rlxf.agents.distillation import Distillation, HiddenStates
+from rlxf.agents.gtrxl.distributions import divergence
 from rlxf.agents.gtrxl.lessons import Lesson
 from rlxf.agents.gtrxl.objective import average
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -140,32 +135,6 @@ class Teaching(Lesson):
         buffer = agent.rollout_buffer
         for chosen in buffer.shuffled(agent.batch_size // agent.segment_length, agent.order):
             yield TaughtSegments(buffer.segments(chosen, buffer.advantages), buffer.rows(wanted, chosen))
-
-
-def divergence(student: Distribution, teacher: Distribution, temperature: float) -> Tensor:
-    """``T^2 KL(teacher || student)`` of actions at a temperature: (N,). See `Distillation`."""
-    if isinstance(student, DiagGaussianDistribution):
-        return gaussian_kl(_moments(student), _moments(teacher), temperature)
-    pairs = zip(_choices(student), _choices(teacher), strict=True)
-    return torch.stack([softened_kl(own, theirs, temperature) for own, theirs in pairs]).sum(0)
-
-
-def _moments(distribution: Distribution) -> tuple[Tensor, Tensor]:
-    """Mean and log deviation, (N, A) each."""
-    assert isinstance(distribution, DiagGaussianDistribution)
-    normal = distribution.distribution
-    return normal.mean, normal.stddev.log()
-
-
-def _choices(distribution: Distribution) -> list[Tensor]:
-    """Logits (N, A) of each choice; what is on or off is a choice of two."""
-    if isinstance(distribution, CategoricalDistribution):
-        return [distribution.distribution.logits]
-    if isinstance(distribution, MultiCategoricalDistribution):
-        return [each.logits for each in distribution.distribution]
-    assert isinstance(distribution, BernoulliDistribution)
-    on = distribution.distribution.logits
-    return list(torch.stack([torch.zeros_like(on), on], dim=-1).unbind(1))
 
 
 def _check_teacher(student: "GTrXLPPO", teacher: "GTrXLPPO") -> None:

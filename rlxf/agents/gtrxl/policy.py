@@ -1,6 +1,7 @@
 """Actor and critic on one transformer."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,7 +25,9 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
 from rlxf.agents.gtrxl.acting import Acting
+from rlxf.agents.gtrxl.exits import check_exits, lead_of
 from rlxf.attention import Cache, Index, State, TransformerSpec
+from rlxf.attention.depth.exits import Exits
 from rlxf.attention.linear import orthogonal_linear
 
 
@@ -83,6 +86,7 @@ class GTrXLPolicy(BasePolicy):
             optimizer_class=optimizer_class,
             optimizer_kwargs=optimizer_kwargs,
         )
+        check_exits(core, action_space)
         self.core = core
         self.features_extractor = self.make_features_extractor()
         features = self.features_extractor.features_dim
@@ -142,6 +146,17 @@ class GTrXLPolicy(BasePolicy):
             The outputs (E, C) for `heads`, and what there is to remember of the step, (L, E, C).
         """
         return self.transformer.step(self.tokens(obs, acting.action), index, acting.cache)
+
+    @torch.no_grad()
+    def act_early(self, obs: PyTorchObs, acting: Acting, index: Index) -> Tensor:
+        """`act` with as few passes as the depth lets a token take: the outputs (E, C) alone."""
+        tokens = self.tokens(obs, acting.action)
+        return self.transformer.early_step(tokens, index, acting.cache, partial(lead_of, self))
+
+    def exits(self, obs: PyTorchObs, previous: Tensor, index: Index, state: State) -> Exits:
+        """`read`, behind each pass from which a token may leave; outputs are (N, B, T, C)."""
+        tokens = self.tokens(obs, previous).unflatten(0, tuple(index.shape))
+        return self.transformer.exits(tokens, index, state)
 
     def read(self, obs: PyTorchObs, previous: Tensor, index: Index, state: State) -> Tensor:
         """A batch of segments, with gradient.
@@ -255,7 +270,7 @@ class GTrXLPolicy(BasePolicy):
         self.set_training_mode(False)
         obs, batched = self.obs_to_tensor(observation)
         acting, start = self._continue(state, episode_start, _batch_size(obs))
-        latent, _ = self.act(obs, acting, acting.advance(start))
+        latent = self.act_early(obs, acting, acting.advance(start))
         return self.heads(latent)[0], acting, batched
 
     def _continue(

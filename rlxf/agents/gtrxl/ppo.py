@@ -435,6 +435,14 @@ class GTrXLPPO(OnPolicyAlgorithm):
         finally:
             self._lesson = Rewards()
 
+    def acting_depth(self) -> float | None:
+        """Passes that `predict` took on average for a token, since last asked; None if all take all.
+
+        See `CALM` and `DepthAdaptive`.
+        """
+        depth = self.policy.transformer.acting_depth()
+        return None if depth is None else depth.item()
+
     def save(  # type: ignore[override]
         self, path: str | os.PathLike[str], exclude: None = None, include: None = None
     ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlxf.agents.gtrxl.exits import exit_parts
 from rlxf.agents.gtrxl.objective import approximate_kl, average, clipped_objective
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout import Segments
@@ -35,7 +36,9 @@ class Objective:
 
     def __call__(self, policy: GTrXLPolicy, batch: Segments) -> dict[str, Tensor]:
         """Means over the real steps of a batch: "loss", and its parts under SB3's names."""
-        latent = policy.read(batch.obs, batch.previous, batch.index, batch.state)
+        exits = policy.exits(batch.obs, batch.previous, batch.index, batch.state)
+        early = exit_parts(policy, exits, batch, self.vf_coef)
+        latent = exits.outputs[-1].flatten(0, 1)
         distribution, values = policy.heads(latent)
         log_ratio = distribution.log_prob(batch.actions) - batch.log_probs
         ratio = log_ratio.exp()
@@ -48,6 +51,9 @@ class Objective:
             error = average(policy.reconstruction_error(latent, batch.obs), batch.weight)
             loss = loss + self.reconstruction_coef * error
             parts["reconstruction_loss"] = error
+        for part in early.values():
+            loss = loss + part
+        parts |= early
         if (penalty := policy.transformer.penalty()) is not None:
             loss = loss + penalty
             parts["penalty"] = penalty

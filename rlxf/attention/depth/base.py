@@ -14,10 +14,15 @@ class Passes(Protocol):
     read off what they enter it with. Tokens x are the stream that residuals join: as a rule (B, T, C).
     """
 
-    count: int
-    """Passes N that there are."""
-    filled: Tensor
-    """(B, T) bool: tokens, as against empty slots."""
+    @property
+    def count(self) -> int:
+        """Passes N that there are."""
+        ...
+
+    @property
+    def filled(self) -> Tensor:
+        """(B, T) bool: tokens, as against empty slots."""
+        ...
 
     def through(self, x: Tensor) -> Tensor:
         """Tokens x (B, T, C) behind all passes, each taken once: those that ask, (B, Tq, C)."""
@@ -60,6 +65,10 @@ class Processor(nn.Module):
 
     def mean_depth(self) -> Tensor | None:
         """Passes that a token took on average in the last forward; None if all take all."""
+        return None
+
+    def acting_depth(self) -> Tensor | None:
+        """As `mean_depth`, over all tokens since last asked that might leave early; None if none might."""
         return None
 
 

@@ -1,0 +1,139 @@
+"""CALM: a token that is confident enough leaves early, while acting."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlxf.attention.checks import check_finite_number, check_word
+from rlxf.attention.depth.base import Passes
+from rlxf.attention.depth.exits import ExitDepth, Exiting, Judge, Rule, Verdict
+
+Confidence = Literal["softmax", "state", "classifier"]
+
+
+@dataclass(frozen=True)
+class CALM(ExitDepth):
+    r"""Acting, a token leaves behind the first pass n = 1 ... N whose confidence is at least the threshold.
+
+    - "softmax": the largest probability less the second largest, of the choices read off the output: `lead`;
+    - "state": ``cos(h^(n-1), h^n)``, from the second pass on;
+    - "classifier": ``sigma(w . h^n + b)``, which learns whether the choice behind pass n is that behind the
+      last. No gradient of it reaches the rest of the transformer.
+
+    Outputs behind each pass are in the loss, with ``n / (1 + ... + N)``. What left is copied to later passes,
+    where other tokens see it. While learning, and while PPO collects, all tokens take all passes.
+
+    Source: Schuster et al. 2022, arXiv:2207.07061, section 3.
+
+    Args:
+        confidence: which of the three.
+        threshold: from 0 to 1; at 1, which none reaches but by rounding, hardly anyone leaves early.
+
+    Raises:
+        ValueError: if confidence is unknown, or threshold not from 0 to 1.
+        TypeError: if threshold is no number.
+    """
+
+    paper: ClassVar[str] = "Schuster et al. 2022, arXiv:2207.07061"
+    cost: ClassVar[str] = "L, for fewer passes while acting"
+    confidence: Confidence = "state"
+    threshold: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_word("CALM confidence", self.confidence, get_args(Confidence))
+        check_finite_number("CALM threshold", self.threshold)
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"CALM threshold must be from 0 to 1, got {self.threshold}")
+
+    def build(self, width: int, passes: int) -> "Confident":
+        """See `Depth`."""
+        return MEASURES[self.confidence](self, width)
+
+    def shares(self, passes: int) -> Tensor:
+        """See `ExitDepth`."""
+        return torch.arange(1, passes + 1, dtype=torch.float64) / (passes * (passes + 1) / 2)
+
+
+class Confident(Exiting):
+    """What the three measures have in common; ``threshold`` is that of the spec until it is calibrated."""
+
+    threshold: Tensor
+
+    def __init__(self, spec: CALM, width: int):
+        super().__init__()
+        self.register_buffer("threshold", torch.tensor(float(spec.threshold)))
+
+    def rule(self, x: Tensor, passes: Passes, judge: Judge | None) -> Rule:
+        """See `Exiting`."""
+        return lambda number, before, after: self.confidence(number, before, after, judge) >= self.threshold
+
+    def confidence(self, number: int, before: Tensor, after: Tensor, judge: Judge | None) -> Tensor:
+        """Of each token behind a pass, from 0 to 1: (B, T)."""
+        raise NotImplementedError
+
+    def lesson(self, opening: Tensor | None, states: Tensor, verdict: Verdict) -> Tensor | None:
+        """See `Exiting`: nothing."""
+        return None
+
+
+class SoftmaxResponse(Confident):
+    """How far the likeliest choice is ahead."""
+
+    def confidence(self, number: int, before: Tensor, after: Tensor, judge: Judge | None) -> Tensor:
+        """See `Confident`."""
+        assert judge is not None, "nothing is read off the outputs"
+        return judge(after)
+
+
+class StateSaturation(Confident):
+    """How little a pass has turned the state."""
+
+    def confidence(self, number: int, before: Tensor, after: Tensor, judge: Judge | None) -> Tensor:
+        """See `Confident`."""
+        if number == 0:
+            return torch.full(after.shape[:-1], -1.0, dtype=after.dtype, device=after.device)
+        return F.cosine_similarity(before, after, dim=-1)
+
+
+class LearnedConfidence(Confident):
+    """``net`` (C -> 1) is w and b, the same behind all passes."""
+
+    def __init__(self, spec: CALM, width: int):
+        super().__init__(spec, width)
+        self.net = nn.Linear(width, 1)
+
+    def confidence(self, number: int, before: Tensor, after: Tensor, judge: Judge | None) -> Tensor:
+        """See `Confident`."""
+        return self.net(after)[..., 0].sigmoid()
+
+    def lesson(self, opening: Tensor | None, states: Tensor, verdict: Verdict) -> Tensor:
+        """See `Exiting`: cross-entropy behind each pass but the last, the mean over passes and tokens."""
+        logits = self.net(states[:-1].detach())[..., 0]
+        missed = F.binary_cross_entropy_with_logits(logits, verdict.same[:-1].to(logits), reduction="none")
+        filled = verdict.filled.expand_as(missed)
+        return (missed * filled).sum() / filled.sum().clamp(min=1)
+
+
+def lead(probabilities: Sequence[Tensor]) -> Tensor:
+    """Probability of the likeliest joint choice less that of the next: a (..., A) for each choice -> (...).
+
+    ``prod_i p_i (1 - max_i q_i / p_i)``, with p_i and q_i the largest and second largest of choice i: the
+    next best differs from the best in the one choice in which that costs least.
+    """
+    best, nearest = [], []
+    for each in probabilities:
+        first, *second = each.topk(min(2, each.shape[-1]), dim=-1).values.unbind(-1)
+        best.append(first)
+        nearest.append(second[0] / first if second else torch.zeros_like(first))
+    return torch.stack(best).prod(dim=0) * (1 - torch.stack(nearest).amax(dim=0))
+
+
+MEASURES: dict[Confidence, type[Confident]] = {
+    "softmax": SoftmaxResponse,
+    "state": StateSaturation,
+    "classifier": LearnedConfidence,
+}

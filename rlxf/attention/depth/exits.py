@@ -1,0 +1,134 @@
+"""Leaving early: outputs are read behind every pass, and a token that is sure takes no more of them."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlxf.attention.depth.base import Depth, Passes, Processor
+from rlxf.attention.index import EMPTY, Index
+
+Judge = Callable[[Tensor], Tensor]
+"""Outputs (..., C) -> how far the likeliest choice that is read off them is ahead, (...): see `lead`."""
+
+Rule = Callable[[int, Tensor, Tensor], Tensor]
+"""Number of a pass, from 0, what tokens brought to it and what it made of them, (B, T, C) each: who leaves.
+
+It is asked behind each pass but the last, in order, and gives (B, T) bool.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What is known of the outputs behind each of N passes, for what learns when to leave.
+
+    Args:
+        likelihood: log-likelihood of what was right, (N, B, T).
+        right: whether the choice behind the pass was what was right, (N, B, T) bool.
+        same: whether it was that behind the last pass, (N, B, T) bool.
+        index: where the tokens stand, (B, T); what is empty is not learned from.
+    """
+
+    likelihood: Tensor
+    right: Tensor
+    same: Tensor
+    index: Index
+
+    @property
+    def filled(self) -> Tensor:
+        """Tokens to learn from, (B, T) bool."""
+        return self.index.episode != EMPTY
+
+
+@dataclass(frozen=True, eq=False)
+class Exits:
+    """What may be read off a segment behind each of N passes.
+
+    Args:
+        outputs: (N, B, T, C).
+        shares: what each counts in the loss, (N,); they add up to 1.
+        lesson: what is added to the loss once it is known what came of the outputs; None for nothing.
+    """
+
+    outputs: Tensor
+    shares: Tensor
+    lesson: Callable[[Verdict], Tensor | None] | None = None
+
+
+class ExitDepth(Depth):
+    """Base of the depths whose tokens may leave behind every pass."""
+
+    @abstractmethod
+    def build(self, width: int, passes: int) -> "Exiting":
+        """See `Depth`."""
+
+    @abstractmethod
+    def shares(self, passes: int) -> Tensor:
+        """What the outputs behind each pass count in the loss, (N,); they add up to 1."""
+
+
+class Exiting(Processor):
+    """Takes tokens through all passes to learn, and to act as far as each of them needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken: list[Tensor] = []
+
+    def all_outputs(self, x: Tensor, passes: Passes) -> list[Tensor]:
+        """The stream behind each pass, of those that ask. All tokens take all passes."""
+        found = []
+        for number in range(passes.count):
+            x = passes.run(number, passes.enter(number, x))
+            found.append(x if number == passes.count - 1 else passes.asking(x))
+        return found
+
+    @torch.no_grad()
+    def early(self, x: Tensor, passes: Passes, judge: Judge | None) -> Tensor:
+        """The stream of those that ask, from where each of them left. What left is copied to later passes.
+
+        Args:
+            x: the stream before the first pass.
+            passes: to take or to leave out.
+            judge: what is read off the stream; None if nothing is.
+        """
+        rule, filled, y = self.rule(x, passes, judge), passes.asking(passes.filled), passes.asking(x)
+        going, taken = filled, torch.zeros(filled.shape, device=x.device)
+        for number in range(passes.count):
+            entered, last = passes.enter(number, x), number == passes.count - 1
+            if not going.any():
+                passes.leave_out(number, entered)
+                continue
+            taken += going
+            after = passes.run(number, entered)
+            before, y = y, torch.where(going[..., None], after if last else passes.asking(after), y)
+            if not last:
+                x = after.clone()
+                passes.asking(x).copy_(y)
+                going = going & ~rule(number, passes.read(before), passes.read(y))
+        self._taken.append(taken[filled])
+        return y
+
+    def acting_depth(self) -> Tensor | None:
+        """See `Processor`."""
+        taken, self._taken = self._taken, []
+        return torch.cat(taken).mean() if taken else None
+
+    @abstractmethod
+    def rule(self, x: Tensor, passes: Passes, judge: Judge | None) -> Rule:
+        """Who leaves when; the arguments are those of `early`."""
+
+    def opening(self, x: Tensor, passes: Passes) -> Tensor | None:
+        """What `lesson` wants to know of the stream before the first pass, (B, Tq, C); None for nothing."""
+        return None
+
+    @abstractmethod
+    def lesson(self, opening: Tensor | None, states: Tensor, verdict: Verdict) -> Tensor | None:
+        """What is added to the loss, a scalar, to learn when to leave; None if nothing is learned.
+
+        Args:
+            opening: of `opening`.
+            states: what attention reads of the stream behind each pass, (N, B, T, C).
+            verdict: what came of it.
+        """

@@ -1,0 +1,104 @@
+"""Agents that leave early while they act."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.logger import configure
+
+from rlxf import evaluate
+from rlxf.attention import CALM, DepthAdaptive, TransformerSpec
+from tests.agents.decision_transformer import worlds as offline
+from tests.agents.gtrxl import worlds as online
+from tests.agents.gtrxl.worlds import ACTIONS
+
+LEAVING = {
+    "CALM, softmax": CALM("softmax", 0.0),
+    "CALM, state": CALM("state", 0.0),
+    "CALM, classifier": CALM("classifier", 0.0),
+    "multinomial": DepthAdaptive("multinomial"),
+    "geometric": DepthAdaptive("geometric", "correctness"),
+}
+each = pytest.mark.parametrize("depth", LEAVING.values(), ids=LEAVING)
+CHOICES = spaces.MultiDiscrete([2, 3])
+
+
+def offline_agent(depth, actions=CHOICES):
+    core = replace(TransformerSpec(**offline.SIZES), layers=3, depth=depth)
+    return offline.small_agent(offline.some_trajectories(action_space=actions), core=core)
+
+
+def online_agent(depth, actions=CHOICES):
+    core = replace(online.small_core(), layers=3, depth=depth)
+    return online.small_agent(online.scripts(online.shifted(3), action_space=actions), core=core)
+
+
+@each
+def test_predicting_takes_fewer_passes_and_says_how_many(depth):
+    agent = online_agent(depth)
+    assert agent.acting_depth() is None
+    agent.predict(np.zeros((4, 3), np.float32))
+    taken = agent.acting_depth()
+    assert 1 <= taken <= 3
+    assert not isinstance(depth, CALM) or taken == (2 if depth.confidence == "state" else 1)
+    assert agent.acting_depth() is None
+
+
+@each
+def test_a_decision_transformer_too(depth):
+    agent, data = offline_agent(depth), offline.some_trajectories(action_space=CHOICES)
+    agent.predict(offline.shown(data, np.array([0, 3])))
+    assert 1 <= agent.acting_depth() <= 3
+
+
+def test_a_threshold_that_nobody_reaches_acts_as_it_learned():
+    agent = online_agent(CALM("classifier", 1.0))
+    obs = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    policy = agent.policy
+    begun, same = policy.begin(4), policy.begin(4)
+    start = torch.ones(4, dtype=torch.bool)
+    tensor = torch.from_numpy(obs)
+    full, _ = policy.act(tensor, begun, begun.advance(start))
+    early = policy.act_early(tensor, same, same.advance(start))
+    torch.testing.assert_close(early, full)
+
+
+def test_the_first_ratio_is_one_although_predicting_leaves_early(monkeypatch):
+    agent = online_agent(CALM("softmax", 0.0))
+    agent.n_epochs, agent.batch_size = 1, agent.n_steps * agent.n_envs
+    agent.set_logger(configure(None, []))
+    agent.learn(agent.n_steps * agent.n_envs)
+    assert abs(agent.logger.name_to_value["train/approx_kl"]) < 1e-6
+
+
+def test_evaluations_log_the_depth(tmp_path):
+    agent = online_agent(CALM("state", 0.0))
+    logger = configure(str(tmp_path), ["csv"])
+    evaluate(agent, online.scripts(online.shifted(2), action_space=CHOICES), 2, logger=logger)
+    assert "eval/mean_depth" in (tmp_path / "progress.csv").read_text()
+
+
+@pytest.mark.parametrize("make", [online_agent, offline_agent])
+def test_numbers_have_no_softmax(make):
+    with pytest.raises(ValueError, match=r"CALM\(confidence='softmax'.*Box"):
+        make(CALM("softmax"), ACTIONS["Box"])
+
+
+def test_a_step_has_no_sequence():
+    with pytest.raises(ValueError, match=r"DepthAdaptive\(by='sequence'.*step by step"):
+        online_agent(DepthAdaptive("sequence"))
+
+
+@pytest.mark.parametrize("depth", [CALM("classifier"), DepthAdaptive("geometric")], ids=["CALM", "adaptive"])
+@pytest.mark.parametrize("make", [online_agent, offline_agent])
+def test_files_keep_when_to_leave(make, depth, tmp_path):
+    agent = make(depth)
+    with torch.no_grad():
+        for tensor in agent.policy.transformer.depth.state_dict().values():
+            tensor += 0.25
+    agent.save(tmp_path / "agent.zip")
+    read = type(agent).load(tmp_path / "agent.zip").policy.transformer.depth.state_dict()
+    for name, tensor in agent.policy.transformer.depth.state_dict().items():
+        assert torch.equal(read[name], tensor)

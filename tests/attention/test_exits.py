@@ -1,0 +1,223 @@
+"""Tokens that leave early: who leaves when, what others see of them, and what is learned of it."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlxf.attention import (
+    CALM,
+    XL,
+    DepthAdaptive,
+    Fixed,
+    GRUGate,
+    Index,
+    Performer,
+    Reversible,
+    RoPE,
+    Transformer,
+    TransformerSpec,
+    Verdict,
+    Window,
+)
+from rlxf.attention.depth.calm import lead
+from tests.attention.passes import agree
+from tests.attention.specs import fresh
+from tests.attention.worlds import numbers, random_index, world
+
+SPEC = TransformerSpec(width=8, heads=2, layers=4, feed_forward=12, position=RoPE())
+DEPTHS = {
+    "sequence": DepthAdaptive("sequence"),
+    "multinomial": DepthAdaptive("multinomial"),
+    "geometric": DepthAdaptive("geometric", "correctness"),
+    "softmax": CALM("softmax", 0.5),
+    "state": CALM("state", 0.9),
+    "classifier": CALM("classifier", 0.5),
+}
+each = pytest.mark.parametrize("depth", DEPTHS.values(), ids=DEPTHS)
+HEAD = numbers(8, 3, seed=4)
+
+
+def judge(y: Tensor) -> Tensor:
+    return lead([(y @ HEAD).softmax(dim=-1)])
+
+
+def slowly(model: Transformer, x: Tensor, index: Index) -> tuple[Tensor, list[int]]:
+    """Token by token, pass by pass, for one row: outputs, and how many passes each took. Needs no memory."""
+    inputs: list[list[Tensor]] = [[] for _ in range(model.spec.layers)]
+    outputs, taken = [], []
+    for t in range(x.shape[1]):
+        h, history = x[0, t], []
+        for n, block in enumerate(model.blocks):
+            inputs[n].append(h)
+            if history and leaves(model, x[0, : t + 1], history):
+                continue
+            seen = torch.stack(inputs[n])[None]
+            before = index.at(slice(0, t + 1))
+            relation = model.relations(before, before)[n]
+            h = block.think(block.attend(seen, None, relation))[0, -1]
+            history.append(h)
+        outputs.append(model.norm(h))
+        taken.append(len(history))
+    return torch.stack(outputs), taken
+
+
+def leaves(model: Transformer, x: Tensor, history: list[Tensor]) -> bool:
+    """Whether a token whose states behind the passes so far are these goes no further."""
+    depth, spec, h = model.depth, model.spec.depth, history[-1]
+    if isinstance(spec, DepthAdaptive):
+        if spec.by == "geometric":
+            chi = [torch.sigmoid(s @ depth.w[n] + depth.b[n]) for n, s in enumerate(history)]
+            return any(bool(c > 0.5) for c in chi)
+        read = x.mean(dim=0) if spec.by == "sequence" else history[0]
+        return len(history) > int(depth.net(read).argmax())
+    if spec.confidence == "softmax":
+        first, second = (model.norm(h) @ HEAD).softmax(-1).topk(2).values
+        return bool(first - second >= spec.threshold)
+    if spec.confidence == "state":
+        if len(history) == 1:
+            return False
+        one, other = history[-2:]
+        return bool(one @ other / (one.norm() * other.norm()) >= spec.threshold)
+    return bool(torch.sigmoid(depth.net(h))[0] >= spec.threshold)
+
+
+@pytest.mark.parametrize("name", [name for name in DEPTHS if name != "sequence"])  # which no step sees
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_leaves_as_the_definition_says(name, seed):
+    spec = replace(SPEC, depth=DEPTHS[name])
+    model = fresh(spec, seed).double()
+    run = world(spec, Index.range(1, 9))
+    cache = model.cache(model.initial_state(1), 9)
+    acted = [model.early_step(run.x[:, t], run.index.at(slice(t, t + 1)), cache, judge) for t in range(9)]
+    outputs, taken = slowly(model, run.x, run.index)
+    agree(torch.cat(acted), outputs.detach())
+    agree(model.acting_depth(), torch.tensor(sum(taken) / len(taken)))
+    assert model.acting_depth() is None
+
+
+@each
+def test_the_newest_token_of_a_segment_leaves_early_and_others_do_not(depth):
+    spec, depths = replace(SPEC, depth=depth), set()
+    model = fresh(spec).double()
+    run = world(spec, Index.range(6, 5))
+    with torch.no_grad():
+        all_outputs = model.exits(run.x, run.index).outputs[:, :, -1]
+    for row in range(6):
+        here = Index(run.index.position[row : row + 1], run.index.episode[row : row + 1])
+        y = model.early(run.x[row : row + 1], here, wanted=slice(-1, None), judge=judge)
+        taken = int(model.acting_depth())
+        agree(y[0, 0], all_outputs[taken - 1, row])
+        depths.add(taken)
+    assert depths <= {1, 2, 3, 4}
+    together = model.early(run.x, run.index, wanted=slice(-1, None), judge=judge)
+    assert together.shape == (6, 1, 8)
+
+
+@each
+def test_the_last_output_is_that_of_a_plain_transformer(depth):
+    model = fresh(replace(SPEC, depth=depth)).double()
+    plain = fresh(replace(SPEC, depth=Fixed())).double()
+    plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("depth.")})
+    run = world(SPEC, random_index(2, 7))
+    exits = model.exits(run.x, run.index)
+    y, _ = plain(run.x, run.index)
+    agree(exits.outputs[-1], y)
+    agree(model(run.x, run.index)[0], y)
+    agree(exits.shares.sum(), torch.ones((), dtype=torch.float64))
+    assert len(exits.shares) == 4
+
+
+def test_who_has_left_is_copied_on_for_others_to_see():
+    spec = replace(SPEC, depth=CALM("classifier", 0.0), layers=2)
+    model = fresh(spec).double()
+    run, found = world(spec, Index.range(2, 5)), []
+    model.blocks[1].feed_forward.register_forward_hook(lambda *_: found.append(1))
+    cache = model.cache(model.initial_state(2), 5)
+    for t in range(4):
+        model.early_step(run.x[:, t], run.index.at(slice(t, t + 1)), cache, judge)
+    assert not found
+    model.depth.threshold.fill_(2.0)
+    y = model.early_step(run.x[:, 4], run.index.at(slice(4, 5)), cache, judge)
+    assert found == [1]
+    relations = model.relations(run.index, run.index)
+    lower = model.blocks[0].think(model.blocks[0].attend(run.x, None, relations[0]))
+    upper = model.blocks[1].think(model.blocks[1].attend(lower, None, relations[1]))
+    agree(y, model.norm(upper[:, -1]).detach())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"memory": XL(3), "pattern": Window(4), "residual": GRUGate()},
+        {"kernel": Performer(6)},
+        {"residual": Reversible()},
+    ],
+    ids=["memory", "sums", "reversible"],
+)
+def test_with_other_techniques_a_threshold_that_none_reaches_changes_nothing(other):
+    spec = replace(SPEC, depth=CALM("classifier", 1.0), **other)
+    model = fresh(spec).double()
+    run = world(spec, random_index(3, 8))
+    one, two = (model.cache(model.initial_state(3), 8) for _ in range(2))
+    for t in range(8):
+        here, filled = run.index.at(slice(t, t + 1)), run.filled[:, t]
+        y, _ = model.step(run.x[:, t], here, one)
+        agree(model.early_step(run.x[:, t], here, two, judge)[filled], y[filled])
+
+
+def test_no_gradient_of_the_lesson_reaches_the_rest():
+    for depth in (DEPTHS["sequence"], DEPTHS["multinomial"], DEPTHS["geometric"], DEPTHS["classifier"]):
+        model = fresh(replace(SPEC, depth=depth)).double()
+        run = world(SPEC, Index.range(2, 5))
+        x = run.x.requires_grad_()
+        exits = model.exits(x, run.index)
+        drawn = numbers(4, 2, 5)
+        exits.lesson(Verdict(drawn, drawn > 0, drawn > 0, run.index)).backward()
+        assert x.grad is None
+        touched = {name for name, p in model.named_parameters() if p.grad is not None}
+        assert touched == {f"depth.{name}" for name, _ in model.depth.named_parameters()}
+
+
+def test_scores_are_smoothed_within_an_episode_and_over_its_tokens_alone():
+    spec = DepthAdaptive("multinomial", penalty=0.1, sigma=2.0)
+    index = Index(torch.tensor([[0, 1, 0, 0, 1]]), torch.tensor([[0, 0, -1, 1, 1]]))
+    score = numbers(3, 1, 5)
+    expected = []
+    for t in (0, 1, 3, 4):
+        value = []
+        for n in range(3):
+            near = [u for u in (0, 1, 3, 4) if index.episode[0, u] == index.episode[0, t]]
+            apart = [int(index.position[0, t] - index.position[0, u]) for u in near]
+            smooth = [math.exp(-(d**2) / 2.0) * score[n, 0, u] for d, u in zip(apart, near, strict=True)]
+            value.append(float(sum(smooth)) - 0.1 * (n + 1))
+        expected.append(value.index(max(value)))
+    found = spec.targets(Verdict(score, score > 0, score > 0, index))[0]
+    assert [int(found[t]) for t in (0, 1, 3, 4)] == expected
+
+
+def test_the_lead_of_several_choices_is_that_of_the_joint_one():
+    parts = [numbers(5, size, seed=size).softmax(dim=-1) for size in (2, 3, 4)]
+    joint = torch.einsum("na,nb,nc->nabc", *parts).flatten(1)
+    first, second = joint.topk(2, dim=-1).values.unbind(-1)
+    agree(lead(parts), first - second)
+    agree(lead([torch.ones(5, 1, dtype=torch.float64)]), torch.ones(5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: CALM("guess"), ValueError),
+        (lambda: CALM(threshold=1.5), ValueError),
+        (lambda: CALM(threshold="high"), TypeError),
+        (lambda: DepthAdaptive("token"), ValueError),
+        (lambda: DepthAdaptive(oracle="luck"), ValueError),
+        (lambda: DepthAdaptive(penalty=-1.0), ValueError),
+        (lambda: DepthAdaptive(sigma=0.0), ValueError),
+    ],
+)
+def test_bad_options(make, kind):
+    with pytest.raises(kind, match=r"CALM|DepthAdaptive"):
+        make()

@@ -1,0 +1,91 @@
+"""Depth-adaptive classifiers and oracles, and CALM's confidence, in the formulas of the vectors."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlxf.attention import CALM, DepthAdaptive, Index, Verdict
+from rlxf.attention.depth.calm import lead
+from tests.attention.oracle import close, fill, load, put
+
+ADAPTIVE, CONFIDENT = load("depth_adaptive"), load("calm_ltt")
+STATES = ADAPTIVE["in_h"]
+PASSES, TOKENS, WIDTH = STATES.shape
+VERDICT = Verdict(
+    ADAPTIVE["out_LL"][:, None],
+    ADAPTIVE["out_C"][:, None] > 0.5,
+    ADAPTIVE["out_C"][:, None] > 0.5,
+    Index.range(1, TOKENS),
+)
+
+
+def adaptive(by: str, oracle: str = "likelihood") -> DepthAdaptive:
+    penalty, sigma = (float(ADAPTIVE[f"cfg_{name}"]) for name in ("lambda", "sigma"))
+    return DepthAdaptive(by, oracle, penalty, sigma)
+
+
+def test_of_a_sequence():
+    module = adaptive("sequence").build(WIDTH, PASSES).double()
+    fill(module.net, ADAPTIVE["w_mult"].T, ADAPTIVE["w_mult_b"])
+    opening = ADAPTIVE["in_encoder"].mean(dim=0).expand(1, TOKENS, -1)
+    close(module.log_q(opening, STATES[:, None]).exp()[0], ADAPTIVE["out_q_seq"].expand(TOKENS, -1))
+    missed = ADAPTIVE["out_xent_seq_lik"]
+    close(module.lesson(opening, STATES[:, None], VERDICT), missed)
+
+
+def test_multinomial():
+    module = adaptive("multinomial").build(WIDTH, PASSES).double()
+    fill(module.net, ADAPTIVE["w_mult"].T, ADAPTIVE["w_mult_b"])
+    close(module.log_q(None, STATES[:, None]).exp()[0], ADAPTIVE["out_q_tok"])
+
+
+def test_geometric():
+    module = adaptive("geometric").build(WIDTH, PASSES).double()
+    put(module.w, ADAPTIVE["w_geo"])
+    put(module.b, ADAPTIVE["w_geo_b"])
+    close(module.log_q(None, STATES[:, None]).exp()[0], ADAPTIVE["out_q_geo"].T)
+    close(module.lesson(None, STATES[:, None], VERDICT), ADAPTIVE["out_xent_tok_geo_lik"].mean())
+
+
+@pytest.mark.parametrize(
+    ("by", "oracle", "name"),
+    [
+        ("sequence", "likelihood", "seq_lik"),
+        ("sequence", "correctness", "seq_corr"),
+        ("multinomial", "likelihood", "tok_lik"),
+        ("geometric", "correctness", "tok_corr"),
+    ],
+)
+def test_oracles(by, oracle, name):
+    expected = ADAPTIVE[f"out_{name}"].expand(TOKENS)
+    assert adaptive(by, oracle).targets(VERDICT)[0].tolist() == expected.tolist()
+
+
+def test_softmax_response():
+    close(lead([CONFIDENT["in_logits"].softmax(dim=-1)]), CONFIDENT["out_softmax_diff"])
+
+
+def confidences(confidence: str, judge: Callable[[Tensor], Tensor] | None) -> Tensor:
+    """Behind each pass but the last, (N - 1, tokens), of the states of the vector."""
+    states = CONFIDENT["in_h"][:, None]
+    module = CALM(confidence).build(states.shape[-1], len(states)).double()
+    before = [torch.zeros_like(states[0]), *states[:-1]]
+    found = [module.confidence(n, *pair, judge) for n, pair in enumerate(zip(before, states, strict=True))]
+    return torch.stack(found[:-1])[:, 0]
+
+
+def test_state_saturation():
+    close(confidences("state", None)[1:], CONFIDENT["out_state"][:-1])
+    assert (confidences("state", None)[0] == -1).all()
+
+
+def test_first_passes_that_are_confident_enough():
+    found = CONFIDENT["out_softmax_diff"][:-1]
+    for threshold, expected in zip(CONFIDENT["in_lambdas"], CONFIDENT["out_exits"], strict=True):
+        module = CALM("softmax", float(threshold)).build(1, PASSES).double()
+        rule = module.rule(torch.zeros(0), None, lambda y: y[..., 0])
+        leaves = torch.stack([rule(n, each, each[..., None]) for n, each in enumerate(found)])
+        first = torch.where(leaves.any(0), leaves.long().argmax(0), len(found))
+        assert first.tolist() == expected.tolist()
