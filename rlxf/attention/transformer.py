@@ -109,14 +109,15 @@ class Transformer(nn.Module):
         """
         x, passes = self._begin(x, index, state, context, wanted)
         if not isinstance(self.depth, Exiting):
-            y = self._output(self.depth(x, passes))[None]
-            return Exits(y, y.new_ones(1))
+            stream = self.depth(x, passes)
+            y = self._output(stream)[None]
+            return Exits(y, y.new_ones(1), passes.read(stream)[None])
         assert isinstance(self.spec.depth, ExitDepth)
         opening, streams = self.depth.opening(x, passes), self.depth.all_outputs(x, passes)
         outputs = torch.stack([self._output(stream) for stream in streams])
         states = torch.stack([passes.read(stream) for stream in streams])
         shares = self.spec.depth.shares(len(streams)).to(outputs)
-        return Exits(outputs, shares, partial(self.depth.lesson, opening, states))
+        return Exits(outputs, shares, states, partial(self.depth.lesson, opening, states))
 
     @torch.no_grad()
     def early(

@@ -157,8 +157,9 @@ def test_who_has_left_is_copied_on_for_others_to_see():
     ],
     ids=["memory", "sums", "reversible"],
 )
-def test_with_other_techniques_a_threshold_that_none_reaches_changes_nothing(other):
-    spec = replace(SPEC, depth=CALM("classifier", 1.0), **other)
+@pytest.mark.parametrize("confidence", ["softmax", "state", "classifier"])
+def test_with_other_techniques_a_threshold_that_none_reaches_changes_nothing(other, confidence):
+    spec = replace(SPEC, depth=CALM(confidence, 1.0), **other)
     model = fresh(spec).double()
     run = world(spec, random_index(3, 8))
     one, two = (model.cache(model.initial_state(3), 8) for _ in range(2))

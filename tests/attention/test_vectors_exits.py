@@ -1,7 +1,5 @@
 """Depth-adaptive classifiers and oracles, and CALM's confidence, in the formulas of the vectors."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -67,25 +65,25 @@ def test_softmax_response():
     close(lead([CONFIDENT["in_logits"].softmax(dim=-1)]), CONFIDENT["out_softmax_diff"])
 
 
-def confidences(confidence: str, judge: Callable[[Tensor], Tensor] | None) -> Tensor:
+def confidences(confidence: str) -> Tensor:
     """Behind each pass but the last, (N - 1, tokens), of the states of the vector."""
     states = CONFIDENT["in_h"][:, None]
     module = CALM(confidence).build(states.shape[-1], len(states)).double()
     before = [torch.zeros_like(states[0]), *states[:-1]]
-    found = [module.confidence(n, *pair, judge) for n, pair in enumerate(zip(before, states, strict=True))]
+    found = [module.confidence(n, *pair, None) for n, pair in enumerate(zip(before, states, strict=True))]
     return torch.stack(found[:-1])[:, 0]
 
 
 def test_state_saturation():
-    close(confidences("state", None)[1:], CONFIDENT["out_state"][:-1])
-    assert (confidences("state", None)[0] == -1).all()
+    close(confidences("state")[1:], CONFIDENT["out_state"][:-1])
+    assert (confidences("state")[0] == -1).all()
 
 
 def test_first_passes_that_are_confident_enough():
     found = CONFIDENT["out_softmax_diff"][:-1]
     for threshold, expected in zip(CONFIDENT["in_lambdas"], CONFIDENT["out_exits"], strict=True):
         module = CALM("softmax", float(threshold)).build(1, PASSES).double()
-        rule = module.rule(torch.zeros(0), None, lambda y: y[..., 0])
-        leaves = torch.stack([rule(n, each, each[..., None]) for n, each in enumerate(found)])
+        rule = module.rule(torch.zeros(0), None)
+        leaves = torch.stack([rule(n, each, each, lambda each=each: each) for n, each in enumerate(found)])
         first = torch.where(leaves.any(0), leaves.long().argmax(0), len(found))
         assert first.tolist() == expected.tolist()

@@ -16,6 +16,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
+from rlxf.agents.calibration import THRESHOLDS, Calibration, check_thresholds, confidence_of
 from rlxf.agents.decision_transformer.acting import (
     Shown,
     encode_observations,
@@ -25,6 +26,7 @@ from rlxf.agents.decision_transformer.acting import (
     started,
 )
 from rlxf.agents.decision_transformer.actions import to_environment
+from rlxf.agents.decision_transformer.calibrating import calibrated
 from rlxf.agents.decision_transformer.core import resolve_core
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
 from rlxf.agents.decision_transformer.heads import Categorical, Head, RandomHead
@@ -45,11 +47,14 @@ from rlxf.agents.decision_transformer.window_learner import WindowLearner, as_tr
 from rlxf.agents.distillation import Distillation
 from rlxf.agents.handover import hand_over
 from rlxf.attention import KNNLM, TransformerSpec
+from rlxf.attention.checks import check_whole
+from rlxf.attention.depth.exits import ExitDepth
 from rlxf.attention.heads.base import OutputHead
 from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
 from rlxf.envs.trajectories import (
     ReferenceScores,
     Trajectories,
+    Windows,
     action_encoder,
     check_fits,
 )
@@ -318,9 +323,11 @@ class DecisionTransformer(WindowLearner):
         Raises:
             DatasetError: if the dataset is unknown, empty, damaged, or its spaces are others.
             ValueError: if head asks for more neighbours than there are steps, or, with a gate, than there are
-                steps in other episodes.
+                steps in other episodes; if tokens may leave early, as their outputs would be of many depths.
             ImportError: if head asks for faiss, which is not installed.
         """
+        if isinstance(self.core.depth, ExitDepth):
+            raise ValueError(f"{self.core.depth} leaves early, and what is remembered is of one depth")
         data = as_trajectories(dataset, download)
         self.memory = remembered(self, data, KNNLM() if head is None else head, progress_bar)
         return self
@@ -404,6 +411,49 @@ class DecisionTransformer(WindowLearner):
         head: Categorical | RememberingChoices = self.head  # type: ignore[assignment]
         (logits,) = head.logits(self.policy.newest(state))
         return logits, state
+
+    def calibrate(
+        self,
+        alpha: float = 0.05,
+        delta: float = 0.05,
+        thresholds: Sequence[float] = THRESHOLDS,
+        steps: int = 64,
+        dataset: Dataset | Sequence[Dataset] | Trajectories | None = None,
+    ) -> Calibration:
+        """Find how early `predict` may leave, and leave as early from now on. For a core of depth `CALM`.
+
+        The promise: with probability ``1 - delta`` over the draw of the episodes, the most likely action is
+        another one than with all passes in a share of at most ``alpha`` of the steps of episodes like these.
+        Numbers that differ by no more than 0.05 on the scale of -1 to 1 are the same action. The threshold
+        is saved with the agent.
+
+        Source: Schuster et al. 2022, arXiv:2207.07061, section 3.2 ("textual consistency"); Learn then Test:
+        Angelopoulos et al. 2021, arXiv:2110.01052.
+
+        Args:
+            alpha: promised risk.
+            delta: probability with which the promise may be broken.
+            thresholds: of confidence, the safest first.
+            steps: of each episode, drawn from the agent's seed.
+            dataset: episodes that the agent did not learn from; None for those that it did, which promises
+                less.
+
+        Returns:
+            What came of each threshold.
+
+        Raises:
+            ValueError: if the core has another depth, thresholds do not fall, or alpha, delta or steps is out
+                of range.
+        """
+        depth, falling = confidence_of(self.policy.transformer), tuple(thresholds)
+        check_thresholds(falling)
+        check_whole("steps", steps)
+        data = self._data() if dataset is None else as_trajectories(dataset, False)
+        windows = Windows(data, 1, burn_in=self.context_length + self.policy.remembered - 1)
+        generator = torch.Generator().manual_seed(self.seed or 0)
+        found = calibrated(self.policy.eval(), windows, falling, alpha, delta, steps, generator, self.device)
+        depth.threshold.fill_(found.threshold)
+        return found
 
     def acting_depth(self) -> float | None:
         """Passes that `predict` took on average for a token, since last asked; None if all take all.

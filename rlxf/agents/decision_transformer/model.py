@@ -14,6 +14,7 @@ from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
 from rlxf.agents.leaving import check_choices
 from rlxf.attention import Index, State, TransformerSpec, Verdict
 from rlxf.attention.depth.calm import lead
+from rlxf.attention.depth.exits import Exits
 from rlxf.envs.trajectories import WindowBatch
 
 STATE_TOKENS = slice(1, None, TOKENS)
@@ -62,7 +63,7 @@ class DecisionTransformerModel(TrajectoryModel):
         To the objective's comes what the transformer's kernels add, such as the penalty of long spans.
         """
         steps, first = self.steps(batch), self.remembered
-        exits = self.transformer.exits(**self._begun(steps), wanted=STATE_TOKENS)
+        exits = self.exits(steps, STATE_TOKENS)
         actions, mask = batch.actions[:, first:], batch.mask[:, first:]
         actions = actions.expand(len(exits.shares), *actions.shape)
         parts = self.loss(exits.outputs, actions, mask * exits.shares[:, None, None])
@@ -83,6 +84,10 @@ class DecisionTransformerModel(TrajectoryModel):
         index = Index(index.position // TOKENS, index.episode)
         return Verdict(-head.error(outputs, actions), right, same, index)
 
+    def exits(self, steps: Steps, wanted: slice) -> Exits:
+        """What may be read at the wanted tokens behind each pass."""
+        return self.transformer.exits(**self._begun(steps), wanted=wanted)
+
     def read(self, steps: Steps, wanted: slice = STATE_TOKENS) -> Tensor:
         """Outputs at the wanted tokens; at the state tokens (B, W - remembered, C): what the head reads."""
         y, _ = self.transformer.encode(**self._begun(steps), wanted=wanted)
@@ -94,10 +99,10 @@ class DecisionTransformerModel(TrajectoryModel):
 
         It takes as few passes as the depth lets it take.
         """
-        y = self.transformer.early(**self._begun(steps), wanted=NEWEST_STATE_TOKEN, judge=self._lead)
+        y = self.transformer.early(**self._begun(steps), wanted=NEWEST_STATE_TOKEN, judge=self.lead)
         return y[:, 0]
 
-    def _lead(self, y: Tensor) -> Tensor:
+    def lead(self, y: Tensor) -> Tensor:
         """How far the likeliest action is ahead, for outputs (..., C)."""
         assert isinstance(self.loss.head, Categorical)
         return lead([logits.softmax(dim=-1) for logits in self.loss.head.logits(y)])

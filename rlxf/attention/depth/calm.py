@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.checks import check_finite_number, check_word
 from rlxf.attention.depth.base import Passes
-from rlxf.attention.depth.exits import ExitDepth, Exiting, Judge, Rule, Verdict
+from rlxf.attention.depth.exits import ExitDepth, Exiting, Lead, Rule, Verdict
 
 Confidence = Literal["softmax", "state", "classifier"]
 
@@ -67,12 +67,12 @@ class Confident(Exiting):
         super().__init__()
         self.register_buffer("threshold", torch.tensor(float(spec.threshold)))
 
-    def rule(self, x: Tensor, passes: Passes, judge: Judge | None) -> Rule:
+    def rule(self, x: Tensor, passes: Passes) -> Rule:
         """See `Exiting`."""
-        return lambda number, before, after: self.confidence(number, before, after, judge) >= self.threshold
+        return lambda *behind: self.confidence(*behind) >= self.threshold
 
-    def confidence(self, number: int, before: Tensor, after: Tensor, judge: Judge | None) -> Tensor:
-        """Of each token behind a pass, from 0 to 1: (B, T)."""
+    def confidence(self, number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
+        """Of each token behind a pass, from 0 to 1: (B, T). The arguments are those of a `Rule`."""
         raise NotImplementedError
 
     def lesson(self, opening: Tensor | None, states: Tensor, verdict: Verdict) -> Tensor | None:
@@ -83,16 +83,15 @@ class Confident(Exiting):
 class SoftmaxResponse(Confident):
     """How far the likeliest choice is ahead."""
 
-    def confidence(self, number: int, before: Tensor, after: Tensor, judge: Judge | None) -> Tensor:
+    def confidence(self, number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
         """See `Confident`."""
-        assert judge is not None, "nothing is read off the outputs"
-        return judge(after)
+        return lead()
 
 
 class StateSaturation(Confident):
     """How little a pass has turned the state."""
 
-    def confidence(self, number: int, before: Tensor, after: Tensor, judge: Judge | None) -> Tensor:
+    def confidence(self, number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
         """See `Confident`."""
         if number == 0:
             return torch.full(after.shape[:-1], -1.0, dtype=after.dtype, device=after.device)
@@ -106,7 +105,7 @@ class LearnedConfidence(Confident):
         super().__init__(spec, width)
         self.net = nn.Linear(width, 1)
 
-    def confidence(self, number: int, before: Tensor, after: Tensor, judge: Judge | None) -> Tensor:
+    def confidence(self, number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
         """See `Confident`."""
         return self.net(after)[..., 0].sigmoid()
 

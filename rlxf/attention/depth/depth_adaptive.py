@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.checks import check_finite_number, check_word
 from rlxf.attention.depth.base import Passes
-from rlxf.attention.depth.exits import ExitDepth, Exiting, Judge, Rule, Verdict
+from rlxf.attention.depth.exits import ExitDepth, Exiting, Lead, Rule, Verdict
 
 By = Literal["sequence", "multinomial", "geometric"]
 Oracle = Literal["likelihood", "correctness"]
@@ -111,11 +111,11 @@ class Multinomial(Adaptive):
         """See `Adaptive`."""
         return self.net(states[0]).log_softmax(dim=-1)
 
-    def rule(self, x: Tensor, passes: Passes, judge: Judge | None) -> Rule:
+    def rule(self, x: Tensor, passes: Passes) -> Rule:
         """See `Exiting`."""
         chosen: list[Tensor] = []
 
-        def leaves(number: int, before: Tensor, after: Tensor) -> Tensor:
+        def leaves(number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
             if number == 0:
                 chosen.append(self.net(after).argmax(dim=-1))
             return chosen[0] <= number
@@ -137,10 +137,10 @@ class OfSequence(Multinomial):
         assert opening is not None
         return self.net(opening).log_softmax(dim=-1)
 
-    def rule(self, x: Tensor, passes: Passes, judge: Judge | None) -> Rule:
+    def rule(self, x: Tensor, passes: Passes) -> Rule:
         """See `Exiting`."""
         chosen = self.net(self.opening(x, passes)).argmax(dim=-1)
-        return lambda number, before, after: chosen <= number
+        return lambda number, before, after, lead: chosen <= number
 
 
 class Geometric(Adaptive):
@@ -158,9 +158,9 @@ class Geometric(Adaptive):
         before = F.pad(goes_on, (1, 0))
         return before + F.pad(F.logsigmoid(logits), (0, 1))
 
-    def rule(self, x: Tensor, passes: Passes, judge: Judge | None) -> Rule:
+    def rule(self, x: Tensor, passes: Passes) -> Rule:
         """See `Exiting`."""
-        return lambda number, before, after: after @ self.w[number] + self.b[number] > 0
+        return lambda number, before, after, lead: after @ self.w[number] + self.b[number] > 0
 
 
 CLASSIFIERS: dict[By, type[Multinomial | Geometric]] = {

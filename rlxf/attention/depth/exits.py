@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +14,10 @@ from rlxf.attention.index import EMPTY, Index
 Judge = Callable[[Tensor], Tensor]
 """Outputs (..., C) -> how far the likeliest choice that is read off them is ahead, (...): see `lead`."""
 
-Rule = Callable[[int, Tensor, Tensor], Tensor]
+Lead = Callable[[], Tensor]
+"""What a `Judge` says of the tokens that are decided on, (B, T), if it is asked."""
+
+Rule = Callable[[int, Tensor, Tensor, Lead], Tensor]
 """Number of a pass, from 0, what tokens brought to it and what it made of them, (B, T, C) each: who leaves.
 
 It is asked behind each pass but the last, in order, and gives (B, T) bool.
@@ -49,11 +53,13 @@ class Exits:
     Args:
         outputs: (N, B, T, C).
         shares: what each counts in the loss, (N,); they add up to 1.
+        states: what attention reads of the stream there, (N, B, T, C).
         lesson: what is added to the loss once it is known what came of the outputs; None for nothing.
     """
 
     outputs: Tensor
     shares: Tensor
+    states: Tensor
     lesson: Callable[[Verdict], Tensor | None] | None = None
 
 
@@ -91,9 +97,9 @@ class Exiting(Processor):
         Args:
             x: the stream before the first pass.
             passes: to take or to leave out.
-            judge: what is read off the stream; None if nothing is.
+            judge: what is read off a stream (B, Tq, ...); None if nothing is.
         """
-        rule, filled, y = self.rule(x, passes, judge), passes.asking(passes.filled), passes.asking(x)
+        rule, filled, y = self.rule(x, passes), passes.asking(passes.filled), passes.asking(x)
         going, taken = filled, torch.zeros(filled.shape, device=x.device)
         for number in range(passes.count):
             entered, last = passes.enter(number, x), number == passes.count - 1
@@ -106,7 +112,7 @@ class Exiting(Processor):
             if not last:
                 x = after.clone()
                 passes.asking(x).copy_(y)
-                going = going & ~rule(number, passes.read(before), passes.read(y))
+                going = going & ~rule(number, passes.read(before), passes.read(y), partial(_asked, judge, y))
         self._taken.append(taken[filled])
         return y
 
@@ -116,7 +122,7 @@ class Exiting(Processor):
         return torch.cat(taken).mean() if taken else None
 
     @abstractmethod
-    def rule(self, x: Tensor, passes: Passes, judge: Judge | None) -> Rule:
+    def rule(self, x: Tensor, passes: Passes) -> Rule:
         """Who leaves when; the arguments are those of `early`."""
 
     def opening(self, x: Tensor, passes: Passes) -> Tensor | None:
@@ -132,3 +138,8 @@ class Exiting(Processor):
             states: what attention reads of the stream behind each pass, (N, B, T, C).
             verdict: what came of it.
         """
+
+
+def _asked(judge: Judge | None, stream: Tensor) -> Tensor:
+    assert judge is not None, "nothing is read off the outputs"
+    return judge(stream)

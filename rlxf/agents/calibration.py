@@ -1,0 +1,78 @@
+"""How early an agent may leave so that what it does is, but for a promised risk, what it would have done."""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from rlxf.agents.learn_then_test import keeps_risk
+from rlxf.attention import Transformer
+from rlxf.attention.depth.calm import Confident
+
+THRESHOLDS = tuple(np.linspace(1.0, 0.0, 21).round(2).tolist())
+"""Of confidence, from the safest down."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What came of thresholds, the safest first.
+
+    Args:
+        thresholds: K of them, falling.
+        risk: share of the actions that were others than with all passes, for each, (K,).
+        depth: passes that were taken on average, for each, (K,).
+        kept: which of them keep the promise, (K,) bool.
+    """
+
+    thresholds: tuple[float, ...]
+    risk: NDArray[np.float64]
+    depth: NDArray[np.float64]
+    kept: NDArray[np.bool_]
+
+    @classmethod
+    def of(
+        cls,
+        thresholds: tuple[float, ...],
+        losses: NDArray[np.float64],
+        depth: NDArray[np.float64],
+        alpha: float,
+        delta: float,
+    ) -> "Calibration":
+        """From losses (n, K) of n independent samples; see `keeps_risk`."""
+        return cls(thresholds, losses.mean(axis=0), depth, keeps_risk(losses, alpha, delta))
+
+    @property
+    def threshold(self) -> float:
+        """The lowest that keeps the promise; infinite, so that nothing leaves early, if none does."""
+        kept = np.flatnonzero(self.kept)
+        return self.thresholds[kept[-1]] if len(kept) else math.inf
+
+    def table(self) -> Table:
+        """A row for each threshold."""
+        table = Table("threshold", "other actions", "passes", "keeps the promise", title="Calibration")
+        for row in zip(self.thresholds, self.risk, self.depth, self.kept, strict=True):
+            threshold, risk, depth, kept = row
+            table.add_row(f"{threshold:g}", f"{risk:.1%}", f"{depth:.2f}", "yes" if kept else "no")
+        return table
+
+
+def confidence_of(transformer: Transformer) -> Confident:
+    """What says how confident a transformer is.
+
+    Raises:
+        ValueError: if its depth is no `CALM`.
+    """
+    if not isinstance(transformer.depth, Confident):
+        raise ValueError(
+            f"only the depth CALM has a threshold to calibrate, the core has {transformer.spec.depth}"
+        )
+    return transformer.depth
+
+
+def check_thresholds(thresholds: tuple[float, ...]) -> None:
+    """Raise ValueError unless they fall from the safest on."""
+    if not thresholds or not all(later < earlier for earlier, later in pairwise(thresholds)):
+        raise ValueError(f"thresholds must fall, the safest first, got {thresholds}")

@@ -1,0 +1,113 @@
+"""How early a Decision Transformer may leave: what is promised, and what predict does then."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlxf import DecisionTransformer
+from rlxf.attention import CALM, KNNLM, TransformerSpec
+from tests.agents.decision_transformer.worlds import SIZES, make_loud, shown, some_trajectories
+
+DATA = some_trajectories(action_space=spaces.Discrete(3), lengths=(9, 1, 4, 14) * 10)
+LAST = (1.0, 0.75, 0.5, 0.25, 0.0)
+
+
+def agent(depth=None, data=DATA):
+    core = replace(TransformerSpec(**SIZES), layers=4, depth=depth or CALM("softmax"))
+    return make_loud(DecisionTransformer(data, 5, core=core, batch_size=8, seed=3, device="cpu"))
+
+
+def acted(agent, steps):
+    """The most likely actions at some steps of the data, and passes taken, as `predict` has them."""
+    actions, depths = [], []
+    for step in steps:
+        episode = int(np.searchsorted(DATA.offsets, step, side="right")) - 1
+        state, action = None, None
+        for now in range(int(DATA.offsets[episode]), step + 1):
+            action, state = agent.predict(shown(DATA, np.array([now])), state, deterministic=True)
+            depth = agent.acting_depth()
+        actions.append(int(action[0]))
+        depths.append(depth)
+    return np.array(actions), np.array(depths)
+
+
+def test_risk_and_depth_are_those_of_predict():
+    one = agent()
+    found = one.calibrate(0.5, 0.5, LAST, steps=400)
+    steps = range(DATA.steps // 10)
+    lengths = np.repeat(DATA.lengths[:4], DATA.lengths[:4])
+    threshold = one.policy.transformer.depth.threshold
+    threshold.fill_(math.inf)
+    full, _ = acted(one, steps)
+    for number, value in enumerate(LAST):
+        threshold.fill_(value)
+        actions, depths = acted(one, steps)
+        weights = 1 / lengths / 4  # each episode counts alike
+        few = agent_of_few(one, value)
+        assert abs(((actions != full) * weights).sum() - few.risk[0]) < 0.06
+        assert abs((depths * weights).sum() - few.depth[0]) < 0.15
+        assert found.risk[number] <= found.risk[-1] + 1e-9
+
+
+def agent_of_few(one, value):
+    """What calibration says of the first four episodes and one threshold."""
+    few = some_trajectories(action_space=spaces.Discrete(3), lengths=(9, 1, 4, 14) * 10)
+    few = replace(few, **first_episodes(few, 4))
+    return one.calibrate(0.5, 0.5, (value,), steps=2000, dataset=few)
+
+
+def first_episodes(data, count):
+    end = int(data.offsets[count])
+    arrays = ("observations", "actions", "rewards", "return_to_go")
+    cut = {name: getattr(data, name)[:end] for name in arrays}
+    return (
+        cut
+        | {"offsets": data.offsets[: count + 1]}
+        | {name: getattr(data, name)[:count] for name in ("terminated", "truncated")}
+    )
+
+
+def test_the_threshold_is_the_lowest_that_keeps_the_promise_and_is_saved(tmp_path):
+    one = agent()
+    found = one.calibrate(0.9, 0.5, LAST)
+    assert found.threshold == LAST[np.flatnonzero(found.kept)[-1]]
+    one.save(tmp_path / "agent.zip")
+    read = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
+    assert (
+        read.policy.transformer.depth.threshold == one.policy.transformer.depth.threshold == found.threshold
+    )
+
+
+def test_a_promise_that_none_keeps_lets_nobody_leave():
+    one = agent(CALM("softmax", 0.0))
+    found = one.calibrate(1e-6, 1e-6, (0.5, 0.0))
+    assert not found.kept.any()
+    one.predict(shown(DATA, np.array([0, 9])))
+    assert one.acting_depth() == 4
+
+
+def test_the_same_seed_draws_the_same_steps():
+    one, other = (agent().calibrate(0.5, 0.5, LAST, steps=3) for _ in range(2))
+    assert np.array_equal(one.risk, other.risk)
+    assert "keeps the promise" in [column.header for column in one.table().columns]
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="only the depth CALM"):
+        agent(TransformerSpec().depth).calibrate()
+    with pytest.raises(ValueError, match="thresholds must fall"):
+        agent().calibrate(thresholds=(0.5, 0.5))
+    with pytest.raises(ValueError, match="thresholds must fall"):
+        agent().calibrate(thresholds=())
+    with pytest.raises(ValueError, match="alpha"):
+        agent().calibrate(alpha=0.0)
+    with pytest.raises(ValueError, match="steps"):
+        agent().calibrate(steps=0)
+
+
+def test_what_is_remembered_is_of_one_depth():
+    with pytest.raises(ValueError, match="leaves early"):
+        agent().remember(DATA, KNNLM(2))
