@@ -1,6 +1,7 @@
 """Proximal policy optimisation of a Gated Transformer-XL."""
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -12,13 +13,21 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs, Schedule
-from stable_baselines3.common.utils import FloatSchedule, LinearSchedule, explained_variance, obs_as_tensor
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.utils import (
+    FloatSchedule,
+    LinearSchedule,
+    explained_variance,
+    obs_as_tensor,
+    set_random_seed,
+)
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import Tensor
 
+from rlxf.agents.calibration import THRESHOLDS, Calibration, check_thresholds, confidence_of
 from rlxf.agents.distillation import Distillation
 from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.acting import Acting, without
+from rlxf.agents.gtrxl.calibrating import Rehearsal, calibrated
 from rlxf.agents.gtrxl.core import resolve_core
 from rlxf.agents.gtrxl.distillation import Actor, Teaching
 from rlxf.agents.gtrxl.guards import check_step, unspoiled
@@ -37,6 +46,7 @@ from rlxf.agents.gtrxl.settings import (
 from rlxf.agents.gtrxl.update import Objective
 from rlxf.agents.handover import hand_over
 from rlxf.attention import Index, TransformerSpec
+from rlxf.attention.checks import check_whole
 from rlxf.envs.finite import check_finite
 
 if TYPE_CHECKING:
@@ -434,6 +444,56 @@ class GTrXLPPO(OnPolicyAlgorithm):
             )
         finally:
             self._lesson = Rewards()
+
+    def calibrate(
+        self,
+        env: str | Env[Any, Any] | VecEnv | VectorEnv[Any, Any, Any],
+        alpha: float = 0.05,
+        delta: float = 0.05,
+        thresholds: Sequence[float] = THRESHOLDS,
+        episodes: int = 100,
+        seed: int | None = None,
+    ) -> Calibration:
+        """Find how early `predict` may leave, and leave as early from now on. For a core of depth `CALM`.
+
+        The promise: with probability ``1 - delta`` over the draw of the episodes, the likeliest action is
+        another one than with all passes in a share of at most ``alpha`` of the steps of episodes like these,
+        as the agent plays them with all passes. Box actions count as the same if they differ by no more than
+        half a deviation of the policy. The threshold is saved with the agent.
+
+        Source: Schuster et al. 2022, arXiv:2207.07061, section 3.2 ("textual consistency"); Learn then Test:
+        Angelopoulos et al. 2021, arXiv:2110.01052.
+
+        Args:
+            env: to play in, or the id of one; not the one that the agent learns in. Observations are
+                normalised as in training.
+            alpha: promised risk.
+            delta: probability with which the promise may be broken.
+            thresholds: of confidence, the safest first.
+            episodes: at least, in equal shares of the environments.
+            seed: of the environments, and of torch's global generator, which draws the actions; None for
+                whatever they are.
+
+        Returns:
+            What came of each threshold.
+
+        Raises:
+            ValueError: if the core has another depth, thresholds do not fall, or alpha, delta or episodes is
+                out of range.
+        """
+        depth, falling = confidence_of(self.policy.transformer), tuple(thresholds)
+        check_thresholds(falling)
+        check_whole("episodes", episodes)
+        vec_env = self._wrap_env(as_training_env(env, self.n_envs, seed), verbose=0, monitor_wrapper=False)
+        if seed is not None:
+            set_random_seed(seed)
+            vec_env.seed(seed)
+        self.policy.set_training_mode(False)
+        normalization = None if unwrap_vec_normalize(vec_env) else self.get_vec_normalize_env()
+        rehearsal = Rehearsal(self.policy, vec_env, falling, normalization)
+        found = calibrated(rehearsal, episodes, alpha, delta)
+        depth.threshold.fill_(found.threshold)
+        return found
 
     def acting_depth(self) -> float | None:
         """Passes that `predict` took on average for a token, since last asked; None if all take all.
