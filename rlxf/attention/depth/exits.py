@@ -80,7 +80,7 @@ class Exiting(Processor):
 
     def __init__(self) -> None:
         super().__init__()
-        self._taken: list[Tensor] = []
+        self._taken: tuple[Tensor | float, Tensor | int] = (0.0, 0)
 
     def all_outputs(self, x: Tensor, passes: Passes) -> list[Tensor]:
         """The stream behind each pass, of those that ask. All tokens take all passes."""
@@ -113,13 +113,14 @@ class Exiting(Processor):
                 x = after.clone()
                 passes.asking(x).copy_(y)
                 going = going & ~rule(number, passes.read(before), passes.read(y), partial(_asked, judge, y))
-        self._taken.append(taken[filled])
+        passes_so_far, tokens = self._taken
+        self._taken = (passes_so_far + taken[filled].sum(), tokens + filled.sum())
         return y
 
     def acting_depth(self) -> Tensor | None:
         """See `Processor`."""
-        taken, self._taken = self._taken, []
-        return torch.cat(taken).mean() if taken else None
+        (taken, tokens), self._taken = self._taken, (0.0, 0)
+        return torch.as_tensor(taken / tokens) if tokens else None
 
     @abstractmethod
     def rule(self, x: Tensor, passes: Passes) -> Rule:
