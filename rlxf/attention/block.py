@@ -68,7 +68,7 @@ class Block(nn.Module):
 
     def weights(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
         """What each token of x (B, T, C) takes of memory (B, M, C) and of x: (B, H, T, M + T)."""
-        return self.attention.weights(self.join_attention.enter(x), self.remembered(memory), relation)
+        return self.attention.weights(self.join_attention.read(x), self.remembered(memory), relation)
 
     def step(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> Tensor:
         """Self-attention of one token x (B, 1, C) over the cache, itself included -> (B, 1, C)."""

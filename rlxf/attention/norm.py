@@ -25,7 +25,11 @@ class PreNorm(nn.Module):
         self.residual = residual.build(width, heads)
 
     def enter(self, x: Tensor) -> Tensor:
-        """What the sublayer reads: (B, T, C) -> (B, T, C)."""
+        """What the sublayer reads of the stream: (B, T, C) -> (B, T, C)."""
+        return self.read(x)
+
+    def read(self, x: Tensor) -> Tensor:
+        """What the sublayer makes of tokens x (B, T, C) before all else."""
         h: Tensor = self.norm(x)
         return h
 
@@ -51,7 +55,7 @@ class PostNorm(PreNorm):
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
     """
 
-    def enter(self, x: Tensor) -> Tensor:
+    def read(self, x: Tensor) -> Tensor:
         """x as it is."""
         return x
 
@@ -77,8 +81,8 @@ class HalfNorm(PreNorm):
         self.reads = reads
 
     def enter(self, x: Tensor) -> Tensor:
-        """What the sublayer reads: (B, T, 2 C) -> (B, T, C)."""
-        return super().enter(x.chunk(2, dim=-1)[self.reads])
+        """What the sublayer reads of the stream: (B, T, 2 C) -> (B, T, C)."""
+        return self.read(x.chunk(2, dim=-1)[self.reads])
 
     def leave(self, x: Tensor, y: Tensor) -> Tensor:
         """Join y (B, T, C) to the other stream of x (B, T, 2 C)."""

@@ -77,10 +77,10 @@ class ReversiblePasses(SegmentPasses):
                 self.hidden.append(half)
             # What is learned of positions is kept in a relation with its graph: each graph has its own.
             own = replace(relation) if order else relation
-            return block.look(block.join_attention.norm(half), memory, own)
+            return block.look(block.join_attention.read(half), memory, own)
 
         def consider(half: Tensor) -> Tensor:
-            return block.consider(block.join_feed_forward.norm(half))
+            return block.consider(block.join_feed_forward.read(half))
 
         attention = _weights(block.join_attention, block.attention)
         feed_forward = _weights(block.join_feed_forward, block.feed_forward)

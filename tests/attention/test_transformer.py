@@ -71,7 +71,7 @@ def test_a_seed_fixes_the_weights():
 
 
 def test_fixed_depth_runs_every_layer_once_in_order():
-    assert list(Fixed()(3)) == [0, 1, 2]
+    assert [Fixed().layer_of(number) for number in range(3)] == [0, 1, 2]
 
 
 @each(CAUSAL)

@@ -86,6 +86,8 @@ UNUSUAL = {
     ("BigBird", "window"): 5,
     ("BigBirdETC", "window"): 5,
     ("Routing", "decay"): 0.9,
+    ("ACT", "epsilon"): 0.5,
+    ("CALM", "threshold"): 0.5,
 }
 """Options whose values have to fit."""
 
