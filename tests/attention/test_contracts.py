@@ -35,7 +35,7 @@ def test_no_technique_is_left_out():
 @each(CAUSAL)
 @DTYPES
 @given(drawn=segmented(), memory=st.integers(1, 6), spare=st.integers(0, 3))
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_acting_in_a_ring_equals_learning_in_segments(spec, dtype, drawn, memory, spare):
     index, lengths = drawn
     model = built(streaming(spec, memory), dtype)
@@ -58,7 +58,7 @@ def same_state(actual: State, expected: State) -> None:
 @each(CAUSAL)
 @DTYPES
 @given(drawn=segmented(moves=ANYWHERE), memory=st.integers(1, 6))
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_acting_from_the_state_before_a_segment_equals_learning(spec, dtype, drawn, memory):
     index, lengths = drawn
     model, state = built(remembering(spec, memory), dtype), None
@@ -138,7 +138,7 @@ def even(index: Index) -> Tensor:
 
 @each(SPECS)
 @given(drawn=segmented(moves=ANYWHERE))
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_other_episodes_and_empty_slots_change_no_bit(spec, drawn):
     index, lengths = drawn
     run, unseen = world(spec, index), even(index)
@@ -151,7 +151,7 @@ def test_other_episodes_and_empty_slots_change_no_bit(spec, drawn):
 
 @each(SPECS)
 @given(drawn=segmented(moves=ANYWHERE))
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_no_gradient_crosses_a_boundary(spec, drawn):
     index, _ = drawn
     run, unseen = world(spec, index), even(index)
@@ -281,7 +281,7 @@ def test_rows_of_a_cache_are_copies(spec):
 
 @each(CAUSAL)
 @given(drawn=segmented(moves=ANYWHERE))
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_full_memory_equals_one_long_run(spec, drawn):
     index, lengths = drawn
     run = world(spec, index)
@@ -296,7 +296,7 @@ def test_full_memory_equals_one_long_run(spec, drawn):
 
 @each(CAUSAL)
 @given(drawn=segmented(), memory=st.integers(1, 6))
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_memory_as_long_as_the_window_equals_one_long_run(spec, drawn, memory):
     index, lengths = drawn
     run, short = world(spec, index), streaming(spec, memory)
