@@ -70,7 +70,7 @@ class ReversiblePasses(SegmentPasses):
     def _sublayers(self, number: int, x: Tensor) -> tuple[Sublayer, Sublayer]:
         block, relation = self.blocks[number], self.relations[number]
         memory = None if self.state is None else self.state.hidden[number]
-        order = list(self.embedding.parameters())
+        order = [] if relation.position is None else _weights(relation.position)
 
         def look(half: Tensor) -> Tensor:
             if self.keeps and not torch.is_grad_enabled():

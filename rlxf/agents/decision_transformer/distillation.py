@@ -7,10 +7,10 @@ from torch import Tensor
 
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.objective import average
+from rlxf.agents.decision_transformer.settings import other_spaces
 from rlxf.agents.decision_transformer.update import Update
 from rlxf.agents.distillation import Distillation, HiddenStates
 from rlxf.envs.trajectories import Trajectories, WindowBatch, Windows
-from rlxf.envs.trajectories.matching import action_mismatch, observation_mismatch
 
 if TYPE_CHECKING:
     from rlxf.agents.decision_transformer.learner import DecisionTransformer
@@ -75,13 +75,8 @@ class DistillationUpdate(Update):
 
 
 def _check_teacher(student: "DecisionTransformer", teacher: "DecisionTransformer") -> None:
-    pairs = {
-        "observations": observation_mismatch(teacher.observation_space, student.observation_space),
-        "actions": action_mismatch(teacher.action_space, student.action_space),
-    }
-    for kind, mismatch in pairs.items():
-        if mismatch:
-            raise ValueError(f"the teacher has other {kind} than the student: {mismatch}")
+    for kind, mismatch in other_spaces(teacher, student):
+        raise ValueError(f"the teacher has other {kind} than the student: {mismatch}")
     theirs, own = (type(each.policy.loss.head).__name__ for each in (teacher, student))
     if theirs != own:
         raise ValueError(

@@ -3,6 +3,7 @@
 Each is a dict of arguments: ``DecisionTransformer("rlxf/hopper/medium-v0", **KZL)``.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.type_aliases import Schedule
@@ -74,15 +75,21 @@ def check_coefficients(
             raise ValueError(f"{name} must be finite and more than 0, got {value}")
 
 
-def check_same_data(source: "WindowLearner", agent: "WindowLearner") -> None:
-    """Raise ValueError unless tokens mean the same to both: equal spaces and as many time steps."""
+def other_spaces(one: "WindowLearner", other: "WindowLearner") -> Iterator[tuple[str, str]]:
+    """What differs between the spaces of two: observations or actions, and how."""
     pairs = {
-        "observations": observation_mismatch(source.observation_space, agent.observation_space),
-        "actions": action_mismatch(source.action_space, agent.action_space),
+        "observations": observation_mismatch(one.observation_space, other.observation_space),
+        "actions": action_mismatch(one.action_space, other.action_space),
     }
     for kind, mismatch in pairs.items():
         if mismatch:
-            raise ValueError(f"the weights do not fit, they are for other {kind}: {mismatch}")
+            yield kind, mismatch
+
+
+def check_same_data(source: "WindowLearner", agent: "WindowLearner") -> None:
+    """Raise ValueError unless tokens mean the same to both: equal spaces and as many time steps."""
+    for kind, mismatch in other_spaces(source, agent):
+        raise ValueError(f"the weights do not fit, they are for other {kind}: {mismatch}")
     if source.episode_length != agent.episode_length:
         raise ValueError(
             f"the weights do not fit: they know {source.episode_length} time steps, the agent "

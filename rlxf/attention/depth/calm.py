@@ -1,5 +1,6 @@
 """CALM: a token that is confident enough leaves early, while acting."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -71,9 +72,9 @@ class Confident(Exiting):
         """See `Exiting`."""
         return lambda *behind: self.confidence(*behind) >= self.threshold
 
+    @abstractmethod
     def confidence(self, number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
         """Of each token behind a pass, from 0 to 1: (B, T). The arguments are those of a `Rule`."""
-        raise NotImplementedError
 
     def lesson(self, opening: Tensor | None, states: Tensor, verdict: Verdict) -> Tensor | None:
         """See `Exiting`: nothing."""
@@ -113,8 +114,7 @@ class LearnedConfidence(Confident):
         """See `Exiting`: cross-entropy behind each pass but the last, the mean over passes and tokens."""
         logits = self.net(states[:-1].detach())[..., 0]
         missed = F.binary_cross_entropy_with_logits(logits, verdict.same[:-1].to(logits), reduction="none")
-        filled = verdict.filled.expand_as(missed)
-        return (missed * filled).sum() / filled.sum().clamp(min=1)
+        return verdict.average(missed)
 
 
 def lead(probabilities: Sequence[Tensor]) -> Tensor:

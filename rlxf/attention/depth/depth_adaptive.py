@@ -1,5 +1,6 @@
 """Depth-adaptive transformer: a classifier says how deep a token has to go, and learns it from an oracle."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -91,13 +92,12 @@ class Adaptive(Exiting):
     def lesson(self, opening: Tensor | None, states: Tensor, verdict: Verdict) -> Tensor:
         """See `Exiting`: ``-log q(oracle)``, the mean over the tokens."""
         log_q = self.log_q(opening, states.detach())
-        missed = F.nll_loss(log_q.flatten(0, -2), self.spec.targets(verdict).flatten(), reduction="none")
-        filled = verdict.filled.flatten()
-        return (missed * filled).sum() / filled.sum().clamp(min=1)
+        missed = F.nll_loss(log_q.movedim(-1, 1), self.spec.targets(verdict), reduction="none")
+        return verdict.average(missed)
 
+    @abstractmethod
     def log_q(self, opening: Tensor | None, states: Tensor) -> Tensor:
         """log q of each token, (B, T, N)."""
-        raise NotImplementedError
 
 
 class Multinomial(Adaptive):

@@ -1,6 +1,6 @@
 """Leaving early: outputs are read behind every pass, and a token that is sure takes no more of them."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -45,6 +45,11 @@ class Verdict:
         """Tokens to learn from, (B, T) bool."""
         return self.index.episode != EMPTY
 
+    def average(self, x: Tensor) -> Tensor:
+        """Mean of x (..., B, T) over the tokens to learn from."""
+        filled = self.filled.expand_as(x)
+        return (x * filled).sum() / filled.sum().clamp(min=1)
+
 
 @dataclass(frozen=True, eq=False)
 class Exits:
@@ -75,7 +80,7 @@ class ExitDepth(Depth):
         """What the outputs behind each pass count in the loss, (N,); they add up to 1."""
 
 
-class Exiting(Processor):
+class Exiting(Processor, ABC):
     """Takes tokens through all passes to learn, and to act as far as each of them needs."""
 
     def __init__(self) -> None:
