@@ -27,7 +27,7 @@ class Learner:
     Args:
         setting: sizes and rates.
         trajectories: vector observations and Box actions.
-        updates: that will be made, for the warm-up.
+        updates: that will be made, for warm-up and decay.
         seed: of weights and dropout.
     """
 
@@ -56,9 +56,9 @@ class Learner:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=setting.learning_rate, weight_decay=1e-4
         )
-        warm = max(1, updates // 10)
+        warm, falls = max(1, updates // 10), 1 - setting.decay
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: min(1, (step + 1) / warm)
+            self.optimizer, lambda step: min(1, (step + 1) / warm) * (1 - falls * step / updates)
         )
 
     def update(self, batch: WindowBatch) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.training import linear
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Setting:
         context_length: steps K that the model sees, three tokens each.
         batch_size: windows in an update B.
         learning_rate: after the warm-up.
+        decay: what part of it is left at the last update, to which it falls linearly; 1 for a constant.
         return_scale: what returns are divided by.
         dropout: probability of dropping a feature or an attention weight.
     """
@@ -31,6 +33,7 @@ class Setting:
     context_length: int = 20
     batch_size: int = 64
     learning_rate: float = 1e-4
+    decay: float = 1.0
     return_scale: float = 1000.0
     dropout: float = 0.1
 
@@ -43,7 +46,7 @@ class Setting:
             "core": core,
             "context_length": self.context_length,
             "batch_size": self.batch_size,
-            "learning_rate": self.learning_rate,
+            "learning_rate": linear(self.learning_rate, self.learning_rate * self.decay),
             "return_scale": self.return_scale,
         }
 

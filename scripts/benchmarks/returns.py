@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import as_completed
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,18 @@ class Job:
     seed: int
     episodes: int
     targets: int
+    learning_rate: float
+    decay: float
 
     @property
     def key(self) -> list[Any]:
         """What tells it from others, as JSON takes it."""
         return list(astuple(self))
+
+    @property
+    def sizes(self) -> Setting:
+        """What it is trained with."""
+        return replace(SETTINGS[self.setting], learning_rate=self.learning_rate, decay=self.decay)
 
 
 @dataclass
@@ -76,6 +83,10 @@ class Returns:
     """Out of ours and hf."""
     setting: str = "small"
     """Sizes: small (width 64, 2 layers) or published (width 128, 3 layers)."""
+    learning_rate: float = 1e-3
+    """Of both programs, behind the warm-up. The authors' is 1e-4, without decay, for 100,000 updates."""
+    decay: float = 0.1
+    """What part of it is left at the last update; it falls linearly."""
     updates: int = 10_000
     """Updates of each agent."""
     seeds: int = 3
@@ -123,6 +134,8 @@ class Returns:
                 seed,
                 self.episodes,
                 7 if seed < self.swept else 1,
+                self.learning_rate,
+                self.decay,
             )
             for seed in range(self.seeds)
             for dataset in self.datasets
@@ -172,13 +185,13 @@ class Returns:
 
 def learn_and_ask(job: Job, venv: Path) -> dict[str, Any]:
     """Train an agent, ask it for each target, and give its `TargetSweep` as data."""
-    setting, targets = SETTINGS[job.setting], targets_of(job.dataset)[: job.targets]
+    targets = targets_of(job.dataset)[: job.targets]
     if job.program == OURS:
-        return ours(job, setting, targets)
+        return ours(job, targets)
     return hugging_face.call(
         venv,
         "learn_and_ask",
-        setting,
+        job.sizes,
         dataset=job.dataset,
         updates=job.updates,
         seed=job.seed,
@@ -187,9 +200,9 @@ def learn_and_ask(job: Job, venv: Path) -> dict[str, Any]:
     )
 
 
-def ours(job: Job, setting: Setting, targets: list[float]) -> dict[str, Any]:
+def ours(job: Job, targets: list[float]) -> dict[str, Any]:
     """As `hugging_face_tasks.learn_and_ask`, with ours."""
-    agent = DecisionTransformer(job.dataset, seed=job.seed, device="cpu", **setting.arguments())
+    agent = DecisionTransformer(job.dataset, seed=job.seed, device="cpu", **job.sizes.arguments())
     agent.order.manual_seed(job.seed)  # the windows that HF's model gets
     agent.learn(job.updates)
     env = agent.make_env(job.episodes)
