@@ -12,6 +12,8 @@ from rlxf.attention.heads.search import SEARCHES, TorchSearch
 from rlxf.attention.techniques import technique_from_json, technique_to_json
 from rlxf.training.fit import check_weights_fit
 
+MEMORY = "memory"
+"""A document and a group of tensors more, in files of agents that remember."""
 GATE_ENTRIES, GATE_STEPS, GATE_BATCH = 4096, 100, 256
 """Pairs that a gate is learned on, steps of its optimiser, and pairs whose neighbours are found at a time."""
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlxf.agents.decision_transformer.actions import action_form
+from rlxf.agents.actions import action_form
 from rlxf.agents.decision_transformer.facts import Facts
 from rlxf.agents.decision_transformer.objectives import objective_from_json, objective_to_json
-from rlxf.agents.decision_transformer.remembering import check_remembered
-from rlxf.agents.memory import Memory
+from rlxf.agents.memory import MEMORY, Memory
+from rlxf.agents.remembering import check_remembered
 from rlxf.attention import TransformerSpec
 from rlxf.training import (
     Archive,
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from rlxf.agents.decision_transformer.window_learner import WindowLearner
 
 GROUPS = {"policy", "optimizer", "random"}
-MEMORY = "memory"
-"""A document and a group of tensors more, in files of agents that remember."""
 PROGRESS = ("num_timesteps", "_total_timesteps", "_n_updates", "_current_progress_remaining")
 TO_JSON: dict[str, Callable[[Any], Any]] = {
     "core": TransformerSpec.to_dict,

@@ -6,16 +6,15 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from rlxf.agents.decision_transformer.actions import BoxActions, ChoiceActions
+from rlxf.agents.actions import BoxActions, ChoiceActions, picked
 from rlxf.agents.decision_transformer.objective import (
-    cross_entropies,
     entropies,
     log_slope,
     normal_log_prob,
-    squared_error,
     unsquashed,
 )
 from rlxf.agents.distillation import gaussian_kl, softened_kl
+from rlxf.agents.losses import cross_entropies, squared_error
 
 LOG_STD = (-5.0, 2.0)
 """Range of the log standard deviation of a `Gaussian`, as in the code of Zheng et al. 2022."""
@@ -159,17 +158,3 @@ class Categorical(RandomHead):
         """y (..., C) -> one (..., A) for each choice."""
         logits: Tensor = self.net(y)
         return logits.split(self.actions.sizes, dim=-1)
-
-
-def picked(logits: tuple[Tensor, ...], deterministic: bool) -> Tensor:
-    """One choice of each: n tensors (E, A) -> int64 (E, n)."""
-    pick = _most_likely if deterministic else _sample
-    return torch.stack([pick(each) for each in logits], dim=-1)
-
-
-def _most_likely(logits: Tensor) -> Tensor:
-    return logits.argmax(dim=-1)
-
-
-def _sample(logits: Tensor) -> Tensor:
-    return torch.distributions.Categorical(logits=logits).sample()

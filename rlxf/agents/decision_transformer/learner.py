@@ -16,6 +16,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
+from rlxf.agents.actions import to_environment
 from rlxf.agents.calibration import THRESHOLDS, Calibration, check_thresholds, confidence_of
 from rlxf.agents.decision_transformer.acting import (
     Shown,
@@ -25,27 +26,22 @@ from rlxf.agents.decision_transformer.acting import (
     read_shown,
     started,
 )
-from rlxf.agents.decision_transformer.actions import to_environment
 from rlxf.agents.decision_transformer.calibrating import calibrated
 from rlxf.agents.decision_transformer.core import resolve_core
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
 from rlxf.agents.decision_transformer.heads import Categorical, Head, RandomHead
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.objectives import Imitation, Objective
-from rlxf.agents.decision_transformer.remembering import (
-    Remembering,
-    RememberingChoices,
-    remembered,
-    with_memory,
-)
+from rlxf.agents.decision_transformer.remembering import remembered, with_memory
 from rlxf.agents.decision_transformer.replay import Replay
 from rlxf.agents.decision_transformer.rounds import Rounds
 from rlxf.agents.decision_transformer.settings import check_same_data, check_sizes
 from rlxf.agents.decision_transformer.steps import Steps
 from rlxf.agents.decision_transformer.update import Update
-from rlxf.agents.decision_transformer.window_learner import WindowLearner, as_trajectories
+from rlxf.agents.decision_transformer.window_learner import WindowLearner
 from rlxf.agents.distillation import Distillation
 from rlxf.agents.handover import hand_over
+from rlxf.agents.remembering import Remembering, RememberingChoices, check_forgotten
 from rlxf.attention import KNNLM, TransformerSpec
 from rlxf.attention.checks import check_whole
 from rlxf.attention.depth.exits import ExitDepth
@@ -56,6 +52,7 @@ from rlxf.envs.trajectories import (
     Trajectories,
     Windows,
     action_encoder,
+    as_trajectories,
     check_fits,
 )
 from rlxf.envs.trajectories.source import Dataset
@@ -178,7 +175,7 @@ class DecisionTransformer(WindowLearner):
             ValueError: if the weights do not fit: the first difference is named, nothing is changed. Cores
                 must be equal but for causal, memory, pattern and dropout. Also if the agent remembers.
         """
-        self._check_forgotten()
+        check_forgotten(self.memory)
         if not isinstance(source, WindowLearner):
             hand_over(source, self.policy)
             return self
@@ -343,15 +340,8 @@ class DecisionTransformer(WindowLearner):
         own = self.policy.loss.head
         return own if self.memory is None else with_memory(own, self.memory)
 
-    def _check_forgotten(self) -> None:
-        if self.memory is not None:
-            raise ValueError(
-                "an agent that remembers cannot learn: what it stored would be stale. Call forget() first, "
-                "and remember(...) again behind"
-            )
-
     def _setup_learn(self, *args: Any, **options: Any) -> tuple[int, BaseCallback]:
-        self._check_forgotten()
+        check_forgotten(self.memory)
         return super()._setup_learn(*args, **options)
 
     def encode(

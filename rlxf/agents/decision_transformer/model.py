@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlxf.agents.decision_transformer.actions import action_form
+from rlxf.agents.actions import action_form
 from rlxf.agents.decision_transformer.heads import Categorical, Head
 from rlxf.agents.decision_transformer.objectives import Objective
 from rlxf.agents.decision_transformer.steps import TOKENS, Steps

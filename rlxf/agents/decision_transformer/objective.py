@@ -15,11 +15,6 @@ def average(x: Tensor, weight: Tensor) -> Tensor:
     return (x * weight).sum() / weight.sum().clamp(min=1)
 
 
-def squared_error(predicted: Tensor, wanted: Tensor) -> Tensor:
-    """``|| predicted - wanted ||^2 / D``: (..., D) -> (...)."""
-    return (predicted - wanted).square().mean(dim=-1)
-
-
 def normal_log_prob(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
     """``log N(x; mean, std)`` of each number."""
     return -0.5 * ((x - mean) / log_std.exp()).square() - log_std - 0.5 * math.log(2 * math.pi)
@@ -33,16 +28,6 @@ def log_slope(u: Tensor) -> Tensor:
 def unsquashed(action: Tensor) -> Tensor:
     """``atanh``; what is farther out than 1 - 1e-6 counts as that."""
     return action.clamp(-LARGEST, LARGEST).atanh()
-
-
-def cross_entropies(logits: tuple[Tensor, ...], choices: Tensor) -> Tensor:
-    """``-sum_i log p_i(choice_i)``: n tensors (..., N_i) and int64 (..., n) -> (...)."""
-    parts = zip(logits, choices.unbind(-1), strict=True)
-    return (
-        torch.stack([F.cross_entropy(x.flatten(0, -2), c.flatten(), reduction="none") for x, c in parts])
-        .sum(0)
-        .view(choices.shape[:-1])
-    )
 
 
 def entropies(logits: tuple[Tensor, ...]) -> Tensor:

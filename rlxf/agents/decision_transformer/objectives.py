@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from rlxf.agents.decision_transformer.actions import BoxActions, ChoiceActions
+from rlxf.agents.actions import BoxActions, ChoiceActions
 from rlxf.agents.decision_transformer.heads import Categorical, Gaussian, Head, Point, RandomHead
 from rlxf.agents.decision_transformer.objective import average
 

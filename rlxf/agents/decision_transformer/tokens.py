@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from rlxf.agents.decision_transformer.actions import BoxActions, ChoiceActions
+from rlxf.agents.actions import BoxActions, ChoiceActions
 from rlxf.agents.decision_transformer.steps import TOKENS, Steps
 from rlxf.attention.dropout import Dropout
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlxf.agents.decision_transformer.actions import BoxActions, ChoiceActions
+from rlxf.agents.actions import BoxActions, ChoiceActions
 from rlxf.agents.decision_transformer.core import remembered_steps, shrink_branches, start_as_gpt2
 from rlxf.agents.decision_transformer.observations import ObservationFeatures
 from rlxf.agents.decision_transformer.steps import Steps

@@ -25,17 +25,8 @@ from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
 from rlxf.agents.decision_transformer.update import Update, make_optimizer
 from rlxf.agents.memory import Memory
 from rlxf.attention import TransformerSpec
-from rlxf.envs.trajectories import Trajectories, Windows, check_fits, load_trajectories
+from rlxf.envs.trajectories import Trajectories, Windows, as_trajectories, check_fits
 from rlxf.envs.trajectories.source import Dataset
-
-
-def as_trajectories(
-    dataset: Dataset | Sequence[Dataset] | Trajectories, download: bool = False
-) -> Trajectories:
-    """The data by themselves; see `load_trajectories`."""
-    if isinstance(dataset, Trajectories):
-        return dataset
-    return load_trajectories(dataset, download=download)
 
 
 class WindowLearner(BaseAlgorithm):

@@ -56,6 +56,15 @@ def load_trajectories(
     return Trajectories(**arrays, **moments, **_description(sources))
 
 
+def as_trajectories(
+    dataset: Dataset | Sequence[Dataset] | Trajectories, download: bool = False
+) -> Trajectories:
+    """The data by themselves; see `load_trajectories`."""
+    if isinstance(dataset, Trajectories):
+        return dataset
+    return load_trajectories(dataset, download=download)
+
+
 def _check_joinable(sources: Sequence[Source]) -> None:
     if not sources:
         raise DatasetError("there is no dataset; give at least one")

@@ -101,6 +101,20 @@ def action_form(space: spaces.Space[Any]) -> BoxActions | ChoiceActions:
     return ChoiceActions(space)
 
 
+def picked(logits: tuple[Tensor, ...], deterministic: bool) -> Tensor:
+    """One choice of each: n tensors (E, A) -> int64 (E, n)."""
+    pick = _most_likely if deterministic else _sample
+    return torch.stack([pick(each) for each in logits], dim=-1)
+
+
+def _most_likely(logits: Tensor) -> Tensor:
+    return logits.argmax(dim=-1)
+
+
+def _sample(logits: Tensor) -> Tensor:
+    return torch.distributions.Categorical(logits=logits).sample()
+
+
 def to_environment(actions: Tensor, space: spaces.Space[Any]) -> NDArray[Any]:
     """Actions (E, ...) as the environment takes them: shaped, Box actions clipped to its bounds."""
     array = actions.cpu().numpy().reshape(-1, *(space.shape or ()))

@@ -1,0 +1,20 @@
+"""How badly actions are foretold: pure functions of tensors."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def squared_error(predicted: Tensor, wanted: Tensor) -> Tensor:
+    """``|| predicted - wanted ||^2 / D``: (..., D) -> (...)."""
+    return (predicted - wanted).square().mean(dim=-1)
+
+
+def cross_entropies(logits: tuple[Tensor, ...], choices: Tensor) -> Tensor:
+    """``-sum_i log p_i(choice_i)``: n tensors (..., N_i) and int64 (..., n) -> (...)."""
+    parts = zip(logits, choices.unbind(-1), strict=True)
+    return (
+        torch.stack([F.cross_entropy(x.flatten(0, -2), c.flatten(), reduction="none") for x, c in parts])
+        .sum(0)
+        .view(choices.shape[:-1])
+    )
