@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.attention_subjects import HEADS, SIZE, SUBJECTS
+from benchmarks.attention_sizes import HEADS, SIZE
+from benchmarks.attention_subjects import SUBJECTS
 from benchmarks.machine import fresh_processes, machine
 from benchmarks.offline_memory import peak_bytes
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
-from math import isqrt
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.attention_packages import installed
+from benchmarks.attention_sizes import AROUND, BLOCK, CHUNK, HEADS, ROUNDS, SIZE, SUMMARIES, Pass, root
 from rlxf.attention import (
     ETC,
     LSH,
@@ -30,15 +30,9 @@ from rlxf.attention import (
 from rlxf.attention.attention import Attention
 from rlxf.attention.patterns.base import Pattern
 
-HEADS, SIZE, LAYERS = 4, 64, 2
-SUMMARIES = 128
-CHUNK, ROUNDS = 64, 4
-"""Of LSH: 2 L / chunk buckets, as the paper has it."""
+LAYERS = 2
 SPARSE_BY = 4096
 """Tokens from which a subject has to be faster than all pairs."""
-
-Pass = Callable[[Tensor], Tensor]
-"""x (1, L, C) -> (1, L, C)."""
 
 
 @dataclass(frozen=True)
@@ -88,56 +82,21 @@ def with_techniques(**choices: Any) -> Pass:
     return attend
 
 
-def packaged_linformer(length: int) -> Pass:
-    """That of the package linformer, which has to be installed; heads share E, and F."""
-    from linformer import LinformerSelfAttention  # its only use
-
-    attend: Pass = LinformerSelfAttention(HEADS * SIZE, length, SUMMARIES, HEADS)
-    return attend
-
-
-def packaged_reformer(length: int) -> Pass:
-    """That of the package reformer-pytorch, causal as it means it."""
-    from reformer_pytorch import LSHSelfAttention  # its only use
-
-    attend: Pass = LSHSelfAttention(
-        HEADS * SIZE, heads=HEADS, bucket_size=CHUNK, n_hashes=ROUNDS, causal=True, full_attn_thres=0
-    )
-    return attend
-
-
-def packaged_routing(length: int) -> Pass:
-    """That of the package routing-transformer, causal as it means it."""
-    from routing_transformer.routing_transformer import SelfAttention  # its only use
-
-    attention = SelfAttention(
-        HEADS * SIZE, 1, length, HEADS, local_attn_heads=0, window_size=length // root(length), causal=True
-    )
-    return lambda x: attention(x)[0]
-
-
-def packaged_performer(length: int) -> Pass:
-    """That of the package performer-pytorch, both ways: its causal form keeps a matrix for each token."""
-    from performer_pytorch import SelfAttention  # its only use
-
-    attend: Pass = SelfAttention(HEADS * SIZE, heads=HEADS, dim_head=SIZE)
-    return attend
-
-
-def root(length: int) -> int:
-    """The power of two nearest to the root of a length."""
-    return 1 << (isqrt(length) * 3 // 2).bit_length() - 1
-
-
 SUBJECTS: dict[str, Subject] = {
     "every pair": Subject(every_pair),
     "Window": Subject(lambda length: with_pattern(Window(129)), 1.15),
     "Dilated": Subject(lambda length: with_pattern(Dilated(129, 4)), 1.15),
     "Local1D": Subject(lambda length: with_pattern(Local1D(64, 64)), 1.15),
-    "Longformer": Subject(lambda length: with_pattern(Longformer(256)), 1.15),
+    "Longformer": Subject(lambda length: with_pattern(Longformer(AROUND)), 1.15),
     "ETC": Subject(lambda length: with_pattern(ETC(128)), 1.15),
     "BigBird": Subject(lambda length: with_pattern(BigBird(32)), 1.15),
     "Blockwise": Subject(lambda length: with_pattern(Blockwise(64)), 1.15),
+    "Longformer, both ways": Subject(
+        lambda length: with_techniques(pattern=Longformer(AROUND), causal=False), 1.15
+    ),
+    "BigBird, both ways": Subject(
+        lambda length: with_techniques(pattern=BigBird(BLOCK, global_blocks=2), causal=False), 1.15
+    ),
     "Linformer": Subject(
         lambda length: with_techniques(kernel=Linformer(length, SUMMARIES), causal=False), 1.15
     ),
@@ -159,12 +118,4 @@ SUBJECTS: dict[str, Subject] = {
 }
 """By name. What is listed is measured, drawn and held to its claim."""
 
-PACKAGES: dict[str, Callable[[int], Pass]] = {
-    "linformer": packaged_linformer,
-    "performer_pytorch": packaged_performer,
-    "reformer_pytorch": packaged_reformer,
-    "routing_transformer": packaged_routing,
-}
-"""What others offer, by the name of a package that is no dependency."""
-
-SUBJECTS |= {f"package {name}": Subject(build) for name, build in PACKAGES.items() if find_spec(name)}
+SUBJECTS |= {f"package {name}": Subject(build) for name, build in installed().items()}

@@ -1,0 +1,133 @@
+"""Attention sublayers of other packages, each measured where it is installed; none is a dependency."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.attention_sizes import AROUND, BLOCK, CHUNK, HEADS, ROUNDS, SIZE, SUMMARIES, Pass, root
+
+
+def packaged_linformer(length: int) -> Pass:
+    """That of the package linformer, which has to be installed; heads share E, and F."""
+    from linformer import LinformerSelfAttention  # its only use
+
+    attend: Pass = LinformerSelfAttention(HEADS * SIZE, length, SUMMARIES, HEADS)
+    return attend
+
+
+def packaged_reformer(length: int) -> Pass:
+    """That of the package reformer-pytorch, causal as it means it."""
+    from reformer_pytorch import LSHSelfAttention  # its only use
+
+    attend: Pass = LSHSelfAttention(
+        HEADS * SIZE, heads=HEADS, bucket_size=CHUNK, n_hashes=ROUNDS, causal=True, full_attn_thres=0
+    )
+    return attend
+
+
+def packaged_routing(length: int) -> Pass:
+    """That of the package routing-transformer, causal as it means it."""
+    from routing_transformer.routing_transformer import SelfAttention  # its only use
+
+    attention = SelfAttention(
+        HEADS * SIZE, 1, length, HEADS, local_attn_heads=0, window_size=length // root(length), causal=True
+    )
+    return lambda x: attention(x)[0]
+
+
+def packaged_performer(length: int) -> Pass:
+    """That of the package performer-pytorch, both ways: its causal form keeps a matrix for each token."""
+    from performer_pytorch import SelfAttention  # its only use
+
+    attend: Pass = SelfAttention(HEADS * SIZE, heads=HEADS, dim_head=SIZE)
+    return attend
+
+
+def packaged_local(length: int) -> Pass:
+    """That of the package local-attention, causal: a block sees itself and the one before it."""
+    from local_attention.transformer import LocalMHA  # its only use
+
+    attend: Pass = LocalMHA(dim=HEADS * SIZE, window_size=BLOCK, dim_head=SIZE, heads=HEADS, causal=True)
+    return attend
+
+
+class HFLongformer(nn.Module):
+    """That of HF transformers, both ways; its first token is global."""
+
+    def __init__(self, length: int):
+        super().__init__()
+        from transformers import LongformerConfig  # its only use
+        from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+
+        config = LongformerConfig(**hf_sizes(length), attention_window=[AROUND])
+        self.attention, self.out = LongformerSelfAttention(config, 0), nn.Linear(HEADS * SIZE, HEADS * SIZE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (1, L, C) -> (1, L, C)."""
+        wide = torch.zeros(x.shape[:2])
+        wide[:, 0] = 1.0
+        y = self.attention(
+            x, wide, is_index_masked=wide < 0, is_index_global_attn=wide > 0, is_global_attn=True
+        )
+        z: Tensor = self.out(y[0])
+        return z
+
+
+class HFBigBird(nn.Module):
+    """That of HF transformers, both ways; the first and the last block are global, three are drawn."""
+
+    def __init__(self, length: int):
+        super().__init__()
+        from transformers import BigBirdConfig  # its only use
+        from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
+
+        self.config = BigBirdConfig(**hf_sizes(length), block_size=BLOCK, num_random_blocks=3)
+        self.attention, self.masks = BigBirdBlockSparseAttention(self.config, 0), BigBirdModel
+        self.out = nn.Linear(HEADS * SIZE, HEADS * SIZE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (1, L, C) -> (1, L, C)."""
+        blocks, band, asking, asked = self.masks.create_masks_for_block_sparse_attn(
+            torch.ones(x.shape[:2]), BLOCK
+        )
+        y = self.attention(
+            x,
+            band_mask=band,
+            from_mask=asking,
+            to_mask=asked,
+            from_blocked_mask=blocks,
+            to_blocked_mask=blocks,
+        )
+        z: Tensor = self.out(y[0])
+        return z
+
+
+def hf_sizes(length: int) -> dict[str, Any]:
+    """What both of HF's configurations ask for."""
+    return {
+        "hidden_size": HEADS * SIZE,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": 1,
+        "attention_probs_dropout_prob": 0.0,
+        "max_position_embeddings": length,
+    }
+
+
+PACKAGES: dict[str, tuple[str, Callable[[int], Pass]]] = {
+    "linformer": ("linformer", packaged_linformer),
+    "performer_pytorch": ("performer_pytorch", packaged_performer),
+    "reformer_pytorch": ("reformer_pytorch", packaged_reformer),
+    "routing_transformer": ("routing_transformer", packaged_routing),
+    "local_attention": ("local_attention", packaged_local),
+    "transformers, Longformer": ("transformers", HFLongformer),
+    "transformers, BigBird": ("transformers", HFBigBird),
+}
+"""Name -> the module that has to be installed, and what builds it."""
+
+
+def installed() -> dict[str, Callable[[int], Pass]]:
+    """What can be measured here."""
+    return {name: build for name, (module, build) in PACKAGES.items() if find_spec(module)}
