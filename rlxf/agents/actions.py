@@ -94,11 +94,16 @@ class ChoiceActions(nn.Module):
 
 
 def action_form(space: spaces.Space[Any]) -> BoxActions | ChoiceActions:
-    """What reads actions of the space: Box, Discrete or MultiDiscrete."""
+    """What reads actions of the space.
+
+    Raises:
+        TypeError: if it is no Box, Discrete or MultiDiscrete.
+    """
     if isinstance(space, spaces.Box):
         return BoxActions(space)
-    assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
-    return ChoiceActions(space)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return ChoiceActions(space)
+    raise TypeError(f"logged actions are Box, Discrete or MultiDiscrete, got {space}")
 
 
 def picked(logits: tuple[Tensor, ...], deterministic: bool) -> Tensor:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from rlxf.agents.actions import BoxActions, ChoiceActions, picked
 from rlxf.agents.losses import cross_entropies, squared_error
 from rlxf.agents.memory import Memory
+from rlxf.attention.depth.base import Depth
+from rlxf.attention.depth.exits import ExitDepth
 from rlxf.attention.heads.base import OutputHead
 from rlxf.attention.heads.datastore import Datastore, Neighbours
 from rlxf.attention.heads.search import check_index
@@ -150,6 +152,12 @@ def check_rememberable(
         raise ValueError(
             f"{type(head).__name__} k={head.k} neighbours, but the data have {data.steps} steps: lower k"
         )
+
+
+def check_depth(depth: Depth) -> None:
+    """Raise ValueError if tokens may leave early: their outputs would be of many depths."""
+    if isinstance(depth, ExitDepth):
+        raise ValueError(f"{depth} leaves early, and what is remembered is of one depth")
 
 
 def check_remembered(memory: Memory, width: int, actions: BoxActions | ChoiceActions) -> None:

@@ -19,7 +19,8 @@ from rlxf.attention.kernels.performer import Performer
 from rlxf.attention.kernels.rfa import RFA
 from rlxf.attention.kernels.routing import Routing
 from rlxf.attention.kernels.softmax import Softmax
-from rlxf.attention.memory.base import State
+from rlxf.attention.memory.compressive import Compressive
+from rlxf.attention.memory.state import State
 from rlxf.attention.memory.xl import XL
 from rlxf.attention.patterns.base import Both, Either
 from rlxf.attention.patterns.big_bird import BigBird
@@ -77,6 +78,7 @@ __all__ = [
     "Blockwise",
     "Both",
     "Cache",
+    "Compressive",
     "Context",
     "Deberta",
     "Dilated",

@@ -49,6 +49,7 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(
             spec.width, spec.inner_width, spec.activation, spec.feed_forward_chunk
         )
+        self.compression = None if spec.memory is None else spec.memory.build(spec.width)
         self.dropout = Dropout(spec.dropout)
 
     def forget_globals(self) -> None:
@@ -93,6 +94,21 @@ class Block(nn.Module):
     def cache(self, memory: Tensor, index: Index, tables: Tables) -> LayerCache:
         """Keys and values of the tokens of memory (B, S, C)."""
         return self.attention.cache(self._project(memory), index, tables)
+
+    def heard(self, x: Tensor, index: Index) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, S, D), as queries meet them, of tokens x (B, S, C) at an index (B, S)."""
+        assert isinstance(self.attention, Attention)
+        return self.attention.heard(self._project(x), index.position)
+
+    def content_query(self, x: Tensor) -> Tensor:
+        """Queries (B, H, T, D) of tokens x (B, T, C), before positions change them."""
+        assert isinstance(self.attention, Attention)
+        return self.attention.ask(self.join_attention.read(x))[..., : self.attention.size]
+
+    def content(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, S, D) of tokens x (B, S, C), before positions change them."""
+        k, v, *_ = self._project(x)
+        return k, v
 
     def remember(self, memory: Tensor, index: Index) -> LayerMemory:
         """What a recurrent kernel keeps of the tokens of memory (B, S, C)."""

@@ -10,7 +10,7 @@ from rlxf.attention.attention import LayerCache
 from rlxf.attention.context import ProjectedContext
 from rlxf.attention.index import Index
 from rlxf.attention.kernels.base import LayerMemory
-from rlxf.attention.relation import Tables
+from rlxf.attention.relation import Relation, Tables
 
 
 @dataclass(eq=False)
@@ -41,6 +41,13 @@ class Cache:
         self.index.episode[:, slot : slot + 1] = index.episode
         self.slot = (slot + 1) % self.index.shape[1]
         return slot
+
+    def related(self, relation: Relation) -> Relation:
+        """What a token and the slots are to one another, if it takes more than index and pattern to know."""
+        return relation
+
+    def enter(self, number: int, x: Tensor) -> None:
+        """Hear what the token x (B, 1, C) is as it enters a pass; `write` was told where it stands."""
 
     def rows(self, rows: Tensor) -> "Cache":
         """A copy of the chosen rows of the batch: ``rows`` is a bool (B,) or an int64 (N,) tensor."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlxf.attention.context import Context
 from rlxf.attention.index import Index
-from rlxf.attention.memory.base import State
+from rlxf.attention.memory.state import State
 from rlxf.attention.residuals.gru import GRU
 from rlxf.attention.transformer import Transformer
 
@@ -33,15 +33,15 @@ def attention_weights(
         (B, H, T, M + T) for each pass, in order: row i is what token i takes of each
         token of memory and segment, 0 where it may not look. Rows add up to 1, with softmax1 to at
         most 1, and to 0 for a token that sees nothing; where it is learned how tokens are summed up, as in a
-        `Linformer`, to anything. Extra tokens of the pattern come first among the keys.
+        `Linformer`, to anything. What is taken of tokens that memory has compressed is shared evenly by
+        them. Extra tokens of the pattern come first among the keys.
     """
     _, hidden = transformer.encode(x, index, state, context)
-    spec = transformer.spec
     _, whole, _ = transformer.enter(x, index)
-    relations = transformer.relations(whole, whole if state is None else state.index.concatenate(whole))
-    memory = [None] * spec.layers if state is None else list(state.hidden)
+    recall = transformer.recall(state, whole)
+    relations = transformer.relations(whole, recall.key, related=recall.related)
     weights = [
-        transformer.blocks[layer].weights(h, memory[n], relations[n])
+        recall.by_token(transformer.blocks[layer].weights(h, recall.tokens(n, h), relations[n]))
         for n, (layer, h) in enumerate(zip(transformer.order, hidden, strict=True))
     ]
     return [layer[:, :, -index.shape[1] :] for layer in weights]

@@ -10,7 +10,7 @@ from rlxf.attention.block import Block
 from rlxf.attention.cache import Cache
 from rlxf.attention.context import ProjectedContext
 from rlxf.attention.index import EMPTY, Index
-from rlxf.attention.memory.base import State
+from rlxf.attention.memory.recall import Recall
 from rlxf.attention.positions.base import Embedding
 from rlxf.attention.relation import Relation
 from rlxf.attention.residuals.base import Residual
@@ -97,17 +97,17 @@ class SegmentPasses(LayerPasses):
     """The passes of a segment.
 
     Args:
-        state: what is remembered from before; None for nothing.
+        recall: what is seen of the tokens before.
         wanted: the tokens whose outputs are wanted, None for all: the last pass works for those alone.
     """
 
-    state: State | None
+    recall: Recall
     wanted: slice | None
 
     def run(self, number: int, x: Tensor) -> Tensor:
         """See `Passes`."""
         asking = self.wanted if number == self.count - 1 else None
-        memory = None if self.state is None else self.state.hidden[number]
+        memory = self.recall.tokens(number, self.read(x))
         y = self.blocks[number].attend(x, memory, self.relations[number].asked_by(asking))
         return self._after_attention(number, y, self.across and self.across.asked_by(asking))
 
@@ -133,11 +133,13 @@ class StepPasses(LayerPasses):
 
     def run(self, number: int, x: Tensor) -> Tensor:
         """See `Passes`."""
+        self.cache.enter(number, self.read(x))
         y = self.blocks[number].step(x, self.cache.layers[number], self.slot, self.relations[number])
         return self._after_attention(number, y, self.across)
 
     def leave_out(self, number: int, x: Tensor) -> None:
         """See `Passes`."""
+        self.cache.enter(number, self.read(x))
         self.blocks[number].write(x, self.cache.layers[number], self.slot, self.relations[number])
 
     def asking(self, x: Tensor) -> Tensor:

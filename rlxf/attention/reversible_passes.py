@@ -69,7 +69,6 @@ class ReversiblePasses(SegmentPasses):
 
     def _sublayers(self, number: int, x: Tensor) -> tuple[Sublayer, Sublayer]:
         block, relation = self.blocks[number], self.relations[number]
-        memory = None if self.state is None else self.state.hidden[number]
         order = [] if relation.position is None else _weights(relation.position)
 
         def look(half: Tensor) -> Tensor:
@@ -77,6 +76,7 @@ class ReversiblePasses(SegmentPasses):
                 self.hidden.append(half)
             # What is learned of positions is kept in a relation with its graph: each graph has its own.
             own = replace(relation) if order else relation
+            memory = self.recall.tokens(number, half)
             return block.look(block.join_attention.read(half), memory, own)
 
         def consider(half: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from rlxf.attention.kernels.performer import Performer
 from rlxf.attention.kernels.rfa import RFA
 from rlxf.attention.kernels.routing import Routing
 from rlxf.attention.kernels.softmax import Softmax
+from rlxf.attention.memory.compressive import Compressive
 from rlxf.attention.memory.xl import XL
 from rlxf.attention.patterns.base import Both, Either
 from rlxf.attention.patterns.big_bird import BigBird
@@ -87,7 +88,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
             BigBirdETC,
         ),
         "kernel": (Softmax, AdaptiveSpan, DynamicSpan, RFA, Performer, Linformer, LSH, Routing),
-        "memory": (XL,),
+        "memory": (XL, Compressive),
         "residual": (Add, GRUGate, InputGate, OutputGate, HighwayGate, SigTanhGate, Reversible),
         "depth": (Fixed, Universal, ACT, DepthAdaptive, CALM),
     }.items()

@@ -1,6 +1,6 @@
 """The transformer: a segment at a time to learn, a token at a time to act."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,10 @@ from rlxf.attention.depth.exits import ExitDepth, Exiting, Exits, Judge
 from rlxf.attention.extra_tokens import LearnedTokens, NoExtraTokens
 from rlxf.attention.index import Index
 from rlxf.attention.kernels.base import LayerKernel, RecurrentKernel
-from rlxf.attention.memory.base import State
+from rlxf.attention.memory.compressive import Compressive
+from rlxf.attention.memory.compressive_cache import CompressiveCache
+from rlxf.attention.memory.recall import Recall
+from rlxf.attention.memory.state import State
 from rlxf.attention.passes import LayerPasses, SegmentPasses, StepPasses
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.etc import ExtraTokens
@@ -55,6 +58,7 @@ class Transformer(nn.Module):
         if isinstance(self.extra, LearnedTokens) and self.order.count(self.order[-1]) == 1:
             self.blocks[-1].forget_globals()
         self.norm = nn.LayerNorm(spec.width) if spec.final_norm else nn.Identity()
+        self._read: tuple[Recall, list[Tensor]] | None = None
 
     def forward(
         self, x: Tensor, index: Index, state: State | None = None, context: Context | None = None
@@ -142,17 +146,20 @@ class Transformer(nn.Module):
         """The stream of a segment, and the passes before it."""
         seen = self._project(context)
         x, index, wanted = self.enter(x, index, wanted)
+        recall = self.recall(state, index)
         passes = self._passes(
             embedding=self.embedding,
             residual=self.spec.residual,
             blocks=self._layers,
             index=index,
-            relations=self.relations(index, index if state is None else state.index.concatenate(index)),
+            relations=self.relations(index, recall.key, related=recall.related),
             seen=seen,
             across=self._across(index, seen),
-            state=state,
+            recall=recall,
             wanted=wanted,
         )
+        if torch.is_grad_enabled() and recall.learns:
+            self._read = recall, passes.hidden
         return self.spec.residual.opened(x), passes
 
     @torch.no_grad()
@@ -185,7 +192,7 @@ class Transformer(nn.Module):
             residual=self.spec.residual,
             blocks=self._layers,
             index=index,
-            relations=self.relations(index, cache.index, cache.tables),
+            relations=self.relations(index, cache.index, cache.tables, cache.related),
             seen=cache.context,
             across=self._across(index, cache.context),
             cache=cache,
@@ -222,14 +229,27 @@ class Transformer(nn.Module):
             raise ValueError(f"capacity must be at least the state's length {length}, got {capacity}")
         if self._recurrent:
             return self._sums(state, context)
+        if isinstance(self.spec.memory, Compressive):
+            return self._compressive_cache(self.spec.memory, state, capacity - length, context)
+        tables = self._acting_tables(min(capacity - 1, self.spec.pattern.reach))
         layers, batch = state.hidden.shape[:2]
         room = State.empty(layers, batch, capacity - length, state.hidden, self.spec.width)
         index = state.index.concatenate(room.index)
         hidden = torch.cat([state.hidden, room.hidden], dim=2)
-        distances = torch.arange(min(capacity - 1, self.spec.pattern.reach), -1, -1, device=hidden.device)
-        tables = Tables(distances, self.embedding.table(distances, self.spec.causal))
         rings = [block.cache(h, index, tables) for block, h in zip(self._layers, hidden, strict=True)]
         return Cache(rings, index, length % capacity, tables, self._project(context))
+
+    def _compressive_cache(
+        self, memory: Compressive, state: State, room: int, context: Context | None
+    ) -> CompressiveCache:
+        layers: Any = self._layers  # each of them compresses
+        tables = self._acting_tables(memory.reach)
+        return CompressiveCache.begin(memory, layers, state, room, tables, self._project(context))
+
+    def _acting_tables(self, farthest: int) -> Tables:
+        """Those of all distances at which a step may see a token."""
+        distances = torch.arange(farthest, -1, -1, device=next(self.parameters()).device)
+        return Tables(distances, self.embedding.table(distances, self.spec.causal))
 
     def _left(self, x: Tensor, passes: LayerPasses, judge: Judge | None) -> Tensor:
         """The stream where each token left."""
@@ -270,10 +290,16 @@ class Transformer(nn.Module):
         return Cache(memories, index, 0, tables, self._project(context))
 
     def penalty(self) -> Tensor | None:
-        """What depth and kernels add to the loss, a scalar; None if nothing does. Of the last forward."""
+        """What depth, kernels and memory add to the loss of the last forward, a scalar; None if nothing does."""
         parts: list[Processor | LayerKernel] = [self.depth, *self._kernels()]
-        found = [term for part in parts if (term := part.penalty()) is not None]
+        terms = [*(part.penalty() for part in parts), self._penalty_of_memory()]
+        found = [term for term in terms if term is not None]
         return torch.stack(found).sum() if found else None
+
+    def _penalty_of_memory(self) -> Tensor | None:
+        """Asked again without a new pass, there is none."""
+        read, self._read = self._read, None
+        return None if read is None else read[0].penalty(read[1])
 
     def mean_depth(self) -> Tensor | None:
         """Passes that a token took on average in the last forward, a scalar; None if all take all."""
@@ -302,16 +328,35 @@ class Transformer(nn.Module):
         extra = whole.shape[1] - index.shape[1]
         return self.extra(x, whole), whole, _later(wanted, index.shape[1], extra) if extra else wanted
 
-    def relation(self, query: Index, key: Index, tables: Tables | None = None) -> Relation:
-        """What queries and keys are to one another in the first layer; see `relations`."""
-        return self.relations(query, key, tables)[0]
+    def recall(self, state: State | None, index: Index) -> Recall:
+        """What the tokens of a segment at an index (B, T) see of a state; None for nothing."""
+        memory = self.spec.memory
+        return Recall(state, index) if memory is None else memory.recall(state, index, self._layers)
 
-    def relations(self, query: Index, key: Index, tables: Tables | None = None) -> list[Relation]:
-        """What queries and keys are to one another in each layer; layers with the same pattern share it."""
+    def relation(self, query: Index, key: Index) -> Relation:
+        """Which tokens queries see in the first layer, in whatever form memory has them, and from how far."""
+        pattern, memory = self.spec.pattern.for_layer(0), self.spec.memory
+        return self._relation(query, key, pattern if memory is None else memory.shows(pattern), None)
+
+    def relations(
+        self,
+        query: Index,
+        key: Index,
+        tables: Tables | None = None,
+        related: Callable[[Relation], Relation] = lambda relation: relation,
+    ) -> list[Relation]:
+        """What queries and keys are to one another in each layer; layers with the same pattern share it.
+
+        Args:
+            query: where the queries stand.
+            key: where the keys stand.
+            tables: those made before; None: those that this pass needs.
+            related: what memory makes of a relation that index and pattern give.
+        """
         patterns = [self.spec.pattern.for_layer(layer) for layer in range(self.spec.layers)]
         if tables is None:
             patterns = [self._narrowed(*each) for each in zip(patterns, self._layers, strict=True)]
-        made = {pattern: self._relation(query, key, pattern, tables) for pattern in set(patterns)}
+        made = {pattern: related(self._relation(query, key, pattern, tables)) for pattern in set(patterns)}
         return [made[pattern] for pattern in patterns]
 
     @staticmethod

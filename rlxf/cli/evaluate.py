@@ -46,7 +46,7 @@ class Evaluate:
     target_returns: tuple[float, ...] = ()
     """Returns to ask a Decision Transformer for, in the same episodes; none: the highest in its data."""
     remember: tuple[str, ...] = ()
-    """Minari ids of trajectories that a Decision Transformer acts by, too, without learning from them."""
+    """Minari ids of trajectories that the agent acts by, too, without learning from them."""
     head: str | None = None
     """How it reads them: knn-lm or spalm, or JSON like {"name": "KNNLM", "k": 8}; None is knn-lm."""
     seed: int = 1_000_000

@@ -80,8 +80,6 @@ def remembering(
             raise ValueError(f"head {head} says how trajectories are remembered: name them with --remember")
         return dict(agents)
     for agent in agents.values():
-        if not isinstance(agent, DecisionTransformer):
-            raise ValueError(f"Decision Transformers alone remember trajectories, got {list(datasets)}")
         agent.remember(datasets, read("head", head or "KNNLM"), progress_bar=progress_bar)
     return {f"{name}{REMEMBERING}": agent for name, agent in agents.items()}
 

@@ -19,6 +19,7 @@ from rlxf.attention import BigBird, Full, Window
 from rlxf.attention.patterns.base import Pattern
 from rlxf.envs.trajectories import load_trajectories
 from rlxf.evaluation import Report, compare
+from rlxf.training import linear
 
 PATTERNS: dict[str, Pattern] = {
     "every pair": Full(),
@@ -96,6 +97,7 @@ class Context:
             core=core,
             context_length=self.context_length,
             batch_size=self.batch_size,
+            learning_rate=linear(1e-3, 1e-4),
             return_scale=1000.0,
             seed=seed,
         )

@@ -18,6 +18,7 @@ from rlxf.attention import (
     BigBird,
     BigBirdETC,
     Blockwise,
+    Compressive,
     Deberta,
     DepthAdaptive,
     Dilated,
@@ -73,6 +74,7 @@ SHORT: dict[str, Any] = {
     "RFA": RFA(32, sigma=2.0),
     "Performer": Performer(6),
     "XL": XL(MEMORY),
+    "Compressive": Compressive(2, 2, 2),
     "LearnedAbsolute": LearnedAbsolute(64),
     "Multiplicative": Multiplicative(64),
     "ShawRelative": ShawRelative(2),
@@ -149,6 +151,27 @@ RECIPES = {
     ),
     "RFA of one width": replace(DEFAULT, kernel=RFA(32, sigma=2.0, fixed=True)),
     "RFA in a decoder": replace(DEFAULT, kernel=RFA(32, sigma=2.0), cross_attention=True),
+    "Compressive, means, far and turned": replace(
+        DEFAULT, memory=Compressive(1, 3, 3, "mean"), position=RoPE(), residual=GRUGate()
+    ),
+    "Compressive, dilated, by distance": replace(
+        DEFAULT, memory=Compressive(3, 1, 3, "dilated", "auto-encoding"), position=XLRelative(), norm="post"
+    ),
+    "Compressive, most used, values by distance": replace(
+        DEFAULT, memory=Compressive(2, 2, 2, "most-used"), position=ShawRelative(2)
+    ),
+    "Compressive, max, spans": replace(
+        DEFAULT,
+        memory=Compressive(1, 2, 2, "max"),
+        kernel=AdaptiveSpan(limit=4, ramp=3),
+        position=T5Bias(4, 5),
+    ),
+    "Compressive, one by one, again and again": replace(
+        DEFAULT, layers=3, memory=Compressive(2, 2, 1), depth=ACT(bias=-1.0)
+    ),
+    "Compressive, reversible": replace(
+        DEFAULT, layers=3, memory=Compressive(2, 2, 2, measure="norm"), residual=Reversible()
+    ),
     "Performer, drawn anew": replace(DEFAULT, kernel=Performer(redraw=1)),
     "Performer, gates and memory": replace(GTRXL, kernel=Performer(6), position=RoPE()),
     "Performer in a decoder": replace(DEFAULT, kernel=Performer(6), cross_attention=True),
@@ -243,7 +266,8 @@ def remembering(spec: TransformerSpec, memory: int) -> TransformerSpec:
 def streaming(spec: TransformerSpec, memory: int) -> TransformerSpec:
     """The spec as it may act without end: no query sees beyond the memory."""
     spec = remembering(spec, memory)
-    return spec if spec.pattern.reach <= memory else replace(spec, pattern=Window(memory + 1))
+    seen = spec.memory.shows(spec.pattern)
+    return spec if seen.reach <= spec.memory.length else replace(spec, pattern=Window(memory + 1))
 
 
 def each(specs: dict[str, TransformerSpec]) -> pytest.MarkDecorator:

@@ -12,7 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlxf.attention import LSH, XL, Context, Index, Routing, State, Transformer, TransformerSpec, Verdict
+from rlxf.attention import (
+    LSH,
+    XL,
+    Compressive,
+    Context,
+    Index,
+    Routing,
+    State,
+    Transformer,
+    TransformerSpec,
+    Verdict,
+)
 from rlxf.attention.index import EMPTY
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
 from tests.attention.passes import act, agree, learn
@@ -41,7 +52,8 @@ def test_acting_in_a_ring_equals_learning_in_segments(spec, dtype, drawn, memory
     model = built(streaming(spec, memory), dtype)
     run = world(spec, index, dtype)
     learned, state = learn(model, run, lengths)
-    cache = model.cache(model.initial_state(index.shape[0]), memory + 1 + spare, run.context)
+    capacity = model.spec.memory.length + 1 + spare
+    cache = model.cache(model.initial_state(index.shape[0]), capacity, run.context)
     acted, hidden = act(model, run, cache)
     agree(acted[run.filled], learned[run.filled])
     remembered = model.spec.memory(model.initial_state(index.shape[0]), hidden, index)
@@ -300,7 +312,8 @@ def test_full_memory_equals_one_long_run(spec, drawn):
 def test_memory_as_long_as_the_window_equals_one_long_run(spec, drawn, memory):
     index, lengths = drawn
     run, short = world(spec, index), streaming(spec, memory)
-    whole, _ = built(replace(short, memory=None))(run.x, index, context=run.context)
+    alone = short if isinstance(short.memory, Compressive) else replace(short, memory=None)
+    whole, _ = built(alone)(run.x, index, context=run.context)
     parts, _ = learn(built(short), run, lengths)
     agree(parts[run.filled], whole[run.filled])
 
@@ -316,7 +329,8 @@ def test_every_parameter_gets_a_gradient(spec):
     run = world(spec, Index.range(2, 6, start=start))
     exits = model.exits(run.x, run.index, state, run.context)
     y = exits.outputs
-    (y * numbers(*y.shape, seed=7)).sum().backward()
+    loss, penalty = (y * numbers(*y.shape, seed=7)).sum(), model.penalty()
+    (loss if penalty is None else loss + penalty).backward()
     if exits.lesson is not None and (lesson := exits.lesson(verdict(y, run.index))) is not None:
         lesson.backward()
     for name, parameter in model.named_parameters():

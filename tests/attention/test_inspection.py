@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlxf.attention import RFA, GRUGate, Linformer, Routing, ShawRelative, TransformerSpec
+from rlxf.attention import RFA, Compressive, GRUGate, Linformer, Routing, ShawRelative, TransformerSpec
 from rlxf.attention.index import EMPTY
 from rlxf.attention.inspection import attention_weights, gate_openness
 from rlxf.attention.patterns.base import GlobalTokens
@@ -28,6 +28,7 @@ WEIGHED = {
     and not isinstance(spec.pattern, GlobalTokens)
     and not sums_up(spec, "convolution", "max")
     and not getattr(spec.kernel, "bias", False)
+    and not isinstance(spec.memory, Compressive)
 }
 """Whose attention is weights times values: not so where distances, global tokens or summaries come in."""
 

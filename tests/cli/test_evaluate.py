@@ -13,7 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rlxf import GTrXLPPO, evaluate
 from rlxf.cli import main
 from rlxf.cli.evaluate import Evaluate
-from rlxf.envs import TMazeVector
+from rlxf.collection import collect
+from rlxf.envs import TMazeVector, make_vec_env
 from tests.cli.running import refused, train
 from tests.datasets import ID, record_cartpole, record_random
 
@@ -129,10 +130,21 @@ def test_what_cannot_be_remembered_is_told(args, told, offline, capsys):
     assert told in refused(capsys, "evaluate", offline, *args)
 
 
-def test_other_agents_do_not_remember(finished, minari_root, capsys):
+@pytest.mark.parametrize("options", [[], ["--normalize-observations"]], ids=["as they are", "normalised"])
+def test_a_gtrxl_remembers_trajectories(options, minari_root, capsys):
+    train("--run", "maze", *options)
+    collect(None, make_vec_env("rlxf/TMaze-v0", 2, env_kwargs={"corridor_length": 3}), ID, episodes=4)
+    capsys.readouterr()
+    for head in ('{"name": "KNNLM", "k": 3}', '{"name": "SPALM", "k": 3}'):
+        main(["evaluate", "maze", "--remember", ID, "--head", head, "--episodes", "2", "--no-progress-bar"])
+        assert "Evaluation over 2 episodes" in capsys.readouterr().out
+    assert EventAccumulator("maze/evaluation-remembering").Reload().Scalars("eval/mean_reward")
+
+
+def test_a_gtrxl_does_not_remember_another_task(finished, minari_root, capsys):
     record_cartpole()
     told = refused(capsys, "evaluate", str(finished), "--remember", ID)
-    assert "Decision Transformers alone remember trajectories" in told
+    assert f"cannot remember {ID}: observation space" in told
 
 
 def test_arguments_of_the_datas_environment_are_the_datas(offline, capsys):

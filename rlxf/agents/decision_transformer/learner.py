@@ -41,10 +41,9 @@ from rlxf.agents.decision_transformer.update import Update
 from rlxf.agents.decision_transformer.window_learner import WindowLearner
 from rlxf.agents.distillation import Distillation
 from rlxf.agents.handover import hand_over
-from rlxf.agents.remembering import Remembering, RememberingChoices, check_forgotten
+from rlxf.agents.remembering import Remembering, RememberingChoices, check_depth, check_forgotten
 from rlxf.attention import KNNLM, TransformerSpec
 from rlxf.attention.checks import check_whole
-from rlxf.attention.depth.exits import ExitDepth
 from rlxf.attention.heads.base import OutputHead
 from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
 from rlxf.envs.trajectories import (
@@ -323,8 +322,7 @@ class DecisionTransformer(WindowLearner):
                 steps in other episodes; if tokens may leave early, as their outputs would be of many depths.
             ImportError: if head asks for faiss, which is not installed.
         """
-        if isinstance(self.core.depth, ExitDepth):
-            raise ValueError(f"{self.core.depth} leaves early, and what is remembered is of one depth")
+        check_depth(self.core.depth)
         data = as_trajectories(dataset, download)
         self.memory = remembered(self, data, KNNLM() if head is None else head, progress_bar)
         return self

@@ -10,7 +10,11 @@ import torch
 from gymnasium import Space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 
+from rlxf.agents.actions import action_form
 from rlxf.agents.gtrxl.policy import POLICIES
+from rlxf.agents.gtrxl.remembering import with_memory
+from rlxf.agents.memory import MEMORY, Memory
+from rlxf.agents.remembering import check_remembered
 from rlxf.attention import TransformerSpec
 from rlxf.training import (
     Archive,
@@ -61,8 +65,10 @@ def save(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: if the disk is full or the folder cannot be written; an older file is as before.
     """
-    documents = {"agent": _describe(agent)}
+    documents: dict[str, Any] = {"agent": _describe(agent)}
     tensors = {"policy": agent.policy.state_dict(), "optimizer": optimizer_tensors(agent.policy.optimizer)}
+    if agent.memory is not None:
+        documents[MEMORY], tensors[MEMORY] = agent.memory.to_json(), agent.memory.tensors()
     checkpoint_path(path).parent.mkdir(parents=True, exist_ok=True)
     write_archive(checkpoint_path(path), documents, tensors)
 
@@ -77,7 +83,7 @@ def read(path: str | os.PathLike[str]) -> Archive:
     archive = read_archive(checkpoint_path(path))
     agent = archive.documents.get("agent")
     named = isinstance(agent, dict) and agent.get("name") == "GTrXLPPO"
-    if not named or archive.tensors.keys() != {"policy", "optimizer"}:
+    if not named or archive.tensors.keys() - {MEMORY} != {"policy", "optimizer"}:
         raise CheckpointError(f"{checkpoint_path(path)} is whole, but holds no GTrXLPPO agent")
     return archive
 
@@ -139,7 +145,7 @@ def check_spaces_match(agent: "GTrXLPPO", archive: Archive) -> None:
 
 @described()
 def restore(agent: "GTrXLPPO", archive: Archive) -> None:
-    """Put weights, optimiser and progress into an agent of the same shape.
+    """Put weights, optimiser, progress and what is remembered into an agent of the same shape.
 
     Raises:
         CheckpointError: if they do not fit.
@@ -149,6 +155,14 @@ def restore(agent: "GTrXLPPO", archive: Archive) -> None:
         setattr(agent, name, archive.documents["agent"]["progress"][name])
     for name in RETURNS:
         setattr(agent.returns, name, np.float64(archive.documents["agent"]["returns"][name]))
+    if MEMORY in archive.tensors:
+        agent.policy.remembering = with_memory(agent.policy, _memory(agent, archive))
+
+
+def _memory(agent: "GTrXLPPO", archive: Archive) -> Memory:
+    memory = Memory.restored(archive.documents[MEMORY], archive.tensors[MEMORY], agent.device)
+    check_remembered(memory, agent.core.width, action_form(agent.action_space))
+    return memory
 
 
 def parameters(agent: "GTrXLPPO", archive: Archive) -> dict[str, Any]:

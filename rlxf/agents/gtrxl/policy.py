@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.distributions import (
-    CategoricalDistribution,
     DiagGaussianDistribution,
     Distribution,
     make_proba_distribution,
@@ -25,7 +24,9 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
 from rlxf.agents.gtrxl.acting import Acting
+from rlxf.agents.gtrxl.distributions import choices
 from rlxf.agents.gtrxl.exits import check_exits, lead_of
+from rlxf.agents.remembering import Remembering, RememberingChoices
 from rlxf.attention import Cache, Index, State, TransformerSpec
 from rlxf.attention.depth.exits import Exits
 from rlxf.attention.linear import orthogonal_linear
@@ -59,6 +60,8 @@ class GTrXLPolicy(BasePolicy):
     """
 
     extractor_class: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
+    remembering: Remembering | None = None
+    """What `predict` chooses by if logged actions are remembered (`GTrXLPPO.remember`); None for `heads`."""
 
     def __init__(
         self,
@@ -230,30 +233,34 @@ class GTrXLPolicy(BasePolicy):
         Raises:
             ValueError: if the observation does not fit the space, or state or starts its batch size.
         """
-        distribution, acting, batched = self._consider(observation, state, episode_start)
+        latent, acting, batched = self._consider(observation, state, episode_start)
         with torch.no_grad():
-            actions = distribution.get_actions(deterministic=deterministic)
+            actions = self._chosen(latent, deterministic)
             acting.action = self.encode_actions(actions)
         chosen = self.to_environment(actions)
         return (chosen if batched else chosen.squeeze(axis=0)), acting
 
+    @torch.no_grad()
     def choices(
         self,
         observation: np.ndarray | dict[str, np.ndarray],
         state: Acting | None = None,
         episode_start: np.ndarray | None = None,
     ) -> tuple[Tensor, Acting]:
-        """Log-probabilities (E, A) that `predict` would choose from, and the state; arguments as there.
+        """Logits (E, A) that `predict` would choose from, and the state; arguments as there.
 
         Tell the state what was taken: `took`.
 
         Raises:
             TypeError: if actions are not Discrete.
         """
-        distribution, acting, _ = self._consider(observation, state, episode_start)
-        if not isinstance(distribution, CategoricalDistribution):
+        if not isinstance(self.action_space, spaces.Discrete):
             raise TypeError(f"choices needs Discrete actions, got {self.action_space}")
-        return distribution.distribution.logits, acting
+        latent, acting, _ = self._consider(observation, state, episode_start)
+        if self.remembering is None:
+            return choices(self.heads(latent)[0])[0], acting
+        assert isinstance(self.remembering, RememberingChoices)
+        return self.remembering.logits(latent)[0], acting
 
     def took(self, state: Acting, actions: Tensor) -> Acting:
         """The state after a step in which actions (E,) were taken."""
@@ -265,13 +272,19 @@ class GTrXLPolicy(BasePolicy):
         observation: np.ndarray | dict[str, np.ndarray],
         state: Acting | None,
         episode_start: np.ndarray | None,
-    ) -> tuple[Distribution, Acting, bool]:
-        """What to choose from, the state, and whether there was an axis for environments."""
+    ) -> tuple[Tensor, Acting, bool]:
+        """Outputs (E, C) to choose by, the state, and whether there was an axis for environments."""
         self.set_training_mode(False)
         obs, batched = self.obs_to_tensor(observation)
         acting, start = self._continue(state, episode_start, _batch_size(obs))
         latent = self.act_early(obs, acting, acting.advance(start))
-        return self.heads(latent)[0], acting, batched
+        return latent, acting, batched
+
+    def _chosen(self, latent: Tensor, deterministic: bool) -> Tensor:
+        """Actions (E, ...) for outputs (E, C)."""
+        if self.remembering is not None:
+            return self.remembering.choose(latent, deterministic)
+        return self.heads(latent)[0].get_actions(deterministic=deterministic)
 
     def _continue(
         self, state: Acting | None, episode_start: np.ndarray | None, batch: int
@@ -312,7 +325,7 @@ class GTrXLPolicy(BasePolicy):
         acting = self.begin(_batch_size(observation))
         start = torch.ones_like(acting.episode, dtype=torch.bool)
         latent, _ = self.act(observation, acting, acting.advance(start))
-        return self.heads(latent)[0].get_actions(deterministic=deterministic)
+        return self._chosen(latent, deterministic)
 
 
 def _scaled(linear: nn.Linear, gain: float) -> nn.Linear:

@@ -34,6 +34,7 @@ from rlxf.agents.gtrxl.guards import check_step, unspoiled
 from rlxf.agents.gtrxl.hyperparameters import record_hyperparameters
 from rlxf.agents.gtrxl.lessons import Lesson, Rewards
 from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
+from rlxf.agents.gtrxl.remembering import remembered
 from rlxf.agents.gtrxl.rollout import SegmentBuffer
 from rlxf.agents.gtrxl.settings import (
     as_training_env,
@@ -45,9 +46,14 @@ from rlxf.agents.gtrxl.settings import (
 )
 from rlxf.agents.gtrxl.update import Objective
 from rlxf.agents.handover import hand_over
-from rlxf.attention import Index, TransformerSpec
+from rlxf.agents.memory import Memory
+from rlxf.agents.remembering import check_depth, check_forgotten
+from rlxf.attention import KNNLM, Index, TransformerSpec
 from rlxf.attention.checks import check_whole
+from rlxf.attention.heads.base import OutputHead
 from rlxf.envs.finite import check_finite
+from rlxf.envs.trajectories import Trajectories, as_trajectories
+from rlxf.envs.trajectories.source import Dataset
 
 if TYPE_CHECKING:
     from rlxf.agents.decision_transformer.window_learner import WindowLearner
@@ -211,7 +217,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
         Raises:
             CheckpointError: if it is no such file. SB3's own files hold pickles and are not opened.
+            ValueError: if the agent remembers trajectories.
         """
+        check_forgotten(self.memory)
         if not isinstance(load_path_or_dict, dict):
             load_path_or_dict = checkpoint.parameters(self, checkpoint.read(load_path_or_dict))
         super().set_parameters(load_path_or_dict, exact_match, device)
@@ -225,8 +233,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
         Raises:
             TypeError: if ``source`` has no transformer.
             ValueError: if the weights do not fit: the first difference is named, nothing is changed. Cores
-                must be equal but for causal, memory, pattern and dropout.
+                must be equal but for causal, memory, pattern and dropout. Also if the agent remembers.
         """
+        check_forgotten(self.memory)
         hand_over(source, self.policy)
         return self
 
@@ -341,6 +350,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         """SB3's; what the environments begin with is checked too, hyper-parameters are logged."""
+        check_forgotten(self.memory)
         before = self._last_obs
         ready = super()._setup_learn(*args, **kwargs)
         record_hyperparameters(self)
@@ -394,7 +404,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """Train for ``total_timesteps`` steps, counted over all environments; as in SB3.
 
         Raises:
-            ValueError: before the first step, if a schedule is lost (`LostSchedule`) or ends below 0.
+            ValueError: before the first step, if a schedule is lost (`LostSchedule`) or ends below 0, or the
+                agent remembers trajectories.
         """
         for name in checkpoint.SCHEDULES:
             check_schedule(name, getattr(self, name), progress=0.0)
@@ -444,6 +455,59 @@ class GTrXLPPO(OnPolicyAlgorithm):
             )
         finally:
             self._lesson = Rewards()
+
+    def remember(
+        self,
+        dataset: Dataset | Sequence[Dataset] | Trajectories,
+        head: OutputHead | None = None,
+        download: bool = False,
+        progress_bar: bool = False,
+    ) -> Self:
+        """From now on also act by these trajectories, without learning from them; they replace earlier ones.
+
+        Each step of them is stored: what the policy's head reads there, the transformer's output after the
+        episode up to this step, and the action that was taken. For every action that `predict` chooses the
+        nearest of all are searched, and what was done there is mixed in. The output has seen observations and
+        actions, no rewards: so what is remembered should be play that is worth repeating.
+
+        The episodes are read once, as while acting; their observations are normalised by the ``VecNormalize``
+        around the agent's environment, if there is one, with its statistics of now. N steps take ``4 N (C +
+        A) + 8 N`` bytes, C the width of the core and A the numbers of an action. They are saved with the
+        agent. The gate of a `SPALM` is learned here, from the steps, each without its own episode.
+
+        Box actions are mixed as the environment gets them, within its bounds.
+
+        An agent that remembers does not learn: its outputs would not be those that are stored. `forget`,
+        learn, and remember anew.
+
+        Args:
+            dataset: a Minari id, a ``MinariDataset``, several of these joined, or `Trajectories`; of the
+                agent's spaces.
+            head: `KNNLM` or `SPALM`; None for ``KNNLM()``.
+            download: whether a dataset that is not on this machine is downloaded.
+            progress_bar: show one.
+
+        Raises:
+            DatasetError: if the dataset is unknown, empty, damaged, or its spaces are others.
+            TypeError: if actions are MultiBinary, which datasets do not hold.
+            ValueError: if head asks for more neighbours than there are steps, or, with a gate, than there are
+                steps in other episodes; if tokens may leave early, as their outputs would be of many depths.
+            ImportError: if head asks for faiss, which is not installed.
+        """
+        check_depth(self.core.depth)
+        data = as_trajectories(dataset, download)
+        self.policy.remembering = remembered(self, data, KNNLM() if head is None else head, progress_bar)
+        return self
+
+    def forget(self) -> Self:
+        """Act without what was remembered."""
+        self.policy.remembering = None
+        return self
+
+    @property
+    def memory(self) -> Memory | None:
+        """Logged actions that it acts by, too; None for none."""
+        return None if self.policy.remembering is None else self.policy.remembering.memory
 
     def calibrate(
         self,
@@ -507,6 +571,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self, path: str | os.PathLike[str], exclude: None = None, include: None = None
     ) -> None:
         """Write settings, weights, optimiser and progress to one file, whole or not at all.
+
+        Trajectories that the agent remembers (`remember`) are in it, too.
 
         The file is a zip of JSON and safetensors with a checksum of each: safe to open.
 

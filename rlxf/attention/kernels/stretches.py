@@ -57,7 +57,8 @@ class Stretches:
         """x (B, H, S, D) by position, 0 where there is no token: (B, N, n, H, D)."""
         (batch, count, length), slots = self.slots.shape, self.slots.flatten(1)
         rows, start = x.transpose(1, 2), int(slots[0, 0])
-        if start != MISSING and bool((slots == torch.arange(start, start + slots.shape[1])).all()):
+        run = torch.arange(start, start + slots.shape[1], device=slots.device)
+        if start != MISSING and bool((slots == run).all()):
             return rows[:, start : start + slots.shape[1]].unflatten(1, (count, length))
         offset = torch.arange(batch, device=slots.device)[:, None] * rows.shape[1]
         picked = F.embedding(slots.clamp(min=0) + offset, rows.flatten(0, 1).flatten(1))

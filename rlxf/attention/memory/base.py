@@ -1,55 +1,59 @@
-"""What every memory offers, and the value that it hands on."""
+"""What every memory offers."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlxf.attention.index import Index
+from rlxf.attention.memory.recall import Recall
+from rlxf.attention.memory.state import State
+from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.technique import Choices, Technique
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """What a transformer remembers: the inputs of each layer for the last M tokens.
-
-    Args:
-        hidden: (L, B, M, C), oldest first, without gradient.
-        index: (B, M), where those tokens stand; episode -1 for an empty slot.
-    """
-
-    hidden: Tensor
-    index: Index
-
-    @classmethod
-    def empty(cls, layers: int, batch: int, length: int, like: Tensor, width: int) -> "State":
-        """No token yet; type and device of ``like``."""
-        hidden = torch.zeros(layers, batch, length, width, dtype=like.dtype, device=like.device)
-        return cls(hidden, Index.empty(batch, length, like.device))
-
-    def rows(self, rows: Tensor) -> "State":
-        """The chosen rows of the batch: ``rows`` is a bool (B,) or an int64 (N,) tensor."""
-        return State(self.hidden[:, rows], self.index.rows(rows))
 
 
 class Memory(Technique, ABC):
     """What a segment can see of the tokens before it. Base of the memory techniques: frozen dataclasses."""
 
-    length: int
-    """Tokens M that a state holds."""
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Tokens M that a state holds."""
 
     def check(self, choices: Choices) -> None:
         """Raise ValueError unless it goes with the other choices of a transformer."""
         if not choices.causal:
             raise ValueError(f"memory {self} needs causal=True: what is remembered cannot look ahead")
 
-    @abstractmethod
+    def shows(self, pattern: Pattern) -> Pattern:
+        """The tokens that a query sees in whatever form, of those that the pattern shows: by default all."""
+        return pattern
+
+    def build(self, width: int) -> nn.Module | None:
+        """What a layer learns for it; by default nothing."""
+        return None
+
+    def recall(self, state: State | None, index: Index, layers: Sequence[Any]) -> Recall:
+        """What the tokens of a pass see of a state.
+
+        Args:
+            state: what is remembered; None for nothing.
+            index: (B, T), where the tokens stand.
+            layers: the layer of each pass, a `Block`.
+        """
+        return Recall(state, index)
+
     def __call__(self, state: State, hidden: Tensor, index: Index) -> State:
-        """The state after a segment.
+        """The state after a segment: the last M of the tokens before and of its own, without gradient.
 
         Args:
             state: the state before it.
             hidden: (L, B, T, C), the inputs of each layer.
             index: (B, T), where the segment's tokens stand.
         """
+        kept = min(state.index.shape[1], max(0, self.length - index.shape[1]))
+        fresh = min(self.length, index.shape[1])
+        old, hidden = state.last(kept), hidden[:, :, hidden.shape[2] - fresh :].detach()
+        return State(torch.cat([old.hidden, hidden], dim=2), old.index.concatenate(index.last(fresh)))

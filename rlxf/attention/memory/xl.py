@@ -3,12 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from rlxf.attention.checks import check_whole
-from rlxf.attention.index import Index
-from rlxf.attention.memory.base import Memory, State
+from rlxf.attention.memory.base import Memory
 
 
 @dataclass(frozen=True)
@@ -35,11 +31,3 @@ class XL(Memory):
 
     def __post_init__(self) -> None:
         check_whole("XL memory length", self.length)
-
-    def __call__(self, state: State, hidden: Tensor, index: Index) -> State:
-        """See `Memory`."""
-        kept = min(state.index.shape[1], max(0, self.length - index.shape[1]))
-        fresh = min(self.length, index.shape[1])
-        hidden = hidden[:, :, hidden.shape[2] - fresh :].detach()
-        old = state.hidden[:, :, state.hidden.shape[2] - kept :]
-        return State(torch.cat([old, hidden], dim=2), state.index.last(kept).concatenate(index.last(fresh)))

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 
 from rlxf.envs.trajectories.errors import RowError
-from rlxf.envs.trajectories.flatten import counted, flatten_rows
+from rlxf.envs.trajectories.flatten import counted, flatten_rows, unflatten_rows
 
 Space = spaces.Space[Any]
 
@@ -97,6 +97,10 @@ class VectorEncoder:
             raise RowError(row, f"is {rows[row, column]} at index {column}")
         return rows
 
+    def back(self, rows: NDArray[np.float32]) -> Any:
+        """Rows (n, D) as values of the space, n of them along the first axis of each array."""
+        return unflatten_rows(self.space, rows)
+
 
 @dataclass(frozen=True)
 class ImageEncoder:
@@ -117,6 +121,12 @@ class ImageEncoder:
     def __call__(self, values: Any) -> NDArray[np.uint8]:
         """See `Encoder`; (n, C, H, W)."""
         return self._channels_first(np.asarray(values, np.uint8).reshape(-1, *self.space.shape))
+
+    def back(self, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Rows (n, C, H, W) as images of the space, (n, ...)."""
+        if len(self.space.shape) == 2:
+            return rows[:, 0]
+        return rows if is_image_space_channels_first(self.space) else np.moveaxis(rows, 1, -1)
 
     def _channels_first(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
         if images.ndim == 3:

@@ -1,5 +1,6 @@
 """Gymnasium's rule for flattening, for many values at once."""
 
+from collections.abc import Iterable
 from functools import singledispatch
 from typing import Any
 
@@ -60,6 +61,47 @@ def _tuple(space: spaces.Tuple, values: Any) -> Rows:
     return _joined(flatten_rows(part, value) for part, value in zip(space.spaces, values, strict=True))
 
 
+@singledispatch
+def unflatten_rows(space: spaces.Space[Any], rows: Rows) -> Any:
+    """What `flatten_rows` made its rows of: an array (n, ...), for Dict a dict of them, for Tuple a tuple.
+
+    Args:
+        space: as there.
+        rows: float32 (n, D).
+    """
+    raise TypeError(f"{space} cannot be flattened to one vector; leave it out with a wrapper")
+
+
+@unflatten_rows.register(spaces.Box)
+@unflatten_rows.register(spaces.MultiBinary)
+def _back_to_numbers(space: spaces.Box[Any] | spaces.MultiBinary, rows: Rows) -> NDArray[Any]:
+    return rows.reshape(-1, *space.shape).astype(space.dtype)
+
+
+@unflatten_rows.register(spaces.Discrete)
+def _back_to_choice(space: spaces.Discrete[Any], rows: Rows) -> NDArray[Any]:
+    return (rows.argmax(axis=1) + space.start).astype(space.dtype)
+
+
+@unflatten_rows.register(spaces.MultiDiscrete)
+def _back_to_choices(space: spaces.MultiDiscrete[Any], rows: Rows) -> NDArray[Any]:
+    parts = np.split(rows, np.cumsum(space.nvec.ravel())[:-1], axis=1)
+    choices = np.stack([part.argmax(axis=1) for part in parts], axis=1) + space.start.ravel()
+    return choices.reshape(-1, *space.shape).astype(space.dtype)
+
+
+@unflatten_rows.register(spaces.Dict)
+def _back_to_dict(space: spaces.Dict, rows: Rows) -> dict[str, Any]:
+    parts = zip(space.spaces.items(), _split(rows, space.spaces.values()), strict=True)
+    return {key: unflatten_rows(part, own) for (key, part), own in parts}
+
+
+@unflatten_rows.register(spaces.Tuple)
+def _back_to_tuple(space: spaces.Tuple, rows: Rows) -> tuple[Any, ...]:
+    parts = zip(space.spaces, _split(rows, space.spaces), strict=True)
+    return tuple(unflatten_rows(part, own) for part, own in parts)
+
+
 def counted(space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any], values: Any) -> NDArray[np.int64]:
     """int64 (n, D): the choices counted from 0, D = 1 for Discrete.
 
@@ -79,3 +121,8 @@ def counted(space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any], values: Any
 
 def _joined(parts: Any) -> Rows:
     return np.concatenate(list(parts), axis=1)
+
+
+def _split(rows: Rows, parts: Iterable[spaces.Space[Any]]) -> list[Rows]:
+    """The rows (n, D) of each part."""
+    return np.split(rows, np.cumsum([spaces.flatdim(part) for part in parts])[:-1], axis=1)

@@ -38,6 +38,13 @@ def test_images_without_channels_get_one():
     np.testing.assert_array_equal(observation_encoder(GRAY)(images)[:, 0], images)
 
 
+@pytest.mark.parametrize("space", [LAST, FIRST, GRAY], ids=["last", "first", "gray"])
+def test_images_go_back(space):
+    images = pixels(space)
+    encode = observation_encoder(space)
+    np.testing.assert_array_equal(encode.back(encode(images)), images)
+
+
 def test_doubles_become_floats():
     values = RNG.normal(size=(4, 3))
     rows = observation_encoder(VECTOR)(values)

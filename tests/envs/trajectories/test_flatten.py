@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.utils.env_checker import data_equivalence
 
 from rlxf.envs.trajectories.errors import RowError
-from rlxf.envs.trajectories.flatten import flatten_rows
+from rlxf.envs.trajectories.flatten import flatten_rows, unflatten_rows
 from tests.datasets import stacked
 
 BOX = spaces.Box(-1, 1, (2, 3), np.float64)
@@ -30,6 +31,15 @@ def test_rows_are_those_of_gymnasium_one_by_one(name):
     rows = flatten_rows(space, stacked(space, values))
     assert rows.dtype == np.float32
     np.testing.assert_array_equal(rows, slow)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_rows_go_back_to_what_gymnasium_makes_of_them_one_by_one(name):
+    space = SPACES[name]
+    space.seed(0)
+    rows = flatten_rows(space, stacked(space, [space.sample() for _ in range(20)]))
+    slow = stacked(space, [spaces.unflatten(space, row) for row in rows])
+    assert data_equivalence(unflatten_rows(space, rows), slow, exact=True)
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, 1.5])
