@@ -1,0 +1,328 @@
+"""An agent acts by trajectories that it has not learned from."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from rlxf import GTrXLPPO, evaluate
+from rlxf.agents.gtrxl import encoding
+from rlxf.attention import CALM, KNNLM, SPALM, LearnedAbsolute, RoPE
+from rlxf.envs.trajectories import DatasetError, observation_encoder
+from rlxf.training import CheckpointError, read_archive, write_archive
+from tests.agents.decision_transformer.worlds import NESTED, some_trajectories
+from tests.agents.gtrxl.worlds import (
+    ACTIONS,
+    IMAGE,
+    SMALL_EXTRACTOR,
+    VECTOR,
+    Scripted,
+    scripts,
+    shifted,
+    small_agent,
+    small_core,
+)
+from tests.datasets import stacked
+
+LENGTHS = (9, 1, 14, 26, 4)
+LOGGED = {name: space for name, space in ACTIONS.items() if name != "MultiBinary"}
+HEADS = [KNNLM(k=4, temperature=3.0), SPALM(k=4, temperature=3.0)]
+OBSERVATIONS = {
+    "MlpGTrXLPolicy": VECTOR,
+    "choices": spaces.MultiDiscrete([3, 4]),
+    "CnnGTrXLPolicy": IMAGE,
+    "MultiInputGTrXLPolicy": NESTED,
+}
+
+
+def agent_for(actions="Discrete", **changes):
+    return small_agent(scripts(shifted(2), action_space=ACTIONS[actions]), **changes)
+
+
+def logged(actions="Discrete", observation_space=VECTOR, **changes):
+    """Trajectories that the agent has not learned from."""
+    chosen = {"action_space": ACTIONS[actions], "lengths": LENGTHS, "seed": 7}
+    return some_trajectories(observation_space, **(chosen | changes))
+
+
+def seen(data, steps):
+    """What the environment showed at these steps."""
+    rows, space = data.observations[steps], data.observation_space
+    if rows.ndim == 4:
+        return np.moveaxis(rows, 1, -1)
+    return stacked(space, [spaces.unflatten(space, row) for row in rows])
+
+
+def replay(agent, data, view=lambda observation: observation):
+    """Play the data again, all episodes side by side: actions chosen, and the outputs that they came of."""
+    chosen, outputs = [None] * data.steps, torch.zeros(data.steps, agent.core.width)
+    near, state = agent.memory.near, None
+    for t in range(max(data.lengths)):
+        steps = np.minimum(data.offsets[:-1] + t, data.offsets[1:] - 1)  # who is done stands still
+        asked = []
+        agent.memory.near = lambda h, asked=asked: asked.append(h) or near(h)
+        start = np.full(data.episodes, t == 0)
+        actions, state = agent.predict(view(seen(data, steps)), state, start, deterministic=True)
+        state = agent.policy.took(state, torch.from_numpy(data.actions[steps]))
+        for row in np.flatnonzero(t < data.lengths):
+            chosen[steps[row]], outputs[steps[row]] = actions[row], asked[0][row]
+    agent.memory.near = near
+    return np.array(chosen), outputs
+
+
+def close(first, second):
+    torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("segment", [1, 5, 64])
+@pytest.mark.parametrize("actions", ["Discrete", "Box"])
+def test_what_is_stored_is_what_the_head_reads_while_acting(monkeypatch, actions, segment):
+    monkeypatch.setattr(encoding, "SEGMENT", segment)
+    monkeypatch.setattr(encoding, "EPISODES", 3)
+    agent, data = agent_for(actions), logged(actions)
+    store = agent.remember(data, KNNLM(k=1)).memory.store
+    close(store.keys, replay(agent, data)[1])
+    assert torch.equal(store.values, torch.from_numpy(data.actions))
+    assert store.groups.tolist() == np.repeat(np.arange(len(LENGTHS)), LENGTHS).tolist()
+
+
+@pytest.mark.parametrize(
+    "core",
+    [
+        replace(small_core(), position=RoPE(), norm="post"),
+        replace(small_core(), position=LearnedAbsolute(max(LENGTHS))),
+    ],
+    ids=["RoPE", "learned"],
+)
+@pytest.mark.parametrize("previous_action", [True, False])
+def test_so_it_is_with_other_cores_and_tokens(monkeypatch, core, previous_action):
+    monkeypatch.setattr(encoding, "SEGMENT", 6)
+    agent, data = agent_for(core=core, previous_action=previous_action), logged()
+    keys = agent.remember(data, KNNLM(k=1)).memory.store.keys
+    close(keys, replay(agent, data)[1])
+
+
+@pytest.mark.parametrize("kind", OBSERVATIONS)
+def test_so_it_is_for_all_observations(kind):
+    policy = kind if kind in SMALL_EXTRACTOR else "MlpGTrXLPolicy"
+    agent = small_agent(scripts(shifted(2), OBSERVATIONS[kind]), policy)
+    data = sampled(OBSERVATIONS[kind])
+    keys = agent.remember(data, KNNLM(k=1)).memory.store.keys
+    close(keys, replay(agent, data)[1])
+
+
+def sampled(space):
+    """Data of this space, whose observations are in it."""
+    data = logged(observation_space=space, lengths=(5, 3))
+    space.seed(0)
+    shown = stacked(space, [space.sample() for _ in range(data.steps)])
+    return replace(data, observations=observation_encoder(space)(shown))
+
+
+def test_observations_are_normalised_as_in_training():
+    env = VecNormalize(scripts(shifted(2)), norm_reward=False)
+    env.obs_rms.mean, env.obs_rms.var = np.array([1.0, -2.0, 0.5]), np.array([4.0, 0.1, 1.0])
+    agent, data = small_agent(env), logged()
+    keys = agent.remember(data, KNNLM(k=1)).memory.store.keys
+    close(keys, replay(agent, data, env.normalize_obs)[1])
+    assert (keys - replay(agent, data)[1]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("actions", LOGGED)
+def test_with_all_the_weight_on_the_nearest_it_does_what_was_done(actions):
+    agent, data = agent_for(actions), logged(actions)
+    acted, _ = replay(agent.remember(data, KNNLM(k=1, weight=1.0)), data)
+    np.testing.assert_array_equal(acted.reshape(data.actions.shape), data.actions)
+
+
+def drawn_starts(agent, data, deterministic, rows=None):
+    """Actions at the first step of an episode, of as many environments as there are rows."""
+    rows = np.arange(data.steps) if rows is None else rows
+    torch.manual_seed(0)
+    return agent.predict(data.observations[rows], deterministic=deterministic)[0]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("actions", LOGGED)
+def test_without_weight_it_does_what_it_did(actions, deterministic):
+    agent, data = agent_for(actions), logged(actions)
+    alone = drawn_starts(agent, data, deterministic)
+    agent.remember(data, KNNLM(k=4, weight=0.0))
+    np.testing.assert_array_equal(drawn_starts(agent, data, deterministic), alone)
+
+
+@pytest.mark.parametrize("head", HEADS, ids=repr)
+@pytest.mark.parametrize("actions", LOGGED)
+def test_memories_change_what_it_does_and_go_when_forgotten(actions, head):
+    agent, data = agent_for(actions), logged(actions)
+    alone = drawn_starts(agent, data, True)
+    changed = drawn_starts(agent.remember(data, head), data, True)
+    assert (changed != alone).any()
+    assert all(agent.action_space.contains(action) for action in changed)
+    np.testing.assert_array_equal(drawn_starts(agent.forget(), data, True), alone)
+    assert agent.memory is None
+
+
+@pytest.mark.parametrize("head", HEADS, ids=repr)
+@pytest.mark.parametrize("actions", ["Discrete", "Box"])
+def test_how_many_environments_there_are_changes_nothing(actions, head):
+    data = logged(actions)
+    agent = agent_for(actions).remember(data, head)
+    together = drawn_starts(agent, data, True, np.arange(9))
+    singly = [drawn_starts(agent, data, True, np.array([row]))[0] for row in range(9)]
+    np.testing.assert_allclose(together, singly, atol=1e-5)
+
+
+def test_choices_are_a_mixture_of_categoricals():
+    agent, data = agent_for(), logged()
+    observations = data.observations[:12]
+    own = agent.policy.choices(observations)[0].softmax(dim=1)
+    agent.remember(data, KNNLM(k=5, weight=0.4, temperature=3.0))
+    asked, near = [], agent.memory.near
+    agent.memory.near = lambda h: asked.append(h) or near(h)
+    mixed = agent.policy.choices(observations)[0].exp()
+    store = agent.memory.store
+    for row in range(12):
+        squared = (store.keys - asked[0][row]).square().sum(dim=1)
+        nearest = squared.argsort()[:5]
+        weights = (-squared[nearest] / 3.0).softmax(dim=0)
+        theirs = torch.stack([weights[store.values[nearest] == action].sum() for action in range(3)])
+        close(mixed[row], 0.4 * theirs + 0.6 * own[row])
+
+
+def test_numbers_are_mixed_within_their_bounds():
+    """A mean far outside of the bounds counts as what the environment makes of it."""
+    agent, data = agent_for("Box"), logged("Box")
+    with torch.no_grad():
+        agent.policy.action_net.bias += torch.tensor([50.0, 0.0])
+    alone = drawn_starts(agent, data, True)
+    agent.remember(replace(data, actions=np.zeros_like(data.actions)), KNNLM(k=2, weight=0.25))
+    assert (alone[:, 0] == 2.0).all()
+    np.testing.assert_allclose(drawn_starts(agent, data, True), 0.75 * alone, atol=1e-6)
+
+
+def test_a_gaussian_samples_the_mixture():
+    agent, data = agent_for("Box"), logged("Box")
+    agent.remember(data, KNNLM(k=3, weight=0.25, temperature=9.0))
+    drawn = drawn_starts(agent, data, False, np.full(4000, 4))
+    stored = {tuple(action) for action in data.actions.tolist()}
+    share = np.mean([tuple(action) in stored for action in drawn.tolist()])
+    assert share == pytest.approx(0.25, abs=0.03)
+
+
+def test_what_was_chosen_enters_the_next_step():
+    data = logged("Box")
+    agent = agent_for("Box").remember(data, KNNLM(k=1, weight=1.0))
+    actions, state = agent.predict(data.observations[:3])
+    close(state.action, torch.from_numpy(actions))
+
+
+def test_learning_a_gate_changes_nothing_else():
+    agent = agent_for()
+    before = {name: value.clone() for name, value in agent.policy.state_dict().items()}
+    agent.remember(logged(), SPALM(k=4))
+    assert all(torch.equal(before[name], value) for name, value in agent.policy.state_dict().items())
+    assert all(parameter.grad is None for parameter in agent.policy.parameters())
+    assert agent.memory.reader.gate.abs().sum() > 0
+
+
+@pytest.mark.parametrize("actions", ["Box", "Discrete", "MultiDiscrete"])
+def test_a_learned_gate_foretells_other_episodes_no_worse_than_half_of_each(actions):
+    agent = agent_for(actions).remember(logged(actions), SPALM(k=4))
+    memory, every = agent.memory, torch.arange(len(agent.memory.store))
+    near, h, values = memory._elsewhere(every), memory.store.keys, memory.store.values
+    error = agent.policy.remembering.error
+    with torch.no_grad():
+        learned = error(h, near, values).mean()
+        memory.reader.gate.zero_()
+        assert learned < error(h, near, values).mean()
+
+
+class Paying(Scripted):
+    """Pays one for the last of three actions."""
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, float(action == 2), *rest
+
+
+def test_evaluation_is_by_what_is_remembered():
+    agent, env = agent_for(), DummyVecEnv([lambda: Paying([0, 0, 1])])
+    assert evaluate(agent, env, 4, seed=3).mean < 3
+    always = replace(logged(), actions=np.full(sum(LENGTHS), 2))
+    assert evaluate(agent.remember(always, KNNLM(k=3, weight=1.0)), env, 4, seed=3).mean == 3
+
+
+def test_an_agent_that_remembers_does_not_change_until_it_forgets():
+    agent, other = agent_for(), agent_for()
+    agent.remember(logged(), KNNLM(k=4))
+    for change in (
+        lambda: agent.learn(1),
+        lambda: agent.take_weights(other),
+        lambda: agent.learn_from(other, 1),
+        lambda: agent.set_parameters(other.get_parameters()),
+    ):
+        with pytest.raises(ValueError, match=r"an agent that remembers cannot learn.*forget\(\)"):
+            change()
+    agent.forget().learn(1)
+
+
+@pytest.mark.parametrize("head", HEADS, ids=repr)
+@pytest.mark.parametrize("actions", ["Box", "Discrete"])
+def test_memories_are_saved(tmp_path, actions, head):
+    agent, data = agent_for(actions).remember(logged(actions), head), logged(actions)
+    for name in ("a.zip", "b.zip"):
+        agent.save(tmp_path / name)
+    loaded = GTrXLPPO.load(tmp_path / "a.zip", device="cpu")
+    np.testing.assert_array_equal(replay(loaded, data)[0], replay(agent, data)[0])
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+    loaded.forget().save(tmp_path / "c.zip")
+    assert GTrXLPPO.load(tmp_path / "c.zip", device="cpu").memory is None
+
+
+def test_trajectories_of_other_spaces_are_refused():
+    agent = agent_for()
+    with pytest.raises(DatasetError, match="cannot remember test/small-v0: action space"):
+        agent.remember(logged("Box"))
+    with pytest.raises(DatasetError, match="cannot remember test/small-v0: observation space"):
+        agent.remember(logged(observation_space=NESTED))
+    assert agent.memory is None
+
+
+def test_actions_that_no_dataset_holds_are_told():
+    with pytest.raises(TypeError, match=r"logged actions are Box, .* got MultiBinary\(3\)"):
+        agent_for("MultiBinary").remember(logged())
+
+
+def test_more_neighbours_than_steps_are_refused():
+    with pytest.raises(ValueError, match="KNNLM k=55 neighbours, but the data have 54 steps"):
+        agent_for().remember(logged(), KNNLM(k=55))
+
+
+def test_what_leaves_early_remembers_nothing():
+    agent = agent_for(core=replace(small_core(), depth=CALM()))
+    with pytest.raises(ValueError, match=r"CALM.* leaves early, and what is remembered is of one depth"):
+        agent.remember(logged())
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda memory, _: memory.pop("groups"), "groups"),
+        (lambda memory, _: memory.update(keys=memory["keys"][:, :5], gate=memory["gate"][:5]), "width 5"),
+        (lambda memory, _: memory.update(values=memory["values"] + 3), "not its actions"),
+        (lambda _, head: head.update(name="Magic"), "no head named 'Magic'"),
+    ],
+)
+def test_a_file_whose_memory_is_none_is_refused(tmp_path, change, told):
+    path = tmp_path / "agent.zip"
+    agent_for().remember(logged(), SPALM(k=4)).save(path)
+    archive = read_archive(path)
+    change(archive.tensors["memory"], archive.documents["memory"])
+    write_archive(path, archive.documents, archive.tensors)
+    with pytest.raises(CheckpointError, match=told):
+        GTrXLPPO.load(path, device="cpu")
