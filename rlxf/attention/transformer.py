@@ -217,6 +217,8 @@ class Transformer(nn.Module):
                 empty slot stands inside an episode: the window counts positions, the ring slots.
                 With the pattern `Full` and a `RecurrentKernel` nothing is left out: a step sees its
                 episode from the first token in the state on, at the same cost for any capacity.
+                With `Compressive` memory a step sees what that shows; more capacity than the state's
+                length and one makes room for empty slots inside an episode.
             context: what a decoder looks at beside its own tokens.
 
         Raises:
@@ -230,7 +232,7 @@ class Transformer(nn.Module):
         if self._recurrent:
             return self._sums(state, context)
         if isinstance(self.spec.memory, Compressive):
-            return self._compressive_cache(self.spec.memory, state, capacity - length, context)
+            return self._compressive_cache(self.spec.memory, state, capacity, context)
         tables = self._acting_tables(min(capacity - 1, self.spec.pattern.reach))
         layers, batch = state.hidden.shape[:2]
         room = State.empty(layers, batch, capacity - length, state.hidden, self.spec.width)
@@ -240,11 +242,11 @@ class Transformer(nn.Module):
         return Cache(rings, index, length % capacity, tables, self._project(context))
 
     def _compressive_cache(
-        self, memory: Compressive, state: State, room: int, context: Context | None
+        self, memory: Compressive, state: State, capacity: int, context: Context | None
     ) -> CompressiveCache:
         layers: Any = self._layers  # each of them compresses
         tables = self._acting_tables(memory.reach)
-        return CompressiveCache.begin(memory, layers, state, room, tables, self._project(context))
+        return CompressiveCache.begin(memory, layers, state, capacity, tables, self._project(context))
 
     def _acting_tables(self, farthest: int) -> Tables:
         """Those of all distances at which a step may see a token."""
@@ -290,7 +292,7 @@ class Transformer(nn.Module):
         return Cache(memories, index, 0, tables, self._project(context))
 
     def penalty(self) -> Tensor | None:
-        """What depth, kernels and memory add to the loss of the last forward, a scalar; None if nothing does."""
+        """What depth, kernels and memory add to the loss, a scalar; None for nothing. Of the last forward."""
         parts: list[Processor | LayerKernel] = [self.depth, *self._kernels()]
         terms = [*(part.penalty() for part in parts), self._penalty_of_memory()]
         found = [term for term in terms if term is not None]

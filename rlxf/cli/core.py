@@ -48,7 +48,9 @@ def core_registry(args: Sequence[str]) -> ConstructorRegistry:
 
 def within(memory: Memory | None, pattern: Pattern) -> Pattern:
     """What the pattern shows of a token itself and of what memory holds, wherever in its segment that is."""
-    return pattern if memory is None else bounded(pattern, memory.length)
+    if memory is None or memory.shows(pattern).reach <= memory.length:
+        return pattern
+    return bounded(pattern, memory.length)
 
 
 def _spec_rule(names: dict[str, str], info: StructTypeInfo) -> StructConstructorSpec | None:

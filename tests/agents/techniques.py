@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention import RoPE
+from rlxf.attention import Full, RoPE
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
 from rlxf.attention.techniques import TECHNIQUES
 from tests.attention.specs import FORGETFUL, SHORT
@@ -23,6 +23,7 @@ CHOICES = {
     for name, technique in techniques.items()
     for chosen in [SHORT.get(name) or technique()]
 }
+CHOICES["memory Compressive"]["pattern"] = Full()
 CHOICES["kernel RFA that forgets"] = {"kernel": FORGETFUL, "position": RoPE()}
 each = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 """Run a test with each of them: ``{axis: technique}``."""

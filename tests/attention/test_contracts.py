@@ -279,8 +279,10 @@ def test_rows_of_a_cache_are_copies(spec):
     """The ring is small, so that one owner overwrites what another still has to see."""
     model, run = built(spec), world(spec, Index.range(3, 9))
     start, rest, rows = run.part(0, 4), run.part(4, 9), torch.tensor([2, 0])
-    expected = act(model, run, model.cache(model.initial_state(3), 5, run.context))[0][:, 4:]
-    cache = model.cache(model.initial_state(3), 5, run.context)
+    nothing = model.initial_state(3)
+    capacity = max(5, nothing.index.shape[1])
+    expected = act(model, run, model.cache(nothing, capacity, run.context))[0][:, 4:]
+    cache = model.cache(nothing, capacity, run.context)
     act(model, start, cache)
     spare, some = cache.copy(), cache.rows(rows)
     act(model, rest.with_tokens(-rest.x), cache)

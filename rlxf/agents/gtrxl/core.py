@@ -69,7 +69,7 @@ def _check_core(core: TransformerSpec) -> None:
         raise ValueError("GTrXLPPO acts step by step: its core needs causal=True and cross_attention=False")
     if core.memory is None:
         raise ValueError("GTrXLPPO needs a core with memory, e.g. memory=XL(128), pattern=Window(129)")
-    if core.pattern.reach > core.memory.length:
+    if core.memory.shows(core.pattern).reach > core.memory.length:
         raise ValueError(
             f"{core.pattern} sees farther than {core.memory} remembers, so steps and segments would "
             f"differ; use pattern={bounded(core.pattern, core.memory.length)}"
