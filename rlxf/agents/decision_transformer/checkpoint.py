@@ -2,9 +2,11 @@
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from rlxf.agents.actions import action_form
 from rlxf.agents.decision_transformer.facts import Facts
@@ -49,14 +51,17 @@ def checkpoint_path(path: str | os.PathLike[str]) -> Path:
     return path if path.suffix else path.with_suffix(".zip")
 
 
-def save(agent: "WindowLearner", path: str | os.PathLike[str]) -> None:
-    """Write the agent whole or not at all.
+def save(
+    agent: "WindowLearner", path: str | os.PathLike[str], more: Mapping[str, Mapping[str, Tensor]]
+) -> None:
+    """Write the agent whole or not at all, and ``more`` groups of tensors beside it.
 
     Raises:
         OSError: if the disk is full or the folder cannot be written; an older file is as before.
     """
-    documents: dict[str, Any] = {"agent": _describe(agent)}
-    tensors = {
+    documents: dict[str, Any] = {"agent": describe(agent)}
+    tensors: dict[str, Any] = {
+        **more,
         "policy": agent.policy.state_dict(),
         "optimizer": optimizer_tensors(agent.optimizer),
         "random": {"order": agent.order.get_state()},
@@ -77,7 +82,7 @@ def read(path: str | os.PathLike[str], name: str) -> Archive:
     archive = read_archive(checkpoint_path(path))
     agent = archive.documents.get("agent")
     named = isinstance(agent, dict) and agent.get("name") == name
-    if not named or archive.tensors.keys() - {MEMORY} != GROUPS:
+    if not named or not archive.tensors.keys() >= GROUPS:
         raise CheckpointError(f"{checkpoint_path(path)} is whole, but holds no {name} agent")
     return archive
 
@@ -141,7 +146,8 @@ def setting_names(agent: type["WindowLearner"]) -> list[str]:
     return [name for name in inspect.signature(agent.__init__).parameters if name not in NOT_SETTINGS]
 
 
-def _describe(agent: "WindowLearner") -> dict[str, Any]:
+def describe(agent: "WindowLearner") -> dict[str, Any]:
+    """Name, settings, facts about the data and progress of an agent, as JSON."""
     values = constructor_settings(agent)
     values |= {name: write(values[name]) for name, write in TO_JSON.items() if name in values}
     values["tensorboard_log"] = None if agent.tensorboard_log is None else os.fspath(agent.tensorboard_log)

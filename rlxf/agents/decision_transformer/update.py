@@ -1,6 +1,7 @@
 """One update: the loss of a batch of windows, and the step of the optimiser."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,9 +47,18 @@ class Update:
 
     def take_means(self) -> dict[str, float]:
         """Mean of each part over the updates since the last call."""
-        means = {name: torch.stack(values).mean().item() for name, values in self._notes.items()}
+        means = {name: values.mean().item() for name, values in self.notes().items()}
         self._notes.clear()
         return means
+
+    def notes(self) -> dict[str, Tensor]:
+        """Each part in the updates since `take_means` was last called, (updates,)."""
+        return {name: torch.stack(values) for name, values in self._notes.items()}
+
+    def take_up(self, notes: Mapping[str, Tensor]) -> None:
+        """Go on noting behind what `notes` gave."""
+        for name, values in notes.items():
+            self._notes[name] = list(values)
 
     def _note(self, parts: dict[str, Tensor]) -> None:
         for name, value in parts.items():

@@ -20,6 +20,7 @@ from rlxf.agents.decision_transformer.facts import Facts
 from rlxf.agents.decision_transformer.hyperparameters import record_hyperparameters
 from rlxf.agents.decision_transformer.objective import warm_up
 from rlxf.agents.decision_transformer.progress import ProgressBar
+from rlxf.agents.decision_transformer.resuming import go_on, read_run, resumption
 from rlxf.agents.decision_transformer.settings import check_coefficients, check_sizes
 from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
 from rlxf.agents.decision_transformer.update import Update, make_optimizer
@@ -114,6 +115,7 @@ class WindowLearner(BaseAlgorithm):
         if data is not None:
             self._check_core(data)
         self.optimizer = make_optimizer(self.policy, self.lr_schedule(1), self.weight_decay)
+        self._update = Update(self.policy, self.optimizer, self.max_grad_norm)
 
     @abstractmethod
     def _model(self, normalization: torch.nn.Module) -> TrajectoryModel:
@@ -133,6 +135,7 @@ class WindowLearner(BaseAlgorithm):
         tb_log_name: str | None = None,
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
+        resume_from: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Train for ``steps`` updates; as in SB3, which counts steps of environments.
 
@@ -143,15 +146,30 @@ class WindowLearner(BaseAlgorithm):
             tb_log_name: of the run in TensorBoard; None for the name of the class.
             reset_num_timesteps: begin warm-up and schedules anew; False to go on with them.
             progress_bar: show one.
+            resume_from: a file that `save` wrote amid such a training. It goes on from there, to ``steps``
+                updates in all, and on one machine ends with the same bits as if it had never been cut off.
+                The agent must be built with the same arguments and data. Sets the global generators of torch,
+                numpy and Python.
 
         Raises:
-            ValueError: if steps or log_interval is less than 1, or the agent was loaded without a dataset.
+            ValueError: if steps or log_interval is less than 1, the agent was loaded without a dataset, or it
+                is not built as that of the file to resume from; nothing is changed then.
+            FileNotFoundError: if there is no such file.
+            CheckpointError: if it is truncated, altered or foreign.
         """
         update = Update(self.policy, self.optimizer, self.max_grad_norm)
         windows = self.windows(self._data())
         name = tb_log_name or self.NAME
         return self._learn(
-            update, windows, steps, callback, log_interval, name, reset_num_timesteps, progress_bar
+            update,
+            windows,
+            steps,
+            callback,
+            log_interval,
+            name,
+            reset_num_timesteps,
+            progress_bar,
+            resume_from,
         )
 
     def _learn(
@@ -164,15 +182,22 @@ class WindowLearner(BaseAlgorithm):
         tb_log_name: str,
         reset_num_timesteps: bool,
         progress_bar: bool,
+        resume_from: str | os.PathLike[str] | None = None,
     ) -> Self:
         """`learn` by this update, from these windows."""
         check_sizes(steps=steps, log_interval=log_interval)
+        run = None if resume_from is None else read_run(self, resume_from, steps)
+        if run is not None:
+            checkpoint.restore(self, run)
+            steps, reset_num_timesteps = steps - self.num_timesteps, False
         total_timesteps, callback = self._setup_learn(
             steps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
         self._update = update
         warm_updates = total_timesteps // 10 if self.warmup_updates is None else self.warmup_updates
         callback.on_training_start(locals(), globals())
+        if run is not None:
+            go_on(update, run)
         while self.num_timesteps < total_timesteps:
             share = warm_up(self.num_timesteps, warm_updates)
             self.train(windows, share * self.lr_schedule(self.progress_remaining))
@@ -270,7 +295,7 @@ class WindowLearner(BaseAlgorithm):
         """
         if exclude is not None or include is not None:
             raise ValueError("a checkpoint always holds the whole agent: leave out exclude and include")
-        checkpoint.save(self, path)
+        checkpoint.save(self, path, resumption(self._update))
 
     @classmethod
     def load(  # type: ignore[override]
