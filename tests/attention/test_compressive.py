@@ -1,0 +1,248 @@
+"""Compressive memory: each token once, raw or compressed; who learns from what; what a step costs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlxf.attention import (
+    Compressive,
+    Full,
+    Index,
+    Linformer,
+    TransformerSpec,
+    Window,
+)
+from rlxf.attention.index import EMPTY
+from rlxf.attention.inspection import attention_weights
+from rlxf.attention.memory.compression import COMPRESSIONS
+from tests.attention.oracle import close
+from tests.attention.passes import act, learn
+from tests.attention.specs import DEFAULT, built, fresh
+from tests.attention.worlds import ANYWHERE, numbers, random_index, segmented, world
+
+MEMORY = Compressive(2, 2, 2)
+SPEC = replace(DEFAULT, memory=MEMORY)
+sizes = st.builds(Compressive, st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))
+
+
+@given(memory=sizes)
+@settings(max_examples=30)
+def test_each_token_is_seen_once_raw_or_compressed_as_far_as_memory_goes(memory):
+    for i in range(3 * memory.length):
+        seen = [0] * (i + 1)
+        for j in range(i + 1):
+            seen[j] += bool(memory.shows_token(torch.tensor(i), torch.tensor(j)))
+        for end in range(memory.ratio - 1, i + 1, memory.ratio):
+            for j in range(end - memory.ratio + 1, end + 1):
+                seen[j] += bool(memory.shows_summary(torch.tensor(i), torch.tensor(end)))
+        assert max(seen) == 1
+        assert all(seen[max(0, i - memory.reach) :])
+        assert not any(seen[: max(0, i - memory.length)])
+        j = torch.arange(i + 1)
+        assert memory.shows(Full()).allows(torch.tensor(i), j).tolist() == [number == 1 for number in seen]
+
+
+@given(memory=sizes)
+@settings(max_examples=30)
+def test_a_state_holds_all_that_the_next_token_sees(memory):
+    now = 3 * memory.length
+    j = torch.arange(now)
+    seen = j[memory.shows(Full()).allows(torch.tensor(now), j)]
+    assert now - int(seen.min()) <= memory.length
+
+
+@pytest.mark.parametrize("method", COMPRESSIONS)
+@given(drawn=segmented(moves=ANYWHERE))
+@settings(max_examples=8)
+def test_attention_is_that_of_a_loop_over_what_is_seen(method, drawn):
+    index, _ = drawn
+    spec = replace(DEFAULT, layers=1, memory=replace(MEMORY, method=method))
+    model, run, found = built(spec), world(spec, index), []
+    block = model.blocks[0]
+    hook = block.attention.register_forward_hook(lambda module, inputs, y: found.append(y))
+    model.encode(run.x, index)
+    hook.remove()
+    for b in range(len(run.x)):
+        for t in range(run.length):
+            if index.episode[b, t] != EMPTY:
+                close(found[0][b, t], slow_attention(block, run.x[b], index.rows(torch.tensor([b])), t))
+
+
+def slow_attention(block, x: Tensor, index: Index, t: int) -> Tensor:
+    """What the token in slot t gets, by the formulas of the docstring: x (T, C) -> (C,)."""
+    here, attention = int(index.position[0, t]), block.attention
+    mine = [s for s in range(t + 1) if index.episode[0, s] == index.episode[0, t]]
+    token = {int(index.position[0, s]): x[s] for s in mine}
+    seen = []
+    for end in range(MEMORY.ratio - 1, here, MEMORY.ratio):
+        if MEMORY.recent < here - end <= MEMORY.recent + MEMORY.compressed * MEMORY.ratio:
+            inside = [token[j] for j in range(end - MEMORY.ratio + 1, end + 1)]
+            seen.append(slow_compression(block, torch.stack(inside)))
+    for j in range(here + 1):
+        end = j - j % MEMORY.ratio + MEMORY.ratio - 1
+        if here <= end + MEMORY.recent:
+            seen.append(token[j])
+    normed = block.join_attention.norm(torch.stack([*seen, token[here]]))
+    q, k, v = (part.unflatten(-1, (attention.heads, -1)) for part in attention.qkv(normed).chunk(3, dim=-1))
+    weights = [(q[-1, h] @ k[:-1, h].T * attention.size**-0.5).softmax(0) for h in range(attention.heads)]
+    return attention.out(torch.cat([weight @ v[:-1, h] for h, weight in enumerate(weights)]))
+
+
+def slow_compression(block, tokens: Tensor) -> Tensor:
+    """f of c tokens (c, C)."""
+    module = block.compression.compression
+    if hasattr(module, "convolution"):
+        weight, bias = module.convolution.weight, module.convolution.bias
+        step = module.convolution.dilation[0]
+        return sum(weight[..., n] @ tokens[n * step] for n in range(weight.shape[-1])) + bias
+    if type(module).__name__ == "MostUsed":
+        attention = block.attention
+        q, k, _ = attention.qkv(block.join_attention.norm(tokens)).chunk(3, dim=-1)
+        usage = 0
+        for head in range(attention.heads):
+            part = slice(head * attention.size, (head + 1) * attention.size)
+            usage += (q[:, part] @ k[:, part].T * attention.size**-0.5).softmax(-1).sum(0)
+        return tokens[usage.argmax()]
+    return tokens.mean(0) if type(module).__name__ == "Mean" else tokens.max(0).values
+
+
+def long_run(spec: TransformerSpec, length: int = 24):
+    return world(spec, Index.range(2, length))
+
+
+def gradients(model, loss: Tensor) -> dict[str, Tensor]:
+    names, weights = zip(*model.named_parameters(), strict=True)
+    found = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+    return dict(zip(names, found, strict=True))
+
+
+@pytest.mark.parametrize("method", ["convolution", "dilated"])
+@pytest.mark.parametrize("loss", ["attention-reconstruction", "auto-encoding"])
+def test_the_task_teaches_all_but_the_compression_and_the_penalty_that_alone(method, loss):
+    spec = replace(SPEC, memory=replace(MEMORY, method=method, loss=loss))
+    model, run = fresh(spec).double(), long_run(spec)
+    y, _ = model(run.x, run.index)
+    of_penalty = gradients(model, model.penalty())
+    of_task = gradients(model, (y * numbers(*y.shape)).sum())
+    for name in of_task:
+        compresses = ".compression." in name
+        assert (of_task[name] != 0).any() != compresses, name
+        assert (of_penalty[name] != 0).any() == compresses, name
+
+
+@pytest.mark.parametrize("spec", [SPEC, replace(SPEC, layers=3)], ids=["two layers", "three"])
+def test_the_penalty_is_that_of_each_layer_added_up_and_weighted(spec):
+    run, found = long_run(spec), []
+    for coef in (1.0, 0.5):
+        model = built(replace(spec, memory=replace(MEMORY, loss_coef=coef)))
+        model(run.x, run.index)
+        found.append(model.penalty().detach())
+    close(0.5 * found[0], found[1])
+    model, alone = built(spec), []
+    for layer, h in enumerate(model.encode(run.x, run.index)[1]):
+        recall = model.recall(None, run.index)
+        alone.append(recall.penalty([h if n == layer else torch.zeros_like(h) for n in range(spec.layers)]))
+    silent = model.recall(None, run.index).penalty([torch.zeros_like(run.x)] * spec.layers)
+    close(sum(alone) - (spec.layers - 1) * silent, found[0])
+
+
+def test_a_penalty_is_told_once_and_only_where_something_is_compressed():
+    model = built(SPEC)
+    for length, told in ((4, False), (24, True)):
+        run = long_run(SPEC, length)
+        model(run.x, run.index)
+        assert (model.penalty() is not None) == told
+        assert model.penalty() is None
+    with torch.no_grad():
+        model(run.x, run.index)
+    assert model.penalty() is None
+
+
+@pytest.mark.parametrize("method", ["mean", "max", "most-used"])
+def test_what_cannot_learn_has_no_penalty(method):
+    spec = replace(SPEC, memory=replace(MEMORY, method=method))
+    model, run = built(spec), long_run(spec)
+    model(run.x, run.index)
+    assert model.penalty() is None
+    assert not any("compression" in name for name, _ in model.named_parameters())
+
+
+def test_late_in_an_episode_a_cache_is_as_large_as_at_first():
+    model, run = built(SPEC), long_run(SPEC, 40)
+    cache = model.cache(model.initial_state(2), MEMORY.length + 1)
+    sizes = []
+    for part in run.cut([1, 39]):
+        act(model, part, cache)
+        sizes.append([layer.keys.shape[2] for layer in cache.layers])
+    assert sizes[0] == sizes[1]
+    raw, compressed = MEMORY.recent + MEMORY.ratio, MEMORY.compressed + MEMORY.recent // MEMORY.ratio + 1
+    assert set(sizes[0]) == {raw + compressed}
+
+
+def test_a_token_far_beyond_the_raw_ones_still_counts():
+    model, run = built(replace(SPEC, layers=1)), long_run(SPEC, 3 * MEMORY.length)
+    other = run.x.clone()
+    other[:, 1] += numbers(2, SPEC.width, seed=1)
+    y, z = (learn(model, run.with_tokens(x), [3, run.length - 3])[0] for x in (run.x, other))
+    moved = (y - z).abs().amax(-1).amin(0) > 1e-9
+    assert moved[1 : MEMORY.reach + 2].all()
+    assert not moved[MEMORY.reach + 2 :].any()
+
+
+def test_weights_of_a_block_are_shared_evenly_by_its_tokens():
+    run = long_run(replace(SPEC, layers=1))
+    (weights,) = attention_weights(built(replace(SPEC, layers=1)), run.x, run.index)
+    now = 20
+    ends = [end for end in range(1, now, 2) if MEMORY.shows_summary(torch.tensor(now), torch.tensor(end))]
+    assert len(ends) == MEMORY.compressed
+    for end in ends:
+        close(weights[:, :, now, end], weights[:, :, now, end - 1])
+        assert (weights[:, :, now, end] > 0).all()
+
+
+def test_rows_complete_their_blocks_at_different_steps():
+    """Row by row is all at once: a step compresses for those rows alone whose block is whole."""
+    index = random_index(4, 20, seed=5)
+    run = world(SPEC, index)
+    model = built(SPEC)
+    together, _ = act(model, run, model.cache(model.initial_state(4), MEMORY.length + 1))
+    for row in range(4):
+        one = torch.tensor([row])
+        alone = replace(run, x=run.x[one], index=index.rows(one))
+        y, _ = act(model, alone, model.cache(model.initial_state(1), MEMORY.length + 1))
+        close(y[alone.filled], together[one][alone.filled])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "told"),
+    [
+        ({"recent": 0}, ValueError, "Compressive recent must be at least 1, got 0"),
+        ({"compressed": 1.5}, TypeError, "Compressive compressed must be a whole number, got 1.5"),
+        ({"ratio": 0}, ValueError, "Compressive ratio must be at least 1, got 0"),
+        ({"method": "sum"}, ValueError, "Compressive method must be one of .*, got 'sum'"),
+        ({"loss": "none"}, ValueError, "Compressive loss must be one of .*, got 'none'"),
+        ({"measure": "max"}, ValueError, "Compressive measure must be one of .*, got 'max'"),
+        ({"loss_coef": 0.0}, ValueError, "Compressive loss_coef must be above 0, got 0.0"),
+        ({"loss_coef": float("nan")}, ValueError, "Compressive loss_coef must be finite, got nan"),
+    ],
+)
+def test_bad_options_are_told(wrong, error, told):
+    with pytest.raises(error, match=told):
+        Compressive(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"pattern": Window(3)}, "decides itself how far a token sees, and Window"),
+        ({"kernel": Linformer()}, "is read by softmax over raw and compressed tokens, and Linformer"),
+        ({"causal": False}, "needs causal=True"),
+    ],
+)
+def test_what_does_not_go_with_it_is_told(other, told):
+    with pytest.raises(ValueError, match=told):
+        replace(SPEC, **other)
