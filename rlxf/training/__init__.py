@@ -2,6 +2,7 @@
 
 from rlxf.training.archive import Archive, read_archive, write_archive
 from rlxf.training.atomic import atomic_write
+from rlxf.training.checkpoints import CheckpointFolder, Checkpoints
 from rlxf.training.errors import CheckpointError
 from rlxf.training.normalizer import load_normalizer, save_normalizer
 from rlxf.training.run_folder import RunFolder
@@ -23,6 +24,8 @@ __all__ = [
     "read_archive",
     "write_archive",
     "CheckpointError",
+    "CheckpointFolder",
+    "Checkpoints",
     "atomic_write",
     "RunFolder",
     "load_normalizer",

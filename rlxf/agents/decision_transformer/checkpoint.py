@@ -51,14 +51,8 @@ def checkpoint_path(path: str | os.PathLike[str]) -> Path:
     return path if path.suffix else path.with_suffix(".zip")
 
 
-def save(
-    agent: "WindowLearner", path: str | os.PathLike[str], more: Mapping[str, Mapping[str, Tensor]]
-) -> None:
-    """Write the agent whole or not at all, and ``more`` groups of tensors beside it.
-
-    Raises:
-        OSError: if the disk is full or the folder cannot be written; an older file is as before.
-    """
+def contents(agent: "WindowLearner", more: Mapping[str, Mapping[str, Tensor]]) -> Archive:
+    """What a file of the agent holds, and ``more`` groups of tensors beside it."""
     documents: dict[str, Any] = {"agent": describe(agent)}
     tensors: dict[str, Any] = {
         **more,
@@ -68,8 +62,17 @@ def save(
     }
     if agent.memory is not None:
         documents[MEMORY], tensors[MEMORY] = agent.memory.to_json(), agent.memory.tensors()
+    return Archive(documents, tensors)
+
+
+def save(archive: Archive, path: str | os.PathLike[str]) -> None:
+    """Write `contents` whole or not at all.
+
+    Raises:
+        OSError: if the disk is full or the folder cannot be written; an older file is as before.
+    """
     checkpoint_path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_archive(checkpoint_path(path), documents, tensors)
+    write_archive(checkpoint_path(path), archive.documents, archive.tensors)
 
 
 def read(path: str | os.PathLike[str], name: str) -> Archive:

@@ -60,7 +60,7 @@ def resolve_core(core: TransformerSpec | None) -> TransformerSpec:
 
 def remembered_steps(core: TransformerSpec) -> int:
     """Steps of three tokens that fill the core's memory; 0 without memory."""
-    return 0 if core.memory is None else -(-core.memory.length // 3)
+    return 0 if core.memory is None else -(-core.memory.holds // 3)
 
 
 @torch.no_grad()

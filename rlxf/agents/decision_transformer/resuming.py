@@ -1,13 +1,14 @@
 """Training that goes on from a file, to the same bits as if it had never ended."""
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from rlxf.agents.decision_transformer import checkpoint
 from rlxf.agents.decision_transformer.update import Update
-from rlxf.training import Archive, CheckpointError
+from rlxf.training import Archive, CheckpointError, CheckpointFolder
 from rlxf.training.plain_json import dump_json, load_json
 from rlxf.training.randomness import GROUP, generator_states, set_generator_states
 
@@ -31,7 +32,7 @@ def read_run(agent: "WindowLearner", path: str | os.PathLike[str], steps: int) -
 
     Args:
         agent: with its data.
-        path: of the file.
+        path: of the file, or of a folder of `Checkpoints`.
         steps: updates that the agent is asked for, those in the file included.
 
     Raises:
@@ -39,6 +40,7 @@ def read_run(agent: "WindowLearner", path: str | os.PathLike[str], steps: int) -
         CheckpointError: if it is damaged, foreign, or holds no states of generators.
         ValueError: if its settings or data differ from the agent's, or it has so many updates already.
     """
+    path = CheckpointFolder(Path(path)).newest() if Path(path).is_dir() else path
     archive = checkpoint.read(path, agent.NAME)
     if GROUP not in archive.tensors:
         raise CheckpointError(

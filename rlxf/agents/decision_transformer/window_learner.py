@@ -28,6 +28,8 @@ from rlxf.agents.memory import Memory
 from rlxf.attention import TransformerSpec
 from rlxf.envs.trajectories import Trajectories, Windows, as_trajectories, check_fits
 from rlxf.envs.trajectories.source import Dataset
+from rlxf.training import Archive
+from rlxf.training.checkpoints import copied
 
 
 class WindowLearner(BaseAlgorithm):
@@ -86,6 +88,7 @@ class WindowLearner(BaseAlgorithm):
         )
         torch.set_flush_denormal(True)
         self.trajectories: Trajectories | None = None
+        self.at_rest = False  # another training than `learn` keeps more than a file does
         if dataset is None and _init_setup_model:
             raise ValueError("dataset is None: give a Minari id, a MinariDataset, or a list of them")
         if dataset is not None:
@@ -146,7 +149,8 @@ class WindowLearner(BaseAlgorithm):
             tb_log_name: of the run in TensorBoard; None for the name of the class.
             reset_num_timesteps: begin warm-up and schedules anew; False to go on with them.
             progress_bar: show one.
-            resume_from: a file that `save` wrote amid such a training. It goes on from there, to ``steps``
+            resume_from: a file that `save` wrote amid such a training, or a folder of `Checkpoints`, of which
+                the newest whole one is taken. It goes on from there, to ``steps``
                 updates in all, and on one machine ends with the same bits as if it had never been cut off.
                 The agent must be built with the same arguments and data. Sets the global generators of torch,
                 numpy and Python.
@@ -160,17 +164,21 @@ class WindowLearner(BaseAlgorithm):
         update = Update(self.policy, self.optimizer, self.max_grad_norm)
         windows = self.windows(self._data())
         name = tb_log_name or self.NAME
-        return self._learn(
-            update,
-            windows,
-            steps,
-            callback,
-            log_interval,
-            name,
-            reset_num_timesteps,
-            progress_bar,
-            resume_from,
-        )
+        self.at_rest = True
+        try:
+            return self._learn(
+                update,
+                windows,
+                steps,
+                callback,
+                log_interval,
+                name,
+                reset_num_timesteps,
+                progress_bar,
+                resume_from,
+            )
+        finally:
+            self.at_rest = False
 
     def _learn(
         self,
@@ -295,7 +303,12 @@ class WindowLearner(BaseAlgorithm):
         """
         if exclude is not None or include is not None:
             raise ValueError("a checkpoint always holds the whole agent: leave out exclude and include")
-        checkpoint.save(self, path, resumption(self._update))
+        checkpoint.save(checkpoint.contents(self, resumption(self._update)), path)
+
+    def snapshot(self) -> Archive:
+        """What `save` would write now; later updates do not change it. For `rlxf.training.Checkpoints`."""
+        archive = checkpoint.contents(self, resumption(self._update))
+        return Archive(archive.documents, copied(archive.tensors))
 
     @classmethod
     def load(  # type: ignore[override]

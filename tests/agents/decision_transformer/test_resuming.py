@@ -11,7 +11,14 @@ from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import CALM, LSH, RFA, Performer, RoPE, Routing
-from rlxf.training import CheckpointError, linear, read_archive, write_archive
+from rlxf.training import (
+    CheckpointError,
+    CheckpointFolder,
+    Checkpoints,
+    linear,
+    read_archive,
+    write_archive,
+)
 from tests.agents.decision_transformer.worlds import ACTIONS, CORES, small_agent, some_trajectories
 
 STEPS, LOG = 7, 3
@@ -148,3 +155,26 @@ def test_a_file_without_generators_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="older rlxf"):
         small_agent().learn(3, resume_from=tmp_path / "old.zip")
     assert DecisionTransformer.load(tmp_path / "old.zip", device="cpu").num_timesteps == 2
+
+
+def test_the_newest_of_a_folder_is_resumed(tmp_path):
+    straight = small_agent(core=DROPOUT).learn(STEPS)
+    folder = CheckpointFolder(tmp_path / "checkpoints", keep=STEPS)
+    watched = small_agent(core=DROPOUT)
+    watched.learn(STEPS, Checkpoints(folder, every_seconds=0))
+    assert_same(straight, watched)  # who is looked at learns the same
+    for file in folder.files()[-2:]:  # as if it had been killed earlier
+        file.unlink()
+    resumed = small_agent(core=DROPOUT).learn(STEPS, resume_from=folder.path)
+    assert_same(straight, resumed)
+
+
+def test_a_copy_is_not_changed_by_what_comes_later(tmp_path):
+    agent = small_agent()
+    kept = []
+    agent.learn(3, lambda local, _: kept.append(agent.snapshot()) or True)
+    agent.save(tmp_path / "three.zip")
+    write_archive(tmp_path / "copy.zip", kept[2].documents, kept[2].tensors)
+    assert (tmp_path / "copy.zip").read_bytes() == (tmp_path / "three.zip").read_bytes()
+    weights = [archive.tensors["policy"]["transformer.norm.weight"] for archive in kept]
+    assert not torch.equal(weights[0], weights[2])
