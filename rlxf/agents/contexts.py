@@ -109,7 +109,8 @@ def act_from_contexts(
     """One action of one environment, from several contexts; all rows remember the step.
 
     A Decision Transformer forgets its window at time step 0: its contexts are other pasts of a running
-    episode, say, ones that were asked for other returns.
+    episode, say, ones that were asked for other returns. An agent that remembers across episodes forgets
+    nothing at all: give it a row 0 that has seen nothing.
 
     Args:
         agent: ``GTrXLPPO(...).policy`` or a `DecisionTransformer`, with Discrete actions.

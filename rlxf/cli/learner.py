@@ -43,6 +43,9 @@ class Learner:
     """Share of all returns' deviation added to that of advantages: noise stays small once all is learned."""
     previous_action: bool = True
     """The action before is part of each step's input: observations alone do not tell what was done."""
+    across_episodes: bool = False
+    """Memory outlasts the end of an episode, for tasks that stay the same for many: what was found out in one
+    is known in the next. --previous-transition shows what an episode ended with."""
     reconstruction_coef: float = 0.0
     """Weight of the observation reconstruction loss; 0 for none. It helps where rewards are rare."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

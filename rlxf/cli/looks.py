@@ -58,7 +58,7 @@ def filmed(task: Task, every_steps: int) -> "Iterator[list[BaseCallback]]":
     films: list[BaseCallback] = []
     with ExitStack() as opened:
         try:
-            env = make_env(task.env, kwargs, previous_reward=task.previous_reward)
+            env = make_env(task.env, kwargs, **task.shown)
             opened.callback(env.close)
             films.append(VideoCallback(env, every_steps))
         except Exception as error:  # drivers, displays, packages that are not there: no reason not to train

@@ -23,6 +23,9 @@ class Task:
 
     previous_reward: bool = False
     """The reward before is part of each step's input, for tasks in which it tells something: bandits."""
+    previous_transition: bool = False
+    """Action, reward and end of the step before are part of each step's input, also of the first step of an
+    episode: what the last episode ended with. For --across-episodes."""
 
     @classmethod
     def of_run(cls, config: dict[str, Any], env: str | None, env_kwargs: dict[str, Any]) -> Self:
@@ -31,13 +34,13 @@ class Task:
         Raises:
             ValueError: if the run's configuration does not say, or the arguments are no JSON object.
         """
-        previous_reward = config.get("previous_reward", False)
+        shown = {name: config.get(name, False) for name in ("previous_reward", "previous_transition")}
         if env is not None:
-            return cls(env=env, env_kwargs=env_kwargs, previous_reward=previous_reward)
+            return cls(env=env, env_kwargs=env_kwargs, **shown)
         if not isinstance(config.get("env"), str):
             raise ValueError(f"config.json names no env but {config.get('env')!r}: restore it, or give --env")
         kwargs = _object(config.get("env_kwargs", {})) | _object(env_kwargs)
-        return cls(env=config["env"], env_kwargs=kwargs, previous_reward=previous_reward)
+        return cls(env=config["env"], env_kwargs=kwargs, **shown)
 
     def make(self, n_envs: int, seed: int | None) -> "VecEnv":
         """So many environments side by side.
@@ -49,7 +52,12 @@ class Task:
         from rlxf.envs.make import make_vec_env
 
         kwargs = _object(self.env_kwargs)
-        return make_vec_env(self.env, n_envs, seed, kwargs, previous_reward=self.previous_reward)
+        return make_vec_env(self.env, n_envs, seed, kwargs, **self.shown)
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What environments show beside their observations, as `make_vec_env` and `make_env` take it."""
+        return {"previous_reward": self.previous_reward, "previous_transition": self.previous_transition}
 
 
 def _object(env_kwargs: Any) -> dict[str, Any]:

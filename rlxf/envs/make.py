@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs.memory_tasks import family_of
 from rlxf.envs.previous_reward import PreviousReward
+from rlxf.envs.previous_transition import PreviousTransition
 from rlxf.envs.registration import register_envs
 from rlxf.envs.spaces import check_spaces
 from rlxf.envs.vector import as_vec_env
@@ -28,6 +29,7 @@ def make_vec_env(
     env_kwargs: dict[str, Any] | None = None,
     wrapper_class: View | None = None,
     previous_reward: bool = False,
+    previous_transition: bool = False,
 ) -> VecEnv:
     """``n_envs`` copies of a registered environment as one Stable-Baselines3 ``VecEnv``.
 
@@ -46,6 +48,8 @@ def make_vec_env(
         wrapper_class: a wrapper, or a function of one environment, put around each copy.
         previous_reward: put the reward of the step before into each observation, by `PreviousReward`
             around all other wrappers. The observation is then a Dict.
+        previous_transition: put action, reward and end of the step before into each observation, also across
+            episodes, by `PreviousTransition` around all other wrappers.
 
     Raises:
         ValueError: if the id is unknown (with the nearest ones) or n_envs is less than 1.
@@ -55,14 +59,14 @@ def make_vec_env(
         raise ValueError(f"n_envs must be at least 1, got {n_envs}")
     kwargs = env_kwargs or {}
     spec = find_spec(env_id)
-    wrapped = wrapper_class is not None or previous_reward
+    wrapped = wrapper_class is not None or previous_reward or previous_transition
     if spec.vector_entry_point is not None and not wrapped:
         vec_env = _own_vector_form(spec, n_envs, kwargs)
         if vec_env is not None:
             vec_env.seed(seed)
             return vec_env
     make = partial(gymnasium.make, spec.id)
-    view = _view(spec.id, wrapper_class, previous_reward)
+    view = _view(spec.id, wrapper_class, previous_reward, previous_transition)
     return env_util.make_vec_env(make, n_envs, seed, env_kwargs=kwargs, wrapper_class=view)
 
 
@@ -71,10 +75,12 @@ def make_env(
     env_kwargs: dict[str, Any] | None = None,
     wrapper_class: View | None = None,
     previous_reward: bool = False,
+    previous_transition: bool = False,
 ) -> gymnasium.Env:
     """One environment that shows what those of `make_vec_env` show; arguments and errors are the same."""
     spec = find_spec(env_id)
-    return _view(spec.id, wrapper_class, previous_reward)(gymnasium.make(spec.id, **(env_kwargs or {})))
+    view = _view(spec.id, wrapper_class, previous_reward, previous_transition)
+    return view(gymnasium.make(spec.id, **(env_kwargs or {})))
 
 
 def find_spec(env_id: str) -> EnvSpec:
@@ -119,9 +125,10 @@ def _family_view(env_id: str) -> View:
     return family.view if family else lambda env: env
 
 
-def _view(env_id: str, wrapper_class: View | None, previous_reward: bool) -> View:
+def _view(env_id: str, wrapper_class: View | None, previous_reward: bool, previous_transition: bool) -> View:
     """All wrappers, the innermost first; then the check of spaces."""
-    views = [wrapper_class or _family_view(env_id), *([PreviousReward] if previous_reward else [])]
+    asked = {PreviousReward: previous_reward, PreviousTransition: previous_transition}
+    views = [wrapper_class or _family_view(env_id), *(view for view, wanted in asked.items() if wanted)]
 
     def viewed(env: gymnasium.Env) -> gymnasium.Env:
         for view in views:

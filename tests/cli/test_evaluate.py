@@ -55,6 +55,15 @@ def test_what_was_added_to_observations_is_added_again(args, capsys):
     assert "Evaluation over 2 episodes" in capsys.readouterr().out
 
 
+def test_memory_outlasts_episodes_on_the_command_line(capsys):
+    train("--run", "lasting", "--across-episodes", "--previous-transition")
+    agent = GTrXLPPO.load("lasting/checkpoint.zip")
+    assert agent.across_episodes
+    assert "previous_done" in agent.observation_space.spaces
+    main(["evaluate", "lasting", "--episodes", "4", "--n-envs", "2", "--no-progress-bar"])
+    assert "Evaluation over 4 episodes" in capsys.readouterr().out
+
+
 def test_a_run_of_before_there_was_a_choice_is_evaluated(finished, tmp_path):
     config = json.loads((finished / "config.json").read_text())
     del config["previous_reward"]

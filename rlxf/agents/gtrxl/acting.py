@@ -1,6 +1,7 @@
 """What the agent carries from step to step while it acts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -34,13 +35,23 @@ class Acting:
         self.action = self.action.masked_fill(episode_start[:, None], 0.0)
         return Index(self.position[:, None], self.episode[:, None])
 
-    def rows(self, rows: Tensor) -> "Acting":
+    def rows(self, rows: Tensor) -> Self:
         """A copy of the chosen environments: ``rows`` is a bool (E,) or an int64 (N,) tensor."""
-        return Acting(self.cache.rows(rows), self.position[rows], self.episode[rows], self.action[rows])
+        position, episode, action = self.position[rows], self.episode[rows], self.action[rows]
+        return replace(self, cache=self.cache.rows(rows), position=position, episode=episode, action=action)
 
-    def copy(self) -> "Acting":
+    def copy(self) -> Self:
         """A copy of all of it."""
-        return Acting(self.cache.copy(), self.position, self.episode, self.action)
+        return replace(self, cache=self.cache.copy())
+
+
+@dataclass(eq=False)
+class ActingAcrossEpisodes(Acting):
+    """One memory for all episodes of an environment: steps are counted from the first one on."""
+
+    def advance(self, episode_start: Tensor) -> Index:
+        """See `Acting`; only where nothing has begun yet does something begin."""
+        return super().advance(self.episode == EMPTY)
 
 
 def without(index: Index, filler: Tensor) -> Index:

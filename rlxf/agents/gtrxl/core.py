@@ -1,10 +1,22 @@
 """The core that a Gated Transformer-XL is, and what PPO asks of any core."""
 
-from rlxf.attention import XL, GRUGate, TransformerSpec, Window, XLRelative
+from rlxf.attention import (
+    XL,
+    Floater,
+    GRUGate,
+    LearnedAbsolute,
+    Multiplicative,
+    TransformerSpec,
+    Tupe,
+    Window,
+    XLRelative,
+)
 from rlxf.attention.patterns.window import bounded
 from rlxf.attention.residuals.base import Residual
 
 MEMORY_LENGTH = 128
+ENDING = (LearnedAbsolute, Multiplicative, Tupe, Floater)
+"""Positions that have a vector for so many tokens, or take all of them to reach the last one."""
 
 
 def gtrxl(
@@ -61,6 +73,15 @@ def resolve_core(core: TransformerSpec | None, memory_length: int | None) -> Tra
             f"memory_length={memory_length} and the core's {core.memory} disagree; give only one of them"
         )
     return core
+
+
+def check_endless(core: TransformerSpec) -> None:
+    """Raise ValueError unless positions may go on counting, at the same cost: across episodes they do."""
+    if isinstance(core.position, ENDING):
+        raise ValueError(
+            f"across_episodes=True counts positions on without end, and {core.position} ends or gets slower "
+            f"with them; use a relative position, e.g. position=XLRelative()"
+        )
 
 
 def _check_core(core: TransformerSpec) -> None:

@@ -144,6 +144,11 @@ def _check_teacher(student: "GTrXLPPO", teacher: "GTrXLPPO") -> None:
         theirs, own = getattr(teacher, kind), getattr(student, kind)
         if theirs != own:
             raise ValueError(f"the teacher's {kind} is {theirs}, the student's {own}: both need the same")
+    if teacher.across_episodes != student.across_episodes:
+        raise ValueError(
+            f"the teacher has across_episodes={teacher.across_episodes}, the student "
+            f"across_episodes={student.across_episodes}: both go along with the same episodes"
+        )
     if teacher.device != student.device:
         raise ValueError(
             f"the teacher is on {teacher.device}, the student on {student.device}: load both on one device"

@@ -23,7 +23,7 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
-from rlxf.agents.gtrxl.acting import Acting
+from rlxf.agents.gtrxl.acting import Acting, ActingAcrossEpisodes
 from rlxf.agents.gtrxl.distributions import choices
 from rlxf.agents.gtrxl.exits import check_exits, lead_of
 from rlxf.agents.remembering import Remembering, RememberingChoices
@@ -47,6 +47,7 @@ class GTrXLPolicy(BasePolicy):
         core: the transformer.
         previous_action: the action before is part of the token. What has happened so far is
             observations and actions; without the latter, a sampled action is forgotten at once.
+        across_episodes: what is remembered outlasts the end of an episode.
         reconstruct: add a head that predicts the flattened observation from the output.
         log_std_init: start of the log standard deviation of Box actions.
         features_extractor_class: SB3's features extractor; None for the policy's own.
@@ -70,6 +71,7 @@ class GTrXLPolicy(BasePolicy):
         lr_schedule: Schedule,
         core: TransformerSpec,
         previous_action: bool = True,
+        across_episodes: bool = False,
         reconstruct: bool = False,
         log_std_init: float = 0.0,
         features_extractor_class: type[BaseFeaturesExtractor] | None = None,
@@ -90,7 +92,7 @@ class GTrXLPolicy(BasePolicy):
             optimizer_kwargs=optimizer_kwargs,
         )
         check_exits(core, action_space)
-        self.core = core
+        self.core, self.across_episodes = core, across_episodes
         self.features_extractor = self.make_features_extractor()
         features = self.features_extractor.features_dim
         self.token = _scaled(orthogonal_linear(features, core.width), max(1, core.width / features) ** 0.5)
@@ -130,7 +132,8 @@ class GTrXLPolicy(BasePolicy):
         """Acting state of ``batch`` environments that have not begun an episode."""
         none = torch.full((batch,), -1, dtype=torch.long, device=self.device)
         action = torch.zeros(batch, self.encoded_action_width, device=self.device)
-        return Acting(self.remember(self.transformer.initial_state(batch)), none, none, action)
+        kind = ActingAcrossEpisodes if self.across_episodes else Acting
+        return kind(self.remember(self.transformer.initial_state(batch)), none, none, action)
 
     def remember(self, state: State) -> Cache:
         """Keys and values of what is remembered, projected with the present weights."""
@@ -224,7 +227,8 @@ class GTrXLPolicy(BasePolicy):
             observation: one observation or a batch of them.
             state: what the last call gave; None to begin.
             episode_start: (E,) bool, which observations are the first of an episode. Memory of an
-                episode never reaches the next one. None: none of them, unless there is no state.
+                episode never reaches the next one, unless the agent remembers across episodes: then
+                this changes nothing. None: none of them, unless there is no state.
             deterministic: the most likely action instead of a sample.
 
         Returns:

@@ -28,7 +28,7 @@ from rlxf.agents.distillation import Distillation
 from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.acting import Acting, without
 from rlxf.agents.gtrxl.calibrating import Rehearsal, calibrated
-from rlxf.agents.gtrxl.core import resolve_core
+from rlxf.agents.gtrxl.core import check_endless, resolve_core
 from rlxf.agents.gtrxl.distillation import Actor, Teaching
 from rlxf.agents.gtrxl.guards import check_step, unspoiled
 from rlxf.agents.gtrxl.hyperparameters import record_hyperparameters
@@ -102,6 +102,11 @@ class GTrXLPPO(OnPolicyAlgorithm):
         advantage_epsilon: share of the deviation of all returns so far that is added to that of the
             advantages, by which they are divided. It keeps noise small when little is left to learn.
         previous_action: let the action before be part of each step's input.
+        across_episodes: what is remembered outlasts the end of an episode: a step sees the M steps before
+            it of its environment, whichever episodes they are from, and positions go on counting. For
+            tasks that stay as they are for many episodes, to be found out in the first of them (Duan et
+            al. 2016, arXiv:1611.02779). Returns still end with each episode. Memory begins anew where
+            `learn` resets the environments.
         reconstruction_coef: weight of the observation reconstruction loss; 0 for none.
         n_envs: environments to make when ``env`` is an id.
         core: the transformer; None for `gtrxl`. What cannot act as it learns is refused.
@@ -141,6 +146,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         target_kl: float | None = None,
         advantage_epsilon: float = 0.05,
         previous_action: bool = True,
+        across_episodes: bool = False,
         reconstruction_coef: float = 0.0,
         n_envs: int = 32,
         core: TransformerSpec | None = None,
@@ -172,6 +178,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if env is None and _init_setup_model:
             raise ValueError("env is None: give a Gymnasium id, an environment, a VecEnv or a VectorEnv")
         self.core = resolve_core(core, memory_length)
+        self.across_episodes = across_episodes
+        if across_episodes:
+            check_endless(self.core)
         self.segment_length, self.batch_size, self.n_epochs = segment_length, batch_size, n_epochs
         self.clip_range, self.target_kl = clip_range, target_kl
         self.advantage_epsilon, self.reconstruction_coef = advantage_epsilon, reconstruction_coef
@@ -255,6 +264,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self.lr_schedule,
             core=self.core,
             previous_action=self.previous_action,
+            across_episodes=self.across_episodes,
             reconstruct=self.reconstruction_coef > 0,
             **self.policy_kwargs,
         ).to(self.device)
@@ -269,6 +279,11 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self.device,
         )
         self._lesson: Lesson = Rewards()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Remember nothing: environments are reset, and no filler row is due."""
+        self.rollout_buffer.forget()
         self._acting = self.policy.begin(self.n_envs)
         self._filler = torch.zeros(self.n_envs, dtype=torch.bool, device=self.device)
 
@@ -354,8 +369,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         before = self._last_obs
         ready = super()._setup_learn(*args, **kwargs)
         record_hyperparameters(self)
-        if self._last_obs is not before:  # they were reset: no filler row is due
-            self._filler = torch.zeros_like(self._filler)
+        if self._last_obs is not before:
+            self._begin_anew()
         check_finite("first observation", self._last_obs, self._env_steps)  # type: ignore[arg-type]
         return ready
 

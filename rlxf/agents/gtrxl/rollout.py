@@ -107,6 +107,12 @@ class SegmentBuffer:
         episode = self.index.episode[:, self.step :]
         return ((episode == episode[:, -1:]) & (episode != EMPTY)).float().mean().item()
 
+    def forget(self) -> None:
+        """Remember nothing from before the next rollout."""
+        self.index.position.zero_()
+        self.index.episode.fill_(EMPTY)
+        self.step = 0
+
     def begin(self) -> State:
         """Start a new rollout; returns what is remembered: the last M steps of the one before."""
         memory, kept = slice(0, self.memory_length), slice(self.step, self.step + self.memory_length)

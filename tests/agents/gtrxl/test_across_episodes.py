@@ -1,0 +1,206 @@
+"""Memory that outlasts episodes: attention sees across their ends, returns do not."""
+
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlxf import GTrXLPPO, evaluate
+from rlxf.attention import Index
+from rlxf.attention.techniques import TECHNIQUES
+from rlxf.envs import PreviousTransition
+from rlxf.envs.vector import as_vec_env
+from tests.agents.gtrxl.test_predict import play
+from tests.agents.gtrxl.test_ratio import assert_acts_as_it_learns
+from tests.agents.gtrxl.test_truncation import ENVS, MEMORY, Recorder, slow_value
+from tests.agents.gtrxl.worlds import (
+    ACTIONS,
+    TERMINATED,
+    next_step_scripts,
+    rollouts,
+    scripts,
+    shifted,
+    small_agent,
+    small_core,
+)
+from tests.attention.specs import SHORT
+
+ENDING = ("LearnedAbsolute", "Multiplicative", "Tupe", "Floater")
+
+
+def lasting(env, **changes):
+    return small_agent(env, across_episodes=True, **changes)
+
+
+@settings(max_examples=4, deadline=None)
+@given(ends=st.lists(st.lists(st.integers(0, 2), min_size=8, max_size=24), min_size=1, max_size=3))
+def test_acting_is_learning_whatever_ends(ends):
+    assert_acts_as_it_learns(lasting(scripts(ends)))
+
+
+@settings(max_examples=3, deadline=None)
+@given(ends=st.lists(st.lists(st.integers(0, 2), min_size=8, max_size=24), min_size=1, max_size=3))
+def test_acting_is_learning_with_filler_rows(ends):
+    assert_acts_as_it_learns(lasting(as_vec_env(next_step_scripts(ends))), number=3)
+
+
+def chosen(axis, name):
+    return SHORT.get(name) or TECHNIQUES[axis][name]()
+
+
+@pytest.mark.parametrize("name", TECHNIQUES["position"])
+def test_positions_go_on_or_are_refused(name):
+    core = replace(small_core(), position=chosen("position", name))
+    if name in ENDING:
+        with pytest.raises(ValueError, match=rf"across_episodes=True counts positions on .*{name}"):
+            lasting(scripts(shifted(2)), core=core)
+        return
+    agent = lasting(scripts(shifted(2)), core=core)
+    far = Index.range(2, 5, start=10**6)
+    with torch.no_grad():
+        y, _ = agent.policy.transformer.encode(torch.randn(2, 5, core.width), far)
+    assert y.isfinite().all()
+    assert_acts_as_it_learns(agent, number=1)
+
+
+def test_positions_count_on_and_there_is_one_episode():
+    agent = lasting(scripts(shifted(2)))
+    for number, buffer in enumerate(rollouts(agent, 2)):
+        steps = torch.arange(16 * number, 16 * (number + 1))
+        assert torch.equal(buffer.index.position[:, MEMORY:], steps.expand(2, -1))
+        assert (buffer.index.episode[:, MEMORY:] == 0).all()
+        assert buffer.dones.any()
+
+
+@pytest.mark.parametrize("across", [True, False])
+def test_what_an_earlier_episode_showed_is_known_only_across(across):
+    agent = small_agent(
+        scripts(shifted(1), action_space=ACTIONS["Box"]), across_episodes=across, previous_action=False
+    )
+    seen = np.random.default_rng(0).uniform(-1, 1, (6, 1, 3)).astype(np.float32)
+    starts = np.arange(6)[:, None] % 3 == 0
+    other = seen.copy()
+    other[1] *= -1
+    first, second = (play(agent, shown, starts)[0] for shown in (seen, other))
+    assert (first[1] != second[1]).any()
+    assert (first[3:] != second[3:]).any() == across
+
+
+def test_the_action_before_is_known_across():
+    agent = lasting(scripts(shifted(1), action_space=ACTIONS["Box"]))
+    observation = np.zeros((1, 3), np.float32)
+    _, state = agent.predict(observation)
+    acting = state.copy()
+    acting.advance(torch.ones(1, dtype=torch.bool))
+    assert torch.equal(acting.action, state.action)
+    assert state.action.abs().max() > 0
+    assert acting.position.tolist() == [1]
+
+
+def test_starts_change_nothing_and_no_state_is_a_beginning():
+    agent = lasting(scripts(shifted(1), action_space=ACTIONS["Box"]))
+    seen = np.random.default_rng(0).uniform(-1, 1, (7, 2, 3)).astype(np.float32)
+    never, always = (np.full((7, 2), starts) for starts in (False, True))
+    said, unsaid = (play(agent, seen, starts)[0] for starts in (always, never))
+    np.testing.assert_array_equal(said, unsaid)
+    np.testing.assert_array_equal(play(agent, seen, never)[0], unsaid)  # the first call left nothing behind
+
+
+def test_returns_end_with_the_episode():
+    agent = lasting(scripts([[0, 0, TERMINATED]] * 2), gamma=0.9, gae_lambda=0.8)
+    for buffer in rollouts(agent, 1):
+        slow = torch.zeros(2, 16)
+        for env in range(2):
+            following = 0.0
+            for t in reversed(range(15)):
+                goes_on = 0.0 if buffer.dones[env, t] else 1.0
+                delta = buffer.rewards[env, t] + 0.9 * goes_on * buffer.values[env, t + 1]
+                following = delta - buffer.values[env, t] + 0.72 * goes_on * following
+                slow[env, t] = following
+        torch.testing.assert_close(buffer.advantages[:, :12], slow[:, :12], atol=1e-5, rtol=1e-5)
+
+
+def test_a_cut_step_is_paid_the_value_of_its_last_observation_in_the_memory_of_all_episodes():
+    env = Recorder(scripts(shifted(ENVS)))
+    agent = lasting(env, gamma=0.9)
+    for buffer in rollouts(agent, 3):
+        cuts = 0
+        for t, (rewards, infos) in enumerate(env.steps):
+            for e, info in enumerate(infos):
+                cut = bool(info.get("TimeLimit.truncated"))
+                value = slow_value(agent, buffer, e, t, info["terminal_observation"]) if cut else 0.0
+                assert buffer.rewards[e, t].item() == pytest.approx(rewards[e] + 0.9 * value, abs=1e-4)
+                cuts += cut
+        assert cuts > 2
+        env.steps.clear()
+
+
+@pytest.mark.parametrize("across", [True, False])
+def test_learning_on_goes_on_remembering_and_a_reset_begins_anew(across):
+    agent = small_agent(scripts([[0]] * 3), across_episodes=across)
+    agent.learn(3 * 16)
+    agent.learn(3 * 16, reset_num_timesteps=False)
+    assert agent.rollout_buffer.index.position.max() == 31
+    agent.learn(3 * 16)  # the environments are reset
+    assert agent.rollout_buffer.index.position.max() == 15
+    assert (agent.rollout_buffer.index.episode[:, :MEMORY] == -1).all()
+
+
+def test_it_is_a_setting_of_the_file(tmp_path):
+    lasting(scripts(shifted(1))).save(tmp_path / "agent")
+    loaded = GTrXLPPO.load(tmp_path / "agent", device="cpu")
+    assert loaded.across_episodes
+    _, state = loaded.predict(np.zeros((1, 3), np.float32))
+    _, state = loaded.predict(np.zeros((1, 3), np.float32), state, np.ones(1, bool))
+    assert state.position.tolist() == [1]
+
+
+def test_teacher_and_student_agree_about_episodes():
+    env = scripts(shifted(2))
+    student, teacher = lasting(env), small_agent(env)
+    with pytest.raises(ValueError, match="teacher has across_episodes=False, the student across_episodes=T"):
+        student.learn_from(teacher, 32)
+    student.learn_from(lasting(scripts(shifted(2))), 32)
+
+
+class Levers(gymnasium.Env):
+    """Episodes of one step; one of two levers pays, always the same one. Nothing is seen."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, pays):
+        self.pays = pays
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(action == self.pays), True, False, {}
+
+
+class Repeats:
+    """Takes the lever that paid, if it remembers one; what a trained agent would do."""
+
+    def __init__(self, agent):
+        self.agent, self.seen = agent, []
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
+        _, state = self.agent.predict(observation, state, episode_start, deterministic)
+        self.seen.append(int(state.position[0]))
+        return np.zeros(len(episode_start), np.int64), state
+
+
+def test_evaluation_keeps_the_state_across_the_episodes_of_an_environment():
+    env = PreviousTransition(Levers(1))
+    for across, positions in ((True, [0, 1, 2, 3]), (False, [0, 0, 0, 0])):
+        agent = small_agent(env, "MultiInputGTrXLPolicy", across_episodes=across, n_steps=4, batch_size=4)
+        player = Repeats(agent)
+        evaluate(player, env, 4)
+        assert player.seen == positions
