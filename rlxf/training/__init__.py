@@ -18,6 +18,7 @@ from rlxf.training.schedules import (
 )
 from rlxf.training.space_difference import describe_difference
 from rlxf.training.spaces import space_from_json, space_to_json
+from rlxf.training.stopping import stop_on_signals
 
 __all__ = [
     "Archive",
@@ -41,4 +42,5 @@ __all__ = [
     "describe_difference",
     "space_from_json",
     "space_to_json",
+    "stop_on_signals",
 ]

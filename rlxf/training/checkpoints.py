@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlxf.training.archive import Archive, read_archive, write_archive
 from rlxf.training.errors import CheckpointError
+from rlxf.training.stopping import Stop
 
 NAME = re.compile(r"step-(\d{12})\.zip")
 EVERY_SECONDS = 60.0
@@ -121,6 +122,11 @@ class Checkpoints(BaseCallback):
     Args:
         folder: where they go.
         every_seconds: from one to the next.
+        stop: once it is asked for, the agent is saved at the next moment from which it can be resumed, and
+            the training stops; None if nobody asks.
+
+    Attributes:
+        stopped: whether it stopped the training, after it saved the agent.
 
     Raises:
         ValueError: if every_seconds is less than 0.
@@ -129,11 +135,14 @@ class Checkpoints(BaseCallback):
 
     model: Saved  # type: ignore[assignment]
 
-    def __init__(self, folder: CheckpointFolder, every_seconds: float = EVERY_SECONDS):
+    def __init__(
+        self, folder: CheckpointFolder, every_seconds: float = EVERY_SECONDS, stop: Stop | None = None
+    ):
         super().__init__()
         if not every_seconds >= 0:
             raise ValueError(f"every_seconds must be at least 0, got {every_seconds}")
         self.folder, self.every_seconds = folder, every_seconds
+        self.stop, self.stopped = stop or Stop(), False
         self._writer = InBackground()
 
     def _on_training_start(self) -> None:
@@ -144,7 +153,7 @@ class Checkpoints(BaseCallback):
 
     def _on_step(self) -> bool:
         self._save_if_due()
-        return True
+        return not self.stopped
 
     def _on_training_end(self) -> None:
         if self.model.at_rest and self.model.num_timesteps > self._step:
@@ -152,8 +161,13 @@ class Checkpoints(BaseCallback):
         self._writer.wait()
 
     def _save_if_due(self) -> None:
-        due = time.monotonic() - self._last >= self.every_seconds
-        if due and self.model.at_rest and not self._writer.busy:
+        if not self.model.at_rest or self.stopped:
+            return
+        if self.stop.asked:
+            self.save()
+            self._writer.wait()
+            self.stopped = True
+        elif time.monotonic() - self._last >= self.every_seconds and not self._writer.busy:
             self.save()
 
     def save(self) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints are written beside the training, and the newest whole one is found again."""
 
+import signal
 import threading
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from rlxf.training import Archive, CheckpointFolder, Checkpoints, read_archive
 from rlxf.training.checkpoints import InBackground
+from rlxf.training.stopping import Stop
 
 
 class Learner:
@@ -25,7 +27,8 @@ class Learner:
         for _ in range(steps):
             self.num_timesteps += 1
             self.weight += 1
-            callback.on_step()
+            if not callback.on_step():
+                break
         callback.on_training_end()
 
     def get_env(self):
@@ -107,6 +110,37 @@ def test_a_disk_that_is_full_is_told_and_the_others_stay(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         Learner().learn(4, Checkpoints(folder, every_seconds=0))
     assert folder.files() == [folder.file(1)]
+
+
+def test_who_asks_to_stop_gets_a_checkpoint_first(tmp_path):
+    class Asked(Checkpoints):
+        def _on_step(self):
+            if self.num_timesteps == 3:
+                self.stop.by = signal.SIGTERM
+            return super()._on_step()
+
+    learner, folder, stop = Learner(), CheckpointFolder(tmp_path), Stop()
+    checkpoints = Asked(folder, every_seconds=1000, stop=stop)
+    learner.learn(9, checkpoints)
+    assert checkpoints.stopped
+    assert learner.num_timesteps == 3
+    assert folder.files() == [folder.file(3)]
+
+
+def test_who_asks_amid_a_rollout_gets_the_one_before_the_next(tmp_path):
+    learner, folder, stop = Learner(), CheckpointFolder(tmp_path), Stop()
+    checkpoints = Checkpoints(folder, every_seconds=1000, stop=stop)
+    checkpoints.init_callback(learner)
+    checkpoints.on_training_start({}, {})
+    learner.at_rest, learner.num_timesteps = False, 5
+    stop.by = signal.SIGUSR1
+    assert checkpoints.on_step()  # amid a rollout: it goes on
+    learner.at_rest, learner.num_timesteps = True, 6
+    checkpoints.on_rollout_start()
+    learner.at_rest, learner.num_timesteps = False, 7
+    assert not checkpoints.on_step()
+    checkpoints.on_training_end()
+    assert folder.files() == [folder.file(6)]
 
 
 def test_the_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):

@@ -1,0 +1,53 @@
+"""Signals ask to stop; what they did before comes back."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from rlxf.training.stopping import SIGNALS, stop_on_signals
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_signal_asks_to_stop(number):
+    with stop_on_signals() as stop:
+        assert not stop.asked
+        os.kill(os.getpid(), number)
+        assert stop.asked
+        assert stop.by is number
+
+
+@pytest.mark.parametrize("first", SIGNALS, ids=lambda number: number.name)
+def test_a_second_one_of_the_keyboard_ends_at_once(first):
+    with stop_on_signals():
+        os.kill(os.getpid(), first)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_what_they_did_before_comes_back():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with stop_on_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_so_it_does_after_an_error():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with pytest.raises(ZeroDivisionError), stop_on_signals():
+        raise ZeroDivisionError
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_another_thread_is_left_alone():
+    found = []
+
+    def work():
+        with stop_on_signals() as stop:
+            found.append(stop.asked)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False]
