@@ -20,6 +20,7 @@ from rlxf.attention.kernels.rfa import RFA
 from rlxf.attention.kernels.routing import Routing
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.compressive import Compressive
+from rlxf.attention.memory.knn import KNN
 from rlxf.attention.memory.state import State
 from rlxf.attention.memory.xl import XL
 from rlxf.attention.patterns.base import Both, Either
@@ -66,6 +67,7 @@ __all__ = [
     "ACT",
     "Universal",
     "UniversalSinusoid",
+    "KNN",
     "KNNLM",
     "LSH",
     "SPALM",

@@ -70,11 +70,15 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
         """Queries of x (B, T, C) over memory, keys and values (B, H, M, D), and x -> (B, Tq, C)."""
         q, k, v = self.read(x, memory, relation)
+        return self._joined(self.averaged(q, k, v, relation), relation)
+
+    def averaged(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation) -> Tensor:
+        """`average` in a pass: group by group where that is faster."""
         shares = self.kernel.shares(relation)
-        if shares is not None:
-            q, k = self.kernel.meet(q, k, relation)
-            return self._joined(self._in_parts(q, k, v, shares), relation)
-        return self.attend(q, k, v, relation, self._table(relation))
+        if shares is None:
+            return self.average(q, k, v, relation, self._table(relation))
+        q, k = self.kernel.meet(q, k, relation)
+        return self._in_parts(q, k, v, shares)
 
     def weights(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
         """The weights that `forward` averages values with, (B, H, T, M + T).
@@ -136,12 +140,16 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
         """q (B, H, Tq, D) over k and v (B, H, Tk, D) -> (B, Tq, C). Who sees nothing gets 0."""
+        return self._joined(self.average(q, k, v, relation, table), relation)
+
+    def average(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
+        """What each head finds: q (B, H, Tq, D) over k and v (B, H, Tk, D) -> (B, H, Tq, D)."""
         q, k = self.kernel.meet(q, k, relation)
         bias, q = self._biased(q, k, relation, table)
         mixed = self.position.average(self.kernel, q, k, v, bias, relation, table, self._dropout)
         if len(relation.rules) > 1 and relation.blind_by_head is not None:
             mixed = mixed.masked_fill(relation.blind_by_head[..., None], 0.0)
-        return self._joined(mixed, relation)
+        return mixed
 
     def _in_parts(self, q: Tensor, k: Tensor, v: Tensor, shares: Sequence[Share]) -> Tensor:
         """What q (B, H, Tq, D) gets of k and v (B, H, Tk, D), group by group: (B, H, Tq, D)."""

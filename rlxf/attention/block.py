@@ -9,6 +9,7 @@ from rlxf.attention.dropout import Dropout
 from rlxf.attention.feed_forward import FeedForward
 from rlxf.attention.index import Index
 from rlxf.attention.kernels.base import LayerMemory
+from rlxf.attention.memorizing import FarLayerCache, MemorizingAttention
 from rlxf.attention.norm import NORMS, joins
 from rlxf.attention.relation import Relation, Tables
 from rlxf.attention.sides import SidedAttention, self_attention
@@ -94,6 +95,12 @@ class Block(nn.Module):
     def cache(self, memory: Tensor, index: Index, tables: Tables) -> LayerCache:
         """Keys and values of the tokens of memory (B, S, C)."""
         return self.attention.cache(self._project(memory), index, tables)
+
+    def far_cache(self, near: LayerCache, tokens: Tensor) -> FarLayerCache:
+        """The cache of a layer that finds tokens (B, F, C) far back, given that of the near ones."""
+        assert isinstance(self.attention, MemorizingAttention)
+        far = self.attention.far(self._project(tokens))
+        return FarLayerCache(near.keys, near.values, near.table, *far)
 
     def heard(self, x: Tensor, index: Index) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, S, D), as queries meet them, of tokens x (B, S, C) at an index (B, S)."""

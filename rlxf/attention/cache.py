@@ -42,9 +42,9 @@ class Cache:
         self.slot = (slot + 1) % self.index.shape[1]
         return slot
 
-    def related(self, relation: Relation) -> Relation:
-        """What a token and the slots are to one another, if it takes more than index and pattern to know."""
-        return relation
+    def related(self, relations: Sequence[Relation]) -> Sequence[Relation]:
+        """What a token and the slots are to one another in each pass, given what index and pattern say."""
+        return relations
 
     def enter(self, number: int, x: Tensor) -> None:
         """Hear what the token x (B, 1, C) is as it enters a pass; `write` was told where it stands."""

@@ -39,9 +39,9 @@ def attention_weights(
     _, hidden = transformer.encode(x, index, state, context)
     _, whole, _ = transformer.enter(x, index)
     recall = transformer.recall(state, whole)
-    relations = transformer.relations(whole, recall.key, related=recall.related)
+    relations = recall.related(transformer.relations(whole, recall.key))
     weights = [
-        recall.by_token(transformer.blocks[layer].weights(h, recall.tokens(n, h), relations[n]))
+        recall.by_token(n, transformer.blocks[layer].weights(h, recall.tokens(n, h), relations[n]))
         for n, (layer, h) in enumerate(zip(transformer.order, hidden, strict=True))
     ]
     return [layer[:, :, -index.shape[1] :] for layer in weights]

@@ -11,6 +11,8 @@ from rlxf.attention.index import Index
 from rlxf.attention.kernels.base import Kernel, LayerMemory, Linear
 from rlxf.attention.kernels.lsh import LSH
 from rlxf.attention.linear import orthogonal_linear
+from rlxf.attention.memorizing import MemorizingAttention
+from rlxf.attention.memory.knn import KNN
 from rlxf.attention.patterns.base import UNLIMITED, GlobalTokens
 from rlxf.attention.patterns.etc import ExtraTokens
 from rlxf.attention.positions.base import Position
@@ -31,6 +33,8 @@ def self_attention(spec: "TransformerSpec") -> "Attention | SidedAttention":
     if isinstance(pattern, GlobalTokens):
         out = orthogonal_linear(spec.width, spec.width)
         return SidedAttention(pattern.global_tokens, SideOfQueries(*given), SideOfQueries(*given), out)
+    if isinstance(spec.memory, KNN):
+        return MemorizingAttention(*given, spec.memory.top)
     return (SharedAttention if isinstance(spec.kernel, LSH) else Attention)(*given)
 
 

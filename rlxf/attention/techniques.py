@@ -20,6 +20,7 @@ from rlxf.attention.kernels.rfa import RFA
 from rlxf.attention.kernels.routing import Routing
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.compressive import Compressive
+from rlxf.attention.memory.knn import KNN
 from rlxf.attention.memory.xl import XL
 from rlxf.attention.patterns.base import Both, Either
 from rlxf.attention.patterns.big_bird import BigBird
@@ -88,7 +89,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
             BigBirdETC,
         ),
         "kernel": (Softmax, AdaptiveSpan, DynamicSpan, RFA, Performer, Linformer, LSH, Routing),
-        "memory": (XL, Compressive),
+        "memory": (XL, Compressive, KNN),
         "residual": (Add, GRUGate, InputGate, OutputGate, HighwayGate, SigTanhGate, Reversible),
         "depth": (Fixed, Universal, ACT, DepthAdaptive, CALM),
     }.items()

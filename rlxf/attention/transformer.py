@@ -1,6 +1,6 @@
 """The transformer: a segment at a time to learn, a token at a time to act."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,11 @@ from rlxf.attention.depth.base import Processor
 from rlxf.attention.depth.exits import ExitDepth, Exiting, Exits, Judge
 from rlxf.attention.extra_tokens import LearnedTokens, NoExtraTokens
 from rlxf.attention.index import Index
-from rlxf.attention.kernels.base import LayerKernel, RecurrentKernel
+from rlxf.attention.kernels.base import Kernel, LayerKernel, RecurrentKernel
 from rlxf.attention.memory.compressive import Compressive
 from rlxf.attention.memory.compressive_cache import CompressiveCache
+from rlxf.attention.memory.knn import KNN
+from rlxf.attention.memory.knn_cache import KNNCache
 from rlxf.attention.memory.recall import Recall
 from rlxf.attention.memory.state import State
 from rlxf.attention.passes import LayerPasses, SegmentPasses, StepPasses
@@ -49,7 +51,7 @@ class Transformer(nn.Module):
         )
         self.extra = _extra_tokens(spec)
         self.order = [spec.depth.layer_of(number) for number in range(spec.layers)]
-        layers = (replace(spec, kernel=kernel) for kernel in spec.kernel.for_layers(1 + max(self.order)))
+        layers = (_of_layer(spec, *each) for each in enumerate(spec.kernel.for_layers(1 + max(self.order))))
         self.blocks: Sequence[Block] = nn.ModuleList(Block(layer) for layer in layers)  # type: ignore
         self.depth = spec.depth.build(spec.width, spec.layers)
         first, *others = self._kernels()
@@ -152,7 +154,7 @@ class Transformer(nn.Module):
             residual=self.spec.residual,
             blocks=self._layers,
             index=index,
-            relations=self.relations(index, recall.key, related=recall.related),
+            relations=recall.related(self.relations(index, recall.key)),
             seen=seen,
             across=self._across(index, seen),
             recall=recall,
@@ -192,7 +194,7 @@ class Transformer(nn.Module):
             residual=self.spec.residual,
             blocks=self._layers,
             index=index,
-            relations=self.relations(index, cache.index, cache.tables, cache.related),
+            relations=cache.related(self.relations(index, cache.index, cache.tables)),
             seen=cache.context,
             across=self._across(index, cache.context),
             cache=cache,
@@ -202,9 +204,10 @@ class Transformer(nn.Module):
 
     def initial_state(self, batch: int) -> State:
         """A state that remembers nothing, for ``batch`` rows; of length 0 without memory."""
-        length = 0 if self.spec.memory is None else self.spec.memory.length
-        like = next(self.parameters())
-        return State.empty(self.spec.layers, batch, length, like, self.spec.width)
+        sizes = batch, next(self.parameters()), self.spec.width
+        if self.spec.memory is None:
+            return State.empty(self.spec.layers, batch, 0, *sizes[1:])
+        return self.spec.memory.empty(self.spec.layers, *sizes)
 
     @torch.no_grad()
     def cache(self, state: State, capacity: int, context: Context | None = None) -> Cache:
@@ -239,7 +242,11 @@ class Transformer(nn.Module):
         index = state.index.concatenate(room.index)
         hidden = torch.cat([state.hidden, room.hidden], dim=2)
         rings = [block.cache(h, index, tables) for block, h in zip(self._layers, hidden, strict=True)]
-        return Cache(rings, index, length % capacity, tables, self._project(context))
+        near = Cache(rings, index, length % capacity, tables, self._project(context))
+        if isinstance(self.spec.memory, KNN):
+            number = self.spec.memory.number(layers)
+            return KNNCache.begin(near, self._layers[number], self.spec.memory, state)
+        return near
 
     def _compressive_cache(
         self, memory: Compressive, state: State, capacity: int, context: Context | None
@@ -340,25 +347,12 @@ class Transformer(nn.Module):
         pattern, memory = self.spec.pattern.for_layer(0), self.spec.memory
         return self._relation(query, key, pattern if memory is None else memory.shows(pattern), None)
 
-    def relations(
-        self,
-        query: Index,
-        key: Index,
-        tables: Tables | None = None,
-        related: Callable[[Relation], Relation] = lambda relation: relation,
-    ) -> list[Relation]:
-        """What queries and keys are to one another in each layer; layers with the same pattern share it.
-
-        Args:
-            query: where the queries stand.
-            key: where the keys stand.
-            tables: those made before; None: those that this pass needs.
-            related: what memory makes of a relation that index and pattern give.
-        """
+    def relations(self, query: Index, key: Index, tables: Tables | None = None) -> list[Relation]:
+        """What queries and keys are to one another in each pass; passes with the same pattern share it."""
         patterns = [self.spec.pattern.for_layer(layer) for layer in range(self.spec.layers)]
         if tables is None:
             patterns = [self._narrowed(*each) for each in zip(patterns, self._layers, strict=True)]
-        made = {pattern: related(self._relation(query, key, pattern, tables)) for pattern in set(patterns)}
+        made = {pattern: self._relation(query, key, pattern, tables) for pattern in set(patterns)}
         return [made[pattern] for pattern in patterns]
 
     @staticmethod
@@ -385,6 +379,12 @@ class Transformer(nn.Module):
             return None
         layers = [block.cross.project(context.x) for block in self._layers if block.cross is not None]
         return ProjectedContext(layers, context.index)
+
+
+def _of_layer(spec: "TransformerSpec", number: int, kernel: Kernel) -> "TransformerSpec":
+    """The spec as one layer of a `Transformer` has it."""
+    memory = spec.memory and spec.memory.for_layer(number, spec.layers)
+    return replace(spec, kernel=kernel, memory=memory)
 
 
 def _extra_tokens(spec: "TransformerSpec") -> NoExtraTokens:

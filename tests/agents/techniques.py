@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention import Full, RoPE
+from rlxf.attention import Full, RoPE, Window
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
 from rlxf.attention.techniques import TECHNIQUES
 from tests.attention.specs import FORGETFUL, SHORT
@@ -24,6 +24,7 @@ CHOICES = {
     for chosen in [SHORT.get(name) or technique()]
 }
 CHOICES["memory Compressive"]["pattern"] = Full()
+CHOICES["memory KNN"]["pattern"] = Window(SHORT["KNN"].length + 1)
 CHOICES["kernel RFA that forgets"] = {"kernel": FORGETFUL, "position": RoPE()}
 each = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 """Run a test with each of them: ``{axis: technique}``."""

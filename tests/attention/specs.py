@@ -11,6 +11,7 @@ from rlxf.attention import (
     ACT,
     CALM,
     ETC,
+    KNN,
     LSH,
     RFA,
     XL,
@@ -75,6 +76,7 @@ SHORT: dict[str, Any] = {
     "Performer": Performer(6),
     "XL": XL(MEMORY),
     "Compressive": Compressive(2, 2, 2),
+    "KNN": KNN(2, 5, 2),
     "LearnedAbsolute": LearnedAbsolute(64),
     "Multiplicative": Multiplicative(64),
     "ShawRelative": ShawRelative(2),
@@ -172,6 +174,16 @@ RECIPES = {
     "Compressive, reversible": replace(
         DEFAULT, layers=3, memory=Compressive(2, 2, 2, measure="norm"), residual=Reversible()
     ),
+    "KNN, gates and distances": replace(GTRXL, memory=KNN(MEMORY, 6, 3, layer=1)),
+    "KNN, values by distance, one of many": replace(
+        DEFAULT, memory=KNN(2, 3, 1), position=ShawRelative(2), pattern=Window(3)
+    ),
+    "KNN, reversible and turned": replace(
+        DEFAULT, layers=3, memory=KNN(2, 8, 8), position=RoPE(), pattern=Window(2), residual=Reversible()
+    ),
+    "KNN in a decoder that leaves early": replace(
+        DEFAULT, memory=KNN(3, 4, 2), depth=CALM(), cross_attention=True, norm="post"
+    ),
     "Performer, drawn anew": replace(DEFAULT, kernel=Performer(redraw=1)),
     "Performer, gates and memory": replace(GTRXL, kernel=Performer(6), position=RoPE()),
     "Performer in a decoder": replace(DEFAULT, kernel=Performer(6), cross_attention=True),
@@ -267,7 +279,7 @@ def streaming(spec: TransformerSpec, memory: int) -> TransformerSpec:
     """The spec as it may act without end: no query sees beyond the memory."""
     spec = remembering(spec, memory)
     seen = spec.memory.shows(spec.pattern)
-    return spec if seen.reach <= spec.memory.length else replace(spec, pattern=Window(memory + 1))
+    return spec if seen.reach <= spec.memory.length else replace(spec, pattern=Window(spec.memory.length + 1))
 
 
 def each(specs: dict[str, TransformerSpec]) -> pytest.MarkDecorator:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlxf.attention import (
+    KNN,
     LSH,
     XL,
-    Compressive,
     Context,
     Index,
     Routing,
@@ -65,6 +65,9 @@ def same_state(actual: State, expected: State) -> None:
     assert torch.equal(actual.index.position, expected.index.position)
     filled = expected.index.episode != EMPTY
     agree(actual.hidden[:, filled], expected.hidden[:, filled])
+    assert (actual.older is None) == (expected.older is None)
+    if actual.older is not None and expected.older is not None:
+        same_state(actual.older, expected.older)
 
 
 @each(CAUSAL)
@@ -181,7 +184,11 @@ def half_full(spec: TransformerSpec, batch: int, filling: float) -> State:
     empty = index.position < (length + 1) // 2
     hidden = numbers(spec.layers, batch, length, spec.width, seed=6)
     hidden = torch.where(empty[..., None], filling * hidden, hidden)
-    return State(hidden, Index(index.position, index.episode.masked_fill(empty, EMPTY)))
+    older = None
+    if isinstance(spec.memory, KNN):
+        noise = filling * numbers(1, batch, spec.memory.far, spec.width, seed=10)
+        older = State(noise, Index.empty(batch, spec.memory.far))
+    return State(hidden, Index(index.position, index.episode.masked_fill(empty, EMPTY)), older)
 
 
 WITH_MEMORY = {name: spec for name, spec in SPECS.items() if spec.memory}
@@ -314,7 +321,7 @@ def test_full_memory_equals_one_long_run(spec, drawn):
 def test_memory_as_long_as_the_window_equals_one_long_run(spec, drawn, memory):
     index, lengths = drawn
     run, short = world(spec, index), streaming(spec, memory)
-    alone = short if isinstance(short.memory, Compressive) else replace(short, memory=None)
+    alone = replace(short, memory=None) if type(short.memory) is XL else short
     whole, _ = built(alone)(run.x, index, context=run.context)
     parts, _ = learn(built(short), run, lengths)
     agree(parts[run.filled], whole[run.filled])

@@ -5,7 +5,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlxf.attention import RFA, Compressive, GRUGate, Linformer, Routing, ShawRelative, TransformerSpec
+from rlxf.attention import (
+    KNN,
+    RFA,
+    Compressive,
+    Full,
+    GRUGate,
+    Linformer,
+    Routing,
+    ShawRelative,
+    TransformerSpec,
+)
 from rlxf.attention.index import EMPTY
 from rlxf.attention.inspection import attention_weights, gate_openness
 from rlxf.attention.patterns.base import GlobalTokens
@@ -28,7 +38,7 @@ WEIGHED = {
     and not isinstance(spec.pattern, GlobalTokens)
     and not sums_up(spec, "convolution", "max")
     and not getattr(spec.kernel, "bias", False)
-    and not isinstance(spec.memory, Compressive)
+    and not isinstance(spec.memory, Compressive | KNN)
 }
 """Whose attention is weights times values: not so where distances, global tokens or summaries come in."""
 
@@ -48,7 +58,9 @@ def allowed(spec, run: World, state, layer: int):
     """(B, H, T, M + T): pairs of one episode that the rules let meet, by a loop; keys with extra tokens."""
     index = built(spec).extra.index(run.index)
     key = index if state is None else state.index.concatenate(index)
-    query, rules = index.last(run.length), spec.pattern.for_layer(layer).for_heads(spec.heads)
+    finds = isinstance(spec.memory, KNN) and layer == spec.memory.number(spec.layers)
+    pattern = Full() if finds else spec.pattern
+    query, rules = index.last(run.length), pattern.for_layer(layer).for_heads(spec.heads)
     meets = torch.zeros(query.shape[0], len(rules), run.length, key.shape[1], dtype=torch.bool)
     for b, h, i, j in torch.cartesian_prod(*map(torch.arange, meets.shape)).tolist():
         here, there = int(query.position[b, i]), int(key.position[b, j])
@@ -70,6 +82,9 @@ def test_weights_are_shares_of_what_may_be_seen(spec):
             continue
         assert (weights >= 0).all() or isinstance(spec.kernel, RFA)
         total = weights.sum(-1)
+        if isinstance(spec.memory, KNN):  # what stands before the state is not shown
+            assert (total < whole + 1e-9).all()
+            continue
         if isinstance(spec.kernel, Routing):  # a cluster may hold nothing to see
             whole = whole * (total > 0)
         if getattr(spec.kernel, "softmax1", False):

@@ -6,7 +6,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.attention import LSH, XL, ALiBi, Full, GRUGate, Routing, TransformerSpec, Tupe, Window
+from rlxf.attention import LSH, ALiBi, Compressive, Full, GRUGate, Routing, TransformerSpec, Tupe, Window
 from rlxf.attention.patterns.window import bounded
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
 from rlxf.cli.core import SIZES
@@ -87,6 +87,7 @@ UNUSUAL = {
     ("BigBirdETC", "window"): 5,
     ("Routing", "decay"): 0.9,
     ("ACT", "epsilon"): 0.5,
+    ("KNN", "layer"): 1,
     ("CALM", "threshold"): 0.5,
 }
 """Options whose values have to fit."""
@@ -172,7 +173,7 @@ def test_an_agent_is_built_with_it_or_one_sentence_says_why_not(axis, technique,
     try:
         with in_one_line(*BUILDING):
             without = ["--core.position", "none"] if axis == "kernel" else []
-            sizes = TINY if technique is XL or axis != "memory" else without_length(TINY)
+            sizes = without_length(TINY) if technique is Compressive else TINY
             parse(["train", "gtrxl", *TASK, *sizes, *without, f"--core.{axis}", technique.__name__]).prepare()
     except SystemExit:
         assert capsys.readouterr().err.startswith(f"rlxf: {technique.__name__}(")

@@ -11,7 +11,8 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
 from rlxf.agents.gtrxl.objective import generalised_advantage
-from rlxf.attention import Index, State, TransformerSpec
+from rlxf.agents.gtrxl.older import OlderSteps
+from rlxf.attention import KNN, Index, State, TransformerSpec
 from rlxf.attention.index import EMPTY
 
 
@@ -48,7 +49,8 @@ class SegmentBuffer:
     """The steps of a rollout of E environments, and the M steps remembered from before it.
 
     The inputs of each layer are stored once for every step: (L, E, M + steps, C). The memory of
-    the segment that begins at step s is their stretch [s, s + M), a view.
+    the segment that begins at step s is their stretch [s, s + M), a view. What one layer remembers from
+    before these M steps, with `KNN` memory, is stored beside it.
 
     Args:
         observation_space: of one environment.
@@ -85,6 +87,7 @@ class SegmentBuffer:
         length = self.memory_length + n_steps
         self.hidden = torch.zeros(core.layers, n_envs, length, core.width, device=device)
         self.index = Index.empty(n_envs, length, device)
+        self.older = OlderSteps(core, n_envs, n_steps, device) if isinstance(core.memory, KNN) else None
         self.step = 0
 
     @property
@@ -94,12 +97,18 @@ class SegmentBuffer:
         steps = [self.previous, self.actions, self.rewards, self.values, self.log_probs]
         steps += [self.advantages, self.returns]
         remembered = [self.hidden, self.index.position, self.index.episode, self.dones]
+        remembered += [] if self.older is None else self.older.tensors
         return sum(tensor.nbytes for tensor in [*observations, *steps, *remembered])
 
     @property
     def weight(self) -> Tensor:
         """(E, steps): 1 for a step to learn from, 0 for a filler row."""
         return (self.index.episode[:, self.memory_length :] != EMPTY).to(self.rewards.dtype)
+
+    @property
+    def steps_index(self) -> Index:
+        """Where the steps of the rollout stand, (E, steps)."""
+        return self.index.at(slice(self.memory_length, None))
 
     @property
     def filled(self) -> float:
@@ -111,6 +120,8 @@ class SegmentBuffer:
         """Remember nothing from before the next rollout."""
         self.index.position.zero_()
         self.index.episode.fill_(EMPTY)
+        if self.older is not None:
+            self.older.forget()
         self.step = 0
 
     def begin(self) -> State:
@@ -119,10 +130,20 @@ class SegmentBuffer:
         self.hidden[:, :, memory] = self.hidden[:, :, kept].clone()
         for numbers in (self.index.position, self.index.episode):
             numbers[:, memory] = numbers[:, kept].clone()
+        older = None if self.older is None else self.older.begin(self.step)
         self.step = 0
-        return State(
-            self.hidden[:, :, memory], Index(self.index.position[:, memory], self.index.episode[:, memory])
+        return State(self.hidden[:, :, memory], self.index.at(memory), older)
+
+    def replace_memory(self, state: State) -> None:
+        """Remember this from before the rollout: M steps."""
+        memory = slice(self.memory_length)
+        self.hidden[:, :, memory] = state.hidden
+        self.index.position[:, memory], self.index.episode[:, memory] = (
+            state.index.position,
+            state.index.episode,
         )
+        if self.older is not None and state.older is not None:
+            self.older.replace(state.older)
 
     def add(
         self,
@@ -154,6 +175,9 @@ class SegmentBuffer:
         self.previous[:, self.step], self.actions[:, self.step] = previous, actions
         self.rewards[:, self.step], self.dones[:, self.step] = rewards, dones
         self.values[:, self.step], self.log_probs[:, self.step] = values, log_probs
+        if self.older is not None:
+            dropped = slice(self.step, self.step + 1)
+            self.older.add(self.step, self.hidden[:, :, self.step], self.index.at(dropped))
         place = self.memory_length + self.step
         self.hidden[:, :, place] = hidden
         self.index.position[:, place], self.index.episode[:, place] = (
@@ -235,7 +259,8 @@ class SegmentBuffer:
             _windows(x, 1, self.memory_length, self.segment_length)[environment, number]
             for x in self._index_parts
         )
-        return State(hidden, Index(position, episode))
+        older = None if self.older is None else self.older.before(environment, number * self.segment_length)
+        return State(hidden, Index(position, episode), older)
 
 
 def _windows(x: Tensor, axis: int, length: int, stride: int) -> Tensor:

@@ -4,12 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from rlxf.attention.index import Index
 from rlxf.attention.memory.recall import Recall
-from rlxf.attention.memory.state import State
+from rlxf.attention.memory.state import State, joined
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.technique import Choices, Technique
 
@@ -26,6 +25,19 @@ class Memory(Technique, ABC):
         """Raise ValueError unless it goes with the other choices of a transformer."""
         if not choices.causal:
             raise ValueError(f"memory {self} needs causal=True: what is remembered cannot look ahead")
+
+    @property
+    def holds(self) -> int:
+        """How many tokens back it reaches, in the layer that remembers most: by default M."""
+        return self.length
+
+    def for_layer(self, number: int, layers: int) -> "Memory":
+        """The memory of layer 0, 1, ... of so many: by default the same in all."""
+        return self
+
+    def empty(self, layers: int, batch: int, like: Tensor, width: int) -> State:
+        """A state that remembers nothing; type and device of ``like``."""
+        return State.empty(layers, batch, self.length, like, width)
 
     def shows(self, pattern: Pattern) -> Pattern:
         """The tokens that a query sees in whatever form, of those that the pattern shows: by default all."""
@@ -53,7 +65,5 @@ class Memory(Technique, ABC):
             hidden: (L, B, T, C), the inputs of each layer.
             index: (B, T), where the segment's tokens stand.
         """
-        kept = min(state.index.shape[1], max(0, self.length - index.shape[1]))
-        fresh = min(self.length, index.shape[1])
-        old, hidden = state.last(kept), hidden[:, :, hidden.shape[2] - fresh :].detach()
-        return State(torch.cat([old.hidden, hidden], dim=2), old.index.concatenate(index.last(fresh)))
+        fresh = State(hidden.detach(), index).last(self.length)
+        return joined([state.last(self.length - fresh.index.shape[1]), fresh])

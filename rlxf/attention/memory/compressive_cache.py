@@ -107,9 +107,9 @@ class CompressiveCache(Cache):
             layers, index, kept.index.shape[1] % ring, tables, context, memory, blocks, inputs, standing
         )
 
-    def related(self, relation: Relation) -> Relation:
+    def related(self, relations: Sequence[Relation]) -> Sequence[Relation]:
         """See `Cache`."""
-        return CompressedRelation.of(relation, self.memory, self.memory.waiting)
+        return CompressedRelation.of(relations, self.memory, self.memory.waiting)
 
     def write(self, index: Index) -> int:
         """See `Cache`; also where the block stands that the token makes whole."""

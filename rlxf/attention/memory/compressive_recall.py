@@ -38,10 +38,19 @@ class CompressedRelation(Relation):
     summaries: int
 
     @classmethod
-    def of(cls, relation: Relation, memory: "Compressive", summaries: int) -> "CompressedRelation":
-        """The same relation, but that the first keys stand for blocks."""
-        given = {field.name: getattr(relation, field.name) for field in fields(Relation)}
-        return cls(**given, memory=memory, summaries=summaries)
+    def of(
+        cls, relations: Sequence[Relation], memory: "Compressive", summaries: int
+    ) -> "list[CompressedRelation]":
+        """The same relations, but that the first keys stand for blocks; passes that share one still do."""
+        made = {
+            id(one): cls(
+                **{field.name: getattr(one, field.name) for field in fields(Relation)},
+                memory=memory,
+                summaries=summaries,
+            )
+            for one in relations
+        }
+        return [made[id(one)] for one in relations]
 
     @cached_property
     def allowed_by_head(self) -> Tensor:
@@ -95,9 +104,9 @@ class CompressiveRecall(Recall):
         """See `Recall`."""
         return self.ends.concatenate(self.all.last(self._raw + self.index.shape[1]))
 
-    def related(self, relation: Relation) -> Relation:
+    def related(self, relations: Sequence[Relation]) -> Sequence[Relation]:
         """See `Recall`."""
-        return CompressedRelation.of(relation, self.memory, self.ends.shape[1])
+        return CompressedRelation.of(relations, self.memory, self.ends.shape[1])
 
     def tokens(self, number: int, x: Tensor) -> Tensor:
         """See `Recall`."""
@@ -116,7 +125,7 @@ class CompressiveRecall(Recall):
     def _summaries(self, number: int, blocks: Tensor) -> Tensor:
         return compressed(self.layers[number], blocks)
 
-    def by_token(self, weights: Tensor) -> Tensor:
+    def by_token(self, number: int, weights: Tensor) -> Tensor:
         """See `Recall`. The weight of a compressed block is shared evenly by its tokens."""
         slots = self.blocks.slots.flatten(1).clamp(min=0)
         of_blocks, own = weights.split([self.ends.shape[1], weights.shape[-1] - self.ends.shape[1]], dim=-1)

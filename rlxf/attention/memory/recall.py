@@ -27,16 +27,16 @@ class Recall:
         """Where all stand that are seen, (B, M + T): those of memory, then the segment's own."""
         return self.index if self.state is None else self.state.index.concatenate(self.index)
 
-    def related(self, relation: Relation) -> Relation:
-        """What queries and keys are to one another, if it takes more than index and pattern to know."""
-        return relation
+    def related(self, relations: Sequence[Relation]) -> Sequence[Relation]:
+        """What queries and keys are to one another in each pass, given what index and pattern say of it."""
+        return relations
 
     def tokens(self, number: int, x: Tensor) -> Tensor | None:
         """What pass ``number`` sees before its own tokens x (B, T, C): (B, M, C), without gradient."""
         return None if self.state is None else self.state.hidden[number]
 
-    def by_token(self, weights: Tensor) -> Tensor:
-        """Weights of keys, (B, H, Tq, M + T), as those of the tokens that a state and the segment hold."""
+    def by_token(self, number: int, weights: Tensor) -> Tensor:
+        """Weights of a pass's keys as those of the tokens in a state and the segment, (B, H, Tq, M + T)."""
         return weights
 
     @property

@@ -1,6 +1,8 @@
 """The value that a memory hands on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -15,10 +17,12 @@ class State:
     Args:
         hidden: (L, B, M, C), oldest first, without gradient.
         index: (B, M), where those tokens stand; episode -1 for an empty slot.
+        older: the inputs of one layer, (1, B, N, C), for the N tokens before them; None for nothing.
     """
 
     hidden: Tensor
     index: Index
+    older: "State | None" = None
 
     @classmethod
     def empty(cls, layers: int, batch: int, length: int, like: Tensor, width: int) -> "State":
@@ -26,11 +30,21 @@ class State:
         hidden = torch.zeros(layers, batch, length, width, dtype=like.dtype, device=like.device)
         return cls(hidden, Index.empty(batch, length, like.device))
 
+    def at(self, tokens: slice) -> "State":
+        """The chosen ones of the M tokens alone, as views."""
+        return State(self.hidden[:, :, tokens], self.index.at(tokens))
+
     def last(self, length: int) -> "State":
-        """The last ``length`` tokens, as views."""
-        start = self.hidden.shape[2] - length
-        return State(self.hidden[:, :, start:], self.index.last(length))
+        """The last tokens alone, at most ``length``, as views."""
+        return self.at(slice(max(0, self.index.shape[1] - length), None))
 
     def rows(self, rows: Tensor) -> "State":
         """The chosen rows of the batch: ``rows`` is a bool (B,) or an int64 (N,) tensor."""
-        return State(self.hidden[:, rows], self.index.rows(rows))
+        older = None if self.older is None else self.older.rows(rows)
+        return State(self.hidden[:, rows], self.index.rows(rows), older)
+
+
+def joined(states: Sequence[State]) -> State:
+    """The tokens of one after those of the other."""
+    index = reduce(Index.concatenate, (state.index for state in states))
+    return State(torch.cat([state.hidden for state in states], dim=2), index)

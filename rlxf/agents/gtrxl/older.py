@@ -1,0 +1,68 @@
+"""What one layer remembers from before the last M steps, for the rollouts of a core with `KNN` memory."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlxf.attention import KNN, Index, State, TransformerSpec
+from rlxf.attention.index import EMPTY
+
+
+class OlderSteps:
+    """Inputs of one layer, (1, E, N + steps, C), each step once, in the order of time.
+
+    The N older steps of the segment that begins at step s are the stretch [s, s + N), a view.
+
+    Args:
+        core: the transformer, with `KNN` memory.
+        n_envs: environments E.
+        n_steps: steps of a rollout.
+        device: where they are stored.
+    """
+
+    def __init__(self, core: TransformerSpec, n_envs: int, n_steps: int, device: torch.device):
+        assert isinstance(core.memory, KNN)
+        self.number, self.length = core.memory.number(core.layers), core.memory.far
+        self.hidden = torch.zeros(1, n_envs, self.length + n_steps, core.width, device=device)
+        self.index = Index.empty(n_envs, self.length + n_steps, device)
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """All that is stored."""
+        return self.hidden, self.index.position, self.index.episode
+
+    def forget(self) -> None:
+        """Remember nothing."""
+        self.index.episode.fill_(EMPTY)
+
+    def begin(self, steps: int) -> State:
+        """Go on behind a rollout of so many steps; what is remembered then."""
+        kept = slice(steps, steps + self.length)
+        self.replace(State(self.hidden[:, :, kept].clone(), self.index.at(kept)))
+        return self._state
+
+    def replace(self, state: State) -> None:
+        """Remember this from before the rollout: N steps."""
+        memory = slice(self.length)
+        self.hidden[:, :, memory] = state.hidden
+        self.index.position[:, memory] = state.index.position.clone()
+        self.index.episode[:, memory] = state.index.episode.clone()
+
+    def add(self, step: int, hidden: Tensor, index: Index) -> None:
+        """The step that drops out of the last M as ``step`` comes: hidden (L, E, C), index (E, 1)."""
+        slot = self.length + step
+        self.hidden[0, :, slot] = hidden[self.number]
+        self.index.position[:, slot], self.index.episode[:, slot] = index.position[:, 0], index.episode[:, 0]
+
+    def before(self, environment: Tensor, step: Tensor) -> State:
+        """The older steps of segments that begin at ``step`` (B,) of each ``environment`` (B,)."""
+        slots = step[:, None] + torch.arange(self.length, device=step.device)
+        rows = environment[:, None]
+        index = Index(self.index.position[rows, slots], self.index.episode[rows, slots])
+        return State(self.hidden[:, rows, slots], index)
+
+    @property
+    def _state(self) -> State:
+        memory = slice(self.length)
+        return State(self.hidden[:, :, memory], self.index.at(memory))

@@ -1,0 +1,161 @@
+"""Attention that also finds, among many tokens far back, those whose keys are nearest."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlxf.attention.attention import Attention, LayerCache, Projected
+from rlxf.attention.dropout import dropout as drop_some
+from rlxf.attention.kernels.base import Kernel, LayerMemory
+from rlxf.attention.memory.far import FarRelation
+from rlxf.attention.positions.base import Position
+from rlxf.attention.relation import Relation
+
+SCORES = 2**24
+"""Scores that are held at a time while the nearest are looked for: 64 MB in float32."""
+
+START = 20.0
+"""exp(s) at first, as in public code: scores of unit vectors alone are too even to choose by."""
+
+
+@dataclass(frozen=True, eq=False)
+class FarLayerCache(LayerCache):
+    """A `LayerCache`, and a second ring of F slots for tokens that may be far.
+
+    Args:
+        far_keys: (B, H, F, D), of unit length, without positions.
+        far_values: (B, H, F, D).
+    """
+
+    far_keys: Tensor
+    far_values: Tensor
+
+    def write_far(self, slot: int, k: Tensor, v: Tensor) -> None:
+        """As `write`, into the second ring."""
+        self.far_keys[:, :, slot : slot + 1] = k
+        self.far_values[:, :, slot : slot + 1] = v
+
+    def rows(self, rows: Tensor) -> "FarLayerCache":
+        """See `LayerCache`."""
+        some = super().rows(rows)
+        far = (x.index_select(0, rows) for x in (self.far_keys, self.far_values))
+        return FarLayerCache(some.keys, some.values, some.table, *far)
+
+
+class MemorizingAttention(Attention):
+    """The layer of a `KNN` memory that finds far tokens: ``log_scale`` (H,) is s, ``gate`` (H,) is w."""
+
+    def __init__(
+        self, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float, top: int
+    ):
+        super().__init__(width, heads, position, kernel, dropout)
+        self.top = top
+        self.log_scale = nn.Parameter(torch.full((heads,), math.log(START)))
+        self.gate = nn.Parameter(torch.zeros(heads))
+
+    def forward(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
+        """See `Attention`; the first keys and values of memory are of the tokens that may be far."""
+        far, near = self._parted(memory, relation)
+        q, k, v = self.read(x, near, relation)
+        return self._joined(self._with_far(q, self.averaged(q, k, v, relation), far, relation), relation)
+
+    def weights(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
+        """See `Attention`: (B, H, T, F + M + T)."""
+        (k, _), near = self._parted(memory, relation)
+        of_near = super().weights(x, near, relation)
+        q, found = self.ask(relation.queries(x)), findable(relation)
+        chosen, weight = self._nearest(q, k, found)
+        of_far = q.new_zeros(*q.shape[:3], k.shape[2]).scatter(-1, chosen, weight)
+        g = self._g(found)
+        return torch.cat([g * of_far, (1 - g) * of_near], dim=-1)
+
+    def step(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> Tensor:
+        """See `Attention`."""
+        assert isinstance(cache, FarLayerCache)
+        q, own = self._among_themselves(x)
+        self._keep(own, cache, slot, relation)
+        near = self.average(q, cache.keys, cache.values, relation, cache.table)
+        return self._joined(self._with_far(q, near, (cache.far_keys, cache.far_values), relation), relation)
+
+    def write(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> None:
+        """See `Attention`."""
+        assert isinstance(cache, FarLayerCache)
+        self._keep(self.project(x), cache, slot, relation)
+
+    def _keep(self, own: Projected, cache: FarLayerCache, slot: int, relation: Relation) -> None:
+        assert isinstance(relation, FarRelation)
+        cache.write(slot, *self.heard(own, relation.query.position))
+        cache.write_far(relation.slot, *self.far(own))
+
+    def far(self, projected: Projected) -> tuple[Tensor, Tensor]:
+        """Keys and values of tokens that may be far: without positions and gradient."""
+        return self.as_key(projected[0]).detach(), projected[1].detach()
+
+    def as_key(self, k: Tensor) -> Tensor:
+        """See `Attention`: of length 1."""
+        return F.normalize(k, dim=-1)
+
+    def _marked(self, q: Tensor, x: Tensor) -> Tensor:
+        """Queries of such a length that ``q . k / sqrt(D)`` is the scaled cosine."""
+        scale = self.log_scale.exp()[:, None, None] * self.size**0.5
+        return super()._marked(F.normalize(q, dim=-1) * scale, x)
+
+    def _parted(
+        self, memory: Projected | None, relation: Relation
+    ) -> tuple[tuple[Tensor, Tensor], Projected]:
+        """What may be far, and what is near, of the keys and values of memory."""
+        assert memory is not None
+        assert isinstance(relation, FarRelation)
+        count = relation.far.shape[1]
+        far = tuple(part[:, :, :count] for part in memory)
+        return self.far(far), tuple(part[:, :, count:] for part in memory)
+
+    def _with_far(self, q: Tensor, near: Tensor, far: tuple[Tensor, Tensor], relation: Relation) -> Tensor:
+        """``g o_far + (1 - g) o_near``: near (B, H, Tq, D), far keys and values (B, H, F, D)."""
+        found, (keys, values) = findable(relation), far
+        if not keys.shape[2]:
+            return near
+        chosen, weight = self._nearest(q, keys, found)
+        o = (weight[..., None] * picked(values, chosen)).sum(-2)
+        g = self._g(found)
+        return g * o + (1 - g) * near
+
+    def _g(self, found: Tensor) -> Tensor:
+        """(B, H, Tq, 1): the gate, 0 for queries that have nothing to find, found (B, Tq, F)."""
+        g = self.gate.sigmoid()[:, None, None]
+        return g * found.any(-1)[:, None, :, None]
+
+    def _nearest(self, q: Tensor, keys: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+        """Which k keys have the largest scores, and their softmax, 0 where not found: (B, H, Tq, k) each."""
+        size = max(1, SCORES // max(1, keys[..., 0].numel()))
+        with torch.no_grad():
+            pairs = zip(q.split(size, dim=2), found.split(size, dim=1), strict=True)
+            chosen = torch.cat([nearest(some, keys, seen, self.top) for some, seen in pairs], dim=2)
+        seen = found[:, None].expand(-1, q.shape[1], -1, -1).gather(-1, chosen)
+        scores = (q[..., None, :] * picked(keys, chosen)).sum(-1) * self.size**-0.5
+        weight = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1)
+        return chosen, drop_some(weight * seen, self._dropout)
+
+
+def findable(relation: Relation) -> Tensor:
+    """(B, Tq, F) bool: which tokens are far from which query."""
+    assert isinstance(relation, FarRelation)
+    return relation.findable
+
+
+def nearest(q: Tensor, keys: Tensor, found: Tensor, top: int) -> Tensor:
+    """Of keys (B, H, F, D) those with the largest products with q (B, H, Tq, D), where found (B, Tq, F).
+
+    Their numbers, (B, H, Tq, top), or fewer if there are fewer keys; any number where not found.
+    """
+    scores = (q @ keys.transpose(-1, -2)).masked_fill(~found[:, None], -torch.inf)
+    return scores.topk(min(top, keys.shape[2]), dim=-1).indices
+
+
+def picked(x: Tensor, chosen: Tensor) -> Tensor:
+    """Of x (B, H, F, D) those chosen (B, H, Tq, k): (B, H, Tq, k, D)."""
+    slots = chosen.flatten(2)[..., None].expand(-1, -1, -1, x.shape[-1])
+    return x.gather(2, slots).unflatten(2, chosen.shape[2:])

@@ -1,0 +1,185 @@
+"""KNN memory: what is found, by a loop; what is kept of one layer; who learns from it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+from torch.nn import functional as F
+
+from rlxf.attention import (
+    KNN,
+    LSH,
+    Index,
+    Longformer,
+    Performer,
+    Softmax,
+    Universal,
+    Window,
+)
+from rlxf.attention import memorizing as finding
+from rlxf.attention.index import EMPTY
+from rlxf.attention.inspection import attention_weights
+from tests.attention.oracle import close
+from tests.attention.passes import act, agree, learn
+from tests.attention.specs import DEFAULT, built, fresh
+from tests.attention.worlds import ANYWHERE, numbers, segmented, world
+
+MEMORY = KNN(2, 5, 2)
+SPEC = replace(DEFAULT, memory=MEMORY, pattern=Window(MEMORY.length + 1))
+ALONE = replace(SPEC, layers=1)
+
+
+@given(drawn=segmented(moves=ANYWHERE))
+@settings(max_examples=15)
+def test_attention_is_that_of_a_loop(drawn):
+    index, _ = drawn
+    model, run, outputs = built(ALONE), world(ALONE, index), []
+    block = model.blocks[0]
+    hook = block.attention.register_forward_hook(lambda module, inputs, y: outputs.append(y))
+    model.encode(run.x, index)
+    hook.remove()
+    for b in range(len(run.x)):
+        for t in range(run.length):
+            if index.episode[b, t] != EMPTY:
+                close(outputs[0][b, t], slow_attention(block, run.x[b], index.rows(torch.tensor([b])), t))
+
+
+def slow_attention(block, x: Tensor, index: Index, t: int) -> Tensor:
+    """What the token in slot t gets: x (T, C) -> (C,)."""
+    attention, here = block.attention, int(index.position[0, t])
+    slots = [s for s in range(t + 1) if index.episode[0, s] == index.episode[0, t]]
+    back = {s: here - int(index.position[0, s]) for s in slots}
+    near = [s for s in slots if back[s] <= MEMORY.length]
+    far = [s for s in slots if MEMORY.length < back[s] <= MEMORY.length + MEMORY.far]
+    q, k, v = attention.qkv(block.join_attention.norm(x)).chunk(3, dim=-1)
+    mixed = []
+    for head in range(attention.heads):
+        part = slice(head * attention.size, (head + 1) * attention.size)
+        scale, g = attention.log_scale[head].exp(), attention.gate[head].sigmoid()
+
+        def average(some, part=part, scale=scale):
+            cosines = torch.stack([F.cosine_similarity(q[t, part], k[s, part], dim=0) for s in some])
+            best = cosines.topk(min(len(some), MEMORY.top)).indices if some is far else range(len(some))
+            weights = torch.stack([scale * cosines[n] for n in best]).softmax(0)
+            return sum(weight * v[some[n], part] for weight, n in zip(weights, best, strict=True))
+
+        o = average(near)
+        mixed.append(g * average(far) + (1 - g) * o if far else o)
+    return attention.out(torch.cat(mixed))
+
+
+def long_run(spec, length: int = 20):
+    return world(spec, Index.range(2, length))
+
+
+def test_a_far_token_counts_and_one_too_far_does_not():
+    model, run, farthest = built(replace(ALONE, memory=replace(MEMORY, top=5))), long_run(ALONE), 7
+    other = run.x.clone()
+    other[:, 3] += numbers(2, SPEC.width, seed=1)
+    y, z = (learn(model, run.with_tokens(x), [4, 6, 10])[0] for x in (run.x, other))
+    moved = (y - z).abs().amax(-1).amin(0) > 1e-9
+    assert moved.nonzero()[:, 0].tolist() == list(range(3, 3 + farthest + 1))
+
+
+def test_one_layer_alone_remembers_more():
+    run = long_run(SPEC)
+    _, state = built(SPEC)(run.x, run.index)
+    assert state.hidden.shape == (SPEC.layers, 2, MEMORY.length, SPEC.width)
+    assert state.older.hidden.shape == (1, 2, MEMORY.far, SPEC.width)
+    _, hidden = built(SPEC).encode(run.x, run.index)
+    close(state.older.hidden[0], hidden[1][:, -7:-2].detach())
+    chosen = state.rows(torch.tensor([1]))
+    assert torch.equal(chosen.older.hidden, state.older.hidden[:, 1:])
+    assert not state.older.hidden.requires_grad
+
+
+@pytest.mark.parametrize(("layers", "number"), [(1, 0), (2, 1), (4, 2), (12, 8)])
+def test_it_is_the_layer_at_three_quarters_of_the_depth(layers, number):
+    assert KNN().number(layers) == number
+    found = [isinstance(KNN().for_layer(n, layers), KNN) for n in range(layers)]
+    assert found == [n == number for n in range(layers)]
+
+
+def test_no_gradient_reaches_what_is_found():
+    """Token 3 is far from the last token, and seen by no other on the way: one layer, and no window."""
+    model, run = built(ALONE), long_run(ALONE, 9)
+    x = run.x.requires_grad_()
+    y, _ = model(x, run.index)
+    (gradient,) = torch.autograd.grad((y[:, -1] * numbers(2, SPEC.width)).sum(), x)
+    assert (gradient[:, :6] == 0).all()
+    assert (gradient[:, 6:] != 0).all()
+
+
+def test_where_nothing_is_far_the_near_counts_alone():
+    one, other, run = fresh(ALONE).double(), fresh(ALONE).double(), long_run(ALONE, 3)
+    with torch.no_grad():
+        other.blocks[0].attention.gate += 3.0
+    close(one(run.x, run.index)[0], other(run.x, run.index)[0])
+
+
+def test_looking_in_parts_finds_the_same(monkeypatch):
+    run = long_run(SPEC)
+    whole, _ = built(SPEC)(run.x, run.index)
+    monkeypatch.setattr(finding, "SCORES", 1)
+    parts, _ = built(SPEC)(run.x, run.index)
+    assert torch.equal(whole, parts)
+
+
+def test_a_step_costs_the_same_late_in_an_episode():
+    model, run = built(SPEC), long_run(SPEC, 40)
+    cache = model.cache(model.initial_state(2), MEMORY.length + 1)
+    sizes = []
+    for part in run.cut([1, 39]):
+        act(model, part, cache)
+        sizes.append((cache.layers[1].far_keys.shape[2], cache.layers[1].keys.shape[2]))
+    assert sizes[0] == sizes[1] == (MEMORY.length + MEMORY.far + 1, MEMORY.length + 1)
+
+
+def test_weights_of_what_a_state_and_the_segment_hold_are_those_of_values():
+    run = long_run(ALONE, 8)
+    model, outputs = built(ALONE), []
+    hook = model.blocks[0].attention.register_forward_hook(
+        lambda module, inputs, y: outputs.append((inputs, y))
+    )
+    (weights,) = attention_weights(model, run.x, run.index)
+    hook.remove()
+    ((x, *_), y), attention = outputs[0], model.blocks[0].attention
+    mixed = weights @ attention.split(attention.qkv(x))[-1]
+    agree(attention.out(mixed.transpose(1, 2).flatten(2)), y)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "told"),
+    [
+        ({"length": 0}, ValueError, "KNN memory length must be at least 1, got 0"),
+        ({"far": 2.5}, TypeError, "KNN memory far must be a whole number, got 2.5"),
+        ({"top": 0}, ValueError, "KNN memory top must be at least 1, got 0"),
+        ({"far": 4, "top": 5}, ValueError, "KNN top must be at most far=4, got 5"),
+        ({"layer": 0}, ValueError, "KNN layer must be at least 1, got 0"),
+    ],
+)
+def test_bad_options_are_told(wrong, error, told):
+    with pytest.raises(error, match=told):
+        KNN(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"memory": KNN(layer=3)}, "is for a layer that is not there: there are 2"),
+        ({"kernel": Performer()}, "finds keys by their scores, and Performer"),
+        ({"kernel": LSH()}, "finds keys by their scores, and LSH"),
+        ({"pattern": Longformer()}, "has one projection for all tokens of a layer, and Longformer"),
+        ({"depth": Universal()}, "takes others through the same layer"),
+        ({"causal": False}, "needs causal=True"),
+    ],
+)
+def test_what_does_not_go_with_it_is_told(other, told):
+    with pytest.raises(ValueError, match=told):
+        replace(SPEC, **other)
+
+
+def test_softmax1_is_a_softmax():
+    assert replace(SPEC, kernel=Softmax(softmax1=True)).build()

@@ -1,0 +1,62 @@
+"""KNN memory reproduces the formula of the Memorizing Transformer's authors."""
+
+import torch
+from torch import Tensor
+
+from rlxf.attention import KNN, Full, Index, Softmax
+from rlxf.attention.memorizing import MemorizingAttention, nearest
+from rlxf.attention.memory.far import FarRelation
+from tests.attention.oracle import close, fill, load, put
+
+VECTOR = load("memorizing")
+X, KEYS, VALUES = VECTOR["in_x"], VECTOR["in_mem_k"], VECTOR["in_mem_v"]
+BATCH, HEADS, LENGTH, SIZE = VECTOR["out_mem"].shape
+TOP = VECTOR["in_top_idx"].shape[-1]
+FAR = KEYS.shape[1]
+
+
+def attention(gate: Tensor) -> MemorizingAttention:
+    """With the vector's weights; what the heads found is given out side by side."""
+    module = MemorizingAttention(HEADS * SIZE, HEADS, None, Softmax(), 0.0, TOP).double()
+    put(module.log_scale, VECTOR["w_scale"])
+    put(module.gate, gate)
+    fill(module.out, torch.eye(HEADS * SIZE, dtype=X.dtype))
+    return module
+
+
+def relation() -> FarRelation:
+    """All of memory is far from the segment, whose tokens see those before them."""
+    memory = KNN(LENGTH, FAR + LENGTH, TOP)
+    far, near = Index.range(BATCH, FAR), Index.range(BATCH, LENGTH, start=FAR + LENGTH)
+    return FarRelation(near, near, Full(), True, X.dtype, heads=HEADS, memory=memory, far=far)
+
+
+def by_head(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (-1, SIZE)).transpose(1, 2).expand(-1, HEADS, -1, -1)
+
+
+def found(gate: Tensor) -> Tensor:
+    """(B, H, T, D), with the package's single key and value for all heads."""
+    module, seen = attention(gate), relation()
+    q = module._marked(by_head(X @ VECTOR["w_q"]), X)
+    k, v = (by_head(part) for part in (X @ VECTOR["w_kv"]).chunk(2, dim=-1))
+    k, v = module.heard((k, v), seen.key.position)
+    far = module.far((by_head(KEYS), by_head(VALUES)))
+    return module._with_far(q, module.averaged(q, k, v, seen), far, seen).detach()
+
+
+def test_both_parts_and_the_gate():
+    close(found(VECTOR["w_gate"]), VECTOR["out_formula_paper_heads"])
+
+
+def test_near_and_far_alone():
+    shut = torch.full_like(VECTOR["w_gate"], 100.0)
+    close(found(-shut), VECTOR["out_local"])
+    close(found(shut), VECTOR["out_mem"])
+
+
+def test_the_nearest_keys_are_found():
+    module = attention(VECTOR["w_gate"])
+    q = module._marked(by_head(X @ VECTOR["w_q"]), X)
+    chosen = nearest(q, module.far((by_head(KEYS), by_head(VALUES)))[0], relation().findable, TOP)
+    assert torch.equal(chosen.sort().values, VECTOR["in_top_idx"].sort().values)
