@@ -9,12 +9,16 @@ from hypothesis import strategies as st
 
 from rlxf.agents.gtrxl import update
 from rlxf.attention import (
+    KNN,
     Add,
+    Compressive,
+    Full,
     GRUGate,
     HighwayGate,
     InputGate,
     OutputGate,
     SigTanhGate,
+    Window,
 )
 from rlxf.envs.vector import as_vec_env
 from tests.agents.gtrxl.worlds import (
@@ -100,6 +104,34 @@ def test_any_episode_ends_with_filler_rows(ends):
 
 def test_one_endless_episode():
     assert_acts_as_it_learns(small_agent(scripts([[0]] * 2)), number=4)
+
+
+MEMORIES = [
+    {"memory": Compressive(2, 4, 3), "pattern": Full()},
+    {"memory": Compressive(3, 2, 2, "most-used"), "pattern": Full()},
+    {"memory": KNN(3, 20, 4), "pattern": Window(4)},
+    {"memory": KNN(8, 50, 2, layer=1)},
+]
+
+
+@pytest.mark.parametrize(
+    "ends", [[[0]] * 2, shifted(3), shifted(2, [0] * 30 + [1])], ids=["no", "many", "few"]
+)
+@pytest.mark.parametrize("choice", MEMORIES, ids=repr)
+def test_every_memory(choice, ends):
+    core = dataclasses.replace(small_core(), **choice)
+    assert_acts_as_it_learns(small_agent(scripts(ends), core=core), number=4)
+
+
+def test_forgetting_far_tokens_would_be_noticed():
+    core = dataclasses.replace(small_core(), memory=KNN(3, 20, 4), pattern=Window(4))
+    agent = small_agent(scripts([[0]] * 2), core=core)
+    for buffer in rollouts(agent, 3):
+        batch = all_segments(buffer)
+    assert (batch.state.older.index.episode >= 0).all()
+    state = dataclasses.replace(batch.state, older=None)
+    ratio, _ = differences(agent, dataclasses.replace(batch, state=state))
+    assert ratio.max() > 100 * TOLERANCE
 
 
 def test_forgetting_would_be_noticed():
