@@ -78,7 +78,8 @@ def test_fixed_depth_runs_every_layer_once_in_order():
 def test_acting_makes_no_gradient(spec):
     model = fresh(spec)
     run = world(spec, Index.range(2, 3), torch.float32)
-    y, hidden = act(model, run, model.cache(model.initial_state(2), MEMORY + 3, run.context))
+    nothing = model.initial_state(2)
+    y, hidden = act(model, run, model.cache(nothing, nothing.index.shape[1] + 3, run.context))
     assert not y.requires_grad
     assert not hidden.requires_grad
 
