@@ -46,6 +46,9 @@ class Learner:
     across_episodes: bool = False
     """Memory outlasts the end of an episode, for tasks that stay the same for many: what was found out in one
     is known in the next. --previous-transition shows what an episode ended with."""
+    refresh: bool = False
+    """After each update, think of what is remembered anew, with the new weights: one more pass over as many
+    steps as layers times memory length."""
     reconstruction_coef: float = 0.0
     """Weight of the observation reconstruction loss; 0 for none. It helps where rewards are rare."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

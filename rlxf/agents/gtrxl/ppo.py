@@ -33,6 +33,7 @@ from rlxf.agents.gtrxl.distillation import Actor, Teaching
 from rlxf.agents.gtrxl.guards import check_step, unspoiled
 from rlxf.agents.gtrxl.hyperparameters import record_hyperparameters
 from rlxf.agents.gtrxl.lessons import Lesson, Rewards
+from rlxf.agents.gtrxl.past import Past, steps_that_count
 from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
 from rlxf.agents.gtrxl.remembering import remembered
 from rlxf.agents.gtrxl.rollout import SegmentBuffer
@@ -48,7 +49,7 @@ from rlxf.agents.gtrxl.update import Objective
 from rlxf.agents.handover import hand_over
 from rlxf.agents.memory import Memory
 from rlxf.agents.remembering import check_depth, check_forgotten
-from rlxf.attention import KNNLM, Index, TransformerSpec
+from rlxf.attention import KNNLM, Index, State, TransformerSpec
 from rlxf.attention.checks import check_whole
 from rlxf.attention.heads.base import OutputHead
 from rlxf.envs.finite import check_finite
@@ -107,6 +108,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
             tasks that stay as they are for many episodes, to be found out in the first of them (Duan et
             al. 2016, arXiv:1611.02779). Returns still end with each episode. Memory begins anew where
             `learn` resets the environments.
+        refresh: think of what is remembered anew after each update, with the new weights: from the
+            observations of the last ``L M`` steps, L the layers. Without, hidden states of earlier
+            rollouts stay as the weights of their day made them. The memory is then what reading the
+            episode anew would give. It costs one more pass over ``L M`` steps of each environment, forward
+            alone, in each rollout, less where episodes began later: about ``L M / n_steps`` times the
+            acting pass. And it keeps the observations of as many steps; more with `KNN` memory.
         reconstruction_coef: weight of the observation reconstruction loss; 0 for none.
         n_envs: environments to make when ``env`` is an id.
         core: the transformer; None for `gtrxl`. What cannot act as it learns is refused.
@@ -147,6 +154,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         advantage_epsilon: float = 0.05,
         previous_action: bool = True,
         across_episodes: bool = False,
+        refresh: bool = False,
         reconstruction_coef: float = 0.0,
         n_envs: int = 32,
         core: TransformerSpec | None = None,
@@ -178,7 +186,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if env is None and _init_setup_model:
             raise ValueError("env is None: give a Gymnasium id, an environment, a VecEnv or a VectorEnv")
         self.core = resolve_core(core, memory_length)
-        self.across_episodes = across_episodes
+        self.across_episodes, self.refresh = across_episodes, refresh
         if across_episodes:
             check_endless(self.core)
         self.segment_length, self.batch_size, self.n_epochs = segment_length, batch_size, n_epochs
@@ -284,6 +292,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
     def _begin_anew(self) -> None:
         """Remember nothing: environments are reset, and no filler row is due."""
         self.rollout_buffer.forget()
+        self._past = Past.before(self.rollout_buffer)
         self._acting = self.policy.begin(self.n_envs)
         self._filler = torch.zeros(self.n_envs, dtype=torch.bool, device=self.device)
 
@@ -293,7 +302,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
     ) -> bool:
         """Act for ``n_rollout_steps`` steps of every environment; False if a callback says stop."""
         self.policy.set_training_mode(False)
-        self._acting.cache = self.policy.remember(rollout_buffer.begin())
+        self._acting.cache = self.policy.remember(self._begin(rollout_buffer))
         callback.on_rollout_start()
         with unspoiled(env):
             for _ in range(n_rollout_steps):
@@ -304,6 +313,16 @@ class GTrXLPPO(OnPolicyAlgorithm):
         rollout_buffer.finish(next_values, self.gamma, self.gae_lambda, critic_lambda)
         callback.on_rollout_end()
         return True
+
+    def _begin(self, buffer: SegmentBuffer) -> State:
+        """Start a rollout; what is remembered, thought of anew if that is asked for."""
+        if not self.refresh:
+            return buffer.begin()
+        self._past = self._past.followed_by(buffer, steps_that_count(self.core))
+        buffer.begin()
+        state = self._past.read(self.policy, self.segment_length)
+        buffer.replace_memory(state)
+        return state
 
     def _act(self, env: VecEnv, callback: BaseCallback, rollout_buffer: SegmentBuffer) -> bool:
         """One step of every environment; False if a callback says stop."""

@@ -98,6 +98,7 @@ def test_every_setting_comes_back(tmp_path):
         "advantage_epsilon": 0.1,
         "previous_action": False,
         "across_episodes": True,
+        "refresh": True,
         "reconstruction_coef": 0.2,
         "stats_window_size": 7,
         "tensorboard_log": str(tmp_path),

@@ -1,0 +1,153 @@
+"""What is remembered is thought of anew with the new weights: as if the episode were read again."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlxf.agents.gtrxl import past
+from rlxf.attention import KNN, Compressive, Full, RoPE, State, Universal, Window
+from rlxf.attention.index import EMPTY
+from rlxf.envs.vector import as_vec_env
+from tests.agents.gtrxl.test_ratio import assert_acts_as_it_learns
+from tests.agents.gtrxl.worlds import (
+    OBSERVATIONS,
+    next_step_scripts,
+    rollouts,
+    scripts,
+    shifted,
+    small_agent,
+    small_core,
+)
+
+MEMORY, LAYERS = 8, 2
+ENDLESS, ENDING = [[0]] * 2, [[0, 0, 0, 0, 1], [0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]]
+
+
+def refreshing(env, policy="MlpGTrXLPolicy", **changes):
+    settings = {"learning_rate": 1e-2, "refresh": True}
+    return small_agent(env, policy, **(settings | changes))
+
+
+def seen_in(buffer):
+    """A copy of what was seen in a rollout, and where it stands."""
+    obs = buffer.obs if isinstance(buffer.obs, dict) else {"": buffer.obs}
+    index = buffer.steps_index
+    parts = {f"obs {key}": x for key, x in obs.items()} | {"previous": buffer.previous}
+    parts |= {"position": index.position, "episode": index.episode}
+    return {name: part.clone() for name, part in parts.items()}
+
+
+@torch.no_grad()
+def read_again(agent, seen, length=None):
+    """The state after all that was ever seen, read at once from its first step on."""
+    all_of_it = {name: torch.cat([part[name] for part in seen], dim=1) for name in seen[0]}
+    obs = {name[4:]: x.flatten(0, 1) for name, x in all_of_it.items() if name.startswith("obs")}
+    shape = all_of_it["episode"].shape
+    tokens = agent.policy.tokens(obs.get("", obs), all_of_it["previous"].flatten(0, 1))
+    index = past.Index(all_of_it["position"], all_of_it["episode"])
+    _, hidden = agent.policy.transformer.encode(tokens.unflatten(0, tuple(shape)), index)
+    return State(torch.stack(hidden), index).last(min(length or agent.core.memory.length, shape[1]))
+
+
+def differences(agent, number):
+    """max |remembered - read again| / max |read again| of the episodes at hand, at each rollout but one."""
+    seen, found = [], []
+    for buffer in rollouts(agent, number):
+        if seen:
+            again = read_again(agent, seen)
+            kept_slots = slice(buffer.memory_length - again.index.shape[1], buffer.memory_length)
+            index, episode = buffer.index.at(kept_slots), again.index.episode
+            at_hand = (episode == episode.amax(1, True)) & (episode != EMPTY)
+            assert torch.equal(index.episode[at_hand], episode[at_hand])
+            assert torch.equal(index.position[at_hand], again.index.position[at_hand])
+            apart = (buffer.hidden[:, :, kept_slots] - again.hidden)[:, at_hand]
+            found.append((apart.abs().max() / again.hidden.abs().max()).item() if apart.numel() else 0.0)
+        seen.append(seen_in(buffer))
+    return found
+
+
+WORLDS = {
+    "endless": lambda: scripts(ENDLESS),
+    "ending": lambda: scripts(ENDING),
+    "filler rows": lambda: as_vec_env(next_step_scripts(ENDING)),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("n_steps", "number"), [(4, 8), (16, 3)])
+@pytest.mark.parametrize("across", [True, False])
+def test_it_is_as_if_the_episode_were_read_again(world, n_steps, number, across):
+    agent = refreshing(WORLDS[world](), n_steps=n_steps, batch_size=8, across_episodes=across)
+    assert max(differences(agent, number)) < 1e-5
+
+
+def test_without_it_memory_is_of_older_weights():
+    agent = refreshing(scripts(ENDLESS), n_steps=4, batch_size=8, refresh=False)
+    assert min(differences(agent, 4)) > 0.001
+
+
+@pytest.mark.parametrize(
+    "core",
+    [
+        replace(small_core(), position=RoPE()),
+        replace(small_core(layers=3), depth=Universal()),
+        replace(small_core(), memory=Compressive(3, 2, 2, "most-used"), pattern=Full()),
+    ],
+    ids=["RoPE", "three passes", "Compressive"],
+)
+def test_so_it_is_with_other_cores(core):
+    agent = refreshing(scripts(ENDLESS), n_steps=8, batch_size=8, core=core)
+    assert max(differences(agent, 5)) < 1e-5
+
+
+def test_far_tokens_are_thought_of_anew():
+    core = replace(small_core(), memory=KNN(3, 12, 4, layer=2), pattern=Window(4))
+    agent, seen = refreshing(scripts(ENDLESS), n_steps=6, batch_size=6, segment_length=3, core=core), []
+    for buffer in rollouts(agent, 6):
+        if len(seen) == 5:
+            again = read_again(agent, seen, length=30)
+            remembered = buffer.older.hidden[0, :, :12]
+            torch.testing.assert_close(remembered, again.hidden[1, :, -15:-3], atol=1e-4, rtol=1e-4)
+        seen.append(seen_in(buffer))
+
+
+@pytest.mark.parametrize("policy", OBSERVATIONS)
+def test_so_it_is_for_all_observations(policy):
+    agent = refreshing(scripts(shifted(2), OBSERVATIONS[policy]), policy, n_steps=8, batch_size=8)
+    assert max(differences(agent, 3)) < 1e-5
+
+
+@pytest.mark.parametrize("ends", [ENDLESS, ENDING], ids=["endless", "ending"])
+def test_acting_is_learning(ends):
+    assert_acts_as_it_learns(refreshing(scripts(ends), n_steps=8), number=3)
+
+
+def test_no_more_is_kept_than_counts():
+    agent = refreshing(scripts(ENDLESS), n_steps=12, batch_size=12)
+    for _ in rollouts(agent, 3):
+        assert agent._past.index.shape[1] <= LAYERS * MEMORY
+    assert agent._past.index.shape == (2, LAYERS * MEMORY)
+
+
+def test_only_what_belongs_to_episodes_at_hand_is_read(monkeypatch):
+    """Every environment ends each fourth step: of 16 steps the last four are read, at most."""
+    lengths = []
+    read = past.Past.read
+
+    def counted(self, policy, segment_length):
+        lengths.append(self.index.shape[1] - self._begun)
+        return read(self, policy, segment_length)
+
+    monkeypatch.setattr(past.Past, "read", counted)
+    agent = refreshing(scripts([[0, 0, 0, 1]] * 2))
+    for _ in rollouts(agent, 3):
+        pass
+    assert lengths == [0, 4, 4]
+
+
+def test_a_reset_leaves_nothing_to_think_of():
+    agent = refreshing(scripts(ENDLESS), n_steps=8)
+    agent.learn(2 * 16)
+    agent.learn(2 * 8)
+    assert (agent.rollout_buffer.index.episode[:, :MEMORY] == EMPTY).all()
