@@ -112,8 +112,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
             observations of the last ``L M`` steps, L the layers. Without, hidden states of earlier
             rollouts stay as the weights of their day made them. The memory is then what reading the
             episode anew would give. It costs one more pass over ``L M`` steps of each environment, forward
-            alone, in each rollout, less where episodes began later: about ``L M / n_steps`` times the
-            acting pass. And it keeps the observations of as many steps; more with `KNN` memory.
+            alone, in each rollout, less where episodes began later: at the default sizes a quarter of the
+            time of a rollout and its update. And it keeps the observations of as many steps; more with
+            `KNN` memory.
         reconstruction_coef: weight of the observation reconstruction loss; 0 for none.
         n_envs: environments to make when ``env`` is an id.
         core: the transformer; None for `gtrxl`. What cannot act as it learns is refused.
@@ -504,10 +505,11 @@ class GTrXLPPO(OnPolicyAlgorithm):
         nearest of all are searched, and what was done there is mixed in. The output has seen observations and
         actions, no rewards: so what is remembered should be play that is worth repeating.
 
-        The episodes are read once, as while acting; their observations are normalised by the ``VecNormalize``
-        around the agent's environment, if there is one, with its statistics of now. N steps take ``4 N (C +
-        A) + 8 N`` bytes, C the width of the core and A the numbers of an action. They are saved with the
-        agent. The gate of a `SPALM` is learned here, from the steps, each without its own episode.
+        The episodes are read once, as while acting, each by itself. Their observations are normalised by the
+        ``VecNormalize`` around the agent's environment, if there is one, with its statistics of now. N steps
+        take ``4 N (C + A) + 8 N`` bytes, C the width of the core and A the numbers of an action. They are
+        saved with the agent. The gate of a `SPALM` is learned here, from the steps, each without its own
+        episode.
 
         Box actions are mixed as the environment gets them, within its bounds.
 
