@@ -6,6 +6,7 @@ from typing import Protocol
 COMMANDS = {
     "train gtrxl": "rlxf.cli.train_gtrxl:TrainGTrXL",
     "train dt": "rlxf.cli.train_dt:TrainDecisionTransformer",
+    "resume": "rlxf.cli.resume:Resume",
     "evaluate": "rlxf.cli.evaluate:Evaluate",
     "pretrain": "rlxf.cli.pretrain:Pretrain",
     "distill": "rlxf.cli.distill:Distill",
@@ -19,6 +20,7 @@ SUMMARIES = {
     "train": "Train an agent.",
     "train gtrxl": "Train a Gated Transformer-XL with PPO on a Gymnasium task.",
     "train dt": "Train a Decision Transformer on Minari datasets.",
+    "resume": "Go on with a run that was cut off.",
     "evaluate": "Play whole episodes with the agent of a run and report its returns.",
     "pretrain": "Learn to tell masked tokens of trajectories, for agents to begin with.",
     "distill": "Let a small agent learn from that of a run.",

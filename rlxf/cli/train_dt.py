@@ -3,12 +3,12 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from signal import Signals
+from typing import Annotated, Any, Self
 
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv
 from torch.utils.tensorboard import SummaryWriter
@@ -19,14 +19,30 @@ from rlxf.attention import TransformerSpec
 from rlxf.cli.checkpoints import FOLDERS, tables
 from rlxf.cli.counts import check_counts
 from rlxf.cli.keeping import keep
+from rlxf.cli.mistakes import leave
 from rlxf.cli.offline_learner import OfflineLearner
 from rlxf.cli.pretrained import begin_with
 from rlxf.cli.screen import as_table, show
 from rlxf.envs.make import make_vec_env
 from rlxf.evaluation import EvaluationCallback, TargetSweep, evaluate
-from rlxf.training import RunFolder
+from rlxf.training import Archive, Checkpoints, RunFolder, read_archive, stop_on_signals
+from rlxf.training.checkpoints import BESIDE, EVERY_SECONDS
+from rlxf.training.stopping import RESUMABLE
 
 ENVIRONMENTS = 32
+OWN = (
+    "dataset",
+    "updates",
+    "target_returns",
+    "env",
+    "seed",
+    "pretrained",
+    "episodes",
+    "evaluate_every",
+    "log_interval",
+    "checkpoint_seconds",
+)
+"""Options of its own that ``config.json`` keeps, by which a run can go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +50,8 @@ class TrainDecisionTransformer:
     """Train a Decision Transformer on Minari datasets, evaluate it, and keep all of it in a new folder.
 
     The folder holds config.json, checkpoint.zip, progress.csv and TensorBoard events; look at them with
-    "tensorboard --logdir runs". Ctrl-C ends the training and keeps what was learned. With --evaluate-every
+    "tensorboard --logdir runs". Ctrl-C, SIGTERM and SIGUSR1 end the training and keep what was learned, and
+    "rlxf resume" goes on with it, also after a crash. With --evaluate-every
     there is also best.zip, the agent at its best evaluation; it is reported beside the last one.
 
     Every part of the transformer is chosen by name, e.g. --core.position rope; upper and lower case are
@@ -65,6 +82,8 @@ class TrainDecisionTransformer:
     """Also evaluate each time so many updates are done; None: at the end alone."""
     log_interval: int = 100
     """Updates from one line of the log to the next."""
+    checkpoint_seconds: float = EVERY_SECONDS
+    """Seconds from one checkpoint to the next; "rlxf resume" goes on from them, and the last three stay."""
     progress_bar: bool = True
     """Show progress bars."""
     learner: Annotated[OfflineLearner, arg(name="")] = OfflineLearner()
@@ -80,7 +99,46 @@ class TrainDecisionTransformer:
             pass
         run = RunFolder.create(self._path, self._config(agent))
         agent.set_logger(run.make_logger())
-        return partial(self._train, agent, run)
+        return partial(self._train, agent, run, None)
+
+    @classmethod
+    def of_run(cls, run: RunFolder, progress_bar: bool) -> Self:
+        """The options that a run was started with.
+
+        Raises:
+            ValueError: if its ``config.json`` lacks one.
+        """
+        config = run.config
+        try:
+            learner = OfflineLearner(**{each.name: config[each.name] for each in fields(OfflineLearner)})
+            own = {name: config[name] for name in OWN}
+            core = TransformerSpec.from_dict(config["core"])
+        except KeyError as error:
+            raise ValueError(f"{run.path} was made by another rlxf: its config.json lacks {error}") from error
+        pretrained = None if own["pretrained"] is None else Path(own["pretrained"])
+        again = own | {name: tuple(own[name]) for name in ("dataset", "target_returns")}
+        again |= {"pretrained": pretrained, "run": run.path, "progress_bar": progress_bar}
+        return cls(**again, learner=learner, core=core)
+
+    def prepare_again(self, run: RunFolder) -> Callable[[], None]:
+        """As `prepare`, to go on with a run that was cut off.
+
+        Raises:
+            FileNotFoundError: if it has no whole checkpoint.
+        """
+        newest = read_archive(run.checkpoints.newest())
+        done = newest.documents["agent"]["progress"]["num_timesteps"]
+        if done < self.updates:
+            agent = self._agent()
+            with self._fresh_env(agent):
+                pass
+            agent.set_logger(run.continue_logger(done))
+            return partial(self._train, agent, run, newest)
+        if run.checkpoint.is_file():
+            return partial(show, f"{run.path} has all of its {done} updates; see: rlxf evaluate {run.path}")
+        agent = DecisionTransformer.load(run.checkpoints.newest(), device=self.learner.device)
+        agent.set_logger(run.continue_logger(done))
+        return partial(self._finish, agent, run)
 
     def _check(self) -> None:
         check_counts(self, "updates", "episodes", "evaluate_every", "log_interval")
@@ -99,15 +157,11 @@ class TrainDecisionTransformer:
 
     def _config(self, agent: DecisionTransformer) -> dict[str, Any]:
         """What the run is started with, defaults included."""
-        own = {
+        own = {name: getattr(self, name) for name in OWN} | {
             "dataset": list(self.dataset),
-            "updates": self.updates,
             "target_returns": self._targets(agent),
             "env": self.env or agent.facts.env_id,
-            "seed": self.seed,
             "pretrained": None if self.pretrained is None else str(self.pretrained),
-            "episodes": self.episodes,
-            "evaluate_every": self.evaluate_every,
         }
         read_off = {"return_scale": agent.return_scale, "episode_length": agent.episode_length}
         learner = asdict(self.learner) | read_off
@@ -116,32 +170,54 @@ class TrainDecisionTransformer:
     def _targets(self, agent: DecisionTransformer) -> list[float]:
         return [agent.return_range[1]] if self.target_returns is None else list(self.target_returns)
 
-    def _train(self, agent: DecisionTransformer, run: RunFolder) -> None:
+    def _train(self, agent: DecisionTransformer, run: RunFolder, cut_off: Archive | None) -> None:
         show(as_table(str(run.path), run.config))
         with closing(agent.logger):
-            self._learn(agent, run)
+            stopped = self._learn(agent, run, cut_off)
+            if stopped is not None:
+                leave(f"stopped by {stopped.name}; go on with: rlxf resume {run.path}", RESUMABLE)
             self._evaluate(agent, run)
 
-    def _learn(self, agent: DecisionTransformer, run: RunFolder) -> None:
-        try:
-            with self._evaluations(agent, run) as callbacks:
-                agent.learn(self.updates, callbacks, self.log_interval, progress_bar=self.progress_bar)
-        finally:
+    def _finish(self, agent: DecisionTransformer, run: RunFolder) -> None:
+        """What is left once all updates are done."""
+        with closing(agent.logger):
             keep(agent, run)
+            self._evaluate(agent, run)
+
+    def _learn(self, agent: DecisionTransformer, run: RunFolder, cut_off: Archive | None) -> Signals | None:
+        """Train to the end, or until a signal, which it gives."""
+        with stop_on_signals() as stop, self._evaluations(agent, run) as evaluations:
+            saving = Checkpoints(run.checkpoints, self.checkpoint_seconds, evaluations, stop)
+            for name, each in evaluations.items():
+                if cut_off is not None:
+                    each.take_up(cut_off.documents[BESIDE][name])
+            try:
+                agent.learn(
+                    self.updates,
+                    [*evaluations.values(), saving],
+                    self.log_interval,
+                    progress_bar=self.progress_bar,
+                    resume_from=None if cut_off is None else run.checkpoints.path,
+                )
+            finally:
+                keep(agent, run)
+        return stop.by if saving.stopped else None
 
     @contextmanager
-    def _evaluations(self, agent: DecisionTransformer, run: RunFolder) -> Iterator[list[BaseCallback]]:
-        """What evaluates while the agent learns, if that is asked for."""
+    def _evaluations(
+        self, agent: DecisionTransformer, run: RunFolder
+    ) -> Iterator[dict[str, EvaluationCallback]]:
+        """What evaluates while the agent learns, if that is asked for; by name."""
         if self.evaluate_every is None:
-            yield []
+            yield {}
             return
         with self._fresh_env(agent) as env:
             targets = self._targets(agent)
-            yield [
-                EvaluationCallback(
+            yield {
+                "evaluation": EvaluationCallback(
                     env, self.episodes, self.evaluate_every, target_returns=targets, best_path=run.best
                 )
-            ]
+            }
 
     def _evaluate(self, agent: DecisionTransformer, run: RunFolder) -> None:
         """Report the last checkpoint, and the best one beside it if evaluations chose one."""
@@ -169,7 +245,8 @@ class TrainDecisionTransformer:
     def _fresh_env(self, agent: DecisionTransformer) -> Iterator[VecEnv]:
         """Environments to evaluate in."""
         number = min(ENVIRONMENTS, self.episodes)
-        made = agent.make_env(number) if self.env is None else make_vec_env(self.env, number)
+        datas = self.env in (None, agent.facts.env_id)
+        made = agent.make_env(number) if datas or self.env is None else make_vec_env(self.env, number)
         with closing(made) as env:
             agent.check_env(env)
             yield env

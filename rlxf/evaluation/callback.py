@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization, unwrap_vec_normalize
 
@@ -89,6 +90,15 @@ class EvaluationCallback(EverySteps):
         self.reports[self.num_timesteps] = report
         if report.mean > self._best:
             self._keep(report.mean)
+
+    def state(self) -> dict[str, Any]:
+        """What it has seen, as JSON, for a training that is resumed: the best mean return, and when."""
+        return {"best": self._best if math.isfinite(self._best) else None, "best_step": self.best_step}
+
+    def take_up(self, state: dict[str, Any]) -> None:
+        """Go on behind `state`; the reports before it are not kept."""
+        self._best = -math.inf if state["best"] is None else state["best"]
+        self.best_step = state["best_step"]
 
     def _keep(self, mean: float) -> None:
         self._best, self.best_step = mean, self.num_timesteps

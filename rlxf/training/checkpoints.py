@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from stable_baselines3.common.callbacks import BaseCallback
 from torch import Tensor
@@ -17,6 +17,7 @@ from rlxf.training.errors import CheckpointError
 from rlxf.training.stopping import Stop
 
 NAME = re.compile(r"step-(\d{12})\.zip")
+BESIDE = "beside"
 EVERY_SECONDS = 60.0
 KEPT = 3
 
@@ -89,6 +90,16 @@ class Saved(Protocol):
         """What ``save`` would write, and what comes later does not change it."""
 
 
+class Stateful(Protocol):
+    """What goes on with a training, such as an `EvaluationCallback`."""
+
+    def state(self) -> Any:
+        """What it needs to go on, as JSON."""
+
+    def take_up(self, state: Any) -> None:
+        """Go on behind what `state` gave."""
+
+
 class InBackground:
     """Does one thing at a time in a thread of its own, and raises what went wrong at the next occasion."""
 
@@ -122,6 +133,8 @@ class Checkpoints(BaseCallback):
     Args:
         folder: where they go.
         every_seconds: from one to the next.
+        beside: what else goes on with the training, by name; the document "beside" of a file has the state
+            of each, for its ``take_up``.
         stop: once it is asked for, the agent is saved at the next moment from which it can be resumed, and
             the training stops; None if nobody asks.
 
@@ -136,13 +149,17 @@ class Checkpoints(BaseCallback):
     model: Saved  # type: ignore[assignment]
 
     def __init__(
-        self, folder: CheckpointFolder, every_seconds: float = EVERY_SECONDS, stop: Stop | None = None
+        self,
+        folder: CheckpointFolder,
+        every_seconds: float = EVERY_SECONDS,
+        beside: Mapping[str, Stateful] | None = None,
+        stop: Stop | None = None,
     ):
         super().__init__()
         if not every_seconds >= 0:
             raise ValueError(f"every_seconds must be at least 0, got {every_seconds}")
         self.folder, self.every_seconds = folder, every_seconds
-        self.stop, self.stopped = stop or Stop(), False
+        self.beside, self.stop, self.stopped = dict(beside or {}), stop or Stop(), False
         self._writer = InBackground()
 
     def _on_training_start(self) -> None:
@@ -173,6 +190,7 @@ class Checkpoints(BaseCallback):
     def save(self) -> None:
         """Save now."""
         step, archive = self.model.num_timesteps, self.model.snapshot()
+        archive.documents[BESIDE] = {name: each.state() for name, each in self.beside.items()}
         self._writer.start(lambda: self.folder.write(step, archive))
         self._last, self._step = time.monotonic(), step
 

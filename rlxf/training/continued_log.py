@@ -10,29 +10,28 @@ from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.training.atomic import atomic_write
 
-
-def count_rows(path: str | os.PathLike[str]) -> int:
-    """Rows of a CSV file behind its header; 0 if there is none."""
-    return max(0, len(_read(Path(path))) - 1) if Path(path).exists() else 0
+STEP = "time/total_timesteps"
+"""The column that says how many steps were done, in every row."""
 
 
 class ContinuedCSV(CSVOutputFormat):
-    """Goes on behind the first rows of a ``progress.csv``. Later ones go, the header stays.
+    """Goes on with a ``progress.csv`` behind a step: later rows go, the header stays.
 
     Args:
         path: the file; it may be missing.
-        rows: how many rows stay.
+        step: the last one whose rows stay.
     """
 
-    def __init__(self, path: str | os.PathLike[str], rows: int):
-        lines = _read(Path(path))[: rows + 1] if Path(path).exists() else []
+    def __init__(self, path: str | os.PathLike[str], step: int):
+        header, *rows = _read(Path(path)) or [[]]
+        place = header.index(STEP) if STEP in header else None
+        kept = [row for row in rows if place is not None and float(row[place] or 0) <= step]
         text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows(lines)
+        csv.writer(text, lineterminator="\n").writerows([header, *kept] if header else [])
         atomic_write(path, lambda handle: handle.write(text.getvalue().encode()))
         self.file = open(path, "r+")  # noqa: SIM115  # SB3's format closes it
         self.file.seek(0, os.SEEK_END)
-        self.keys = lines[0] if lines else []
-        self.separator, self.quotechar = ",", '"'
+        self.keys, self.separator, self.quotechar = header, ",", '"'
 
 
 class ContinuedTensorBoard(TensorBoardOutputFormat):
@@ -49,7 +48,9 @@ class ContinuedTensorBoard(TensorBoardOutputFormat):
 
 
 def _read(path: Path) -> list[list[str]]:
-    """All rows, without the last one if the file ends amid it."""
+    """All rows, without the last one if the file ends amid it; none if there is no file."""
+    if not path.exists():
+        return []
     text = path.read_bytes().decode(errors="replace")
     whole = text[: text.rfind("\n") + 1]
     return list(csv.reader(io.StringIO(whole, newline="")))

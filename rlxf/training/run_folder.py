@@ -10,10 +10,13 @@ from typing import Any, Self
 from stable_baselines3.common.logger import Logger, configure
 
 from rlxf.training.atomic import atomic_write
+from rlxf.training.checkpoints import CheckpointFolder
+from rlxf.training.continued_log import ContinuedCSV, ContinuedTensorBoard
 from rlxf.training.plain_json import dump_json, load_json
 
 CONFIG = "config.json"
 CHECKPOINT = "checkpoint.zip"
+CHECKPOINTS = "checkpoints"
 BEST = "best.zip"
 NORMALIZER = "normalizer.zip"
 LOG = "progress.csv"
@@ -58,12 +61,27 @@ class RunFolder:
             NotADirectoryError: if ``path`` is a file.
             ValueError: if ``config.json`` holds no JSON object.
         """
-        path = Path(path)
-        _check_folder(path)
-        run = cls(path, _read_config(path / CONFIG))
+        run = cls.reopen(path)
         if not run.checkpoint.is_file():
-            raise FileNotFoundError(f"the run {path} ended before it saved {CHECKPOINT}; train it again")
+            raise FileNotFoundError(f"the run {run.path} ended before it saved {CHECKPOINT}; train it again")
         return run
+
+    @classmethod
+    def reopen(cls, path: str | os.PathLike[str]) -> Self:
+        """Open the folder of a run that shall go on; it may have been cut off at any moment.
+
+        Raises:
+            FileNotFoundError: if the folder or its ``config.json`` is missing.
+            NotADirectoryError: if ``path`` is a file.
+            ValueError: if ``config.json`` holds no JSON object.
+        """
+        _check_folder(Path(path))
+        return cls(Path(path), _read_config(Path(path) / CONFIG))
+
+    @property
+    def checkpoints(self) -> CheckpointFolder:
+        """Where those are that were saved while it went on, to resume it."""
+        return CheckpointFolder(self.path / CHECKPOINTS)
 
     @property
     def checkpoint(self) -> Path:
@@ -97,6 +115,11 @@ class RunFolder:
         if "csv" in formats and (self.path / LOG).exists():
             raise FileExistsError(f"{self.path / LOG} exists and would be emptied; use a new run folder")
         return configure(str(self.path), list(formats))
+
+    def continue_logger(self, step: int) -> Logger:
+        """A logger that goes on with what `make_logger` began; points behind ``step`` are taken back."""
+        continued = [ContinuedTensorBoard(self.path, step), ContinuedCSV(self.path / LOG, step)]
+        return Logger(str(self.path), continued)
 
 
 def _check_folder(path: Path) -> None:

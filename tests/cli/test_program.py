@@ -45,9 +45,9 @@ def test_an_overview_lists_the_command(words, capsys):
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        ([], "Expected one of {train, evaluate"),
+        ([], "Expected one of {train, resume, evaluate"),
         (["train"], "Expected one of {gtrxl"),
-        (["evalaute"], "Available subcommands: train, evaluate"),
+        (["evalaute"], "Available subcommands: train, resume, evaluate"),
         (["train", "gtxrl"], "Available subcommands: gtrxl"),
         (["--", "evaluate"], "Unrecognized options"),
     ],

@@ -6,12 +6,12 @@ import pytest
 from stable_baselines3.common.logger import CSVOutputFormat, TensorBoardOutputFormat
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlxf.training.continued_log import ContinuedCSV, ContinuedTensorBoard, count_rows
+from rlxf.training.continued_log import STEP, ContinuedCSV, ContinuedTensorBoard
 
 
 def write(log, steps, value=1.0, **more):
     for step in steps:
-        row = {"step": step, "loss": step * value, **more}
+        row = {STEP: step, "loss": step * value, **more}
         log.write(row, dict.fromkeys(row), step)
 
 
@@ -25,8 +25,7 @@ def test_rows_behind_the_point_are_taken_back(tmp_path):
     log = CSVOutputFormat(str(path))
     write(log, range(5), value=2)
     log.close()
-    assert count_rows(path) == 5
-    log = ContinuedCSV(path, rows=3)
+    log = ContinuedCSV(path, step=2)
     write(log, range(3, 8))
     log.close()
     assert [float(row["loss"]) for row in rows(path)] == [0, 2, 4, 3, 4, 5, 6, 7]
@@ -37,22 +36,20 @@ def test_new_columns_may_come(tmp_path):
     log = CSVOutputFormat(str(path))
     write(log, range(2), text='with "quotes", and\na line')
     log.close()
-    assert count_rows(path) == 2
-    log = ContinuedCSV(path, rows=2)
+    log = ContinuedCSV(path, step=1)
     write(log, [2], text="plain")
-    log.write({"step": 3, "eval": 0.5}, {"step": None, "eval": None}, 3)
+    log.write({STEP: 3, "eval": 0.5}, {STEP: None, "eval": None}, 3)
     log.close()
     found = rows(path)
-    assert [row["step"] for row in found] == ["0", "1", "2", "3"]
+    assert [row[STEP] for row in found] == ["0", "1", "2", "3"]
     assert [row["eval"] for row in found] == ["", "", "", "0.5"]
 
 
 def test_a_row_that_was_cut_off_does_not_count(tmp_path):
     path = tmp_path / "progress.csv"
-    path.write_text("step,loss\n0,1\n1,2\n2,")
-    assert count_rows(path) == 2
-    ContinuedCSV(path, rows=9).close()
-    assert path.read_text() == "step,loss\n0,1\n1,2\n"
+    path.write_text(f"{STEP},loss\n0,1\n1,2\n2,")
+    ContinuedCSV(path, step=9).close()
+    assert path.read_text() == f"{STEP},loss\n0,1\n1,2\n"
 
 
 @pytest.mark.parametrize("made", [True, False])
@@ -60,11 +57,10 @@ def test_an_empty_or_missing_file_is_begun(tmp_path, made):
     path = tmp_path / "progress.csv"
     if made:
         path.touch()
-    assert count_rows(path) == 0
-    log = ContinuedCSV(path, rows=0)
+    log = ContinuedCSV(path, step=0)
     write(log, [7])
     log.close()
-    assert rows(path) == [{"step": "7", "loss": "7.0"}]
+    assert rows(path) == [{STEP: "7", "loss": "7.0"}]
 
 
 def test_no_point_is_doubled_in_tensorboard(tmp_path):

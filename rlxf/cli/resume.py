@@ -1,0 +1,40 @@
+"""``rlxf resume``: go on with a run that was cut off."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from pkgutil import resolve_name
+
+from tyro.conf import Positional
+
+from rlxf.cli.commands import COMMANDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Go on with a run of "rlxf train dt" that was stopped, killed, or ended by an error.
+
+    It goes on from its newest whole checkpoint as if nothing had happened: on the same machine the same
+    weights come out, to the bit. The log goes on, too; what was logged behind the checkpoint is taken back.
+    A run that is done stays as it is.
+
+    Example: rlxf resume runs/dt-rlxf-cartpole-mixed-v0-0
+    """
+
+    run: Positional[Path]
+    """Folder of the run."""
+    progress_bar: bool = True
+    """Show progress bars."""
+
+    def prepare(self) -> Callable[[], None]:
+        """See `Command`."""
+        from rlxf.cli.players import OFFLINE
+        from rlxf.training import RunFolder
+
+        run = RunFolder.reopen(self.run)
+        kind = run.config.get("agent")
+        if kind != OFFLINE:
+            raise ValueError(f"{self.run} is of agent {kind!r}; only a run of rlxf train dt can be resumed")
+        begun = resolve_name(COMMANDS["train dt"]).of_run(run, self.progress_bar)
+        work: Callable[[], None] = begun.prepare_again(run)
+        return work

@@ -1,0 +1,173 @@
+"""``rlxf resume``: what was cut off ends as if it had not been."""
+
+import csv
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rlxf import DecisionTransformer
+from rlxf.cli import main
+from rlxf.cli.program import parse
+from rlxf.cli.train_dt import TrainDecisionTransformer
+from rlxf.training import RunFolder, read_archive
+from rlxf.training.checkpoints import InBackground
+from tests.cli.running import refused
+from tests.datasets import ID, record_cartpole
+
+UPDATES = 7
+TINY = shlex.split(
+    f"--dataset {ID} --updates {UPDATES} --log-interval 2 --episodes 3 --context-length 4 --batch-size 4"
+    " --evaluate-every 3 --checkpoint-seconds 0 --no-progress-bar --core.width 8 --core.layers 1"
+    " --core.dropout 0.2 --learning-rate linear:0.01:0.001"
+)
+
+
+@pytest.fixture
+def whole(minari_root):
+    """The folder of a run that was not cut off."""
+    record_cartpole()
+    main(["train", "dt", *TINY, "--run", "whole"])
+    return RunFolder.open("whole")
+
+
+@pytest.fixture(autouse=True)
+def in_foreground(monkeypatch):
+    """A checkpoint is on the disk before the next update: nobody waits for a thread of a run that died."""
+    monkeypatch.setattr(InBackground, "start", lambda self, work: work())
+
+
+@pytest.fixture
+def at_update(monkeypatch):
+    """Arranges that something happens before an update, once."""
+    train = DecisionTransformer.train
+
+    def arrange(number, what):
+        def watched(self, windows, learning_rate):
+            if self._n_updates == number and what:
+                what.pop()()
+            train(self, windows, learning_rate)
+
+        monkeypatch.setattr(DecisionTransformer, "train", watched)
+
+    return arrange
+
+
+def die():
+    """As if the process were gone: nothing that follows is done."""
+    raise SystemError("gone")
+
+
+def scalars(run):
+    events = EventAccumulator(str(run)).Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("time/")]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+def rows(run):
+    with open(run / "progress.csv", newline="") as file:
+        found = list(csv.DictReader(file))
+    return [
+        {key: value for key, value in row.items() if value and key != "time/updates_per_second"}
+        for row in found
+    ]
+
+
+def assert_same_runs(one, other):
+    assert (one / "checkpoint.zip").read_bytes() == (other / "checkpoint.zip").read_bytes()
+    assert (one / "best.zip").read_bytes() == (other / "best.zip").read_bytes()
+    assert scalars(one) == scalars(other)
+    assert rows(one) == rows(other)
+
+
+@pytest.mark.parametrize("number", [1, 4, 6])
+def test_a_run_that_died_ends_as_if_it_had_not(whole, at_update, monkeypatch, number):
+    at_update(number, [die])
+    with monkeypatch.context() as patch:
+        patch.setattr("rlxf.cli.train_dt.keep", lambda *_: None)  # who dies keeps nothing
+        with pytest.raises(SystemError):
+            main(["train", "dt", *TINY, "--run", "cut"])
+    assert not Path("cut/checkpoint.zip").exists()
+    main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(whole.path, Path("cut"))
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_stops_it_where_it_can_be_resumed(whole, at_update, capsys, name):
+    at_update(4, [lambda: os.kill(os.getpid(), getattr(signal, name))])
+    with pytest.raises(SystemExit) as left:
+        main(["train", "dt", *TINY, "--run", "cut"])
+    assert left.value.code == 75
+    assert f"stopped by {name}; go on with: rlxf resume cut" in capsys.readouterr().err
+    assert DecisionTransformer.load("cut/checkpoint.zip", device="cpu").num_timesteps == 5
+    main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(whole.path, Path("cut"))
+
+
+def test_it_may_be_cut_off_twice(whole, at_update):
+    for number, words in ((2, ["train", "dt", *TINY, "--run", "cut"]), (5, ["resume", "cut"])):
+        at_update(number, [lambda: os.kill(os.getpid(), signal.SIGTERM)])
+        with pytest.raises(SystemExit):
+            main(words)
+    main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(whole.path, Path("cut"))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(whole, at_update):
+    at_update(5, [lambda: os.kill(os.getpid(), signal.SIGTERM)])
+    with pytest.raises(SystemExit):
+        main(["train", "dt", *TINY, "--run", "cut"])
+    newest = RunFolder.reopen("cut").checkpoints.files()[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match=f"{newest.name}.*the one before it is used"):
+        main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(whole.path, Path("cut"))
+
+
+def test_what_dies_behind_its_last_update_is_finished(whole, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("rlxf.cli.train_dt.keep", lambda *_: die())
+        with pytest.raises(SystemError):
+            main(["train", "dt", *TINY, "--run", "cut"])
+    main(["resume", "cut", "--no-progress-bar"])
+    one, other = (read_archive(path / "checkpoint.zip").tensors for path in (whole.path, Path("cut")))
+    for group in ("policy", "optimizer", "random"):
+        assert all(torch.equal(one[group][name], other[group][name]) for name in one[group])
+    assert scalars(whole.path) == scalars("cut")
+
+
+def test_a_run_that_is_done_says_so_and_stays(whole, capsys):
+    before = whole.checkpoint.read_bytes(), rows(whole.path)
+    main(["resume", "whole"])
+    assert "whole has all of its 7 updates; see: rlxf evaluate whole" in capsys.readouterr().out
+    assert (whole.checkpoint.read_bytes(), rows(whole.path)) == before
+
+
+def test_what_cannot_be_resumed_is_told(minari_root, capsys, tmp_path):
+    assert "there is no run folder none" in refused(capsys, "resume", "none")
+    RunFolder.create(tmp_path / "other", {"agent": "gtrxl"})
+    assert "only a run of rlxf train dt can be resumed" in refused(capsys, "resume", str(tmp_path / "other"))
+    RunFolder.create(tmp_path / "old", {"agent": "decision_transformer"})
+    assert "its config.json lacks" in refused(capsys, "resume", str(tmp_path / "old"))
+
+
+def test_a_run_says_with_which_options_it_was_started(whole):
+    given = parse(["train", "dt", *TINY, "--run", "whole"])
+    again = TrainDecisionTransformer.of_run(whole, given.progress_bar)
+    found = DecisionTransformer.load(whole.checkpoint, device="cpu")
+    assert again.env == "CartPole-v1"
+    assert again.target_returns == (found.return_range[1],)
+    for name in ("dataset", "updates", "seed", "episodes", "evaluate_every", "log_interval", "core"):
+        assert getattr(again, name) == getattr(given, name)
+    assert again.learner.learning_rate == given.learner.learning_rate
+    assert again.learner.return_scale == found.return_scale
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_on_from(whole, capsys):
+    for file in whole.checkpoints.files():
+        file.unlink()
+    assert "there is no whole checkpoint in" in refused(capsys, "resume", "whole")
