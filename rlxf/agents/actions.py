@@ -121,8 +121,9 @@ def _sample(logits: Tensor) -> Tensor:
 
 
 def to_environment(actions: Tensor, space: spaces.Space[Any]) -> NDArray[Any]:
-    """Actions (E, ...) as the environment takes them: shaped, Box actions clipped to its bounds."""
+    """Actions (E, ...) as the environment takes them: shaped, Box actions clipped, whole ones rounded."""
     array = actions.cpu().numpy().reshape(-1, *(space.shape or ()))
     if isinstance(space, spaces.Box):
         array = np.clip(array, space.low, space.high)
+        array = np.rint(array) if np.issubdtype(space.dtype, np.integer) else array
     return array.astype(space.dtype)

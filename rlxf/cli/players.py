@@ -55,7 +55,9 @@ def load_agent(run: RunFolder, env: VecEnv, checkpoint: Path, device: Device) ->
         ValueError, OSError: if they do not fit, or a file is missing or damaged.
     """
     if agent_name(run) == OFFLINE:
-        return DecisionTransformer.load(checkpoint, device=device)
+        agent = DecisionTransformer.load(checkpoint, device=device)
+        agent.check_env(env)
+        return agent
     normalised = run.config.get("normalize_observations", False)
     shown = load_normalizer(run.normalizer, env) if normalised else env
     return GTrXLPPO.load(checkpoint, env=shown, device=device)

@@ -226,12 +226,18 @@ class TrainDecisionTransformer:
         if run.best.is_file():
             agents["best"] = DecisionTransformer.load(run.best, device=agent.device)
             with SummaryWriter(str(run.path / FOLDERS["best"])) as writer:
-                reports["best"] = self._report(agents["best"], writer)
+                reports["best"] = self._report(agents["best"], writer, agent)
         for table in tables(reports, {name: each.num_timesteps for name, each in agents.items()}):
             show(table)
 
-    def _report(self, agent: DecisionTransformer, logger: Logger | SummaryWriter) -> TargetSweep:
-        with self._fresh_env(agent) as env:
+    def _report(
+        self,
+        agent: DecisionTransformer,
+        logger: Logger | SummaryWriter,
+        with_data: DecisionTransformer | None = None,
+    ) -> TargetSweep:
+        """What an agent reaches in the environments of one that has its data, by default its own."""
+        with self._fresh_env(with_data or agent) as env:
             return evaluate(
                 agent,
                 env,

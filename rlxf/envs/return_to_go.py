@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
 from rlxf.envs.trajectories.encoders import observation_encoder
@@ -34,13 +34,17 @@ class ReturnToGo(VecEnvWrapper):
         target_return: G_0, one number for all environments or one for each, (E,).
 
     Raises:
-        ValueError: if a target is not finite, there are not E of them, or ``venv`` is wrapped so already.
+        ValueError: if a target is not finite, there are not E of them, ``venv`` is wrapped so already, or a
+            ``VecNormalize`` scales its rewards.
         TypeError: if the observation is a Dict or a Tuple with parts that no vector holds.
     """
 
     def __init__(self, venv: VecEnv, target_return: float | ArrayLike):
         if is_return_conditioned(venv.observation_space):
             raise ValueError(f"{venv} shows a return to go already: set its target_return instead")
+        normalizer = unwrap_vec_normalize(venv)
+        if normalizer is not None and normalizer.norm_reward:
+            raise ValueError("VecNormalize scales the rewards: set its norm_reward=False to ask for a return")
         self._inner = venv.observation_space
         shown = shown_space(self._inner)
         self._encode = None if shown is self._inner else observation_encoder(self._inner)

@@ -32,7 +32,7 @@ def opened(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None) -> It
 
     Raises:
         TypeError: if ``env`` is nothing to play in.
-        ValueError: if ``env`` is None and the agent has none.
+        ValueError: if ``env`` is None and the agent has none, or it has other spaces than the agent's data.
     """
     with _prepared(agent, env, n_envs) as vec_env, _at_rest(unwrap_vec_normalize(vec_env)):
         if seed is not None:
@@ -99,6 +99,8 @@ def _prepared(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
             yield own
     else:
         with vectorised(env, n_envs) as vec_env:
+            if hasattr(agent, "check_env"):  # it knows its data, and no environment yet
+                agent.check_env(vec_env)
             yield normalised_as_in_training(agent, vec_env)
 
 

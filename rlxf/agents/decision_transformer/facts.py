@@ -27,6 +27,7 @@ class Facts:
         env_id: Gymnasium id of the environment to evaluate in; None if the data do not say.
         env_kwargs: its arguments.
         max_episode_steps: its time limit; None for none.
+        env_wrappers: names of the wrappers around it. They are code, and a file holds none.
         reference_scores: to normalise returns with; None if there are none.
     """
 
@@ -38,6 +39,7 @@ class Facts:
     env_kwargs: dict[str, Any]
     max_episode_steps: int | None
     reference_scores: ReferenceScores | None
+    env_wrappers: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, trajectories: Trajectories) -> "Facts":
@@ -53,6 +55,7 @@ class Facts:
             env_kwargs={} if spec is None else dict(spec.kwargs),
             max_episode_steps=None if spec is None else spec.max_episode_steps,
             reference_scores=trajectories.reference_scores,
+            env_wrappers=() if spec is None else tuple(each.name for each in spec.additional_wrappers),
         )
 
     @property
@@ -65,10 +68,15 @@ class Facts:
         """Of the environment to evaluate in, as Gymnasium knows it here; None if there is none.
 
         Raises:
-            ValueError: if Gymnasium knows no such environment here.
+            ValueError: if Gymnasium knows no such environment here, or the data's was wrapped.
         """
         if self.env_id is None:
             return None
+        if self.env_wrappers:
+            raise ValueError(
+                f"the data are from {self.env_id!r} in {', '.join(self.env_wrappers)}, and a file holds no "
+                f"wrappers: pass the environment, or load the agent with its dataset"
+            )
         try:
             known = gymnasium.spec(self.env_id)
         except gymnasium.error.Error as error:
@@ -106,5 +114,6 @@ class Facts:
             "action_space": space_from_json(data["action_space"]),
             "return_range": tuple(data["return_range"]),
             "reference_scores": None if scores is None else ReferenceScores(**scores),
+            "env_wrappers": tuple(data.get("env_wrappers", ())),
         }
         return cls(**{**data, **read})

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common import env_util
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from torch import nn
 
 from rlxf.agents.actions import to_environment
@@ -285,6 +285,8 @@ class DecisionTransformer(WindowLearner):
             if not callback.on_step():
                 break
             rounds.learn_if_due()
+        else:
+            rounds.learn_rest()
         callback.on_training_end()
         return self
 
@@ -490,8 +492,10 @@ class DecisionTransformer(WindowLearner):
         return env
 
     def check_env(self, env: VecEnv) -> None:
-        """Raise DatasetError unless the environments, not yet wrapped, have the spaces of the data."""
-        check_fits(self.facts, env.observation_space, env.action_space)
+        """Raise DatasetError unless the environments, but for a `ReturnToGo`, have the spaces of the data."""
+        asking = unwrap_vec_wrapper(env, ReturnToGo)
+        seen = env if asking is None else asking.venv
+        check_fits(self.facts, seen.observation_space, seen.action_space)
 
     @property
     def return_range(self) -> tuple[float, float]:
@@ -508,9 +512,11 @@ class DecisionTransformer(WindowLearner):
 
         Raises:
             TypeError: if it is not.
+            DatasetError: if its spaces are not those of the data.
         """
         if not is_return_conditioned(env.observation_space):
             raise TypeError(f"{env} asks for no return: wrap it, rlxf.envs.ReturnToGo(env, target_return)")
+        self.check_env(env)
         self.env, self.n_envs = env, env.num_envs
 
     @classmethod

@@ -1,5 +1,6 @@
 """Playing and learning by turns."""
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,13 +43,20 @@ class Rounds:
 
     def learn_if_due(self) -> None:
         """The updates of a round, if its steps are played."""
-        if self._played < self.steps:
-            return
-        self._played -= self.steps
+        if self._played >= self.steps:
+            self._played -= self.steps
+            self._learn(self.updates)
+
+    def learn_rest(self) -> None:
+        """The updates of a last round that was cut short, as many as its steps are worth."""
+        if self._played:
+            self._learn(math.ceil(self.updates * self._played / self.steps))
+
+    def _learn(self, updates: int) -> None:
         self._rounds += 1
         windows = self.agent.windows(self.replay.trajectories())
         rate = self.agent.lr_schedule(self.agent.progress_remaining)
-        for _ in range(self.updates):
+        for _ in range(updates):
             self.agent.train(windows, rate)
         if self._rounds % self.log_interval == 0:
             self._log()

@@ -76,7 +76,8 @@ class _Arrays:
         self._rewards.append(rewards)
         self._return_to_go.append(return_to_go(rewards))
         read = partial(file.observations, episode)
-        for rows in _pieces(read, self._observe, length, f"{where}: the observation"):
+        observe = observation_encoder(file.source.observation_space)  # its channels may stand elsewhere
+        for rows in _pieces(read, observe, length, f"{where}: the observation"):
             self._add_observations(rows)
         for rows in _pieces(partial(file.actions, episode), self._act, length, f"{where}: the action"):
             self._actions.append(rows)

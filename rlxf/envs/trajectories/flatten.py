@@ -15,10 +15,11 @@ Rows = NDArray[np.float32]
 
 @singledispatch
 def flatten_rows(space: spaces.Space[Any], values: Any) -> Rows:
-    """float32 (n, D): row i is ``gymnasium.spaces.flatten(space, value i)``.
+    """float32 (n, D): row i is ``gymnasium.spaces.flatten(space, value i)``, with a Dict's keys sorted.
 
     Box and MultiBinary: the numbers in a row. Discrete and each part of a MultiDiscrete: one-hot. Dict and
-    Tuple: their parts one after the other, in the order of the space.
+    Tuple: their parts one after the other. Gymnasium sorts the keys of a Dict that is made of a ``dict``,
+    others it takes as they come; Minari sorts all. Rows have to mean the same in data and environment.
 
     Args:
         space: a Box, Discrete, MultiDiscrete, MultiBinary, or Dict or Tuple of these, nested at will.
@@ -53,7 +54,7 @@ def _one_hots(space: spaces.MultiDiscrete[Any], values: Any) -> Rows:
 
 @flatten_rows.register(spaces.Dict)
 def _dict(space: spaces.Dict, values: Any) -> Rows:
-    return _joined(flatten_rows(part, values[key]) for key, part in space.spaces.items())
+    return _joined(flatten_rows(space.spaces[key], values[key]) for key in sorted(space.spaces))
 
 
 @flatten_rows.register(spaces.Tuple)
@@ -92,8 +93,9 @@ def _back_to_choices(space: spaces.MultiDiscrete[Any], rows: Rows) -> NDArray[An
 
 @unflatten_rows.register(spaces.Dict)
 def _back_to_dict(space: spaces.Dict, rows: Rows) -> dict[str, Any]:
-    parts = zip(space.spaces.items(), _split(rows, space.spaces.values()), strict=True)
-    return {key: unflatten_rows(part, own) for (key, part), own in parts}
+    parts = dict(sorted(space.spaces.items()))
+    own = zip(parts.items(), _split(rows, parts.values()), strict=True)
+    return {key: unflatten_rows(part, columns) for (key, part), columns in own}
 
 
 @unflatten_rows.register(spaces.Tuple)

@@ -65,7 +65,11 @@ def tabled_scores(env_id: str) -> ReferenceScores | None:
     """References of a Gymnasium id from `TABLE`, whatever its version; None if it is not listed."""
     name = env_id.rpartition("/")[2]
     for row in TABLE:
-        if any(fnmatchcase(name, pattern) for pattern in row.environments):
+        if _matches(name, row.environments) and not _matches(name, row.besides):
             source = f"rlxf's table of reference scores, version {VERSION}: {row.source}"
             return ReferenceScores(row.minimum, row.maximum, source)
     return None
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-VERSION = 1
+VERSION = 2
 """Counts up with every change of a number or a pattern: scores are comparable within one version."""
 
 _D4RL = (
@@ -20,16 +20,19 @@ class Row:
         minimum: return of a random policy.
         maximum: return of an expert.
         source: where the numbers were published, and what they were measured in if that is not the same.
+        besides: patterns of ids that are not meant, though they match: variants with other rewards.
     """
 
     environments: tuple[str, ...]
     minimum: float
     maximum: float
     source: str
+    besides: tuple[str, ...] = ()
 
 
 def _d4rl(pattern: str, minimum: float, maximum: float, datasets: str, measured: str) -> Row:
-    return Row((pattern,), minimum, maximum, f"{_D4RL.format(datasets)}. {measured}")
+    source = f"{_D4RL.format(datasets)}. {measured}"
+    return Row((pattern,), minimum, maximum, source, besides=("*Dense-v*", "*Sparse-v*"))
 
 
 _MUJOCO = "Measured in version 2 of the environment with mujoco-py; later versions are alike, not equal"
@@ -49,4 +52,4 @@ TABLE = (
     _d4rl("AntMaze_*", 0.0, 1.0, "antmaze-*", _MAZE),
     _d4rl("FrankaKitchen-v*", 0.0, 4.0, "kitchen-*", _KITCHEN),
 )
-"""Patterns do not take in variants with other rewards, such as ``AdroitHandPenSparse-v1``."""
+"""Variants with other rewards, ``AdroitHandPenSparse-v1`` or ``AntMaze_UMazeDense-v4``, are not listed."""

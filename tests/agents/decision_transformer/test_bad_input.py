@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from stable_baselines3.common.vec_env import VecNormalize
 
-from rlxf import DecisionTransformer, TransformerSpec
+from rlxf import DecisionTransformer, TransformerSpec, evaluate
 from rlxf.agents.decision_transformer import MaximumEntropy
 from rlxf.attention import LearnedAbsolute
-from rlxf.envs import FaultyEnvironmentError
+from rlxf.envs import FaultyEnvironmentError, make_vec_env
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.envs.trajectories import DatasetError
 from tests.agents.decision_transformer.worlds import SIZES, VECTOR, shown, small_agent, some_trajectories
 
@@ -123,3 +125,21 @@ def test_an_environment_of_other_spaces(cartpole):
 def test_learning_online_without_a_policy_that_samples():
     with pytest.raises(ValueError, match=r"train it with objective=MaximumEntropy\(\)"):
         small_agent().learn_online(10, 1.0)
+
+
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "MountainCar-v0"])
+def test_environments_that_do_not_fit_the_data_are_refused(cartpole, env_id):
+    agent = DecisionTransformer(cartpole, context_length=3, device="cpu")
+    with pytest.raises(DatasetError, match="space"):
+        evaluate(agent, env_id, episodes=1, target_returns=[1.0])
+    with pytest.raises(DatasetError, match="space"):
+        agent.set_env(ReturnToGo(make_vec_env(env_id, 1), 1.0))
+
+
+def test_scaled_rewards_are_refused(cartpole):
+    agent = DecisionTransformer(cartpole, 3, objective=MaximumEntropy(), device="cpu")
+    scaled = VecNormalize(make_vec_env("CartPole-v1", 1), norm_obs=False)
+    with pytest.raises(ValueError, match="set its norm_reward=False"):
+        agent.learn_online(10, 20.0, env=scaled)
+    with pytest.raises(ValueError, match="set its norm_reward=False"):
+        evaluate(agent, scaled, episodes=1, target_returns=[1.0])

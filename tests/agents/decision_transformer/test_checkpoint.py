@@ -212,3 +212,12 @@ def test_a_generators_state_that_is_none_is_refused(tmp_path):
     write_archive(path, archive.documents, archive.tensors)
     with pytest.raises(CheckpointError, match="no state of a generator"):
         DecisionTransformer.load(path, device="cpu")
+
+
+def test_an_environment_in_wrappers_does_not_come_back_without_them(tmp_path):
+    wrapped = gymnasium.wrappers.ClipReward(gymnasium.make("Pendulum-v1"), -1, 1)
+    data = some_trajectories(eval_env_spec=wrapped.spec)
+    small_agent(data).save(tmp_path / "agent.zip")
+    loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
+    with pytest.raises(ValueError, match="'Pendulum-v1' in ClipReward, and a file holds no wrappers"):
+        loaded.make_env(1)

@@ -133,3 +133,9 @@ def test_the_same_seed_gives_the_same_bits(cartpole):
 
     np.testing.assert_array_equal(learned(0), learned(0))
     assert (learned(0) != learned(1)).any()
+
+
+@pytest.mark.parametrize(("steps", "updates"), [(30, 4), (45, 6), (31, 5), (3, 1)])
+def test_a_round_that_is_cut_short_has_its_share_of_updates(agent, steps, updates):
+    agent.learn_online(steps, 20.0, n_envs=1, round_steps=30, round_updates=4)
+    assert agent._n_updates == updates

@@ -53,3 +53,14 @@ def test_a_choice_that_there_is_not_is_named_with_its_row(wrong):
 def test_what_is_no_vector_is_refused(space):
     with pytest.raises(TypeError, match="cannot be flattened to one vector"):
         flatten_rows(space, {"a": ["word"]} if isinstance(space, spaces.Dict) else ["word"])
+
+
+def test_a_dict_gives_the_same_rows_in_whatever_order_its_parts_stand():
+    parts = {"z": spaces.Box(-1, 1, (2,), np.float32), "a": spaces.Discrete(3), "m": spaces.MultiBinary(2)}
+    values = {"z": np.array([[0.1, 0.2]], np.float32), "a": np.array([2]), "m": np.array([[1, 0]])}
+    sorted_, as_given = spaces.Dict(parts), spaces.Dict(**parts)
+    assert list(as_given.spaces) != list(sorted_.spaces)
+    rows = flatten_rows(sorted_, values)
+    np.testing.assert_array_equal(flatten_rows(as_given, values), rows)
+    back = unflatten_rows(as_given, rows)
+    assert all(np.array_equal(back[key], values[key]) for key in parts)

@@ -124,3 +124,13 @@ def test_the_normalization_is_that_of_the_data(minari_root):
     trajectories = load_trajectories(ID)
     scaled = trajectories.normalization()(torch.tensor(np.array(trajectories.observations)))
     torch.testing.assert_close(scaled.std(0, correction=0), torch.ones(3), atol=1e-4, rtol=0)
+
+
+def test_images_are_joined_wherever_their_channels_stand(minari_root):
+    last, first = (spaces.Box(0, 255, shape, np.uint8) for shape in ((34, 36, 3), (3, 34, 36)))
+    one = record_random((2,), "test/last-v0", observation_space=last)
+    other = record_random((3,), "test/first-v0", observation_space=first)
+    joined = load_trajectories([one, other])
+    seen = [next(iter(each.iterate_episodes())).observations for each in (one, other)]
+    np.testing.assert_array_equal(joined.observations[:2], np.moveaxis(seen[0], -1, 1)[:2])
+    np.testing.assert_array_equal(joined.observations[2:], seen[1][:3])

@@ -44,10 +44,20 @@ def test_the_table_holds_d4rls_numbers(env_id, low, high):
     scores = tabled_scores(env_id)
     assert (round(scores.minimum, 2), round(scores.maximum, 2)) == (low, high)
     assert "D4RL" in scores.source
-    assert "version 1" in scores.source
+    assert "version 2" in scores.source
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "AdroitHandPenSparse-v1", "Humanoid-v5", "HopperHard-v1"])
+@pytest.mark.parametrize(
+    "env_id",
+    [
+        "CartPole-v1",
+        "AdroitHandPenSparse-v1",
+        "AntMaze_UMazeDense-v4",
+        "AntMaze_Large_Diverse_GRDense-v5",
+        "Humanoid-v5",
+        "HopperHard-v1",
+    ],
+)
 def test_other_environments_have_none(env_id):
     assert tabled_scores(env_id) is None
 

@@ -1,0 +1,21 @@
+"""Actions as the environment takes them."""
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from rlxf.agents.actions import to_environment
+
+
+def test_box_actions_are_clipped_and_shaped():
+    space = spaces.Box(-1.0, 2.0, (2, 1), np.float32)
+    found = to_environment(torch.tensor([[-3.0, 0.5], [1.0, 7.0]]), space)
+    np.testing.assert_array_equal(found, np.array([[[-1], [0.5]], [[1], [2]]], np.float32))
+    assert found.dtype == np.float32
+
+
+def test_whole_numbers_are_rounded():
+    space = spaces.Box(-3, 3, (4,), np.int64)
+    found = to_environment(torch.tensor([[0.9, -0.9, 2.4, 5.0]]), space)
+    assert found.tolist() == [[1, -1, 2, 3]]
+    assert found.dtype == np.int64
