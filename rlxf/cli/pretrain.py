@@ -18,6 +18,7 @@ from rlxf.cli.keeping import keep
 from rlxf.cli.offline_learner import WindowOptions
 from rlxf.cli.pretrained import PRETRAINING
 from rlxf.cli.screen import as_table, show
+from rlxf.envs.trajectories import load_trajectories
 from rlxf.training import RunFolder
 
 
@@ -58,11 +59,10 @@ class Pretrain:
         if self._path.exists():
             raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")
         pretraining = MaskedPretraining(
-            self.dataset,
+            load_trajectories(self.dataset, download=self.download, progress_bar=self.progress_bar),
             chosen=self.chosen,
             core=self.core,
             seed=self.seed,
-            download=self.download,
             **self.learner.arguments(),
         )
         run = RunFolder.create(self._path, self._config(pretraining))

@@ -24,7 +24,9 @@ from rlxf.cli.offline_learner import OfflineLearner
 from rlxf.cli.pretrained import begin_with
 from rlxf.cli.screen import as_table, show
 from rlxf.envs.make import make_vec_env
+from rlxf.envs.trajectories import load_trajectories
 from rlxf.evaluation import EvaluationCallback, TargetSweep, evaluate
+from rlxf.evaluation.targets import checked_targets
 from rlxf.training import Archive, Checkpoints, RunFolder, read_archive, stop_on_signals
 from rlxf.training.checkpoints import BESIDE, EVERY_SECONDS
 from rlxf.training.stopping import RESUMABLE
@@ -96,7 +98,7 @@ class TrainDecisionTransformer:
         agent = self._agent()
         begin_with(agent, self.pretrained)
         with self._fresh_env(agent):  # that it can be made is known before the training
-            pass
+            checked_targets(self._targets(agent), agent.return_range)
         run = RunFolder.create(self._path, self._config(agent))
         agent.set_logger(run.make_logger())
         return partial(self._train, agent, run, None)
@@ -151,9 +153,8 @@ class TrainDecisionTransformer:
         return Path("runs", f"dt-{name}-{self.seed}") if self.run is None else self.run
 
     def _agent(self) -> DecisionTransformer:
-        return DecisionTransformer(
-            self.dataset, core=self.core, seed=self.seed, download=self.download, **self.learner.arguments()
-        )
+        data = load_trajectories(self.dataset, download=self.download, progress_bar=self.progress_bar)
+        return DecisionTransformer(data, core=self.core, seed=self.seed, **self.learner.arguments())
 
     def _config(self, agent: DecisionTransformer) -> dict[str, Any]:
         """What the run is started with, defaults included."""

@@ -9,11 +9,13 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common import env_util
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_wrapper
 from torch import nn
 
 from rlxf.agents.actions import to_environment
@@ -45,6 +47,7 @@ from rlxf.agents.remembering import Remembering, RememberingChoices, check_depth
 from rlxf.attention import KNNLM, TransformerSpec
 from rlxf.attention.checks import check_whole
 from rlxf.attention.heads.base import OutputHead
+from rlxf.envs.make import make_vec_env
 from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
 from rlxf.envs.trajectories import (
     ReferenceScores,
@@ -55,6 +58,7 @@ from rlxf.envs.trajectories import (
     check_fits,
 )
 from rlxf.envs.trajectories.source import Dataset
+from rlxf.envs.vector import as_vec_env
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl import GTrXLPPO
@@ -223,7 +227,7 @@ class DecisionTransformer(WindowLearner):
         self,
         steps: int,
         target_return: float,
-        env: VecEnv | None = None,
+        env: str | gymnasium.Env | VectorEnv | VecEnv | None = None,
         n_envs: int = 8,
         round_steps: int = 1_000,
         round_updates: int = 300,
@@ -247,7 +251,7 @@ class DecisionTransformer(WindowLearner):
         Args:
             steps: of the environments, over all of them.
             target_return: what is asked for while playing. In the paper twice that of the evaluation.
-            env: environments to play in, not wrapped in `ReturnToGo`; None for `make_env`.
+            env: environments to play in, or a Gymnasium id; not wrapped in `ReturnToGo`. None for `make_env`.
             n_envs: environments to make.
             round_steps: steps over all environments from one round of updates to the next.
             round_updates: updates in a round.
@@ -270,9 +274,9 @@ class DecisionTransformer(WindowLearner):
             raise ValueError(
                 "the agent does not sample its actions: train it with objective=MaximumEntropy()"
             )
-        env = self.make_env(n_envs, self.seed) if env is None else env
-        self.check_env(env)
-        self.set_env(ReturnToGo(env, target_return))
+        played = self._environments(env, n_envs)
+        self.check_env(played)
+        self.set_env(ReturnToGo(played, target_return))
         total_timesteps, callback = self._setup_learn(
             steps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
@@ -289,6 +293,18 @@ class DecisionTransformer(WindowLearner):
             rounds.learn_rest()
         callback.on_training_end()
         return self
+
+    def _environments(self, env: str | gymnasium.Env | VectorEnv | VecEnv | None, n_envs: int) -> VecEnv:
+        """What `learn_online` plays in."""
+        if env is None:
+            return self.make_env(n_envs, self.seed)
+        if isinstance(env, str):
+            return make_vec_env(env, n_envs, self.seed)
+        if isinstance(env, VectorEnv):
+            return as_vec_env(env)
+        if isinstance(env, gymnasium.Env):
+            return DummyVecEnv([lambda: Monitor(env)])
+        return env
 
     def remember(
         self,

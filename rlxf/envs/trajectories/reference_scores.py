@@ -1,6 +1,7 @@
 """Normalised scores: returns on a scale from a random (0) to an expert policy (100)."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -49,15 +50,16 @@ def reference_scores(metadata: dict[str, Any], env_spec: EnvSpec | None) -> Refe
     """References of a dataset: its own, else those of its environment in the table shipped here, else None.
 
     Args:
-        metadata: of a Minari dataset; ``ref_min_score`` and ``ref_max_score`` are read.
+        metadata: of a Minari dataset; ``ref_min_score`` and ``ref_max_score`` are read. If they are no scale,
+            a warning says so, and they count as missing.
         env_spec: of its environment.
-
-    Raises:
-        ValueError: if the dataset's own are no scale.
     """
     own = metadata.get("ref_min_score"), metadata.get("ref_max_score")
     if own[0] is not None and own[1] is not None:
-        return ReferenceScores(float(own[0]), float(own[1]), f"metadata of {metadata['dataset_id']}")
+        try:
+            return ReferenceScores(float(own[0]), float(own[1]), f"metadata of {metadata['dataset_id']}")
+        except (TypeError, ValueError) as error:
+            warnings.warn(f"{error}; those of {metadata['dataset_id']} are left out", stacklevel=2)
     return None if env_spec is None else tabled_scores(env_spec.id)
 
 

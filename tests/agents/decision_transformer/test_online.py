@@ -1,5 +1,6 @@
 """Going on online: episodes as they were played, the return that was had in place of what was asked for."""
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -9,6 +10,7 @@ from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
 from rlxf.agents.decision_transformer.collector import Collector
 from rlxf.agents.decision_transformer.replay import Episode, Replay
+from rlxf.envs import make_vec_env
 from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.envs.vector import as_vec_env
 from tests.agents.decision_transformer.worlds import some_trajectories
@@ -139,3 +141,22 @@ def test_the_same_seed_gives_the_same_bits(cartpole):
 def test_a_round_that_is_cut_short_has_its_share_of_updates(agent, steps, updates):
     agent.learn_online(steps, 20.0, n_envs=1, round_steps=30, round_updates=4)
     assert agent._n_updates == updates
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        "CartPole-v1",
+        lambda: gymnasium.make("CartPole-v1"),
+        lambda: gymnasium.make_vec("CartPole-v1", 2),
+        lambda: make_vec_env("CartPole-v1", 2),
+    ],
+    ids=["id", "Env", "VectorEnv", "VecEnv"],
+)
+def test_it_plays_in_environments_of_every_kind(agent, env):
+    agent.learn_online(
+        240, 20.0, env=env if isinstance(env, str) else env(), n_envs=2, round_steps=240, round_updates=1
+    )
+    assert agent._n_updates == 1
+    assert agent.num_timesteps >= 240
+    assert len(agent.ep_info_buffer) > 0

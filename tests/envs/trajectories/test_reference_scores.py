@@ -80,3 +80,10 @@ def test_without_own_numbers_the_table_is_asked_and_without_an_environment_nobod
 def test_numbers_that_are_no_scale_are_refused(low, high):
     with pytest.raises(ValueError, match=f"got {low} and {high} from here"):
         ReferenceScores(low, high, "here")
+
+
+@pytest.mark.parametrize("own", [(2.0, 1.0), (float("nan"), 1.0), (1.0, 1.0), ("low", "high")])
+def test_own_numbers_that_are_no_scale_are_left_out(own):
+    metadata = {"dataset_id": "a/b-v0", "ref_min_score": own[0], "ref_max_score": own[1]}
+    with pytest.warns(UserWarning, match="those of a/b-v0 are left out"):
+        assert reference_scores(metadata, HOPPER) == tabled_scores("Hopper-v5")
