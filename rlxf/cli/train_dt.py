@@ -27,7 +27,7 @@ from rlxf.envs.make import make_vec_env
 from rlxf.envs.trajectories import load_trajectories
 from rlxf.evaluation import EvaluationCallback, TargetSweep, evaluate
 from rlxf.evaluation.targets import checked_targets
-from rlxf.training import Archive, Checkpoints, RunFolder, read_archive, stop_on_signals
+from rlxf.training import Checkpoints, RunFolder, read_archive, stop_on_signals
 from rlxf.training.checkpoints import BESIDE, EVERY_SECONDS
 from rlxf.training.stopping import RESUMABLE
 
@@ -128,8 +128,8 @@ class TrainDecisionTransformer:
         Raises:
             FileNotFoundError: if it has no whole checkpoint.
         """
-        newest = read_archive(run.checkpoints.newest())
-        done = newest.documents["agent"]["progress"]["num_timesteps"]
+        newest = run.checkpoints.newest()
+        done = read_archive(newest).documents["agent"]["progress"]["num_timesteps"]
         if done < self.updates:
             agent = self._agent()
             with self._fresh_env(agent):
@@ -138,7 +138,7 @@ class TrainDecisionTransformer:
             return partial(self._train, agent, run, newest)
         if run.checkpoint.is_file():
             return partial(show, f"{run.path} has all of its {done} updates; see: rlxf evaluate {run.path}")
-        agent = DecisionTransformer.load(run.checkpoints.newest(), device=self.learner.device)
+        agent = DecisionTransformer.load(newest, device=self.learner.device)
         agent.set_logger(run.continue_logger(done))
         return partial(self._finish, agent, run)
 
@@ -171,7 +171,7 @@ class TrainDecisionTransformer:
     def _targets(self, agent: DecisionTransformer) -> list[float]:
         return [agent.return_range[1]] if self.target_returns is None else list(self.target_returns)
 
-    def _train(self, agent: DecisionTransformer, run: RunFolder, cut_off: Archive | None) -> None:
+    def _train(self, agent: DecisionTransformer, run: RunFolder, cut_off: Path | None) -> None:
         show(as_table(str(run.path), run.config))
         with closing(agent.logger):
             stopped = self._learn(agent, run, cut_off)
@@ -185,20 +185,21 @@ class TrainDecisionTransformer:
             keep(agent, run)
             self._evaluate(agent, run)
 
-    def _learn(self, agent: DecisionTransformer, run: RunFolder, cut_off: Archive | None) -> Signals | None:
+    def _learn(self, agent: DecisionTransformer, run: RunFolder, cut_off: Path | None) -> Signals | None:
         """Train to the end, or until a signal, which it gives."""
         with stop_on_signals() as stop, self._evaluations(agent, run) as evaluations:
             saving = Checkpoints(run.checkpoints, self.checkpoint_seconds, evaluations, stop)
-            for name, each in evaluations.items():
-                if cut_off is not None:
-                    each.take_up(cut_off.documents[BESIDE][name])
+            if cut_off is not None:
+                before = read_archive(cut_off).documents[BESIDE]
+                for name, each in evaluations.items():
+                    each.take_up(before[name])
             try:
                 agent.learn(
                     self.updates,
                     [*evaluations.values(), saving],
                     self.log_interval,
                     progress_bar=self.progress_bar,
-                    resume_from=None if cut_off is None else run.checkpoints.path,
+                    resume_from=cut_off,
                 )
             finally:
                 keep(agent, run)
@@ -252,8 +253,8 @@ class TrainDecisionTransformer:
     def _fresh_env(self, agent: DecisionTransformer) -> Iterator[VecEnv]:
         """Environments to evaluate in."""
         number = min(ENVIRONMENTS, self.episodes)
-        datas = self.env in (None, agent.facts.env_id)
-        made = agent.make_env(number) if datas or self.env is None else make_vec_env(self.env, number)
+        other = None if self.env == agent.facts.env_id else self.env
+        made = agent.make_env(number) if other is None else make_vec_env(other, number)
         with closing(made) as env:
             agent.check_env(env)
             yield env
