@@ -1,8 +1,13 @@
-"""How badly actions are foretold: pure functions of tensors."""
+"""How badly something is foretold: pure functions of tensors."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+
+def average(x: Tensor, weight: Tensor) -> Tensor:
+    """Mean of x over the entries of weight 1; of one shape."""
+    return (x * weight).sum() / weight.sum().clamp(min=1)
 
 
 def squared_error(predicted: Tensor, wanted: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.decision_transformer.objective import average
 from rlxf.agents.decision_transformer.settings import other_spaces
 from rlxf.agents.decision_transformer.update import Update
 from rlxf.agents.distillation import Distillation, HiddenStates
+from rlxf.agents.losses import average
 from rlxf.envs.trajectories import Trajectories, WindowBatch, Windows
 
 if TYPE_CHECKING:

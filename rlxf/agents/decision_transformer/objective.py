@@ -10,11 +10,6 @@ LARGEST = 1 - 1e-6
 """Of a squashed action: at 1 itself, its inverse is infinite."""
 
 
-def average(x: Tensor, weight: Tensor) -> Tensor:
-    """Mean of x over the entries of weight 1; of one shape."""
-    return (x * weight).sum() / weight.sum().clamp(min=1)
-
-
 def normal_log_prob(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
     """``log N(x; mean, std)`` of each number."""
     return -0.5 * ((x - mean) / log_std.exp()).square() - log_std - 0.5 * math.log(2 * math.pi)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rlxf.agents.actions import BoxActions, ChoiceActions
 from rlxf.agents.decision_transformer.heads import Categorical, Gaussian, Head, Point, RandomHead
-from rlxf.agents.decision_transformer.objective import average
+from rlxf.agents.losses import average
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from torch import Tensor
 from rlxf.agents.distillation import Distillation, HiddenStates
 from rlxf.agents.gtrxl.distributions import divergence
 from rlxf.agents.gtrxl.lessons import Lesson
-from rlxf.agents.gtrxl.objective import average
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout import Segments
 from rlxf.agents.gtrxl.update import Update
+from rlxf.agents.losses import average
 from rlxf.attention import Index
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlxf.agents.gtrxl.distributions import choices, divergence, would_do_the_same
-from rlxf.agents.gtrxl.objective import average
 from rlxf.agents.gtrxl.rollout import Segments
 from rlxf.agents.leaving import check_choices
+from rlxf.agents.losses import average
 from rlxf.attention import DepthAdaptive, TransformerSpec, Verdict
 from rlxf.attention.depth.calm import lead
 from rlxf.attention.depth.exits import Exits

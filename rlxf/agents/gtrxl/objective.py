@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from rlxf.agents.losses import average
+
 
 def discounted_sum(x: Tensor, discount: Tensor) -> Tensor:
     """``y_t = x_t + c_t * y_{t+1}`` along the first axis, with y = 0 behind the end.
@@ -60,11 +62,6 @@ def normalise(advantages: Tensor, weight: Tensor, epsilon: Tensor | float) -> Te
     """
     centred = advantages - average(advantages, weight)
     return centred / (deviation(advantages, weight) + epsilon + 1e-8)
-
-
-def average(x: Tensor, weight: Tensor) -> Tensor:
-    """Mean of x over the entries of weight 1; of one shape."""
-    return (x * weight).sum() / weight.sum().clamp(min=1)
 
 
 def clipped_objective(ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:

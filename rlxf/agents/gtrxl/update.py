@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from rlxf.agents.gtrxl.exits import exit_parts
-from rlxf.agents.gtrxl.objective import approximate_kl, average, clipped_objective
+from rlxf.agents.gtrxl.objective import approximate_kl, clipped_objective
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout import Segments
+from rlxf.agents.losses import average
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from rlxf.agents.actions import action_form
 from rlxf.agents.decision_transformer.core import STD
-from rlxf.agents.decision_transformer.objective import average
 from rlxf.agents.decision_transformer.objectives import Imitation
 from rlxf.agents.decision_transformer.steps import TOKENS, Steps
 from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
-from rlxf.agents.losses import squared_error
+from rlxf.agents.losses import average, squared_error
 from rlxf.agents.pretraining.masking import MaskedWindows, Masking
 from rlxf.attention import TransformerSpec
 

@@ -10,7 +10,6 @@ from torch import distributions
 from rlxf.agents.actions import BoxActions, ChoiceActions
 from rlxf.agents.decision_transformer.heads import Categorical, Gaussian, Point
 from rlxf.agents.decision_transformer.objective import (
-    average,
     entropies,
     log_slope,
     normal_log_prob,
@@ -23,7 +22,7 @@ from rlxf.agents.decision_transformer.objectives import (
     objective_from_json,
     objective_to_json,
 )
-from rlxf.agents.losses import cross_entropies
+from rlxf.agents.losses import average, cross_entropies
 
 BOX = spaces.Box(torch.tensor([-1.0, 0.0]).numpy(), torch.tensor([2.0, 10.0]).numpy())
 CHOICES = spaces.MultiDiscrete([2, 5])

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from rlxf.agents.gtrxl.objective import (
     approximate_kl,
-    average,
     clipped_objective,
     discounted_sum,
     generalised_advantage,
     normalise,
 )
+from rlxf.agents.losses import average
 
 
 def random(*shape, seed=0):
