@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "collection": {"collection", "envs", "evaluation"},
     "agents": {"agents", "attention", "envs", "training"},
     "cli": {"agents", "attention", "cli", "collection", "envs", "evaluation", "training"},
+    "__main__": {"cli"},
     "": {"agents", "attention", "collection", "envs", "evaluation"},  # rlxf/__init__.py: the public names
 }
 COMMANDS = {home.partition(":")[0] for home in commands.COMMANDS.values()}

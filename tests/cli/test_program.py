@@ -71,6 +71,14 @@ def test_help_loads_no_torch(command):
     )
 
 
+def test_the_package_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "rlxf", "evaluate", "nowhere"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "there is no run folder nowhere" in done.stderr
+
+
 @pytest.mark.parametrize("words", COMMANDS)
 def test_the_overview_says_what_the_command_does(words):
     summary = inspect.getdoc(resolve_name(COMMANDS[words])).partition(".")[0]
