@@ -1,16 +1,17 @@
 """What a user can mend is told in one line; a bug keeps its traceback."""
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import gymnasium
 from rich.console import Console
 
 from rlxf.envs.errors import FaultyEnvironmentError
 
-BUILDING = (ValueError, TypeError, OSError, ImportError, gymnasium.error.Error)
+BUILDING = (ValueError, TypeError, OSError, ImportError, NotImplementedError, gymnasium.error.Error)
 """While what was asked for is checked and built, these say that it cannot be had."""
 WORKING = (FaultyEnvironmentError, OSError)
 """Later, only these come from outside: an environment that gives NaN, a disk that is full."""
@@ -27,8 +28,36 @@ def in_one_line(*mistakes: type[Exception]) -> Iterator[None]:
         leave(str(error), 2)
 
 
+@contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """Tell each `UserWarning` in one line, once; Python shows all other warnings as ever."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _Teller(warnings.showwarning)
+        yield
+
+
 def leave(message: str, status: int) -> NoReturn:
     """End the program with one red line."""
-    line = " ".join(f"rlxf: {message}".split())
-    Console(stderr=True).print(line, style="red", highlight=False, markup=False, soft_wrap=True)
+    _tell(message, "red")
     sys.exit(status)
+
+
+class _Teller:
+    """Takes the place of ``warnings.showwarning``."""
+
+    def __init__(self, others: Any):
+        self.others = others
+        self.told: set[str] = set()
+
+    def __call__(self, message: Warning | str, category: type[Warning], *place: Any) -> None:
+        text = str(message)
+        if category is not UserWarning:
+            self.others(message, category, *place)
+        elif text not in self.told:
+            self.told.add(text)
+            _tell(f"warning: {text}", "yellow")
+
+
+def _tell(message: str, style: str) -> None:
+    line = " ".join(f"rlxf: {message}".split())
+    Console(stderr=True).print(line, style=style, highlight=False, markup=False, soft_wrap=True)

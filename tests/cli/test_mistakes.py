@@ -1,5 +1,7 @@
 """A user's mistake is one line; a bug keeps its traceback."""
 
+import warnings
+
 import pytest
 
 from rlxf.cli import program
@@ -68,3 +70,24 @@ def test_unless_it_comes_from_outside(kind, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(monkeypatch, Fails(late=kind("reward is nan")))
     assert capsys.readouterr().err == "rlxf: reward is nan\n"
+
+
+class Warns:
+    """A command that says the same twice, in two places, and something to programmers."""
+
+    def prepare(self):
+        warnings.warn("far\n out", stacklevel=1)
+        return self.work
+
+    def work(self):
+        warnings.warn("far\n out", stacklevel=1)
+        warnings.warn("old", FutureWarning, stacklevel=1)
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_warning_is_one_line_once(monkeypatch, capsys):
+    before = warnings.showwarning
+    with pytest.warns(FutureWarning, match="old"):
+        run(monkeypatch, Warns())
+    assert capsys.readouterr().err == "rlxf: warning: far out\n"
+    assert warnings.showwarning is before
