@@ -14,6 +14,7 @@ from stable_baselines3.common.logger import Logger
 from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.evaluation.comparison import compare
+from rlxf.evaluation.figures import write_figure
 from rlxf.evaluation.report import Report
 from rlxf.evaluation.scalars import write_scalars
 
@@ -73,7 +74,12 @@ class TargetSweep:
         return values if self.spearman is None else values | {"eval/spearman": self.spearman}
 
     def log(self, logger: Logger | SummaryWriter, step: int) -> None:
-        """Write `scalars` at ``step``, to an SB3 logger or to a TensorBoard writer, and flush them."""
+        """Write `scalars` at ``step``, to an SB3 logger or to a TensorBoard writer, and flush them.
+
+        With several targets, `figure` stands among TensorBoard's images: tag ``eval/targets``.
+        """
+        if len(self.reports) > 1:
+            write_figure(self.figure, "eval/targets", logger, step)
         write_scalars(self.scalars(), logger, step)
 
     def to_json(self) -> str:
@@ -90,12 +96,16 @@ class TargetSweep:
         return compare(named, title, "target")
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Write a picture of mean returns over targets, with 95% intervals; the suffix names the format.
+        """Write `figure` to a file; the suffix names the format.
 
         Raises:
             OSError: if it cannot be written.
         """
-        figure = Figure(figsize=(6, 5), layout="constrained")
+        self.figure().savefig(path)
+
+    def figure(self) -> Figure:
+        """Mean returns over targets, with 95% intervals, as a matplotlib figure of 720 by 600 pixels."""
+        figure = Figure(figsize=(6, 5), dpi=120, layout="constrained")
         axes = figure.subplots()
         low, high = np.array([report.ci for report in self.reports.values()]).T
         bars = np.stack([self.achieved - low, high - self.achieved])
@@ -107,7 +117,7 @@ class TargetSweep:
             axes.axvspan(*self.data_range, color="tab:green", alpha=0.1, label="returns in the data")
         axes.set(xlabel="return asked for", ylabel="return achieved", title=f"Spearman {self._correlation}")
         axes.legend()
-        figure.savefig(path, dpi=120)
+        return figure
 
     @property
     def _correlation(self) -> str:

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from scipy import stats
+from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecMonitor
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
@@ -135,6 +136,30 @@ def test_tensorboard_gets_every_target(tmp_path):
         of_target = {tag.rpartition("/")[2] for tag in logged if tag.startswith(f"eval/target_{target}/")}
         assert of_target == {"return_mean", "return_iqm", "ci_low", "ci_high", "normalized_score"}
         assert logged[f"eval/target_{target}/return_mean"].value == pytest.approx(value)
+
+
+def image(folder):
+    (event,) = EventAccumulator(str(folder)).Reload().Images("eval/targets")
+    return event
+
+
+def test_tensorboard_shows_the_picture(tmp_path):
+    with SummaryWriter(str(tmp_path / "writer")) as writer:
+        evaluate(Obedient(), episodes=2, target_returns=[3, 1.5], logger=writer)
+    logger = configure(str(tmp_path / "logger"), ["tensorboard", "csv", "json", "log"])
+    evaluate(Obedient(), episodes=2, target_returns=[3, 1.5], logger=logger)
+    logger.close()
+    for shown in (image(tmp_path / "writer"), image(tmp_path / "logger")):
+        assert shown.step == 7
+        assert (shown.width, shown.height) == (720, 600)
+    assert "eval/targets" not in (tmp_path / "logger/progress.csv").read_text()
+
+
+def test_nothing_is_drawn_for_a_single_target_or_without_tensorboard(tmp_path, monkeypatch):
+    monkeypatch.setattr(TargetSweep, "figure", lambda self: pytest.fail("drawn"))
+    with SummaryWriter(str(tmp_path)) as writer:
+        sweep_of({1.0: 5.0}).log(writer, 0)
+    sweep_of({1.0: 5.0, 2.0: 6.0}).log(configure(str(tmp_path), ["csv"]), 0)
 
 
 def test_json_reads_back():

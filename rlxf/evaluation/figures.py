@@ -1,0 +1,23 @@
+"""Where the pictures of an evaluation go."""
+
+from collections.abc import Callable
+
+from matplotlib import figure
+from stable_baselines3.common.logger import Figure, Logger, TensorBoardOutputFormat
+from torch.utils.tensorboard import SummaryWriter
+
+OTHERS = ("stdout", "log", "json", "csv")
+"""SB3's output formats that raise at the sight of a figure."""
+
+
+def write_figure(
+    draw: Callable[[], figure.Figure], tag: str, logger: Logger | SummaryWriter, step: int
+) -> None:
+    """Show a figure among TensorBoard's images at ``step``. A logger of SB3 writes it at its next ``dump``.
+
+    Without TensorBoard it is not drawn.
+    """
+    if isinstance(logger, SummaryWriter):
+        logger.add_figure(tag, draw(), step, close=False)
+    elif any(isinstance(output, TensorBoardOutputFormat) for output in logger.output_formats):
+        logger.record(tag, Figure(draw(), close=False), exclude=OTHERS)
