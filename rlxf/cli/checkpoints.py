@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from rlxf.cli.screen import show
 from rlxf.evaluation import Report, TargetSweep
 from rlxf.training import RunFolder
 
@@ -44,11 +45,15 @@ def tables(reports: Mapping[str, Report | TargetSweep], steps: Mapping[str, int]
     return shown
 
 
-def pictures(reports: Mapping[str, Report | TargetSweep], run: RunFolder) -> list[Path]:
-    """Draw requested against achieved returns where several were asked for, and give the files."""
-    paths = []
+def draw_targets(reports: Mapping[str, Report | TargetSweep], folders: Mapping[str, Path]) -> None:
+    """Draw requested against achieved returns where several were asked for, and say where the pictures are.
+
+    Args:
+        reports: by the name of the checkpoint.
+        folders: where the picture of each goes, ``targets.png``.
+    """
     for name, report in reports.items():
         if isinstance(report, TargetSweep) and len(report.reports) > 1:
-            paths.append(run.path / FOLDERS[name] / "targets.png")
-            report.plot(paths[-1])
-    return paths
+            path = folders[name] / "targets.png"
+            report.plot(path)
+            show(f"requested and achieved: {path}")

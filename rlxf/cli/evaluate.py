@@ -26,7 +26,8 @@ class Evaluate:
     """Play whole episodes with the agent of a run and report its returns.
 
     If a best checkpoint was chosen while it learned, it plays too, and is reported beside the last one. The
-    numbers also go to TensorBoard, in the folders "evaluation" and "evaluation-best" of the run.
+    numbers also go to TensorBoard, in the folders "evaluation" and "evaluation-best" of the run. So does the
+    picture of what was asked for and what was reached, if there are several target returns: targets.png.
 
     Example: rlxf evaluate runs/gtrxl-rlxf-TMaze-v0-0 --episodes 500
     """
@@ -74,15 +75,14 @@ class Evaluate:
     def _evaluate(
         self, agents: "dict[str, Agent]", env: "VecEnv", targets: Sequence[float] | None, run: "RunFolder"
     ) -> None:
-        from rlxf.cli.checkpoints import pictures, tables
+        from rlxf.cli.checkpoints import FOLDERS, draw_targets, tables
 
         with closing(env):
             reports = {name: self._report(agent, name, env, targets, run) for name, agent in agents.items()}
         steps = {name: agent.num_timesteps for name, agent in agents.items()}
         for table in tables(reports, steps):
             show(table)
-        for path in pictures(reports, run):
-            show(f"requested and achieved: {path}")
+        draw_targets(reports, {name: run.path / folder for name, folder in FOLDERS.items()})
 
     def _report(
         self, agent: "Agent", name: str, env: "VecEnv", targets: Sequence[float] | None, run: "RunFolder"

@@ -2,9 +2,9 @@
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn, TextIO
 
 import gymnasium
 from rich.console import Console
@@ -45,14 +45,22 @@ def leave(message: str, status: int) -> NoReturn:
 class _Teller:
     """Takes the place of ``warnings.showwarning``."""
 
-    def __init__(self, others: Any):
+    def __init__(self, others: Callable[..., None]):
         self.others = others
         self.told: set[str] = set()
 
-    def __call__(self, message: Warning | str, category: type[Warning], *place: Any) -> None:
+    def __call__(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
         text = str(message)
         if category is not UserWarning:
-            self.others(message, category, *place)
+            self.others(message, category, filename, lineno, file, line)
         elif text not in self.told:
             self.told.add(text)
             _tell(f"warning: {text}", "yellow")

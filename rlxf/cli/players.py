@@ -9,7 +9,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.cli.checkpoints import REMEMBERING
-from rlxf.cli.task import Task
+from rlxf.cli.offline_env import make_offline_env
+from rlxf.cli.task import Task, json_object
 from rlxf.cli.technique_names import read
 from rlxf.training import RunFolder, load_normalizer
 
@@ -34,12 +35,10 @@ def make_env(run: RunFolder, env: str | None, env_kwargs: dict[str, Any], n_envs
     if agent_name(run) == GTRXL:
         return Task.of_run(run.config, env, env_kwargs).make(n_envs, None)
     agent = DecisionTransformer.load(run.checkpoint, device="cpu")
-    trained_for = env or run.config.get("env") or agent.facts.env_id
-    if trained_for is not None and trained_for != agent.facts.env_id:
-        return Task(env=trained_for, env_kwargs=env_kwargs).make(n_envs, None)
-    if env_kwargs:
-        raise ValueError(f"env_kwargs {env_kwargs} are not for {trained_for}: the data say how it is made")
-    return agent.make_env(n_envs)
+    if env is not None:
+        return make_offline_env(agent, env, env_kwargs, n_envs)
+    kwargs = json_object(run.config.get("env_kwargs", {})) | json_object(env_kwargs)
+    return make_offline_env(agent, run.config.get("env"), kwargs, n_envs)
 
 
 def load_agent(run: RunFolder, env: VecEnv, checkpoint: Path, device: Device) -> Agent:

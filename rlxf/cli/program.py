@@ -46,7 +46,23 @@ def parse(args: Sequence[str] | None = None) -> Command:
 def read_options(words: str, args: list[str]) -> Command:
     """The dataclass of a command, filled from the arguments behind its words."""
     options = resolve_name(COMMANDS[words])
-    return tyro.cli(options, prog=f"rlxf {words}", args=args, registry=_registry(options, args))
+    return tyro.cli(
+        options,
+        prog=f"rlxf {words}",
+        args=args,
+        default=_defaults(options, args),
+        registry=_registry(options, args),
+    )
+
+
+def _defaults(options: type, args: list[str]) -> Any:
+    """What a command with ``settings`` leaves options at: those of the settings that are named."""
+    if "settings" not in inspect.signature(options).parameters:
+        return tyro.MISSING_NONPROP
+    from rlxf.cli.published import as_options, named
+
+    name = named(args)
+    return tyro.MISSING_NONPROP if name is None else options(dataset=tyro.MISSING, **as_options(name))
 
 
 def _registry(options: type, args: list[str]) -> ConstructorRegistry | None:

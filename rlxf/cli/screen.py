@@ -8,8 +8,8 @@ from rich.table import Table
 
 
 def show(content: str | Table) -> None:
-    """Print to the screen."""
-    Console(markup=False, highlight=False).print(content)
+    """Print to the screen. Text is not broken into lines: paths in it are there to be copied."""
+    Console(markup=False, highlight=False).print(content, soft_wrap=isinstance(content, str))
 
 
 def as_table(title: str, values: dict[str, Any]) -> Table:

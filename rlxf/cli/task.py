@@ -39,7 +39,7 @@ class Task:
             return cls(env=env, env_kwargs=env_kwargs, **shown)
         if not isinstance(config.get("env"), str):
             raise ValueError(f"config.json names no env but {config.get('env')!r}: restore it, or give --env")
-        kwargs = _object(config.get("env_kwargs", {})) | _object(env_kwargs)
+        kwargs = json_object(config.get("env_kwargs", {})) | json_object(env_kwargs)
         return cls(env=config["env"], env_kwargs=kwargs, **shown)
 
     def make(self, n_envs: int, seed: int | None) -> "VecEnv":
@@ -51,7 +51,7 @@ class Task:
         """
         from rlxf.envs.make import make_vec_env
 
-        kwargs = _object(self.env_kwargs)
+        kwargs = json_object(self.env_kwargs)
         return make_vec_env(self.env, n_envs, seed, kwargs, **self.shown)
 
     @property
@@ -60,7 +60,12 @@ class Task:
         return {"previous_reward": self.previous_reward, "previous_transition": self.previous_transition}
 
 
-def _object(env_kwargs: Any) -> dict[str, Any]:
+def json_object(env_kwargs: Any) -> dict[str, Any]:
+    """Arguments of an environment as they are.
+
+    Raises:
+        ValueError: if they are no JSON object.
+    """
     if not isinstance(env_kwargs, dict):
         raise ValueError(f"env_kwargs must be a JSON object, got {env_kwargs!r}")
     return env_kwargs

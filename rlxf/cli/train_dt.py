@@ -3,11 +3,11 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from signal import Signals
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv
@@ -16,14 +16,15 @@ from tyro.conf import arg
 
 from rlxf.agents.decision_transformer import DecisionTransformer, decision_transformer
 from rlxf.attention import TransformerSpec
-from rlxf.cli.checkpoints import FOLDERS, tables
-from rlxf.cli.counts import check_counts
+from rlxf.cli.checkpoints import FOLDERS, draw_targets, tables
+from rlxf.cli.counts import check_counts, check_from_zero
 from rlxf.cli.keeping import keep
 from rlxf.cli.mistakes import leave
+from rlxf.cli.offline_env import check_named, make_offline_env
 from rlxf.cli.offline_learner import OfflineLearner
 from rlxf.cli.pretrained import begin_with
 from rlxf.cli.screen import as_table, show
-from rlxf.envs.make import make_vec_env
+from rlxf.cli.task import Json
 from rlxf.envs.trajectories import load_trajectories
 from rlxf.evaluation import EvaluationCallback, TargetSweep, evaluate
 from rlxf.evaluation.targets import checked_targets
@@ -37,6 +38,7 @@ OWN = (
     "updates",
     "target_returns",
     "env",
+    "env_kwargs",
     "seed",
     "pretrained",
     "episodes",
@@ -58,12 +60,16 @@ class TrainDecisionTransformer:
 
     Every part of the transformer is chosen by name, e.g. --core.position rope; upper and lower case are
     the same. --help then shows the options of what was chosen, "rlxf techniques" what there is to choose.
+    With --settings kzl or odt it begins with published settings; options that are given change them.
 
     Example: rlxf train dt --dataset rlxf/cartpole/mixed-v0 --updates 500 --core.width 32 --core.layers 1
     """
 
     dataset: tuple[str, ...]
     """Minari id, or several to be joined; "rlxf datasets" lists those on this machine."""
+    settings: Literal["kzl", "odt"] | None = None
+    """Published settings, which other options change: kzl, those of Decision Transformer, or odt, of its form
+    that goes on learning online. "--settings kzl --help" shows them."""
     updates: int = 100_000
     """Updates of the weights, each on one batch."""
     target_returns: tuple[float, ...] | None = None
@@ -72,6 +78,8 @@ class TrainDecisionTransformer:
     """Download a dataset that is not on this machine."""
     env: str | None = None
     """Gymnasium id to evaluate in; None is what the data name."""
+    env_kwargs: Json = field(default_factory=dict)
+    """Arguments of the environment as a JSON object; without --env they change those of the data."""
     seed: int = 0
     """Of weights, windows and dropout: the same seed gives the same run on one machine."""
     pretrained: Path | None = None
@@ -79,7 +87,7 @@ class TrainDecisionTransformer:
     run: Path | None = None
     """The new folder; None is runs/dt-DATASET-SEED. An existing one is refused."""
     episodes: int = 100
-    """Episodes of an evaluation, for each target."""
+    """Episodes of an evaluation, for each target; 0 to train without any."""
     evaluate_every: int | None = None
     """Also evaluate each time so many updates are done; None: at the end alone."""
     log_interval: int = 100
@@ -97,8 +105,7 @@ class TrainDecisionTransformer:
         self._check()
         agent = self._agent()
         begin_with(agent, self.pretrained)
-        with self._fresh_env(agent):  # that it can be made is known before the training
-            checked_targets(self._targets(agent), agent.return_range)
+        self._check_evaluation(agent)
         run = RunFolder.create(self._path, self._config(agent))
         agent.set_logger(run.make_logger())
         return partial(self._train, agent, run, None)
@@ -110,7 +117,7 @@ class TrainDecisionTransformer:
         Raises:
             ValueError: if its ``config.json`` lacks one.
         """
-        config = run.config
+        config = {"env_kwargs": {}} | run.config  # it is missing where there was no choice yet
         try:
             learner = OfflineLearner(**{each.name: config[each.name] for each in fields(OfflineLearner)})
             own = {name: config[name] for name in OWN}
@@ -132,8 +139,7 @@ class TrainDecisionTransformer:
         done = read_archive(newest).documents["agent"]["progress"]["num_timesteps"]
         if done < self.updates:
             agent = self._agent()
-            with self._fresh_env(agent):
-                pass
+            self._check_evaluation(agent)
             agent.set_logger(run.continue_logger(done))
             return partial(self._train, agent, run, newest)
         if run.checkpoint.is_file():
@@ -143,9 +149,23 @@ class TrainDecisionTransformer:
         return partial(self._finish, agent, run)
 
     def _check(self) -> None:
-        check_counts(self, "updates", "episodes", "evaluate_every", "log_interval")
+        check_counts(self, "updates", "evaluate_every", "log_interval")
+        check_from_zero(self, "episodes", "checkpoint_seconds", "seed")
+        if self.evaluate_every is not None and self.episodes == 0:
+            raise ValueError(
+                f"evaluate_every {self.evaluate_every} needs episodes to play, got episodes 0: leave one out"
+            )
         if self._path.exists():
             raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")
+
+    def _check_evaluation(self, agent: DecisionTransformer) -> None:
+        """That environments can be made, and what is asked for there, is known before the training."""
+        checked_targets(self._targets(agent), agent.return_range)
+        if self.episodes == 0:
+            return
+        check_named(agent, self.env, ", or train without evaluation: --episodes 0")
+        with self._fresh_env(agent):
+            pass
 
     @property
     def _path(self) -> Path:
@@ -166,7 +186,12 @@ class TrainDecisionTransformer:
         }
         read_off = {"return_scale": agent.return_scale, "episode_length": agent.episode_length}
         learner = asdict(self.learner) | read_off
-        return {"agent": "decision_transformer"} | own | learner | {"core": agent.core.to_dict()}
+        return (
+            {"agent": "decision_transformer", "settings": self.settings}
+            | own
+            | learner
+            | {"core": agent.core.to_dict()}
+        )
 
     def _targets(self, agent: DecisionTransformer) -> list[float]:
         return [agent.return_range[1]] if self.target_returns is None else list(self.target_returns)
@@ -223,6 +248,10 @@ class TrainDecisionTransformer:
 
     def _evaluate(self, agent: DecisionTransformer, run: RunFolder) -> None:
         """Report the last checkpoint, and the best one beside it if evaluations chose one."""
+        if self.episodes == 0:
+            named = "" if run.config["env"] else " --env ID"
+            show(f"not evaluated, as asked for with --episodes 0; see: rlxf evaluate {run.path}{named}")
+            return
         agents = {"last": agent}
         reports = {"last": self._report(agent, agent.logger)}
         if run.best.is_file():
@@ -231,6 +260,7 @@ class TrainDecisionTransformer:
                 reports["best"] = self._report(agents["best"], writer, agent)
         for table in tables(reports, {name: each.num_timesteps for name, each in agents.items()}):
             show(table)
+        draw_targets(reports, {"last": run.path, "best": run.path / FOLDERS["best"]})
 
     def _report(
         self,
@@ -253,8 +283,5 @@ class TrainDecisionTransformer:
     def _fresh_env(self, agent: DecisionTransformer) -> Iterator[VecEnv]:
         """Environments to evaluate in."""
         number = min(ENVIRONMENTS, self.episodes)
-        other = None if self.env == agent.facts.env_id else self.env
-        made = agent.make_env(number) if other is None else make_vec_env(other, number)
-        with closing(made) as env:
-            agent.check_env(env)
+        with closing(make_offline_env(agent, self.env, self.env_kwargs, number)) as env:
             yield env

@@ -6,17 +6,22 @@ import shlex
 from dataclasses import fields
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
+from gymnasium import spaces
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import DecisionTransformer, TransformerSpec
-from rlxf.agents.decision_transformer import Imitation
+from rlxf.agents.decision_transformer import KZL, ODT, Imitation
 from rlxf.agents.decision_transformer.objectives import OBJECTIVES
 from rlxf.cli import main
 from rlxf.cli.offline_learner import OfflineLearner
 from rlxf.cli.program import parse
+from rlxf.cli.train_dt import TrainDecisionTransformer
+from rlxf.training import RunFolder
 from tests.cli.running import refused
-from tests.datasets import ID, record_cartpole, record_random
+from tests.datasets import ID, random_episodes, record, record_cartpole
 
 SETTABLE = {field.name for field in fields(OfflineLearner)}
 TINY = shlex.split(
@@ -55,6 +60,37 @@ def test_every_objective_can_be_named(name):
     assert options.learner.arguments()["objective"] == OBJECTIVES[name]()
 
 
+@pytest.mark.parametrize(("name", "published"), [("kzl", KZL), ("odt", ODT)])
+def test_published_settings_go_by_a_name(name, published):
+    options = parse(["train", "dt", "--dataset", "x", "--settings", name])
+    others = {each: value for each, value in OfflineLearner().arguments().items() if each not in published}
+    assert options.learner.arguments() | {"core": options.core} == published | others
+    assert options.settings == name
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["before", "behind"])
+def test_what_is_given_beats_published_settings(place):
+    given = [shlex.split("--batch-size 3 --core.layers 1 --core.position rope")]
+    given.insert(place, ["--settings=odt"])
+    options = parse(["train", "dt", "--dataset", "x", *given[0], *given[1]])
+    assert (options.learner.batch_size, options.core.layers) == (3, 1)
+    assert options.core.position is not None
+    assert (options.learner.weight_decay, options.core.width) == (ODT["weight_decay"], 512)
+
+
+def test_help_shows_published_settings(capsys):
+    with pytest.raises(SystemExit):
+        parse(["train", "dt", "--settings", "kzl", "--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "data. (default: 1000.0)" in shown
+
+
+def test_a_run_keeps_the_settings_that_it_was_given(data):
+    train("--dataset", data, "--settings", "kzl", "--run", "run", "--episodes", "0")
+    config = json.loads(Path("run/config.json").read_text())
+    assert (config["settings"], config["return_scale"], config["batch_size"]) == ("kzl", 1000.0, 4)
+
+
 def test_what_a_run_leaves(data, tmp_path):
     run = tmp_path / "run"
     train("--dataset", data, "--run", str(run), "--evaluate-every", "2", "--target-returns", "-2", "2")
@@ -68,6 +104,7 @@ def test_what_a_run_leaves(data, tmp_path):
     events = EventAccumulator(str(run)).Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [2, 4]
     assert {event.step for event in events.Scalars("eval/target_2/return_mean")} == {2, 4}
+    assert {event.step for event in events.Images("eval/targets")} == {2, 4}
     assert "_hparams_/session_start_info" in events.summary_metadata
     assert (run / "progress.csv").exists()
 
@@ -92,6 +129,22 @@ def test_datasets_are_joined(data):
     [
         (["--dataset", "test/missing-v0"], "dataset 'test/missing-v0' is not in"),
         (["--dataset", "test/small-v0", "--updates", "0"], "updates must be at least 1, got 0"),
+        (
+            ["--dataset", "test/small-v0", "--episodes", "-1"],
+            "episodes must be finite and at least 0, got -1",
+        ),
+        (
+            ["--dataset", "test/small-v0", "--checkpoint-seconds", "-1"],
+            "checkpoint_seconds must be finite and",
+        ),
+        (["--dataset", "test/small-v0", "--checkpoint-seconds", "nan"], "at least 0, got nan"),
+        (["--dataset", "test/small-v0", "--seed", "-1"], "seed must be finite and at least 0, got -1"),
+        (
+            ["--dataset", "test/small-v0", "--episodes", "0", "--evaluate-every", "2"],
+            "evaluate_every 2 needs episodes to play, got episodes 0",
+        ),
+        (["--dataset", "test/small-v0", "--env-kwargs", '{"gravitas": 1}'], "'gravitas'"),
+        (["--dataset", "test/small-v0", "--env-kwargs", "[1]"], "must be a JSON object, got [1]"),
         (["--dataset", "test/small-v0", "--context-length", "0"], "context_length must be at least 1, got 0"),
         (["--dataset", "test/small-v0", "--learning-rate", "fast"], "a schedule is NUMBER"),
         (["--dataset", "test/small-v0", "--env", "Pendulum-v1"], "does not fit dataset test/small-v0"),
@@ -103,11 +156,72 @@ def test_what_is_refused_is_told_in_one_line_and_leaves_no_folder(data, capsys, 
     assert not Path("runs").exists()
 
 
-def test_data_that_name_no_environment(minari_root, capsys):
-    record_random((3, 4))
-    assert "does not say which environment" in refused(
-        capsys, "train", "dt", *TINY, "--dataset", "test/small-v0"
-    )
+def test_several_targets_are_drawn(data, capsys):
+    train("--dataset", data, "--run", "run", "--evaluate-every", "2", "--target-returns", "-2", "2")
+    shown = capsys.readouterr().out
+    for picture in (Path("run/targets.png"), Path("run/evaluation-best/targets.png")):
+        assert f"requested and achieved: {picture}\n" in shown
+        assert picture.stat().st_size > 1000
+
+
+def test_a_single_target_is_not_drawn(data, capsys):
+    train("--dataset", data, "--run", "run", "--target-returns", "2")
+    assert "requested and achieved: " not in capsys.readouterr().out
+    assert not Path("run/targets.png").exists()
+
+
+def mean_reward(folder):
+    return EventAccumulator(folder).Reload().Scalars("eval/mean_reward")[-1].value
+
+
+PAID_AT_THE_END = ["--env-kwargs", '{"sutton_barto_reward": true}']
+
+
+@pytest.mark.parametrize("env", [[], ["--env", "CartPole-v1"]], ids=["of the data", "named"])
+def test_arguments_of_the_environment(data, env):
+    """With these, CartPole pays -1 when the pole falls, and nothing before."""
+    train("--dataset", data, "--run", "run", *env, *PAID_AT_THE_END)
+    assert mean_reward("run") == -1
+    again = ["evaluate", "run", "--episodes", "2", "--no-progress-bar"]
+    main(again)
+    assert mean_reward("run/evaluation") == -1
+    main([*again, "--env-kwargs", '{"sutton_barto_reward": false}'])
+    assert mean_reward("run/evaluation") > 5
+
+
+def test_a_run_of_before_there_were_arguments_goes_on(data):
+    train("--dataset", data, "--run", "run", "--episodes", "0")
+    config = json.loads(Path("run/config.json").read_text())
+    del config["env_kwargs"], config["settings"]
+    assert TrainDecisionTransformer.of_run(RunFolder(Path("run"), config), True).env_kwargs == {}
+
+
+@pytest.fixture
+def nameless(minari_root):
+    """Id of random numbers with the spaces of CartPole-v1, which name no environment."""
+    env = gymnasium.make("CartPole-v1")
+    small = spaces.Box(-0.4, 0.4, (4,), np.float32)
+    record(random_episodes((9, 3, 12), small, env.action_space), ID, env.observation_space, env.action_space)
+    return ID
+
+
+def test_data_that_name_no_environment_need_one_or_no_evaluation(nameless, capsys):
+    told = refused(capsys, "train", "dt", *TINY, "--dataset", nameless)
+    assert f"{nameless}, do not say which environment they are from: name it with --env ID" in told
+    assert "or train without evaluation: --episodes 0" in told
+    assert not Path("runs").exists()
+    train("--dataset", nameless, "--env", "CartPole-v1", "--run", "named")
+    assert mean_reward("named") > 5
+
+
+def test_a_run_without_evaluation(nameless, capsys):
+    train("--dataset", nameless, "--run", "run", "--episodes", "0")
+    shown = capsys.readouterr().out
+    assert "not evaluated, as asked for with --episodes 0; see: rlxf evaluate run --env ID\n" in shown
+    assert DecisionTransformer.load("run/checkpoint.zip", device="cpu").num_timesteps == 4
+    assert "name it with --env ID" in refused(capsys, "evaluate", "run")
+    main(["evaluate", "run", "--env", "CartPole-v1", "--episodes", "2", "--no-progress-bar"])
+    assert mean_reward("run/evaluation") > 5
 
 
 def test_a_folder_that_exists_is_left_alone(data, capsys, tmp_path):

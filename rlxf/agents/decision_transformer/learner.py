@@ -50,6 +50,7 @@ from rlxf.attention.heads.base import OutputHead
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
 from rlxf.envs.trajectories import (
+    DatasetError,
     ReferenceScores,
     Trajectories,
     Windows,
@@ -489,11 +490,19 @@ class DecisionTransformer(WindowLearner):
             )
         return shown, one_step_on(self.policy, state, shown, start)
 
-    def make_env(self, n_envs: int, seed: int | None = None) -> VecEnv:
+    def make_env(
+        self, n_envs: int, seed: int | None = None, env_kwargs: dict[str, Any] | None = None
+    ) -> VecEnv:
         """So many of the environments that the dataset names for evaluation, to be wrapped in `ReturnToGo`.
+
+        Args:
+            n_envs: how many, at least 1.
+            seed: environment i gets seed + i; None for any.
+            env_kwargs: arguments of the environment to change; the others are those of the data.
 
         Raises:
             ValueError: if the dataset names none; if it is not registered here, or its spaces are others.
+            TypeError: if the environment does not take ``env_kwargs``.
         """
         check_sizes(n_envs=n_envs)
         data = self.trajectories
@@ -503,8 +512,13 @@ class DecisionTransformer(WindowLearner):
                 f"dataset {', '.join(self.facts.dataset_ids)} does not say which environment it is from: "
                 f"pass one, for example evaluate(agent, env='CartPole-v1')"
             )
-        env = env_util.make_vec_env(partial(gymnasium.make, spec), n_envs, seed)
-        self.check_env(env)
+        make = partial(gymnasium.make, spec, **(env_kwargs or {}))
+        env = env_util.make_vec_env(make, n_envs, seed)
+        try:
+            self.check_env(env)
+        except DatasetError:
+            env.close()
+            raise
         return env
 
     def check_env(self, env: VecEnv) -> None:
