@@ -13,6 +13,7 @@ from rlxf.envs.registration import register_envs
 if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.agents.decision_transformer import DecisionTransformer
     from rlxf.agents.gtrxl import GTrXLPPO
+    from rlxf.agents.sb3 import import_sb3
     from rlxf.attention import TransformerSpec
     from rlxf.collection import collect
     from rlxf.evaluation import evaluate
@@ -25,9 +26,10 @@ _HOME = {
     "TransformerSpec": "rlxf.attention",
     "evaluate": "rlxf.evaluation",
     "collect": "rlxf.collection",
+    "import_sb3": "rlxf.agents.sb3",
 }
 
-__all__ = ["GTrXLPPO", "DecisionTransformer", "TransformerSpec", "evaluate", "collect"]
+__all__ = ["GTrXLPPO", "DecisionTransformer", "TransformerSpec", "evaluate", "collect", "import_sb3"]
 
 register_envs()
 

@@ -11,6 +11,7 @@ from tyro.conf import Positional
 
 from rlxf.cli.counts import check_counts
 from rlxf.cli.dataset_table import empty_table, row
+from rlxf.cli.sb3_files import SB3Files
 from rlxf.cli.screen import show
 from rlxf.cli.task import Json, Task
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Collect:
-    """Record the agents of runs, or random play, into a Minari dataset.
+    """Record the agents of runs, those of Stable-Baselines3, or random play, into a Minari dataset.
 
     "rlxf train dt" learns from it, and "rlxf datasets" lists it. It holds whole episodes and says who played
     them. With --mix 0 0.1 1 it holds less skill, too: a third of the episodes as the agent plays, a third
@@ -43,7 +44,7 @@ class Collect:
     target_returns: tuple[float, ...] = ()
     """What Decision Transformers are asked for, in equal numbers of episodes. None: the most they saw."""
     env: str | None = None
-    """Gymnasium id of the task; None is that of the first run."""
+    """Gymnasium id of the task; None is that of the first run, and there is none without a run."""
     env_kwargs: Json = field(default_factory=dict)
     """Arguments of the environment as a JSON object; without --env they change those trained with."""
     deterministic: bool = False
@@ -56,6 +57,7 @@ class Collect:
     """Who is to be named as author of the dataset."""
     progress_bar: bool = True
     """Show a progress bar."""
+    sb3: SB3Files = field(default_factory=SB3Files)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; auto takes the GPU if there is one."""
 
@@ -66,6 +68,7 @@ class Collect:
 
         check_counts(self, "episodes", "n_envs")
         check_new(self.dataset)
+        self.sb3.check()
         runs = [RunFolder.open(path) for path in self.runs]
         env = self._env(runs)
         return partial(self._collect, self._skills(runs, env), env)
@@ -77,7 +80,9 @@ class Collect:
         if runs:
             return make_env(runs[0], self.env, self.env_kwargs, n_envs)
         if self.env is None:
-            raise ValueError("there is nobody to record: give the folder of a run, or --env for random play")
+            raise ValueError(
+                "there is no task: give the folder of a run, or --env for random play and --sb3.files"
+            )
         return Task(env=self.env, env_kwargs=self.env_kwargs).make(n_envs, None)
 
     def _skills(self, runs: list["RunFolder"], env: "VecEnv") -> list["Skill"]:
@@ -85,6 +90,7 @@ class Collect:
         from rlxf.collection.skills import plan
 
         agents: list[Agent] = [load_agent(run, env, run.checkpoint, self.device) for run in runs]
+        agents += self.sb3.agents(env, self.device)
         targets = targets_of(agents, self.target_returns)
         return plan(agents or [None], self.mix, targets, self.episodes)
 

@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import minari
+import numpy as np
 import torch
 from minari.data_collector import EpisodeBuffer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from rlxf.collection.describing import describe
@@ -37,7 +39,7 @@ def record(
     check_new(dataset_id)
     _check_raw(env)
     counts = quotas(episodes, len(skills)).tolist()
-    with _sampling(seed), _bar(progress_bar) as progress:
+    with _sampling(skills, seed), _bar(progress_bar) as progress:
         references = reference_scores or find_references(skills[0], env, seed)
         spec = recreatable_spec(env)
         metadata = describe(skills, counts, spec, references, seed, author, algorithm_name)
@@ -61,11 +63,22 @@ def _all(
 
 
 @contextmanager
-def _sampling(seed: int) -> Iterator[None]:
-    """Agents sample with torch's global generator: seeded here, afterwards as before."""
+def _sampling(skills: Sequence[Skill], seed: int) -> Iterator[None]:
+    """Agents sample with the global generators of torch and, DQN, numpy: seeded here, afterwards as before.
+
+    DQN's random actions come from its own action space, which is seeded, too.
+    """
+    before = np.random.get_state()  # noqa: NPY002  # it is the one that SB3 draws from
+    for skill in skills:
+        if isinstance(skill.agent, BaseAlgorithm):
+            skill.agent.action_space.seed(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        yield
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            np.random.set_state(before)  # noqa: NPY002
 
 
 def _bar(shown: bool) -> Progress:

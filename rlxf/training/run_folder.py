@@ -20,6 +20,7 @@ CHECKPOINTS = "checkpoints"
 BEST = "best.zip"
 NORMALIZER = "normalizer.zip"
 LOG = "progress.csv"
+SB3 = "A file of Stable-Baselines3 is read by rlxf.import_sb3, and by rlxf collect --sb3.files"
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def _check_folder(path: Path) -> None:
     if not path.exists():
         raise FileNotFoundError(f"there is no run folder {path}; check the path")
     if not path.is_dir():
-        raise NotADirectoryError(f"{path} is a file; give the folder of a run")
+        raise NotADirectoryError(f"{path} is a file; give the folder of a run. {SB3}")
     if not (path / CONFIG).is_file():
         raise FileNotFoundError(f"{path} is no run folder: it has no {CONFIG}; give the folder of a run")
 

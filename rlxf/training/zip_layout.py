@@ -86,7 +86,8 @@ def _check_start(handle: BinaryIO) -> None:
         raise ValueError("it is no zip file; give a file written by rlxf")
     if start[26:28] == b"\x04\x00" and start[30:] == b"data":  # the first member of every SB3 zip
         raise ValueError(
-            "it is a Stable-Baselines3 file, not opened because it holds pickles, which can run code"
+            "it is a Stable-Baselines3 file, not opened because it holds pickles, which can run code; if you "
+            "trust whoever made it, rlxf.import_sb3(path, trust=True) reads it"
         )
 
 

@@ -5,8 +5,11 @@ import re
 import minari
 import numpy as np
 import pytest
+from stable_baselines3 import DQN, PPO
+from stable_baselines3.common.vec_env import VecNormalize
 
 from rlxf.cli import main
+from rlxf.envs import make_vec_env
 from tests.cli.running import refused, train
 
 ID = "test/tmaze-v0"
@@ -71,6 +74,78 @@ def test_the_agent_sees_what_it_was_trained_on(tmp_path):
 def test_a_mistake_is_one_line_and_leaves_nothing(args, named, capsys, minari_root):
     assert named in refused(capsys, "collect", *args, "--dataset", ID)
     assert list(minari_root.iterdir()) == []
+
+
+MAZE = ("--env", "rlxf/TMaze-v0", "--env-kwargs", '{"corridor_length": 3}')
+
+
+@pytest.fixture
+def strangers():
+    """Two agents of Stable-Baselines3 and the statistics of the second; it saw observations divided by 10."""
+    env = VecNormalize(make_vec_env("rlxf/TMaze-v0", 1, env_kwargs={"corridor_length": 3}), norm_reward=False)
+    PPO("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu", seed=0).save("first.zip")
+    env.obs_rms.var[:] = 100
+    agent = DQN("MlpPolicy", env, buffer_size=9, device="cpu")
+    agent.exploration_rate = 0.5
+    agent.save("second.zip")
+    env.save("second.pkl")
+    return "--sb3.files", "first.zip", "second.zip"
+
+
+def test_agents_of_stable_baselines3_are_recorded(strangers):
+    dataset = collect(*strangers, "--sb3.trust", *MAZE, "--episodes", "6")
+    assert "3 episodes of PPO; 3 episodes of DQN" in dataset.storage.metadata["description"]
+    assert dataset.storage.metadata["algorithm_name"] == "PPO, DQN"
+    assert dataset.total_episodes == 6
+
+
+def test_the_same_seed_records_the_same_agents_of_stable_baselines3_again(strangers):
+    """DQN draws its random actions from numpy's global generator, and from its action space."""
+    recorded = []
+    for dataset_id in (ID, "test/again-v0"):
+        words = ["--sb3.files", "second.zip", "--sb3.trust", *MAZE, "--episodes", "12", *QUIET]
+        main(["collect", *words, "--dataset", dataset_id])
+        recorded.append([episode.actions.tolist() for episode in minari.load_dataset(dataset_id)])
+    assert recorded[0] == recorded[1]
+
+
+def test_they_see_observations_normalised_as_in_training(strangers, monkeypatch):
+    seen, predict = [], DQN.predict
+    monkeypatch.setattr(
+        DQN,
+        "predict",
+        lambda agent, obs, *args, **kwargs: seen.append(obs) or predict(agent, obs, *args, **kwargs),
+    )
+    words = ("--sb3.files", "second.zip", "--sb3.trust", "--sb3.normalizers", "second.pkl", "--episodes", "1")
+    episode = next(iter(collect(*words, *MAZE)))
+    played = np.concatenate(seen[-len(episode) :])
+    np.testing.assert_allclose(played * 10, episode.observations[:-1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ([*MAZE], "first.zip is not opened: loading a file of Stable-Baselines3 runs"),
+        (
+            [*MAZE, "--sb3.trust", "--sb3.normalizers", "second.pkl"],
+            "each of 2 files, or none, got 1",
+        ),
+        (["--sb3.trust"], "there is no task: give the folder of a run, or --env"),
+        (
+            ["--env", "Acrobot-v1", "--sb3.trust"],
+            "first.zip cannot be imported: Observation spaces do not match",
+        ),
+        ([*MAZE, "--sb3.trust", "--sb3.algorithm", "dt"], "algorithm 'dt' is not known"),
+    ],
+    ids=["trust", "normalizers", "no task", "another task", "algorithm"],
+)
+def test_strangers_are_refused_in_one_line(args, told, strangers, capsys, minari_root):
+    assert told in refused(capsys, "collect", *strangers, *args, "--dataset", ID)
+    assert list(minari_root.iterdir()) == []
+
+
+def test_a_file_in_place_of_a_run_is_told_where_it_goes(strangers, capsys):
+    assert "rlxf collect --sb3.files" in refused(capsys, "collect", "first.zip", "--dataset", ID)
 
 
 def test_what_is_no_id_or_exists_is_refused(capsys):
