@@ -1,7 +1,8 @@
 """Learning from trajectories to act for a return that is asked for."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -253,6 +254,7 @@ class DecisionTransformer(WindowLearner):
             steps: of the environments, over all of them.
             target_return: what is asked for while playing. In the paper twice that of the evaluation.
             env: environments to play in, or a Gymnasium id; not wrapped in `ReturnToGo`. None for `make_env`.
+                Given ones stay open, and are the agent's from then on; those made here are closed at the end.
             n_envs: environments to make.
             round_steps: steps over all environments from one round of updates to the next.
             round_updates: updates in a round.
@@ -275,25 +277,38 @@ class DecisionTransformer(WindowLearner):
             raise ValueError(
                 "the agent does not sample its actions: train it with objective=MaximumEntropy()"
             )
-        played = self._environments(env, n_envs)
-        self.check_env(played)
-        self.set_env(ReturnToGo(played, target_return))
-        total_timesteps, callback = self._setup_learn(
-            steps, callback, reset_num_timesteps, tb_log_name, progress_bar
-        )
-        self._update = Update(self.policy, self.optimizer, self.max_grad_norm)
-        rounds = Rounds(self, replay, round_steps, round_updates, log_interval)
-        callback.on_training_start(locals(), globals())
-        while self.num_timesteps < total_timesteps:
-            rounds.play()
-            callback.update_locals(locals())
-            if not callback.on_step():
-                break
-            rounds.learn_if_due()
-        else:
-            rounds.learn_rest()
-        callback.on_training_end()
+        with self._playing_in(env, n_envs, target_return):
+            total_timesteps, callback = self._setup_learn(
+                steps, callback, reset_num_timesteps, tb_log_name, progress_bar
+            )
+            self._update = Update(self.policy, self.optimizer, self.max_grad_norm)
+            rounds = Rounds(self, replay, round_steps, round_updates, log_interval)
+            callback.on_training_start(locals(), globals())
+            while self.num_timesteps < total_timesteps:
+                rounds.play()
+                callback.update_locals(locals())
+                if not callback.on_step():
+                    break
+                rounds.learn_if_due()
+            else:
+                rounds.learn_rest()
+            callback.on_training_end()
         return self
+
+    @contextmanager
+    def _playing_in(
+        self, env: str | gymnasium.Env | VectorEnv | VecEnv | None, n_envs: int, target_return: float
+    ) -> Iterator[None]:
+        """Meanwhile the agent's environments are these. What is made for it is closed at the end."""
+        before, played = self.env, self._environments(env, n_envs)
+        try:
+            self.check_env(played)
+            self.set_env(ReturnToGo(played, target_return))
+            yield
+        finally:
+            if env is None or isinstance(env, str):
+                played.close()
+                self.env, self.n_envs = before, before.num_envs if before else 0
 
     def _environments(self, env: str | gymnasium.Env | VectorEnv | VecEnv | None, n_envs: int) -> VecEnv:
         """What `learn_online` plays in."""

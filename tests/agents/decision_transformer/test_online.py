@@ -1,8 +1,11 @@
 """Going on online: episodes as they were played, the return that was had in place of what was asked for."""
 
+from contextlib import nullcontext
+
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.logger import configure
 
@@ -12,6 +15,7 @@ from rlxf.agents.decision_transformer.collector import Collector
 from rlxf.agents.decision_transformer.replay import Episode, Replay
 from rlxf.envs import make_vec_env
 from rlxf.envs.return_to_go import ReturnToGo
+from rlxf.envs.trajectories import DatasetError
 from rlxf.envs.vector import as_vec_env
 from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.agents.gtrxl.worlds import MIXED, next_step_scripts, scripts, shifted
@@ -120,7 +124,8 @@ def test_it_plays_and_learns_by_turns(agent, tmp_path):
 
 
 def test_it_asks_for_the_target(agent):
-    agent.learn_online(12, target_return=33.0, n_envs=2, round_steps=6, round_updates=1)
+    env = make_vec_env("CartPole-v1", 2)
+    agent.learn_online(12, target_return=33.0, env=env, round_steps=6, round_updates=1)
     assert agent.get_env().target_return.tolist() == [33.0, 33.0]
 
 
@@ -160,3 +165,64 @@ def test_it_plays_in_environments_of_every_kind(agent, env):
     assert agent._n_updates == 1
     assert agent.num_timesteps >= 240
     assert len(agent.ep_info_buffer) > 0
+
+
+@pytest.fixture
+def open_envs(monkeypatch):
+    """The CartPoles that are open."""
+    open_now, make = [], CartPoleEnv.__init__
+
+    def made(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        open_now.append(self)
+
+    monkeypatch.setattr(CartPoleEnv, "__init__", made)
+    monkeypatch.setattr(CartPoleEnv, "close", lambda self: open_now.remove(self))
+    return open_now
+
+
+def fail(error):
+    def fails(*_):
+        raise error
+
+    return fails
+
+
+@pytest.mark.parametrize("env", [None, "CartPole-v1"], ids=["of the data", "id"])
+@pytest.mark.parametrize("error", [None, ValueError("slip"), KeyboardInterrupt()], ids=repr)
+def test_what_it_made_is_closed(agent, env, error, open_envs):
+    seen = []
+    callback = (lambda *_: seen.append(len(open_envs)) is None) if error is None else fail(error)
+    raising = nullcontext() if error is None else pytest.raises(type(error))
+    with raising:
+        agent.learn_online(8, 20.0, env, n_envs=2, round_steps=8, round_updates=1, callback=callback)
+    assert seen in ([], [2] * 4)
+    assert open_envs == []
+    assert agent.get_env() is None
+
+
+def test_what_does_not_fit_is_closed(agent, monkeypatch):
+    closed = []
+    monkeypatch.setattr(PendulumEnv, "close", lambda self: closed.append(self))
+    with pytest.raises(DatasetError, match="does not fit"):
+        agent.learn_online(8, 20.0, "Pendulum-v1", n_envs=2)
+    assert len(closed) == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gymnasium.make("CartPole-v1"),
+        lambda: gymnasium.make_vec("CartPole-v1", 1, vectorization_mode="sync"),
+        lambda: make_vec_env("CartPole-v1", 1),
+    ],
+    ids=["Env", "VectorEnv", "VecEnv"],
+)
+def test_what_it_was_given_stays_open(agent, make, open_envs):
+    env = make()
+    before = list(open_envs)
+    with pytest.raises(KeyboardInterrupt):
+        agent.learn_online(8, 20.0, env, callback=fail(KeyboardInterrupt()))
+    agent.learn_online(8, 20.0, env, round_steps=8, round_updates=1)
+    assert open_envs == before
+    assert len(before) >= 1
