@@ -114,8 +114,8 @@ class EpisodeFile:
     def _damaged(self, fault: str, episode: int | None = None) -> DatasetError:
         part = "" if episode is None else f", episode {episode}"
         return DatasetError(
-            f"{self.source.file}{part}: the file is truncated or altered ({fault}); download or record "
-            f"{self.source.id} again"
+            f"{self.source.file}{part}: the file is truncated or altered ({fault}); delete it, then download "
+            f"or record {self.source.id} again"
         )
 
 

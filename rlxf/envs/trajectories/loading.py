@@ -34,7 +34,8 @@ def load_trajectories(
     Args:
         dataset: a Minari id; a ``MinariDataset``, also a filtered one, of which only the episodes that are
             left are read; or several of these, joined one after the other.
-        download: whether an id that is not on this machine is downloaded.
+        download: whether an id that is not on this machine is downloaded, or one of which only a part is, as
+            a download that was cut leaves it. It takes the place of that when all of it is here.
         verify: compare the SHA-256 of a cache with its manifest, which reads all of it; without, changes that
             leave the sizes as they were are not found.
         progress_bar: show one while converting.

@@ -16,11 +16,11 @@ from minari.dataset.minari_dataset import parse_dataset_id
 from minari.dataset.minari_storage import METADATA_FILE_NAME, is_image_space
 from minari.storage.datasets_root_dir import get_dataset_path
 
+from rlxf.envs.trajectories.dataset_folder import HDF5, find_damage
 from rlxf.envs.trajectories.download import download
 from rlxf.envs.trajectories.errors import DatasetError
 
 Dataset: TypeAlias = str | minari.MinariDataset
-HDF5 = "main_data.hdf5"
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ def open_source(dataset: Dataset, download_missing: bool = False) -> Source:
 
     Args:
         dataset: a Minari id, or a ``MinariDataset``, of which only the episodes that it points at are read.
-        download_missing: whether an id that is not on this machine is downloaded.
+        download_missing: whether an id that is not on this machine, or not whole, is downloaded.
 
     Raises:
         DatasetError: if it is unknown, empty, damaged, or not stored as HDF5.
@@ -116,11 +116,14 @@ def open_source(dataset: Dataset, download_missing: bool = False) -> Source:
 def _find(dataset_id: str, download_missing: bool) -> minari.MinariDataset:
     _check_id(dataset_id)
     folder = get_dataset_path(dataset_id)
-    if not (folder / "data").exists():
-        if not download_missing:
-            raise DatasetError(_unknown(dataset_id))
+    damage = find_damage(folder)
+    if damage is not None and download_missing:
         download(dataset_id)
     try:
+    elif not (folder / "data").exists():
+        raise DatasetError(_unknown(dataset_id))
+    elif damage is not None:
+        raise DatasetError(_half_there(dataset_id, damage))
         return minari.load_dataset(dataset_id)
     except (ValueError, OSError, KeyError, AssertionError, ImportError) as error:
         raise DatasetError(f"dataset {dataset_id} in {folder} cannot be opened: {_reason(error)}") from error
@@ -145,6 +148,13 @@ def _unknown(dataset_id: str) -> str:
 
 
 def _check_format(dataset: minari.MinariDataset) -> None:
+def _half_there(dataset_id: str, damage: str) -> str:
+    return (
+        f"dataset {dataset_id} in {get_dataset_path(dataset_id)} cannot be opened: {damage}. Download it "
+        f"again with download=True, or record it again"
+    )
+
+
     data_format = dataset.storage.metadata.get("data_format", "hdf5")
     if data_format != "hdf5":
         raise DatasetError(
