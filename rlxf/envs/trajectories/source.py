@@ -119,11 +119,11 @@ def _find(dataset_id: str, download_missing: bool) -> minari.MinariDataset:
     damage = find_damage(folder)
     if damage is not None and download_missing:
         download(dataset_id)
-    try:
     elif not (folder / "data").exists():
         raise DatasetError(_unknown(dataset_id))
     elif damage is not None:
         raise DatasetError(_half_there(dataset_id, damage))
+    try:
         return minari.load_dataset(dataset_id)
     except (ValueError, OSError, KeyError, AssertionError, ImportError) as error:
         raise DatasetError(f"dataset {dataset_id} in {folder} cannot be opened: {_reason(error)}") from error
@@ -147,7 +147,6 @@ def _unknown(dataset_id: str) -> str:
     )
 
 
-def _check_format(dataset: minari.MinariDataset) -> None:
 def _half_there(dataset_id: str, damage: str) -> str:
     return (
         f"dataset {dataset_id} in {get_dataset_path(dataset_id)} cannot be opened: {damage}. Download it "
@@ -155,6 +154,7 @@ def _half_there(dataset_id: str, damage: str) -> str:
     )
 
 
+def _check_format(dataset: minari.MinariDataset) -> None:
     data_format = dataset.storage.metadata.get("data_format", "hdf5")
     if data_format != "hdf5":
         raise DatasetError(
