@@ -6,3 +6,10 @@ class FaultyEnvironmentError(ValueError):
 
     The message names the environment, its step and the value.
     """
+
+
+class EpisodeLostError(RuntimeError):
+    """The episode at hand cannot be gone on with in another process.
+
+    The message says why.
+    """

@@ -16,6 +16,7 @@ from rlxf.envs.memory_tasks import family_of
 from rlxf.envs.previous_reward import PreviousReward
 from rlxf.envs.previous_transition import PreviousTransition
 from rlxf.envs.registration import register_envs
+from rlxf.envs.replayable import Replayable
 from rlxf.envs.spaces import check_spaces
 from rlxf.envs.vector import as_vec_env
 
@@ -35,7 +36,8 @@ def make_vec_env(
 
     Where the environment comes with a vector form that resets in the same step (``rlxf/TMaze-v0``) and no
     wrapper is asked for, that form is used (`GymnasiumVecEnv`). Otherwise this is Stable-Baselines3's
-    ``make_vec_env``: each copy in a `Monitor`, then in its wrappers, in a `DummyVecEnv`.
+    ``make_vec_env``: each copy in a `Monitor`, then in its wrappers, in a `DummyVecEnv`. Each episode has a
+    seed of its own then (`Replayable`), so that a training can be resumed amid it.
 
     ``popgym-...`` and ``MiniGrid-...`` ids come with the ``memory`` extra. Without a ``wrapper_class`` they
     get the views of `rlxf.envs.memory_tasks`.
@@ -126,9 +128,14 @@ def _family_view(env_id: str) -> View:
 
 
 def _view(env_id: str, wrapper_class: View | None, previous_reward: bool, previous_transition: bool) -> View:
-    """All wrappers, the innermost first; then the check of spaces."""
+    """All wrappers, the innermost first; then the check of spaces.
+
+    The outer ones know nothing of an episode that the next step needs, and one of them takes a reset with a
+    seed for a beginning: so they stand around `Replayable`.
+    """
     asked = {PreviousReward: previous_reward, PreviousTransition: previous_transition}
-    views = [wrapper_class or _family_view(env_id), *(view for view, wanted in asked.items() if wanted)]
+    outer = [view for view, wanted in asked.items() if wanted]
+    views = [wrapper_class or _family_view(env_id), Replayable, *outer]
 
     def viewed(env: gymnasium.Env) -> gymnasium.Env:
         for view in views:

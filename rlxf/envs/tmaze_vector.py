@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
+from rlxf.envs.resumable import Resumable
 from rlxf.envs.tmaze import check_render_mode, draw_goal
 from rlxf.envs.tmaze_picture import as_pixels, as_text
 from rlxf.envs.tmaze_rules import PenaltyRule, TMazeRules
@@ -18,7 +19,7 @@ from rlxf.envs.tmaze_rules import PenaltyRule, TMazeRules
 Step = tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
 
-class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]]):
+class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]], Resumable):
     """N environments with the rules of `TMaze`, stepped together without a loop over environments.
 
     Environment i seeded with s draws the same goals as a `TMaze` reset with ``seed=s``, whatever N is.
@@ -107,6 +108,25 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
         draw = as_text if self.render_mode == "ansi" else as_pixels
         places = zip(self._cells.tolist(), self._goals.tolist(), strict=True)
         return tuple(draw(self.rules, cell, goal) for cell, goal in places)
+
+    def state(self) -> dict[str, Any]:
+        """See `Resumable`."""
+        return {
+            "time": self._time,
+            "cells": self._cells.tolist(),
+            "goals": self._goals.tolist(),
+            "hint_shown": self._hint_shown.tolist(),
+            "generators": [generator.bit_generator.state for generator in self._generators],
+        }
+
+    def take_up(self, state: dict[str, Any]) -> None:
+        """See `Resumable`."""
+        self._time = state["time"]
+        self._cells, self._goals = np.array(state["cells"]), np.array(state["goals"])
+        self._hint_shown = np.array(state["hint_shown"])
+        self._generators = [seeding.np_random(0)[0] for _ in state["generators"]]
+        for generator, drawn in zip(self._generators, state["generators"], strict=True):
+            generator.bit_generator.state = drawn
 
     def _seed(self, seed: int | Sequence[int | None] | None) -> None:
         seeds = self._spread(seed)

@@ -12,8 +12,9 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from rlxf.envs.errors import FaultyEnvironmentError
+from rlxf.envs.errors import EpisodeLostError, FaultyEnvironmentError
 from rlxf.envs.infos import info_of, row_of
+from rlxf.envs.resumable import Resumable
 from rlxf.envs.spaces import check_spaces
 
 
@@ -74,6 +75,31 @@ class GymnasiumVecEnv(VecEnv):
         self._reset_options()
         self._returns[:], self._lengths[:], self._filler[:] = 0.0, 0, False
         return observations
+
+    def state(self) -> dict[str, Any]:
+        """What `take_up` needs to go on amid the episodes, as JSON.
+
+        Raises:
+            EpisodeLostError: if the vector environment is not `Resumable`.
+        """
+        return {
+            "env": self._resumable.state(),
+            "returns": self._returns.tolist(),
+            "lengths": self._lengths.tolist(),
+            "filler": self._filler.tolist(),
+        }
+
+    def take_up(self, state: dict[str, Any]) -> None:
+        """Go on behind `state`, without a reset."""
+        self._resumable.take_up(state["env"])
+        self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
+        self._filler = np.array(state["filler"])
+
+    @property
+    def _resumable(self) -> Resumable:
+        if not isinstance(self.env, Resumable):
+            raise EpisodeLostError(f"{self.env} is not Resumable: it gives out no state")
+        return self.env
 
     def step_async(self, actions: NDArray[Any]) -> None:
         """Keep the actions, (N, ...), for `step_wait`."""

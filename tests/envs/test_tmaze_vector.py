@@ -1,3 +1,4 @@
+import json
 from functools import partial
 from typing import Any
 
@@ -147,3 +148,18 @@ def test_seeds_must_be_as_many_as_environments():
 def test_stepping_needs_a_reset():
     with pytest.raises(ResetNeeded):
         TMazeVector(1).step([0])
+
+
+@pytest.mark.parametrize("steps", [0, 3, 7, 11])
+def test_another_one_goes_on_with_the_state_as_it_would_have(steps):
+    actions = np.random.default_rng(1).integers(4, size=(30, 5))
+    env = TMazeVector(5, corridor_length=4, active=True)
+    env.reset(seed=2)
+    for action in actions[:steps]:
+        env.step(action)
+    other = TMazeVector(5, corridor_length=4, active=True)
+    other.take_up(json.loads(json.dumps(env.state())))
+    for action in actions[steps:]:
+        (one, *rest, _), (another, *others, _) = env.step(action), other.step(action)
+        assert np.array_equal(one, another)
+        assert all(map(np.array_equal, rest, others))

@@ -59,18 +59,24 @@ def checkpoint_path(path: str | os.PathLike[str]) -> Path:
     return path if path.suffix else path.with_suffix(".zip")
 
 
+def contents(agent: "GTrXLPPO") -> Archive:
+    """What the file of an agent holds; its tensors are the agent's own."""
+    documents: dict[str, Any] = {"agent": describe(agent)}
+    tensors = {"policy": agent.policy.state_dict(), "optimizer": optimizer_tensors(agent.policy.optimizer)}
+    if agent.memory is not None:
+        documents[MEMORY], tensors[MEMORY] = agent.memory.to_json(), agent.memory.tensors()
+    return Archive(documents, tensors)
+
+
 def save(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> None:
     """Write the agent whole or not at all.
 
     Raises:
         OSError: if the disk is full or the folder cannot be written; an older file is as before.
     """
-    documents: dict[str, Any] = {"agent": _describe(agent)}
-    tensors = {"policy": agent.policy.state_dict(), "optimizer": optimizer_tensors(agent.policy.optimizer)}
-    if agent.memory is not None:
-        documents[MEMORY], tensors[MEMORY] = agent.memory.to_json(), agent.memory.tensors()
+    archive = contents(agent)
     checkpoint_path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_archive(checkpoint_path(path), documents, tensors)
+    write_archive(checkpoint_path(path), archive.documents, archive.tensors)
 
 
 def read(path: str | os.PathLike[str]) -> Archive:
@@ -83,7 +89,7 @@ def read(path: str | os.PathLike[str]) -> Archive:
     archive = read_archive(checkpoint_path(path))
     agent = archive.documents.get("agent")
     named = isinstance(agent, dict) and agent.get("name") == "GTrXLPPO"
-    if not named or archive.tensors.keys() - {MEMORY} != {"policy", "optimizer"}:
+    if not named or not {"policy", "optimizer"} <= archive.tensors.keys():
         raise CheckpointError(f"{checkpoint_path(path)} is whole, but holds no GTrXLPPO agent")
     return archive
 
@@ -187,7 +193,8 @@ def setting_names(agent: type["GTrXLPPO"]) -> list[str]:
     return [name for name in inspect.signature(agent.__init__).parameters if name not in NOT_SETTINGS]
 
 
-def _describe(agent: "GTrXLPPO") -> dict[str, Any]:
+def describe(agent: "GTrXLPPO") -> dict[str, Any]:
+    """Settings, spaces and progress, as JSON."""
     values = constructor_settings(agent)
     values["core"] = agent.core.to_dict()
     values["policy_kwargs"] = {name: _encode(value) for name, value in agent.policy_kwargs.items()}

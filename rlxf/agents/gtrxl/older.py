@@ -38,9 +38,9 @@ class OlderSteps:
 
     def begin(self, steps: int) -> State:
         """Go on behind a rollout of so many steps; what is remembered then."""
-        kept = slice(steps, steps + self.length)
-        self.replace(State(self.hidden[:, :, kept].clone(), self.index.at(kept)))
-        return self._state
+        kept = self.at(steps)
+        self.replace(State(kept.hidden.clone(), kept.index))
+        return self.at(0)
 
     def replace(self, state: State) -> None:
         """Remember this from before the rollout: N steps."""
@@ -62,7 +62,7 @@ class OlderSteps:
         index = Index(self.index.position[rows, slots], self.index.episode[rows, slots])
         return State(self.hidden[:, rows, slots], index)
 
-    @property
-    def _state(self) -> State:
-        memory = slice(self.length)
+    def at(self, step: int) -> State:
+        """The N steps that are the older ones once ``step`` steps of the rollout are done, as views."""
+        memory = slice(step, step + self.length)
         return State(self.hidden[:, :, memory], self.index.at(memory))

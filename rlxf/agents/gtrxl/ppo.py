@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rlxf.agents.calibration import THRESHOLDS, Calibration, check_thresholds, confidence_of
 from rlxf.agents.distillation import Distillation
-from rlxf.agents.gtrxl import checkpoint
+from rlxf.agents.gtrxl import checkpoint, resuming
 from rlxf.agents.gtrxl.acting import Acting, without
 from rlxf.agents.gtrxl.calibrating import Rehearsal, calibrated
 from rlxf.agents.gtrxl.core import check_endless, resolve_core
@@ -55,6 +55,8 @@ from rlxf.attention.heads.base import OutputHead
 from rlxf.envs.finite import check_finite
 from rlxf.envs.trajectories import Trajectories, as_trajectories
 from rlxf.envs.trajectories.source import Dataset
+from rlxf.training import Archive
+from rlxf.training.checkpoints import copied
 
 if TYPE_CHECKING:
     from rlxf.agents.decision_transformer.window_learner import WindowLearner
@@ -288,6 +290,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self.device,
         )
         self._lesson: Lesson = Rewards()
+        self._resting, self.iterations = False, 0
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -305,6 +308,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self.policy.set_training_mode(False)
         self._acting.cache = self.policy.remember(self._begin(rollout_buffer))
         callback.on_rollout_start()
+        self._resting = False
         with unspoiled(env):
             for _ in range(n_rollout_steps):
                 if not self._act(env, callback, rollout_buffer):
@@ -319,11 +323,18 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """Start a rollout; what is remembered, thought of anew if that is asked for."""
         if not self.refresh:
             return buffer.begin()
-        self._past = self._past.followed_by(buffer, steps_that_count(self.core))
+        self._past = self.past
         buffer.begin()
         state = self._past.read(self.policy, self.segment_length)
         buffer.replace_memory(state)
         return state
+
+    @property
+    def past(self) -> Past:
+        """The last steps, those of the rollout at hand too; none unless they are read anew (`refresh`)."""
+        if not self.refresh:
+            return self._past
+        return self._past.followed_by(self.rollout_buffer, steps_that_count(self.core))
 
     def _act(self, env: VecEnv, callback: BaseCallback, rollout_buffer: SegmentBuffer) -> bool:
         """One step of every environment; False if a callback says stop."""
@@ -395,7 +406,11 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return ready
 
     def _as_tensor(self, obs: Any) -> PyTorchObs:
-        return obs_as_tensor(obs, self.device)
+        """Observations on the device, laid out as in the buffer: rounding depends on the layout of images."""
+        there = obs_as_tensor(obs, self.device)
+        if isinstance(there, dict):
+            return {key: _laid_out(part) for key, part in there.items()}
+        return _laid_out(there)
 
     def train(self) -> None:
         """Learn from the rollout, as a rule by PPO: ``n_epochs`` passes over its segments."""
@@ -435,18 +450,77 @@ class GTrXLPPO(OnPolicyAlgorithm):
         tb_log_name: str = "GTrXLPPO",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
+        resume_from: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Train for ``total_timesteps`` steps, counted over all environments; as in SB3.
 
+        Args:
+            total_timesteps: steps to train for.
+            callback: SB3's.
+            log_interval: rollouts from one line of the log to the next.
+            tb_log_name: of the run in TensorBoard.
+            reset_num_timesteps: begin counting and schedules anew; False to go on with them.
+            progress_bar: show one.
+            resume_from: a file of `rlxf.training.Checkpoints`, or their folder, of which the newest whole one
+                is taken. It goes on from there, amid the episodes, to ``total_timesteps`` in all, and on one
+                machine ends with the same bits as if it had never been cut off. The agent must be built with
+                the same arguments, in the same environments. These are `Replayable` or `Resumable`, as those
+                of `rlxf.envs.make_vec_env` are; others begin fresh episodes, and a warning says so. Sets the
+                global generators of torch, numpy and Python.
+
         Raises:
-            ValueError: before the first step, if a schedule is lost (`LostSchedule`) or ends below 0, or the
-                agent remembers trajectories.
+            ValueError: before the first step, if a schedule is lost (`LostSchedule`) or ends below 0, the
+                agent remembers trajectories, or is not built as that of the file to resume from.
+            FileNotFoundError: if there is no such file.
+            CheckpointError: if it is truncated, altered or foreign, or was not written amid a training.
         """
         for name in checkpoint.SCHEDULES:
             check_schedule(name, getattr(self, name), progress=0.0)
-        return super().learn(
-            total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+        run = None if resume_from is None else resuming.read_run(self, resume_from, total_timesteps)
+        self.iterations = 0
+        if run is not None:
+            resuming.take_up(self, run)
+            total_timesteps, reset_num_timesteps = total_timesteps - self.num_timesteps, False
+        total_timesteps, callback = self._setup_learn(
+            total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
+        callback.on_training_start(locals(), globals())
+        if run is not None:
+            resuming.go_on(self, run)
+        try:
+            self._iterate(total_timesteps, callback, log_interval)
+            callback.on_training_end()
+        finally:
+            self._resting = False
+        return self
+
+    def _iterate(self, total_timesteps: int, callback: BaseCallback, log_interval: int) -> None:
+        """Rollouts and updates by turns, until there are so many steps or a callback says stop."""
+        assert self.env is not None
+        self._resting = True
+        while self.num_timesteps < total_timesteps:
+            if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):
+                break
+            self.iterations += 1
+            self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
+            if self.iterations % log_interval == 0:
+                self.dump_logs(self.iterations)
+            self.train()
+            self._resting = True
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether `snapshot` holds all that is needed to go on to the same bits: between two rollouts."""
+        return self._resting and isinstance(self._lesson, Rewards)
+
+    def snapshot(self) -> Archive:
+        """What `save` would write now, and all that `learn` needs to go on; later steps do not change it.
+
+        For `rlxf.training.Checkpoints`.
+        """
+        archive = checkpoint.contents(self)
+        documents, tensors = resuming.resumption(self)
+        return Archive(archive.documents | documents, copied(archive.tensors | tensors))
 
     def learn_from(
         self,
@@ -525,7 +599,6 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
         Raises:
             DatasetError: if the dataset is unknown, empty, damaged, or its spaces are others.
-            TypeError: if actions are MultiBinary, which datasets do not hold.
             ValueError: if head asks for more neighbours than there are steps, or, with a gate, than there are
                 steps in other episodes; if tokens may leave early, as their outputs would be of many depths.
             ImportError: if head asks for faiss, which is not installed.
@@ -661,3 +734,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         agent._setup_model()
         checkpoint.restore(agent, archive)
         return agent
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    """In the order of its axes; ``contiguous`` leaves images of one channel as they are."""
+    return x.clone(memory_format=torch.contiguous_format)

@@ -124,6 +124,13 @@ class SegmentBuffer:
             self.older.forget()
         self.step = 0
 
+    @property
+    def remembered(self) -> State:
+        """What the next rollout begins with: the last M steps, as views."""
+        kept = slice(self.step, self.step + self.memory_length)
+        older = None if self.older is None else self.older.at(self.step)
+        return State(self.hidden[:, :, kept], self.index.at(kept), older)
+
     def begin(self) -> State:
         """Start a new rollout; returns what is remembered: the last M steps of the one before."""
         memory, kept = slice(0, self.memory_length), slice(self.step, self.step + self.memory_length)

@@ -143,7 +143,7 @@ def test_another_run_is_refused_and_the_agent_stays(tmp_path, changes, told):
 
 def test_a_run_that_is_done_is_refused(tmp_path):
     small_agent().learn(2).save(tmp_path / "done.zip")
-    with pytest.raises(ValueError, match="has 2 updates already, got steps=2; ask for more"):
+    with pytest.raises(ValueError, match="has 2 of them already, got steps=2; ask for more"):
         small_agent().learn(2, resume_from=tmp_path / "done.zip")
 
 

@@ -1,0 +1,127 @@
+"""A whole ``VecEnv`` that goes on in another process: its wrappers' numbers, and the episodes at hand."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import (
+    VecCheckNan,
+    VecEnv,
+    VecEnvWrapper,
+    VecExtractDictObs,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+)
+
+from rlxf.envs.errors import EpisodeLostError
+from rlxf.envs.replayable import Replayable
+from rlxf.envs.vector import GymnasiumVecEnv
+
+Place = tuple[object, str]
+"""An object, and the name of a number or an array that it holds."""
+
+
+def _of_normalize(wrapper: Any) -> list[Place]:
+    observed = wrapper.obs_rms if wrapper.norm_obs else {}
+    statistics: list[RunningMeanStd] = list(observed.values()) if isinstance(observed, dict) else [observed]
+    parts = [(each, part) for each in [*statistics, wrapper.ret_rms] for part in ("mean", "var", "count")]
+    return [(wrapper, "returns"), *parts]
+
+
+def _of_monitor(wrapper: Any) -> list[Place]:
+    return [(wrapper, name) for name in ("episode_returns", "episode_lengths", "episode_count")]
+
+
+def _of_stack(wrapper: Any) -> list[Place]:
+    stacks = getattr(wrapper.stacked_obs, "sub_stacked_observations", {"": wrapper.stacked_obs})
+    return [(stack, "stacked_obs") for stack in stacks.values()]
+
+
+PLACES: dict[type[VecEnvWrapper], Callable[[Any], list[Place]]] = {
+    VecNormalize: _of_normalize,
+    VecMonitor: _of_monitor,
+    VecFrameStack: _of_stack,
+    VecTransposeImage: lambda wrapper: [],
+    VecExtractDictObs: lambda wrapper: [],
+    VecCheckNan: lambda wrapper: [],
+}
+"""What the wrappers of SB3 carry from step to step."""
+
+
+def carried(env: VecEnv) -> dict[str, np.ndarray]:
+    """What the wrappers around ``env`` that are known carry from step to step, by name: copies."""
+    return {name: np.array(getattr(*place)) for name, place in _places(env)}
+
+
+def put_back(env: VecEnv, arrays: Mapping[str, np.ndarray]) -> None:
+    """Put back what `carried` gave into wrappers of the same kinds.
+
+    Raises:
+        ValueError: if they are others, or of other spaces; nothing is changed then.
+    """
+    places = dict(_places(env))
+    shapes = {name: np.shape(getattr(*place)) for name, place in places.items()}
+    given = {name: array.shape for name, array in arrays.items()}
+    if shapes != given:
+        raise ValueError(f"the environment's wrappers carry {shapes}, those of the run {given}")
+    for name, (holder, attribute) in places.items():
+        old, array = getattr(holder, attribute), arrays[name]
+        setattr(holder, attribute, array.copy() if isinstance(old, np.ndarray) else type(old)(array))
+
+
+def episodes_of(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The episodes at hand, as JSON and arrays, for `go_on`.
+
+    Raises:
+        EpisodeLostError: if they cannot be gone on with: the environments are neither `Replayable` nor
+            `Resumable`, or a wrapper is not known.
+    """
+    _check_known(env)
+    if isinstance(env.unwrapped, GymnasiumVecEnv):
+        return {"state": env.unwrapped.state()}, {}
+    if not all(env.env_is_wrapped(Replayable)):
+        raise EpisodeLostError("the environments are not in rlxf.envs.Replayable")
+    records = env.env_method("record")
+    for record in records:
+        if "lost" in record:
+            raise EpisodeLostError(record["lost"])
+    actions = {f"actions.{i}": record.pop("actions") for i, record in enumerate(records)}
+    return {"records": records}, actions
+
+
+def go_on(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Go on with the episodes that `episodes_of` gave, without a reset: the same steps follow.
+
+    Raises:
+        EpisodeLostError: if that cannot be done. The environments must be reset then.
+    """
+    _check_known(env)
+    if isinstance(env.unwrapped, GymnasiumVecEnv):
+        env.unwrapped.take_up(document["state"])
+        return
+    for i, record in enumerate(document["records"]):
+        reasons = env.env_method("replay", record | {"actions": arrays[f"actions.{i}"]}, indices=i)
+        if reasons[0] is not None:
+            raise EpisodeLostError(reasons[0])
+
+
+def _places(env: VecEnv) -> Iterator[tuple[str, Place]]:
+    for depth, wrapper in enumerate(_wrappers(env)):
+        places = PLACES.get(type(wrapper), lambda wrapper: [])(wrapper)
+        for number, place in enumerate(places):
+            yield f"{depth}.{type(wrapper).__name__}.{number}.{place[1]}", place
+
+
+def _wrappers(env: VecEnv) -> Iterator[VecEnvWrapper]:
+    while isinstance(env, VecEnvWrapper):
+        yield env
+        env = env.venv
+
+
+def _check_known(env: VecEnv) -> None:
+    for wrapper in _wrappers(env):
+        if type(wrapper) not in PLACES:
+            raise EpisodeLostError(f"what {type(wrapper).__name__} carries from step to step is not known")

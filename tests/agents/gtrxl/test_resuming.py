@@ -1,0 +1,285 @@
+"""A run that is cut off and resumed ends with the bits of one that was not, amid its episodes."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+)
+
+from rlxf.attention import KNN, LSH, Compressive, Full, Performer, RoPE, Routing, Window
+from rlxf.envs import make_vec_env
+from rlxf.envs.replayable import Replayable
+from rlxf.training import CheckpointError, CheckpointFolder, Checkpoints, read_archive, write_archive
+from tests.agents.gtrxl.worlds import (
+    ACTIONS,
+    DICT,
+    IMAGE,
+    VECTOR,
+    Scripted,
+    next_step_scripts,
+    parameters,
+    same,
+    scripts,
+    shifted,
+    small_agent,
+    small_core,
+)
+
+ENVS, ROLLOUT = 3, 3 * 16
+TOTAL = 5 * ROLLOUT
+
+
+class Lively(Scripted):
+    """Ends by chance; a step may be the last one or cut off. A seed says all of it."""
+
+    def reset(self, *, seed=None, options=None):
+        self.life = 0
+        self.ends = np.random.default_rng(seed).choice(3, size=40, p=[0.8, 0.1, 0.1])
+        return super().reset(seed=seed)
+
+
+class Counting(Scripted):
+    """What is seen first in an episode is how many there were, which no seed says."""
+
+    def reset(self, *, seed=None, options=None):
+        self.count = getattr(self, "count", 0) + 1
+        observation, info = super().reset(seed=seed)
+        return np.full_like(observation, 1 / self.count), info
+
+
+def lively(observation_space=VECTOR, action_space=ACTIONS["Discrete"], kind=DummyVecEnv):
+    def make():
+        return Replayable(Monitor(Lively((), *copy.deepcopy((observation_space, action_space)))))
+
+    return kind([make] * ENVS)
+
+
+class Rollouts(BaseCallback):
+    """Ends the training behind so many rollouts, at the first step of the next."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.left = number
+
+    def _on_rollout_end(self):
+        self.left -= 1
+
+    def _on_step(self):
+        return self.left > 0
+
+
+class Kept(KVWriter):
+    """The lines of the log, but how fast it went."""
+
+    def __init__(self):
+        self.lines = {}
+
+    def write(self, key_values, key_excluded, step=0):
+        fast = ("time/fps", "time/time_elapsed")
+        self.lines[step] = {
+            key: f"{value:.6g}"  # means of VecMonitor's returns are float32 in one of the runs
+            for key, value in key_values.items()
+            if isinstance(value, int | float | np.number) and key not in fast
+        }
+
+    def close(self):
+        pass
+
+
+def with_log(agent):
+    agent.set_logger(Logger(None, [Kept()]))
+    return agent
+
+
+def lines(agent):
+    return agent.logger.output_formats[0].lines
+
+
+def begin(make, **settings):
+    return with_log(small_agent(make(), loud=True, learning_rate=1e-3, **settings))
+
+
+def cut_off(folder, make, rollouts, **settings):
+    """The agent that a crash behind so many rollouts leaves; checkpoints are in the folder."""
+    saving = Checkpoints(CheckpointFolder(folder), every_seconds=0)
+    agent = begin(make, **settings)
+    agent.learn(TOTAL, [saving, Rollouts(rollouts)], log_interval=2)
+    saving._writer.wait()
+    return agent
+
+
+def assert_resumes(folder, make, rollouts=2, **settings):
+    straight = begin(make, **settings)
+    straight.learn(TOTAL, log_interval=2)
+    seen = lines(cut_off(folder, make, rollouts, **settings))
+    torch.manual_seed(99)  # another process begins with other generators
+    resumed = begin(make, **settings)
+    resumed.env.seed(77)
+    resumed.learn(TOTAL, log_interval=2, resume_from=folder)
+    assert resumed.num_timesteps == straight.num_timesteps == TOTAL
+    assert same(parameters(straight), parameters(resumed))
+    assert same([torch.as_tensor(straight.returns.var)], [torch.as_tensor(resumed.returns.var)])
+    assert torch.equal(straight.order.get_state(), resumed.order.get_state())
+    behind = {step: line for step, line in lines(straight).items() if step > rollouts * ROLLOUT}
+    assert lines(resumed) == behind
+    assert seen.keys() | behind.keys() == lines(straight).keys()
+    for one, other in zip(straight.ep_info_buffer, resumed.ep_info_buffer, strict=True):
+        assert (one["r"], one["l"]) == (other["r"], other["l"])
+
+
+WORLDS = {
+    "T-Maze, a vector environment that gives its state": lambda: make_vec_env("rlxf/TMaze-v0", ENVS, 3),
+    "episodes that are played again": lively,
+    "Dict observations": lambda: lively(DICT),
+    "Box actions": lambda: lively(action_space=ACTIONS["Box"]),
+    "MultiBinary actions": lambda: lively(action_space=ACTIONS["MultiBinary"]),
+    "an id": lambda: make_vec_env("CartPole-v1", ENVS, 3),
+    "across episodes": lambda: make_vec_env("CartPole-v1", ENVS, 3, previous_transition=True),
+    "VecNormalize": lambda: VecNormalize(make_vec_env("CartPole-v1", ENVS, 3)),
+    "VecMonitor and VecFrameStack": lambda: VecFrameStack(VecMonitor(lively()), 2),
+    "images": lambda: VecTransposeImage(lively(IMAGE)),
+}
+POLICIES = {
+    "Dict observations": {"policy": "MultiInputGTrXLPolicy"},
+    "across episodes": {"policy": "MultiInputGTrXLPolicy", "across_episodes": True},
+    "images": {"policy": "CnnGTrXLPolicy"},
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_run_that_is_cut_off_ends_with_the_same_bits(tmp_path, world):
+    assert_resumes(tmp_path, WORLDS[world], **POLICIES.get(world, {}))
+
+
+FAR = replace(small_core(), memory=KNN(8, far=24, top=4), pattern=Window(9))
+AGENTS = {
+    "refresh": {"refresh": True},
+    "refresh of KNN": {
+        "refresh": True,
+        "core": FAR,
+    },
+    "KNN": {"core": FAR},
+    "Compressive": {"core": replace(small_core(), memory=Compressive(4, 4, 2), pattern=Full())},
+    "Performer": {"core": replace(small_core(), kernel=Performer(redraw=2), position=RoPE())},
+    "LSH": {"core": replace(small_core(), kernel=LSH(2, 2), position=RoPE())},
+    "Routing": {"core": replace(small_core(), kernel=Routing(2), position=RoPE())},
+    "reconstruction": {"reconstruction_coef": 0.1},
+    "previous actions unseen": {"previous_action": False},
+    "early end of updates": {"target_kl": 1e-4},
+}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_whatever_it_remembers(tmp_path, name):
+    assert_resumes(tmp_path, lively, **AGENTS[name])
+
+
+@pytest.mark.parametrize("rollouts", [1, 3, 4])
+def test_wherever_it_is_cut_off(tmp_path, rollouts):
+    assert_resumes(tmp_path, lively, rollouts)
+
+
+def test_environments_in_processes_of_their_own(tmp_path):
+    together = begin(lively).learn(TOTAL)
+    cut_off(tmp_path, lambda: lively(kind=SubprocVecEnv), 2).env.close()
+    resumed = begin(lambda: lively(kind=SubprocVecEnv)).learn(TOTAL, resume_from=tmp_path)
+    resumed.env.close()
+    assert same(parameters(together), parameters(resumed))
+
+
+def test_a_longer_training_goes_on_behind_the_last_checkpoint_of_a_whole_one(tmp_path):
+    """The end of `learn` is a rest, too: what is remembered lies in the rollout that was learned from."""
+    constant = {"learning_rate": 1e-3, "ent_coef": 0.01, "refresh": True}
+    straight = small_agent(lively(), **constant).learn(TOTAL)
+    small_agent(lively(), **constant).learn(2 * ROLLOUT, Checkpoints(CheckpointFolder(tmp_path), 1e6))
+    resumed = small_agent(lively(), **constant).learn(TOTAL, resume_from=tmp_path)
+    assert same(parameters(straight), parameters(resumed))
+
+
+LOST = {
+    "not replayable": (lambda: scripts(shifted(ENVS)), "are not in rlxf.envs.Replayable"),
+    "filler rows": (lambda: next_step_scripts(shifted(ENVS)), "gives out no state"),
+    "kept over resets": (
+        lambda: DummyVecEnv([lambda: Replayable(Counting())] * ENVS),
+        "shows another episode",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "told"), LOST.values(), ids=LOST)
+def test_episodes_that_cannot_go_on_begin_anew_and_that_is_said(tmp_path, make, told):
+    cut_off(tmp_path, make, 2)
+    resumed = begin(make)
+    with pytest.warns(UserWarning, match=f"fresh episodes.*{told}"):
+        resumed.learn(TOTAL, resume_from=tmp_path)
+    assert resumed.num_timesteps == TOTAL
+    assert all(torch.isfinite(weight).all() for weight in parameters(resumed))
+
+
+def test_an_environment_that_raises_while_it_is_played_again_begins_anew(tmp_path, monkeypatch):
+    cut_off(tmp_path, lively, 2)
+    resumed = begin(lively)
+    steps = iter([RuntimeError("the simulator is gone")])
+
+    def failing(self, action, step=Lively.step):
+        for error in steps:
+            raise error
+        return step(self, action)
+
+    monkeypatch.setattr(Lively, "step", failing)
+    with pytest.warns(UserWarning, match="the simulator is gone"):
+        resumed.learn(TOTAL, resume_from=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "told"),
+    [
+        (lively, {"batch_size": 32}, "its batch_size is 16, the agent's 32"),
+        (lively, {"core": replace(small_core(), layers=1)}, "its core is"),
+        (lambda: lively(action_space=ACTIONS["Box"]), {}, "its action_space is"),
+        (lambda: VecNormalize(lively()), {}, "wrappers carry"),
+    ],
+    ids=["batch", "core", "actions", "wrappers"],
+)
+def test_another_run_is_refused(tmp_path, make, changes, told):
+    cut_off(tmp_path, lively, 1)
+    with pytest.raises(ValueError, match=told):
+        begin(make, **changes).learn(TOTAL, resume_from=tmp_path)
+
+
+def test_a_file_of_save_is_told_from_one_that_can_be_resumed(tmp_path):
+    begin(lively).learn(ROLLOUT).save(tmp_path / "saved.zip")
+    with pytest.raises(CheckpointError, match="no training goes on from it"):
+        begin(lively).learn(TOTAL, resume_from=tmp_path / "saved.zip")
+
+
+def test_a_run_that_has_all_of_its_steps_is_not_begun(tmp_path):
+    cut_off(tmp_path, lively, 2)
+    with pytest.raises(ValueError, match="ask for more"):
+        begin(lively).learn(ROLLOUT, resume_from=tmp_path)
+
+
+def test_a_checkpoint_is_an_agent_like_any_other(tmp_path):
+    from rlxf import GTrXLPPO
+
+    cut_off(tmp_path, lively, 2)
+    file = CheckpointFolder(tmp_path).newest()
+    agent = GTrXLPPO.load(file, env=lively(), device="cpu")
+    assert agent.num_timesteps == 2 * ROLLOUT
+    archive = read_archive(file)
+    del archive.tensors["stand"]["position"]
+    write_archive(file, archive.documents, archive.tensors)
+    with pytest.raises(CheckpointError, match="position"):
+        begin(lively).learn(TOTAL, resume_from=file)
