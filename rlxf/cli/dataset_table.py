@@ -19,11 +19,11 @@ def empty_table(title: str) -> Table:
 
 
 def row(summary: "DatasetSummary") -> list[str]:
-    """One dataset, a text for each of `TEXTS` and `NUMBERS`."""
+    """One dataset, a text for each of `TEXTS` and `NUMBERS`, and (JPEG) where that is how its images are."""
     returns = (summary.returns.min(), summary.returns.mean(), summary.returns.max())
     return [
         summary.id,
-        summary.environment or "unknown",
+        (summary.environment or "unknown") + " (JPEG)" * summary.lossy_images,
         f"{summary.lengths.sum():,}",
         f"{len(summary.lengths):,}",
         *(f"{value:,.1f}" for value in returns),

@@ -11,6 +11,8 @@ from rlxf.cli.screen import show
 class Datasets:
     """List the Minari datasets on this machine, with their steps, episodes and returns.
 
+    JPEG beside the environment: its images were stored with loss, and differ from what the environment shows.
+
     Example: rlxf datasets
     """
 

@@ -35,6 +35,14 @@ def test_each_dataset_is_a_row(shown):
     assert "unknown" in rows["test/long-v0"]
 
 
+def test_images_that_went_through_jpeg_are_marked(shown):
+    images = spaces.Box(0, 255, (36, 40, 3), np.uint8)
+    for name, jpeg in (("lossy", True), ("exact", False)):
+        record_random((2,), f"test/{name}-v0", observation_space=images, jpeg_encoding=jpeg)
+    marked = {line.split()[1]: "(JPEG)" in line for line in shown().splitlines() if line.startswith("│")}
+    assert marked == {"test/lossy-v0": True, "test/exact-v0": False}
+
+
 def test_a_damaged_dataset_does_not_hide_the_others(shown):
     record_random(dataset_id="test/whole-v0")
     data_file(record_random(dataset_id="test/broken-v0")).write_bytes(b"")

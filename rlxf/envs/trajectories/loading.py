@@ -1,5 +1,6 @@
 """From a dataset's name to its trajectories."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,10 +48,14 @@ def load_trajectories(
         TypeError: if a space is of a kind that is not read.
         ConnectionError: if a dataset has to be downloaded and cannot be.
         OSError: if the disk is full.
+
+    Warns:
+        UserWarning: if images went through JPEG.
     """
     chosen = [dataset] if isinstance(dataset, str) or not isinstance(dataset, Sequence) else list(dataset)
     sources = [open_source(each, download) for each in chosen]
     _check_joinable(sources)
+    _warn_of_jpeg(sources)
     folder = ensure_converted(sources, verify, progress_bar)
     arrays: dict[str, Any] = {name: open_array(folder / f"{name}.npy") for name in ARRAYS}
     moments: dict[str, Any] = {name: _optional(folder / f"{name}.npy") for name in MOMENTS}
@@ -78,6 +83,17 @@ def _check_joinable(sources: Sequence[Source]) -> None:
             raise DatasetError(
                 f"datasets {first.id} and {other.id} cannot be joined, their spaces differ: {mismatch}"
             )
+
+
+def _warn_of_jpeg(sources: Sequence[Source]) -> None:
+    lossy = dict.fromkeys(source.id for source in sources if source.has_jpeg)
+    if lossy:
+        warnings.warn(
+            f"images of {', '.join(lossy)} were stored as JPEG, so they differ a little from what the "
+            f"environment shows. Where that matters, record them without loss: rlxf collect does, and Minari "
+            f"with jpeg_encoding=False",
+            stacklevel=3,
+        )
 
 
 def _optional(path: Path) -> NDArray[Any] | None:

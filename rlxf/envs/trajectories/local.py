@@ -22,6 +22,7 @@ class DatasetSummary:
         lengths: int64 (E,), steps of each episode.
         returns: float64 (E,), sum of the rewards of each episode.
         size: bytes on the disk.
+        lossy_images: whether its images went through JPEG.
     """
 
     id: str
@@ -29,6 +30,7 @@ class DatasetSummary:
     lengths: NDArray[np.int64]
     returns: NDArray[np.float64]
     size: int
+    lossy_images: bool
 
 
 def local_folder() -> Path:
@@ -54,4 +56,6 @@ def summarize(dataset_id: str) -> DatasetSummary:
         returns = [file.rewards(episode).sum() for episode in source.episodes]
     spec = source.dataset.env_spec
     size = source.file.stat().st_size
-    return DatasetSummary(source.id, spec and spec.id, np.array(lengths), np.array(returns), size)
+    return DatasetSummary(
+        source.id, spec and spec.id, np.array(lengths), np.array(returns), size, source.has_jpeg
+    )

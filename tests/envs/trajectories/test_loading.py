@@ -3,7 +3,7 @@ import pytest
 from gymnasium import spaces
 
 from rlxf.envs.trajectories import DatasetError, load_trajectories
-from tests.datasets import ID, VECTOR, record_random
+from tests.datasets import ID, VECTOR, random_episodes, record, record_random
 
 SCORES = {"ref_min_score": 9.0, "ref_max_score": 475.0}
 
@@ -134,3 +134,20 @@ def test_images_are_joined_wherever_their_channels_stand(minari_root):
     seen = [next(iter(each.iterate_episodes())).observations for each in (one, other)]
     np.testing.assert_array_equal(joined.observations[:2], np.moveaxis(seen[0], -1, 1)[:2])
     np.testing.assert_array_equal(joined.observations[2:], seen[1][:3])
+
+
+IMAGES = spaces.Box(0, 255, (34, 36, 3), np.uint8)
+
+
+@pytest.mark.parametrize("name", ["lossy", "exact"])
+def test_images_that_are_not_as_they_were_seen_are_warned_of_once(minari_root, name, recwarn):
+    seen = random_episodes((2, 3), IMAGES)
+    record(seen, f"test/{name}-v0", IMAGES, jpeg_encoding=name == "lossy")
+    recwarn.clear()
+    loaded = load_trajectories([f"test/{name}-v0"] * 2)
+    first = np.moveaxis(seen[0].observations[:2], -1, 1)
+    changed = bool((loaded.observations[:2] != first).any())
+    told = [str(each.message) for each in recwarn if "JPEG" in str(each.message)]
+    assert changed == loaded.lossy_images == bool(told) == (name == "lossy")
+    assert len(told) <= 1
+    assert all("images of test/lossy-v0 were stored as JPEG" in each for each in told)

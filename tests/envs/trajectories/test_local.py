@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from rlxf.envs.trajectories import DatasetError, local_folder, local_ids, summarize
 from tests.datasets import ID, data_file, record_random
@@ -19,7 +20,14 @@ def test_a_summary_counts_what_minari_counts(minari_root):
     assert (summary.id, summary.environment) == (ID, None)
     assert summary.lengths.tolist() == [len(episode) for episode in dataset]
     np.testing.assert_allclose(summary.returns, [episode.rewards.sum() for episode in dataset])
+    assert not summary.lossy_images
     assert summary.size == data_file(dataset).stat().st_size
+
+
+@pytest.mark.parametrize("jpeg", [True, False])
+def test_a_summary_tells_of_images_that_went_through_jpeg(minari_root, jpeg):
+    record_random(observation_space=spaces.Box(0, 255, (36, 40, 3), np.uint8), jpeg_encoding=jpeg)
+    assert summarize(ID).lossy_images == jpeg
 
 
 def test_nothing_is_converted_for_a_summary(minari_root, tmp_path):
