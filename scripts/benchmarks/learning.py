@@ -113,7 +113,8 @@ class Learning:
     only: tuple[str, ...] = ()
     """With --techniques: names of those to try, beside the core as it is; all, if none is given."""
     output: Path = Path("runs/bench-learning.json")
-    """Where to write all curves; their picture stands beside it."""
+    """Where to write all curves; their picture stands beside it. With --techniques: a line for each run, and
+    runs that are there already are not made again."""
 
     def __post_init__(self) -> None:
         if unknown := set(self.corridors) - set(CORRIDORS):

@@ -108,25 +108,37 @@ def train(subject: Subject, seed: int) -> Trial:
 
 
 def learn_with_each(only: tuple[str, ...], processes: int, output: Path) -> None:
-    """Train with each technique, print a line as each run ends and the table at the end, write all curves."""
+    """Train with each technique, print a line as each run ends and the table at the end.
+
+    A run that is done is a line of the output, curve and all, and is not made again.
+    """
     chosen = [one for one in subjects() if not only or one.name in (*only, "as it is")]
-    trials: list[Trial] = []
-    for trial in finished(chosen, processes):
-        trials.append(trial)
-        Console().print(f"{trial.axis} {trial.name} seed {trial.seed}: solved at {trial.solved_at}")
-    Console(width=140).print(table(chosen, trials))
     output.parent.mkdir(parents=True, exist_ok=True)
-    found = {"machine": machine(), "trials": [asdict(trial) for trial in trials]}
-    output.write_text(json.dumps(found, indent=1))
-    Console().print(f"curves: {output}")
+    done = kept(output)
+    wanted = [(one, seed) for one in chosen if one.core for seed in range(SEEDS)]
+    missing = [(one, seed) for one, seed in wanted if (one.axis, one.name, seed) not in done]
+    for trial in finished(missing, processes):
+        with open(output, "a") as file:
+            file.write(json.dumps({"machine": machine(), "trial": asdict(trial)}) + "\n")
+        Console().print(f"{trial.axis} {trial.name} seed {trial.seed}: solved at {trial.solved_at}")
+    done = kept(output)
+    found = [done[one.axis, one.name, seed] for one, seed in wanted]
+    Console(width=140).print(table(chosen, found), f"curves: {output}")
 
 
-def finished(chosen: list[Subject], processes: int) -> Iterator[Trial]:
+def kept(output: Path) -> dict[tuple[str, str, int], Trial]:
+    """What is in the output: technique and seed -> what came of it."""
+    lines = output.read_text().splitlines() if output.exists() else []
+    trials = [Trial(**json.loads(line)["trial"]) for line in lines]
+    return {(trial.axis, trial.name, trial.seed): trial for trial in trials}
+
+
+def finished(jobs: list[tuple[Subject, int]], processes: int) -> Iterator[Trial]:
     """The runs in order, one thread each."""
     with fresh_processes(processes) as pool:
-        jobs = [pool.submit(train, one, seed) for one in chosen if one.core for seed in range(SEEDS)]
-        for job in jobs:
-            yield job.result()
+        running = [pool.submit(train, one, seed) for one, seed in jobs]
+        for each in running:
+            yield each.result()
 
 
 def table(chosen: list[Subject], trials: list[Trial]) -> Table:
