@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rlxf.envs.trajectories.flatten import choice_sizes, first_choice
+
 ALIKE = 0.05
 """Numbers that are no farther apart count as the same action, on the scale of -1 to 1."""
 
@@ -54,17 +56,16 @@ class BoxActions(nn.Module):
 
 
 class ChoiceActions(nn.Module):
-    """Choices, one-hot.
+    """Choices counted from 0, one-hot; a bit is a choice of two.
 
     Args:
         space: of the actions.
     """
 
-    def __init__(self, space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any]):
+    def __init__(self, space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary):
         super().__init__()
-        discrete = isinstance(space, spaces.Discrete)
-        self.sizes = [int(space.n)] if discrete else [int(n) for n in space.nvec]  # type: ignore[union-attr]
-        self.single = discrete
+        self.sizes: list[int] = choice_sizes(space).tolist()
+        self.single = isinstance(space, spaces.Discrete)
         self.width = sum(self.sizes)
 
     def forward(self, actions: Tensor) -> Tensor:
@@ -97,13 +98,13 @@ def action_form(space: spaces.Space[Any]) -> BoxActions | ChoiceActions:
     """What reads actions of the space.
 
     Raises:
-        TypeError: if it is no Box, Discrete or MultiDiscrete.
+        TypeError: if it is no Box, Discrete, MultiDiscrete or MultiBinary.
     """
     if isinstance(space, spaces.Box):
         return BoxActions(space)
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return ChoiceActions(space)
-    raise TypeError(f"logged actions are Box, Discrete or MultiDiscrete, got {space}")
+    raise TypeError(f"logged actions are Box, Discrete, MultiDiscrete or MultiBinary, got {space}")
 
 
 def picked(logits: tuple[Tensor, ...], deterministic: bool) -> Tensor:
@@ -121,9 +122,12 @@ def _sample(logits: Tensor) -> Tensor:
 
 
 def to_environment(actions: Tensor, space: spaces.Space[Any]) -> NDArray[Any]:
-    """Actions (E, ...) as the environment takes them: shaped, Box actions clipped, whole ones rounded."""
+    """Actions (E, ...) as the environment takes them.
+
+    They are shaped; Box actions are clipped, whole ones rounded; choices count from where the space does.
+    """
     array = actions.cpu().numpy().reshape(-1, *(space.shape or ()))
-    if isinstance(space, spaces.Box):
-        array = np.clip(array, space.low, space.high)
-        array = np.rint(array) if np.issubdtype(space.dtype, np.integer) else array
-    return array.astype(space.dtype)
+    if not isinstance(space, spaces.Box):
+        return (array + first_choice(space)).astype(space.dtype)
+    array = np.clip(array, space.low, space.high)
+    return (np.rint(array) if np.issubdtype(space.dtype, np.integer) else array).astype(space.dtype)

@@ -120,7 +120,8 @@ def act_from_contexts(
         deterministic: the most likely action instead of a sample.
 
     Returns:
-        The number of the action, from 0, and the contexts for the next step.
+        The number of the action, from 0 (add the ``start`` of the action space, if it has another), and the
+        contexts for the next step.
 
     Raises:
         TypeError: if actions are not Discrete.

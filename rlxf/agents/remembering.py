@@ -30,7 +30,7 @@ class OwnNumbers(Protocol):
 
 
 class OwnChoices(Protocol):
-    """What an agent does by itself where actions are Discrete or MultiDiscrete."""
+    """What an agent does by itself where actions are Discrete, MultiDiscrete or MultiBinary."""
 
     actions: ChoiceActions
 
@@ -73,7 +73,7 @@ class RememberingNumbers:
 
 @dataclass(frozen=True, eq=False)
 class RememberingChoices:
-    """Discrete and MultiDiscrete actions: for each choice a distribution with its share of the memory.
+    """Actions that are choices, or bits: for each of them a distribution with its share of the memory.
 
     Args:
         own: the agent's head.

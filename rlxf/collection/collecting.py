@@ -59,7 +59,8 @@ def collect(
     Raises:
         FileExistsError: if there is such a dataset.
         ValueError: if it is no Minari id, a number is out of range, or ``env`` normalises.
-        TypeError: if an agent cannot predict, or ``env`` is nothing to play in.
+        TypeError: if an agent cannot predict, ``env`` is nothing to play in, or it shows what Minari does not
+            keep.
         FaultyEnvironmentError: if an environment fails, or gives NaN or infinity.
         OSError: if the disk is full or cannot be written.
 

@@ -38,6 +38,7 @@ def record(
     """Record episodes of all skills, an equal number of each, into a new dataset; see `collect`."""
     check_new(dataset_id)
     _check_raw(env)
+    observation_space = stored_space(env.observation_space)
     counts = quotas(episodes, len(skills)).tolist()
     with _sampling(skills, seed), _bar(progress_bar) as progress:
         references = reference_scores or find_references(skills[0], env, seed)
@@ -47,7 +48,7 @@ def record(
         return write_dataset(
             dataset_id,
             progress.track(played, total=episodes, description="collect"),
-            stored_space(env.observation_space),
+            observation_space,
             env.action_space,
             spec,
             metadata,

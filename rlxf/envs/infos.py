@@ -1,8 +1,9 @@
-"""What a Gymnasium `VectorEnv` says about one of its environments."""
+"""What a batch of environments shows and says about some of them."""
 
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
@@ -16,11 +17,34 @@ def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
 
 
 def row_of(batch: Any, i: int) -> Any:
-    """A copy of row i of a batch of observations: an array, or a dict of arrays."""
+    """A copy of row i of a batch of observations: an array, a string, or a dict or tuple of these."""
     if isinstance(batch, dict):
         return {key: row_of(value, i) for key, value in batch.items()}
-    row = batch[i]
-    return {key: np.array(value) for key, value in row.items()} if isinstance(row, dict) else np.array(row)
+    if _is_tuple_of_parts(batch):
+        return tuple(row_of(part, i) for part in batch)
+    return _copied(batch[i])
+
+
+def rows_of(batch: Any, rows: NDArray[np.int64]) -> Any:
+    """The chosen rows (N,) of a batch of observations, nested as the batch is."""
+    if isinstance(batch, dict):
+        return {key: rows_of(part, rows) for key, part in batch.items()}
+    if _is_tuple_of_parts(batch):
+        return tuple(rows_of(part, rows) for part in batch)
+    return tuple(batch[i] for i in rows) if isinstance(batch, tuple) else batch[rows]
+
+
+def _is_tuple_of_parts(batch: Any) -> bool:
+    """Whether each entry is a batch; Gymnasium batches strings as a tuple of them."""
+    return isinstance(batch, tuple) and not all(isinstance(entry, str) for entry in batch)
+
+
+def _copied(row: Any) -> Any:
+    if isinstance(row, dict):
+        return {key: _copied(part) for key, part in row.items()}
+    if isinstance(row, tuple):
+        return tuple(map(_copied, row))
+    return row if isinstance(row, str) else np.array(row)
 
 
 def _entry(value: Any, i: int) -> Any:

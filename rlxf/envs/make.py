@@ -17,7 +17,8 @@ from rlxf.envs.previous_reward import PreviousReward
 from rlxf.envs.previous_transition import PreviousTransition
 from rlxf.envs.registration import register_envs
 from rlxf.envs.replayable import Replayable
-from rlxf.envs.spaces import check_spaces
+from rlxf.envs.side_by_side import side_by_side
+from rlxf.envs.spaces import check_playable
 from rlxf.envs.vector import as_vec_env
 
 View = Callable[[gymnasium.Env], gymnasium.Env]
@@ -55,7 +56,8 @@ def make_vec_env(
 
     Raises:
         ValueError: if the id is unknown (with the nearest ones) or n_envs is less than 1.
-        TypeError: if the environment does not take env_kwargs, or a space is not supported (`check_spaces`).
+        TypeError: if the environment does not take env_kwargs, or a space is not supported
+            (`check_playable`).
     """
     if n_envs < 1:
         raise ValueError(f"n_envs must be at least 1, got {n_envs}")
@@ -67,9 +69,26 @@ def make_vec_env(
         if vec_env is not None:
             vec_env.seed(seed)
             return vec_env
-    make = partial(gymnasium.make, spec.id)
     view = _view(spec.id, wrapper_class, previous_reward, previous_transition)
-    return env_util.make_vec_env(make, n_envs, seed, env_kwargs=kwargs, wrapper_class=view)
+    return copies(partial(gymnasium.make, spec.id, **kwargs), n_envs, seed, view)
+
+
+def copies(
+    make: Callable[[], gymnasium.Env], n_envs: int, seed: int | None, view: View | None = None
+) -> VecEnv:
+    """``n_envs`` environments as Stable-Baselines3's ``make_vec_env`` makes them, whatever they show.
+
+    Args:
+        make: one environment.
+        n_envs: how many.
+        seed: as in `make_vec_env`.
+        view: wrappers to put around each; None for none.
+
+    Raises:
+        TypeError: if a space is not supported (`check_playable`).
+    """
+    together: Any = side_by_side  # asked for is a class, used is a function of functions
+    return env_util.make_vec_env(make, n_envs, seed, wrapper_class=view, vec_env_cls=together)
 
 
 def make_env(
@@ -140,7 +159,7 @@ def _view(env_id: str, wrapper_class: View | None, previous_reward: bool, previo
     def viewed(env: gymnasium.Env) -> gymnasium.Env:
         for view in views:
             env = view(env)
-        check_spaces(env.observation_space, env.action_space)
+        check_playable(env.observation_space, env.action_space)
         return env
 
     return viewed

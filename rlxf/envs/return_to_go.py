@@ -9,6 +9,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_n
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
 from rlxf.envs.trajectories.encoders import observation_encoder
+from rlxf.envs.trajectories.flatten import first_choice
 
 Space = spaces.Space[Any]
 KEYS = ("observation", "return_to_go", "previous_action", "time_step")
@@ -22,7 +23,8 @@ class ReturnToGo(VecEnvWrapper):
     - ``observation``: that of ``venv``; a Dict or a Tuple as one vector (`shown_space`).
     - ``return_to_go`` float32 (1,): ``G_0 = target_return``, ``G_(t+1) = G_t - r_t`` (Chen et al. 2021,
       arXiv:2106.01345, section 3), in units of the rewards of ``venv``; counted in float64.
-    - ``previous_action``: as it was given to ``step``; zeros at the start of an episode.
+    - ``previous_action``: as it was given to ``step``; at the start of an episode zeros, or what choices are
+      counted from.
     - ``time_step`` int64 (1,): steps since the start of the episode, from 0.
 
     Where an episode ends all of them start anew; ``info["terminal_observation"]`` has them as they were then.
@@ -52,6 +54,7 @@ class ReturnToGo(VecEnvWrapper):
         self.target_return = target_return
         self._return_to_go = self._target.copy()
         self._time_step = np.zeros(self.num_envs, np.int64)
+        self._none_before = first_choice(self.action_space)
         self._previous = np.zeros((self.num_envs, *_shape(self.action_space)), self.action_space.dtype)
 
     @property
@@ -92,7 +95,7 @@ class ReturnToGo(VecEnvWrapper):
     def _restart(self, rows: NDArray[np.bool_]) -> None:
         self._return_to_go[rows] = self._target[rows]
         self._time_step[rows] = 0
-        self._previous[rows] = 0
+        self._previous[rows] = self._none_before
 
     def _shown(self, observations: Any) -> NDArray[Any]:
         return observations if self._encode is None else self._encode(observations)

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from rlxf.envs.errors import EpisodeLostError, FaultyEnvironmentError
 from rlxf.envs.infos import info_of, row_of
 from rlxf.envs.resumable import Resumable
-from rlxf.envs.spaces import check_spaces
+from rlxf.envs.spaces import check_playable
 
 
 def as_vec_env(env: VectorEnv) -> VecEnv:
@@ -48,7 +48,7 @@ class GymnasiumVecEnv(VecEnv):
         env: the vector environment. It must return fresh arrays (``copy=True``).
 
     Raises:
-        TypeError: if env is not a `VectorEnv` or a space is not supported (`check_spaces`).
+        TypeError: if env is not a `VectorEnv` or a space is not supported (`check_playable`).
         ValueError: if env names no autoreset mode, or reuses its observation arrays.
         FaultyEnvironmentError: from `step`, if env resets in the same step without giving ``final_obs``.
     """
@@ -232,4 +232,4 @@ def _check_env(env: VectorEnv) -> None:
         raise ValueError(f"{env} must name its autoreset_mode in its metadata ({known}), got {mode!r}")
     if not getattr(env.unwrapped, "copy", True):
         raise ValueError(f"{env} reuses its observation arrays: make it with copy=True")
-    check_spaces(env.single_observation_space, env.single_action_space)
+    check_playable(env.single_observation_space, env.single_action_space)

@@ -10,7 +10,6 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
-    DummyVecEnv,
     VecEnv,
     VecMonitor,
     VecNormalize,
@@ -19,6 +18,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from rlxf.envs.make import make_vec_env
+from rlxf.envs.side_by_side import side_by_side
 from rlxf.envs.vector import as_vec_env
 
 EnvLike = str | gymnasium.Env | VectorEnv | VecEnv
@@ -108,7 +108,7 @@ def _adapted(env: gymnasium.Env | VectorEnv) -> VecEnv:
     if isinstance(env, VectorEnv):
         return as_vec_env(env)
     if isinstance(env, gymnasium.Env):
-        return DummyVecEnv([lambda: env])
+        return side_by_side([lambda: env])
     raise TypeError(
         f"env must be an id, a VecEnv, a VectorEnv, an Env or None, got {type(env).__name__}: {env!r}"
     )

@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.type_aliases import PolicyPredictor
 
+from rlxf.envs.infos import rows_of
+
 
 class Narrowing:
     """Acts for E environments, of which ever fewer count.
@@ -38,7 +40,7 @@ class Narrowing:
         if self._actions is not None:  # the first step asks for all, so that each has an action to repeat
             self._keep(playing[self._rows])
         chosen, self._state = self._agent.predict(
-            _rows(observation, self._rows),
+            rows_of(observation, self._rows),
             state=self._state,
             episode_start=starts[self._rows],
             deterministic=self._deterministic,
@@ -54,11 +56,3 @@ class Narrowing:
         self._rows = self._rows[playing]
         if self._state is not None:
             self._state = self._state.rows(torch.from_numpy(playing))
-
-
-def _rows(observation: Any, rows: NDArray[np.int64]) -> Any:
-    if isinstance(observation, dict):
-        return {key: _rows(part, rows) for key, part in observation.items()}
-    if isinstance(observation, tuple):
-        return tuple(_rows(part, rows) for part in observation)
-    return observation[rows]

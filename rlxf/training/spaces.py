@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 from rlxf.training.box_bounds import INTEGERS, box_from_json, box_to_json
 
@@ -21,7 +21,7 @@ def space_to_json(space: Space[Any]) -> dict[str, Any]:
     stored once. The state of the space's random generator is not kept.
 
     Args:
-        space: a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, nested at will.
+        space: a Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict or Tuple, nested at will.
 
     Raises:
         TypeError: if the space, or one inside it, is of another class, subclasses included, or is a Box
@@ -91,6 +91,18 @@ def _multi_binary_to_json(space: MultiBinary) -> dict[str, Any]:
     return {"n": space.n if isinstance(space.n, int) else list(space.n)}
 
 
+def _text_to_json(space: Text) -> dict[str, Any]:
+    return {
+        "min_length": int(space.min_length),
+        "max_length": int(space.max_length),
+        "characters": space.characters,
+    }
+
+
+def _text_from_json(min_length: int, max_length: int, characters: str) -> Text:
+    return Text(max_length, min_length=min_length, charset=characters)
+
+
 def _dict_to_json(space: Dict) -> dict[str, Any]:
     return {"spaces": {key: space_to_json(part) for key, part in space.spaces.items()}}
 
@@ -119,6 +131,7 @@ _CODECS = {
     "Discrete": _Codec(Discrete, _discrete_to_json, _discrete_from_json),
     "MultiDiscrete": _Codec(MultiDiscrete, _multi_discrete_to_json, _multi_discrete_from_json),
     "MultiBinary": _Codec(MultiBinary, _multi_binary_to_json, MultiBinary),
+    "Text": _Codec(Text, _text_to_json, _text_from_json),
     "Dict": _Codec(Dict, _dict_to_json, _dict_from_json),
     "Tuple": _Codec(Tuple, _tuple_to_json, _tuple_from_json),
 }

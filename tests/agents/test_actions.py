@@ -19,3 +19,15 @@ def test_whole_numbers_are_rounded():
     found = to_environment(torch.tensor([[0.9, -0.9, 2.4, 5.0]]), space)
     assert found.tolist() == [[1, -1, 2, 3]]
     assert found.dtype == np.int64
+
+
+def test_choices_count_from_where_the_space_does():
+    space = spaces.MultiDiscrete([2, 3], start=[-1, 4])
+    found = to_environment(torch.tensor([[1, 0], [0, 2]]), space)
+    assert found.tolist() == [[0, 4], [-1, 6]]
+    assert to_environment(torch.tensor([0, 2]), spaces.Discrete(3, start=5)).tolist() == [5, 7]
+
+
+def test_bits_are_of_the_type_of_the_space():
+    found = to_environment(torch.tensor([[1, 0, 1]]), spaces.MultiBinary(3))
+    assert (found.tolist(), found.dtype) == ([[1, 0, 1]], np.int8)

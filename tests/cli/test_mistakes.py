@@ -1,5 +1,6 @@
 """A user's mistake is one line; a bug keeps its traceback."""
 
+import threading
 import warnings
 
 import pytest
@@ -52,7 +53,7 @@ def run(monkeypatch, command: Fails) -> None:
     program.main([])
 
 
-@pytest.mark.parametrize("kind", [ValueError, TypeError, OSError, ImportError])
+@pytest.mark.parametrize("kind", [ValueError, TypeError, OSError, ImportError, NotImplementedError])
 def test_what_cannot_be_built_was_asked_for_wrongly(kind, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(monkeypatch, Fails(early=kind("no such thing")))
@@ -91,3 +92,36 @@ def test_a_warning_is_one_line_once(monkeypatch, capsys):
         run(monkeypatch, Warns())
     assert capsys.readouterr().err == "rlxf: warning: far out\n"
     assert warnings.showwarning is before
+
+
+class InAThread:
+    """A command whose work ends with the error of a thread, as a writer of events does."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def prepare(self):
+        return self.work
+
+    def work(self):
+        thread = threading.Thread(target=self.fail)
+        thread.start()
+        thread.join()
+        self.fail()
+
+    def fail(self):
+        raise self.error
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_full_disk_is_told_once_and_not_by_the_thread_that_found_it(monkeypatch, capsys):
+    told = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    before = threading.excepthook
+    with pytest.raises(SystemExit):
+        run(monkeypatch, InAThread(OSError("full")))
+    assert (told, capsys.readouterr().err) == ([], "rlxf: full\n")
+    with pytest.raises(KeyError):
+        run(monkeypatch, InAThread(KeyError("slip")))
+    assert [thrown.exc_type for thrown in told] == [KeyError]
+    assert threading.excepthook is before

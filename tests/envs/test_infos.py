@@ -1,6 +1,6 @@
 import numpy as np
 
-from rlxf.envs.infos import info_of, row_of
+from rlxf.envs.infos import info_of, row_of, rows_of
 
 
 def test_each_environment_gets_what_it_gave():
@@ -25,3 +25,22 @@ def test_a_row_is_the_same_from_arrays_dicts_of_arrays_and_arrays_of_dicts():
         assert row.tolist() == [3, 4, 5]
         row += 1
     assert batch[1].tolist() == [3, 4, 5]
+
+
+BATCH = {"pair": (np.arange(3), {"deep": np.arange(6).reshape(3, 2)}), "mission": ("left", "right", "stay")}
+
+
+def test_a_row_of_parts_within_parts_and_of_text():
+    row = row_of(BATCH, 1)
+    assert (int(row["pair"][0]), row["pair"][1]["deep"].tolist(), row["mission"]) == (1, [2, 3], "right")
+    last = np.array([None, row, None], dtype=object)  # as Gymnasium gives final observations
+    again = row_of(last, 1)
+    again["pair"][1]["deep"] += 1
+    assert row["pair"][1]["deep"].tolist() == [2, 3]
+
+
+def test_some_rows_of_parts_within_parts_and_of_text():
+    rows = rows_of(BATCH, np.array([2, 0]))
+    assert rows["pair"][0].tolist() == [2, 0]
+    assert rows["pair"][1]["deep"].tolist() == [[4, 5], [0, 1]]
+    assert rows["mission"] == ("stay", "left")

@@ -240,7 +240,7 @@ def test_two_wrappers_are_refused():
 
 def test_what_fits_in_no_vector_is_refused():
     mixed = spaces.Dict(
-        {"camera": spaces.Box(0, 255, (36, 36, 3), np.uint8), "speed": spaces.Box(0, 1, (1,))}
+        {"camera": spaces.Box(0, 255, (84, 84, 3), np.uint8), "speed": spaces.Box(0, 1, (1,))}
     )
     with pytest.raises(TypeError, match=r"\['camera'\]"):
         ReturnToGo(DummyVecEnv([lambda: Dice(observation_space=mixed)]), 1.0)

@@ -3,9 +3,18 @@ import pytest
 from gymnasium import spaces
 
 from rlxf.envs import check_spaces
+from rlxf.envs.spaces import check_playable
 
 VECTOR, ACT = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
 IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+ACTIONS = [
+    ACT,
+    VECTOR,
+    spaces.MultiDiscrete([2, 3]),
+    spaces.MultiBinary(4),
+    spaces.Discrete(2, start=-1),
+    spaces.MultiDiscrete([2, 3], start=[1, 0]),
+]
 GRID = spaces.MultiDiscrete([[2, 2], [2, 2]])
 
 
@@ -25,7 +34,7 @@ def test_observations_that_policies_read_pass(observation):
     check_spaces(observation, ACT)
 
 
-@pytest.mark.parametrize("action", [ACT, VECTOR, spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(4)])
+@pytest.mark.parametrize("action", ACTIONS)
 def test_actions_that_policies_give_pass(action):
     check_spaces(VECTOR, action)
 
@@ -61,10 +70,35 @@ def test_other_observations_are_named_with_what_is_allowed(observation, named):
         (spaces.Box(-np.inf, 1, (2,)), "finite bounds"),
         (spaces.Box(0, 9, (2,), np.int64), "holds int64, not real numbers: use MultiDiscrete"),
         (spaces.Box(0, 1, (0,)), "is empty"),
-        (spaces.Discrete(2, start=-1), "starts at -1"),
         (GRID, "2 axes"),
     ],
 )
 def test_other_actions_are_named_with_what_is_allowed(action, named):
     with pytest.raises(TypeError, match=f"(?s)action space.*{named}.*Allowed are"):
         check_spaces(VECTOR, action)
+
+
+NESTED = spaces.Dict({"pair": spaces.Tuple([VECTOR, spaces.Dict({"a": IMAGE})]), "mission": spaces.Text(5)})
+
+
+@pytest.mark.parametrize("observation", [VECTOR, spaces.Discrete(3, start=1), spaces.Tuple([GRID]), NESTED])
+@pytest.mark.parametrize("action", [*ACTIONS, spaces.Box(0, 9, (2,), np.int64)])
+def test_what_some_agent_plays_passes(observation, action):
+    check_playable(observation, action)
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "named"),
+    [
+        (spaces.Text(5), ACT, "holds nothing that is no text"),
+        (
+            spaces.Dict({"in": spaces.Tuple([spaces.Graph(VECTOR, None)])}),
+            ACT,
+            r"\['in'\]\[0\].*Graph.*Allowed",
+        ),
+        (VECTOR, spaces.Dict({"a": ACT}), "action space.*Dict.*Allowed are Box"),
+    ],
+)
+def test_what_no_agent_plays_is_named(observation, action, named):
+    with pytest.raises(TypeError, match=f"(?s){named}"):
+        check_playable(observation, action)

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,6 +45,12 @@ LEAVES = (
     )
     | st.builds(
         lambda n, dtype: MultiDiscrete(n, dtype=dtype), st.lists(st.integers(1, 99), min_size=1), INTEGERS
+    )
+    | st.builds(
+        lambda least, more, chars: Text(least + more, min_length=least, charset=chars),
+        st.integers(1, 5),
+        st.integers(0, 5),
+        st.sets(st.characters(codec="utf-8"), min_size=1),
     )
     | st.builds(MultiBinary, st.integers(1, 9) | st.lists(st.integers(1, 4), min_size=1, max_size=3))
 )
@@ -115,7 +121,7 @@ def test_the_order_of_an_ordered_dict_is_kept():
 @pytest.mark.parametrize(
     ("space", "name"),
     [
-        (spaces.Text(5), "Text"),
+        (spaces.Graph(Discrete(2), None), "Graph"),
         (Tuple([Discrete(2), spaces.Sequence(Discrete(2))]), "Sequence"),
         (type("Special", (Discrete,), {})(3), "Special"),
         (type("Discrete", (Discrete,), {})(3), "Discrete"),  # the name alone does not make it one

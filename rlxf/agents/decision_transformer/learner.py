@@ -12,11 +12,10 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
-from stable_baselines3.common import env_util
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_wrapper
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from torch import nn
 
 from rlxf.agents.actions import to_environment
@@ -48,8 +47,9 @@ from rlxf.agents.remembering import Remembering, RememberingChoices, check_depth
 from rlxf.attention import KNNLM, TransformerSpec
 from rlxf.attention.checks import check_whole
 from rlxf.attention.heads.base import OutputHead
-from rlxf.envs.make import make_vec_env
+from rlxf.envs.make import copies, make_vec_env
 from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
+from rlxf.envs.side_by_side import side_by_side
 from rlxf.envs.trajectories import (
     DatasetError,
     ReferenceScores,
@@ -319,7 +319,7 @@ class DecisionTransformer(WindowLearner):
         if isinstance(env, VectorEnv):
             return as_vec_env(env)
         if isinstance(env, gymnasium.Env):
-            return DummyVecEnv([lambda: Monitor(env)])
+            return side_by_side([lambda: Monitor(env)])
         return env
 
     def remember(
@@ -517,7 +517,8 @@ class DecisionTransformer(WindowLearner):
 
         Raises:
             ValueError: if the dataset names none; if it is not registered here, or its spaces are others.
-            TypeError: if the environment does not take ``env_kwargs``.
+            TypeError: if a space is of a kind that nothing here reads, or the environment does not take
+                ``env_kwargs``.
         """
         check_sizes(n_envs=n_envs)
         data = self.trajectories
@@ -528,7 +529,7 @@ class DecisionTransformer(WindowLearner):
                 f"pass one, for example evaluate(agent, env='CartPole-v1')"
             )
         make = partial(gymnasium.make, spec, **(env_kwargs or {}))
-        env = env_util.make_vec_env(make, n_envs, seed)
+        env = copies(make, n_envs, seed)
         try:
             self.check_env(env)
         except DatasetError:

@@ -33,7 +33,7 @@ class DecisionTransformerModel(TrajectoryModel):
 
     Args:
         observation_shape: of one encoded observation.
-        action_space: Box, Discrete or MultiDiscrete.
+        action_space: Box, Discrete, MultiDiscrete or MultiBinary.
         normalization: brings observations to one scale.
         core: the transformer.
         objective: what is minimised.

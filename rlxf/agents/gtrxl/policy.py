@@ -30,6 +30,7 @@ from rlxf.agents.remembering import Remembering, RememberingChoices
 from rlxf.attention import Cache, Index, State, TransformerSpec
 from rlxf.attention.depth.exits import Exits
 from rlxf.attention.linear import orthogonal_linear
+from rlxf.envs.trajectories.flatten import first_choice
 
 
 class GTrXLPolicy(BasePolicy):
@@ -309,11 +310,11 @@ class GTrXLPolicy(BasePolicy):
         return state.copy(), start
 
     def to_environment(self, actions: Tensor) -> np.ndarray:
-        """Actions (E, ...) as the environment takes them: shaped, Box actions clipped to its bounds."""
+        """Actions (E, ...) as the environment takes them: shaped, in bounds, counted as its space counts."""
         array = actions.cpu().numpy().reshape(-1, *self.action_space.shape)  # type: ignore[misc]
         if isinstance(self.action_space, spaces.Box):
             return np.clip(array, self.action_space.low, self.action_space.high)
-        return array
+        return array + first_choice(self.action_space)
 
     def save(self, path: str) -> None:
         """Refused: SB3 would pickle it. `GTrXLPPO.save` writes a file that is safe to open."""

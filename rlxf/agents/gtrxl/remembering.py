@@ -47,7 +47,7 @@ class PolicyNumbers:
 
 @dataclass(eq=False)
 class PolicyChoices:
-    """What a policy does by itself where actions are Discrete or MultiDiscrete."""
+    """What a policy does by itself where actions are Discrete, MultiDiscrete or MultiBinary."""
 
     policy: "GTrXLPolicy"
     actions: ChoiceActions
@@ -55,8 +55,17 @@ class PolicyChoices:
     @property
     def net(self) -> nn.Linear:
         """Gives the logits of all choices, one behind the other."""
-        assert isinstance(self.policy.action_net, nn.Linear)
-        return self.policy.action_net
+        net = self.policy.action_net
+        assert isinstance(net, nn.Linear)
+        return of_two(net) if isinstance(self.policy.action_space, spaces.MultiBinary) else net
+
+
+def of_two(net: nn.Linear) -> nn.Linear:
+    """Logits x of bits as logits (0, x) of choices of two; without gradient."""
+    pairs = nn.Linear(net.in_features, 2 * net.out_features).requires_grad_(False).to(net.weight)
+    for given, of_pairs in ((net.weight, pairs.weight), (net.bias, pairs.bias)):
+        of_pairs[0::2], of_pairs[1::2] = 0.0, given.detach()
+    return pairs
 
 
 def with_memory(policy: "GTrXLPolicy", memory: Memory) -> Remembering:
@@ -71,12 +80,10 @@ def remembered(agent: "GTrXLPPO", data: Trajectories, head: OutputHead, progress
     """All steps of the data as a memory to act by; see `GTrXLPPO.remember`.
 
     Raises:
-        TypeError: if actions are MultiBinary.
         DatasetError: if the spaces of the data are not the agent's.
         ValueError: if head asks for more neighbours than there are.
         ImportError: if head asks for faiss, which is not installed.
     """
-    action_form(agent.action_space)
     check_rememberable(data, head, agent.observation_space, agent.action_space)
     agent.policy.set_training_mode(False)
     store = encoded(agent.policy, data, agent.get_vec_normalize_env(), progress_bar)

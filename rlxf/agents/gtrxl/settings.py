@@ -22,14 +22,15 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
         ValueError: if there is no such environment or ``n_envs`` is less than 1.
         TypeError: if a space is not supported, or ``env`` is nothing to train in.
     """
+    if env is None:
+        return None
     if isinstance(env, str):
-        return make_vec_env(env, n_envs, seed)
+        env = make_vec_env(env, n_envs, seed)
     if isinstance(env, VectorEnv):
-        return as_vec_env(env)
-    if isinstance(env, Env | VecEnv):
-        check_spaces(env.observation_space, env.action_space)
-    elif env is not None:
+        env = as_vec_env(env)
+    if not isinstance(env, Env | VecEnv):
         raise TypeError(f"env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got {env!r}")
+    check_spaces(env.observation_space, env.action_space)
     return env
 
 

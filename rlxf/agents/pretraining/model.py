@@ -30,7 +30,7 @@ class MaskedModel(TrajectoryModel):
 
     Args:
         observation_shape: of one encoded observation.
-        action_space: Box, Discrete or MultiDiscrete.
+        action_space: Box, Discrete, MultiDiscrete or MultiBinary.
         normalization: brings observations to one scale.
         core: the transformer, ``causal=False``.
         return_scale: what returns are divided by.

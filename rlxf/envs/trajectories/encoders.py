@@ -5,14 +5,16 @@ from typing import Any, Protocol
 
 import numpy as np
 from gymnasium import spaces
-from minari.dataset.minari_storage import is_image_space as is_minari_image
 from numpy.typing import DTypeLike, NDArray
-from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
+from stable_baselines3.common.preprocessing import is_image_space_channels_first
 
 from rlxf.envs.trajectories.errors import RowError
 from rlxf.envs.trajectories.flatten import counted, flatten_rows, unflatten_rows
+from rlxf.envs.trajectories.parts import FLAT, is_image, is_nothing_but_text, is_text, parts_of, row_width
 
 Space = spaces.Space[Any]
+LARGEST_IMAGE = 4096
+"""Numbers of an image that may stand among the features of a vector: each is a float32 in every row."""
 
 
 class Encoder(Protocol):
@@ -39,32 +41,35 @@ def observation_encoder(space: Space) -> "VectorEncoder | ImageEncoder":
 
     - **Image**: a uint8 Box from 0 to 255 with three axes, channels first or last (told as in
       Stable-Baselines3: the smallest axis), or with two axes of at least 32: `ImageEncoder`.
-    - **Everything else**: `VectorEncoder`.
+    - **Everything else**: `VectorEncoder`. In a Dict or a Tuple, images of at most `LARGEST_IMAGE` numbers
+      are features, and text is left out.
 
     Raises:
         TypeError: if a part is of another class than Box, Discrete, MultiDiscrete, MultiBinary, Dict and
-            Tuple, or is an image beside other parts.
+            Tuple, or is a larger image; if nothing is left, as of an observation that is text.
     """
-    if is_image_space(space) or is_minari_image(space):
+    if is_image(space):
         assert isinstance(space, spaces.Box)
         return ImageEncoder(space)
+    if is_nothing_but_text(space):
+        raise TypeError(f"observation space {space} holds nothing that is no text, and text is not read")
     _check_vector(space, "observation space")
     return VectorEncoder(space)
 
 
 def action_encoder(space: Space) -> "VectorEncoder | ChoiceEncoder":
-    """The encoder of actions: `VectorEncoder` for Box, `ChoiceEncoder` for Discrete and MultiDiscrete.
+    """The encoder of actions: `VectorEncoder` for Box, `ChoiceEncoder` for all that are choices.
 
     Raises:
-        TypeError: if the space is of another class, does not count from 0, or is a MultiDiscrete of more
-            than one axis.
+        TypeError: if the space is none of Box, Discrete, MultiDiscrete and MultiBinary, or has choices in
+            more than one axis.
     """
     if isinstance(space, spaces.Box):
         return VectorEncoder(space)
-    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        raise TypeError(f"action space {space}: allowed are Box, Discrete and MultiDiscrete")
-    if np.any(space.start != 0) or len(space.shape or ()) > 1:
-        raise TypeError(f"action space {space}: it must count from 0 and have at most one axis")
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        raise TypeError(f"action space {space}: allowed are Box, Discrete, MultiDiscrete and MultiBinary")
+    if len(space.shape or ()) > 1:
+        raise TypeError(f"action space {space}: it must have at most one axis")
     return ChoiceEncoder(space)
 
 
@@ -72,7 +77,8 @@ def action_encoder(space: Space) -> "VectorEncoder | ChoiceEncoder":
 class VectorEncoder:
     """float32 (D,): the value flattened by Gymnasium's rule, see `flatten_rows`.
 
-    Numbers stay as they are, Discrete becomes one-hot, Dict and Tuple are joined part by part.
+    Numbers stay as they are, Discrete becomes one-hot, Dict and Tuple are joined part by part, their images
+    scaled to [0, 1] and their text left out.
     """
 
     space: Space
@@ -80,7 +86,7 @@ class VectorEncoder:
     @property
     def shape(self) -> tuple[int, ...]:
         """(D,)"""
-        return (spaces.flatdim(self.space),)
+        return (row_width(self.space),)
 
     @property
     def dtype(self) -> DTypeLike:
@@ -138,9 +144,9 @@ class ImageEncoder:
 
 @dataclass(frozen=True)
 class ChoiceEncoder:
-    """int64, the choices themselves: () for Discrete, (D,) for MultiDiscrete."""
+    """int64, the choices counted from 0: () for Discrete, (D,) for MultiDiscrete and MultiBinary."""
 
-    space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any]
+    space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -159,13 +165,21 @@ class ChoiceEncoder:
 
 def _check_vector(space: Space, where: str) -> None:
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        for key, part in parts:
+        for key, part in parts_of(space).items():
             _check_vector(part, f"{where}[{key!r}]")
-    elif is_minari_image(space):
-        raise TypeError(f"{where} {space} is an image beside other parts; keep one of them with a wrapper")
-    elif not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+    elif is_image(space):
+        _check_size(space, where)
+    elif not is_text(space) and not isinstance(space, FLAT):
         raise TypeError(
             f"{where} {space} is a {type(space).__name__}; allowed are Box, Discrete, MultiDiscrete, "
             f"MultiBinary, and Dict and Tuple of these; leave it out with a wrapper"
+        )
+
+
+def _check_size(image: Space, where: str) -> None:
+    if row_width(image) > LARGEST_IMAGE:
+        raise TypeError(
+            f"{where} {image} is an image of {row_width(image)} numbers beside other parts, where at most "
+            f"{LARGEST_IMAGE} are allowed; make it smaller with gymnasium.wrappers.TransformObservation, "
+            f"or let it be the whole observation, which a convolutional network reads"
         )

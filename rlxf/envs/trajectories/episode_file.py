@@ -1,17 +1,19 @@
 """Reading episodes from Minari's HDF5 files, piece by piece."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import h5py
 import numpy as np
 from gymnasium import spaces
+from minari.dataset.minari_storage import is_image_space
 from numpy.typing import NDArray
 from PIL import Image
 
 from rlxf.envs.trajectories.errors import DatasetError
+from rlxf.envs.trajectories.parts import is_text
 from rlxf.envs.trajectories.source import Source
 
 # What h5py raises for damaged files: its own checks are OSError and RuntimeError, names that lead to
@@ -30,6 +32,7 @@ class EpisodeFile:
 
     def __init__(self, source: Source):
         self.source = source
+        self._read_image = _decode if source.has_jpeg else _as_stored
 
     def __enter__(self) -> "EpisodeFile":
         with self._naming():
@@ -79,12 +82,10 @@ class EpisodeFile:
             return bool(group["terminations"][-1]), bool(group["truncations"][-1])
 
     def observations(self, episode: int, start: int, stop: int) -> Any:
-        """Observations of these steps: arrays (n, ...), nested as the space is."""
+        """Observations of these steps: arrays (n, ...), nested as the space is; None where it is text."""
         with self._naming(episode):
-            node = self._group(episode)["observations"]
-            if self.source.has_jpeg:
-                return _decode(node[start:stop])
-            return _read(node, self.source.observation_space, start, stop)
+            node, space = self._group(episode)["observations"], self.source.observation_space
+            return _read(node, space, slice(start, stop), self._read_image)
 
     def actions(self, episode: int, start: int, stop: int) -> Any:
         """Actions of these steps: an array (n, ...)."""
@@ -128,14 +129,21 @@ def _row_counts(node: Any) -> Iterator[int]:
         yield len(node)
 
 
-def _read(node: Any, space: spaces.Space[Any], start: int, stop: int) -> Any:
+def _read(node: Any, space: spaces.Space[Any], steps: slice, read_image: Callable[[Any], Any]) -> Any:
     if isinstance(space, spaces.Dict):
-        return {key: _read(node[key], part, start, stop) for key, part in space.spaces.items()}
+        return {key: _read(node[key], part, steps, read_image) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_read(node[f"_index_{i}"], part, start, stop) for i, part in enumerate(space.spaces))
-    return node[start:stop]
+        parts = enumerate(space.spaces)
+        return tuple(_read(node[f"_index_{i}"], part, steps, read_image) for i, part in parts)
+    if is_text(space):
+        return None
+    return read_image(node[steps]) if is_image_space(space) else node[steps]
 
 
 def _decode(frames: Any) -> NDArray[np.uint8]:
     """The images of JPEG files, each the bytes of one."""
     return np.stack([np.asarray(Image.open(io.BytesIO(frame.tobytes()))) for frame in frames])
+
+
+def _as_stored(images: Any) -> Any:
+    return images

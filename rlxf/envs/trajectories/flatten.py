@@ -1,6 +1,6 @@
 """Gymnasium's rule for flattening, for many values at once."""
 
-from collections.abc import Iterable
+import math
 from functools import singledispatch
 from typing import Any
 
@@ -9,21 +9,28 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rlxf.envs.trajectories.errors import RowError
+from rlxf.envs.trajectories.parts import is_image, kept_parts, parts_of, row_width
 
 Rows = NDArray[np.float32]
+BRIGHTEST = np.float32(255)
+"""Of a pixel."""
 
 
 @singledispatch
 def flatten_rows(space: spaces.Space[Any], values: Any) -> Rows:
-    """float32 (n, D): row i is ``gymnasium.spaces.flatten(space, value i)``, with a Dict's keys sorted.
+    """float32 (n, D): row i is ``gymnasium.spaces.flatten(space, value i)``, but for three things.
 
     Box and MultiBinary: the numbers in a row. Discrete and each part of a MultiDiscrete: one-hot. Dict and
-    Tuple: their parts one after the other. Gymnasium sorts the keys of a Dict that is made of a ``dict``,
-    others it takes as they come; Minari sorts all. Rows have to mean the same in data and environment.
+    Tuple: their parts one after the other.
+
+    - **Keys** of a Dict are sorted. Gymnasium sorts those of a Dict that is made of a ``dict``, others it
+      takes as they come; Minari sorts all. Rows have to mean the same in data and environment.
+    - **Images** (`is_image`) are scaled to [0, 1].
+    - **Text** in a Dict or a Tuple is left out.
 
     Args:
         space: a Box, Discrete, MultiDiscrete, MultiBinary, or Dict or Tuple of these, nested at will.
-        values: an array (n, ...); for Dict a dict of them, for Tuple a tuple.
+        values: an array (n, ...); for Dict a dict of them, for Tuple a tuple. Text is not looked at.
 
     Raises:
         TypeError: if the space is of another class.
@@ -37,7 +44,8 @@ def flatten_rows(space: spaces.Space[Any], values: Any) -> Rows:
 def _numbers(space: spaces.Box[Any] | spaces.MultiBinary, values: Any) -> Rows:
     array = np.asarray(values)
     with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is found later
-        return array.reshape(len(array), -1).astype(np.float32)
+        rows = array.reshape(len(array), -1).astype(np.float32)
+    return rows / BRIGHTEST if is_image(space) else rows
 
 
 @flatten_rows.register(spaces.Discrete)
@@ -53,13 +61,11 @@ def _one_hots(space: spaces.MultiDiscrete[Any], values: Any) -> Rows:
 
 
 @flatten_rows.register(spaces.Dict)
-def _dict(space: spaces.Dict, values: Any) -> Rows:
-    return _joined(flatten_rows(space.spaces[key], values[key]) for key in sorted(space.spaces))
-
-
 @flatten_rows.register(spaces.Tuple)
-def _tuple(space: spaces.Tuple, values: Any) -> Rows:
-    return _joined(flatten_rows(part, value) for part, value in zip(space.spaces, values, strict=True))
+def _parts(space: spaces.Dict | spaces.Tuple, values: Any) -> Rows:
+    return np.concatenate(
+        [flatten_rows(part, values[key]) for key, part in kept_parts(space).items()], axis=1
+    )
 
 
 @singledispatch
@@ -67,8 +73,11 @@ def unflatten_rows(space: spaces.Space[Any], rows: Rows) -> Any:
     """What `flatten_rows` made its rows of: an array (n, ...), for Dict a dict of them, for Tuple a tuple.
 
     Args:
-        space: as there.
+        space: as there, without text, which is in no row.
         rows: float32 (n, D).
+
+    Raises:
+        TypeError: if the space is of another class, or has a part that is text.
     """
     raise TypeError(f"{space} cannot be flattened to one vector; leave it out with a wrapper")
 
@@ -76,7 +85,8 @@ def unflatten_rows(space: spaces.Space[Any], rows: Rows) -> Any:
 @unflatten_rows.register(spaces.Box)
 @unflatten_rows.register(spaces.MultiBinary)
 def _back_to_numbers(space: spaces.Box[Any] | spaces.MultiBinary, rows: Rows) -> NDArray[Any]:
-    return rows.reshape(-1, *space.shape).astype(space.dtype)
+    numbers = np.rint(rows * BRIGHTEST) if is_image(space) else rows
+    return numbers.reshape(-1, *space.shape).astype(space.dtype)
 
 
 @unflatten_rows.register(spaces.Discrete)
@@ -93,27 +103,26 @@ def _back_to_choices(space: spaces.MultiDiscrete[Any], rows: Rows) -> NDArray[An
 
 @unflatten_rows.register(spaces.Dict)
 def _back_to_dict(space: spaces.Dict, rows: Rows) -> dict[str, Any]:
-    parts = dict(sorted(space.spaces.items()))
-    own = zip(parts.items(), _split(rows, parts.values()), strict=True)
-    return {key: unflatten_rows(part, columns) for (key, part), columns in own}
+    return _back_to_parts(space, rows)
 
 
 @unflatten_rows.register(spaces.Tuple)
 def _back_to_tuple(space: spaces.Tuple, rows: Rows) -> tuple[Any, ...]:
-    parts = zip(space.spaces, _split(rows, space.spaces), strict=True)
-    return tuple(unflatten_rows(part, own) for part, own in parts)
+    return tuple(_back_to_parts(space, rows).values())
 
 
-def counted(space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any], values: Any) -> NDArray[np.int64]:
-    """int64 (n, D): the choices counted from 0, D = 1 for Discrete.
+def counted(
+    space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary, values: Any
+) -> NDArray[np.int64]:
+    """int64 (n, D): the choices counted from 0, D = 1 for Discrete; a bit is a choice of two.
 
     Raises:
         RowError: if one of them is not in the space.
     """
     array = np.asarray(values)
     array = array.reshape(len(array), -1)
-    sizes = np.ravel(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n)
-    choices = array.astype(np.int64) - np.ravel(space.start)
+    choices = array.astype(np.int64) - np.ravel(first_choice(space))
+    sizes = choice_sizes(space)
     inside = ((choices >= 0) & (choices < sizes) & (array == array.astype(np.int64))).all(axis=1)
     if not inside.all():
         row = int(np.argmin(inside))
@@ -121,10 +130,22 @@ def counted(space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any], values: Any
     return choices
 
 
-def _joined(parts: Any) -> Rows:
-    return np.concatenate(list(parts), axis=1)
+def choice_sizes(
+    space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary,
+) -> NDArray[np.int64]:
+    """int64 (D,): among how many each choice is made; D = 1 for Discrete."""
+    if isinstance(space, spaces.MultiBinary):
+        return np.full(math.prod(space.shape), 2)
+    return np.ravel(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n).astype(np.int64)
 
 
-def _split(rows: Rows, parts: Iterable[spaces.Space[Any]]) -> list[Rows]:
-    """The rows (n, D) of each part."""
-    return np.split(rows, np.cumsum([spaces.flatdim(part) for part in parts])[:-1], axis=1)
+def first_choice(space: spaces.Space[Any]) -> Any:
+    """What choices are counted from, (...) as the space has them; 0 where there are none to count."""
+    return getattr(space, "start", 0)
+
+
+def _back_to_parts(space: spaces.Dict | spaces.Tuple, rows: Rows) -> dict[Any, Any]:
+    parts = parts_of(space)
+    columns = np.split(rows, np.cumsum([row_width(part) for part in parts.values()])[:-1], axis=1)
+    own = zip(parts.items(), columns, strict=True)
+    return {key: unflatten_rows(part, of_part) for (key, part), of_part in own}

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rlxf.envs.trajectories.array_file import open_array
 from rlxf.envs.trajectories.cache import ensure_converted
 from rlxf.envs.trajectories.errors import DatasetError
 from rlxf.envs.trajectories.matching import action_mismatch, observation_mismatch
+from rlxf.envs.trajectories.parts import texts_in
 from rlxf.envs.trajectories.reference_scores import ReferenceScores, reference_scores
 from rlxf.envs.trajectories.source import Dataset, Source, open_source
 from rlxf.envs.trajectories.trajectories import Trajectories
@@ -50,12 +52,12 @@ def load_trajectories(
         OSError: if the disk is full.
 
     Warns:
-        UserWarning: if images went through JPEG.
+        UserWarning: if a part of the observations is text, which is left out.
     """
     chosen = [dataset] if isinstance(dataset, str) or not isinstance(dataset, Sequence) else list(dataset)
     sources = [open_source(each, download) for each in chosen]
     _check_joinable(sources)
-    _warn_of_jpeg(sources)
+    _warn_of_text(sources[0].observation_space)
     folder = ensure_converted(sources, verify, progress_bar)
     arrays: dict[str, Any] = {name: open_array(folder / f"{name}.npy") for name in ARRAYS}
     moments: dict[str, Any] = {name: _optional(folder / f"{name}.npy") for name in MOMENTS}
@@ -85,13 +87,12 @@ def _check_joinable(sources: Sequence[Source]) -> None:
             )
 
 
-def _warn_of_jpeg(sources: Sequence[Source]) -> None:
-    lossy = dict.fromkeys(source.id for source in sources if source.has_jpeg)
-    if lossy:
+def _warn_of_text(observation_space: spaces.Space[Any]) -> None:
+    texts = texts_in(observation_space, "observation")
+    if texts:
         warnings.warn(
-            f"images of {', '.join(lossy)} were stored as JPEG, so they differ a little from what the "
-            f"environment shows. Where that matters, record them without loss: rlxf collect does, and Minari "
-            f"with jpeg_encoding=False",
+            f"{', '.join(texts)} of the dataset is text, which is not read: the observations are what is "
+            f"left. Where it says what to do, turn it into numbers with a wrapper and record anew",
             stacklevel=3,
         )
 

@@ -11,7 +11,7 @@ from rlxf.envs.trajectories.source import Source
 
 MANIFEST = "manifest.json"
 FORMAT = "rlxf trajectories"
-VERSION = 1
+VERSION = 2
 """Counts up when the arrays change: caches of other versions are converted anew."""
 
 

@@ -5,8 +5,9 @@ from typing import Any, Protocol
 import numpy as np
 from gymnasium import spaces
 
-from rlxf.envs.trajectories.encoders import ImageEncoder, observation_encoder
+from rlxf.envs.trajectories.encoders import observation_encoder
 from rlxf.envs.trajectories.errors import DatasetError
+from rlxf.envs.trajectories.parts import is_image, kept_parts
 
 Space = spaces.Space[Any]
 
@@ -30,8 +31,9 @@ class Recorded(Protocol):
 def check_fits(trajectories: Recorded, observation_space: Space, action_space: Space) -> None:
     """Refuse an environment whose spaces are not those of the data.
 
-    Floats may differ in precision and observations in bounds, and an image may have its channels first or
-    last: the encoded observations are alike. The bounds of actions must agree.
+    Floats may differ in precision and observations in bounds, an image that is the whole observation may have
+    its channels first or last, and text does not count: the encoded observations are alike. The bounds of
+    actions must agree.
 
     Raises:
         DatasetError: that says where they differ.
@@ -50,11 +52,15 @@ def check_fits(trajectories: Recorded, observation_space: Space, action_space: S
 
 def observation_mismatch(data: Space, other: Space) -> str:
     """How an observation space differs from that of the data, in words; empty if encoded rows are alike."""
-    if isinstance(data, spaces.Dict | spaces.Tuple) and type(data) is type(other):
-        return _parts_mismatch(_parts(data), _parts(other))
-    if isinstance(data, spaces.Box) and isinstance(other, spaces.Box):
-        return "" if _form(data) == _form(other) else f"the data have {data}, this has {other}"
-    return "" if data == other else f"the data have {data}, this has {other}"
+    if isinstance(data, spaces.Dict) and isinstance(other, spaces.Dict):
+        return _parts_mismatch(kept_parts(data), kept_parts(other))
+    if isinstance(data, spaces.Tuple) and isinstance(other, spaces.Tuple):
+        return _parts_mismatch(kept_parts(data), kept_parts(other))
+    if is_image(data) and is_image(other):
+        same = observation_encoder(data).shape == observation_encoder(other).shape
+    else:
+        same = _flattened_alike(data, other)
+    return _told_apart(data, other, same)
 
 
 def action_mismatch(data: Space, other: Space) -> str:
@@ -62,21 +68,36 @@ def action_mismatch(data: Space, other: Space) -> str:
     if isinstance(data, spaces.Box) and isinstance(other, spaces.Box) and data.shape == other.shape:
         same = np.allclose(data.low, other.low) and np.allclose(data.high, other.high)
     else:
-        same = data == other
-    return "" if same else f"the data have {data}, this has {other}"
+        same = _same_choices(data, other)
+    return _told_apart(data, other, same)
 
 
 def _parts_mismatch(data: dict[Any, Space], other: dict[Any, Space]) -> str:
     if data.keys() != other.keys():
         return f"the data have the parts {list(data)}, this has {list(other)}"
-    found = {key: observation_mismatch(data[key], other[key]) for key in data}
+    found = {key: _part_mismatch(data[key], other[key]) for key in data}
     return "; ".join(f"in {key!r}: {mismatch}" for key, mismatch in found.items() if mismatch)
 
 
-def _parts(space: Any) -> dict[Any, Space]:
-    return dict(space.spaces) if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
+def _part_mismatch(data: Space, other: Space) -> str:
+    """As `observation_mismatch`, but for an image: in a row its numbers come as they stand."""
+    if isinstance(data, spaces.Dict | spaces.Tuple):
+        return observation_mismatch(data, other)
+    return _told_apart(data, other, _flattened_alike(data, other))
 
 
-def _form(box: spaces.Box[Any]) -> tuple[Any, ...]:
-    encoder = observation_encoder(box)
-    return (type(encoder), encoder.shape if isinstance(encoder, ImageEncoder) else box.shape)
+def _flattened_alike(data: Space, other: Space) -> bool:
+    if isinstance(data, spaces.Box) and isinstance(other, spaces.Box):
+        return (is_image(data), data.shape) == (is_image(other), other.shape)
+    return _same_choices(data, other)
+
+
+def _same_choices(data: Space, other: Space) -> bool:
+    """Whether the spaces are equal, but for the type of their numbers, which Minari does not keep."""
+    if isinstance(data, spaces.Discrete) and isinstance(other, spaces.Discrete):
+        return (int(data.n), int(data.start)) == (int(other.n), int(other.start))
+    return data == other
+
+
+def _told_apart(data: Space, other: Space, same: bool) -> str:
+    return "" if same else f"the data have {data}, this has {other}"

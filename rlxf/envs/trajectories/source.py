@@ -19,6 +19,7 @@ from minari.storage.datasets_root_dir import get_dataset_path
 from rlxf.envs.trajectories.dataset_folder import HDF5, find_damage
 from rlxf.envs.trajectories.download import download
 from rlxf.envs.trajectories.errors import DatasetError
+from rlxf.envs.trajectories.parts import parts_of
 
 Dataset: TypeAlias = str | minari.MinariDataset
 
@@ -73,8 +74,8 @@ class Source:
 
     @property
     def has_jpeg(self) -> bool:
-        """Whether its images went through JPEG."""
-        return self.dataset.storage.jpeg_encoding and is_image_space(self.observation_space)
+        """Whether its images went through JPEG, also those in a Dict or a Tuple."""
+        return self.dataset.storage.jpeg_encoding and _has_image(self.observation_space)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -161,6 +162,12 @@ def _check_format(dataset: minari.MinariDataset) -> None:
             f"dataset {dataset.id} is stored as {data_format}; only hdf5 is read, since Minari's reader of "
             f"other formats cuts episodes of 32,768 steps and more short. Record it with data_format='hdf5'"
         )
+
+
+def _has_image(space: spaces.Space[Any]) -> bool:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return any(map(_has_image, parts_of(space).values()))
+    return is_image_space(space)
 
 
 def _reason(error: Exception) -> str:

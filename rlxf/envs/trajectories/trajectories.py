@@ -27,7 +27,8 @@ class Trajectories:
     Args:
         observations: vectors float32 (N, D) or images uint8 (N, C, H, W), as the space says
             (`observation_encoder`). Not normalised.
-        actions: Box float32 (N, A), Discrete int64 (N,), MultiDiscrete int64 (N, A).
+        actions: Box float32 (N, A), Discrete int64 (N,), MultiDiscrete and MultiBinary int64 (N, A). Choices
+            count from 0, whatever the space counts from.
         rewards: float32 (N,).
         return_to_go: float32 (N,), sum of the rewards from each step to the end of its episode, without
             discount; summed in float64.

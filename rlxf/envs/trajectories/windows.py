@@ -19,7 +19,7 @@ class WindowBatch:
 
     Args:
         observations: float32 (B, K, D) or uint8 (B, K, C, H, W), as they are in the data.
-        actions: Box float32 (B, K, A), Discrete int64 (B, K), MultiDiscrete int64 (B, K, A).
+        actions: Box float32 (B, K, A), Discrete int64 (B, K), MultiDiscrete and MultiBinary int64 (B, K, A).
         return_to_go: float32 (B, K), in units of the rewards.
         time_steps: int64 (B, K), counted from the start of the episode.
         mask: bool (B, K), True where there is a step, False where there is padding.

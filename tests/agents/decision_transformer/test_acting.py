@@ -34,7 +34,8 @@ def training_pass(agent, data):
         until_end = min(start + K, data.offsets[episode[step] + 1]) - 1 - step
         latent.append(y[0, y.shape[1] - 1 - until_end])
     chosen = agent.policy.loss.head.choose(torch.stack(latent), deterministic=True)
-    return chosen.numpy().reshape(data.steps, *(data.action_space.shape or ()))
+    start = getattr(data.action_space, "start", 0)
+    return chosen.numpy().reshape(data.steps, *(data.action_space.shape or ())) + start
 
 
 def check_same(acted, learned, space):

@@ -12,6 +12,7 @@ from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.attention import XL, ALiBi, GRUGate, LearnedAbsolute, RoPE, TransformerSpec, Window, XLRelative
 from rlxf.envs.trajectories import Trajectories, action_encoder, observation_encoder, return_to_go
+from rlxf.envs.trajectories.flatten import choice_sizes
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (36, 36, 2), np.uint8)
@@ -24,6 +25,9 @@ ACTIONS = {
     "Box without bounds": spaces.Box(-np.inf, np.inf, (2,), np.float32),
     "Discrete": spaces.Discrete(3),
     "MultiDiscrete": spaces.MultiDiscrete([2, 3]),
+    "Discrete from 2": spaces.Discrete(3, start=2),
+    "MultiDiscrete from elsewhere": spaces.MultiDiscrete([2, 3], start=[-1, 4]),
+    "MultiBinary": spaces.MultiBinary(3),
 }
 LENGTHS = (9, 1, 4, 14)
 K = 5
@@ -79,8 +83,9 @@ def rows(space: spaces.Space, number: int, rng: Any, is_action: bool = False) ->
         wide = isinstance(space, spaces.Box) and space.is_bounded()
         low, high = (space.low.ravel(), space.high.ravel()) if wide else (-1, 1)
         return rng.uniform(low, high, (number, *encoder.shape)).astype(np.float32)
-    sizes = 256 if not is_action else getattr(space, "nvec", getattr(space, "n", None))
-    return rng.integers(0, sizes, (number, *encoder.shape)).astype(encoder.dtype)
+    sizes = choice_sizes(space) if is_action else 256
+    shape = (number, *(encoder.shape or (1,)))
+    return rng.integers(0, sizes, shape).reshape(number, *encoder.shape).astype(encoder.dtype)
 
 
 def small_agent(trajectories: Trajectories | None = None, **changes: Any) -> DecisionTransformer:
@@ -108,6 +113,7 @@ def shown(data: Trajectories, steps: NDArray[np.int64]) -> dict[str, NDArray[Any
     time_step = steps - first
     previous = data.actions[np.maximum(steps - 1, 0)].copy()
     previous[time_step == 0] = 0
+    previous = previous + getattr(data.action_space, "start", 0)
     observations = data.observations[steps]
     if data.observation_space.shape == (*observations.shape[2:], *observations.shape[1:2]):
         observations = np.moveaxis(observations, 1, -1)  # images, as the environment shows them

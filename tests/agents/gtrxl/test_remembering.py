@@ -28,7 +28,6 @@ from tests.agents.gtrxl.worlds import (
 from tests.datasets import stacked
 
 LENGTHS = (9, 1, 14, 26, 4)
-LOGGED = {name: space for name, space in ACTIONS.items() if name != "MultiBinary"}
 HEADS = [KNNLM(k=4, temperature=3.0), SPALM(k=4, temperature=3.0)]
 OBSERVATIONS = {
     "MlpGTrXLPolicy": VECTOR,
@@ -131,11 +130,12 @@ def test_observations_are_normalised_as_in_training():
     assert (keys - replay(agent, data)[1]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("actions", LOGGED)
+@pytest.mark.parametrize("actions", ACTIONS)
 def test_with_all_the_weight_on_the_nearest_it_does_what_was_done(actions):
     agent, data = agent_for(actions), logged(actions)
     acted, _ = replay(agent.remember(data, KNNLM(k=1, weight=1.0)), data)
-    np.testing.assert_array_equal(acted.reshape(data.actions.shape), data.actions)
+    done = data.actions + getattr(data.action_space, "start", 0)
+    np.testing.assert_array_equal(acted.reshape(data.actions.shape), done)
 
 
 def drawn_starts(agent, data, deterministic, rows=None):
@@ -145,8 +145,11 @@ def drawn_starts(agent, data, deterministic, rows=None):
     return agent.predict(data.observations[rows], deterministic=deterministic)[0]
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize("actions", LOGGED)
+ALIKE = [*((name, True) for name in ACTIONS), *((name, False) for name in ACTIONS if name != "MultiBinary")]
+"""Bits are sampled as other distributions, with other random numbers."""
+
+
+@pytest.mark.parametrize(("actions", "deterministic"), ALIKE)
 def test_without_weight_it_does_what_it_did(actions, deterministic):
     agent, data = agent_for(actions), logged(actions)
     alone = drawn_starts(agent, data, deterministic)
@@ -154,8 +157,20 @@ def test_without_weight_it_does_what_it_did(actions, deterministic):
     np.testing.assert_array_equal(drawn_starts(agent, data, deterministic), alone)
 
 
+def test_without_weight_each_bit_is_as_likely_as_it_was():
+    agent, data = agent_for("MultiBinary"), logged("MultiBinary")
+    y = torch.randn(5, agent.core.width, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        on = agent.policy.heads(y)[0].distribution.probs
+    agent.remember(data, KNNLM(k=4, weight=0.0))
+    found = torch.stack(
+        [logits.softmax(dim=-1)[:, 1] for logits in agent.policy.remembering.logits(y)], dim=1
+    )
+    close(found, on)
+
+
 @pytest.mark.parametrize("head", HEADS, ids=repr)
-@pytest.mark.parametrize("actions", LOGGED)
+@pytest.mark.parametrize("actions", ACTIONS)
 def test_memories_change_what_it_does_and_go_when_forgotten(actions, head):
     agent, data = agent_for(actions), logged(actions)
     alone = drawn_starts(agent, data, True)
@@ -290,11 +305,6 @@ def test_trajectories_of_other_spaces_are_refused():
     with pytest.raises(DatasetError, match="cannot remember test/small-v0: observation space"):
         agent.remember(logged(observation_space=NESTED))
     assert agent.memory is None
-
-
-def test_actions_that_no_dataset_holds_are_told():
-    with pytest.raises(TypeError, match=r"logged actions are Box, .* got MultiBinary\(3\)"):
-        agent_for("MultiBinary").remember(logged())
 
 
 def test_more_neighbours_than_steps_are_refused():

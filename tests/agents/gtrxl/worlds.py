@@ -31,6 +31,7 @@ ACTIONS = {
     "Box of two axes": spaces.Box(-1.0, 2.0, (2, 3), np.float32),
     "MultiDiscrete": spaces.MultiDiscrete([2, 3]),
     "MultiBinary": spaces.MultiBinary(3),
+    "Discrete from 2": spaces.Discrete(3, start=2),
 }
 MIXED = (0, 0, 1, 0, 2, 0, 0, 0, 0, 2, 1)
 

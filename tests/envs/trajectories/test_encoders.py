@@ -9,6 +9,7 @@ RNG = np.random.default_rng(0)
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float64)
 LAST = spaces.Box(0, 255, (36, 40, 3), np.uint8)
 FIRST = spaces.Box(0, 255, (3, 36, 40), np.uint8)
+GRAPH = spaces.Graph(VECTOR, None)
 GRAY = spaces.Box(0, 255, (36, 40), np.uint8)
 
 
@@ -66,8 +67,9 @@ def test_a_number_that_is_not_finite_in_float32_is_named(wrong):
         (spaces.Box(-1, 1, (2, 3), np.float64), (6,), np.float32),
         (spaces.Discrete(4), (), np.int64),
         (spaces.MultiDiscrete([2, 3]), (2,), np.int64),
+        (spaces.MultiBinary(3), (3,), np.int64),
     ],
-    ids=["box", "discrete", "multidiscrete"],
+    ids=["box", "discrete", "multidiscrete", "multibinary"],
 )
 def test_actions_keep_their_meaning(space, shape, dtype):
     space.seed(0)
@@ -86,13 +88,11 @@ def test_discrete_actions_stored_as_a_column_are_read():
 @pytest.mark.parametrize(
     ("space", "named"),
     [
-        (spaces.MultiBinary(3), "allowed are Box, Discrete and MultiDiscrete"),
-        (spaces.Dict({"a": spaces.Discrete(2)}), "allowed are"),
-        (spaces.Discrete(3, start=1), "count from 0"),
-        (spaces.MultiDiscrete([3, 3], start=[0, 1]), "count from 0"),
+        (spaces.Dict({"a": spaces.Discrete(2)}), "allowed are Box, Discrete, MultiDiscrete and MultiBinary"),
         (spaces.MultiDiscrete([[2, 2], [2, 2]]), "at most one axis"),
+        (spaces.MultiBinary([2, 2]), "at most one axis"),
     ],
-    ids=["multibinary", "dict", "start", "starts", "grid"],
+    ids=["dict", "grid", "grid of bits"],
 )
 def test_other_actions_are_refused(space, named):
     with pytest.raises(TypeError, match=f"(?s)action space.*{named}"):
@@ -102,12 +102,40 @@ def test_other_actions_are_refused(space, named):
 @pytest.mark.parametrize(
     ("space", "named"),
     [
-        (spaces.Text(5), "is a Text; allowed are Box"),
-        (spaces.Dict({"a": VECTOR, "b": spaces.Tuple([spaces.Text(3)])}), r"\['b'\]\[0\].*is a Text"),
-        (spaces.Dict({"a": VECTOR, "view": LAST}), r"\['view'\].*an image beside other parts"),
+        (spaces.Text(5), "holds nothing that is no text"),
+        (spaces.Dict({"a": spaces.Tuple([spaces.Text(3)])}), "holds nothing that is no text"),
+        (
+            spaces.Dict({"a": VECTOR, "b": spaces.Tuple([GRAPH])}),
+            r"\['b'\]\[0\].*is a Graph; allowed are Box",
+        ),
+        (spaces.Dict({"a": VECTOR, "view": LAST}), r"\['view'\].*an image of 4320 numbers .* at most 4096"),
     ],
-    ids=["text", "nested text", "image in a dict"],
+    ids=["text", "nested text", "graph", "large image in a dict"],
 )
 def test_other_observations_are_refused(space, named):
     with pytest.raises(TypeError, match=f"(?s)observation space.*{named}"):
         observation_encoder(space)
+
+
+@pytest.mark.parametrize(
+    ("space", "values"),
+    [
+        (spaces.Discrete(3, start=-1), [-1, 1, 0]),
+        (spaces.MultiDiscrete([3, 2], start=[5, 0]), [[5, 1], [7, 0]]),
+    ],
+    ids=["discrete", "multidiscrete"],
+)
+def test_choices_that_begin_elsewhere_count_from_0(space, values):
+    np.testing.assert_array_equal(action_encoder(space)(np.array(values)), np.array(values) - space.start)
+
+
+def test_an_action_outside_of_its_choices_is_named():
+    with pytest.raises(RowError, match=r"row 1: it is \[0\], outside of Discrete\(3, start=1\)"):
+        action_encoder(spaces.Discrete(3, start=1))(np.array([3, 0]))
+    with pytest.raises(RowError, match=r"row 0: it is \[0, 2\], outside of MultiBinary"):
+        action_encoder(spaces.MultiBinary(2))(np.array([[0, 2]]))
+
+
+def test_an_image_beside_other_parts_may_have_as_many_numbers_as_are_said():
+    largest = spaces.Box(0, 255, (64, 64, 1), np.uint8)
+    assert observation_encoder(spaces.Dict({"a": VECTOR, "view": largest})).shape == (3 + 4096,)

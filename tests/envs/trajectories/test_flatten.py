@@ -8,6 +8,7 @@ from rlxf.envs.trajectories.flatten import flatten_rows, unflatten_rows
 from tests.datasets import stacked
 
 BOX = spaces.Box(-1, 1, (2, 3), np.float64)
+VIEW = spaces.Box(0, 255, (7, 7, 3), np.uint8)
 INNER = spaces.Dict({"z": spaces.Discrete(3, start=-1), "a": spaces.MultiDiscrete([2, 4], start=[1, 0])})
 SPACES = {
     "vector": spaces.Box(-1, 1, (4,)),
@@ -49,10 +50,32 @@ def test_a_choice_that_there_is_not_is_named_with_its_row(wrong):
     assert error.value.row == 2
 
 
-@pytest.mark.parametrize("space", [spaces.Text(4), spaces.Sequence(BOX), spaces.Dict({"a": spaces.Text(4)})])
+@pytest.mark.parametrize("space", [spaces.Text(4), spaces.Sequence(BOX)])
 def test_what_is_no_vector_is_refused(space):
     with pytest.raises(TypeError, match="cannot be flattened to one vector"):
-        flatten_rows(space, {"a": ["word"]} if isinstance(space, spaces.Dict) else ["word"])
+        flatten_rows(space, ["word"])
+
+
+MISSION = spaces.Dict(
+    {"view": VIEW, "mission": spaces.Text(9), "inner": spaces.Dict({"note": spaces.Text(3)})}
+)
+
+
+def test_text_is_left_out_and_images_are_scaled():
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(256, size=(5, *VIEW.shape), dtype=np.uint8)
+    words = ("go",) * 5
+    rows = flatten_rows(MISSION, {"view": pixels, "mission": words, "inner": {"note": words}})
+    np.testing.assert_array_equal(
+        rows, [[np.float32(x) / np.float32(255) for x in p.ravel()] for p in pixels]
+    )
+    np.testing.assert_array_equal(unflatten_rows(spaces.Dict({"view": VIEW}), rows)["view"], pixels)
+
+
+def test_every_brightness_comes_back():
+    space = spaces.Box(0, 255, (16, 16, 1), np.uint8)
+    pixels = np.arange(256, dtype=np.uint8).reshape(1, *space.shape)
+    np.testing.assert_array_equal(unflatten_rows(space, flatten_rows(space, pixels)), pixels)
 
 
 def test_a_dict_gives_the_same_rows_in_whatever_order_its_parts_stand():

@@ -28,6 +28,18 @@ FITTING = {
         spaces.Dict({"b": CHOICE, "a": spaces.Box(-9, 9, (3,), np.float64)}),
         spaces.Box(-1, 1, (2,), np.float64),
     ),
+    "other words": (
+        spaces.Dict({"a": VECTOR, "mission": spaces.Text(5)}),
+        CHOICE,
+        spaces.Dict({"a": VECTOR, "mission": spaces.Text(99), "hint": spaces.Text(3)}),
+        CHOICE,
+    ),
+    "other whole numbers": (
+        spaces.Dict({"a": spaces.Discrete(3)}),
+        CHOICE,
+        spaces.Dict({"a": spaces.Discrete(3, dtype=np.int32)}),
+        spaces.Discrete(2, dtype=np.int32),
+    ),
 }
 MISFITS = {
     "shape": (VECTOR, CHOICE, spaces.Box(-1, 1, (4,)), CHOICE, "observation space: the data have"),
@@ -38,6 +50,15 @@ MISFITS = {
     "bounds": (VECTOR, BOX, VECTOR, spaces.Box(-2, 2, (2,)), "action space"),
     "upper bounds": (VECTOR, BOX, VECTOR, spaces.Box(-1, 2, (2,)), "action space"),
     "keys": (spaces.Dict({"a": VECTOR}), CHOICE, spaces.Dict({"b": VECTOR}), CHOICE, r"the parts \['a'\]"),
+    "turned image in a Dict": (
+        spaces.Dict({"a": LAST}),
+        CHOICE,
+        spaces.Dict({"a": FIRST}),
+        CHOICE,
+        "in 'a': the data have",
+    ),
+    "counts from": (VECTOR, CHOICE, VECTOR, spaces.Discrete(2, start=1), "action space: the data have"),
+    "bits": (VECTOR, spaces.MultiBinary(2), VECTOR, spaces.MultiBinary(3), "action space: the data have"),
     "part": (spaces.Dict({"a": VECTOR}), CHOICE, spaces.Dict({"a": CHOICE}), CHOICE, "in 'a': the data have"),
 }
 

@@ -1,0 +1,99 @@
+"""From an environment of any space to a dataset, to an agent, and back into the environment."""
+
+import warnings
+from itertools import product
+
+import gymnasium
+import numpy as np
+import pytest
+
+from rlxf import DecisionTransformer, collect, evaluate
+from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
+from rlxf.envs import ReturnToGo
+from tests.envs.worlds import ACTIONS, OBSERVATIONS
+
+ID = "test/spaces-v0"
+WORLDS = [
+    *product([name for name in OBSERVATIONS if name != "other words"], ["Discrete from 1"]),
+    *product(["nested Dict"], ACTIONS),
+]
+TINY = {"context_length": 3, "core": decision_transformer(width=8, layers=1), "seed": 0, "device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def _root(minari_root):
+    return minari_root
+
+
+def world(observations="nested Dict", actions="Discrete"):
+    return gymnasium.make("rlxf-test/AnySpace-v0", observations=observations, actions=actions)
+
+
+def learned(env, **changes):
+    collect(None, env, ID, episodes=4, seed=3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "observation.* is text")
+        return DecisionTransformer(ID, **(TINY | changes)).learn(2)
+
+
+@pytest.mark.parametrize("spaces", WORLDS, ids=", ".join)
+def test_what_was_recorded_is_learned_from_and_played(spaces, tmp_path):
+    agent = learned(world(*spaces))
+    agent.save(tmp_path / "agent.zip")
+    again = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
+    targets = [agent.return_range[1]]
+    reports = [
+        evaluate(agent, episodes=5, n_envs=2, target_returns=targets),
+        evaluate(again, world(*spaces), episodes=5, target_returns=targets),
+    ]
+    for report in reports:
+        assert np.isfinite(report.achieved).all()
+
+
+@pytest.mark.parametrize("observations", [name for name in OBSERVATIONS if name != "other words"])
+def test_the_environment_shows_to_the_bit_what_the_data_hold(observations):
+    agent = learned(world(observations))
+    data = agent.trajectories
+    env = ReturnToGo(agent.make_env(1), 0.0)
+    env.seed(3)
+    shown = [env.reset()["observation"]]
+    for action in data.actions:
+        shown.append(env.step(action[None])[0]["observation"])
+    rows, _ = agent.encode({"observation": np.concatenate(shown[:-1])}, data.actions)
+    assert rows.dtype == data.observations.dtype == np.float32
+    np.testing.assert_array_equal(rows.view(np.int32), np.asarray(data.observations).view(np.int32))
+
+
+def test_text_is_left_out_with_one_warning_and_may_be_other_text_later():
+    collect(None, world("MiniGrid's"), ID, episodes=2)
+    with pytest.warns(UserWarning, match=r"^observation\['mission'\] of the dataset is text") as warned:
+        agent = DecisionTransformer(ID, **TINY).learn(2)
+    assert len(warned) == 1
+    assert agent.trajectories.observations.shape[1] == 4 + 7 * 7 * 3
+    sweep = evaluate(agent, world("other words"), episodes=2, target_returns=[agent.return_range[1]])
+    assert np.isfinite(sweep.achieved).all()
+
+
+@pytest.mark.parametrize("actions", ["Discrete from 1", "MultiBinary"])
+def test_it_plays_on_while_it_learns(actions):
+    agent = learned(world("Tuple in a Dict", actions), objective=MaximumEntropy())
+    agent.learn_online(16, target_return=5.0, n_envs=2, round_steps=8, round_updates=1)
+    assert agent.num_timesteps == 16
+
+
+def test_choices_that_begin_elsewhere_are_learned_as_they_were_taken():
+    """The only action that the data hold is the last of two that count from 1."""
+    collect(Always(2), world(actions="Discrete from 1"), ID, episodes=4)
+    agent = DecisionTransformer(ID, **(TINY | {"learning_rate": 0.1, "warmup_updates": 1})).learn(10)
+    sweep = evaluate(agent, world(actions="Discrete from 1"), episodes=2, target_returns=[8.0])
+    assert sweep.achieved.tolist() == [8.0]
+
+
+class Always:
+    """Does the same at every step."""
+
+    def __init__(self, action):
+        self.action = action
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
+        return np.full(len(episode_start), self.action), state

@@ -1,0 +1,79 @@
+"""An environment whose observations are of any space, for spaces that one part of the library could miss."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+LENGTH = 4
+VIEW = spaces.Box(0, 255, (7, 7, 3), np.uint8)
+
+
+class Words(spaces.Space):
+    """Text, but no Gymnasium ``Text``: as MiniGrid's missions are."""
+
+    def __init__(self):
+        super().__init__(dtype=str)
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return f"get the {('ball', 'key')[int(self.np_random.integers(2))]}"
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Words)
+
+
+OBSERVATIONS = {
+    "nested Dict": spaces.Dict(
+        {
+            "body": spaces.Dict({"position": spaces.Box(-9, 9, (2,), np.float32), "eye": VIEW}),
+            "alarm": spaces.MultiBinary(2),
+        }
+    ),
+    "Tuple": spaces.Tuple([spaces.Discrete(3, start=1), spaces.Box(-1, 1, (2, 2), np.float32)]),
+    "Tuple in a Dict": spaces.Dict(
+        {"pair": spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([2, 3])]), "a": spaces.Discrete(4)}
+    ),
+    "MiniGrid's": spaces.Dict({"direction": spaces.Discrete(4), "image": VIEW, "mission": spaces.Text(14)}),
+    "Tuple with text": spaces.Tuple([spaces.Text(5), spaces.Box(-1, 1, (2,), np.float32)]),
+    "other words": spaces.Dict({"direction": spaces.Discrete(4), "image": VIEW, "mission": Words()}),
+    "choice from 2": spaces.Discrete(4, start=2),
+}
+ACTIONS = {
+    "Discrete": spaces.Discrete(3),
+    "Discrete from 1": spaces.Discrete(2, start=1),
+    "MultiDiscrete from elsewhere": spaces.MultiDiscrete([2, 3], start=[-1, 4]),
+    "MultiBinary": spaces.MultiBinary(2),
+}
+
+
+class AnySpace(gymnasium.Env):
+    """Shows random observations of a space, takes actions of another, pays the sum of their numbers.
+
+    An action that is not of its space is an error. Episodes have 4 steps; every second one is cut off.
+    """
+
+    def __init__(self, observations: str = "nested Dict", actions: str = "Discrete"):
+        self.observation_space, self.action_space = OBSERVATIONS[observations], ACTIONS[actions]
+        self.time = self.episode = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.time, self.episode = 0, self.episode + 1
+        return self.look(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        self.time += 1
+        over, cut = self.time == LENGTH, self.episode % 2 == 0
+        return self.look(), float(np.sum(action)), over and not cut, over and cut, {}
+
+    def look(self) -> Any:
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        return self.observation_space.sample()
+
+
+gymnasium.register("rlxf-test/AnySpace-v0", entry_point="tests.envs.worlds:AnySpace")
