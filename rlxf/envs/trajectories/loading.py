@@ -52,12 +52,13 @@ def load_trajectories(
         OSError: if the disk is full.
 
     Warns:
-        UserWarning: if a part of the observations is text, which is left out.
+        UserWarning: if a part of the observations is text, which is left out, or images went through JPEG.
     """
     chosen = [dataset] if isinstance(dataset, str) or not isinstance(dataset, Sequence) else list(dataset)
     sources = [open_source(each, download) for each in chosen]
     _check_joinable(sources)
     _warn_of_text(sources[0].observation_space)
+    _warn_of_jpeg(sources)
     folder = ensure_converted(sources, verify, progress_bar)
     arrays: dict[str, Any] = {name: open_array(folder / f"{name}.npy") for name in ARRAYS}
     moments: dict[str, Any] = {name: _optional(folder / f"{name}.npy") for name in MOMENTS}
@@ -93,6 +94,17 @@ def _warn_of_text(observation_space: spaces.Space[Any]) -> None:
         warnings.warn(
             f"{', '.join(texts)} of the dataset is text, which is not read: the observations are what is "
             f"left. Where it says what to do, turn it into numbers with a wrapper and record anew",
+            stacklevel=3,
+        )
+
+
+def _warn_of_jpeg(sources: Sequence[Source]) -> None:
+    lossy = dict.fromkeys(source.id for source in sources if source.has_jpeg)
+    if lossy:
+        warnings.warn(
+            f"images of {', '.join(lossy)} were stored as JPEG, so they differ a little from what the "
+            f"environment shows. Where that matters, record them without loss: rlxf collect does, and Minari "
+            f"with jpeg_encoding=False",
             stacklevel=3,
         )
 
