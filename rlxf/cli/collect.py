@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-from rlxf.cli.counts import check_counts
+from rlxf.cli.counts import check_counts, check_from_zero
 from rlxf.cli.dataset_table import empty_table, row
 from rlxf.cli.sb3_files import SB3Files
 from rlxf.cli.screen import show
@@ -67,6 +67,7 @@ class Collect:
         from rlxf.training import RunFolder
 
         check_counts(self, "episodes", "n_envs")
+        check_from_zero(self, "seed")
         check_new(self.dataset)
         self.sb3.check()
         runs = [RunFolder.open(path) for path in self.runs]

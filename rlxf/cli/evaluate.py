@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-from rlxf.cli.counts import check_counts
+from rlxf.cli.counts import check_counts, check_from_zero
 from rlxf.cli.screen import show
 from rlxf.cli.task import Json
 
@@ -64,6 +64,7 @@ class Evaluate:
         from rlxf.training import RunFolder
 
         check_counts(self, "episodes", "n_envs")
+        check_from_zero(self, "seed")
         run = RunFolder.open(self.run)
         env = make_env(run, self.env, self.env_kwargs, min(self.n_envs, self.episodes))
         files = checkpoints_of(run)

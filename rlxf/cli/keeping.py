@@ -1,9 +1,26 @@
 """What was learned goes into the folder of its run."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from rlxf.cli.screen import show
 from rlxf.training import RunFolder, save_normalizer
+
+
+@contextmanager
+def naming(run: RunFolder) -> Iterator[None]:
+    """Where a disk fails amid a run, say which run that is, and how it goes on if it can.
+
+    Raises:
+        OSError: in place of one that was raised.
+    """
+    try:
+        yield
+    except OSError as error:
+        how = f"Mend that, and go on with: rlxf resume {run.path}" if run.checkpoints.files() else ""
+        raise OSError(f"the run in {run.path} broke off: {error}. {how}".rstrip()) from error
 
 
 def keep(agent: BaseAlgorithm, run: RunFolder) -> None:

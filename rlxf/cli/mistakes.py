@@ -1,6 +1,7 @@
 """What a user can mend is told in one line; a bug keeps its traceback."""
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,17 @@ def warnings_in_one_line() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = _Teller(warnings.showwarning)
         yield
+
+
+@contextmanager
+def disk_errors_told_once() -> Iterator[None]:
+    """A thread that cannot write says nothing: whoever it writes for raises its `OSError` again."""
+    before = threading.excepthook
+    threading.excepthook = lambda thrown: None if isinstance(thrown.exc_value, OSError) else before(thrown)
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def leave(message: str, status: int) -> NoReturn:

@@ -12,6 +12,7 @@ from rlxf.cli.checkpoints import REMEMBERING
 from rlxf.cli.offline_env import make_offline_env
 from rlxf.cli.task import Task, json_object
 from rlxf.cli.technique_names import read
+from rlxf.evaluation.targets import checked_targets
 from rlxf.training import RunFolder, load_normalizer
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -91,7 +92,10 @@ def targets_of(agents: Sequence[Any], asked: Sequence[float]) -> Sequence[float]
     None for agents that cannot be asked.
 
     Raises:
-        ValueError: if such agents are asked, or both kinds are to play.
+        ValueError: if others are asked, both kinds are to play, or a target is not finite or there twice.
+
+    Warns:
+        UserWarning: if a target lies outside of the data of all agents.
     """
     askable = [agent for agent in agents if isinstance(agent, DecisionTransformer)]
     if askable and len(askable) < len(agents):
@@ -100,7 +104,10 @@ def targets_of(agents: Sequence[Any], asked: Sequence[float]) -> Sequence[float]
         )
     if asked and not askable:
         raise ValueError(f"target_returns are for Decision Transformers alone, got {list(asked)}")
-    return (asked or [max(agent.return_range[1] for agent in askable)]) if askable else None
+    if not askable:
+        return None
+    lows, highs = zip(*(agent.return_range for agent in askable), strict=True)
+    return checked_targets(asked or [max(highs)], (min(lows), max(highs)))
 
 
 def agent_name(run: RunFolder) -> str:

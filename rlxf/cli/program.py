@@ -15,7 +15,13 @@ from tyro.constructors import ConstructorRegistry
 
 from rlxf import __version__
 from rlxf.cli.commands import COMMANDS, SUMMARIES, Command
-from rlxf.cli.mistakes import BUILDING, WORKING, in_one_line, warnings_in_one_line
+from rlxf.cli.mistakes import (
+    BUILDING,
+    WORKING,
+    disk_errors_told_once,
+    in_one_line,
+    warnings_in_one_line,
+)
 
 DESCRIPTION = f"rlxf {__version__}: transformer agents for reinforcement learning."
 EXAMPLE = "Example: rlxf train gtrxl --help"
@@ -23,7 +29,7 @@ EXAMPLE = "Example: rlxf train gtrxl --help"
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line: leave with 2 and one line on a user's mistake, with 130 on Ctrl-C."""
-    with warnings_in_one_line():
+    with warnings_in_one_line(), disk_errors_told_once():
         with in_one_line(*BUILDING):
             work = parse(args).prepare()
         with in_one_line(*WORKING):

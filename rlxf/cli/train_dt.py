@@ -18,7 +18,7 @@ from rlxf.agents.decision_transformer import DecisionTransformer, decision_trans
 from rlxf.attention import TransformerSpec
 from rlxf.cli.checkpoints import FOLDERS, draw_targets, tables
 from rlxf.cli.counts import check_counts, check_from_zero
-from rlxf.cli.keeping import keep
+from rlxf.cli.keeping import keep, naming
 from rlxf.cli.mistakes import leave
 from rlxf.cli.offline_env import check_named, make_offline_env
 from rlxf.cli.offline_learner import OfflineLearner
@@ -107,7 +107,8 @@ class TrainDecisionTransformer:
         begin_with(agent, self.pretrained)
         self._check_evaluation(agent)
         run = RunFolder.create(self._path, self._config(agent))
-        agent.set_logger(run.make_logger())
+        with naming(run):
+            agent.set_logger(run.make_logger())
         return partial(self._train, agent, run, None)
 
     @classmethod
@@ -198,7 +199,7 @@ class TrainDecisionTransformer:
 
     def _train(self, agent: DecisionTransformer, run: RunFolder, cut_off: Path | None) -> None:
         show(as_table(str(run.path), run.config))
-        with closing(agent.logger):
+        with naming(run), closing(agent.logger):
             stopped = self._learn(agent, run, cut_off)
             if stopped is not None:
                 leave(f"stopped by {stopped.name}; go on with: rlxf resume {run.path}", RESUMABLE)
@@ -206,7 +207,7 @@ class TrainDecisionTransformer:
 
     def _finish(self, agent: DecisionTransformer, run: RunFolder) -> None:
         """What is left once all updates are done."""
-        with closing(agent.logger):
+        with naming(run), closing(agent.logger):
             keep(agent, run)
             self._evaluate(agent, run)
 

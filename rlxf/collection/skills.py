@@ -63,6 +63,8 @@ def plan(
         TypeError: if an agent cannot predict.
     """
     targets = [None] if target_returns is None else checked_targets(target_returns, None)
+    if not mix:
+        raise ValueError("mix must be one share of random actions or more, from 0 to 1, got none")
     skills = [Skill(*choice) for choice in product(agents, mix, targets)]
     if not skills:
         raise ValueError(f"there is nobody to record: got agents {list(agents)} and mix {list(mix)}")

@@ -33,7 +33,7 @@ def check_new(dataset_id: str) -> None:
     """
     try:
         parse_dataset_id(dataset_id)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(
             f"{dataset_id!r} is no Minari id; write namespace/name-v0, for example rlxf/tmaze/mixed-v0"
         ) from error

@@ -42,7 +42,7 @@ class RunFolder:
         Raises:
             FileExistsError: if ``path`` exists; nothing in it is touched.
             TypeError, ValueError: if ``config`` is no JSON; nothing is made.
-            OSError: if the folder cannot be made or written.
+            OSError: if the folder cannot be made or written; nothing is left of it.
         """
         path = Path(path)
         text = dump_json(config, indent=2)
@@ -50,7 +50,13 @@ class RunFolder:
             path.mkdir(parents=True)
         except FileExistsError as error:
             raise FileExistsError(f"{path} exists; choose another folder or move it away") from error
-        atomic_write(path / CONFIG, lambda handle: handle.write(text))
+        except OSError as error:
+            raise type(error)(f"{path} cannot be made ({error.strerror}); choose another folder") from error
+        try:
+            atomic_write(path / CONFIG, lambda handle: handle.write(text))
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
         return cls(path, config)
 
     @classmethod

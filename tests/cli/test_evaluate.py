@@ -111,6 +111,15 @@ def test_a_decision_transformer_is_asked_for_several_returns(offline, capsys, tm
     assert {"eval/target_1/return_mean", "eval/target_0/return_mean"} <= set(events.Tags()["scalars"])
 
 
+def test_a_return_outside_of_the_data_is_warned_of_once(offline, capsys, minari_root):
+    asked = ["--target-returns", "300", "1", "--episodes", "2", "--no-progress-bar"]
+    for words in (["evaluate", offline], ["collect", offline, "--dataset", "test/new-v0"]):
+        main([*words, *asked])
+        told = capsys.readouterr().err
+        assert told.startswith("rlxf: warning: target returns 300 lie outside of the data, whose episodes")
+        assert told.count("300") == 1
+
+
 def test_a_decision_transformer_remembers_trajectories(offline, capsys, tmp_path):
     head = json.dumps({"name": "KNNLM", "k": 3, "weight": 0.5})
     for args in (["--head", head], ["--head", "spalm"], []):
@@ -132,9 +141,11 @@ def test_a_decision_transformer_remembers_trajectories(offline, capsys, tmp_path
         (["--remember", "test/none-v0"], "test/none-v0"),
         (["--remember", "test/other-v0"], "cannot remember test/other-v0: observation space"),
         (["--head", "spalm"], "name them with --remember"),
+        (["--target-returns", "nan"], "target_returns must be finite numbers, each of them once, got [nan]"),
+        (["--target-returns", "1", "1"], "each of them once, got [1.0, 1.0]"),
     ],
 )
-def test_what_cannot_be_remembered_is_told(args, told, offline, capsys):
+def test_what_cannot_be_asked_or_remembered_is_told(args, told, offline, capsys):
     record_random(dataset_id="test/other-v0")
     assert told in refused(capsys, "evaluate", offline, *args)
 
@@ -170,6 +181,7 @@ def test_other_agents_are_not_asked(finished, capsys):
     [
         (["--episodes", "0"], "episodes must be at least 1, got 0"),
         (["--n-envs", "-1"], "n_envs must be at least 1, got -1"),
+        (["--seed", "-1"], "seed must be finite and at least 0, got -1"),
         (["--env", "nope-v0"], "nope-v0"),
         (["--env", "CartPole-v1"], "(4,)"),
         (["--env-kwargs", "[3]"], "env_kwargs must be a JSON object, got [3]"),

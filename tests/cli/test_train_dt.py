@@ -1,5 +1,6 @@
 """``rlxf train dt``: its options, what a run leaves, what it refuses."""
 
+import errno
 import inspect
 import json
 import shlex
@@ -222,6 +223,18 @@ def test_a_run_without_evaluation(nameless, capsys):
     assert "name it with --env ID" in refused(capsys, "evaluate", "run")
     main(["evaluate", "run", "--env", "CartPole-v1", "--episodes", "2", "--no-progress-bar"])
     assert mean_reward("run/evaluation") > 5
+
+
+@pytest.mark.faults
+def test_a_full_disk_names_the_run_and_how_it_goes_on(data, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rlxf.cli.train_dt.keep", full)
+    told = refused(capsys, "train", "dt", *TINY, "--dataset", data, "--run", "run")
+    assert "the run in run broke off: [Errno 28] No space left on device. Mend that" in told
+    assert told.endswith("go on with: rlxf resume run\n")
+    assert RunFolder.reopen("run").checkpoints.files()
 
 
 def test_a_folder_that_exists_is_left_alone(data, capsys, tmp_path):

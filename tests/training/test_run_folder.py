@@ -1,12 +1,13 @@
 """The folder of a run is made once, holds its four parts and says what is missing."""
 
 import csv
+import errno
 import json
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlxf.training import RunFolder
+from rlxf.training import RunFolder, run_folder
 from tests.training.samples import files_in
 
 CONFIG = {"agent": "gtrxl", "env": "rlxf/TMaze-v0", "seed": 3}
@@ -41,6 +42,23 @@ def test_an_existing_folder_is_refused_and_untouched(run):
         RunFolder.create(run.path, {})
     assert run.checkpoint.read_text() == "mine"
     assert RunFolder.open(run.path).config == CONFIG
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"file/run cannot be made \(.+\); choose another folder"):
+        RunFolder.create(tmp_path / "file" / "run", CONFIG)
+
+
+@pytest.mark.faults
+def test_a_full_disk_leaves_no_folder(tmp_path, monkeypatch):
+    def full(path, write):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(run_folder, "atomic_write", full)
+    with pytest.raises(OSError, match="full"):
+        RunFolder.create(tmp_path / "run", CONFIG)
+    assert files_in(tmp_path) == set()
 
 
 def test_a_config_that_is_no_json_makes_no_folder(tmp_path):
