@@ -26,7 +26,7 @@ KZL: dict[str, Any] = {
     "core": decision_transformer(width=128, layers=3, heads=1, dropout=0.1),
 }
 """Of the authors, for Hopper, HalfCheetah and Walker2d: Chen et al. 2021, arXiv:2106.01345, appendix A;
-trained for 100,000 updates."""
+trained for 100,000 updates. Warm-up and scale of returns are those of their code."""
 
 ODT: dict[str, Any] = {
     "context_length": 20,
@@ -39,8 +39,8 @@ ODT: dict[str, Any] = {
     "objective": MaximumEntropy(temperature=0.1),
     "core": decision_transformer(width=512, layers=4, heads=4, dropout=0.1),
 }
-"""Of Online Decision Transformer: Zheng et al. 2022, arXiv:2202.05607, appendix C. There LAMB is the
-optimiser, here AdamW."""
+"""Of Online Decision Transformer, for Hopper: Zheng et al. 2022, arXiv:2202.05607, appendix C. There LAMB is
+the optimiser, here AdamW. The scale of returns is that of their code."""
 
 
 def check_sizes(**sizes: int | None) -> None:

@@ -1,0 +1,55 @@
+"""Published settings: the numbers of the papers, and that they can be trained with."""
+
+import pytest
+
+from rlxf import DecisionTransformer, TransformerSpec
+from rlxf.agents.decision_transformer import KZL, ODT, Imitation, MaximumEntropy
+
+CHEN_2021 = {
+    "context_length": 20,
+    "batch_size": 64,
+    "learning_rate": 1e-4,
+    "weight_decay": 1e-4,
+    "max_grad_norm": 0.25,
+    "warmup_updates": 10_000,
+    "return_scale": 1000.0,
+}
+"""Appendix A, hyper-parameters for OpenAI Gym; warm-up and scale of returns as in the authors' code."""
+CHEN_2021_CORE = {"layers": 3, "heads": 1, "width": 128, "activation": "relu", "dropout": 0.1}
+
+ZHENG_2022 = {
+    "context_length": 20,
+    "batch_size": 256,
+    "learning_rate": 1e-4,
+    "weight_decay": 5e-4,
+    "max_grad_norm": 0.25,
+    "warmup_updates": 10_000,
+    "return_scale": 1000.0,
+}
+"""Appendix C, for all tasks and, where they differ, for Hopper; scale of returns as in the authors' code."""
+ZHENG_2022_CORE = {"layers": 4, "heads": 4, "width": 512, "activation": "relu", "dropout": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "numbers", "core", "objective"),
+    [
+        (KZL, CHEN_2021, CHEN_2021_CORE, Imitation()),
+        (ODT, ZHENG_2022, ZHENG_2022_CORE, MaximumEntropy(temperature=0.1, target_entropy=None)),
+    ],
+    ids=["KZL", "ODT"],
+)
+def test_the_numbers_are_those_of_the_paper(settings, numbers, core, objective):
+    assert {name: value for name, value in settings.items() if name not in ("core", "objective")} == numbers
+    assert settings["core"] == TransformerSpec(**core)
+    assert settings.get("objective", Imitation()) == objective
+
+
+@pytest.mark.parametrize("settings", [KZL, ODT], ids=["KZL", "ODT"])
+def test_they_train(settings, cartpole):
+    agent = DecisionTransformer(cartpole, **settings, seed=0, device="cpu")
+    agent.batch_size = min(agent.batch_size, 4)  # 256 windows take minutes on a small machine
+    before = [parameter.detach().clone() for parameter in agent.policy.parameters()]
+    agent.learn(2)
+    assert agent.num_timesteps == 2
+    moved = [bool((now != then).any()) for now, then in zip(agent.policy.parameters(), before, strict=True)]
+    assert sum(moved) > len(moved) / 2
