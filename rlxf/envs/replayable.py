@@ -5,6 +5,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 MOST_STEPS = 100_000
 """Of an episode whose actions are kept: playing a longer one again would take minutes."""
@@ -30,6 +31,11 @@ class Replayable(gymnasium.Wrapper):
         self._number = 0
         self._actions: list[Any] = []
         self._options: dict[str, Any] | None = None
+
+    @property
+    def spec(self) -> EnvSpec | None:
+        """Of the environment inside: made again by it, it shows the same."""
+        return self.env.spec
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
