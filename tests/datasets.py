@@ -39,7 +39,9 @@ def random_episodes(
     rng = np.random.default_rng(seed)
     return [
         EpisodeBuffer(
-            observations=stacked(observation_space, [observation_space.sample() for _ in range(length + 1)]),
+            observations=_with_lists_of_text(
+                stacked(observation_space, [observation_space.sample() for _ in range(length + 1)])
+            ),
             actions=stacked(action_space, [action_space.sample() for _ in range(length)]),
             rewards=rng.normal(size=length),
             terminations=np.arange(length) == (length - 1 if number % 2 == 0 else -1),
@@ -47,6 +49,15 @@ def random_episodes(
         )
         for number, length in enumerate(lengths)
     ]
+
+
+def _with_lists_of_text(values: Any) -> Any:
+    """Gymnasium batches text as a tuple of strings; Minari wants a list."""
+    if isinstance(values, dict):
+        return {key: _with_lists_of_text(part) for key, part in values.items()}
+    if not isinstance(values, tuple):
+        return values
+    return list(values) if isinstance(values[0], str) else tuple(map(_with_lists_of_text, values))
 
 
 def record(

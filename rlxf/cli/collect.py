@@ -63,6 +63,7 @@ class Collect:
 
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
+        from rlxf.collection.stored import stored_space
         from rlxf.collection.writing import check_new
         from rlxf.training import RunFolder
 
@@ -72,6 +73,7 @@ class Collect:
         self.sb3.check()
         runs = [RunFolder.open(path) for path in self.runs]
         env = self._env(runs)
+        stored_space(env.observation_space)  # refuses what no dataset keeps
         return partial(self._collect, self._skills(runs, env), env)
 
     def _env(self, runs: list["RunFolder"]) -> "VecEnv":

@@ -33,7 +33,7 @@ class Replayable(gymnasium.Wrapper):
         self._options: dict[str, Any] | None = None
 
     @property
-    def spec(self) -> EnvSpec | None:
+    def spec(self) -> EnvSpec | None:  # type: ignore[override]  # as in `gymnasium.Wrapper`
         """Of the environment inside: made again by it, it shows the same."""
         return self.env.spec
 

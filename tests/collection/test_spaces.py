@@ -68,8 +68,10 @@ def test_actions_are_recorded_as_they_were_taken(actions):
         np.testing.assert_array_equal(episode.actions.reshape(4, -1).sum(axis=1), episode.rewards)
 
 
-def test_episodes_side_by_side_are_whole():
+def test_episodes_side_by_side_are_whole_and_name_their_environment():
     dataset = collect(None, "rlxf-test/AnySpace-v0", ID, episodes=6, n_envs=3)
+    assert dataset.env_spec.id == "rlxf-test/AnySpace-v0"
+    assert not dataset.env_spec.additional_wrappers
     ends = [(bool(e.terminations[-1]), bool(e.truncations[-1])) for e in dataset.iterate_episodes()]
     assert ends == [(True, False)] * 3 + [(False, True)] * 3
     positions = [episode.observations["body"]["position"] for episode in dataset.iterate_episodes()]

@@ -14,11 +14,13 @@ from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.agents.gtrxl.policy import policy_for
 from rlxf.attention import XL, Full, Longformer, TransformerSpec, Window
+from rlxf.envs import make_vec_env
 from rlxf.training import linear
 from tests.agents.gtrxl.worlds import DICT, IMAGE, VECTOR, Scripted, parameters, same, small_agent, small_core
 
 TMAZE = "rlxf/TMaze-v0"
 TINY_IMAGE = spaces.Box(0, 255, (10, 10, 3), np.uint8)
+ANY_SPACE = "tests.envs.worlds:rlxf-test/AnySpace-v0"
 
 
 @pytest.mark.parametrize(
@@ -147,6 +149,11 @@ def test_a_typo(place):
     [
         (spaces.Text(5), spaces.Discrete(2), "observation space .* Text.* not supported. Allowed are"),
         (spaces.Tuple([VECTOR]), spaces.Discrete(2), "observation space .* Tuple"),
+        (
+            spaces.Dict({"in": spaces.Dict({"a": VECTOR})}),
+            spaces.Discrete(2),
+            "'in' Dict.*FlattenObservation",
+        ),
         (VECTOR, spaces.Tuple([spaces.Discrete(2)]), "action space .* Tuple"),
         (VECTOR, spaces.Box(-np.inf, np.inf, (1,)), "action space .* no finite bounds"),
     ],
@@ -173,6 +180,13 @@ def test_an_unsupported_space(observation_space, action_space, message):
 def test_a_policy_for_another_space(policy, observation_space, right):
     with pytest.raises(ValueError, match=rf"{policy} does not suit the observation space .*; use '{right}'"):
         small_agent(Scripted(observation_space=observation_space), policy)
+
+
+def test_so_are_those_of_an_id_and_the_wrapper_that_is_named_makes_them_readable():
+    with pytest.raises(TypeError, match=r"is a Dict, .* with gymnasium\.wrappers\.FlattenObservation"):
+        small_agent(ANY_SPACE)
+    env = make_vec_env(ANY_SPACE, 2, wrapper_class=gymnasium.wrappers.FlattenObservation)
+    assert small_agent(env).learn(32).num_timesteps == 32
 
 
 @pytest.mark.parametrize("space", [TINY_IMAGE, spaces.Dict({"image": TINY_IMAGE})], ids=["image", "Dict"])

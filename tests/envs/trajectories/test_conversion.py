@@ -29,6 +29,7 @@ ACTIONS = {
     "box": BOX,
     "discrete": spaces.Discrete(4),
     "multidiscrete": spaces.MultiDiscrete([3, 2]),
+    "multibinary": spaces.MultiBinary(2),
 }
 
 
@@ -111,6 +112,24 @@ def test_images_have_no_mean(minari_root):
 def test_images_that_went_through_jpeg_are_marked(minari_root, jpeg):
     record_random(observation_space=OBSERVATIONS["image"], jpeg_encoding=jpeg)
     assert load_trajectories(ID).lossy_images == jpeg
+
+
+IN_A_DICT = spaces.Dict(
+    {"view": spaces.Box(0, 255, (32, 33, 3), np.uint8), "inner": spaces.Tuple([VECTOR, spaces.Text(6)])}
+)
+
+
+@pytest.mark.filterwarnings("ignore:observation.* is text", "ignore:images of")
+@pytest.mark.parametrize("jpeg", [True, False])
+def test_images_and_text_in_a_dict_are_those_of_minari(minari_root, jpeg):
+    dataset = record_random(LENGTHS, observation_space=IN_A_DICT, jpeg_encoding=jpeg)
+    trajectories = load_trajectories(ID)
+    assert trajectories.lossy_images == jpeg
+    seen = [episode.observations for episode in dataset.iterate_episodes()]
+    vectors = np.concatenate([each["inner"][0][:-1] for each in seen])
+    pixels = np.concatenate([each["view"][:-1].reshape(len(each["view"]) - 1, -1) for each in seen])
+    scaled = pixels.astype(np.float32) / np.float32(255)
+    np.testing.assert_array_equal(trajectories.observations, np.concatenate([vectors, scaled], axis=1))
 
 
 def test_small_images_and_vectors_are_not_lossy(minari_root):
