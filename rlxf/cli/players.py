@@ -36,6 +36,8 @@ def make_env(run: RunFolder, env: str | None, env_kwargs: dict[str, Any], n_envs
     if agent_name(run) == GTRXL:
         return Task.of_run(run.config, env, env_kwargs).make(n_envs, None)
     agent = DecisionTransformer.load(run.checkpoint, device="cpu")
+    if agent.facts.env_wrappers:  # they are code: the data hold them, the file does not
+        agent = DecisionTransformer.load(run.checkpoint, agent.facts.dataset_ids, device="cpu")
     if env is not None:
         return make_offline_env(agent, env, env_kwargs, n_envs)
     kwargs = json_object(run.config.get("env_kwargs", {})) | json_object(env_kwargs)

@@ -6,17 +6,19 @@ import re
 import shlex
 import shutil
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlxf import GTrXLPPO, evaluate
+from rlxf import DecisionTransformer, GTrXLPPO, evaluate
 from rlxf.cli import main
 from rlxf.cli.evaluate import Evaluate
 from rlxf.collection import collect
 from rlxf.envs import TMazeVector, make_vec_env
 from tests.cli.running import refused, train
-from tests.datasets import ID, record_cartpole, record_random
+from tests.datasets import ID, random_episodes, record, record_cartpole, record_random
 
 
 def test_the_default_seed_of_evaluation_is_that_of_python():
@@ -109,6 +111,16 @@ def test_a_decision_transformer_is_asked_for_several_returns(offline, capsys, tm
     assert (tmp_path / offline / "evaluation/targets.png").stat().st_size > 1000
     events = EventAccumulator(f"{offline}/evaluation").Reload()
     assert {"eval/target_1/return_mean", "eval/target_0/return_mean"} <= set(events.Tags()["scalars"])
+
+
+def test_wrappers_around_the_environment_come_from_the_data(minari_root, capsys):
+    env = gymnasium.wrappers.FlattenObservation(gymnasium.make("CartPole-v1"))
+    episodes = random_episodes((5, 6), spaces.Box(-0.4, 0.4, (4,), np.float32), env.action_space)
+    record(episodes, ID, env.observation_space, env.action_space, env=env)
+    main(["train", "dt", "--dataset", ID, "--run", "wrapped", *TINY_OFFLINE])
+    assert DecisionTransformer.load("wrapped/checkpoint.zip").facts.env_wrappers == ("FlattenObservation",)
+    main(["evaluate", "wrapped", "--episodes", "2", "--no-progress-bar"])
+    assert "Last checkpoint, step 3" in capsys.readouterr().out
 
 
 def test_a_return_outside_of_the_data_is_warned_of_once(offline, capsys, minari_root):

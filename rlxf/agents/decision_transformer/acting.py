@@ -52,7 +52,8 @@ def read_shown(observation: Any, facts: Facts, device: torch.device) -> Shown:
         )
         raise TypeError(
             f"a Decision Transformer is asked for a return: its observations need the keys "
-            f"{', '.join(KEYS)}, got {given}. Wrap the environment: rlxf.envs.ReturnToGo(env, target_return)"
+            f"{', '.join(KEYS)}, got {given}. Wrap the environment: rlxf.envs.ReturnToGo(env, target_return) "
+            f"does that, and rlxf.evaluate(agent, target_returns=[...])"
         )
     batched = np.ndim(observation["return_to_go"]) == 2
     parts = {

@@ -82,7 +82,7 @@ class Facts:
         except gymnasium.error.Error as error:
             raise ValueError(
                 f"the data are from {self.env_id!r}, which Gymnasium does not know here: {error}. Import the "
-                f"package that registers it"
+                f"package that registers it, or give the environment as package:id"
             ) from error
         kwargs = {**known.kwargs, **self.env_kwargs}
         return replace(known, kwargs=kwargs, max_episode_steps=self.max_episode_steps)

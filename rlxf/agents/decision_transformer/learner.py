@@ -31,6 +31,7 @@ from rlxf.agents.decision_transformer.acting import (
 from rlxf.agents.decision_transformer.calibrating import calibrated
 from rlxf.agents.decision_transformer.core import resolve_core
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
+from rlxf.agents.decision_transformer.evaluations import evaluations
 from rlxf.agents.decision_transformer.heads import Categorical, Head, RandomHead
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.objectives import Imitation, Objective
@@ -371,6 +372,19 @@ class DecisionTransformer(WindowLearner):
         """What actions are read off: the policy's own head, or one that also reads the memory."""
         own = self.policy.loss.head
         return own if self.memory is None else with_memory(own, self.memory)
+
+    def _learn(
+        self, update: Update, windows: Windows, steps: int, callback: MaybeCallback, *others: Any
+    ) -> Self:
+        """As all learners, but SB3's `EvalCallback` finds an environment: its own, if the agent has none."""
+        before = self.env
+        lent = [] if before is not None else [each.eval_env for each in evaluations(callback)]
+        try:
+            for env in lent[:1]:
+                self.set_env(env)
+            return super()._learn(update, windows, steps, callback, *others)
+        finally:
+            self.env = before
 
     def _setup_learn(self, *args: Any, **options: Any) -> tuple[int, BaseCallback]:
         check_forgotten(self.memory)

@@ -144,14 +144,14 @@ def _unknown(dataset_id: str) -> str:
     near = ", ".join(get_close_matches(dataset_id, local, n=4)) or "none"
     return (
         f"dataset {dataset_id!r} is not in {get_dataset_path()} (near names: {near}). Download it with "
-        f"download=True, or set MINARI_DATASETS_PATH to the folder that holds it"
+        f"download=True (--download), or set MINARI_DATASETS_PATH to the folder that holds it"
     )
 
 
 def _half_there(dataset_id: str, damage: str) -> str:
     return (
         f"dataset {dataset_id} in {get_dataset_path(dataset_id)} cannot be opened: {damage}. Download it "
-        f"again with download=True, or record it again"
+        f"again with download=True (--download), or record it again"
     )
 
 

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import CheckpointCallback
+from stable_baselines3.common.callbacks import CallbackList, CheckpointCallback, EvalCallback, EveryNTimesteps
 from stable_baselines3.common.logger import configure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.training import CosineSchedule, linear
 from tests.agents.decision_transformer.worlds import ACTIONS, VECTOR, shown, small_agent, some_trajectories
 
@@ -39,6 +40,41 @@ def test_who_asks_for_more_gets_what_was_done_when_there_was_more(actions, objec
     seen["return_to_go"] = np.array([[0.0], [6.0]], np.float32)
     low, high = agent.predict(seen)[0]
     assert low < 0.5 < high
+
+
+NESTED = {
+    "alone": lambda callback: callback,
+    "in a list": lambda callback: [lambda *_: True, callback],
+    "in SB3's list": lambda callback: CallbackList([callback]),
+    "every so often": lambda callback: EveryNTimesteps(1, callback),
+}
+
+
+@pytest.mark.parametrize("place", NESTED.values(), ids=NESTED)
+def test_sb3_evaluates_while_it_learns(place, cartpole, tmp_path):
+    agent = DecisionTransformer(cartpole, 4, batch_size=4, core=TINY, seed=0, device="cpu")
+    env = ReturnToGo(agent.make_env(2), 2.0)
+    watching = EvalCallback(env, n_eval_episodes=2, eval_freq=2, log_path=str(tmp_path), verbose=0)
+    agent.learn(4, place(watching))
+    assert np.load(tmp_path / "evaluations.npz")["timesteps"].tolist() == [2, 4]
+    assert agent.get_env() is None
+
+
+def test_sb3_evaluates_beside_an_environment_of_the_agents_own(cartpole):
+    agent = DecisionTransformer(cartpole, 4, batch_size=4, core=TINY, seed=0, device="cpu")
+    own, other = (ReturnToGo(agent.make_env(1), 2.0) for _ in range(2))
+    agent.set_env(own)
+    seen = []
+    agent.learn(1, [EvalCallback(other, verbose=0), lambda *_: seen.append(agent.get_env()) is None])
+    assert seen == [own]
+    assert agent.get_env() is own
+
+
+def test_an_evaluation_that_asks_for_no_return_is_refused_before_the_training(cartpole):
+    agent = DecisionTransformer(cartpole, 4, batch_size=4, core=TINY, seed=0, device="cpu")
+    with pytest.raises(TypeError, match=r"asks for no return: wrap it, rlxf\.envs\.ReturnToGo"):
+        agent.learn(4, EvalCallback(agent.make_env(1), eval_freq=2))
+    assert agent._n_updates == 0
 
 
 def weights(agent):
