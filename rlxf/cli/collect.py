@@ -58,6 +58,7 @@ class Collect:
     progress_bar: bool = True
     """Show a progress bar."""
     sb3: SB3Files = field(default_factory=SB3Files)
+    """Agents that Stable-Baselines3 saved, beside those of runs. Their files hold code, see --sb3.trust."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; auto takes the GPU if there is one."""
 

@@ -24,7 +24,7 @@ SUMMARIES = {
     "evaluate": "Play whole episodes with the agent of a run and report its returns.",
     "pretrain": "Learn to tell masked tokens of trajectories, for agents to begin with.",
     "distill": "Let a small agent learn from that of a run.",
-    "collect": "Record agents, or random play, into a Minari dataset.",
+    "collect": "Record agents or random play into a Minari dataset.",
     "datasets": "List the Minari datasets on this machine.",
     "techniques": "List what a transformer can be made of.",
 }

@@ -11,6 +11,9 @@ from rlxf.cli.screen import show
 class Datasets:
     """List the Minari datasets on this machine, with their steps, episodes and returns.
 
+    They are in the folder MINARI_DATASETS_PATH, else in ~/.minari/datasets. To get one, record it with
+    "rlxf collect", or download one of Minari's: "rlxf train dt --dataset ID --download".
+
     JPEG beside the environment: its images were stored with loss, and differ from what the environment shows.
 
     Example: rlxf datasets
@@ -31,6 +34,10 @@ def show_datasets() -> None:
             table.add_row(*row(summarize(dataset_id)))
         except DatasetError as error:
             faults.append(f"{dataset_id} cannot be read: {error}")
-    show(table if table.rows else f"no datasets in {local_folder()}; minari download ID fetches one")
+    show(
+        table
+        if table.rows
+        else f"no datasets in {local_folder()}; rlxf collect records one, minari download ID fetches one"
+    )
     for fault in faults:
         show(fault)

@@ -39,7 +39,7 @@ class Evaluate:
     env: str | None = None
     """Gymnasium id of another task with the same spaces; None is the one trained on, or that of the data."""
     env_kwargs: Json = field(default_factory=dict)
-    """Arguments of the environment as a JSON object; without --env they change those trained with."""
+    """Arguments of the environment as a JSON object; without --env they change those of the run."""
     deterministic: bool = True
     """Take the most likely action instead of a sample."""
     n_envs: int = 32

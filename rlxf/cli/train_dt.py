@@ -73,7 +73,8 @@ class TrainDecisionTransformer:
     updates: int = 100_000
     """Updates of the weights, each on one batch."""
     target_returns: tuple[float, ...] | None = None
-    """Returns to ask for in evaluations; None is the largest in the data."""
+    """Returns to ask for in evaluations, one after the other; None is the largest in the data. Of several,
+    targets.png in the folder shows what was reached."""
     download: bool = False
     """Download a dataset that is not on this machine."""
     env: str | None = None
