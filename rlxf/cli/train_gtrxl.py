@@ -6,25 +6,39 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 from tyro.conf import arg
 
-from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
+from rlxf.agents.gtrxl import GTrXLPPO, checkpoint, gtrxl, resuming
 from rlxf.agents.gtrxl.policy import policy_for
 from rlxf.attention import TransformerSpec
 from rlxf.cli.counts import check_counts
-from rlxf.cli.keeping import keep
+from rlxf.cli.keeping import keep, naming
 from rlxf.cli.learner import Learner
 from rlxf.cli.looks import Looks
 from rlxf.cli.normalization import normalised, normalised_alike
 from rlxf.cli.pretrained import begin_with
+from rlxf.cli.resumable import learn_resumably, options_of, steps_in
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Task
 from rlxf.evaluation import EvaluationCallback, evaluate
 from rlxf.training import RunFolder
+from rlxf.training.checkpoints import EVERY_SECONDS
+
+OWN = (
+    "total_timesteps",
+    "seed",
+    "pretrained",
+    "episodes",
+    "evaluate_every",
+    "policy",
+    "normalize_observations",
+    "checkpoint_seconds",
+)
+"""Options of its own that ``config.json`` keeps, by which a run can go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +46,8 @@ class TrainGTrXL:
     """Train a Gated Transformer-XL with PPO, evaluate it, and keep all of it in a new folder.
 
     The folder holds config.json, checkpoint.zip, progress.csv and TensorBoard events; look at them with
-    "tensorboard --logdir runs". Ctrl-C ends the training and keeps what was learned.
+    "tensorboard --logdir runs". Ctrl-C, SIGTERM and SIGUSR1 end the training and keep what was learned, and
+    "rlxf resume" goes on with it, also after a crash.
 
     Every part of the transformer is chosen by name, e.g. --core.position alibi; upper and lower case are
     the same. --help then shows the options of what was chosen, "rlxf techniques" what there is to choose.
@@ -57,6 +72,8 @@ class TrainGTrXL:
     """What reads observations; None chooses by the observation space."""
     normalize_observations: bool = False
     """Scale each number of the observation by its mean and deviation so far. The run keeps both."""
+    checkpoint_seconds: float = EVERY_SECONDS
+    """Seconds from one checkpoint to the next; "rlxf resume" goes on from them, and the last three stay."""
     progress_bar: bool = True
     """Show progress bars."""
     looks: Annotated[Looks, arg(name="")] = Looks()
@@ -67,12 +84,45 @@ class TrainGTrXL:
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
         self._check()
-        env = self.task.make(self.learner.n_envs, self.seed)
-        agent = self._agent(normalised(env) if self.normalize_observations else env)
+        env, agent = self._made()
         begin_with(agent, self.pretrained)
         run = RunFolder.create(self._path, self._config(agent))
-        agent.set_logger(run.make_logger())
-        return partial(self._train, agent, env, run)
+        with naming(run):
+            agent.set_logger(run.make_logger())
+        return partial(self._train, agent, env, run, None)
+
+    @classmethod
+    def of_run(cls, run: RunFolder, progress_bar: bool) -> Self:
+        """The options that a run was started with.
+
+        Raises:
+            ValueError: if its ``config.json`` lacks one.
+        """
+        try:
+            parts = {
+                "task": options_of(Task, run.config),
+                "looks": options_of(Looks, run.config),
+                "learner": options_of(Learner, run.config),
+                "core": TransformerSpec.from_dict(run.config["core"]),
+            }
+            own = {name: run.config[name] for name in OWN}
+        except KeyError as error:
+            raise ValueError(f"{run.path} was made by another rlxf: its config.json lacks {error}") from error
+        return cls(**own | parts, run=run.path, progress_bar=progress_bar)
+
+    def prepare_again(self, run: RunFolder) -> Callable[[], None]:
+        """As `prepare`, to go on with a run that was cut off.
+
+        Raises:
+            FileNotFoundError: if it has no whole checkpoint.
+        """
+        newest = run.checkpoints.newest()
+        done = steps_in(newest)
+        if done >= self.total_timesteps and run.checkpoint.is_file():
+            return partial(show, f"{run.path} has all of its {done} steps; see: rlxf evaluate {run.path}")
+        env, agent = self._made()
+        agent.set_logger(run.continue_logger(done))
+        return partial(self._train, agent, env, run, newest)
 
     def _check(self) -> None:
         check_counts(self, "total_timesteps", "episodes", "evaluate_every")
@@ -85,49 +135,52 @@ class TrainGTrXL:
         task = re.sub(r"[^\w.-]+", "-", self.task.env)
         return Path("runs", f"gtrxl-{task}-{self.seed}") if self.run is None else self.run
 
+    def _made(self) -> tuple[VecEnv, GTrXLPPO]:
+        """Environments, and an agent in them."""
+        env = self.task.make(self.learner.n_envs, self.seed)
+        return env, self._agent(normalised(env) if self.normalize_observations else env)
+
     def _agent(self, env: VecEnv) -> GTrXLPPO:
         policy = self.policy or policy_for(env.observation_space)
         return GTrXLPPO(policy, env, core=self.core, seed=self.seed, **self.learner.arguments())
 
     def _config(self, agent: GTrXLPPO) -> dict[str, Any]:
         """What the run is started with, defaults included."""
-        own = {
-            "total_timesteps": self.total_timesteps,
-            "seed": self.seed,
+        own = {name: getattr(self, name) for name in OWN} | {
             "pretrained": None if self.pretrained is None else str(self.pretrained),
-            "episodes": self.episodes,
-            "evaluate_every": self.evaluate_every,
             "policy": type(agent.policy).__name__,
-            "normalize_observations": self.normalize_observations,
         }
         core = {"core": agent.core.to_dict()}
         return {"agent": "gtrxl"} | asdict(self.task) | own | asdict(self.looks) | asdict(self.learner) | core
 
-    def _train(self, agent: GTrXLPPO, env: VecEnv, run: RunFolder) -> None:
+    def _train(self, agent: GTrXLPPO, env: VecEnv, run: RunFolder, cut_off: Path | None) -> None:
         show(as_table(str(run.path), run.config))
-        with closing(env), closing(agent.logger):
-            self._learn(agent, run)
+        with naming(run), closing(env), closing(agent.logger):
+            if cut_off is not None and steps_in(cut_off) >= self.total_timesteps:
+                resuming.take_up(agent, checkpoint.read(cut_off))
+                keep(agent, run)
+            else:
+                self._learn(agent, run, cut_off)
             self._evaluate(agent)
 
-    def _learn(self, agent: GTrXLPPO, run: RunFolder) -> None:
-        try:
-            with self._evaluations(agent) as evaluations, self._looks() as looks:
-                agent.learn(self.total_timesteps, evaluations + looks, progress_bar=self.progress_bar)
-        finally:
-            keep(agent, run)
+    def _learn(self, agent: GTrXLPPO, run: RunFolder, cut_off: Path | None) -> None:
+        learn = partial(agent.learn, self.total_timesteps, progress_bar=self.progress_bar)
+        with self._evaluations(agent) as evaluations, self._looks() as looks:
+            callbacks = [*evaluations.values(), *looks]
+            learn_resumably(agent, run, learn, callbacks, evaluations, self.checkpoint_seconds, cut_off)
 
     def _looks(self) -> AbstractContextManager[list[BaseCallback]]:
         """What shows the inside of the agent; it films when evaluations are made."""
         return self.looks.callbacks(self.task, self.evaluate_every or self.total_timesteps)
 
     @contextmanager
-    def _evaluations(self, agent: GTrXLPPO) -> Iterator[list[BaseCallback]]:
-        """What evaluates while the agent learns, if that is asked for."""
+    def _evaluations(self, agent: GTrXLPPO) -> Iterator[dict[str, EvaluationCallback]]:
+        """What evaluates while the agent learns, if that is asked for; by name."""
         if self.evaluate_every is None:
-            yield []
+            yield {}
             return
         with self._fresh_env(agent) as env:
-            yield [EvaluationCallback(env, self.episodes, self.evaluate_every)]
+            yield {"evaluation": EvaluationCallback(env, self.episodes, self.evaluate_every)}
 
     def _evaluate(self, agent: GTrXLPPO) -> None:
         with self._fresh_env(agent) as env:

@@ -150,8 +150,10 @@ def test_a_run_that_is_done_says_so_and_stays(whole, capsys):
 
 def test_what_cannot_be_resumed_is_told(minari_root, capsys, tmp_path):
     assert "there is no run folder none" in refused(capsys, "resume", "none")
-    RunFolder.create(tmp_path / "other", {"agent": "gtrxl"})
-    assert "only a run of rlxf train dt can be resumed" in refused(capsys, "resume", str(tmp_path / "other"))
+    RunFolder.create(tmp_path / "other", {"agent": "pretraining"})
+    assert "only a run of rlxf train gtrxl or rlxf train dt can be resumed" in refused(
+        capsys, "resume", str(tmp_path / "other")
+    )
     RunFolder.create(tmp_path / "old", {"agent": "decision_transformer"})
     assert "its config.json lacks" in refused(capsys, "resume", str(tmp_path / "old"))
 

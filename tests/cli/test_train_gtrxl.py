@@ -290,8 +290,8 @@ def test_ctrl_c_keeps_what_was_learned(tmp_path):
             message = process.communicate(timeout=60)[1]
         finally:
             process.kill()
-    assert process.returncode == 130
-    assert message == "rlxf: interrupted\n"
+    assert process.returncode == 75
+    assert message == "rlxf: stopped by SIGINT; go on with: rlxf resume run\n"
     assert GTrXLPPO.load(tmp_path / "run/checkpoint.zip").num_timesteps > 0
 
 

@@ -477,7 +477,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         for name in checkpoint.SCHEDULES:
             check_schedule(name, getattr(self, name), progress=0.0)
         run = None if resume_from is None else resuming.read_run(self, resume_from, total_timesteps)
-        self.iterations = 0
+        self.iterations = 0 if reset_num_timesteps else self.iterations
         if run is not None:
             resuming.take_up(self, run)
             total_timesteps, reset_num_timesteps = total_timesteps - self.num_timesteps, False

@@ -104,7 +104,7 @@ def go_on(agent: "GTrXLPPO", archive: Archive) -> None:
     """Log and draw from here on as the run in the file would have; to be called last."""
     with described():
         for name, (value, count, excluded) in archive.documents[RUN]["log"].items():
-            agent.logger.name_to_value[name] = float.fromhex(value)
+            agent.logger.name_to_value[name] = float.fromhex(value) if isinstance(value, str) else value
             agent.logger.name_to_count[name] = count
             agent.logger.name_to_excluded[name] = tuple(excluded)
         agent.order.set_state(archive.tensors[GROUP]["order"])
@@ -120,12 +120,17 @@ def _kept(agent: "GTrXLPPO") -> list[dict[str, Any]]:
 
 
 def _pending(logger: Logger) -> dict[str, Any]:
-    """What was recorded and waits for the next line: numbers as text that is exact, NaN included."""
+    """What was recorded and waits for the next line: whole numbers, and others as text that is exact."""
     return {
-        name: [float(value).hex(), logger.name_to_count[name], logger.name_to_excluded[name] or ()]
+        name: [_exact(value), logger.name_to_count[name], logger.name_to_excluded[name] or ()]
         for name, value in logger.name_to_value.items()
         if isinstance(value, int | float | np.number)
     }
+
+
+def _exact(value: Any) -> int | str:
+    """A number as JSON can hold it, NaN included."""
+    return int(value) if isinstance(value, int | np.integer) else float(value).hex()
 
 
 def _episodes(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -8,7 +8,9 @@ from rlxf.agents.gtrxl.ppo import GTrXLPPO
 
 
 class EveryRollouts(BaseCallback):
-    """`look` at the first rollout, at every so many after it and at the last, before it is learned from.
+    """`look` at the first rollout of a training, at every so many after it and at the last.
+
+    It looks before the rollout is learned from.
 
     Args:
         every: rollouts from one look to the next.
@@ -25,7 +27,6 @@ class EveryRollouts(BaseCallback):
             raise ValueError(f"every must be at least 1, got {every}")
         super().__init__()
         self.every = every
-        self._rollouts = 0
 
     def _init_callback(self) -> None:
         if not isinstance(self.model, GTrXLPPO):
@@ -38,9 +39,8 @@ class EveryRollouts(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         last = self.num_timesteps >= self.model._total_timesteps
-        if last or self._rollouts % self.every == 0:
+        if last or self.model.iterations % self.every == 0:
             self.look()
-        self._rollouts += 1
 
     @abstractmethod
     def look(self) -> None:

@@ -1,0 +1,125 @@
+"""``rlxf resume`` of an online run: what was cut off ends as if it had not been."""
+
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlxf import GTrXLPPO
+from rlxf.cli import main
+from rlxf.cli.program import parse
+from rlxf.cli.train_gtrxl import TrainGTrXL
+from rlxf.training import RunFolder, read_archive
+from rlxf.training.checkpoints import InBackground
+from tests.cli.running import refused
+from tests.cli.test_resume import die, rows, scalars
+
+ROLLOUT, ROLLOUTS = 2 * 16, 6
+TINY = shlex.split(
+    f"--env CartPole-v1 --total-timesteps {ROLLOUT * ROLLOUTS} --episodes 3 --evaluate-every 50"
+    " --n-envs 2 --n-steps 16 --segment-length 8 --batch-size 16 --checkpoint-seconds 0 --no-progress-bar"
+    " --normalize-observations --memory-every 2 --attention-maps-every 4 --core.width 8 --core.layers 1"
+    " --core.memory.length 8 --no-videos"
+)
+OF_THE_CLOCK = ("time/fps", "time/time_elapsed")
+
+
+@pytest.fixture
+def whole(tmp_path, monkeypatch):
+    """The folder of a run that was not cut off."""
+    monkeypatch.chdir(tmp_path)
+    main(["train", "gtrxl", *TINY, "--run", "whole"])
+    return RunFolder.open("whole")
+
+
+@pytest.fixture(autouse=True)
+def in_foreground(monkeypatch):
+    """A checkpoint is on the disk before the next step: nobody waits for a thread of a run that died."""
+    monkeypatch.setattr(InBackground, "start", lambda self, work: work())
+
+
+@pytest.fixture
+def at_update(monkeypatch):
+    """Arranges that something happens before the update behind a rollout, once."""
+    train = GTrXLPPO.train
+
+    def arrange(number, what):
+        def watched(self):
+            if self.iterations == number and what:
+                what.pop()()
+            train(self)
+
+        monkeypatch.setattr(GTrXLPPO, "train", watched)
+
+    return arrange
+
+
+def lines(run):
+    return [{key: value for key, value in row.items() if key not in OF_THE_CLOCK} for row in rows(run)]
+
+
+def assert_same_runs(one, other):
+    assert (one / "checkpoint.zip").read_bytes() == (other / "checkpoint.zip").read_bytes()
+    assert (one / "normalizer.zip").read_bytes() == (other / "normalizer.zip").read_bytes()
+    assert scalars(one) == scalars(other)
+    assert lines(one) == lines(other)
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_a_run_that_died_ends_as_if_it_had_not(whole, at_update, monkeypatch, number):
+    at_update(number, [die])
+    with monkeypatch.context() as patch:
+        patch.setattr("rlxf.cli.resumable.keep", lambda *_: None)  # who dies keeps nothing
+        with pytest.raises(SystemError):
+            main(["train", "gtrxl", *TINY, "--run", "cut"])
+    assert not Path("cut/checkpoint.zip").exists()
+    main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(whole.path, Path("cut"))
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_stops_it_behind_the_update_at_hand(whole, at_update, capsys, name):
+    at_update(3, [lambda: os.kill(os.getpid(), getattr(signal, name))])
+    with pytest.raises(SystemExit) as left:
+        main(["train", "gtrxl", *TINY, "--run", "cut"])
+    assert left.value.code == 75
+    assert f"stopped by {name}; go on with: rlxf resume cut" in capsys.readouterr().err
+    newest = RunFolder.reopen("cut").checkpoints.newest()
+    assert GTrXLPPO.load(newest, device="cpu").num_timesteps == 3 * ROLLOUT
+    main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(whole.path, Path("cut"))
+
+
+def test_what_dies_behind_its_last_update_is_finished(whole, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("rlxf.cli.resumable.keep", lambda *_: die())
+        with pytest.raises(SystemError):
+            main(["train", "gtrxl", *TINY, "--run", "cut"])
+    main(["resume", "cut", "--no-progress-bar"])
+    one, other = (read_archive(path / "checkpoint.zip").tensors for path in (whole.path, Path("cut")))
+    for group in ("policy", "optimizer"):
+        assert all(torch.equal(one[group][name], other[group][name]) for name in one[group])
+    assert (whole.path / "normalizer.zip").read_bytes() == Path("cut/normalizer.zip").read_bytes()
+
+
+def test_a_run_that_is_done_says_so_and_stays(whole, capsys):
+    before = whole.checkpoint.read_bytes(), rows(whole.path)
+    main(["resume", "whole"])
+    assert f"whole has all of its {ROLLOUT * ROLLOUTS} steps; see: rlxf evaluate" in capsys.readouterr().out
+    assert (whole.checkpoint.read_bytes(), rows(whole.path)) == before
+
+
+def test_a_run_of_an_older_version_is_told(tmp_path, capsys):
+    RunFolder.create(tmp_path / "old", {"agent": "gtrxl"})
+    assert "its config.json lacks" in refused(capsys, "resume", str(tmp_path / "old"))
+
+
+def test_a_run_says_with_which_options_it_was_started(whole):
+    given = parse(["train", "gtrxl", *TINY, "--run", "whole"])
+    again = TrainGTrXL.of_run(whole, given.progress_bar)
+    assert again.policy == "MlpGTrXLPolicy"
+    for name in ("task", "total_timesteps", "seed", "learner", "looks", "core", "checkpoint_seconds"):
+        assert getattr(again, name) == getattr(given, name)
