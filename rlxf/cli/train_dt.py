@@ -3,10 +3,9 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from signal import Signals
 from typing import Annotated, Any, Literal, Self
 
 from stable_baselines3.common.logger import Logger
@@ -19,18 +18,17 @@ from rlxf.attention import TransformerSpec
 from rlxf.cli.checkpoints import FOLDERS, draw_targets, tables
 from rlxf.cli.counts import check_counts, check_from_zero
 from rlxf.cli.keeping import keep, naming
-from rlxf.cli.mistakes import leave
 from rlxf.cli.offline_env import check_named, make_offline_env
 from rlxf.cli.offline_learner import OfflineLearner
 from rlxf.cli.pretrained import begin_with
+from rlxf.cli.resumable import learn_resumably, options_of, steps_in
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Json
 from rlxf.envs.trajectories import load_trajectories
 from rlxf.evaluation import EvaluationCallback, TargetSweep, evaluate
 from rlxf.evaluation.targets import checked_targets
-from rlxf.training import Checkpoints, RunFolder, read_archive, stop_on_signals
-from rlxf.training.checkpoints import BESIDE, EVERY_SECONDS
-from rlxf.training.stopping import RESUMABLE
+from rlxf.training import RunFolder
+from rlxf.training.checkpoints import EVERY_SECONDS
 
 ENVIRONMENTS = 32
 OWN = (
@@ -121,7 +119,7 @@ class TrainDecisionTransformer:
         """
         config = {"env_kwargs": {}} | run.config  # it is missing where there was no choice yet
         try:
-            learner = OfflineLearner(**{each.name: config[each.name] for each in fields(OfflineLearner)})
+            learner = options_of(OfflineLearner, config)
             own = {name: config[name] for name in OWN}
             core = TransformerSpec.from_dict(config["core"])
         except KeyError as error:
@@ -138,7 +136,7 @@ class TrainDecisionTransformer:
             FileNotFoundError: if it has no whole checkpoint.
         """
         newest = run.checkpoints.newest()
-        done = read_archive(newest).documents["agent"]["progress"]["num_timesteps"]
+        done = steps_in(newest)
         if done < self.updates:
             agent = self._agent()
             self._check_evaluation(agent)
@@ -201,9 +199,7 @@ class TrainDecisionTransformer:
     def _train(self, agent: DecisionTransformer, run: RunFolder, cut_off: Path | None) -> None:
         show(as_table(str(run.path), run.config))
         with naming(run), closing(agent.logger):
-            stopped = self._learn(agent, run, cut_off)
-            if stopped is not None:
-                leave(f"stopped by {stopped.name}; go on with: rlxf resume {run.path}", RESUMABLE)
+            self._learn(agent, run, cut_off)
             self._evaluate(agent, run)
 
     def _finish(self, agent: DecisionTransformer, run: RunFolder) -> None:
@@ -212,25 +208,13 @@ class TrainDecisionTransformer:
             keep(agent, run)
             self._evaluate(agent, run)
 
-    def _learn(self, agent: DecisionTransformer, run: RunFolder, cut_off: Path | None) -> Signals | None:
-        """Train to the end, or until a signal, which it gives."""
-        with stop_on_signals() as stop, self._evaluations(agent, run) as evaluations:
-            saving = Checkpoints(run.checkpoints, self.checkpoint_seconds, evaluations, stop)
-            if cut_off is not None:
-                before = read_archive(cut_off).documents[BESIDE]
-                for name, each in evaluations.items():
-                    each.take_up(before[name])
-            try:
-                agent.learn(
-                    self.updates,
-                    [*evaluations.values(), saving],
-                    self.log_interval,
-                    progress_bar=self.progress_bar,
-                    resume_from=cut_off,
-                )
-            finally:
-                keep(agent, run)
-        return stop.by if saving.stopped else None
+    def _learn(self, agent: DecisionTransformer, run: RunFolder, cut_off: Path | None) -> None:
+        learn = partial(
+            agent.learn, self.updates, log_interval=self.log_interval, progress_bar=self.progress_bar
+        )
+        with self._evaluations(agent, run) as evaluations:
+            callbacks = [*evaluations.values()]
+            learn_resumably(agent, run, learn, callbacks, evaluations, self.checkpoint_seconds, cut_off)
 
     @contextmanager
     def _evaluations(

@@ -89,7 +89,7 @@ def assert_same_runs(one, other):
 def test_a_run_that_died_ends_as_if_it_had_not(whole, at_update, monkeypatch, number):
     at_update(number, [die])
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.train_dt.keep", lambda *_: None)  # who dies keeps nothing
+        patch.setattr("rlxf.cli.resumable.keep", lambda *_: None)  # who dies keeps nothing
         with pytest.raises(SystemError):
             main(["train", "dt", *TINY, "--run", "cut"])
     assert not Path("cut/checkpoint.zip").exists()
@@ -131,7 +131,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(whole, at_upd
 
 def test_what_dies_behind_its_last_update_is_finished(whole, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.train_dt.keep", lambda *_: die())
+        patch.setattr("rlxf.cli.resumable.keep", lambda *_: die())
         with pytest.raises(SystemError):
             main(["train", "dt", *TINY, "--run", "cut"])
     main(["resume", "cut", "--no-progress-bar"])
