@@ -109,10 +109,18 @@ class TargetSweep:
         axes = figure.subplots()
         low, high = np.array([report.ci for report in self.reports.values()]).T
         bars = np.stack([self.achieved - low, high - self.achieved])
+        rising = np.argsort(self.targets)
         axes.axline(
             (self.targets[0], self.targets[0]), slope=1, color="grey", linestyle="--", label="as asked"
         )
-        axes.errorbar(self.targets, self.achieved, bars, fmt="o-", capsize=3, label="mean, 95% interval")
+        axes.errorbar(
+            self.targets[rising],
+            self.achieved[rising],
+            bars[:, rising],
+            fmt="o-",
+            capsize=3,
+            label="mean, 95% interval",
+        )
         if self.data_range is not None:
             axes.axvspan(*self.data_range, color="tab:green", alpha=0.1, label="returns in the data")
         axes.set(xlabel="return asked for", ylabel="return achieved", title=f"Spearman {self._correlation}")

@@ -177,6 +177,12 @@ def test_the_picture_is_written(tmp_path, suffix):
     assert path.stat().st_size > 1000
 
 
+def test_the_line_of_the_picture_goes_from_low_to_high_targets():
+    (axes,) = sweep_of({3.0: 7.0, 1.0: 5.0, 2.0: 9.0}).figure().axes
+    (line,) = (found for found in axes.lines if len(found.get_xdata()) == 3 and found.get_marker() == "o")
+    assert line.get_xydata().tolist() == [[1, 5], [2, 9], [3, 7]]
+
+
 def test_the_picture_of_a_single_target_and_an_unwritable_one(tmp_path):
     sweep = sweep_of({1.0: 5.0})
     sweep.plot(tmp_path / "one.png")
