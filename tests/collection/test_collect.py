@@ -239,7 +239,8 @@ def test_metadata_name_who_played_what():
 
 
 def test_reference_scores_are_those_of_random_and_agent():
-    dataset = record(Pointer(), "rlxf-test/Diary-v0", reference_scores=None, n_envs=4)
+    env = vec(*(gymnasium.make("rlxf-test/Diary-v0") for _ in range(4)))
+    dataset = record(Pointer(), env, reference_scores=None)
     scores = reference_scores(dataset.storage.metadata, dataset.env_spec)
     lengths = np.tile(np.arange(25) + 2, 4)  # 100 episodes, 25 of each environment
     assert scores.maximum == pytest.approx((lengths * (lengths - 1) / 2).mean())
@@ -340,7 +341,7 @@ def test_a_dataset_that_exists_is_left_alone():
     [
         ({"episodes": 0}, ValueError, "at least one for each of 1 skills, got 0"),
         ({"episodes": 2, "mix": (0, 0.5, 1)}, ValueError, "at least one for each of 3 skills, got 2"),
-        ({"mix": ()}, ValueError, r"nobody to record: .* mix \[\]"),
+        ({"mix": ()}, ValueError, "one share of random actions or more, from 0 to 1, got none"),
         ({"mix": (0, 1.5)}, ValueError, "from 0 to 1, got 1.5"),
         ({"n_envs": 0}, ValueError, "n_envs must be at least 1, got 0"),
         ({"agent": object()}, TypeError, "must have predict"),

@@ -13,7 +13,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 
-from rlxf.envs import FaultyEnvironmentError
+from rlxf.envs import FaultyEnvironmentError, make_vec_env
 from rlxf.evaluation import evaluate
 from tests.evaluation.tasks import (
     Blurred,
@@ -178,10 +178,10 @@ def test_statistics_learn_again_after_an_error():
 def test_an_agent_trained_on_normalised_observations_gets_them():
     trained_in = VecNormalize(sb3_make_vec_env("CartPole-v1", 2, seed=0))
     agent = PPO("MlpPolicy", trained_in, n_steps=64, batch_size=64, seed=0, device="cpu").learn(256)
-    same = VecNormalize(sb3_make_vec_env("CartPole-v1", 4), training=False)
+    same = VecNormalize(make_vec_env("CartPole-v1", 4), training=False)
     same.obs_rms = trained_in.obs_rms
     returns = evaluate(agent, same, 8).returns
-    raw = sb3_make_vec_env("CartPole-v1", 4)
+    raw = make_vec_env("CartPole-v1", 4)
     assert (evaluate(agent, "CartPole-v1", 8, n_envs=4).returns == returns).all()
     assert (evaluate(agent, raw, 8).returns == returns).all()
     other = VecNormalize(raw, training=False)  # of its own, whose statistics are none yet
