@@ -230,7 +230,7 @@ def test_a_full_disk_names_the_run_and_how_it_goes_on(data, capsys, monkeypatch)
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("rlxf.cli.train_dt.keep", full)
+    monkeypatch.setattr("rlxf.cli.resumable.keep", full)
     told = refused(capsys, "train", "dt", *TINY, "--dataset", data, "--run", "run")
     assert "the run in run broke off: [Errno 28] No space left on device. Mend that" in told
     assert told.endswith("go on with: rlxf resume run\n")
