@@ -60,10 +60,10 @@ class DistillationUpdate(Update):
         loss = actions + self.distillation.hidden_coef * hidden
         return self.student.with_penalty({"loss": loss, "distillation_loss": actions, "hidden_loss": hidden})
 
-    def step(self, loss: Tensor) -> Tensor:
+    def step(self, parts: dict[str, Tensor]) -> Tensor:
         """See `Update`; the projection of hidden states learns, too."""
         self.hidden.optimizer.zero_grad()
-        norm = super().step(loss)
+        norm = super().step(parts)
         self.hidden.optimizer.step()
         return norm
 

@@ -3,12 +3,14 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
+from rlxf.agents.finite import clip_finite
 
 
 @dataclass
@@ -27,20 +29,24 @@ class Update:
     _notes: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
     def __call__(self, batch: Any) -> None:
-        """Learn from a batch once."""
+        """Learn from a batch once.
+
+        Raises:
+            NumericalError: before the step from a loss or a gradient that is not finite.
+        """
         parts = self.losses(batch)
-        self._note(parts | {"grad_norm": self.step(parts["loss"])})
+        self._note(parts | {"grad_norm": self.step(parts)})
 
     def losses(self, batch: Any) -> dict[str, Tensor]:
         """What is minimised, "loss", and its parts."""
         return self.model.losses(batch)
 
-    def step(self, loss: Tensor) -> Tensor:
-        """One step of the optimiser; gives the norm of the gradient."""
+    def step(self, parts: dict[str, Tensor]) -> Tensor:
+        """One step of the optimiser, down the "loss" among the parts; gives the norm of the gradient."""
         self.optimizer.zero_grad()
-        loss.backward()
-        weights = self.optimizer.param_groups[0]["params"]
-        norm = torch.nn.utils.clip_grad_norm_(weights, self.max_grad_norm)
+        parts["loss"].backward()
+        weights, *others = (group["params"] for group in self.optimizer.param_groups)
+        norm = clip_finite(parts, self.model, weights, self.max_grad_norm, chain(*others))
         self.optimizer.step()
         self.model.transformer.after_update()
         return norm

@@ -24,6 +24,7 @@ from rlxf.agents.decision_transformer.resuming import go_on, read_run, resumptio
 from rlxf.agents.decision_transformer.settings import check_coefficients, check_sizes
 from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
 from rlxf.agents.decision_transformer.update import Update, make_optimizer
+from rlxf.agents.finite import naming
 from rlxf.agents.memory import Memory
 from rlxf.attention import TransformerSpec
 from rlxf.envs.trajectories import Trajectories, Windows, as_trajectories, check_fits
@@ -160,6 +161,8 @@ class WindowLearner(BaseAlgorithm):
                 is not built as that of the file to resume from; nothing is changed then.
             FileNotFoundError: if there is no such file.
             CheckpointError: if it is truncated, altered or foreign.
+            NumericalError: amid the training, if the loss or a gradient is NaN or infinite; the weights are
+                those before the update.
         """
         update = Update(self.policy, self.optimizer, self.max_grad_norm)
         windows = self.windows(self._data())
@@ -225,10 +228,16 @@ class WindowLearner(BaseAlgorithm):
         return self._current_progress_remaining
 
     def train(self, windows: Windows, learning_rate: float) -> None:
-        """One update on a batch of windows."""
+        """One update on a batch of windows.
+
+        Raises:
+            NumericalError: before the optimiser's step, if the loss or a gradient is NaN or infinite.
+        """
         update_learning_rate(self.optimizer, learning_rate)
         self.policy.train()
-        self._update(self._batch(windows))
+        batch = self._batch(windows)
+        with naming(f"update {self._n_updates + 1}", batch):
+            self._update(batch)
         self._n_updates += 1
 
     def _batch(self, windows: Windows) -> Any:

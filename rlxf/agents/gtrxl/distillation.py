@@ -76,9 +76,9 @@ class DistillationUpdate(Update):
 
     objective: Likeness
 
-    def _step(self, loss: Tensor) -> None:
+    def _step(self, parts: dict[str, Tensor]) -> None:
         self.objective.hidden.optimizer.zero_grad()
-        super()._step(loss)
+        super()._step(parts)
         self.objective.hidden.optimizer.step()
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from rlxf.agents.calibration import THRESHOLDS, Calibration, check_thresholds, confidence_of
 from rlxf.agents.distillation import Distillation
+from rlxf.agents.finite import naming
 from rlxf.agents.gtrxl import checkpoint, resuming
 from rlxf.agents.gtrxl.acting import Acting, without
 from rlxf.agents.gtrxl.calibrating import Rehearsal, calibrated
@@ -413,12 +414,18 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return _laid_out(there)
 
     def train(self) -> None:
-        """Learn from the rollout, as a rule by PPO: ``n_epochs`` passes over its segments."""
-        self.policy.set_training_mode(True)
-        self._update_learning_rate(self.policy.optimizer)
-        buffer = self.rollout_buffer
-        self.returns.update(buffer.returns[buffer.weight == 1].cpu().numpy())
-        self._log_update(self._lesson.learn(self))
+        """Learn from the rollout, as a rule by PPO: ``n_epochs`` passes over its segments.
+
+        Raises:
+            NumericalError: before the optimiser's step, if returns, a loss or a gradient are NaN or infinite.
+        """
+        with naming(f"the update behind step {self.num_timesteps}"):
+            self.rollout_buffer.check_finite()
+            self.policy.set_training_mode(True)
+            self._update_learning_rate(self.policy.optimizer)
+            self.returns.update(self.rollout_buffer.returns[self.rollout_buffer.weight == 1].cpu().numpy())
+            noted = self._lesson.learn(self)
+        self._log_update(noted)
 
     def objective(self) -> Objective:
         """What PPO minimises now, by the schedules and the scale of all returns so far."""
@@ -473,6 +480,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
                 agent remembers trajectories, or is not built as that of the file to resume from.
             FileNotFoundError: if there is no such file.
             CheckpointError: if it is truncated, altered or foreign, or was not written amid a training.
+            FaultyEnvironmentError: amid the training, if an environment gave NaN or infinity.
+            NumericalError: amid the training, if a loss or a gradient is NaN or infinite; the weights are
+                those before that step of the optimiser.
         """
         for name in checkpoint.SCHEDULES:
             check_schedule(name, getattr(self, name), progress=0.0)

@@ -10,10 +10,12 @@ from gymnasium import spaces
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
+from rlxf.agents.finite import ADVICE
 from rlxf.agents.gtrxl.objective import generalised_advantage
 from rlxf.agents.gtrxl.older import OlderSteps
 from rlxf.attention import KNN, Index, State, TransformerSpec
 from rlxf.attention.index import EMPTY
+from rlxf.training import NumericalError
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,6 +207,16 @@ class SegmentBuffer:
         steps = rewards, values, next_values, dones, gamma
         self.advantages.copy_(generalised_advantage(*steps, gae_lambda).T)
         self.returns.copy_(generalised_advantage(*steps, critic_lambda).T + self.values)
+
+    def check_finite(self) -> None:
+        """Raise NumericalError unless all advantages and returns are: they come of rewards and values."""
+        for name, numbers in {"advantage": self.advantages, "return": self.returns}.items():
+            if not numbers.isfinite().all():
+                row, step = (~numbers.isfinite()).nonzero()[0].tolist()
+                raise NumericalError(
+                    f"the {name} of environment {row} is {numbers[row, step].item()} at step {step} of the "
+                    f"rollout: its values or rewards are too large; {ADVICE}"
+                )
 
     def minibatches(
         self, segments: int, advantages: Tensor, generator: torch.Generator

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlxf.agents.finite import clip_finite
 from rlxf.agents.gtrxl.exits import exit_parts
 from rlxf.agents.gtrxl.objective import approximate_kl, clipped_objective
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -84,23 +85,27 @@ class Update:
     _notes: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
     def epoch(self, minibatches: Iterable[Any]) -> bool:
-        """Learn from each minibatch once; False if the policy has moved far enough."""
+        """Learn from each minibatch once; False if the policy has moved far enough.
+
+        Raises:
+            NumericalError: before the step from a loss or a gradient that is not finite.
+        """
         for batch in minibatches:
             parts = self.objective(self.policy, batch)
             self._note(parts)
             if self.target_kl is not None and parts["approx_kl"] > 1.5 * self.target_kl:
                 return False
-            self._step(parts["loss"])
+            self._step(parts)
         return True
 
     def means(self) -> dict[str, float]:
         """Mean of each part over the minibatches so far."""
         return {name: torch.stack(values).mean().item() for name, values in self._notes.items()}
 
-    def _step(self, loss: Tensor) -> None:
+    def _step(self, parts: dict[str, Tensor]) -> None:
         self.policy.optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        parts["loss"].backward()
+        norm = clip_finite(parts, self.policy, self.policy.parameters(), self.max_grad_norm)
         self._note({"grad_norm": norm})
         self.policy.optimizer.step()
         self.policy.transformer.after_update()
