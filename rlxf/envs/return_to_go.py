@@ -8,7 +8,9 @@ from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
+from rlxf.envs.errors import FaultyEnvironmentError
 from rlxf.envs.trajectories.encoders import observation_encoder
+from rlxf.envs.trajectories.errors import RowError
 from rlxf.envs.trajectories.flatten import first_choice
 
 Space = spaces.Space[Any]
@@ -98,7 +100,14 @@ class ReturnToGo(VecEnvWrapper):
         self._previous[rows] = self._none_before
 
     def _shown(self, observations: Any) -> NDArray[Any]:
-        return observations if self._encode is None else self._encode(observations)
+        if self._encode is None:
+            return observations
+        try:
+            return self._encode(observations)
+        except RowError as error:
+            raise FaultyEnvironmentError(
+                f"the observation of environment {error.row} {error.fault}"
+            ) from error
 
     def _joined(self, observations: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """Copies: what was given out does not change with the next step."""

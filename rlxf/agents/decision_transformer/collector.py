@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.decision_transformer.replay import Episode
+from rlxf.agents.guards import check_first, check_step, unspoiled
 
 
 class Player(Protocol):
@@ -35,21 +36,32 @@ class Collector:
     Args:
         player: chooses the actions.
         env: wrapped in `ReturnToGo`; it is reset.
+
+    Raises:
+        FaultyEnvironmentError: from `step` too, if an observation or a reward is NaN or infinite; what was
+            played of these episodes is lost.
     """
 
     def __init__(self, player: Player, env: VecEnv):
         self.player, self.env = player, env
-        self._seen: Any = env.reset()
+        self._seen: Any = None
+        with unspoiled(env):
+            self._seen = env.reset()
+            check_first(env, self._seen["observation"], 0)
         self._state: Any = None
         self._starts = np.ones(env.num_envs, np.bool_)
         self._steps: list[Step] = []
         self._first = np.zeros(env.num_envs, np.int64)
+        self._taken = 0
 
     def step(self) -> tuple[list[Episode], NDArray[np.bool_], list[dict[str, Any]]]:
         """One step of every environment: the episodes that it ended, who ended, and the infos."""
         actions, self._state = self.player.predict(self._seen, self._state, self._starts, deterministic=False)
         observations, taken = self.player.encode(self._seen, actions)
-        self._seen, rewards, dones, infos = self.env.step(actions)
+        self._taken += 1
+        with unspoiled(self.env):
+            self._seen, rewards, dones, infos = self.env.step(actions)
+            check_step(self.env, self._seen["observation"], rewards, self._taken)
         self._steps.append(Step(observations, taken, np.asarray(rewards, np.float32)))
         ended = [self._episode(row) for row in np.flatnonzero(dones).tolist()]
         fillers = np.array([info.get("filler", False) for info in infos], np.bool_)

@@ -6,10 +6,12 @@ Each is a dict of arguments: ``DecisionTransformer("rlxf/hopper/medium-v0", **KZ
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from stable_baselines3.common.type_aliases import Schedule
 
 from rlxf.agents.decision_transformer.core import decision_transformer
 from rlxf.agents.decision_transformer.objectives import MaximumEntropy
+from rlxf.envs.trajectories import DatasetError, Trajectories
 from rlxf.envs.trajectories.matching import action_mismatch, observation_mismatch
 
 if TYPE_CHECKING:
@@ -55,6 +57,17 @@ def check_sizes(**sizes: int | None) -> None:
             raise TypeError(f"{name} must be a whole number, got {value!r}")
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def check_returns(trajectories: Trajectories) -> None:
+    """Raise DatasetError unless all returns to go are finite; those from Minari are."""
+    finite = np.isfinite(trajectories.return_to_go)
+    if not finite.all():
+        step = int(np.argmin(finite))
+        raise DatasetError(
+            f"the return to go of step {step} is {trajectories.return_to_go[step]}; mend the rewards of that "
+            f"episode"
+        )
 
 
 def check_coefficients(

@@ -21,7 +21,7 @@ from rlxf.agents.decision_transformer.hyperparameters import record_hyperparamet
 from rlxf.agents.decision_transformer.objective import warm_up
 from rlxf.agents.decision_transformer.progress import ProgressBar
 from rlxf.agents.decision_transformer.resuming import go_on, read_run, resumption
-from rlxf.agents.decision_transformer.settings import check_coefficients, check_sizes
+from rlxf.agents.decision_transformer.settings import check_coefficients, check_returns, check_sizes
 from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
 from rlxf.agents.decision_transformer.update import Update, make_optimizer
 from rlxf.agents.finite import naming
@@ -98,7 +98,12 @@ class WindowLearner(BaseAlgorithm):
             self._setup_model()
 
     def _take(self, trajectories: Trajectories) -> None:
-        """Learn from these; what was not set is read off them."""
+        """Learn from these; what was not set is read off them.
+
+        Raises:
+            DatasetError: if a return to go is NaN or infinite.
+        """
+        check_returns(trajectories)
         self.trajectories = trajectories
         self.facts = Facts.of(trajectories)
         if self.return_scale is None:

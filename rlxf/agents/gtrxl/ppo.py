@@ -31,7 +31,6 @@ from rlxf.agents.gtrxl.acting import Acting, without
 from rlxf.agents.gtrxl.calibrating import Rehearsal, calibrated
 from rlxf.agents.gtrxl.core import check_endless, resolve_core
 from rlxf.agents.gtrxl.distillation import Actor, Teaching
-from rlxf.agents.gtrxl.guards import check_step, unspoiled
 from rlxf.agents.gtrxl.hyperparameters import record_hyperparameters
 from rlxf.agents.gtrxl.lessons import Lesson, Rewards
 from rlxf.agents.gtrxl.past import Past, steps_that_count
@@ -47,6 +46,7 @@ from rlxf.agents.gtrxl.settings import (
     stack_observations,
 )
 from rlxf.agents.gtrxl.update import Objective
+from rlxf.agents.guards import check_first, check_step, unspoiled
 from rlxf.agents.handover import hand_over
 from rlxf.agents.memory import Memory
 from rlxf.agents.remembering import check_depth, check_forgotten
@@ -399,11 +399,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """SB3's; what the environments begin with is checked too, hyper-parameters are logged."""
         check_forgotten(self.memory)
         before = self._last_obs
-        ready = super()._setup_learn(*args, **kwargs)
+        with unspoiled(self.env):
+            ready = super()._setup_learn(*args, **kwargs)
+            check_first(self.env, self._last_obs, self._env_steps)  # type: ignore[arg-type]
         record_hyperparameters(self)
         if self._last_obs is not before:
             self._begin_anew()
-        check_finite("first observation", self._last_obs, self._env_steps)  # type: ignore[arg-type]
         return ready
 
     def _as_tensor(self, obs: Any) -> PyTorchObs:

@@ -16,12 +16,12 @@ STATISTICS = ("obs_rms", "ret_rms", "returns")
 
 
 @contextmanager
-def unspoiled(env: VecEnv) -> Iterator[None]:
+def unspoiled(env: VecEnv | None) -> Iterator[None]:
     """Put the statistics of a ``VecNormalize`` back on a `FaultyEnvironmentError`.
 
     It takes a value into them before anybody can look at it, and one NaN makes all that follow NaN.
     """
-    normalizer = unwrap_vec_normalize(env)
+    normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
     own = {} if normalizer is None else vars(normalizer)
     kept = deepcopy({name: own[name] for name in STATISTICS if name in own})
     try:
@@ -29,6 +29,13 @@ def unspoiled(env: VecEnv) -> Iterator[None]:
     except FaultyEnvironmentError:
         own.update(kept)
         raise
+
+
+def check_first(env: VecEnv | None, obs: VecEnvObs, step: int) -> None:
+    """Raise `FaultyEnvironmentError` unless the observations that episodes begin with are finite."""
+    if (normalizer := unwrap_vec_normalize(env)) is not None:  # type: ignore[arg-type]  # None has none
+        check_finite("first observation", normalizer.old_obs, step)
+    check_finite("first observation", obs, step)
 
 
 def check_step(env: VecEnv, obs: VecEnvObs, rewards: np.ndarray, step: int) -> None:
