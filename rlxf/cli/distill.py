@@ -16,7 +16,7 @@ from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl import checkpoint as online_checkpoint
 from rlxf.attention import TransformerSpec
 from rlxf.cli.counts import check_counts
-from rlxf.cli.keeping import keep
+from rlxf.cli.keeping import keep, naming
 from rlxf.cli.players import OFFLINE, Agent, agent_name, load_agent
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Task
@@ -108,7 +108,7 @@ class Distill:
     def _train(self, teacher: Any, student: Any, distillation: Distillation, run: RunFolder) -> None:
         show(as_table(str(run.path), run.config))
         actor = {"actor": self.actor} if isinstance(student, GTrXLPPO) else {}
-        with closing(student.logger):
+        with naming(run), closing(student.logger):
             try:
                 student.learn_from(teacher, self.steps, distillation, progress_bar=self.progress_bar, **actor)
             finally:

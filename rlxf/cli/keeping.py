@@ -5,22 +5,35 @@ from contextlib import contextmanager
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from rlxf.cli.mistakes import leave
 from rlxf.cli.screen import show
-from rlxf.training import RunFolder, save_normalizer
+from rlxf.envs.errors import FaultyEnvironmentError
+from rlxf.training import NumericalError, RunFolder, save_normalizer
 
 
 @contextmanager
 def naming(run: RunFolder) -> Iterator[None]:
-    """Where a disk fails amid a run, say which run that is, and how it goes on if it can.
+    """Where a disk, an environment or the numbers fail amid a run, say which, and how it goes on if it can.
 
     Raises:
         OSError: in place of one that was raised.
+        SystemExit: with 2 and one line, in place of a value that is not finite.
     """
     try:
         yield
     except OSError as error:
-        how = f"Mend that, and go on with: rlxf resume {run.path}" if run.checkpoints.files() else ""
-        raise OSError(f"the run in {run.path} broke off: {error}. {how}".rstrip()) from error
+        raise OSError(_broken_off(run, error)) from error
+    except (FaultyEnvironmentError, NumericalError) as error:
+        leave(_broken_off(run, error), 2)
+
+
+def _broken_off(run: RunFolder, error: Exception) -> str:
+    ways = {
+        f"go on with: rlxf resume {run.path}": bool(run.checkpoints.files()),
+        f"begin anew from its weights, with --pretrained {run.path}": run.checkpoint.is_file(),
+    }
+    how = ", or ".join(way for way, open_ in ways.items() if open_)
+    return f"the run in {run.path} broke off: {error}.{how and f' Mend that, and {how}'}"
 
 
 def keep(agent: BaseAlgorithm, run: RunFolder) -> None:

@@ -14,7 +14,7 @@ from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import TransformerSpec
 from rlxf.cli.counts import check_counts
-from rlxf.cli.keeping import keep
+from rlxf.cli.keeping import keep, naming
 from rlxf.cli.offline_learner import WindowOptions
 from rlxf.cli.pretrained import PRETRAINING
 from rlxf.cli.screen import as_table, show
@@ -84,7 +84,7 @@ class Pretrain:
 
     def _train(self, pretraining: MaskedPretraining, run: RunFolder) -> None:
         show(as_table(str(run.path), run.config))
-        with closing(pretraining.logger):
+        with naming(run), closing(pretraining.logger):
             try:
                 pretraining.learn(
                     self.updates, log_interval=self.log_interval, progress_bar=self.progress_bar

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlxf import DecisionTransformer, TransformerSpec
 from rlxf.agents.decision_transformer import KZL, ODT, Imitation
+from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.objectives import OBJECTIVES
 from rlxf.cli import main
 from rlxf.cli.offline_learner import OfflineLearner
@@ -235,6 +236,24 @@ def test_a_full_disk_names_the_run_and_how_it_goes_on(data, capsys, monkeypatch)
     assert "the run in run broke off: [Errno 28] No space left on device. Mend that" in told
     assert told.endswith("go on with: rlxf resume run\n")
     assert RunFolder.reopen("run").checkpoints.files()
+
+
+@pytest.mark.faults
+def test_a_loss_that_is_nan_names_the_run_and_how_it_goes_on(data, capsys, monkeypatch):
+    honest, calls = DecisionTransformerModel.losses, iter(range(100))
+
+    def losses(self, batch):
+        number = float("nan") if next(calls) == 2 else 1.0
+        return {name: part * number for name, part in honest(self, batch).items()}
+
+    monkeypatch.setattr(DecisionTransformerModel, "losses", losses)
+    settings = [*TINY, "--dataset", data, "--run", "run", "--checkpoint-seconds", "0"]
+    told = refused(capsys, "train", "dt", *settings)
+    assert "the run in run broke off: update 3: the loss is nan; the weights are those before" in told
+    assert told.count("\n") == 1
+    assert "rlxf resume run, or begin anew from its weights, with --pretrained run\n" in told
+    main(["resume", "run", "--no-progress-bar"])
+    assert DecisionTransformer.load("run/checkpoint.zip", device="cpu").num_timesteps == 4
 
 
 def test_a_folder_that_exists_is_left_alone(data, capsys, tmp_path):
