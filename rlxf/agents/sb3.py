@@ -73,7 +73,7 @@ def import_sb3(
 def _check_trusted(path: Path, trust: bool) -> None:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; check the path")
-    if not trust:
+    if trust is not True:  # no other value that only looks like a yes
         raise ValueError(
             f"{path} is not opened: Stable-Baselines3 keeps pickles in its files, and loading them runs "
             f"whatever code they hold. If you trust whoever made it, pass trust=True"

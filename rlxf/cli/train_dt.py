@@ -76,9 +76,10 @@ class TrainDecisionTransformer:
     download: bool = False
     """Download a dataset that is not on this machine."""
     env: str | None = None
-    """Gymnasium id to evaluate in; None is what the data name."""
+    """Gymnasium id to evaluate in; None is what the data name. That one has the arguments and wrappers of the
+    data, also where its id is given."""
     env_kwargs: Json = field(default_factory=dict)
-    """Arguments of the environment as a JSON object; without --env they change those of the data."""
+    """Arguments of the environment as a JSON object; in that of the data they change those of the data."""
     seed: int = 0
     """Of weights, windows and dropout: the same seed gives the same run on one machine."""
     pretrained: Path | None = None

@@ -118,6 +118,9 @@ def test_only_with_trust_a_file_runs_its_code(trapped):
     path, sprung = trapped
     with pytest.raises(ValueError, match=r"agent\.zip is not opened.*runs whatever code.*pass trust=True"):
         import_sb3(path)
+    for word in ("no", 1):
+        with pytest.raises(ValueError, match="is not opened"):
+            import_sb3(path, trust=word)
     assert not sprung.exists()
     import_sb3(path, trust=True)
     assert sprung.exists()

@@ -171,7 +171,7 @@ def _has_image(space: spaces.Space[Any]) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return str(error) or f"its metadata.json lacks what Minari needs ({type(error).__name__})"
 
 
 def _digest(data: bytes) -> str:
