@@ -28,6 +28,7 @@ from rlxf.agents.distillation import Distillation
 from rlxf.agents.finite import naming
 from rlxf.agents.gtrxl import checkpoint, resuming
 from rlxf.agents.gtrxl.acting import Acting, without
+from rlxf.agents.gtrxl.alarms import Alarms
 from rlxf.agents.gtrxl.calibrating import Rehearsal, calibrated
 from rlxf.agents.gtrxl.core import check_endless, resolve_core
 from rlxf.agents.gtrxl.distillation import Actor, Teaching
@@ -45,7 +46,7 @@ from rlxf.agents.gtrxl.settings import (
     check_sizes,
     stack_observations,
 )
-from rlxf.agents.gtrxl.update import Objective
+from rlxf.agents.gtrxl.update import LEAST_VARIANCE, Objective
 from rlxf.agents.guards import check_first, check_step, unspoiled
 from rlxf.agents.handover import hand_over
 from rlxf.agents.memory import Memory
@@ -64,8 +65,6 @@ if TYPE_CHECKING:
 
 LEARNING_RATE = LinearSchedule(1e-3, 0.0, 1.0)
 ENTROPY_COEFFICIENT = LinearSchedule(0.03, 0.0, 1.0)
-LEAST_VARIANCE = 1e-4
-"""Of returns, where the value loss is measured by it: before the first reward they are only noise."""
 
 
 class GTrXLPPO(OnPolicyAlgorithm):
@@ -403,6 +402,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             ready = super()._setup_learn(*args, **kwargs)
             check_first(self.env, self._last_obs, self._env_steps)  # type: ignore[arg-type]
         record_hyperparameters(self)
+        self._alarms = Alarms(self.action_space)
         if self._last_obs is not before:
             self._begin_anew()
         return ready
@@ -427,6 +427,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self.returns.update(self.rollout_buffer.returns[self.rollout_buffer.weight == 1].cpu().numpy())
             noted = self._lesson.learn(self)
         self._log_update(noted)
+        self._alarms.look(self, noted)
 
     def objective(self) -> Objective:
         """What PPO minimises now, by the schedules and the scale of all returns so far."""

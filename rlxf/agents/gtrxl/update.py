@@ -15,6 +15,9 @@ from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout import Segments
 from rlxf.agents.losses import average
 
+LEAST_VARIANCE = 1e-4
+"""Of returns, where the value loss is measured by it: before the first reward they are only noise."""
+
 
 @dataclass(frozen=True)
 class Objective:
