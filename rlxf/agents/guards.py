@@ -33,7 +33,8 @@ def unspoiled(env: VecEnv | None) -> Iterator[None]:
 
 def check_first(env: VecEnv | None, obs: VecEnvObs, step: int) -> None:
     """Raise `FaultyEnvironmentError` unless the observations that episodes begin with are finite."""
-    if (normalizer := unwrap_vec_normalize(env)) is not None:  # type: ignore[arg-type]  # None has none
+    normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
+    if normalizer is not None and "old_obs" in vars(normalizer):  # it has none before its first reset
         check_finite("first observation", normalizer.old_obs, step)
     check_finite("first observation", obs, step)
 
