@@ -37,8 +37,8 @@ class Evaluate:
     episodes: int = 200
     """Number of episodes: 200 resolve a success rate to about 0.07."""
     env: str | None = None
-    """Gymnasium id of another task with the same spaces; None is the one trained on, or that of the data. An id
-    that is given drops the arguments of the run; the environment of the data keeps those of the data."""
+    """Gymnasium id of another task with the same spaces; None is the one trained on, or that of the data. An
+    id that is given drops the arguments of the run; the environment of the data keeps those of the data."""
     env_kwargs: Json = field(default_factory=dict)
     """Arguments of the environment as a JSON object; without --env they change those of the run."""
     deterministic: bool = True
