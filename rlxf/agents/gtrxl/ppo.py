@@ -290,6 +290,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self.device,
         )
         self._lesson: Lesson = Rewards()
+        self._alarms = Alarms(self.action_space)
         self._resting, self.iterations = False, 0
         self._begin_anew()
 
