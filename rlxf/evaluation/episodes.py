@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.envs.finite import check_finite
+from rlxf.envs.resting import rest
 from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.evaluation.environment import EnvLike, is_monitored, opened, raw_rewards
 from rlxf.evaluation.narrowing import Narrowing
@@ -151,8 +152,10 @@ def _play(
     obs, starts = env.reset(), np.ones(env.num_envs, dtype=bool)
     for step in count():
         check_finite("observation", obs, step)
-        obs, rewards, dones, infos = env.step(player.act(obs, starts, tally.missing > 0))
+        playing = tally.missing > 0
+        obs, rewards, dones, infos = env.step(player.act(obs, starts, playing))
         tally.add(raw_rewards(env, rewards), dones, infos)
+        rest(env, np.flatnonzero(playing & (tally.missing == 0)).tolist())
         # What an agent saw between two episodes belongs to neither.
         starts = dones | is_filler(infos)
         progress.update(task, completed=tally.count)
