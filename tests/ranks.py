@@ -1,0 +1,56 @@
+"""Tests that need several processes: forked from the test, so that nothing is imported twice."""
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlxf.training.joining import join
+
+LONGEST = 60.0
+
+
+def on_ranks(count: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+    """What ``work(*args)`` gives in each of so many processes that have joined.
+
+    An exception comes as its text; None is of a process that died.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    fork = multiprocessing.get_context("fork")
+    ends = [fork.Pipe(duplex=False) for _ in range(count)]
+    processes = [
+        fork.Process(target=_run, args=(rank, count, store.port, send, work, args), daemon=True)
+        for rank, (_, send) in enumerate(ends)
+    ]
+    for process, (_, send) in zip(processes, ends, strict=True):
+        process.start()
+        send.close()
+    try:
+        return [_received(receive) for receive, _ in ends]
+    finally:
+        for process in processes:
+            process.join(LONGEST)
+
+
+def _received(receive: Any) -> Any:
+    assert receive.poll(LONGEST), "a process does not answer"
+    try:
+        return receive.recv()
+    except EOFError:
+        return None
+
+
+def _run(rank: int, count: int, port: int, send: Any, work: Callable[..., Any], args: Any) -> None:
+    torch.set_num_threads(1)  # threads of the parent are not here
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is the parent's
+    try:
+        join()
+        found = work(*args)
+    except BaseException as error:
+        found = f"{type(error).__name__}: {error}"
+    send.send(found)

@@ -1,0 +1,152 @@
+"""Several processes agree, and together do what one of them would with all of it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlxf.agents.losses import average
+from rlxf.training import Archive
+from rlxf.training.joining import here, join
+from tests.ranks import on_ranks
+
+ROWS = 4
+
+
+def test_without_torchrun_a_process_is_alone(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert join() is here()
+    assert (here().rank, here().count, here().writes) == (0, 1, True)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert join().count == 1
+
+
+def test_what_cannot_be_divided_is_told():
+    def work():
+        return here().part("n_envs", 6), here().part("n_envs", 7)
+
+    for found in on_ranks(2, work):
+        assert found.startswith("ValueError: n_envs is 7 over all, and cannot be divided among 2 processes")
+
+
+def numbers(rank=None):
+    """Inputs and weights of all rows, or of those of one rank: the last ones are of no weight."""
+    x = torch.randn(2 * ROWS, 3, generator=torch.Generator().manual_seed(1))
+    weight = torch.tensor([1.0, 1, 1, 1, 1, 0, 0, 0])
+    rows = slice(None) if rank is None else slice(rank * ROWS, (rank + 1) * ROWS)
+    return x[rows], weight[rows]
+
+
+def network():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+    net.append(nn.ParameterDict({"nobody": nn.Parameter(torch.ones(2))}))
+    return net
+
+
+def backward(net, x, weight):
+    y = net[2](net[1](net[0](x)))[:, 0]
+    parts = {"loss": average(y.square(), weight), "mean": average(y, weight)}
+    pooled = here().pooled(parts, weight.sum())
+    pooled["loss"].backward()
+    here().add_gradients(net.parameters())
+    gradients = [None if p.grad is None else p.grad.numpy() for p in net.parameters()]
+    return gradients, {name: part.item() for name, part in pooled.items()}
+
+
+def test_gradients_and_means_are_those_of_one_process_with_all_rows():
+    wanted, parts = backward(network(), *numbers())
+    for found, means in on_ranks(2, lambda: backward(network(), *numbers(here().rank))):
+        for one, other in zip(found, wanted, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+        assert means == pytest.approx(parts, abs=1e-6)
+
+
+def test_a_gradient_that_only_one_has_reaches_all():
+    def work():
+        net = network()
+        if here().rank == 1:
+            (2 * net[3]["nobody"]).sum().backward()
+        here().add_gradients(net.parameters())
+        return net[3]["nobody"].grad.tolist(), net[0].weight.grad
+
+    assert on_ranks(2, work) == [([2.0, 2.0], None)] * 2
+
+
+def test_nan_of_one_is_seen_by_all():
+    def work():
+        parts = {"loss": torch.tensor([1.0, float("nan")][here().rank], requires_grad=True)}
+        return bool(here().pooled(parts, torch.tensor(1.0))["loss"].isnan())
+
+    assert on_ranks(2, work) == [True, True]
+
+
+def test_rows_find_their_place_and_come_back():
+    def work():
+        own = torch.arange(3.0)[:, None] + 10 * here().rank
+        every = here().gathered(own)
+        alone = here().among_all(own)
+        same = torch.equal(here().own(alone), own) and torch.equal(here().own(every), own)
+        chosen = here().own_numbers(torch.tensor([4, 0, 2, 5]), 3)
+        return every[:, 0].tolist(), same, chosen.tolist(), here().gathered(own[:2, 0] > 0).tolist()
+
+    every = [0.0, 1.0, 2.0, 10.0, 11.0, 12.0]
+    bits = [False, True, True, True]
+    assert on_ranks(2, work) == [(every, True, [0, 2], bits), (every, True, [1, 2], bits)]
+
+
+def test_archives_of_any_length_are_gathered():
+    def work():
+        rank = here().rank
+        own = Archive({"name": "x" * rank}, {"group": {"t": torch.full((rank + 1,), rank)}, "other": {}})
+        return [(a.documents, a.tensors["group"]["t"].tolist()) for a in here().gathered_archives(own)]
+
+    assert on_ranks(2, work) == [[({"name": ""}, [0]), ({"name": "x"}, [1, 1])]] * 2
+
+
+def test_they_agree_on_weights_and_generators_and_draw_for_themselves_where_they_shall():
+    def work():
+        torch.manual_seed(here().rank)
+        net, order = nn.Linear(2, 2), torch.Generator().manual_seed(here().rank)
+        here().agree(net, order)
+        here().agree_generators()
+        with here().own_draws(order):
+            own = torch.rand(()).item()
+        return net.weight.tolist(), torch.rand((), generator=order).item(), torch.rand(()).item(), own
+
+    (*one, own), (*other, others) = on_ranks(2, work)
+    assert one == other
+    assert own != others
+
+
+def test_what_differs_among_them_is_told():
+    for found in on_ranks(2, lambda: here().check_same({"n_envs": 2, "steps": here().rank})):
+        assert found == "ValueError: steps must be the same in all processes, got [0, 1] by rank"
+
+
+@pytest.mark.faults
+def test_who_is_killed_is_missed_at_once():
+    def work():
+        here().wait()
+        if here().rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        here().wait()
+
+    found = on_ranks(2, work)
+    assert found[0].startswith("ConnectionError: another of the 2 processes is gone")
+    assert found[1] is None
+
+
+def test_one_process_imports_nothing_of_it():
+    code = (
+        "import sys, rlxf.training.joining as j; j.join(); print('rlxf.training.rank_group' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "False"
