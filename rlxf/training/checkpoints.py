@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import Any, Protocol
 
 from stable_baselines3.common.callbacks import BaseCallback
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from rlxf.training.archive import Archive, read_archive, write_archive
 from rlxf.training.errors import CheckpointError
+from rlxf.training.joining import here
 from rlxf.training.stopping import Stop
 
 NAME = re.compile(r"step-(\d{12})\.zip")
@@ -130,6 +132,9 @@ class Checkpoints(BaseCallback):
     It takes a copy of what is to be saved, and writes it in a thread while the training goes on. A rate in
     seconds keeps the cost the same for any size of steps. When they are taken changes no bit of the training.
 
+    Where several processes train together, each needs one. They save at the same moment, by the clock of the
+    one of rank 0, which writes what all of them have into one file; a signal to any of them stops all.
+
     Args:
         folder: where they go.
         every_seconds: from one to the next.
@@ -160,6 +165,7 @@ class Checkpoints(BaseCallback):
             raise ValueError(f"every_seconds must be at least 0, got {every_seconds}")
         self.folder, self.every_seconds = folder, every_seconds
         self.beside, self.stop, self.stopped = dict(beside or {}), stop or Stop(), False
+        self.ranks = here()
         self._writer = InBackground()
 
     def _on_training_start(self) -> None:
@@ -180,18 +186,28 @@ class Checkpoints(BaseCallback):
     def _save_if_due(self) -> None:
         if not self.model.at_rest or self.stopped:
             return
-        if self.stop.asked:
+        signal, due = self._agreed()
+        if signal:
+            self.stop.by = Signals(signal)  # it may have been another process that got it
             self.save()
             self._writer.wait()
             self.stopped = True
-        elif time.monotonic() - self._last >= self.every_seconds and not self._writer.busy:
+        elif due:
             self.save()
+
+    def _agreed(self) -> tuple[int, bool]:
+        """The signal that one of the processes got, 0 for none, and whether it is time to save."""
+        own = self.stop.by or 0
+        due = self.ranks.writes and time.monotonic() - self._last >= self.every_seconds
+        agreed = self.ranks.largest(2 * own + (due and not self._writer.busy))
+        return agreed // 2, agreed % 2 == 1
 
     def save(self) -> None:
         """Save now."""
         step, archive = self.model.num_timesteps, self.model.snapshot()
         archive.documents[BESIDE] = {name: each.state() for name, each in self.beside.items()}
-        self._writer.start(lambda: self.folder.write(step, archive))
+        if self.ranks.writes:
+            self._writer.start(lambda: self.folder.write(step, archive))
         self._last, self._step = time.monotonic(), step
 
 

@@ -84,7 +84,7 @@ class DecisionTransformer(WindowLearner):
         dataset: a Minari id, a ``MinariDataset``, several of these joined, or `Trajectories`.
         context_length: steps K that the agent sees, the present one included. May exceed the longest episode.
         learning_rate: AdamW's; a number, or a schedule of the progress remaining, from 1 to 0.
-        batch_size: windows of K steps in an update.
+        batch_size: windows of K steps in an update, over all processes under torchrun.
         weight_decay: AdamW's.
         warmup_updates: updates over which the learning rate rises from 0; None for a tenth of those that
             `learn` is asked for.
@@ -220,6 +220,7 @@ class DecisionTransformer(WindowLearner):
             ValueError: if a number is less than 1, the agent was loaded without a dataset, or the teacher's
                 spaces, kind of head or device are others.
         """
+        self.ranks.check_alone("learn_from")
         update = DistillationUpdate(self, teacher, distillation or Distillation())
         windows = update.windows(self._data())
         return self._learn(
@@ -271,6 +272,7 @@ class DecisionTransformer(WindowLearner):
                 explore, since it does not sample: train it with ``objective=MaximumEntropy()``.
             DatasetError: if the environment does not fit the data.
         """
+        self.ranks.check_alone("learn_online")
         check_sizes(steps=steps, round_steps=round_steps, round_updates=round_updates)
         check_sizes(replay_episodes=replay_episodes, log_interval=log_interval)
         replay = Replay(self._data(), replay_episodes)

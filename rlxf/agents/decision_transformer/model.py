@@ -74,6 +74,10 @@ class DecisionTransformerModel(TrajectoryModel):
         learned = {} if lesson is None else {"loss": parts["loss"] + lesson, "exit_lesson": lesson}
         return self.with_penalty(parts | learned)
 
+    def weight(self, batch: WindowBatch) -> Tensor:
+        """Real steps that are learned from."""
+        return batch.mask[:, self.remembered :].sum()
+
     @torch.no_grad()
     def _verdict(self, outputs: Tensor, actions: Tensor, steps: Steps) -> Verdict:
         """What came of the outputs behind N passes, (N, B, K, C)."""

@@ -62,6 +62,10 @@ class TrajectoryModel(nn.Module, ABC):
     def losses(self, batch: Any) -> dict[str, Tensor]:
         """What is minimised, "loss", and its parts, for what an update learns from."""
 
+    @abstractmethod
+    def weight(self, batch: Any) -> Tensor:
+        """How many steps or tokens the `losses` of a batch are means over, a number."""
+
     def with_penalty(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """The parts of a loss, and what the transformer adds: a penalty as of long spans, and its depth."""
         penalty, depth = self.transformer.penalty(), self.transformer.mean_depth()

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
 from rlxf.agents.finite import clip_finite
+from rlxf.training.joining import here
+from rlxf.training.ranks import Ranks
 
 
 @dataclass
@@ -21,11 +23,13 @@ class Update:
         model: what is trained.
         optimizer: of its weights; the first group's gradient is bounded.
         max_grad_norm: longer gradients are shortened to it.
+        ranks: the processes that share a batch; each learns from its part.
     """
 
     model: TrajectoryModel
     optimizer: torch.optim.Optimizer
     max_grad_norm: float
+    ranks: Ranks = field(default_factory=here)
     _notes: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
     def __call__(self, batch: Any) -> None:
@@ -34,7 +38,7 @@ class Update:
         Raises:
             NumericalError: before the step from a loss or a gradient that is not finite.
         """
-        parts = self.losses(batch)
+        parts = self.ranks.pooled(self.losses(batch), self.model.weight(batch))
         self._note(parts | {"grad_norm": self.step(parts)})
 
     def losses(self, batch: Any) -> dict[str, Tensor]:
@@ -45,6 +49,7 @@ class Update:
         """One step of the optimiser, down the "loss" among the parts; gives the norm of the gradient."""
         self.optimizer.zero_grad()
         parts["loss"].backward()
+        self.ranks.add_gradients(self.model.parameters())
         weights, *others = (group["params"] for group in self.optimizer.param_groups)
         norm = clip_finite(parts, self.model, weights, self.max_grad_norm, chain(*others))
         self.optimizer.step()

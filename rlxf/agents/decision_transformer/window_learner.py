@@ -26,11 +26,13 @@ from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
 from rlxf.agents.decision_transformer.update import Update, make_optimizer
 from rlxf.agents.finite import naming
 from rlxf.agents.memory import Memory
+from rlxf.agents.together import begin_together
 from rlxf.attention import TransformerSpec
 from rlxf.envs.trajectories import Trajectories, Windows, as_trajectories, check_fits
 from rlxf.envs.trajectories.source import Dataset
 from rlxf.training import Archive
 from rlxf.training.checkpoints import copied
+from rlxf.training.joining import here
 
 
 class WindowLearner(BaseAlgorithm):
@@ -73,6 +75,8 @@ class WindowLearner(BaseAlgorithm):
     ):
         check_sizes(context_length=context_length, batch_size=batch_size, episode_length=episode_length)
         check_coefficients(learning_rate, weight_decay, warmup_updates, max_grad_norm, return_scale)
+        self.ranks = here()
+        self.ranks.part("batch_size", batch_size)
         self.core = core
         self.context_length, self.batch_size = context_length, batch_size
         self.weight_decay, self.warmup_updates = weight_decay, warmup_updates
@@ -206,6 +210,7 @@ class WindowLearner(BaseAlgorithm):
         if run is not None:
             checkpoint.restore(self, run)
             steps, reset_num_timesteps = steps - self.num_timesteps, False
+        begin_together(self, steps=steps)
         total_timesteps, callback = self._setup_learn(
             steps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
@@ -241,13 +246,14 @@ class WindowLearner(BaseAlgorithm):
         update_learning_rate(self.optimizer, learning_rate)
         self.policy.train()
         batch = self._batch(windows)
-        with naming(f"update {self._n_updates + 1}", batch):
+        with naming(f"update {self._n_updates + 1}", batch), self.ranks.own_draws(self.order):
             self._update(batch)
         self._n_updates += 1
 
     def _batch(self, windows: Windows) -> Any:
         """What an update learns from."""
-        return windows.sample(self.batch_size, self.order).to(self.device)
+        starts = windows.draw(self.batch_size, self.order)
+        return windows.starting_at(self.ranks.own(starts)).to(self.device)
 
     def windows(self, trajectories: Trajectories) -> Windows:
         """Windows of K steps, with those before them that the core's memory holds."""

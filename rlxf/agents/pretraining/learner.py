@@ -15,6 +15,7 @@ from rlxf.agents.pretraining.model import MaskedModel
 from rlxf.attention import TransformerSpec
 from rlxf.envs.trajectories import Trajectories, Windows
 from rlxf.envs.trajectories.source import Dataset
+from rlxf.training.joining import here
 
 
 class MaskedPretraining(WindowLearner):
@@ -78,6 +79,7 @@ class MaskedPretraining(WindowLearner):
     ):
         if not 0 < chosen <= 1:
             raise ValueError(f"chosen must be more than 0 and at most 1, got {chosen}")
+        here().check_alone("MaskedPretraining")
         self.chosen = chosen
         super().__init__(
             MaskedModel,

@@ -62,6 +62,10 @@ class MaskedModel(TrajectoryModel):
         parts = {f"{kind}_loss": average(error, weight) for kind, error, weight in kinds}
         return self.with_penalty({"loss": average(errors, chosen)} | parts)
 
+    def weight(self, batch: MaskedWindows) -> Tensor:
+        """Chosen tokens."""
+        return batch.masking.chosen.sum()
+
     def read(self, steps: Steps, masking: Masking | None = None) -> Tensor:
         """Outputs at all tokens, (B, 3 W, C); without ``masking`` nothing is hidden."""
         contents = self.tokens.contents(steps)

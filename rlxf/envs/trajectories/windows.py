@@ -66,8 +66,11 @@ class Windows:
 
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> WindowBatch:
         """``batch_size`` windows at random; equal generators (of the CPU) give equal ones. None: torch's."""
-        starts = torch.randint(self.trajectories.steps, (batch_size,), generator=generator)
-        return self.starting_at(starts.numpy())
+        return self.starting_at(self.draw(batch_size, generator))
+
+    def draw(self, batch_size: int, generator: torch.Generator | None = None) -> Tensor:
+        """Where the windows of `sample` start, int64 (batch_size,), for `starting_at`."""
+        return torch.randint(self.trajectories.steps, (batch_size,), generator=generator)
 
     def cover(self, batch_size: int) -> Iterator[WindowBatch]:
         """Windows, in order, in which each step is exactly once: to measure a loss over all the data.

@@ -1,0 +1,151 @@
+"""Two processes that share each batch learn what one process learns."""
+
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from stable_baselines3.common.callbacks import BaseCallback
+
+from rlxf.agents.decision_transformer import MaximumEntropy
+from rlxf.agents.pretraining import MaskedPretraining
+from rlxf.attention import Routing
+from rlxf.training import CheckpointFolder, Checkpoints, linear, stop_on_signals
+from rlxf.training.joining import here
+from tests.agents.decision_transformer.worlds import ACTIONS, CORES, small_agent, some_trajectories
+from tests.ranks import on_ranks
+
+STEPS = 4
+
+
+def agent(**changes):
+    """Gradients below 1e-3 count by their size: where one is 0, Adam would make steps of rounding."""
+    settings = {"learning_rate": linear(0.01, 0.001), "warmup_updates": 0, "core": CORES["memory"]}
+    found = small_agent(**(settings | changes))
+    for group in found.optimizer.param_groups:
+        group["eps"] = 1e-3
+    return found
+
+
+def weights(learner):
+    return {name: x.numpy().copy() for name, x in learner.policy.state_dict().items()}
+
+
+def gradients(learner):
+    learner.learn(1)
+    return {name: x.grad.numpy() for name, x in learner.policy.named_parameters() if x.grad is not None}
+
+
+def learned(steps=STEPS, resume_from=None, **changes):
+    found = agent(**changes).learn(steps, resume_from=resume_from)
+    return weights(found), found.order.get_state().tolist(), len(found.logger.output_formats)
+
+
+def assert_close(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("core", ["memory", "ALiBi and a window"])
+def test_gradients_of_two_are_those_of_one(core):
+    wanted = gradients(agent(core=CORES[core]))
+    for found in on_ranks(2, lambda: gradients(agent(core=CORES[core]))):
+        assert_close(found, wanted)
+
+
+def test_so_are_weights_behind_some_updates():
+    wanted, order, _ = learned()
+    one, other = on_ranks(2, lambda: learned(verbose=1))
+    assert_close(one[0], wanted)
+    assert (one[1], other[1]) == (order, order)
+    assert (one[2] > 0, other[2]) == (True, 0)  # one logs
+    assert all((one[0][name] == other[0][name]).all() for name in wanted)
+
+
+def test_what_draws_while_it_learns_differs_from_one_but_agrees():
+    changes = {"core": CORES["published with dropout"], "objective": MaximumEntropy()}
+    data = some_trajectories(action_space=ACTIONS["Box"])
+    one, other = on_ranks(2, lambda: learned(trajectories=data, **changes))
+    assert all((one[0][name] == other[0][name]).all() for name in one[0])
+    assert any((learned(trajectories=data, **changes)[0][name] != one[0][name]).any() for name in one[0])
+
+
+class Signalled(BaseCallback):
+    """Sends a signal to one of the processes."""
+
+    def _on_step(self):
+        if self.num_timesteps == 2 and here().rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+
+def cut(folder):
+    with stop_on_signals() as stop:
+        saving = Checkpoints(CheckpointFolder(folder), every_seconds=0, stop=stop)
+        learner = agent().learn(STEPS, [Signalled(), saving])
+    here().wait()
+    return learner.num_timesteps, saving.stopped, int(stop.by)
+
+
+def test_a_signal_to_one_stops_both_and_one_or_two_go_on(tmp_path):
+    wanted, order, _ = learned()
+    assert on_ranks(2, lambda: cut(tmp_path)) == [(2, True, signal.SIGTERM)] * 2
+    assert len(CheckpointFolder(tmp_path).files()) == 2
+    alone = learned(resume_from=tmp_path)
+    for found, drawn, _ in [alone, *on_ranks(2, lambda: learned(resume_from=tmp_path))]:
+        assert_close(found, wanted)
+        assert drawn == order
+
+
+def test_what_one_wrote_two_go_on_with(tmp_path):
+    saving = Checkpoints(CheckpointFolder(tmp_path), every_seconds=0)
+    wanted = weights(agent().learn(STEPS, saving))
+    CheckpointFolder(tmp_path).file(STEPS).unlink()
+    for found, _, _ in on_ranks(2, lambda: learned(resume_from=tmp_path)):
+        assert_close(found, wanted)
+
+
+def refusals():
+    data = some_trajectories(action_space=ACTIONS["Discrete"])
+    routing = replace(CORES["published"], kernel=Routing(2))
+    for asked in (
+        lambda: agent(batch_size=7),
+        lambda: agent(core=routing).learn(1),
+        lambda: agent(trajectories=data).learn_online(1, 1.0),
+        lambda: agent(trajectories=data).learn_from(agent(), 1),
+        lambda: MaskedPretraining(data),
+    ):
+        try:
+            asked()
+        except ValueError as error:
+            yield str(error)
+
+
+def test_what_is_for_one_process_is_told():
+    for division, kernel, *others in on_ranks(2, lambda: list(refusals())):
+        assert "batch_size is 7 over all, and cannot be divided among 2" in division
+        assert "moves its centroids by the tokens that one process reads" in kernel
+        names = ("learn_online", "learn_from", "MaskedPretraining")
+        assert others == [
+            f"{name} is for one process, and here are 2: start it without torchrun" for name in names
+        ]
+
+
+def test_nan_in_the_part_of_one_stops_both():
+    data = some_trajectories()
+    spoiled = some_trajectories(rewards=np.full_like(data.rewards, 1e30), return_to_go=data.return_to_go)
+
+    def work():
+        learner = agent(trajectories=spoiled)
+        before = weights(learner)
+        if here().rank == 1:
+            learner.policy.tokens.return_scale = float("nan")
+        try:
+            learner.learn(1)
+        except ArithmeticError as error:
+            same = all((before[name] == x).all() for name, x in weights(learner).items())
+            return same, "the loss is nan" in str(error)
+
+    assert on_ranks(2, work) == [(True, True)] * 2
