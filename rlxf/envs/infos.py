@@ -5,6 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+LOST, BROKEN = "Workers.lost", "Workers.broken"
+"""Said of a step that nobody played since an environment broke; and, of the first such one, why it did."""
+
 
 def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
     """The info of environment i out of a batch's ``infos``.

@@ -20,6 +20,7 @@ from rlxf.envs.replayable import Replayable
 from rlxf.envs.side_by_side import side_by_side
 from rlxf.envs.spaces import check_playable
 from rlxf.envs.vector import as_vec_env
+from rlxf.envs.workers import Workers, WorkerVecEnv
 
 View = Callable[[gymnasium.Env], gymnasium.Env]
 
@@ -32,6 +33,7 @@ def make_vec_env(
     wrapper_class: View | None = None,
     previous_reward: bool = False,
     previous_transition: bool = False,
+    workers: Workers | None = None,
 ) -> VecEnv:
     """``n_envs`` copies of a registered environment as one Stable-Baselines3 ``VecEnv``.
 
@@ -39,6 +41,10 @@ def make_vec_env(
     wrapper is asked for, that form is used (`GymnasiumVecEnv`). Otherwise this is Stable-Baselines3's
     ``make_vec_env``: each copy in a `Monitor`, then in its wrappers, in a `DummyVecEnv`. Each episode has a
     seed of its own then (`Replayable`), so that a training can be resumed amid it.
+
+    With ``workers`` the copies are in processes of their own (`WorkerVecEnv`): what takes long is done at
+    the same time, and an environment that raises, dies or hangs begins anew. However many processes there
+    are, the same steps come out as from copies in this process.
 
     ``popgym-...`` and ``MiniGrid-...`` ids come with the ``memory`` extra. Without a ``wrapper_class`` they
     get the views of `rlxf.envs.memory_tasks`.
@@ -53,9 +59,12 @@ def make_vec_env(
             around all other wrappers. The observation is then a Dict.
         previous_transition: put action, reward and end of the step before into each observation, also across
             episodes, by `PreviousTransition` around all other wrappers.
+        workers: how many processes, and how patient; None for copies in this process.
 
     Raises:
-        ValueError: if the id is unknown (with the nearest ones) or n_envs is less than 1.
+        BrokenEnvironmentError: if an environment cannot be made in its process.
+        ValueError: if the id is unknown (with the nearest ones), n_envs is less than 1, or there are more
+            processes than environments.
         TypeError: if the environment does not take env_kwargs, or a space is not supported
             (`check_playable`).
     """
@@ -63,18 +72,22 @@ def make_vec_env(
         raise ValueError(f"n_envs must be at least 1, got {n_envs}")
     kwargs = env_kwargs or {}
     spec = find_spec(env_id)
-    wrapped = wrapper_class is not None or previous_reward or previous_transition
-    if spec.vector_entry_point is not None and not wrapped:
+    single = wrapper_class is not None or previous_reward or previous_transition or workers is not None
+    if spec.vector_entry_point is not None and not single:
         vec_env = _own_vector_form(spec, n_envs, kwargs)
         if vec_env is not None:
             vec_env.seed(seed)
             return vec_env
     view = _view(spec.id, wrapper_class, previous_reward, previous_transition)
-    return copies(partial(gymnasium.make, spec.id, **kwargs), n_envs, seed, view)
+    return copies(partial(gymnasium.make, spec, **kwargs), n_envs, seed, view, workers)
 
 
 def copies(
-    make: Callable[[], gymnasium.Env], n_envs: int, seed: int | None, view: View | None = None
+    make: Callable[[], gymnasium.Env],
+    n_envs: int,
+    seed: int | None,
+    view: View | None = None,
+    workers: Workers | None = None,
 ) -> VecEnv:
     """``n_envs`` environments as Stable-Baselines3's ``make_vec_env`` makes them, whatever they show.
 
@@ -83,11 +96,13 @@ def copies(
         n_envs: how many.
         seed: as in `make_vec_env`.
         view: wrappers to put around each; None for none.
+        workers: as in `make_vec_env`.
 
     Raises:
         TypeError: if a space is not supported (`check_playable`).
     """
-    together: Any = side_by_side  # asked for is a class, used is a function of functions
+    # Asked for is a class, used is a function of functions.
+    together: Any = side_by_side if workers is None else partial(WorkerVecEnv, workers=workers)
     return env_util.make_vec_env(make, n_envs, seed, wrapper_class=view, vec_env_cls=together)
 
 

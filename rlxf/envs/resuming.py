@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import (
 from rlxf.envs.errors import EpisodeLostError
 from rlxf.envs.replayable import Replayable
 from rlxf.envs.vector import GymnasiumVecEnv
+from rlxf.envs.workers import WorkerVecEnv
 
 Place = tuple[object, str]
 """An object, and the name of a number or an array that it holds."""
@@ -82,14 +83,14 @@ def episodes_of(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     _check_known(env)
     if isinstance(env.unwrapped, GymnasiumVecEnv):
         return {"state": env.unwrapped.state()}, {}
-    if not all(env.env_is_wrapped(Replayable)):
-        raise EpisodeLostError("the environments are not in rlxf.envs.Replayable")
-    records = env.env_method("record")
-    for record in records:
-        if "lost" in record:
-            raise EpisodeLostError(record["lost"])
-    actions = {f"actions.{i}": record.pop("actions") for i, record in enumerate(records)}
-    return {"records": records}, actions
+    crew = _crew(env)
+    absent = {} if crew is None else crew.absent()
+    present = [i for i in range(env.num_envs) if i not in absent]
+    records = _records(env, present)
+    actions = {f"actions.{i}": record.pop("actions") for i, record in records.items()}
+    records |= {i: {"absent": told} for i, told in absent.items()}
+    document = {"records": [records[i] for i in range(env.num_envs)]}
+    return document | ({} if crew is None else {"workers": crew.standing()}), actions
 
 
 def go_on(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -102,10 +103,34 @@ def go_on(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[str, np.ndar
     if isinstance(env.unwrapped, GymnasiumVecEnv):
         env.unwrapped.take_up(document["state"])
         return
-    for i, record in enumerate(document["records"]):
-        reasons = env.env_method("replay", record | {"actions": arrays[f"actions.{i}"]}, indices=i)
+    records = dict(enumerate(document["records"]))
+    absent = {i: record["absent"] for i, record in records.items() if "absent" in record}
+    crew = _crew(env)
+    if absent and crew is None:
+        raise EpisodeLostError(f"environment {min(absent)} was broken when the run was saved")
+    for i in records.keys() - absent.keys():
+        reasons = env.env_method("replay", records[i] | {"actions": arrays[f"actions.{i}"]}, indices=i)
         if reasons[0] is not None:
             raise EpisodeLostError(reasons[0])
+    if crew is not None:
+        crew.take_up(document.get("workers", crew.standing()), absent)
+
+
+def _crew(env: VecEnv) -> WorkerVecEnv | None:
+    """The environments themselves, if they are in processes that may break."""
+    inner = env.unwrapped
+    return inner if isinstance(inner, WorkerVecEnv) else None
+
+
+def _records(env: VecEnv, environments: list[int]) -> dict[int, dict[str, Any]]:
+    """Those of their episodes, with which they can be gone on with."""
+    if not all(env.env_is_wrapped(Replayable, environments)):
+        raise EpisodeLostError("the environments are not in rlxf.envs.Replayable")
+    records = dict(zip(environments, env.env_method("record", indices=environments), strict=True))
+    for record in records.values():
+        if "lost" in record:
+            raise EpisodeLostError(record["lost"])
+    return records
 
 
 def _places(env: VecEnv) -> Iterator[tuple[str, Place]]:

@@ -27,7 +27,7 @@ def side_by_side(makes: Sequence[Make]) -> VecEnv:
         TypeError: if a space is not supported (`check_playable`).
     """
     envs = [make() for make in makes]
-    if _is_one_level(envs[0].observation_space):
+    if is_one_level(envs[0].observation_space):
         return DummyVecEnv([partial(_itself, Resting(env)) for env in envs])
     made: list[Make] = [partial(_itself, env) for env in envs]
     return as_vec_env(SyncVectorEnv(made, autoreset_mode=AutoresetMode.SAME_STEP))
@@ -37,6 +37,7 @@ def _itself(env: gymnasium.Env) -> gymnasium.Env:
     return env
 
 
-def _is_one_level(space: spaces.Space[Any]) -> bool:
+def is_one_level(space: spaces.Space[Any]) -> bool:
+    """Whether a `DummyVecEnv` holds what is shown."""
     parts = parts_of(space).values() if isinstance(space, spaces.Dict | spaces.Tuple) else [space]
     return all(isinstance(part, FLAT) for part in parts)

@@ -1,0 +1,6 @@
+"""Environments in processes of their own, which may raise, die or hang."""
+
+from rlxf.envs.workers.options import Workers
+from rlxf.envs.workers.vec_env import WorkerVecEnv, trouble
+
+__all__ = ["Workers", "WorkerVecEnv", "trouble"]

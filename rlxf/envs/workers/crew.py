@@ -1,0 +1,158 @@
+"""The workers of a `WorkerVecEnv`: who is asked, what broke, and when it begins anew."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from multiprocessing import connection
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from rlxf.envs.errors import BrokenEnvironmentError
+from rlxf.envs.workers.options import Workers
+from rlxf.envs.workers.recovery import Recovery
+from rlxf.envs.workers.serving import Call, Fault, Make, call
+from rlxf.envs.workers.worker import Worker
+
+
+class Crew:
+    """Environments in processes; those that break are started anew behind the back of the others.
+
+    Args:
+        makes: what makes each environment.
+        workers: how many processes, and how patient.
+    """
+
+    def __init__(self, makes: Sequence[Make], workers: Workers):
+        self.workers = workers
+        self.seeds: list[int | None] = [None] * len(makes)
+        """Of which the seeds of restarts come."""
+        self.restarts = [0] * len(makes)
+        """Of each environment, in all."""
+        self.causes = [""] * len(makes)
+        """Why each environment broke last."""
+        self._makes = dict(enumerate(makes))
+        self._in_a_row = [0] * len(makes)
+        self._at: dict[int, Worker] = {}
+        self._recoveries: list[Recovery] = []
+        self._asked: list[Worker] = []
+        for share in workers.shares(len(makes)):
+            self._at |= dict.fromkeys(share, Worker({i: self._makes[i] for i in share}))
+
+    @property
+    def up(self) -> set[int]:
+        """Environments that can be asked."""
+        return set(self._at)
+
+    @property
+    def largest(self) -> int:
+        """Environments in the process that has most."""
+        return max(len(worker.environments) for worker in self._at.values())
+
+    def ask(self, calls: Mapping[int, Call]) -> None:
+        """Send calls to environments that are up; `answers` gives what comes of them."""
+        shares: dict[Worker, dict[int, Call]] = {}
+        for i, each in calls.items():
+            shares.setdefault(self._at[i], {})[i] = each
+        for worker, share in shares.items():
+            worker.ask(share)
+        self._asked = list(shares)
+
+    def answers(self, seconds: float | None) -> dict[int, Any]:
+        """Results of the calls, or a `Fault`, also of those that are lost with them."""
+        deadline = None if seconds is None else monotonic() + seconds
+        asked, self._asked = self._asked, []
+        return {i: result for worker in asked for i, result in worker.answers(deadline).items()}
+
+    def dead(self) -> dict[int, Fault]:
+        """Those whose process ended while nobody asked it anything."""
+        gone = [worker for worker in set(self._at.values()) if worker.is_dead]
+        return {i: fault for worker in gone for i, fault in worker.answers(monotonic()).items()}
+
+    def finished(self, i: int) -> None:
+        """An episode ended: what broke before counts no more."""
+        self._in_a_row[i] = 0
+
+    def restart(self, faults: Mapping[int, Fault]) -> None:
+        """Take out what broke, tell why, and begin it anew after a while.
+
+        Raises:
+            BrokenEnvironmentError: if one broke too often.
+        """
+        by_fault = sorted(faults, key=lambda i: (id(faults[i]), i))
+        for _, together in groupby(by_fault, key=lambda i: id(faults[i])):
+            broken = list(together)
+            self._restart(broken, faults[broken[0]])
+
+    def fresh_reset(self, i: int) -> Call:
+        """With a seed that no episode of this environment had: that of this one may be what broke it."""
+        seed = self.seeds[i]
+        if seed is not None:
+            seed = int(np.random.SeedSequence(seed, spawn_key=(self.restarts[i],)).generate_state(1)[0])
+        return call("reset", seed, {})
+
+    def returned(self) -> dict[int, Any]:
+        """Results of the resets of those that are back, or a `Fault`."""
+        results: dict[int, Any] = {}
+        for recovery in list(self._recoveries):
+            begun = recovery.look()
+            if begun is not None and recovery.worker is not None:
+                self._recoveries.remove(recovery)
+                self._at |= dict.fromkeys(begun, recovery.worker)
+                results |= begun
+        return results
+
+    def wait(self) -> None:
+        """Until there is something to look for."""
+        pipes = [each.worker.pipe for each in self._recoveries if each.worker is not None]
+        due = min(each.until for each in self._recoveries)
+        connection.wait(pipes, max(0.0, due - monotonic()))
+
+    def close(self) -> None:
+        """Let all processes close their environments, and end them."""
+        self._recoveries, workers = [], set(self._at.values())
+        for worker in workers:
+            worker.dismiss()
+        for worker in workers:
+            worker.wait()
+
+    def _restart(self, broken: list[int], fault: Fault) -> None:
+        self._take_out(broken)
+        for i in broken:
+            self._in_a_row[i] += 1
+            self.restarts[i] += 1
+            self.causes[i] = fault.cause
+        times = max(self._in_a_row[i] for i in broken)
+        if times > self.workers.restarts:
+            raise broken_error(broken, fault, f", which is the break number {times} in a row")
+        delay = self.workers.delay(times)
+        warnings.warn(
+            f"{named(broken)} {fault.cause}; begins anew in {delay:g} s, restart {times} of "
+            f"{self.workers.restarts} in a row\n{fault.traceback}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        makes = {i: self._makes[i] for i in broken}
+        resets = {i: self.fresh_reset(i) for i in broken}
+        timeout = self.workers.start_timeout * len(broken)
+        self._recoveries.append(Recovery(makes, resets, monotonic() + delay, timeout))
+
+    def _take_out(self, broken: list[int]) -> None:
+        for worker in {self._at[i] for i in broken}:
+            worker.leave(broken)
+        for i in broken:
+            del self._at[i]
+
+
+def named(environments: Sequence[int]) -> str:
+    """``environment 3``, or ``environments 3, 4``."""
+    return f"environment{'s' * (len(environments) > 1)} {', '.join(map(str, environments))}"
+
+
+def broken_error(environments: Sequence[int], fault: Fault, why_at_all: str = "") -> BrokenEnvironmentError:
+    """The error that tells of a fault, with the environment's own traceback as a note."""
+    error = BrokenEnvironmentError(f"{named(environments)} {fault.cause}{why_at_all}")
+    if fault.traceback:
+        error.add_note(f"In the environment:\n{fault.traceback}")
+    return error

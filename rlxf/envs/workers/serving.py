@@ -1,0 +1,142 @@
+"""What runs in the process of a worker."""
+
+import os
+import random
+import signal
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing import connection, parent_process
+from typing import Any
+
+import gymnasium
+import numpy as np
+from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper, VecEnvObs, VecEnvStepReturn
+
+from rlxf.envs.side_by_side import Make, is_one_level
+
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+"""Name of a method of `Served`, and its arguments."""
+LEFT_TO_THE_PARENT = ("SIGINT", "SIGTERM", "SIGUSR1")
+"""Ctrl-C and cluster schedulers send them to all processes of a job. It is the training that stops."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why an environment gave no answer.
+
+    Args:
+        cause: one line that goes on from "environment 3 ...".
+        traceback: its own, if it raised.
+        error: name of the class that it raised.
+        fatal: whether the process is lost with it.
+    """
+
+    cause: str
+    traceback: str = ""
+    error: str = ""
+    fatal: bool = False
+
+    @classmethod
+    def raised(cls, error: Exception, where: str) -> "Fault":
+        """That of an exception while ``where``, a method, was called."""
+        told = "".join(traceback.format_exception_only(error)).strip()
+        return cls(f"raised in {where}: {told}", traceback.format_exc(), type(error).__name__)
+
+
+class Served:
+    """One environment, with the answers that a `DummyVecEnv` of it gives."""
+
+    def __init__(self, make: Make):
+        env = make()
+        if not is_one_level(env.observation_space):
+            raise TypeError(f"{env.observation_space} has parts within parts: such are made without workers")
+        self.env = DummyVecEnv([lambda: env])
+
+    def spaces(self) -> tuple[gymnasium.Space, gymnasium.Space]:
+        """Of observations and actions."""
+        return self.env.observation_space, self.env.action_space
+
+    def reset(self, seed: int | None, options: dict[str, Any]) -> tuple[VecEnvObs, dict[str, Any]]:
+        """First observation, (1, ...), and its info."""
+        if seed is not None:
+            self.env.seed(seed)
+        self.env.set_options(options)
+        return self.env.reset(), self.env.reset_infos[0]
+
+    def step(self, actions: np.ndarray) -> tuple[VecEnvStepReturn, dict[str, Any]]:
+        """What one step, (1, ...), gives, and the info of the last reset."""
+        return self.env.step(actions), self.env.reset_infos[0]
+
+    def ask(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """What a method of `VecEnv` gives for this one environment."""
+        return getattr(self.env, method)(*arguments, **named)[0]
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Call a method of `VecEnv` that gives nothing."""
+        getattr(self.env, method)(*arguments)
+
+
+def call(method: str, *arguments: Any, **named: Any) -> Call:
+    """To be sent to a process that serves environments."""
+    return method, arguments, named
+
+
+def serve(pipe: connection.Connection, packed: CloudpickleWrapper) -> None:
+    """Answer calls until the other end is closed; each environment is made when it is first called.
+
+    Args:
+        pipe: calls by number of the environment come in, and their results, or a `Fault`, go out.
+        packed: what makes the environments, by number.
+    """
+    _stand_apart()
+    served: dict[int, Served] = {}
+    while True:
+        try:
+            calls = pipe.recv()
+        except EOFError:
+            break
+        _send(pipe, {i: _outcome(served, packed.var, i, call) for i, call in calls.items()})
+    for each in served.values():
+        each.env.close()
+
+
+def _stand_apart() -> None:
+    """End with the parent, even while an environment hangs; leave signals to it; draw other numbers."""
+    for name in LEFT_TO_THE_PARENT:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    random.seed()
+    np.random.seed()  # noqa: NPY002  # of environments that draw from the global generator
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+def _outcome(served: dict[int, Served], makes: Mapping[int, Make], i: int, call: Call) -> Any:
+    method, arguments, named = call
+    try:
+        if i not in served:
+            served[i] = Served(makes[i])
+    except Exception as error:  # of any kind: it is the environment's own
+        return Fault.raised(error, "its constructor")
+    try:
+        return getattr(served[i], method)(*arguments, **named)
+    except Exception as error:
+        return Fault.raised(error, arguments[0] if method in ("ask", "tell") else method)
+
+
+def _send(pipe: connection.Connection, results: dict[int, Any]) -> None:
+    try:
+        pipe.send(results)
+    except OSError:
+        return  # the parent is gone
+    except Exception as error:  # an info that cannot be sent, such as a lock
+        pipe.send(dict.fromkeys(results, Fault.raised(error, "what it gave, which no pipe takes")))

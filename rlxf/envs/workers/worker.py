@@ -1,0 +1,103 @@
+"""A process with some environments, from outside."""
+
+import multiprocessing
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from multiprocessing import util
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from time import monotonic
+from typing import Any
+
+from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
+
+from rlxf.envs.workers import serving
+from rlxf.envs.workers.serving import Call, Fault, Make, serve
+
+PATIENCE = 5.0
+"""Seconds that a process gets to close its environments."""
+
+
+class Worker:
+    """A process that makes environments and answers for them.
+
+    It is started like those of Stable-Baselines3's ``SubprocVecEnv``, by a fork server where there is one:
+    threads of torch do not survive a plain fork. The server has imported what is needed, so a process is
+    there within milliseconds. When this object is gone, or this process, so is the worker.
+
+    Args:
+        makes: what makes each environment, by its number.
+    """
+
+    def __init__(self, makes: Mapping[int, Make]):
+        self.environments = set(makes)
+        self._asked_at = monotonic()
+        context = _context()
+        self.pipe, theirs = context.Pipe()
+        self._process: BaseProcess = context.Process(
+            target=serve, args=(theirs, CloudpickleWrapper(dict(makes)))
+        )
+        self._process.start()
+        theirs.close()
+        self.end = util.Finalize(self, _end, (self._process, self.pipe), exitpriority=10)
+        """End the process at once."""
+
+    def ask(self, calls: Mapping[int, Call]) -> None:
+        """Send calls by environment; `answers` gives what comes of them."""
+        self._asked_at = monotonic()
+        with suppress(OSError):  # it is dead, and `answers` says so
+            self.pipe.send(dict(calls))
+
+    def answers(self, deadline: float | None) -> dict[int, Any]:
+        """The result of each call, or its `Fault`; one that is fatal is that of all environments here.
+
+        Args:
+            deadline: by ``time.monotonic``, up to which it is waited for; None for as long as it takes.
+        """
+        try:
+            if self.pipe.poll(None if deadline is None else max(0.0, deadline - monotonic())):
+                return dict(self.pipe.recv())
+        except (EOFError, OSError):
+            self._process.join(PATIENCE)
+            return self._lost(f"lost the process, which ended with exit code {self._process.exitcode}")
+        waited = monotonic() - self._asked_at
+        return self._lost(f"did not answer for {waited:.1f} s, so the process was killed")
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process ended while nobody asked it anything."""
+        return self.pipe.poll()
+
+    def leave(self, environments: Iterable[int]) -> None:
+        """Go on without these environments; with the last of them the process ends."""
+        self.environments -= set(environments)
+        if not self.environments:
+            self.end()
+
+    def dismiss(self) -> None:
+        """Let the process close its environments and end; `end` does not wait for it any more."""
+        self.pipe.close()
+
+    def wait(self) -> None:
+        """Give a process that was dismissed its time to end, then end it."""
+        self._process.join(PATIENCE)
+        self.end()
+
+    def _lost(self, cause: str) -> dict[int, Any]:
+        self.end()
+        return dict.fromkeys(self.environments, Fault(cause, fatal=True))
+
+
+def _context() -> Any:
+    """As Stable-Baselines3 chooses it."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", serving.__name__, "rlxf.envs.make"])
+    return context
+
+
+def _end(process: BaseProcess, pipe: Connection) -> None:
+    process.kill()
+    process.join(PATIENCE)
+    pipe.close()

@@ -1,0 +1,98 @@
+"""Environments that break where a test says, each time in another process."""
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.monitor import Monitor
+
+from rlxf.envs import Replayable, Workers, WorkerVecEnv
+
+VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
+QUICK = {"timeout": 2.0, "start_timeout": 3.0, "back_off": 0.02}
+THIRD = 3
+
+
+def _raise() -> NoReturn:
+    raise ValueError("the simulator lost its mind")
+
+
+WAYS = {
+    "raises": _raise,
+    "dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "exits": lambda: os._exit(3),
+    "hangs": lambda: time.sleep(10**6),
+}
+
+
+class Seeded(gymnasium.Env):
+    """Observations, rewards and ends by chance: a seed says all of it."""
+
+    def __init__(self, observation_space: spaces.Space = VECTOR):
+        self.observation_space, self.action_space = deepcopy(observation_space), spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        end = self.np_random.random()
+        reward = float(self.np_random.normal() + action)
+        return self.observation_space.sample(), reward, end < 0.05, end > 0.95, {}
+
+
+class Breaking(gymnasium.Wrapper):
+    """Breaks by a plan, such as ("step raises", "init dies"): one after the other, whoever plays.
+
+    A step is the third one since it was made; a reset is one behind an episode, or behind a break.
+
+    Args:
+        env: the environment.
+        plan: place (init, reset, step) and way (`WAYS`) of each break.
+        marks: folder for a mark of each break, which outlasts the process.
+    """
+
+    def __init__(self, env: gymnasium.Env, plan: Sequence[str], marks: Path):
+        super().__init__(env)
+        self.plan, self.marks, self.steps, self.resets = plan, marks, 0, 0
+        self._meet("init")
+
+    def reset(self, **asked: Any) -> Any:
+        self.resets += 1
+        if self.resets > 1 or any(self.marks.iterdir()):
+            self._meet("reset")
+        return self.env.reset(**asked)
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps >= THIRD:
+            self._meet("step")
+        return self.env.step(action)
+
+    def _meet(self, place: str) -> None:
+        number = len(list(self.marks.iterdir()))
+        if number < len(self.plan) and self.plan[number].startswith(place):
+            (self.marks / str(number)).touch()
+            WAYS[self.plan[number].split()[1]]()
+
+
+def made(plan: Sequence[str] = (), marks: Path = Path(), space: spaces.Space = VECTOR) -> gymnasium.Env:
+    """As `rlxf.envs.make_vec_env` wraps environments."""
+    return Replayable(Monitor(Breaking(Seeded(space), plan, marks) if plan else Seeded(space)))
+
+
+def breaking(marks: Path, *plan: str, n_envs: int = 3, number: int = 3, **options: Any) -> WorkerVecEnv:
+    """Environments in so many processes, of which number 1 breaks by the plan."""
+    makes = [partial(made, plan if i == 1 else (), marks) for i in range(n_envs)]
+    env = WorkerVecEnv(makes, Workers(number, **QUICK | options))
+    env.seed(0)
+    return env
