@@ -2,11 +2,44 @@
 
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from rlxf.attention import Routing, TransformerSpec
 from rlxf.training.ranks import Ranks
+
+
+class AgreedMeanStd(RunningMeanStd):
+    """Statistics of what all processes see, kept by each of them.
+
+    Args:
+        known: those so far.
+        ranks: the processes; each gives as many rows at a time.
+    """
+
+    def __init__(self, known: RunningMeanStd, ranks: Ranks):
+        super().__init__()
+        self.mean, self.var, self.count = known.mean, known.var, known.count
+        self._ranks = ranks
+
+    def update(self, arr: np.ndarray) -> None:
+        """Take in this one's rows (N, ...), and those that the others give at the same moment."""
+        super().update(self._ranks.gathered(torch.as_tensor(arr)).numpy())
+
+
+def agreed_statistics(env: VecEnv | None, ranks: Ranks) -> None:
+    """Let a ``VecNormalize`` of several processes normalise by what all of them see, step by step."""
+    normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
+    if normalizer is None or ranks.count == 1:
+        return
+    normalizer.ret_rms = AgreedMeanStd(normalizer.ret_rms, ranks)
+    if isinstance(normalizer.obs_rms, dict):
+        normalizer.obs_rms = {key: AgreedMeanStd(each, ranks) for key, each in normalizer.obs_rms.items()}
+    elif normalizer.norm_obs:
+        normalizer.obs_rms = AgreedMeanStd(normalizer.obs_rms, ranks)
 
 
 class Shared(Protocol):

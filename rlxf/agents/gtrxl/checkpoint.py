@@ -185,7 +185,8 @@ def parameters(agent: "GTrXLPPO", archive: Archive) -> dict[str, Any]:
 def constructor_settings(agent: "GTrXLPPO") -> dict[str, Any]:
     """The constructor's arguments by name, but policy, environment and device."""
     names = setting_names(type(agent))
-    return {name: getattr(agent, "_" + name if name == "stats_window_size" else name) for name in names}
+    kept = {"stats_window_size": "_stats_window_size", "n_envs": "all_envs"}
+    return {name: getattr(agent, kept.get(name, name)) for name in names}
 
 
 def setting_names(agent: type["GTrXLPPO"]) -> list[str]:

@@ -36,6 +36,11 @@ class TaughtSegments:
     segments: Segments
     wanted: Tensor
 
+    @property
+    def weight(self) -> Tensor:
+        """(N,), that of the segments."""
+        return self.segments.weight
+
 
 @dataclass(frozen=True)
 class Likeness:

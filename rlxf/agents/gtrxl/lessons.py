@@ -45,10 +45,17 @@ class Rewards(Lesson):
         buffer, objective = agent.rollout_buffer, agent.objective()
         update = Update(agent.policy, objective, agent.max_grad_norm, agent.target_kl)
         epsilon = agent.advantage_epsilon * float(agent.returns.var) ** 0.5
-        advantages = normalise(buffer.advantages, buffer.weight, epsilon)
+        advantages = self._normalised(agent, epsilon)
         segments = agent.batch_size // agent.segment_length
         for _ in range(agent.n_epochs):
             agent._n_updates += 1
-            if not update.epoch(buffer.minibatches(segments, advantages, agent.order)):
+            if not update.epoch(buffer.minibatches(segments, advantages, agent.order, agent.ranks)):
                 break
         return update.means() | {"clip_range": objective.clip_range, "ent_coef": objective.ent_coef}
+
+    @staticmethod
+    def _normalised(agent: "GTrXLPPO", epsilon: float) -> Tensor:
+        """Advantages (E, steps) of this process, in units of those of all."""
+        buffer, ranks = agent.rollout_buffer, agent.ranks
+        advantages, weight = ranks.gathered(buffer.advantages), ranks.gathered(buffer.weight)
+        return ranks.own(normalise(advantages, weight, epsilon))

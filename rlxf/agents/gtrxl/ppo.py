@@ -32,6 +32,7 @@ from rlxf.agents.gtrxl.alarms import Alarms
 from rlxf.agents.gtrxl.calibrating import Rehearsal, calibrated
 from rlxf.agents.gtrxl.core import check_endless, resolve_core
 from rlxf.agents.gtrxl.distillation import Actor, Teaching
+from rlxf.agents.gtrxl.ended import Ended
 from rlxf.agents.gtrxl.hyperparameters import record_hyperparameters
 from rlxf.agents.gtrxl.lessons import Lesson, Rewards
 from rlxf.agents.gtrxl.past import Past, steps_that_count
@@ -51,6 +52,7 @@ from rlxf.agents.guards import check_first, check_step, unspoiled
 from rlxf.agents.handover import hand_over
 from rlxf.agents.memory import Memory
 from rlxf.agents.remembering import check_depth, check_forgotten
+from rlxf.agents.together import agreed_statistics, begin_together
 from rlxf.attention import KNNLM, Index, State, TransformerSpec
 from rlxf.attention.checks import check_whole
 from rlxf.attention.heads.base import OutputHead
@@ -59,6 +61,7 @@ from rlxf.envs.trajectories import Trajectories, as_trajectories
 from rlxf.envs.trajectories.source import Dataset
 from rlxf.training import Archive
 from rlxf.training.checkpoints import copied
+from rlxf.training.joining import here
 
 if TYPE_CHECKING:
     from rlxf.agents.decision_transformer.window_learner import WindowLearner
@@ -118,7 +121,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             time of a rollout and its update. And it keeps the observations of as many steps; more with
             `KNN` memory.
         reconstruction_coef: weight of the observation reconstruction loss; 0 for none.
-        n_envs: environments to make when ``env`` is an id.
+        n_envs: environments to make when ``env`` is an id; those of all processes under torchrun.
         core: the transformer; None for `gtrxl`. What cannot act as it learns is refused.
         stats_window_size: episodes that the logged means cover.
         tensorboard_log: folder of the TensorBoard log; None for no log.
@@ -197,6 +200,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self.advantage_epsilon, self.reconstruction_coef = advantage_epsilon, reconstruction_coef
         self.critic_lambda, self.previous_action = critic_lambda, previous_action
         torch.set_flush_denormal(True)
+        self.ranks = here()
         super().__init__(
             policy,  # type: ignore[arg-type]  # SB3 asks for its own actor-critic here
             as_training_env(env, n_envs, seed),
@@ -259,6 +263,17 @@ class GTrXLPPO(OnPolicyAlgorithm):
         hand_over(source, self.policy)
         return self
 
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """SB3's; the environments of all processes are seeded in a row, those of this one with its part."""
+        super().set_random_seed(seed)
+        if seed is not None and self.env is not None:
+            self.env.seed(seed + self.ranks.rows(self.n_envs).start)
+
+    @property
+    def all_envs(self) -> int:
+        """Environments of all processes; ``n_envs`` are those of this one."""
+        return self.n_envs * self.ranks.count
+
     def _setup_model(self) -> None:
         check_policy(self.policy_class, self.observation_space)
         self._setup_lr_schedule()
@@ -290,7 +305,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self.device,
         )
         self._lesson: Lesson = Rewards()
-        self._alarms = Alarms(self.action_space)
+        self._alarms, self._ended = Alarms(self.action_space), Ended()
         self._resting, self.iterations = False, 0
         self._begin_anew()
 
@@ -309,6 +324,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self.policy.set_training_mode(False)
         self._acting.cache = self.policy.remember(self._begin(rollout_buffer))
         callback.on_rollout_start()
+        self.ranks.agree_generators()
         self._resting = False
         with unspoiled(env):
             for _ in range(n_rollout_steps):
@@ -317,6 +333,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         next_values = self._values_ahead(self._acting.copy(), self._last_obs)
         critic_lambda = self.gae_lambda if self.critic_lambda is None else self.critic_lambda
         rollout_buffer.finish(next_values, self.gamma, self.gae_lambda, critic_lambda)
+        self._ended.tell(self.ranks, super()._update_info_buffer)
         callback.on_rollout_end()
         return True
 
@@ -344,12 +361,13 @@ class GTrXLPPO(OnPolicyAlgorithm):
         previous = self._acting.action
         with torch.inference_mode():
             latent, hidden = self.policy.act(obs, self._acting, index)
-            distribution, values = self.policy.heads(latent)
+            distribution, values = self.policy.heads(self.ranks.among_all(latent))
             actions = self._lesson.choose(obs, index, distribution)
             log_probs = distribution.log_prob(actions)
+            actions, values, log_probs = map(self.ranks.own, (actions, values, log_probs))
             self._acting.action = self.policy.encode_actions(actions)
         new_obs, rewards, dones, infos = env.step(self.policy.to_environment(actions))
-        self.num_timesteps += env.num_envs
+        self.num_timesteps += self.all_envs
         check_step(env, new_obs, rewards, self._env_steps)
         callback.update_locals(locals())
         goes_on = callback.on_step()  # if not, the step counts all the same: another `learn` may follow
@@ -380,7 +398,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
     @property
     def _env_steps(self) -> int:
         """Steps that each environment has taken."""
-        return self.num_timesteps // self.n_envs
+        return self.num_timesteps // self.all_envs
 
     def _values_ahead(self, acting: Acting, obs: Any) -> Tensor:
         """(E,): V(obs) as the next step of ``acting``, which is used up."""
@@ -398,6 +416,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         """SB3's; what the environments begin with is checked too, hyper-parameters are logged."""
         check_forgotten(self.memory)
+        agreed_statistics(self.env, self.ranks)
         before = self._last_obs
         with unspoiled(self.env):
             ready = super()._setup_learn(*args, **kwargs)
@@ -407,6 +426,13 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if self._last_obs is not before:
             self._begin_anew()
         return ready
+
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
+        """SB3's; what ended in one of several processes is told to all of them behind the rollout."""
+        if self.ranks.count == 1 or dones is None:
+            super()._update_info_buffer(infos, dones)
+        else:
+            self._ended.note(infos, dones)
 
     def _as_tensor(self, obs: Any) -> PyTorchObs:
         """Observations on the device, laid out as in the buffer: rounding depends on the layout of images."""
@@ -421,14 +447,20 @@ class GTrXLPPO(OnPolicyAlgorithm):
         Raises:
             NumericalError: before the optimiser's step, if returns, a loss or a gradient are NaN or infinite.
         """
-        with naming(f"the update behind step {self.num_timesteps}"):
-            self.rollout_buffer.check_finite()
+        buffer = self.rollout_buffer
+        with naming(f"the update behind step {self.num_timesteps}"), self.ranks.own_draws(self.order):
+            buffer.check_finite()
             self.policy.set_training_mode(True)
             self._update_learning_rate(self.policy.optimizer)
-            self.returns.update(self.rollout_buffer.returns[self.rollout_buffer.weight == 1].cpu().numpy())
+            self.returns.update(self._real(buffer.returns))
             noted = self._lesson.learn(self)
         self._log_update(noted)
         self._alarms.look(self, noted)
+
+    def _real(self, x: Tensor) -> np.ndarray:
+        """The numbers x (E, steps) of the real steps of a rollout of all processes, (N,)."""
+        weight = self.ranks.gathered(self.rollout_buffer.weight)
+        return self.ranks.gathered(x)[weight == 1].cpu().numpy()
 
     def objective(self) -> Objective:
         """What PPO minimises now, by the schedules and the scale of all returns so far."""
@@ -444,8 +476,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         buffer, record = self.rollout_buffer, self.logger.record
         for name, value in noted.items():
             record(f"train/{name}", value)
-        real = buffer.weight == 1
-        values, returns = buffer.values[real].cpu().numpy(), buffer.returns[real].cpu().numpy()
+        values, returns = self._real(buffer.values), self._real(buffer.returns)
         record("train/explained_variance", explained_variance(values, returns))
         if hasattr(self.policy, "log_std"):
             record("train/std", self.policy.log_std.exp().mean().item())
@@ -494,6 +525,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if run is not None:
             resuming.take_up(self, run)
             total_timesteps, reset_num_timesteps = total_timesteps - self.num_timesteps, False
+        begin_together(self, n_envs=self.n_envs)
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
@@ -569,6 +601,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         Raises:
             ValueError: if spaces or device of the teacher are others, or there is no such actor.
         """
+        self.ranks.check_alone("learn_from")
         self._lesson = Teaching(self, teacher, distillation or Distillation(), actor)
         self._last_obs = None  # so the environments are reset
         try:
@@ -742,7 +775,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         )
         if env is None:
             agent.observation_space, agent.action_space = checkpoint.spaces(archive)
-            agent.n_envs = stored["n_envs"]
+            agent.n_envs = agent.ranks.part("n_envs", stored["n_envs"])
         checkpoint.check_spaces_match(agent, archive)
         agent._setup_model()
         checkpoint.restore(agent, archive)

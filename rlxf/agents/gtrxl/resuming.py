@@ -13,6 +13,15 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rlxf.agents.gtrxl import checkpoint
+from rlxf.agents.gtrxl.dividing import (
+    ENVIRONMENT,
+    EPISODES,
+    STAND,
+    WRAPPERS,
+    Groups,
+    divided,
+    gathered,
+)
 from rlxf.agents.gtrxl.past import Past
 from rlxf.agents.resuming import check_alike, check_resumable, check_unfinished, newest_file
 from rlxf.attention import Index, State
@@ -26,10 +35,7 @@ if TYPE_CHECKING:
     from rlxf.agents.gtrxl.ppo import GTrXLPPO
 
 RUN = "run"
-STAND, WRAPPERS, EPISODES = "stand", "wrappers", "episodes"
 ALIKE = ("policy", "observation_space", "action_space")
-
-Groups = dict[str, dict[str, Tensor]]
 
 
 def resumption(agent: "GTrXLPPO") -> tuple[dict[str, Any], Groups]:
@@ -37,19 +43,20 @@ def resumption(agent: "GTrXLPPO") -> tuple[dict[str, Any], Groups]:
     env = agent.get_env()
     assert env is not None
     episodes, actions = _episodes(env)
+    own = {
+        STAND: _stand(agent),
+        WRAPPERS: _tensors(resuming.carried(env)),
+        EPISODES: _tensors(actions),
+    }
+    environment, groups = gathered(agent.ranks, episodes, own)
     run = {
         "iterations": agent.iterations,
         "episodes": [{name: float(each[name]) for name in ("r", "l", "t")} for each in _kept(agent)],
         "successes": [float(each) for each in agent.ep_success_buffer or ()],
         "log": _pending(agent.logger),
-        "environment": episodes,
+        ENVIRONMENT: environment,
     }
-    groups = {
-        GROUP: generator_states() | {"order": agent.order.get_state()},
-        STAND: _stand(agent),
-        WRAPPERS: _tensors(resuming.carried(env)),
-        EPISODES: _tensors(actions),
-    }
+    groups = {GROUP: generator_states() | {"order": agent.order.get_state()}} | groups
     return {RUN: run}, {name: group for name, group in groups.items() if group}
 
 
@@ -87,15 +94,17 @@ def take_up(agent: "GTrXLPPO", archive: Archive) -> None:
     env = agent.get_env()
     assert env is not None
     checkpoint.restore(agent, archive)
-    resuming.put_back(env, _arrays(archive.tensors.get(WRAPPERS, {})))
     with described():
         run = archive.documents[RUN]
+        environment, own = divided(agent.ranks, agent.n_envs, run[ENVIRONMENT], archive.tensors)
+    resuming.put_back(env, _arrays(own[WRAPPERS]))
+    with described():
         agent.iterations = run["iterations"]
         agent.ep_info_buffer = deque(run["episodes"], maxlen=agent._stats_window_size)
         agent.ep_success_buffer = deque(run["successes"], maxlen=agent._stats_window_size)
-        _take_stand(agent, archive.tensors[STAND])
+        _take_stand(agent, own[STAND])
     try:
-        _go_on_in(env, run["environment"], archive.tensors.get(EPISODES, {}))
+        _go_on_in(env, environment, own[EPISODES])
     except EpisodeLostError as error:
         _begin_fresh(agent, env, str(error))
 
@@ -152,7 +161,7 @@ def _begin_fresh(agent: "GTrXLPPO", env: VecEnv, reason: str) -> None:
     agent._last_obs = None
     if agent.seed is not None:
         seeds = np.random.SeedSequence([agent.seed, agent.num_timesteps])
-        env.seed(int(seeds.generate_state(1)[0]))
+        env.seed(int(seeds.generate_state(1)[0]) + agent.ranks.rows(agent.n_envs).start)
 
 
 def _stand(agent: "GTrXLPPO") -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """What a rollout leaves behind to learn from: hidden states once, windows as views."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,6 +16,7 @@ from rlxf.agents.gtrxl.older import OlderSteps
 from rlxf.attention import KNN, Index, State, TransformerSpec
 from rlxf.attention.index import EMPTY
 from rlxf.training import NumericalError
+from rlxf.training.ranks import Ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,22 +220,32 @@ class SegmentBuffer:
                 )
 
     def minibatches(
-        self, segments: int, advantages: Tensor, generator: torch.Generator
+        self, segments: int, advantages: Tensor, generator: torch.Generator, ranks: Ranks
     ) -> Iterator[Segments]:
         """All segments once, in random order, ``segments`` at a time.
 
+        The order is that of the segments of all processes. Each process gets its own of them, maybe more in
+        one minibatch than in another; who has none gets one that counts nothing.
+
         Args:
-            segments: segments in a minibatch; the last one may have fewer.
+            segments: segments in a minibatch of all processes; the last one may have fewer.
             advantages: (E, steps), as the objective wants them.
-            generator: of the order.
+            generator: of the order; the same in all processes.
+            ranks: the processes, each with as many environments.
         """
-        for chosen in self.shuffled(segments, generator):
-            yield self.segments(chosen, advantages)
+        number = self.n_envs * self._per_environment
+        for chosen in _shuffled(number * ranks.count, segments, generator):
+            own = ranks.own_numbers(chosen, number).to(self.hidden.device)
+            yield self.segments(own, advantages) if len(own) else self._of_no_weight(advantages)
+
+    def _of_no_weight(self, advantages: Tensor) -> Segments:
+        first = self.segments(torch.zeros(1, dtype=torch.long, device=self.hidden.device), advantages)
+        return replace(first, weight=torch.zeros_like(first.weight))
 
     def shuffled(self, segments: int, generator: torch.Generator) -> Sequence[Tensor]:
         """Numbers of all segments in random order, ``segments`` at a time."""
-        order = torch.randperm(self.n_envs * self.n_steps // self.segment_length, generator=generator)
-        return order.to(self.hidden.device).split(segments)
+        number = self.n_envs * self._per_environment
+        return [chosen.to(self.hidden.device) for chosen in _shuffled(number, segments, generator)]
 
     def segments(self, chosen: Tensor, advantages: Tensor) -> Segments:
         """The chosen segments (B,), numbered environment by environment."""
@@ -280,6 +291,11 @@ class SegmentBuffer:
         )
         older = None if self.older is None else self.older.before(environment, number * self.segment_length)
         return State(hidden, Index(position, episode), older)
+
+
+def _shuffled(number: int, size: int, generator: torch.Generator) -> Sequence[Tensor]:
+    """Whole numbers below ``number`` in random order, ``size`` at a time."""
+    return torch.randperm(number, generator=generator).split(size)
 
 
 def _windows(x: Tensor, axis: int, length: int, stride: int) -> Tensor:

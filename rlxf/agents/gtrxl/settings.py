@@ -13,10 +13,11 @@ from rlxf.agents.gtrxl.policy import CnnGTrXLPolicy, MultiInputGTrXLPolicy, poli
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.spaces import check_spaces
 from rlxf.envs.vector import as_vec_env
+from rlxf.training.joining import here
 
 
 def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, seed: int | None) -> Any:
-    """What SB3 understands: an id becomes ``n_envs`` environments, a ``VectorEnv`` is adapted.
+    """What SB3 understands: an id becomes this process's part of ``n_envs``, a ``VectorEnv`` is adapted.
 
     Raises:
         ValueError: if there is no such environment or ``n_envs`` is less than 1.
@@ -25,7 +26,7 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
     if env is None:
         return None
     if isinstance(env, str):
-        env = make_vec_env(env, n_envs, seed)
+        env = make_vec_env(env, here().part("n_envs", n_envs), seed)
     if isinstance(env, VectorEnv):
         env = as_vec_env(env)
     if not isinstance(env, Env | VecEnv):

@@ -14,6 +14,8 @@ from rlxf.agents.gtrxl.objective import approximate_kl, clipped_objective
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout import Segments
 from rlxf.agents.losses import average
+from rlxf.training.joining import here
+from rlxf.training.ranks import Ranks
 
 LEAST_VARIANCE = 1e-4
 """Of returns, where the value loss is measured by it: before the first reward they are only noise."""
@@ -79,12 +81,14 @@ class Update:
         objective: gives what is minimised, "loss", and its parts, for a minibatch.
         max_grad_norm: longer gradients are shortened to it.
         target_kl: stop when a minibatch's KL exceeds 1.5 times this; None for never.
+        ranks: the processes that share a minibatch; each learns from its part, and all stop together.
     """
 
     policy: GTrXLPolicy
     objective: Callable[[GTrXLPolicy, Any], dict[str, Tensor]]
     max_grad_norm: float
     target_kl: float | None
+    ranks: Ranks = field(default_factory=here)
     _notes: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
     def epoch(self, minibatches: Iterable[Any]) -> bool:
@@ -94,7 +98,7 @@ class Update:
             NumericalError: before the step from a loss or a gradient that is not finite.
         """
         for batch in minibatches:
-            parts = self.objective(self.policy, batch)
+            parts = self.ranks.pooled(self.objective(self.policy, batch), batch.weight.sum())
             self._note(parts)
             if self.target_kl is not None and parts["approx_kl"] > 1.5 * self.target_kl:
                 return False
@@ -108,6 +112,7 @@ class Update:
     def _step(self, parts: dict[str, Tensor]) -> None:
         self.policy.optimizer.zero_grad()
         parts["loss"].backward()
+        self.ranks.add_gradients(self.policy.parameters())
         norm = clip_finite(parts, self.policy, self.policy.parameters(), self.max_grad_norm)
         self._note({"grad_norm": norm})
         self.policy.optimizer.step()

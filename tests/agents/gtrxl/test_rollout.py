@@ -8,6 +8,7 @@ from rlxf.agents.gtrxl.rollout import SegmentBuffer, _windows
 from rlxf.agents.gtrxl.update import Objective
 from rlxf.attention.index import EMPTY
 from rlxf.envs.vector import as_vec_env
+from rlxf.training.ranks import Ranks
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     VECTOR,
@@ -70,7 +71,7 @@ def test_every_step_is_in_one_segment_with_its_own_numbers():
     buffer = next(iter(rollouts(agent, 1)))
     buffer.rewards[:] = torch.arange(ENVS * STEPS).reshape(ENVS, STEPS)
     generator = torch.Generator().manual_seed(0)
-    batches = list(buffer.minibatches(5, buffer.rewards, generator))
+    batches = list(buffer.minibatches(5, buffer.rewards, generator, Ranks()))
     assert [len(batch.index.position) for batch in batches] == [5, 5, 2]
     number = torch.cat([batch.advantages for batch in batches]).long()
     assert sorted(number.tolist()) == list(range(ENVS * STEPS))
@@ -86,7 +87,7 @@ def test_the_order_is_the_generators():
 
     def order(seed):
         generator = torch.Generator().manual_seed(seed)
-        return torch.cat([b.log_probs for b in buffer.minibatches(2, buffer.advantages, generator)])
+        return torch.cat([b.log_probs for b in buffer.minibatches(2, buffer.advantages, generator, Ranks())])
 
     assert torch.equal(order(1), order(1))
     assert not torch.equal(order(1), order(2))

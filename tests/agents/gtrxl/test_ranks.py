@@ -1,0 +1,222 @@
+"""Two processes, each with half of the environments, learn what one process with all of them learns."""
+
+import copy
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from rlxf.attention import KNN, Performer, RoPE, Window
+from rlxf.envs import FaultyEnvironmentError
+from rlxf.envs.replayable import Replayable
+from rlxf.training import CheckpointFolder, Checkpoints, read_archive, stop_on_signals
+from rlxf.training.joining import here
+from tests.agents.gtrxl.test_resuming import Lively
+from tests.agents.gtrxl.worlds import ACTIONS, VECTOR, small_agent, small_core
+from tests.ranks import on_ranks
+
+ENVS, STEPS = 4, 16
+ROLLOUT = ENVS * STEPS
+
+
+def lively(action_space=ACTIONS["Discrete"], kind=Lively):
+    """Episodes that end by chance, here and there: this process's part of four environments."""
+
+    def make():
+        return Replayable(Monitor(kind((), *copy.deepcopy((VECTOR, action_space)))))
+
+    return DummyVecEnv([make] * here().part("n_envs", ENVS))
+
+
+def agent(env=None, **changes):
+    """Gradients below 1e-3 count by their size: where one is 0, Adam would make steps of rounding."""
+    settings = {"learning_rate": 3e-3, "n_envs": ENVS, "n_epochs": 1}
+    settings["policy_kwargs"] = {"optimizer_kwargs": {"eps": 1e-3}}
+    return small_agent(lively() if env is None else env, **(settings | changes))
+
+
+def arrays(tensors):
+    return {name: x.detach().numpy().copy() for name, x in tensors if x is not None}
+
+
+def gradients(**changes):
+    learner = agent(batch_size=ROLLOUT, **changes).learn(ROLLOUT)
+    return arrays((name, x.grad) for name, x in learner.policy.named_parameters())
+
+
+class Lines(BaseCallback):
+    """Notes what SB3 logs of episodes and updates."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def _on_step(self):
+        return True
+
+    def _on_rollout_start(self):
+        names = ("train/loss", "train/approx_kl", "train/explained_variance")
+        episodes = [(round(info["r"], 4), info["l"]) for info in self.model.ep_info_buffer]
+        self.found.append((episodes, [self.logger.name_to_value[name] for name in names]))
+
+
+def learned(rollouts=2, callbacks=(), resume_from=None, **changes):
+    learner, lines = agent(**changes), Lines()
+    learner.learn(rollouts * ROLLOUT, [*callbacks, lines], log_interval=99, resume_from=resume_from)
+    return {
+        "weights": arrays(learner.policy.state_dict().items()),
+        "order": learner.order.get_state().tolist(),
+        "drawn": torch.get_rng_state().tolist(),
+        "returns": [learner.returns.mean, learner.returns.var, learner.returns.count],
+        "done": [learner.num_timesteps, learner._n_updates],
+        "lines": lines.found,
+    }
+
+
+def assert_close(found, wanted, names=("order", "drawn", "done")):
+    for name, values in wanted["weights"].items():
+        np.testing.assert_allclose(found["weights"][name], values, rtol=0, atol=1e-5, err_msg=name)
+    assert found["returns"] == pytest.approx(wanted["returns"], abs=1e-4)
+    for name in names:
+        assert found[name] == wanted[name], name
+
+
+@pytest.mark.parametrize("actions", ["Discrete", "Box", "MultiBinary"])
+def test_gradients_of_two_are_those_of_one(actions):
+    def work():
+        return gradients(env=lively(ACTIONS[actions]))
+
+    wanted = work()
+    for found in on_ranks(2, work):
+        assert found.keys() == wanted.keys()
+        for name, values in wanted.items():
+            np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-6, err_msg=name)
+
+
+SETTINGS = {
+    "default": {"n_epochs": 3},
+    "few segments in a minibatch": {"batch_size": 4, "refresh": True},
+    "a bound on the KL": {"target_kl": 1e-3, "n_epochs": 9},
+    "a memory of neighbours": {"core": replace(small_core(), memory=KNN(8, 24, 4), pattern=Window(9))},
+    "random features": {"core": replace(small_core(), kernel=Performer(redraw=3), position=RoPE())},
+}
+
+
+@pytest.mark.parametrize("changes", SETTINGS.values(), ids=SETTINGS)
+def test_so_are_weights_behind_some_rollouts_and_what_is_logged(changes):
+    wanted = learned(**changes)
+    one, other = on_ranks(2, lambda: learned(**changes))
+    assert_close(one, wanted)
+    assert all((one["weights"][name] == other["weights"][name]).all() for name in one["weights"])
+    for (episodes, logged), (others, wanted_lines) in zip(one["lines"], wanted["lines"], strict=True):
+        assert episodes == others
+        assert logged == pytest.approx(wanted_lines, rel=1e-3, abs=1e-5)
+
+
+def test_environments_made_by_id_are_divided():
+    def work():
+        return learned(env="rlxf/TMaze-v0")
+
+    for found in on_ranks(2, work):
+        assert_close(found, work())
+
+
+def test_observations_are_normalised_by_what_all_see():
+    def work():
+        env = VecNormalize(lively(), norm_reward=True)
+        found = learned(env=env)
+        return found | {"returns": [*env.obs_rms.mean, *env.obs_rms.var, env.obs_rms.count, env.ret_rms.var]}
+
+    for found in on_ranks(2, work):
+        assert_close(found, work())
+
+
+class Signalled(BaseCallback):
+    """Sends a signal to one of the processes, amid a rollout."""
+
+    def _on_step(self):
+        if self.num_timesteps == ROLLOUT + ENVS * 3 and here().rank == here().count - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+
+def cut(folder, env):
+    with stop_on_signals() as stop:
+        saving = Checkpoints(CheckpointFolder(folder), every_seconds=99, stop=stop)
+        found = learned(env=env(), rollouts=3, callbacks=[saving, Signalled()])
+    here().wait()
+    return len(found["lines"])
+
+
+def normalised():
+    return VecNormalize(lively())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_episodes_that_are_played_again_move_between_world_sizes(ranks, tmp_path):
+    assert_moves(normalised, ranks, tmp_path)
+
+
+def test_so_do_environments_that_give_out_their_state(tmp_path):
+    assert_moves(lambda: "rlxf/TMaze-v0", 2, tmp_path)
+
+
+def assert_moves(env, ranks, folder):
+    """What so many processes left is gone on with by the other number of them."""
+    wanted = learned(env=env(), rollouts=3)
+    left = on_ranks(2, lambda: cut(folder, env)) if ranks == 2 else [cut(folder, env)]
+    assert set(left) == {3}  # the third rollout begins, and stops
+    assert CheckpointFolder(folder).files() == [CheckpointFolder(folder).file(2 * ROLLOUT)]
+    for count in {1: [2], 2: [1, 2]}[ranks]:
+        for found in on_ranks(count, lambda: learned(env=env(), rollouts=3, resume_from=folder)):
+            assert_close(found, wanted)
+
+
+def test_a_file_is_the_same_whoever_wrote_it(tmp_path):
+    def work(folder):
+        learned(rollouts=1, callbacks=[Checkpoints(CheckpointFolder(folder))])
+
+    work(tmp_path / "one")
+    on_ranks(2, lambda: work(tmp_path / "two"))
+    one, two = (CheckpointFolder(tmp_path / name).newest() for name in ("one", "two"))
+    first, second = read_archive(one), read_archive(two)
+    assert first.documents["agent"]["settings"] == second.documents["agent"]["settings"]
+    assert first.documents["run"]["environment"].keys() == second.documents["run"]["environment"].keys()
+    for group, tensors in first.tensors.items():
+        shapes = {name: x.shape for name, x in tensors.items()}
+        assert shapes == {name: x.shape for name, x in second.tensors[group].items()}, group
+
+
+class Faulty(Lively):
+    """In one of the processes it gives NaN."""
+
+    def step(self, action):
+        observation, reward, *others = super().step(action)
+        return observation, float("nan") if here().rank else reward, *others
+
+
+def test_what_ends_one_ends_the_others():
+    one, other = on_ranks(2, lambda: learned(env=lively(kind=Faulty)))
+    assert one.startswith("ConnectionError: another of the 2 processes is gone")
+    assert other.startswith(FaultyEnvironmentError.__name__)
+
+
+def test_what_does_not_go_with_several_processes_is_told():
+    def work():
+        found = []
+        for asked in (lambda: agent(env="rlxf/TMaze-v0", n_envs=5), lambda: agent().learn_from(agent(), 1)):
+            try:
+                asked()
+            except ValueError as error:
+                found.append(str(error))
+        return found
+
+    for division, teaching in on_ranks(2, work):
+        assert "n_envs is 5 over all, and cannot be divided among 2 processes" in division
+        assert teaching == "learn_from is for one process, and here are 2: start it without torchrun"
