@@ -53,13 +53,13 @@ class Recorder(VecEnvWrapper):
         except Exception as error:  # each environment has errors of its own
             raise FaultyEnvironmentError(f"an environment failed: {error!r}") from error
         for i, info in enumerate(infos):
-            row = row_of(observations, i)
-            if not info.get("filler", False):
+            row, played = row_of(observations, i), not info.get("filler", False)
+            if played:
                 seen = info["terminal_observation"] if dones[i] else row
                 self._episodes[i].add(self._actions[i], float(rewards[i]), seen)
-            if dones[i]:
+            if dones[i] and played:
                 cut = bool(info.get("TimeLimit.truncated", False))
                 self._finished.append((i, self._episodes[i].ended(truncated=cut)))
-            if dones[i] or info.get("filler", False):
+            if dones[i] or not played:
                 self._episodes[i] = Episode(row)
         return observations, rewards, dones, infos

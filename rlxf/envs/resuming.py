@@ -88,9 +88,10 @@ def episodes_of(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     present = [i for i in range(env.num_envs) if i not in absent]
     records = _records(env, present)
     actions = {f"actions.{i}": record.pop("actions") for i, record in records.items()}
+    nothing = {f"actions.{i}": np.zeros(0) for i in absent}
     records |= {i: {"absent": told} for i, told in absent.items()}
-    document = {"records": [records[i] for i in range(env.num_envs)]}
-    return document | ({} if crew is None else {"workers": crew.standing()}), actions
+    beside = [{}] * env.num_envs if crew is None else [{"restarts": each} for each in crew.standing()]
+    return {"records": [records[i] | beside[i] for i in range(env.num_envs)]}, actions | nothing
 
 
 def go_on(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -113,7 +114,8 @@ def go_on(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[str, np.ndar
         if reasons[0] is not None:
             raise EpisodeLostError(reasons[0])
     if crew is not None:
-        crew.take_up(document.get("workers", crew.standing()), absent)
+        fresh = crew.standing()
+        crew.take_up([record.get("restarts", fresh[i]) for i, record in records.items()], absent)
 
 
 def _crew(env: VecEnv) -> WorkerVecEnv | None:

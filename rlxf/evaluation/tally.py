@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from rlxf.envs.errors import FaultyEnvironmentError
+from rlxf.envs.infos import LOST
 from rlxf.evaluation.report import Report
 
 Info = dict[str, Any]
@@ -71,6 +72,7 @@ class Tally:
         self._steps += played
         self._check(rewards, played)
         self._sums += np.where(played, rewards, 0.0)
+        self._drop([i for i, info in enumerate(infos) if info.get(LOST, False)])
         for i in np.flatnonzero(dones & played).tolist():
             self._end(i, infos[i])
 
@@ -80,6 +82,10 @@ class Tally:
         return Report(
             np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64), self._outcomes()
         )
+
+    def _drop(self, broken: list[int]) -> None:
+        """An episode that broke off counts for nothing."""
+        self._sums[broken] = self._steps[broken] = 0
 
     def _end(self, i: int, info: Info) -> None:
         score = self._score(info, (float(self._sums[i]), int(self._steps[i])))

@@ -63,8 +63,8 @@ class Collector:
             self._seen, rewards, dones, infos = self.env.step(actions)
             check_step(self.env, self._seen["observation"], rewards, self._taken)
         self._steps.append(Step(observations, taken, np.asarray(rewards, np.float32)))
-        ended = [self._episode(row) for row in np.flatnonzero(dones).tolist()]
         fillers = np.array([info.get("filler", False) for info in infos], np.bool_)
+        ended = [self._episode(row) for row in np.flatnonzero(dones & ~fillers).tolist()]
         self._starts = dones | fillers
         self._first[self._starts] = len(self._steps)
         self._forget()

@@ -35,6 +35,12 @@ class Acting:
         self.action = self.action.masked_fill(episode_start[:, None], 0.0)
         return Index(self.position[:, None], self.episode[:, None])
 
+    def begin_anew(self, rows: Tensor) -> None:
+        """Remember nothing of the environments of ``rows`` (E,) bool, even if memory outlasts episodes."""
+        self.position = self.position.masked_fill(rows, -1)
+        self.episode = self.episode + rows.long()
+        self.action = self.action.masked_fill(rows[:, None], 0.0)
+
     def rows(self, rows: Tensor) -> Self:
         """A copy of the chosen environments: ``rows`` is a bool (E,) or an int64 (N,) tensor."""
         position, episode, action = self.position[rows], self.episode[rows], self.action[rows]

@@ -57,8 +57,10 @@ from rlxf.attention import KNNLM, Index, State, TransformerSpec
 from rlxf.attention.checks import check_whole
 from rlxf.attention.heads.base import OutputHead
 from rlxf.envs.finite import check_finite
+from rlxf.envs.infos import LOST
 from rlxf.envs.trajectories import Trajectories, as_trajectories
 from rlxf.envs.trajectories.source import Dataset
+from rlxf.envs.workers import trouble
 from rlxf.training import Archive
 from rlxf.training.checkpoints import copied
 from rlxf.training.joining import here
@@ -334,6 +336,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
         critic_lambda = self.gae_lambda if self.critic_lambda is None else self.critic_lambda
         rollout_buffer.finish(next_values, self.gamma, self.gae_lambda, critic_lambda)
         self._ended.tell(self.ranks, super()._update_info_buffer)
+        for name, value in trouble(env).items():
+            told = self.ranks.gathered(torch.tensor([value], device=self.device))
+            self.logger.record(f"env/{name}", int(told.sum()))
         callback.on_rollout_end()
         return True
 
@@ -374,10 +379,16 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self._update_info_buffer(infos, dones)
         paid = self._paid(rewards, dones, infos)
         ends = torch.as_tensor(dones, dtype=torch.bool, device=self.device) | self._filler
+        lost = self._marked(infos, LOST)
+        broken = lost & ~self._filler
+        # Nobody knows what came of this step: V(s) in place of its reward makes its advantage 0, and is what
+        # the step before looks ahead to, as at a truncation.
+        paid, ends, index = torch.where(broken, values, paid), ends | broken, without(index, broken)
         rollout_buffer.add(obs, previous, actions, paid, ends, values, log_probs, hidden, index)
         self._last_obs = new_obs  # type: ignore[assignment]
         self._last_episode_starts = ends.cpu().numpy()
-        self._filler = self._marked(infos, dones, "filler_next")
+        self._filler = self._marked(infos, "filler_next") & ends
+        self._acting.begin_anew(lost)
         return goes_on
 
     def _next_index(self) -> Index:
@@ -388,7 +399,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
     def _paid(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> Tensor:
         """(E,): rewards; of a cut episode, plus gamma V(last observation), read with its own memory."""
         paid = torch.as_tensor(rewards, dtype=torch.float32, device=self.device)
-        cut = self._marked(infos, dones, "TimeLimit.truncated").nonzero()[:, 0]
+        ends = torch.as_tensor(dones, dtype=torch.bool, device=self.device)
+        cut = (ends & self._marked(infos, "TimeLimit.truncated")).nonzero()[:, 0]
         if not len(cut):
             return paid
         last = stack_observations([infos[row]["terminal_observation"] for row in cut.tolist()])
@@ -406,12 +418,10 @@ class GTrXLPPO(OnPolicyAlgorithm):
         latent, _ = self.policy.act(self._as_tensor(obs), acting, index)
         return self.policy.heads(latent)[1]
 
-    def _marked(self, infos: list[dict[str, Any]], dones: np.ndarray, key: str) -> Tensor:
-        """(E,) bool: which environments say ``key`` in their info as their episode ends."""
-        marked = np.zeros(len(infos), dtype=np.bool_)
-        for row in np.flatnonzero(dones):
-            marked[row] = infos[row].get(key, False)
-        return torch.as_tensor(marked, device=self.device)
+    def _marked(self, infos: list[dict[str, Any]], key: str) -> Tensor:
+        """(E,) bool: which environments say ``key`` in their info."""
+        said = [bool(info.get(key, False)) for info in infos]
+        return torch.tensor(said, dtype=torch.bool, device=self.device)
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         """SB3's; what the environments begin with is checked too, hyper-parameters are logged."""
@@ -447,6 +457,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         Raises:
             NumericalError: before the optimiser's step, if returns, a loss or a gradient are NaN or infinite.
         """
+        if not self.ranks.gathered(self.rollout_buffer.weight).any():
+            return  # all steps were lost to environments that broke
         buffer = self.rollout_buffer
         with naming(f"the update behind step {self.num_timesteps}"), self.ranks.own_draws(self.order):
             buffer.check_finite()
@@ -514,7 +526,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
                 agent remembers trajectories, or is not built as that of the file to resume from.
             FileNotFoundError: if there is no such file.
             CheckpointError: if it is truncated, altered or foreign, or was not written amid a training.
-            FaultyEnvironmentError: amid the training, if an environment gave NaN or infinity.
+            FaultyEnvironmentError: amid the training, if an environment gave NaN or infinity, or broke too
+                often (`BrokenEnvironmentError`).
             NumericalError: amid the training, if a loss or a gradient is NaN or infinite; the weights are
                 those before that step of the optimiser.
         """

@@ -15,6 +15,9 @@ from rlxf.envs.workers.crew import Crew, broken_error
 from rlxf.envs.workers.options import Workers
 from rlxf.envs.workers.serving import Call, Fault, Make, call
 
+STANDING = ("seed", "restarts", "lost_steps")
+"""What is counted of an environment, and what its restarts are seeded by."""
+
 
 class Row(NamedTuple):
     """What one environment gives in a step; the observation is (1, ...)."""
@@ -61,7 +64,7 @@ class WorkerVecEnv(VecEnv):
 
     def __init__(self, makes: Sequence[Make], workers: Workers):
         self.crew = Crew(makes, workers)
-        self.lost_steps = 0
+        self._lost_steps = [0] * len(makes)
         self._begun = False
         self._owed = np.zeros(len(makes), np.bool_)
         self._playing: list[int] = []
@@ -75,6 +78,11 @@ class WorkerVecEnv(VecEnv):
     def restarts(self) -> int:
         """Of all environments."""
         return sum(self.crew.restarts)
+
+    @property
+    def lost_steps(self) -> int:
+        """Of all environments."""
+        return sum(self._lost_steps)
 
     def reset(self) -> VecEnvObs:
         """First observations of all environments, with the seed and options set before."""
@@ -151,15 +159,17 @@ class WorkerVecEnv(VecEnv):
         lost = set(range(self.num_envs)) - self.crew.up | set(self._first)
         return {i: bool(self._owed[i]) for i in sorted(lost)}
 
-    def standing(self) -> dict[str, Any]:
-        """What `take_up` needs beside the episodes, as JSON."""
+    def standing(self) -> list[dict[str, Any]]:
+        """What `take_up` needs of each environment beside its episode, as JSON."""
         seeds = [None if seed is None else int(seed) for seed in self.crew.seeds]
-        return {"seeds": seeds, "restarts": list(self.crew.restarts), "lost_steps": self.lost_steps}
+        each = zip(seeds, self.crew.restarts, self._lost_steps, strict=True)
+        return [dict(zip(STANDING, numbers, strict=True)) for numbers in each]
 
-    def take_up(self, standing: Mapping[str, Any], absent: Mapping[int, bool]) -> None:
+    def take_up(self, standing: Sequence[Mapping[str, Any]], absent: Mapping[int, bool]) -> None:
         """Go on behind `standing`, in another process; those that were `absent` begin fresh episodes."""
-        self.crew.seeds[:], self.crew.restarts[:] = standing["seeds"], standing["restarts"]
-        self.lost_steps, self._begun = standing["lost_steps"], True
+        rows = zip(*([each[name] for name in STANDING] for each in standing), strict=True)
+        self.crew.seeds[:], self.crew.restarts[:], self._lost_steps[:] = rows
+        self._begun = True
         for i, told in absent.items():
             self._owed[i], self.crew.causes[i] = told, "was broken when the run was saved"
         self._first |= self._all({i: self.crew.fresh_reset(i) for i in absent})
@@ -172,7 +182,7 @@ class WorkerVecEnv(VecEnv):
         return Row(observation, rewards[0], bool(dones[0]), infos[0])
 
     def _lost(self, i: int) -> Row:
-        self.lost_steps += 1
+        self._lost_steps[i] += 1
         if self._owed[i] and i in self._first:
             return self._back(i)
         told = {} if self._owed[i] else {BROKEN: self.crew.causes[i]}

@@ -37,17 +37,18 @@ class Seeded(gymnasium.Env):
     """Observations, rewards and ends by chance: a seed says all of it."""
 
     def __init__(self, observation_space: spaces.Space = VECTOR):
-        self.observation_space, self.action_space = deepcopy(observation_space), spaces.Discrete(3)
+        self.observation_space, self.action_space = observation_space, spaces.Discrete(3)
+        self.seen = deepcopy(observation_space)  # sampled by nobody else
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        self.observation_space.seed(int(self.np_random.integers(2**31)))
-        return self.observation_space.sample(), {}
+        self.seen.seed(int(self.np_random.integers(2**31)))
+        return self.seen.sample(), {}
 
     def step(self, action: Any) -> Any:
         end = self.np_random.random()
         reward = float(self.np_random.normal() + action)
-        return self.observation_space.sample(), reward, end < 0.05, end > 0.95, {}
+        return self.seen.sample(), reward, end < 0.05, end > 0.95, {}
 
 
 class Breaking(gymnasium.Wrapper):

@@ -1,0 +1,237 @@
+"""Learning goes on where environments raise, die or hang, from nothing but what was played."""
+
+import math
+import os
+import signal
+from contextlib import closing
+from functools import partial
+
+import pytest
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from rlxf.agents.gtrxl.update import Objective
+from rlxf.attention.index import EMPTY
+from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv, make_vec_env
+from rlxf.envs.infos import LOST
+from rlxf.training import CheckpointFolder, Checkpoints
+from tests.agents.gtrxl.test_resuming import ROLLOUT, TOTAL, begin, cut_off, lines
+from tests.agents.gtrxl.worlds import all_segments, parameters, rollouts, same, scripts, shifted, small_agent
+from tests.envs.workers.worlds import breaking, made
+
+pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")]
+
+MEMORY = 8
+PLAN = ("step raises", "init raises", "step dies", "reset raises", "step exits")
+
+
+class Watch(BaseCallback):
+    """Counts what environments give."""
+
+    def __init__(self):
+        super().__init__()
+        self.lost = self.ended = 0
+
+    def _on_step(self):
+        for info, done in zip(self.locals["infos"], self.locals["dones"], strict=True):
+            self.lost += LOST in info
+            self.ended += bool(done) and LOST not in info
+        return True
+
+
+def test_it_learns_on_whatever_breaks(tmp_path):
+    with closing(breaking(tmp_path, *PLAN)) as env:
+        agent = begin(lambda: env)
+        before, watch = parameters(agent), Watch()
+        while len(list(tmp_path.iterdir())) < len(PLAN) or env.absent():
+            agent.learn(2 * ROLLOUT, watch, reset_num_timesteps=False)
+        assert env.restarts == len(PLAN)
+        assert env.lost_steps == watch.lost
+        assert watch.ended == len(agent.ep_info_buffer) < 100  # what broke is no finished episode
+        assert all(torch.isfinite(weight).all() for weight in parameters(agent))
+        assert not any(map(torch.equal, before, parameters(agent)))
+        agent.learn(2 * ROLLOUT, reset_num_timesteps=False)
+        line = list(lines(agent).values())[-1]
+        assert (line["env/restarts"], line["env/lost_steps"]) == (str(len(PLAN)), str(env.lost_steps))
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["episodes", "across episodes"])
+def broken(request, tmp_path_factory):
+    """An agent, and a rollout in which an environment broke and came back."""
+    marks = tmp_path_factory.mktemp("marks")
+    with closing(breaking(marks, "step dies")) as env:
+        agent, before = small_agent(env, across_episodes=request.param, n_steps=64), 0
+        for buffer in rollouts(agent, 10**6):
+            if (buffer.weight[1].diff() > 0).any():
+                break
+            before = env.lost_steps
+        yield agent, buffer, env.lost_steps - before
+
+
+def test_lost_steps_alone_weigh_nothing(broken):
+    _, buffer, number = broken
+    lost = buffer.weight == 0
+    assert lost.sum() == lost[1].sum() == number > 1
+    assert torch.equal(lost, buffer.steps_index.episode == EMPTY)
+    assert (buffer.dones | ~lost).all()
+
+
+def slow_advantages(agent, buffer, env):
+    """Of the steps that were played, from the last to the first; an episode that broke is cut before that."""
+    later, ahead = 0.0, None
+    for t in reversed(range(buffer.n_steps - 1)):
+        reward, value, following = buffer.rewards[env, t], buffer.values[env, t], buffer.values[env, t + 1]
+        ended, broke = bool(buffer.dones[env, t]), buffer.weight[env, t + 1] == 0
+        ahead = 0.0 if ended else agent.gamma * following
+        later = 0.0 if ended or broke else agent.gamma * agent.gae_lambda * later
+        later = reward + ahead - value + later
+        if t + 1 == buffer.n_steps - 1 and not (ended or broke):
+            later = buffer.advantages[env, t]  # what follows is in the next rollout
+        if buffer.weight[env, t]:
+            yield t, float(later)
+
+
+def test_what_would_have_come_is_worth_its_value(broken):
+    agent, buffer, _ = broken
+    for t, advantage in slow_advantages(agent, buffer, 1):
+        assert math.isclose(float(buffer.advantages[1, t]), advantage, rel_tol=1e-4, abs_tol=1e-5)
+
+
+def latents(agent, buffer):
+    batch = all_segments(buffer)
+    with torch.no_grad():
+        outputs = agent.policy.exits(batch.obs, batch.previous, batch.index, batch.state).outputs[-1]
+    return outputs.flatten(0, 1).unflatten(0, buffer.weight.shape)
+
+
+def test_acting_is_learning_around_a_break(broken):
+    agent, buffer, _ = broken
+    batch = all_segments(buffer)
+    distribution, values = agent.policy.heads(latents(agent, buffer).flatten(0, 1))
+    played = batch.weight == 1
+    torch.testing.assert_close(distribution.log_prob(batch.actions)[played], batch.log_probs[played])
+    torch.testing.assert_close(values[played], batch.values[played], rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_remembered_from_before_a_break(broken):
+    agent, buffer, _ = broken
+    lost = (buffer.weight[1] == 0).nonzero()[:, 0]
+    back = int(lost[-1]) + 1
+    before = latents(agent, buffer)
+    kept_obs, kept_hidden = buffer.obs.clone(), buffer.hidden.clone()
+    buffer.obs[1, :back] = 3.0
+    buffer.hidden[:, 1, : MEMORY + back] = 100.0
+    after = latents(agent, buffer)
+    buffer.obs[:], buffer.hidden[:] = kept_obs, kept_hidden
+    assert back < buffer.n_steps
+    assert torch.equal(before[1, back:], after[1, back:])
+    assert not torch.equal(before[1, :back], after[1, :back])
+    assert buffer.steps_index.position[1, back] == 0
+    assert not buffer.previous[1, back].any()
+
+
+def gradients(agent, batch):
+    agent.policy.zero_grad()
+    Objective(0.2, 0.01, 0.5, 0.0)(agent.policy, batch)["loss"].backward()
+    return [p.grad.clone() for p in agent.policy.parameters() if p.grad is not None]
+
+
+def test_lost_steps_have_no_influence_on_gradients(broken):
+    agent, buffer, _ = broken
+    before = gradients(agent, all_segments(buffer))
+    lost = buffer.weight == 0
+    names = ("obs", "previous", "actions", "log_probs", "values", "advantages", "returns")
+    kept = {name: getattr(buffer, name).clone() for name in names}
+    for name, tensor in kept.items():
+        noise = (torch.rand_like(tensor[lost].float()) * 2).to(tensor.dtype)
+        getattr(buffer, name)[lost] = noise
+    after = gradients(agent, all_segments(buffer))
+    buffer.obs[~lost] += 0.01
+    other = gradients(agent, all_segments(buffer))
+    for name, tensor in kept.items():
+        getattr(buffer, name)[:] = tensor
+    assert same(before, after)
+    assert not same(before, other)
+
+
+def test_a_rollout_of_lost_steps_alone_changes_nothing():
+    """As when one environment breaks at each step: none is played, and the statistics stay numbers."""
+    agent = small_agent(scripts(shifted(3)))
+    *_, buffer = rollouts(agent, 2)
+    buffer.index.episode.fill_(EMPTY)
+    before, variance = parameters(agent), float(agent.returns.var)
+    agent.train()
+    assert same(before, parameters(agent))
+    assert agent.returns.var == variance
+
+
+def test_a_bound_that_is_reached_ends_the_training(tmp_path):
+    with closing(breaking(tmp_path, "step raises", *["init raises"] * 9, restarts=2)) as env:
+        agent = small_agent(env)
+        with pytest.raises(BrokenEnvironmentError, match="environment 1 raised in its constructor"):
+            agent.learn(10**6)
+        assert agent.num_timesteps < 10**5
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_any_number_of_processes_trains_to_the_same_bits(number):
+    straight = begin(lambda: DummyVecEnv([made] * 4), n_envs=4).learn(3 * 64)
+    with closing(WorkerVecEnv([made] * 4, Workers(number))) as env:
+        spread = begin(lambda: env, n_envs=4).learn(3 * 64)
+    assert same(parameters(straight), parameters(spread))
+    assert torch.isfinite(torch.as_tensor(straight.returns.var))
+
+
+def test_a_run_goes_on_to_the_same_bits_in_another_number_of_processes(tmp_path):
+    spread = [partial(WorkerVecEnv, [made] * 3, Workers(number)) for number in (2, 3)]
+    here = partial(DummyVecEnv, [made] * 3)
+    together = begin(here).learn(TOTAL)
+    cut_off(tmp_path, spread[0], 2).env.close()
+    for make in (*spread, here):
+        resumed = begin(make).learn(TOTAL, resume_from=tmp_path)
+        resumed.env.close()
+        assert same(parameters(together), parameters(resumed))
+
+
+def test_what_died_between_two_rollouts_costs_its_episode_alone(tmp_path):
+    """The checkpoint is written, and whoever goes on with it begins that one episode anew."""
+    with closing(breaking(tmp_path / "marks", number=3)) as env:
+        agent = begin(lambda: env)
+        saving = Checkpoints(CheckpointFolder(tmp_path / "saved"), every_seconds=1e6)
+        agent.learn(2 * ROLLOUT, Killing(env, saving))
+        saving._writer.wait()
+    with closing(breaking(tmp_path / "marks", number=3)) as env:
+        resumed, watch = begin(lambda: env), Watch()
+        resumed.learn(3 * ROLLOUT, watch, resume_from=tmp_path / "saved")
+        lost = resumed.rollout_buffer.weight == 0
+        assert lost.nonzero().tolist() == [[1, 0], [1, 1]]
+        assert (watch.lost, env.restarts, env.lost_steps) == (2, 1, 2)
+
+
+class Killing(BaseCallback):
+    """Kills a process behind the last rollout, before the checkpoint that is written then."""
+
+    def __init__(self, env, saving):
+        super().__init__()
+        self.victim, self.saving = env, saving
+
+    def _init_callback(self):
+        self.saving.init_callback(self.model)
+
+    def _on_training_start(self):
+        self.saving.on_training_start(self.locals, self.globals)
+
+    def _on_step(self):
+        return self.saving.on_step()
+
+    def _on_training_end(self):
+        process = self.victim.crew._at[1]._process
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        self.saving.on_training_end()
+
+
+def test_make_vec_env_gives_an_agent_its_processes():
+    with closing(make_vec_env("CartPole-v1", 3, 5, workers=Workers(3))) as env:
+        assert math.isfinite(small_agent(env).learn(ROLLOUT).returns.var)
