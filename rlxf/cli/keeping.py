@@ -9,6 +9,7 @@ from rlxf.cli.mistakes import leave
 from rlxf.cli.screen import show
 from rlxf.envs.errors import FaultyEnvironmentError
 from rlxf.training import NumericalError, RunFolder, save_normalizer
+from rlxf.training.joining import here
 
 
 @contextmanager
@@ -37,7 +38,12 @@ def _broken_off(run: RunFolder, error: Exception) -> str:
 
 
 def keep(agent: BaseAlgorithm, run: RunFolder) -> None:
-    """Save what was learned. Without a single update that is nothing, and the run's folder goes."""
+    """Save what was learned. Without a single update that is nothing, and the run's folder goes.
+
+    Of several processes one does that.
+    """
+    if not here().writes:
+        return
     if agent._n_updates == 0:
         agent.logger.close()
         run.discard()

@@ -1,5 +1,6 @@
 """A training that is saved while it goes on, and that stops where it can be resumed."""
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -10,8 +11,10 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from rlxf.cli.keeping import keep
 from rlxf.cli.mistakes import leave
+from rlxf.cli.together import deafen
 from rlxf.training import Checkpoints, RunFolder, read_archive, stop_on_signals
 from rlxf.training.checkpoints import BESIDE, Stateful
+from rlxf.training.joining import here
 from rlxf.training.stopping import RESUMABLE
 
 Options = TypeVar("Options")
@@ -28,6 +31,8 @@ def learn_resumably(
 ) -> None:
     """Train to the end, or leave with status 75 behind a signal; what was learned is kept.
 
+    Several processes leave together, once it is kept.
+
     Args:
         agent: learns.
         run: where it is saved, every so many seconds and at the end.
@@ -37,14 +42,19 @@ def learn_resumably(
         every_seconds: from one checkpoint to the next.
         cut_off: the file to go on from; None for a fresh training.
     """
-    with stop_on_signals() as stop:
-        saving = Checkpoints(run.checkpoints, every_seconds, beside, stop)
-        if cut_off is not None:
-            _take_up(beside, cut_off)
-        try:
-            learn(callback=[*callbacks, saving], resume_from=cut_off)
-        finally:
-            keep(agent, run)
+    try:
+        with stop_on_signals() as stop:
+            saving = Checkpoints(run.checkpoints, every_seconds, beside, stop)
+            if cut_off is not None:
+                _take_up(beside, cut_off)
+            try:
+                learn(callback=[*callbacks, saving], resume_from=cut_off)
+            finally:
+                keep(agent, run)
+            here().wait()
+    except ConnectionError:
+        deafen()
+        raise
     if saving.stopped:
         _leave(stop.by, run)
 
@@ -70,5 +80,8 @@ def _take_up(beside: Mapping[str, Stateful], cut_off: Path) -> None:
 
 
 def _leave(signal: Signals | None, run: RunFolder) -> None:
+    deafen()
+    if not here().writes:
+        sys.exit(RESUMABLE)
     name = "" if signal is None else signal.name
     leave(f"stopped by {name}; go on with: rlxf resume {run.path}", RESUMABLE)

@@ -24,11 +24,13 @@ from rlxf.cli.pretrained import begin_with
 from rlxf.cli.resumable import learn_resumably, options_of, steps_in
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Json
+from rlxf.cli.together import join_others, log_of, new_run, started_anew
 from rlxf.envs.trajectories import load_trajectories
 from rlxf.evaluation import EvaluationCallback, TargetSweep, evaluate
 from rlxf.evaluation.targets import checked_targets
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import EVERY_SECONDS
+from rlxf.training.joining import here
 
 ENVIRONMENTS = 32
 OWN = (
@@ -54,7 +56,8 @@ class TrainDecisionTransformer:
     The folder holds config.json, checkpoint.zip, progress.csv and TensorBoard events; look at them with
     "tensorboard --logdir runs". Ctrl-C, SIGTERM and SIGUSR1 end the training and keep what was learned, and
     "rlxf resume" goes on with it, also after a crash. With --evaluate-every
-    there is also best.zip, the agent at its best evaluation; it is reported beside the last one.
+    there is also best.zip, the agent at its best evaluation; it is reported beside the last one. Several
+    processes share each batch if torchrun starts them: torchrun --nproc-per-node 4 -m rlxf train dt ...
 
     Every part of the transformer is chosen by name, e.g. --core.position rope; upper and lower case are
     the same. --help then shows the options of what was chosen, "rlxf techniques" what there is to choose.
@@ -102,13 +105,17 @@ class TrainDecisionTransformer:
 
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
+        join_others()
+        run = started_anew(self._path)
+        if run is not None:
+            return self.of_run(run, self.progress_bar).prepare_again(run)
         self._check()
         agent = self._agent()
         begin_with(agent, self.pretrained)
         self._check_evaluation(agent)
-        run = RunFolder.create(self._path, self._config(agent))
+        run = new_run(self._path, self._config(agent))
         with naming(run):
-            agent.set_logger(run.make_logger())
+            agent.set_logger(log_of(run.make_logger))
         return partial(self._train, agent, run, None)
 
     @classmethod
@@ -136,17 +143,18 @@ class TrainDecisionTransformer:
         Raises:
             FileNotFoundError: if it has no whole checkpoint.
         """
+        join_others()
         newest = run.checkpoints.newest()
         done = steps_in(newest)
         if done < self.updates:
             agent = self._agent()
             self._check_evaluation(agent)
-            agent.set_logger(run.continue_logger(done))
+            agent.set_logger(log_of(partial(run.continue_logger, done)))
             return partial(self._train, agent, run, newest)
         if run.checkpoint.is_file():
             return partial(show, f"{run.path} has all of its {done} updates; see: rlxf evaluate {run.path}")
         agent = DecisionTransformer.load(newest, device=self.learner.device)
-        agent.set_logger(run.continue_logger(done))
+        agent.set_logger(log_of(partial(run.continue_logger, done)))
         return partial(self._finish, agent, run)
 
     def _check(self) -> None:
@@ -174,7 +182,8 @@ class TrainDecisionTransformer:
         return Path("runs", f"dt-{name}-{self.seed}") if self.run is None else self.run
 
     def _agent(self) -> DecisionTransformer:
-        data = load_trajectories(self.dataset, download=self.download, progress_bar=self.progress_bar)
+        options = {"download": self.download, "progress_bar": self.progress_bar}
+        data = here().first_then_all(partial(load_trajectories, self.dataset, **options))
         return DecisionTransformer(data, core=self.core, seed=self.seed, **self.learner.arguments())
 
     def _config(self, agent: DecisionTransformer) -> dict[str, Any]:
@@ -211,7 +220,10 @@ class TrainDecisionTransformer:
 
     def _learn(self, agent: DecisionTransformer, run: RunFolder, cut_off: Path | None) -> None:
         learn = partial(
-            agent.learn, self.updates, log_interval=self.log_interval, progress_bar=self.progress_bar
+            agent.learn,
+            self.updates,
+            log_interval=self.log_interval,
+            progress_bar=self.progress_bar and here().writes,
         )
         with self._evaluations(agent, run) as evaluations:
             callbacks = [*evaluations.values()]
@@ -222,7 +234,7 @@ class TrainDecisionTransformer:
         self, agent: DecisionTransformer, run: RunFolder
     ) -> Iterator[dict[str, EvaluationCallback]]:
         """What evaluates while the agent learns, if that is asked for; by name."""
-        if self.evaluate_every is None:
+        if self.evaluate_every is None or not here().writes:
             yield {}
             return
         with self._fresh_env(agent) as env:
@@ -235,6 +247,8 @@ class TrainDecisionTransformer:
 
     def _evaluate(self, agent: DecisionTransformer, run: RunFolder) -> None:
         """Report the last checkpoint, and the best one beside it if evaluations chose one."""
+        if not here().writes:
+            return
         if self.episodes == 0:
             named = "" if run.config["env"] else " --env ID"
             show(f"not evaluated, as asked for with --episodes 0; see: rlxf evaluate {run.path}{named}")

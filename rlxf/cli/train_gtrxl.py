@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,11 @@ from rlxf.cli.pretrained import begin_with
 from rlxf.cli.resumable import learn_resumably, options_of, steps_in
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Task
+from rlxf.cli.together import join_others, log_of, new_run, started_anew
 from rlxf.evaluation import EvaluationCallback, evaluate
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import EVERY_SECONDS
+from rlxf.training.joining import here
 
 OWN = (
     "total_timesteps",
@@ -47,7 +49,8 @@ class TrainGTrXL:
 
     The folder holds config.json, checkpoint.zip, progress.csv and TensorBoard events; look at them with
     "tensorboard --logdir runs". Ctrl-C, SIGTERM and SIGUSR1 end the training and keep what was learned, and
-    "rlxf resume" goes on with it, also after a crash.
+    "rlxf resume" goes on with it, also after a crash. Several processes share the environments if torchrun
+    starts them: torchrun --nproc-per-node 4 -m rlxf train gtrxl ...
 
     Every part of the transformer is chosen by name, e.g. --core.position alibi; upper and lower case are
     the same. --help then shows the options of what was chosen, "rlxf techniques" what there is to choose.
@@ -83,12 +86,16 @@ class TrainGTrXL:
 
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
+        join_others()
+        run = started_anew(self._path)
+        if run is not None:
+            return self.of_run(run, self.progress_bar).prepare_again(run)
         self._check()
         env, agent = self._made()
         begin_with(agent, self.pretrained)
-        run = RunFolder.create(self._path, self._config(agent))
+        run = new_run(self._path, self._config(agent))
         with naming(run):
-            agent.set_logger(run.make_logger())
+            agent.set_logger(log_of(run.make_logger))
         return partial(self._train, agent, env, run, None)
 
     @classmethod
@@ -116,12 +123,13 @@ class TrainGTrXL:
         Raises:
             FileNotFoundError: if it has no whole checkpoint.
         """
+        join_others()
         newest = run.checkpoints.newest()
         done = steps_in(newest)
         if done >= self.total_timesteps and run.checkpoint.is_file():
             return partial(show, f"{run.path} has all of its {done} steps; see: rlxf evaluate {run.path}")
         env, agent = self._made()
-        agent.set_logger(run.continue_logger(done))
+        agent.set_logger(log_of(partial(run.continue_logger, done)))
         return partial(self._train, agent, env, run, newest)
 
     def _check(self) -> None:
@@ -137,7 +145,8 @@ class TrainGTrXL:
 
     def _made(self) -> tuple[VecEnv, GTrXLPPO]:
         """Environments, and an agent in them."""
-        env = self.task.make(self.learner.n_envs, self.seed)
+        number = here().part("n_envs", self.learner.n_envs)
+        env = self.task.make(number, self.seed + here().rows(number).start)
         return env, self._agent(normalised(env) if self.normalize_observations else env)
 
     def _agent(self, env: VecEnv) -> GTrXLPPO:
@@ -164,25 +173,30 @@ class TrainGTrXL:
             self._evaluate(agent)
 
     def _learn(self, agent: GTrXLPPO, run: RunFolder, cut_off: Path | None) -> None:
-        learn = partial(agent.learn, self.total_timesteps, progress_bar=self.progress_bar)
+        bar = self.progress_bar and here().writes
+        learn = partial(agent.learn, self.total_timesteps, progress_bar=bar)
         with self._evaluations(agent) as evaluations, self._looks() as looks:
             callbacks = [*evaluations.values(), *looks]
             learn_resumably(agent, run, learn, callbacks, evaluations, self.checkpoint_seconds, cut_off)
 
     def _looks(self) -> AbstractContextManager[list[BaseCallback]]:
         """What shows the inside of the agent; it films when evaluations are made."""
+        if not here().writes:
+            return nullcontext([])
         return self.looks.callbacks(self.task, self.evaluate_every or self.total_timesteps)
 
     @contextmanager
     def _evaluations(self, agent: GTrXLPPO) -> Iterator[dict[str, EvaluationCallback]]:
         """What evaluates while the agent learns, if that is asked for; by name."""
-        if self.evaluate_every is None:
+        if self.evaluate_every is None or not here().writes:
             yield {}
             return
         with self._fresh_env(agent) as env:
             yield {"evaluation": EvaluationCallback(env, self.episodes, self.evaluate_every)}
 
     def _evaluate(self, agent: GTrXLPPO) -> None:
+        if not here().writes:
+            return
         with self._fresh_env(agent) as env:
             report = evaluate(agent, env, self.episodes, progress_bar=self.progress_bar, logger=agent.logger)
         show(report.table())

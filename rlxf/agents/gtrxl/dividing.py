@@ -15,7 +15,7 @@ from rlxf.training import Archive
 from rlxf.training.ranks import Ranks
 
 ENVIRONMENT, STAND, WRAPPERS, EPISODES = "environment", "stand", "wrappers", "episodes"
-LOST, STATE, RECORDS = "lost", "state", "records"
+LOST, WORKERS, LOST_STEPS = "lost", "workers", "lost_steps"
 OF_ENVIRONMENTS = {"returns", "episode_returns", "episode_lengths", "stacked_obs"}
 """What wrappers carry for each environment by itself; the rest they carry once for all."""
 
@@ -41,8 +41,9 @@ def gathered(ranks: Ranks, environment: dict[str, Any], groups: Groups) -> tuple
     for name, own in groups[WRAPPERS].items():
         whole = torch.cat([each.tensors[WRAPPERS][name] for each in found]) if _many(name) else own
         joined[WRAPPERS][name] = whole
+    number = len(groups[STAND]["position"])
     actions = [each.tensors[EPISODES] for each in found]
-    return _joined_episodes(parts), joined | {EPISODES: dict(_counted(actions))}
+    return _joined_episodes(parts, number), joined | {EPISODES: dict(_counted(actions, number))}
 
 
 def divided(
@@ -62,9 +63,13 @@ def divided(
         own[STAND][name] = x.movedim(_axis(name), 0)[rows].movedim(0, _axis(name)).contiguous()
     for name, x in groups.get(WRAPPERS, {}).items():
         own[WRAPPERS][name] = x[rows] if _many(name) else x
-    actions = groups.get(EPISODES, {})
-    mine = {f"actions.{i}": actions[f"actions.{rows.start + i}"] for i in range(number) if actions}
-    return _divided_episodes(environment, number * ranks.count, rows), own | {EPISODES: mine}
+    played = groups.get(EPISODES, {})
+    counted = {f"actions.{i}": f"actions.{rows.start + i}" for i in range(number)}
+    mine = {name: played[there] for name, there in counted.items() if there in played}
+    episodes = _divided(environment, number * ranks.count, rows)
+    if WORKERS in episodes and not ranks.writes:
+        episodes[WORKERS][LOST_STEPS] = 0  # rank 0 has those of all
+    return episodes, own | {EPISODES: mine}
 
 
 def _axis(name: str) -> int:
@@ -76,26 +81,27 @@ def _many(name: str) -> bool:
     return name.rpartition(".")[2] in OF_ENVIRONMENTS
 
 
-def _counted(actions: Sequence[Mapping[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Actions of each environment's episode, counted over all processes."""
-    every = [part[f"actions.{i}"] for part in actions for i in range(len(part))]
-    for number, played in enumerate(every):
-        yield f"actions.{number}", played
+def _counted(actions: Sequence[Mapping[str, Tensor]], number: int) -> Iterator[tuple[str, Tensor]]:
+    """Actions of each environment's episode, counted over all processes, of ``number`` each."""
+    for rank, part in enumerate(actions):
+        for i in range(number):
+            if f"actions.{i}" in part:  # a broken environment has none
+                yield f"actions.{rank * number + i}", part[f"actions.{i}"]
 
 
-def _joined_episodes(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _joined_episodes(parts: Sequence[dict[str, Any]], number: int) -> dict[str, Any]:
     """Documents of `rlxf.envs.resuming.episodes_of` as one; "lost" if they cannot be put together."""
     if len(parts) == 1:
         return parts[0]
     for part in parts:
         if LOST in part:
             return part
-    if all(RECORDS in part for part in parts):
-        return {RECORDS: [record for part in parts for record in part[RECORDS]]}
+    lost_steps = sum(part.get(WORKERS, {}).pop(LOST_STEPS, 0) for part in parts)
     try:
-        return {STATE: _joined([part[STATE] for part in parts], len(parts[0][STATE]["filler"]))}
+        joined: dict[str, Any] = _joined(parts, number)
     except EpisodeLostError as error:
         return {LOST: str(error)}
+    return joined | ({WORKERS: joined[WORKERS] | {LOST_STEPS: lost_steps}} if WORKERS in joined else {})
 
 
 def _joined(values: Sequence[Any], number: int) -> Any:
@@ -112,12 +118,6 @@ def _joined(values: Sequence[Any], number: int) -> Any:
     if any(value != first for value in values):
         raise EpisodeLostError("the states of environments of several processes are not lists of as many")
     return first
-
-
-def _divided_episodes(document: dict[str, Any], number: int, rows: slice) -> dict[str, Any]:
-    if RECORDS in document:
-        return {RECORDS: document[RECORDS][rows]}
-    return {key: _divided(value, number, rows) for key, value in document.items()}
 
 
 def _divided(value: Any, number: int, rows: slice) -> Any:
