@@ -9,6 +9,8 @@ from tyro.conf import arg
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
+    from rlxf.envs.workers import Workers
+
 Json = Annotated[dict[str, Any], arg(constructor=json.loads, metavar="JSON")]
 
 
@@ -42,8 +44,8 @@ class Task:
         kwargs = json_object(config.get("env_kwargs", {})) | json_object(env_kwargs)
         return cls(env=config["env"], env_kwargs=kwargs, **shown)
 
-    def make(self, n_envs: int, seed: int | None) -> "VecEnv":
-        """So many environments side by side.
+    def make(self, n_envs: int, seed: int | None, workers: "Workers | None" = None) -> "VecEnv":
+        """So many environments side by side, as `make_vec_env` makes them.
 
         Raises:
             ValueError: if the id is unknown or the arguments are no JSON object.
@@ -52,7 +54,7 @@ class Task:
         from rlxf.envs.make import make_vec_env
 
         kwargs = json_object(self.env_kwargs)
-        return make_vec_env(self.env, n_envs, seed, kwargs, **self.shown)
+        return make_vec_env(self.env, n_envs, seed, kwargs, workers=workers, **self.shown)
 
     @property
     def shown(self) -> dict[str, Any]:

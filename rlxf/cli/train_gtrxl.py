@@ -21,6 +21,7 @@ from rlxf.cli.learner import Learner
 from rlxf.cli.looks import Looks
 from rlxf.cli.normalization import normalised, normalised_alike
 from rlxf.cli.pretrained import begin_with
+from rlxf.cli.processes import Processes
 from rlxf.cli.resumable import learn_resumably, options_of, steps_in
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Task
@@ -79,6 +80,7 @@ class TrainGTrXL:
     """Seconds from one checkpoint to the next; "rlxf resume" goes on from them, and the last three stay."""
     progress_bar: bool = True
     """Show progress bars."""
+    processes: Annotated[Processes, arg(name="")] = Processes()
     looks: Annotated[Looks, arg(name="")] = Looks()
     learner: Annotated[Learner, arg(name="")] = Learner()
     core: TransformerSpec = gtrxl()
@@ -108,6 +110,7 @@ class TrainGTrXL:
         try:
             parts = {
                 "task": options_of(Task, run.config),
+                "processes": options_of(Processes, run.config),
                 "looks": options_of(Looks, run.config),
                 "learner": options_of(Learner, run.config),
                 "core": TransformerSpec.from_dict(run.config["core"]),
@@ -146,8 +149,11 @@ class TrainGTrXL:
     def _made(self) -> tuple[VecEnv, GTrXLPPO]:
         """Environments, and an agent in them."""
         number = here().part("n_envs", self.learner.n_envs)
-        env = self.task.make(number, self.seed + here().rows(number).start)
+        env = self._envs(number, self.seed + here().rows(number).start)
         return env, self._agent(normalised(env) if self.normalize_observations else env)
+
+    def _envs(self, number: int, seed: int | None) -> VecEnv:
+        return self.task.make(number, seed, self.processes.asked(number))
 
     def _agent(self, env: VecEnv) -> GTrXLPPO:
         policy = self.policy or policy_for(env.observation_space)
@@ -160,7 +166,8 @@ class TrainGTrXL:
             "policy": type(agent.policy).__name__,
         }
         core = {"core": agent.core.to_dict()}
-        return {"agent": "gtrxl"} | asdict(self.task) | own | asdict(self.looks) | asdict(self.learner) | core
+        parts = asdict(self.processes) | asdict(self.looks) | asdict(self.learner)
+        return {"agent": "gtrxl"} | asdict(self.task) | own | parts | core
 
     def _train(self, agent: GTrXLPPO, env: VecEnv, run: RunFolder, cut_off: Path | None) -> None:
         show(as_table(str(run.path), run.config))
@@ -204,5 +211,5 @@ class TrainGTrXL:
     @contextmanager
     def _fresh_env(self, agent: GTrXLPPO) -> Iterator[VecEnv]:
         """Environments to evaluate in, which show what the agent saw in training."""
-        with closing(self.task.make(min(self.learner.n_envs, self.episodes), None)) as env:
+        with closing(self._envs(min(self.learner.n_envs, self.episodes), None)) as env:
             yield normalised_alike(env, agent.get_vec_normalize_env())

@@ -121,5 +121,6 @@ def test_a_run_says_with_which_options_it_was_started(whole):
     given = parse(["train", "gtrxl", *TINY, "--run", "whole"])
     again = TrainGTrXL.of_run(whole, given.progress_bar)
     assert again.policy == "MlpGTrXLPolicy"
-    for name in ("task", "total_timesteps", "seed", "learner", "looks", "core", "checkpoint_seconds"):
+    parts = ("task", "processes", "learner", "looks", "core")
+    for name in (*parts, "total_timesteps", "seed", "checkpoint_seconds"):
         assert getattr(again, name) == getattr(given, name)

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from multiprocessing import connection
 from time import monotonic
 from typing import Any
@@ -80,9 +79,10 @@ class Crew:
         Raises:
             BrokenEnvironmentError: if one broke too often.
         """
-        by_fault = sorted(faults, key=lambda i: (id(faults[i]), i))
-        for _, together in groupby(by_fault, key=lambda i: id(faults[i])):
-            broken = list(together)
+        together: dict[int, list[int]] = {}
+        for i in sorted(faults):
+            together.setdefault(id(faults[i]), []).append(i)
+        for broken in together.values():
             self._restart(broken, faults[broken[0]])
 
     def fresh_reset(self, i: int) -> Call:
@@ -125,7 +125,8 @@ class Crew:
             self.causes[i] = fault.cause
         times = max(self._in_a_row[i] for i in broken)
         if times > self.workers.restarts:
-            raise broken_error(broken, fault, f", which is the break number {times} in a row")
+            often = f"{times} time{'s' * (times > 1)} in a row"
+            raise broken_error(broken, fault, f"; that is {often}, and {self.workers.restarts} are allowed")
         delay = self.workers.delay(times)
         warnings.warn(
             f"{named(broken)} {fault.cause}; begins anew in {delay:g} s, restart {times} of "

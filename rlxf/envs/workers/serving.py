@@ -43,7 +43,9 @@ class Fault:
     def raised(cls, error: Exception, where: str) -> "Fault":
         """That of an exception while ``where``, a method, was called."""
         told = "".join(traceback.format_exception_only(error)).strip()
-        return cls(f"raised in {where}: {told}", traceback.format_exc(), type(error).__name__)
+        *_, place = traceback.extract_tb(error.__traceback__)
+        cause = f"raised in {where}: {told} ({place.filename}, line {place.lineno})"
+        return cls(cause, traceback.format_exc(), type(error).__name__)
 
 
 class Served:

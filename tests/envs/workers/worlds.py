@@ -97,3 +97,10 @@ def breaking(marks: Path, *plan: str, n_envs: int = 3, number: int = 3, **option
     env = WorkerVecEnv(makes, Workers(number, **QUICK | options))
     env.seed(0)
     return env
+
+
+class Hopeless(Seeded):
+    """Raises at its first step, whoever plays."""
+
+    def step(self, action: Any) -> Any:
+        _raise()

@@ -1,0 +1,33 @@
+"""The options of environments that run in processes of their own."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlxf.envs.workers import Workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """Processes of environments: for those that take long, and for those that raise, die or hang."""
+
+    workers: int = 0
+    """Processes to spread the environments over; 0 for none but this one, which is faster for small tasks.
+    What raises, dies or hangs in one begins a new episode, while the others go on. As many as environments:
+    none takes others along."""
+    env_timeout: float = 60.0
+    """Seconds in which a process must have stepped its environments; one that hangs is killed."""
+    env_restarts: int = 5
+    """How often in a row one environment may break before the run ends."""
+
+    def asked(self, n_envs: int) -> "Workers | None":
+        """For so many environments; None for none.
+
+        Raises:
+            ValueError: if a number is out of range.
+        """
+        if not self.workers:
+            return None
+        from rlxf.envs.workers import Workers
+
+        return Workers(min(self.workers, n_envs), self.env_timeout, restarts=self.env_restarts)

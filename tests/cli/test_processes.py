@@ -1,0 +1,56 @@
+"""``rlxf train gtrxl --workers``: environments in processes of their own."""
+
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from rlxf.cli import main
+from rlxf.training import read_archive
+from tests.cli.running import TINY, refused
+
+HOPELESS = "rlxf-test/Hopeless-v0"
+
+
+@pytest.fixture
+def hopeless():
+    """A task that breaks, by its id."""
+    gymnasium.register(HOPELESS, "tests.envs.workers.worlds:Hopeless")
+    yield
+    del gymnasium.registry[HOPELESS]
+
+
+def weights(run):
+    return read_archive(Path(run) / "checkpoint.zip").tensors["policy"]
+
+
+def test_any_number_of_workers_trains_to_the_same_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for workers in ("0", "1", "2"):
+        main(["train", "gtrxl", "--env", "CartPole-v1", *TINY, "--workers", workers, "--run", workers])
+    none, *others = map(weights, ("0", "1", "2"))
+    for other in others:
+        assert none.keys() == other.keys()
+        assert all((none[name] == other[name]).all() for name in none)
+    assert "env/lost_steps" in Path("2/progress.csv").read_text()
+    assert "env/lost_steps" not in Path("0/progress.csv").read_text()
+
+
+@pytest.mark.faults
+def test_an_environment_that_breaks_too_often_is_told_in_one_line(tmp_path, monkeypatch, capsys, hopeless):
+    monkeypatch.chdir(tmp_path)
+    told = refused(
+        capsys, "train", "gtrxl", "--env", HOPELESS, *TINY, "--workers", "2", "--env-restarts", "0"
+    )
+    assert "environment 0 raised in step: ValueError: the simulator lost its mind" in told
+    assert "worlds.py, line" in told
+    assert "1 time in a row" in told
+
+
+def test_numbers_out_of_range_are_refused(capsys):
+    assert "workers must be at least 1, got -1" in refused(
+        capsys, "train", "gtrxl", "--env", "CartPole-v1", "--workers", "-1"
+    )
+    assert "got 0" in refused(
+        capsys, "train", "gtrxl", "--env", "CartPole-v1", "--workers", "1", "--env-timeout", "0"
+    )
