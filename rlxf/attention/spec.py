@@ -20,6 +20,9 @@ from rlxf.attention.residuals.base import Residual
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES, known, technique_from_json, technique_to_json
 from rlxf.attention.transformer import Transformer
 
+MOST_LAYERS = 1000
+"""As many as the deepest transformer that was trained: Wang et al. 2022, arXiv:2203.00555."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerSpec:
@@ -80,7 +83,12 @@ class TransformerSpec:
         for axis in TECHNIQUES:
             if (technique := getattr(self, axis)) is not None:
                 technique.check(self)
-        self.kernel.for_layers(1 + max(map(self.depth.layer_of, range(self.layers))))
+        self.kernel.for_layers(self.kinds)
+
+    @property
+    def kinds(self) -> int:
+        """Layers that have weights of their own."""
+        return 1 + max(map(self.depth.layer_of, range(self.layers)))
 
     @property
     def inner_width(self) -> int:
@@ -124,6 +132,8 @@ class TransformerSpec:
         for name in ("width", "layers", "heads"):
             check_whole(name, getattr(self, name))
         check_whole("feed_forward", self.inner_width)
+        if self.layers > MOST_LAYERS:
+            raise ValueError(f"layers must be at most {MOST_LAYERS:,}, got {self.layers:,}")
         if self.feed_forward_chunk is not None:
             check_whole("feed_forward_chunk", self.feed_forward_chunk)
         if self.width % self.heads:

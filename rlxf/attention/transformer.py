@@ -51,7 +51,7 @@ class Transformer(nn.Module):
         )
         self.extra = _extra_tokens(spec)
         self.order = [spec.depth.layer_of(number) for number in range(spec.layers)]
-        layers = (_of_layer(spec, *each) for each in enumerate(spec.kernel.for_layers(1 + max(self.order))))
+        layers = (_of_layer(spec, *each) for each in enumerate(spec.kernel.for_layers(spec.kinds)))
         self.blocks: Sequence[Block] = nn.ModuleList(Block(layer) for layer in layers)  # type: ignore
         self.depth = spec.depth.build(spec.width, spec.layers)
         first, *others = self._kernels()

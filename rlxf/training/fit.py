@@ -1,10 +1,32 @@
 """Whether the tensors of a file have a place in an agent."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor, nn
 
 from rlxf.training.errors import CheckpointError
+
+
+def check_buildable(build: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) -> None:
+    """`check_weights_fit` of the policy that ``build`` makes, which takes no memory for its numbers here.
+
+    A few letters in a file can ask for more weights than any machine holds. So nothing is filled before the
+    file has shown that it brings them.
+
+    Args:
+        build: makes the module on torch's device "meta"; it may raise whatever it likes.
+        tensors: by name, from a file.
+    """
+    with torch.device("meta"):
+        module = build()
+    check_weights_fit(module, tensors, "policy")
+
+
+def check_layers(layers: int, tensors: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError if there are more layers than tensors: to build them would only take time."""
+    if layers > len(tensors):
+        raise misfit(f"there are {layers:,} layers, but {len(tensors):,} tensors")
 
 
 def check_weights_fit(module: nn.Module, tensors: Mapping[str, Tensor], group: str) -> None:

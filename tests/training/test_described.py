@@ -3,10 +3,10 @@
 import pytest
 
 from rlxf.training import CheckpointError
-from rlxf.training.described import VERSION, check_known, described
+from rlxf.training.described import VERSION, blaming_the_file, check_known, described
 
 
-@pytest.mark.parametrize("error", [AttributeError, KeyError, TypeError, ValueError])
+@pytest.mark.parametrize("error", [AttributeError, KeyError, RuntimeError, TypeError, ValueError])
 def test_what_a_description_has_wrong_is_the_files_fault(error):
     with pytest.raises(CheckpointError, match=r"cannot build its agent.*width"), described():
         raise error("width")
@@ -20,6 +20,13 @@ def test_a_reason_that_is_told_already_stays():
 def test_a_bug_is_not_the_files_fault():
     with pytest.raises(ZeroDivisionError), described():
         raise ZeroDivisionError
+
+
+def test_settings_of_yours_are_not_the_files_fault():
+    with pytest.raises(ValueError, match=r"^gamma$"), blaming_the_file({"gamma": 7}):
+        raise ValueError("gamma")
+    with pytest.raises(CheckpointError, match="gamma"), blaming_the_file({}):
+        raise ValueError("gamma")
 
 
 def test_known_settings_pass():

@@ -23,7 +23,7 @@ from rlxf.training import (
     write_archive,
 )
 from rlxf.training.described import VERSION, check_known, described
-from rlxf.training.fit import check_weights_fit, misfit
+from rlxf.training.fit import check_layers, check_weights_fit, misfit
 from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
 
 if TYPE_CHECKING:
@@ -95,12 +95,14 @@ def settings(archive: Archive, agent: type["WindowLearner"]) -> dict[str, Any]:
     """The constructor's arguments that the file holds.
 
     Raises:
-        CheckpointError: if the agent's class does not have one of them.
+        CheckpointError: if the agent's class does not have one of them, or a value cannot be.
     """
     stored = dict(archive.documents["agent"]["settings"])
     check_known(stored, setting_names(agent), archive.documents["agent"].get("rlxf"))
     own = setting_names(agent)
-    return stored | {name: read(stored[name]) for name, read in FROM_JSON.items() if name in own}
+    stored |= {name: read(stored[name]) for name, read in FROM_JSON.items() if name in own}
+    check_layers(stored["core"].kinds, archive.tensors["policy"])
+    return stored
 
 
 @described()

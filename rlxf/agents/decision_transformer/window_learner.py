@@ -32,6 +32,8 @@ from rlxf.envs.trajectories import Trajectories, Windows, as_trajectories, check
 from rlxf.envs.trajectories.source import Dataset
 from rlxf.training import Archive
 from rlxf.training.checkpoints import copied
+from rlxf.training.described import blaming_the_file
+from rlxf.training.fit import check_buildable
 from rlxf.training.joining import here
 
 
@@ -120,7 +122,7 @@ class WindowLearner(BaseAlgorithm):
         self.action_space = self.facts.action_space
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
-        self.order = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        self.order = torch.Generator().manual_seed(int(torch.randint(2**62, (), device="cpu")))
         data = self.trajectories
         self.policy = self._model(
             self.facts.blank_normalization() if data is None else data.normalization()
@@ -355,9 +357,16 @@ class WindowLearner(BaseAlgorithm):
         archive = checkpoint.read(path, cls.NAME)
         stored = checkpoint.settings(archive, cls) | settings
         heir: Any = cls  # each has the arguments that its files hold
-        agent: Self = heir(None, device=device, **stored, _init_setup_model=False)
-        agent.facts = checkpoint.facts(archive)
-        agent._setup_model()
+
+        def built(device: torch.device | str, **others: Any) -> Any:
+            agent = heir(None, device=device, **stored | others, _init_setup_model=False)
+            agent.facts = checkpoint.facts(archive)
+            agent._setup_model()
+            return agent
+
+        with blaming_the_file(settings):
+            check_buildable(lambda: built("meta", verbose=0).policy, archive.tensors["policy"])
+            agent: Self = built(device)
         checkpoint.restore(agent, archive)
         if dataset is not None:
             agent.trajectories = as_trajectories(dataset)

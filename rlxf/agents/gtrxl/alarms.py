@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections import deque
+from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +56,14 @@ class EntropyAlarm:
     """
 
     def __init__(self, action_space: spaces.Space[Any]):
-        self.least = least_entropy(action_space)
+        self._action_space = action_space
         self.first_return: float | None = None
         self._told = False
+
+    @cached_property
+    def least(self) -> float:
+        """`least_entropy`."""
+        return least_entropy(self._action_space)
 
     def look(self, entropy: float, mean_return: float) -> None:
         """Look at one update.

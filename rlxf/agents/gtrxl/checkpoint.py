@@ -28,7 +28,7 @@ from rlxf.training import (
     write_archive,
 )
 from rlxf.training.described import VERSION, check_known, described
-from rlxf.training.fit import check_weights_fit
+from rlxf.training.fit import check_layers, check_weights_fit
 from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
 
 if TYPE_CHECKING:
@@ -99,11 +99,12 @@ def settings(archive: Archive, agent: type["GTrXLPPO"]) -> dict[str, Any]:
     """The constructor's arguments that the file holds.
 
     Raises:
-        CheckpointError: if the agent's class does not have one of them.
+        CheckpointError: if the agent's class does not have one of them, or a value cannot be.
     """
     stored = dict(archive.documents["agent"]["settings"])
     check_known(stored, setting_names(agent), archive.documents["agent"].get("rlxf"))
     stored["core"] = TransformerSpec.from_dict(stored["core"])
+    check_layers(stored["core"].kinds, archive.tensors["policy"])
     for name in SCHEDULES:
         stored[name] = schedule_from_json(stored[name])
     return stored

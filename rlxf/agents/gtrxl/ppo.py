@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch import Tensor
 from rlxf.agents.calibration import THRESHOLDS, Calibration, check_thresholds, confidence_of
 from rlxf.agents.distillation import Distillation
 from rlxf.agents.finite import naming
-from rlxf.agents.gtrxl import checkpoint, resuming
+from rlxf.agents.gtrxl import checkpoint, loading, resuming
 from rlxf.agents.gtrxl.acting import Acting, without
 from rlxf.agents.gtrxl.alarms import Alarms
 from rlxf.agents.gtrxl.calibrating import Rehearsal, calibrated
@@ -139,7 +140,6 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = POLICIES
     policy: GTrXLPolicy  # type: ignore[assignment]
-    rollout_buffer: SegmentBuffer  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         )
         self.set_random_seed(self.seed)
         self.returns = RunningMeanStd(shape=())
-        self.order = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        self.order = torch.Generator().manual_seed(int(torch.randint(2**62, (), device="cpu")))
         self.policy = self.policy_class(  # type: ignore[assignment]
             self.observation_space,
             self.action_space,
@@ -296,7 +296,14 @@ class GTrXLPPO(OnPolicyAlgorithm):
             reconstruct=self.reconstruction_coef > 0,
             **self.policy_kwargs,
         ).to(self.device)
-        self.rollout_buffer = SegmentBuffer(
+        self._lesson: Lesson = Rewards()
+        self._alarms, self._ended = Alarms(self.action_space), Ended()
+        self._resting, self.iterations = False, 0
+
+    @cached_property
+    def rollout_buffer(self) -> SegmentBuffer:  # type: ignore[override]
+        """What a rollout leaves behind, made when it is first asked for: who only acts needs none."""
+        return SegmentBuffer(
             self.observation_space,
             self.action_space,
             self.core,
@@ -306,10 +313,6 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self.segment_length,
             self.device,
         )
-        self._lesson: Lesson = Rewards()
-        self._alarms, self._ended = Alarms(self.action_space), Ended()
-        self._resting, self.iterations = False, 0
-        self._begin_anew()
 
     def _begin_anew(self) -> None:
         """Remember nothing: environments are reset, and no filler row is due."""
@@ -779,19 +782,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             ValueError: if the environment's spaces differ from the checkpoint's.
             TypeError: if the constructor has no such argument.
         """
-        archive = checkpoint.read(path)
-        stored = checkpoint.settings(archive, cls) | settings
-        if "policy_kwargs" not in settings:
-            stored["policy_kwargs"] = checkpoint.decode_policy_kwargs(stored["policy_kwargs"])
-        agent = cls(
-            policy or checkpoint.policy_class(archive), env, device=device, **stored, _init_setup_model=False
-        )
-        if env is None:
-            agent.observation_space, agent.action_space = checkpoint.spaces(archive)
-            agent.n_envs = agent.ranks.part("n_envs", stored["n_envs"])
-        checkpoint.check_spaces_match(agent, archive)
-        agent._setup_model()
-        checkpoint.restore(agent, archive)
+        agent: Self = loading.load(cls, path, env, device, policy, settings)
         return agent
 
 

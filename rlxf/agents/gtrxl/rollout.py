@@ -322,6 +322,5 @@ def _empty_actions(space: spaces.Space, batch: tuple[int, int], device: torch.de
 
 
 def _empty_like(space: spaces.Space, batch: tuple[int, int], device: torch.device) -> Tensor:
-    sample = np.asarray(space.sample())
-    dtype = torch.from_numpy(sample.reshape(-1)[:0]).dtype
-    return torch.zeros(*batch, *sample.shape, dtype=dtype, device=device)
+    dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
+    return torch.zeros(*batch, *(space.shape or ()), dtype=dtype, device=device)

@@ -94,7 +94,7 @@ class PerformerAverage(LinearAttention):
         self.spec = spec
         self.features = size * max(1, round(math.log(size))) if spec.features is None else spec.features
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("projection", self._drawn(size))
+        self.register_buffer("projection", self._drawn(size, 0))
 
     def asking(self, q: Tensor) -> Tensor:
         """See `LinearAttention`: ``exp(P q' - max P q')``."""
@@ -118,10 +118,10 @@ class PerformerAverage(LinearAttention):
         """Count, and draw anew when it is time."""
         self.updates += 1
         if self.spec.redraw is not None and int(self.updates) % self.spec.redraw == 0:
-            self.projection.copy_(self._drawn(self.projection.shape[1]))
+            draws = int(self.updates) // self.spec.redraw
+            self.projection.copy_(self._drawn(self.projection.shape[1], draws))
 
-    def _drawn(self, size: int) -> Tensor:
-        draws = 0 if self.spec.redraw is None else int(self.updates) // self.spec.redraw
+    def _drawn(self, size: int, draws: int) -> Tensor:
         generator = torch.Generator().manual_seed(mixed(self.spec.seed, draws))
         return orthogonal_rows(self.features, size, generator)
 

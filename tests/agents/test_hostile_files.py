@@ -1,0 +1,106 @@
+"""Files under a right seal that ask for what they should not: refused by name, before anything is made."""
+
+import random
+from contextlib import suppress
+
+import pytest
+
+from rlxf import DecisionTransformer, GTrXLPPO
+from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.training import CheckpointError, read_archive, write_archive
+from tests.agents.decision_transformer import worlds as offline
+from tests.agents.gtrxl import worlds as online
+
+AGENTS = {"GTrXLPPO": GTrXLPPO, "DecisionTransformer": DecisionTransformer}
+VALUES = (
+    None,
+    -1,
+    0,
+    10**7,
+    2**63,
+    1e308,
+    -0.5,
+    "../x",
+    "__import__('os')",
+    [],
+    {},
+    [1, [2]],
+    {"name": "os"},
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A file of each kind of agent."""
+    folder = tmp_path_factory.mktemp("agents")
+    core = decision_transformer(width=16, layers=2, heads=2)
+    made = {
+        "GTrXLPPO": online.small_agent(online.scripts(online.shifted(3))),
+        "DecisionTransformer": offline.small_agent(core=core),
+    }
+    for name, agent in made.items():
+        agent.save(folder / f"{name}.zip")
+    return {name: folder / f"{name}.zip" for name in made}
+
+
+def leaves(value, path=()):
+    """Where all there is stands in a document."""
+    yield path
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        yield from leaves(part, (*path, key))
+
+
+def put(value, path, new):
+    """The document with another value there."""
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = put(copy[path[0]], path[1:], new)
+    return copy
+
+
+def hostile(file, target, path, value):
+    """The file with that in its description, sealed as rlxf does it."""
+    archive = read_archive(file)
+    documents = archive.documents | {"agent": put(archive.documents["agent"], path, value)}
+    write_archive(target, documents, archive.tensors)
+    return target
+
+
+@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("field", ["width", "feed_forward", "layers"])
+def test_a_size_that_the_weights_do_not_have_is_refused_before_they_are_made(tmp_path, files, name, field):
+    file = hostile(files[name], tmp_path / "hostile.zip", ("settings", "core", field), 10**3)
+    with pytest.raises(CheckpointError, match=r"shape|layers"):
+        AGENTS[name].load(file, device="cpu")
+    file = hostile(files[name], tmp_path / "huge.zip", ("settings", "core", field), 10**7)
+    with pytest.raises(CheckpointError, match=r"shape|layers|overflow"):
+        AGENTS[name].load(file, device="cpu")
+
+
+@pytest.mark.parametrize("field", ["n_envs", "n_steps"])
+def test_an_agent_that_only_acts_makes_no_room_for_rollouts(tmp_path, files, field):
+    steps = read_archive(files["GTrXLPPO"]).documents["agent"]["settings"]["segment_length"] * 10**9
+    file = hostile(files["GTrXLPPO"], tmp_path / "hostile.zip", ("settings", field), steps)
+    agent = GTrXLPPO.load(file, device="cpu")
+    action, _ = agent.predict(agent.observation_space.sample())
+    assert agent.action_space.contains(action)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_whatever_stands_anywhere_is_taken_or_refused_by_name(tmp_path, files, name):
+    chance = random.Random(0)
+    everywhere = list(leaves(read_archive(files[name]).documents["agent"]))
+    for _ in range(60):
+        path, value = chance.choice(everywhere), chance.choice(VALUES)
+        file = hostile(files[name], tmp_path / "hostile.zip", path, value)
+        with suppress(CheckpointError):
+            AGENTS[name].load(file, device="cpu")
+
+
+def test_what_you_ask_for_yourself_is_not_the_files_fault(files):
+    with pytest.raises(ValueError, match="gamma must be"):
+        GTrXLPPO.load(files["GTrXLPPO"], device="cpu", gamma=7)
+    with pytest.raises(ValueError, match="unknown environment id"):
+        GTrXLPPO.load(files["GTrXLPPO"], "Nowhere-v0", device="cpu")
