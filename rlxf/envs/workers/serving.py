@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv
-from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper, VecEnvObs, VecEnvStepReturn
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from rlxf.envs.side_by_side import Make, is_one_level
 
@@ -86,21 +86,22 @@ def call(method: str, *arguments: Any, **named: Any) -> Call:
     return method, arguments, named
 
 
-def serve(pipe: connection.Connection, packed: CloudpickleWrapper) -> None:
+def serve(pipe: connection.Connection) -> None:
     """Answer calls until the other end is closed; each environment is made when it is first called.
 
     Args:
-        pipe: calls by number of the environment come in, and their results, or a `Fault`, go out.
-        packed: what makes the environments, by number.
+        pipe: first what makes the environments comes in, by number, in a `CloudpickleWrapper`; then calls by
+            number. Their results, or a `Fault`, go out.
     """
     _stand_apart()
+    makes: Mapping[int, Make] = pipe.recv().var
     served: dict[int, Served] = {}
     while True:
         try:
             calls = pipe.recv()
         except EOFError:
             break
-        _send(pipe, {i: _outcome(served, packed.var, i, call) for i, call in calls.items()})
+        _send(pipe, {i: _outcome(served, makes, i, call) for i, call in calls.items()})
     for each in served.values():
         each.env.close()
 

@@ -49,8 +49,9 @@ class WorkerVecEnv(VecEnv):
 
     A restart has a fresh seed, made of that of the environment and the number of its restarts.
 
-    What goes to and fro is pickled, in both directions between a program and its own processes. As with
-    ``SubprocVecEnv``, a script must do its work below ``if __name__ == "__main__":``.
+    What goes to and fro is pickled: in both directions between a program and its own processes. These do not
+    run the program's script again. What is defined there comes with ``makes``; what is registered there by an
+    id, such as an environment, they do not know: give its class, or the spec, ``gymnasium.spec(id)``.
 
     Args:
         makes: functions that make one environment each.

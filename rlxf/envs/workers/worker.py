@@ -1,12 +1,14 @@
 """A process with some environments, from outside."""
 
 import multiprocessing
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from multiprocessing import util
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from time import monotonic
+from types import ModuleType
 from typing import Any
 
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
@@ -34,11 +36,12 @@ class Worker:
         self._asked_at = monotonic()
         context = _context()
         self.pipe, theirs = context.Pipe()
-        self._process: BaseProcess = context.Process(
-            target=serve, args=(theirs, CloudpickleWrapper(dict(makes)))
-        )
-        self._process.start()
+        self._process: BaseProcess = context.Process(target=serve, args=(theirs,))
+        with _main_left_out():
+            self._process.start()
         theirs.close()
+        with suppress(OSError):  # it is dead already, and `answers` says so
+            self.pipe.send(CloudpickleWrapper(dict(makes)))
         self.end = util.Finalize(self, _end, (self._process, self.pipe), exitpriority=10)
         """End the process at once."""
 
@@ -93,8 +96,23 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", serving.__name__, "rlxf.envs.make"])
+    context.set_forkserver_preload([serving.__name__, "rlxf.envs.make"])
     return context
+
+
+@contextmanager
+def _main_left_out() -> Iterator[None]:
+    """Start a process that does not run the program's own script again, whose imports may take seconds.
+
+    The fork server cannot do it once for all: https://github.com/python/cpython/issues/126631. What is
+    defined in the script is sent by value, so nothing of it is missed.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _end(process: BaseProcess, pipe: Connection) -> None:

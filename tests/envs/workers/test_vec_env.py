@@ -256,12 +256,11 @@ from pathlib import Path
 import numpy as np
 from tests.envs.workers.worlds import breaking
 
-if __name__ == "__main__":
-    env = breaking(Path(sys.argv[1]), "step hangs", timeout=1000.0)
-    env.reset()
-    print(*(worker._process.pid for worker in set(env.crew._at.values())), flush=True)
-    while True:
-        env.step(np.zeros(3, np.int64))
+env = breaking(Path(sys.argv[1]), "step hangs", timeout=1000.0)
+env.reset()
+print(*(worker._process.pid for worker in set(env.crew._at.values())), flush=True)
+while True:
+    env.step(np.zeros(3, np.int64))
 """
 
 
