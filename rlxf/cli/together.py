@@ -12,10 +12,8 @@ from stable_baselines3.common.logger import Logger
 
 from rlxf.training import RunFolder
 from rlxf.training.joining import here, join
+from rlxf.training.ranks import RESTARTS
 from rlxf.training.stopping import SIGNALS
-
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-"""Says how often torchrun has started the processes anew."""
 
 
 def join_others() -> None:

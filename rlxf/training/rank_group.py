@@ -1,5 +1,6 @@
 """Several processes of one training, by torch.distributed: gloo between CPUs, NCCL between GPUs."""
 
+import atexit
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from rlxf.training.archive import Archive
 from rlxf.training.plain_json import dump_json, load_json
-from rlxf.training.ranks import Ranks, Work
+from rlxf.training.ranks import RESTARTS, Ranks, Work
 from rlxf.training.tensor_bytes import dump_tensors, load_tensors
 
 PATIENCE = timedelta(hours=1)
@@ -47,7 +48,11 @@ class RankGroup(Ranks):
         rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         backend = _backend(int(os.environ["LOCAL_RANK"]))
         with _others_there(count):
-            dist.init_process_group(backend, timeout=PATIENCE)
+            store, _, _ = next(dist.rendezvous("env://", rank, count, timeout=PATIENCE))
+            dist.init_process_group(
+                backend, timeout=PATIENCE, store=_unused(store), rank=rank, world_size=count
+            )
+        atexit.register(dist.destroy_process_group)  # its threads end before what they use
         return cls(rank, count)
 
     def own(self, x: Tensor) -> Tensor:
@@ -198,6 +203,17 @@ def _backend(local_rank: int) -> str:
         )
     torch.cuda.set_device(local_rank)
     return "cpu:gloo,cuda:nccl"
+
+
+def _unused(store: dist.Store) -> dist.Store:
+    """A part of the store in which nobody has written yet.
+
+    On one machine torchrun hands processes that it starts anew the store of those before them, with the
+    addresses of the dead. On several the store is new, and they count by themselves how often they started.
+    """
+    one_machine = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    attempt = os.environ.get(RESTARTS, "0") if one_machine else "new"
+    return dist.PrefixStore(f"attempt {attempt}", store)
 
 
 @contextmanager

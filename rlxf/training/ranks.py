@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from rlxf.training.archive import Archive
 
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+"""Environment variable that says how often torchrun has started the processes anew."""
 Work = TypeVar("Work")
 
 
