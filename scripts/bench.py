@@ -8,6 +8,7 @@ from benchmarks.learning import Learning
 from benchmarks.offline import Offline
 from benchmarks.online import Online
 from benchmarks.pretraining import Pretraining
+from benchmarks.ranks import Ranks
 from benchmarks.remembering import Remembering
 from benchmarks.returns import Returns
 from benchmarks.speed import Speed
@@ -27,6 +28,7 @@ def main() -> None:
             "remembering": Remembering,
             "pretraining": Pretraining,
             "distilling": Distilling,
+            "ranks": Ranks,
         }
     ).run()
 

@@ -7,6 +7,9 @@ from typing import Any
 class Resumable(ABC):
     """Also a base of a Gymnasium ``VectorEnv`` that can go on where it was, in another process.
 
+    Where several processes train together, a list in the state that is as long as there are environments has
+    a row for each of them; all else has to be the same in all processes.
+
     Single environments need not be: those of `rlxf.envs.make_vec_env` are `Replayable`.
     """
 

@@ -1,0 +1,91 @@
+"""What processes have is put together as that of one, and comes back to any number of them."""
+
+import copy
+
+import pytest
+import torch
+
+from rlxf.agents.gtrxl.dividing import divided, gathered
+from rlxf.training import Archive
+from rlxf.training.ranks import Ranks
+
+ENVS = 2
+
+
+class OneOf(Ranks):
+    """One of several processes, which finds what all of them have in a list."""
+
+    def __init__(self, rank, archives):
+        self.rank, self.count, self.archives = rank, len(archives), archives
+
+    def gathered_archives(self, own):
+        return copy.deepcopy(self.archives)
+
+
+def state_of(rank):
+    """Of environments that give out their state; the clock is that of all of them."""
+    env = {"clock": 7, "cells": [10 * rank, 10 * rank + 1], "rows": {"goals": [[rank], [rank + 5]]}}
+    return {"state": {"env": env, "filler": [False, rank == 1]}}, {}
+
+
+def records_of(rank):
+    """Of environments that are played again; one is broken, and so has no actions."""
+    records = [{"seed": rank, "number": 3}, {"absent": True} if rank else {"seed": 9, "number": 1}]
+    workers = {"seeds": [rank, rank + 1], "restarts": [0, rank], "lost_steps": 0 if rank else 4}
+    played = {"actions.0": torch.arange(rank + 1)} | ({} if rank else {"actions.1": torch.arange(5)})
+    return {"records": records, "workers": workers}, played
+
+
+def archive(rank, episodes):
+    document, actions = episodes(rank)
+    stand = {
+        "position": torch.tensor([rank, rank]),
+        "memory.hidden": torch.full((3, ENVS, 4), float(rank)),
+    }
+    wrappers = {"0.VecNormalize.0.returns": torch.tensor([rank, 0.5]), "0.VecNormalize.1.mean": torch.ones(5)}
+    return Archive({"environment": document}, {"stand": stand, "wrappers": wrappers, "episodes": actions})
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys()
+    for group in one:
+        assert one[group].keys() == other[group].keys(), group
+        assert all(torch.equal(one[group][name], other[group][name]) for name in one[group]), group
+
+
+@pytest.mark.parametrize("episodes", [state_of, records_of])
+def test_each_gets_back_what_it_gave(episodes):
+    parts = [archive(rank, episodes) for rank in range(3)]
+    own = copy.deepcopy(parts[0])
+    whole = gathered(OneOf(0, parts), own.documents["environment"], own.tensors)
+    for rank, part in enumerate(parts):
+        environment, groups = divided(OneOf(rank, parts), ENVS, *copy.deepcopy(whole))
+        assert_equal(groups, part.tensors)
+        if rank:  # that of rank 0 has the steps that all of them lost
+            assert environment == part.documents["environment"] or episodes is records_of
+        assert environment.get("records") == part.documents["environment"].get("records")
+        assert environment.get("state") == part.documents["environment"].get("state")
+
+
+def test_lost_steps_are_counted_once():
+    parts = [archive(rank, records_of) for rank in range(2)]
+    own = copy.deepcopy(parts[0])
+    document, groups = gathered(OneOf(0, parts), own.documents["environment"], own.tensors)
+    found = [divided(OneOf(rank, parts), ENVS, copy.deepcopy(document), groups)[0] for rank in range(2)]
+    assert [each["workers"]["lost_steps"] for each in found] == [4, 0]
+
+
+def test_what_one_has_by_itself_stays_as_it_is():
+    own = archive(0, records_of)
+    document, groups = gathered(Ranks(), own.documents["environment"], own.tensors)
+    assert document == own.documents["environment"]
+    assert_equal(groups, own.tensors)
+    assert_equal(divided(Ranks(), ENVS, document, groups)[1], own.tensors)
+
+
+def test_states_that_do_not_go_together_are_lost():
+    parts = [archive(rank, state_of) for rank in range(2)]
+    parts[1].documents["environment"]["state"]["env"]["clock"] = 8
+    own = copy.deepcopy(parts[0])
+    document, _ = gathered(OneOf(0, parts), own.documents["environment"], own.tensors)
+    assert "of several processes" in document["lost"]
