@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlxf.envs.infos import LOST
 from rlxf.evaluation.tally import Tally, monitored_score, own_score, quotas
 
 counts = st.integers(1, 300)
@@ -70,3 +71,12 @@ def test_a_broken_reward_of_a_filler_row_is_nobodys():
     tally.add(np.array([np.nan]), np.array([False]), [{"filler": True}])
     tally.add(np.array([2.0]), np.array([True]), [{}])
     assert tally.report().returns.tolist() == [2.0]
+
+
+def test_an_episode_that_broke_counts_for_nothing():
+    tally = Tally(np.array([1]), own_score)
+    lost = {"filler": True, LOST: True}
+    for reward, done, info in [(5.0, False, {}), (0.0, False, lost), (0.0, True, lost), (2.0, True, {})]:
+        tally.add(np.array([reward]), np.array([done]), [info])
+    report = tally.report()
+    assert (report.returns.tolist(), report.lengths.tolist()) == ([2.0], [1])

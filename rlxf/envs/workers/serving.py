@@ -12,10 +12,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from stable_baselines3.common.vec_env import DummyVecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from rlxf.envs.side_by_side import Make, is_one_level
+from rlxf.envs.side_by_side import Make, is_one_level, side_by_side
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 """Name of a method of `Served`, and its arguments."""
@@ -49,13 +48,13 @@ class Fault:
 
 
 class Served:
-    """One environment, with the answers that a `DummyVecEnv` of it gives."""
+    """One environment, with the answers that a ``DummyVecEnv`` of it gives."""
 
     def __init__(self, make: Make):
         env = make()
         if not is_one_level(env.observation_space):
             raise TypeError(f"{env.observation_space} has parts within parts: such are made without workers")
-        self.env = DummyVecEnv([lambda: env])
+        self.env = side_by_side([lambda: env])
 
     def spaces(self) -> tuple[gymnasium.Space, gymnasium.Space]:
         """Of observations and actions."""

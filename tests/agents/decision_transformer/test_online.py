@@ -1,6 +1,6 @@
 """Going on online: episodes as they were played, the return that was had in place of what was asked for."""
 
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 
 import gymnasium
 import numpy as np
@@ -19,6 +19,7 @@ from rlxf.envs.trajectories import DatasetError
 from rlxf.envs.vector import as_vec_env
 from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.agents.gtrxl.worlds import MIXED, next_step_scripts, scripts, shifted
+from tests.envs.workers.worlds import breaking
 
 
 def test_the_replay_begins_with_the_best_and_the_worst_leave_first():
@@ -78,6 +79,19 @@ def test_episodes_are_what_was_shown_done_and_paid_between_two_starts(mode):
         np.testing.assert_array_equal(episode.observations, observations)
         np.testing.assert_array_equal(episode.actions, actions)
         np.testing.assert_allclose(episode.rewards, rewards)
+
+
+@pytest.mark.faults
+@pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")
+def test_an_episode_that_broke_is_not_handed_out(tmp_path):
+    told, found = [], []
+    with closing(breaking(tmp_path, "step raises")) as env:
+        collector = Collector(Noting(), ReturnToGo(env, 1.0))
+        while not env.restarts or env.absent() or len(told) < 20:
+            episodes, _, infos = collector.step()
+            found += [len(episode.rewards) for episode in episodes]
+            told += [info["episode"]["l"] for info in infos if "episode" in info]
+    assert found == told
 
 
 def slow_episodes(shown, paid):
