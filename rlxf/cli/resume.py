@@ -16,7 +16,8 @@ class Resume:
 
     It goes on from its newest whole checkpoint as if nothing had happened: on the same machine the same
     weights come out, to the bit. The log goes on, too; what was logged behind the checkpoint is taken back.
-    A run that is done stays as it is.
+    A run that is done stays as it is. Under torchrun several processes go on with it, as many as began it or
+    another number; then it is the same but for rounding.
 
     Example: rlxf resume runs/dt-rlxf-cartpole-mixed-v0-0
     """
