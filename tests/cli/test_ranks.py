@@ -12,7 +12,7 @@ import pytest
 
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.cli import main
-from rlxf.training import RunFolder, read_archive
+from rlxf.training import read_archive
 from rlxf.training.joining import here
 from tests.cli.running import TASK, TINY
 from tests.cli.test_resume import rows, scalars
@@ -128,13 +128,25 @@ def test_what_cannot_be_shared_is_told_before_a_folder_is_made(capfd):
     assert not Path("odd").exists()
 
 
+def torchrun(*words):
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "--", "rlxf"]
+    quiet = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    return subprocess.Popen([*start, *words], **quiet)
+
+
+def wait_for_checkpoints():
+    for _ in range(1200):
+        if len(list(Path("cut").glob("checkpoints/*.zip"))) > 2:
+            return
+        time.sleep(0.05)
+    raise AssertionError("nothing happens")
+
+
 @pytest.mark.slow
 @pytest.mark.faults
 def test_torchrun_ends_within_a_minute_of_a_kill():
-    words = [*ONLINE, "--total-timesteps", "100000", "--run", "cut"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "--", "rlxf"]
-    job = subprocess.Popen([*torchrun, *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    wait_until(lambda: len(RunFolder.reopen("cut").checkpoints.files()) > 2)
+    job = torchrun(*ONLINE, "--total-timesteps", "100000", "--run", "cut")
+    wait_for_checkpoints()
     children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
     os.kill(int(children.read_text().split()[-1]), signal.SIGKILL)
     _, said = job.communicate(timeout=60)
@@ -143,9 +155,16 @@ def test_torchrun_ends_within_a_minute_of_a_kill():
     assert "Signal 9 (SIGKILL) received" in said
 
 
-def wait_until(there):
-    for _ in range(600):
-        if Path("cut/config.json").exists() and there():
-            return
-        time.sleep(0.1)
-    raise AssertionError("nothing happens")
+@pytest.mark.slow
+@pytest.mark.faults
+def test_what_torchrun_was_told_to_stop_it_goes_on_with_to_the_same_bits():
+    words = [*ONLINE, "--total-timesteps", "480"]
+    assert run(2, *words, "--run", "whole") == [None, None]
+    job = torchrun(*words, "--run", "cut")
+    wait_for_checkpoints()
+    job.send_signal(signal.SIGTERM)
+    assert "rlxf: stopped by SIGTERM; go on with: rlxf resume cut" in job.communicate(timeout=60)[1]
+    again = torchrun("resume", "cut", "--no-progress-bar")
+    again.communicate(timeout=120)
+    assert again.returncode == 0
+    assert (Path("whole") / "checkpoint.zip").read_bytes() == (Path("cut") / "checkpoint.zip").read_bytes()
