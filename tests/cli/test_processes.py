@@ -24,6 +24,7 @@ def weights(run):
     return read_archive(Path(run) / "checkpoint.zip").tensors["policy"]
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_trains_to_the_same_weights(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for workers in ("0", "1", "2"):

@@ -111,7 +111,9 @@ class Crew:
 
     def close(self) -> None:
         """Let all processes close their environments, and end them."""
-        self._recoveries, workers = [], set(self._at.values())
+        for recovery in self._recoveries:
+            recovery.end()
+        workers = set(self._at.values())
         for worker in workers:
             worker.dismiss()
         for worker in workers:

@@ -41,6 +41,11 @@ class Recovery:
             return None
         return self.worker.answers(now)
 
+    def end(self) -> None:
+        """Begin nothing any more."""
+        if self.worker is not None:
+            self.worker.end()
+
     def _begin(self, now: float) -> None:
         if now >= self.due:
             self.due = now

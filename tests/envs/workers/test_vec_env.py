@@ -1,11 +1,13 @@
 """Environments in processes: the same steps as without, and none that breaks takes others along."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -248,6 +250,41 @@ def test_spaces_that_do_not_fit_are_refused():
     nested = spaces.Dict({"inner": spaces.Dict({"vector": VECTOR})})
     with pytest.raises(BrokenEnvironmentError, match="parts within parts"):
         WorkerVecEnv([partial(made, space=nested)], Workers(1, **QUICK))
+
+
+def kill_at_random(crew, seconds):
+    """Kill or stop processes of the crew, up and recovering, until so many seconds are over."""
+    draws, deadline = random.Random(0), time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(draws.random() / 4)
+        workers = {*crew._at.values(), *(each.worker for each in crew._recoveries if each.worker)}
+        pids = [worker._process.pid for worker in workers]
+        for pid in draws.sample(pids, min(1, len(pids))):
+            with suppress(ProcessLookupError):
+                os.kill(pid, draws.choice([signal.SIGKILL, signal.SIGSTOP]))
+
+
+def test_whoever_is_killed_whenever_each_row_is_played_or_lost():
+    crowd = Workers(3, timeout=0.5, start_timeout=2.0, restarts=10**6, back_off=0.02)
+    with closing(WorkerVecEnv([made] * 6, crowd)) as env, ThreadPoolExecutor(1) as other:
+        before, owed, lost = env.reset(), np.zeros(6, np.bool_), 0
+        killing = other.submit(kill_at_random, env.crew, 4.0)
+        for observations, rewards, dones, infos in played(env, 10**6):
+            for i, info in enumerate(infos):
+                assert (LOST in info) >= owed[i]
+                assert (BROKEN in info) == (LOST in info and not owed[i])
+                owed[i] = info.get("filler_next", False)
+                assert not owed[i] or (observations[i] == before[i]).all()
+                if LOST in info:
+                    lost += 1
+                    assert (rewards[i], dones[i]) == (0, not owed[i])
+                else:
+                    assert ("episode" in info) == dones[i]
+            before = observations.copy()
+            if killing.done() and not env.absent():
+                break
+        killing.result()
+        assert env.lost_steps == lost > env.restarts > 0
 
 
 ORPHANS = """
