@@ -1,9 +1,10 @@
-"""Benchmarks, from `speed` to `context`; each explains itself with --help."""
+"""Benchmarks, from `speed` to `faults`; each explains itself with --help."""
 
 import tyro
 from benchmarks.attention import Attention
 from benchmarks.context import Context
 from benchmarks.distilling import Distilling
+from benchmarks.faults import Faults
 from benchmarks.learning import Learning
 from benchmarks.offline import Offline
 from benchmarks.online import Online
@@ -28,6 +29,7 @@ def main() -> None:
             "remembering": Remembering,
             "pretraining": Pretraining,
             "distilling": Distilling,
+            "faults": Faults,
             "ranks": Ranks,
         }
     ).run()

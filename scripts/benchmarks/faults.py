@@ -1,0 +1,95 @@
+"""Runs and files that are hurt on purpose, and what becomes of them."""
+
+import json
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.hostile_files import hostile
+from benchmarks.hurt_files import Found, altered, cut_while_written, mutated
+from benchmarks.killed_runs import AGENTS, Killed, cost_of_saving, killed_runs
+
+
+@dataclass
+class Faults:
+    """Kill runs and writers, alter files, and count what is lost; measure what saving costs.
+
+    For Linux: runs are forked, so that a start takes no time, and memory is read from /proc.
+    """
+
+    kills: int = 100
+    """SIGKILLs for the runs of each agent, at random moments."""
+    writes: int = 200
+    """SIGKILLs for writers of a checkpoint, each behind a random byte."""
+    alterations: int = 1000
+    """Checkpoints with a byte flipped or cut off, in every region of the file."""
+    mutations: int = 10_000
+    """Files that are read after several random changes each, while what runs is watched."""
+    hostile: int = 1000
+    """Files of each agent with another value somewhere, under a right seal, that are loaded."""
+    seed: int = 0
+    """Of all of it."""
+    output: Path = Path("runs/bench-faults.json")
+    """Where to write all numbers."""
+
+    def run(self) -> None:
+        """Print a table as each kind is done, and write all numbers."""
+        with tempfile.TemporaryDirectory() as folder:
+            killed = {name: killed_runs(name, self.kills, self.seed, Path(folder)) for name in AGENTS}
+            show_killed(killed)
+            files = {
+                "written when killed": cut_while_written(self.writes, self.seed, Path(folder)),
+                "altered or cut": altered(self.alterations, self.seed, Path(folder)),
+                "mutated": mutated(self.mutations, self.seed, Path(folder)),
+            }
+            for name in AGENTS:
+                files[f"hostile {name}"] = hostile(name, self.hostile, self.seed, Path(folder))
+            show_files(files)
+            costs = {name: cost_of_saving(name, Path(folder)) for name in AGENTS}
+            for name, (seconds, share) in costs.items():
+                Console().print(f"saving {name}: {1000 * seconds:.1f} ms, {share:.2%} at one a minute")
+        told: dict[str, Any] = {
+            "killed": {name: asdict(each) for name, each in killed.items()},
+            "files": {name: asdict(each) for name, each in files.items()},
+        }
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        self.output.write_text(json.dumps(told | {"saving": costs}, indent=1))
+        Console().print(f"numbers: {self.output}")
+
+
+def show_killed(killed: dict[str, Killed]) -> None:
+    """A line for each agent."""
+    table = Table("agent", "runs", "SIGKILLs", "resumed to the same bits", title="Killed at random moments")
+    for name, each in killed.items():
+        table.add_row(name, str(each.runs), str(each.kills), str(each.equal))
+    Console().print(table)
+
+
+def show_files(files: dict[str, Found]) -> None:
+    """A line for each kind of harm."""
+    table = Table(
+        "files",
+        "cases",
+        "refused",
+        "taken",
+        "wrong",
+        "code run",
+        "longest",
+        "most memory",
+        "file",
+        title="Files",
+    )
+    for name, each in files.items():
+        cells = (each.cases, each.refused, each.whole, each.wrong, each.code)
+        table.add_row(
+            name,
+            *map(str, cells),
+            f"{each.seconds:.2f} s",
+            f"{each.memory / 1e6:.1f} MB",
+            f"{each.file / 1e6:.1f} MB",
+        )
+    Console().print(table)

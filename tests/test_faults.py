@@ -1,0 +1,56 @@
+"""What `scripts/bench.py faults` counts in thousands of cases, in a few: nothing is lost, nothing runs."""
+
+import pytest
+import torch
+from benchmarks.hostile_files import hostile
+from benchmarks.hurt_files import altered, cut_while_written, mutated
+from benchmarks.killed_runs import AGENTS, killed_runs, same
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture(autouse=True)
+def _datasets(monkeypatch, tmp_path):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AGENTS)
+def test_killed_runs_end_with_the_bits_of_one_left_alone(tmp_path, name):
+    found = killed_runs(name, 1, 0, tmp_path)
+    assert found.kills >= 1
+    assert found.equal == found.runs > 0
+
+
+def test_agents_with_other_bits_are_told_apart(tmp_path):
+    agent = AGENTS["GTrXLPPO"][0]()
+    agent.save(tmp_path / "one.zip")
+    agent.save(tmp_path / "same.zip")
+    with torch.no_grad():
+        next(agent.policy.parameters()).flatten()[0] += 1e-6
+    agent.save(tmp_path / "other.zip")
+    assert same(tmp_path / "one.zip", tmp_path / "same.zip")
+    assert not same(tmp_path / "one.zip", tmp_path / "other.zip")
+
+
+def test_writers_that_die_leave_what_was_there(tmp_path):
+    found = cut_while_written(8, 1, tmp_path)
+    assert (found.whole, found.wrong) == (8, 0)
+
+
+def test_altered_files_are_named_and_the_one_before_is_used(tmp_path):
+    found = altered(30, 1, tmp_path)
+    assert (found.refused, found.wrong) == (30, 0)
+
+
+def test_mutated_files_run_nothing(tmp_path):
+    found = mutated(60, 1, tmp_path)
+    assert (found.refused, found.wrong, found.code) == (60, 0, 0)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_hostile_files_run_nothing_and_take_no_memory(tmp_path, name):
+    found = hostile(name, 40, 1, tmp_path)
+    assert found.refused + found.whole == found.cases > 30
+    assert (found.wrong, found.code) == (0, 0)
+    assert found.memory < 2 * found.file + 2**25
