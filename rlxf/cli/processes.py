@@ -12,9 +12,9 @@ class Processes:
     """Processes of environments: for those that take long, and for those that raise, die or hang."""
 
     workers: int = 0
-    """Processes to spread the environments over; 0 for none but this one, which is faster for small tasks.
-    What raises, dies or hangs in one begins a new episode, while the others go on. As many as environments:
-    none takes others along."""
+    """Processes to spread the environments over; 0 for none but this one, which is faster for small tasks. An
+    environment that raises, dies or hangs there begins a new episode, while the others go on; with as many
+    processes as environments, none takes others along."""
     env_timeout: float = 60.0
     """Seconds in which a process must have stepped its environments; one that hangs is killed."""
     env_restarts: int = 5

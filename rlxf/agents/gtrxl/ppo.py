@@ -382,17 +382,27 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self._update_info_buffer(infos, dones)
         paid = self._paid(rewards, dones, infos)
         ends = torch.as_tensor(dones, dtype=torch.bool, device=self.device) | self._filler
-        lost = self._marked(infos, LOST)
-        broken = lost & ~self._filler
-        # Nobody knows what came of this step: V(s) in place of its reward makes its advantage 0, and is what
-        # the step before looks ahead to, as at a truncation.
-        paid, ends, index = torch.where(broken, values, paid), ends | broken, without(index, broken)
+        lost = np.array([LOST in info for info in infos])
+        if lost.any():
+            paid, ends, index = self._broken_off(lost, values, paid, ends, index)
         rollout_buffer.add(obs, previous, actions, paid, ends, values, log_probs, hidden, index)
         self._last_obs = new_obs  # type: ignore[assignment]
         self._last_episode_starts = ends.cpu().numpy()
-        self._filler = self._marked(infos, "filler_next") & ends
-        self._acting.begin_anew(lost)
+        self._filler = self._marked(infos, dones | lost, "filler_next")
         return goes_on
+
+    def _broken_off(
+        self, lost: np.ndarray, values: Tensor, paid: Tensor, ends: Tensor, index: Index
+    ) -> tuple[Tensor, Tensor, Index]:
+        """Rewards, ends and index where environments broke, those of ``lost`` (E,); their memory begins anew.
+
+        Nobody knows what came of the first lost step. V(s) in place of its reward makes its advantage 0, and
+        is what the step before looks ahead to, as at a truncation.
+        """
+        rows = torch.as_tensor(lost, device=self.device)
+        broken = rows & ~self._filler
+        self._acting.begin_anew(rows)
+        return torch.where(broken, values, paid), ends | broken, without(index, broken)
 
     def _next_index(self) -> Index:
         """Where the coming step stands, (E, 1): nowhere for a filler row; behind it begins an episode."""
@@ -402,8 +412,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
     def _paid(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> Tensor:
         """(E,): rewards; of a cut episode, plus gamma V(last observation), read with its own memory."""
         paid = torch.as_tensor(rewards, dtype=torch.float32, device=self.device)
-        ends = torch.as_tensor(dones, dtype=torch.bool, device=self.device)
-        cut = (ends & self._marked(infos, "TimeLimit.truncated")).nonzero()[:, 0]
+        cut = self._marked(infos, dones, "TimeLimit.truncated").nonzero()[:, 0]
         if not len(cut):
             return paid
         last = stack_observations([infos[row]["terminal_observation"] for row in cut.tolist()])
@@ -421,10 +430,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
         latent, _ = self.policy.act(self._as_tensor(obs), acting, index)
         return self.policy.heads(latent)[1]
 
-    def _marked(self, infos: list[dict[str, Any]], key: str) -> Tensor:
-        """(E,) bool: which environments say ``key`` in their info."""
-        said = [bool(info.get(key, False)) for info in infos]
-        return torch.tensor(said, dtype=torch.bool, device=self.device)
+    def _marked(self, infos: list[dict[str, Any]], rows: np.ndarray, key: str) -> Tensor:
+        """(E,) bool: which of the environments of ``rows`` (E,) bool say ``key`` in their info."""
+        marked = np.zeros(len(infos), dtype=np.bool_)
+        for row in np.flatnonzero(rows):
+            marked[row] = infos[row].get(key, False)
+        return torch.as_tensor(marked, device=self.device)
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         """SB3's; what the environments begin with is checked too, hyper-parameters are logged."""
