@@ -5,6 +5,7 @@ import torch
 from benchmarks.hostile_files import hostile
 from benchmarks.hurt_files import altered, cut_while_written, mutated
 from benchmarks.killed_runs import AGENTS, killed_runs, same
+from benchmarks.random_settings import random_settings
 
 pytestmark = pytest.mark.faults
 
@@ -54,3 +55,11 @@ def test_hostile_files_run_nothing_and_take_no_memory(tmp_path, name):
     assert found.refused + found.whole == found.cases > 30
     assert (found.wrong, found.code) == (0, 0)
     assert found.memory < 2 * found.file + 2**25
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_any_settings_train_or_are_refused_at_once(name):
+    found = random_settings(name, 25, 1)
+    assert found.wrong == 0
+    assert found.trained > 0
+    assert found.refused > 0

@@ -63,7 +63,8 @@ def _decode(
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Bounds and where they bound, both of the given shape; one stored number stands for all."""
     numbers = stored if isinstance(stored, list) else [stored]
-    values = np.array([limit if number == unbounded else _number(number) for number in numbers], kind)
+    with np.errstate(over="ignore"):  # a number that the kind does not hold is no bound, as in Gymnasium
+        values = np.array([limit if number == unbounded else _number(number) for number in numbers], kind)
     bounded = np.array([number != unbounded for number in numbers], bool)
     if isinstance(stored, list):
         return values.reshape(shape), bounded.reshape(shape)

@@ -12,6 +12,7 @@ from rich.table import Table
 from benchmarks.hostile_files import hostile
 from benchmarks.hurt_files import Found, altered, cut_while_written, mutated
 from benchmarks.killed_runs import AGENTS, Killed, cost_of_saving, killed_runs
+from benchmarks.random_settings import Drawn, random_settings
 
 
 @dataclass
@@ -31,6 +32,8 @@ class Faults:
     """Files that are read after several random changes each, while what runs is watched."""
     hostile: int = 1000
     """Files of each agent with another value somewhere, under a right seal, that are loaded."""
+    settings: int = 1000
+    """Agents with settings drawn at random, half of them of each kind."""
     seed: int = 0
     """Of all of it."""
     output: Path = Path("runs/bench-faults.json")
@@ -49,12 +52,15 @@ class Faults:
             for name in AGENTS:
                 files[f"hostile {name}"] = hostile(name, self.hostile, self.seed, Path(folder))
             show_files(files)
+            drawn = {name: random_settings(name, self.settings // 2, self.seed) for name in AGENTS}
+            show_drawn(drawn)
             costs = {name: cost_of_saving(name, Path(folder)) for name in AGENTS}
             for name, (seconds, share) in costs.items():
                 Console().print(f"saving {name}: {1000 * seconds:.1f} ms, {share:.2%} at one a minute")
         told: dict[str, Any] = {
             "killed": {name: asdict(each) for name, each in killed.items()},
             "files": {name: asdict(each) for name, each in files.items()},
+            "settings": {name: asdict(each) for name, each in drawn.items()},
         }
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self.output.write_text(json.dumps(told | {"saving": costs}, indent=1))
@@ -92,4 +98,12 @@ def show_files(files: dict[str, Found]) -> None:
             f"{each.memory / 1e6:.1f} MB",
             f"{each.file / 1e6:.1f} MB",
         )
+    Console().print(table)
+
+
+def show_drawn(drawn: dict[str, Drawn]) -> None:
+    """A line for each agent."""
+    table = Table("agent", "cases", "trained", "refused at once", "wrong", title="Settings drawn at random")
+    for name, each in drawn.items():
+        table.add_row(name, *map(str, asdict(each).values()))
     Console().print(table)

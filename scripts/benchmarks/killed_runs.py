@@ -86,17 +86,19 @@ def killed_runs(name: str, kills: int, seed: int, root: Path) -> Killed:
 
 def train(name: str, folder: Path) -> Path:
     """Train to the end, from the newest checkpoint if there is one."""
-    make, steps = AGENTS[name]
     torch.set_num_threads(1)
-    warnings.simplefilter("error")  # episodes that begin anew would not be the same
-    checkpoints, agent = CheckpointFolder(folder), make()
-    newest = checkpoints.newest() if checkpoints.files() else None
-    if newest is not None and steps_in(newest) >= steps:  # it died between its last checkpoint and its end
-        agent = type(agent).load(newest, device="cpu")
-    else:
-        agent.learn(steps, Checkpoints(checkpoints, EVERY_SECONDS), resume_from=newest)
-    agent.save(folder / "whole.zip")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # episodes that begin anew would not be the same
+        learned(*AGENTS[name], CheckpointFolder(folder)).save(folder / "whole.zip")
     return folder / "whole.zip"
+
+
+def learned(make: Callable[[], Any], steps: int, checkpoints: CheckpointFolder) -> Any:
+    """An agent that has taken all steps."""
+    agent, newest = make(), checkpoints.newest() if checkpoints.files() else None
+    if newest is not None and steps_in(newest) >= steps:  # it died between its last checkpoint and its end
+        return type(agent).load(newest, device="cpu")
+    return agent.learn(steps, Checkpoints(checkpoints, EVERY_SECONDS), resume_from=newest)
 
 
 def finished(folder: Path) -> bool:

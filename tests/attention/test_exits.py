@@ -222,3 +222,9 @@ def test_the_lead_of_several_choices_is_that_of_the_joint_one():
 def test_bad_options(make, kind):
     with pytest.raises(kind, match=r"CALM|DepthAdaptive"):
         make()
+
+
+@pytest.mark.parametrize("depth", [CALM(), DepthAdaptive("multinomial")], ids=repr)
+def test_with_one_layer_there_is_no_pass_to_leave_before(depth):
+    with pytest.raises(ValueError, match=r"there is one, use layers=2"):
+        TransformerSpec(layers=1, depth=depth)

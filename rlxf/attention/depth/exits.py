@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlxf.attention.depth.base import Depth, Passes, Processor
 from rlxf.attention.index import EMPTY, Index
+from rlxf.attention.technique import Choices
 
 Judge = Callable[[Tensor], Tensor]
 """Outputs (..., C) -> how far the likeliest choice that is read off them is ahead, (...): see `lead`."""
@@ -70,6 +71,12 @@ class Exits:
 
 class ExitDepth(Depth):
     """Base of the depths whose tokens may leave behind every pass."""
+
+    def check(self, choices: Choices) -> None:
+        """See `Technique`: there has to be a pass to leave before."""
+        super().check(choices)
+        if choices.layers < 2:
+            raise ValueError(f"{self} lets tokens leave before the last layer; there is one, use layers=2")
 
     @abstractmethod
     def build(self, width: int, passes: int) -> "Exiting":

@@ -1,0 +1,210 @@
+"""Agents with settings drawn at random: each trains, or is refused before any environment is made."""
+
+import random
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from rich.progress import track
+
+from rlxf import DecisionTransformer, GTrXLPPO
+from rlxf.attention import XL, RoPE, TransformerSpec, Window
+from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
+from rlxf.envs.trajectories import Trajectories, return_to_go
+
+NUMBERS = (-1, 0, 1, 2, 3, 4, 8, 16, 0.5)
+"""What is put in place of an option now and then, whether it may stand there or not."""
+SIZES: dict[str, tuple[Any, ...]] = {
+    "width": (8, 16, 24),
+    "layers": (1, 2, 3),
+    "heads": (1, 2, 2, 4),
+    "norm": ("pre", "post"),
+    "activation": ("relu", "gelu"),
+    "dropout": (*[0.0] * 9, 0.1),
+}
+ONLINE: dict[str, tuple[Any, ...]] = {
+    "n_envs": (1, 2, 3),
+    "n_steps": (8, 8, 16, 12),
+    "segment_length": (2, 4, 4, 8),
+    "batch_size": (8, 8, 16, 3),
+    "n_epochs": (1, 2),
+    "gamma": (0.9, 0.95, 0.99, 0.99, 0.999, 1.0, 1.5),
+    "learning_rate": (*[1e-3] * 9, -1.0),
+    "previous_action": (True, False),
+    "refresh": (False, True),
+    "across_episodes": (False, True),
+    "reconstruction_coef": (0.0, 0.1),
+}
+OFFLINE: dict[str, tuple[Any, ...]] = {
+    "context_length": (1, 2, 5, 9),
+    "batch_size": (1, 4, 8),
+    "learning_rate": (*[1e-3] * 9, -1.0),
+    "warmup_updates": (*[0, 1, 2] * 3, -1),
+    "return_scale": (*[1.0, 10.0, 1000.0] * 3, 0.0),
+}
+ACTIONS = (spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2,), np.float32))
+OBSERVATIONS = (
+    spaces.Box(-1, 1, (3,), np.float32),
+    spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Discrete(4)}),
+)
+
+
+@dataclass
+class Drawn:
+    """What became of agents.
+
+    Args:
+        cases: how many.
+        trained: those that took two updates.
+        refused: those that were refused with a sentence while nothing was made yet.
+        wrong: all others.
+    """
+
+    cases: int = 0
+    trained: int = 0
+    refused: int = 0
+    wrong: int = 0
+
+
+class Counted(gymnasium.Env):
+    """Shows and pays chance, in episodes of five steps; counts how many of it were made."""
+
+    made = 0
+
+    def __init__(self, observation: int, action: int):
+        Counted.made += 1
+        self.observation_space, self.action_space = OBSERVATIONS[observation], ACTIONS[action]
+        self.time = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin."""
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """One of five."""
+        self.time += 1
+        return self.observation_space.sample(), self.np_random.normal(), self.time == 5, False, {}
+
+
+gymnasium.register("rlxf-bench/Counted-v0", lambda **options: Counted(**options))
+
+
+def random_settings(name: str, cases: int, seed: int) -> Drawn:
+    """So many agents of one kind."""
+    chance, found = random.Random(seed), Drawn()
+    for _ in track(range(cases), f"settings of {name}"):
+        found.cases += 1
+        outcome = judged(partial_of(name, chance))
+        setattr(found, outcome, getattr(found, outcome) + 1)
+    return found
+
+
+def judged(train: Callable[[], Any]) -> str:
+    """Train: what came of it."""
+    before = Counted.made
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            train()
+        return "trained"
+    except (ValueError, TypeError) as error:
+        if Counted.made == before and str(error):
+            return "refused"
+        print(f"after an environment was made: {error!r}", file=sys.stderr)
+    except Exception as error:
+        print(f"{error!r}", file=sys.stderr)
+    return "wrong"
+
+
+def partial_of(name: str, chance: random.Random) -> Callable[[], Any]:
+    """A training with settings that are drawn when it is called."""
+    state = chance.getrandbits(32)
+    return lambda: TRAININGS[name](random.Random(state))
+
+
+def online(chance: random.Random) -> None:
+    """Two updates of a GTrXLPPO."""
+    settings = drawn(ONLINE, chance)
+    kind = {"observation": chance.randrange(2), "action": chance.randrange(3)}
+    policy = "MultiInputGTrXLPolicy" if kind["observation"] else "MlpGTrXLPolicy"
+    core = spec(chance, memory=XL(8), pattern=Window(9), position=RoPE())
+    gymnasium.registry["rlxf-bench/Counted-v0"].kwargs = kind
+    agent = GTrXLPPO(policy, "rlxf-bench/Counted-v0", core=core, device="cpu", seed=0, **settings)
+    agent.learn(2 * settings["n_steps"] * settings["n_envs"])
+    check(agent)
+
+
+def offline(chance: random.Random) -> None:
+    """Two updates of a Decision Transformer."""
+    data = trajectories(ACTIONS[chance.randrange(3)])
+    agent = DecisionTransformer(data, core=spec(chance), device="cpu", seed=0, **drawn(OFFLINE, chance))
+    agent.learn(2)
+    check(agent)
+
+
+TRAININGS: dict[str, Callable[[random.Random], None]] = {
+    "GTrXLPPO": online,
+    "DecisionTransformer": offline,
+}
+
+
+def spec(chance: random.Random, **others: Any) -> TransformerSpec:
+    """A transformer of any techniques, or of one or two and ``others``."""
+    axes = chance.sample(list(TECHNIQUES), chance.choice((1, 2, 2, 6)))
+    choices = {axis: technique(axis, chance) for axis in axes}
+    return TransformerSpec(**others | drawn(SIZES, chance) | choices)
+
+
+def technique(axis: str, chance: random.Random) -> Any:
+    """One of an axis, with one of its numbers changed now and then."""
+    kinds = [*TECHNIQUES[axis].values(), *([None] if axis in OPTIONAL else [])]
+    kind = chance.choice(kinds)
+    if kind is None:
+        return None
+    made = kind()
+    numbers = [field.name for field in fields(made) if type(getattr(made, field.name)) in (int, float)]
+    if not numbers or chance.random() < 0.5:
+        return made
+    return replace(made, **{chance.choice(numbers): chance.choice(NUMBERS)})
+
+
+def drawn(options: dict[str, tuple[Any, ...]], chance: random.Random) -> dict[str, Any]:
+    """A value of each."""
+    return {name: chance.choice(values) for name, values in options.items()}
+
+
+def check(agent: Any) -> None:
+    """Raise RuntimeError unless two updates were taken and all weights are finite."""
+    finite = all(torch.isfinite(weights).all() for weights in agent.policy.parameters())
+    if agent._n_updates < 2 or not finite:
+        raise RuntimeError(f"{agent._n_updates} updates, {'' if finite else 'not '}all weights finite")
+
+
+def trajectories(actions: spaces.Space[Any]) -> Trajectories:
+    """Episodes of 1, 6 and 3 steps of chance."""
+    actions.seed(0)
+    rng, offsets = np.random.default_rng(0), np.array([0, 1, 7, 10])
+    rewards = rng.normal(size=10).astype(np.float32)
+    return Trajectories(
+        observations=rng.normal(size=(10, 3)).astype(np.float32),
+        actions=np.stack([actions.sample() for _ in range(10)]),
+        rewards=rewards,
+        return_to_go=np.concatenate([*map(return_to_go, np.split(rewards, offsets[1:-1]))]).astype(
+            np.float32
+        ),
+        offsets=offsets,
+        terminated=np.ones(3, np.bool_),
+        truncated=np.zeros(3, np.bool_),
+        observation_mean=np.zeros(3, np.float32),
+        observation_std=np.ones(3, np.float32),
+        observation_space=OBSERVATIONS[0],
+        action_space=actions,
+    )
