@@ -22,6 +22,7 @@ SB3_READERS = {
 }
 """Of Stable-Baselines3, and pandas: whatever they are called on, they unpickle."""
 SAFE_LOADERS = {
+    "CLASSES[name]",
     "DecisionTransformer",
     "GTrXLPPO",
     "SOURCES[name]",

@@ -10,11 +10,9 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks.hurt_files import Found, highest, resident, watched
-from benchmarks.killed_runs import AGENTS
-from rlxf import DecisionTransformer, GTrXLPPO
+from benchmarks.killed_runs import AGENTS, CLASSES
 from rlxf.training import CheckpointError, read_archive, write_archive
 
-CLASSES: dict[str, Any] = {"GTrXLPPO": GTrXLPPO, "DecisionTransformer": DecisionTransformer}
 VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1, 3, 10**5, 10**9, 2**63, 1e308, -0.5),
     *("", "x", "../../x", "__import__('os').system('true')", [], {}, [1, [2]], {"name": "os"}),
@@ -34,7 +32,7 @@ def hostile(name: str, cases: int, seed: int, root: Path) -> Found:
     for _ in track(range(cases), f"hostile {name}"):
         changed = put(documents, chance.choice(everywhere), chance.choice(VALUES))
         if writable(path, changed, archive.tensors):
-            note_load(found, CLASSES[name], path)
+            note_load(found, name, path)
     found.code = len(events)
     return found
 
@@ -48,17 +46,17 @@ def writable(path: Path, documents: Any, tensors: Any) -> bool:
     return True
 
 
-def note_load(found: Found, kind: Any, path: Path) -> None:
+def note_load(found: Found, name: str, path: Path) -> None:
     """Load it, and count what came of it, how long it took, and how much memory."""
     found.cases += 1
     before, start = resident(), time.perf_counter()
     try:
-        kind.load(path, device="cpu")
+        CLASSES[name].load(path, device="cpu")
         found.whole += 1
     except CheckpointError:
         found.refused += 1
     except Exception as error:
-        print(f"{kind.__name__}: {error!r}", file=sys.stderr)
+        print(f"{name}: {error!r}", file=sys.stderr)
         found.wrong += 1
     found.seconds = max(found.seconds, time.perf_counter() - start)
     found.memory = max(found.memory, highest() - before)

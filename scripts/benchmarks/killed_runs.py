@@ -51,6 +51,9 @@ AGENTS: dict[str, tuple[Callable[[], Any], int]] = {
 }
 """What makes an agent, and its steps."""
 
+CLASSES: dict[str, Any] = {"GTrXLPPO": GTrXLPPO, "DecisionTransformer": DecisionTransformer}
+"""What loads it."""
+
 
 @dataclass
 class Killed:
@@ -89,16 +92,17 @@ def train(name: str, folder: Path) -> Path:
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # episodes that begin anew would not be the same
-        learned(*AGENTS[name], CheckpointFolder(folder)).save(folder / "whole.zip")
+        learned(name, CheckpointFolder(folder)).save(folder / "whole.zip")
     return folder / "whole.zip"
 
 
-def learned(make: Callable[[], Any], steps: int, checkpoints: CheckpointFolder) -> Any:
+def learned(name: str, checkpoints: CheckpointFolder) -> Any:
     """An agent that has taken all steps."""
-    agent, newest = make(), checkpoints.newest() if checkpoints.files() else None
+    make, steps = AGENTS[name]
+    newest = checkpoints.newest() if checkpoints.files() else None
     if newest is not None and steps_in(newest) >= steps:  # it died between its last checkpoint and its end
-        return type(agent).load(newest, device="cpu")
-    return agent.learn(steps, Checkpoints(checkpoints, EVERY_SECONDS), resume_from=newest)
+        return CLASSES[name].load(newest, device="cpu")
+    return make().learn(steps, Checkpoints(checkpoints, EVERY_SECONDS), resume_from=newest)
 
 
 def finished(folder: Path) -> bool:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rlxf.agents.gtrxl.ppo import GTrXLPPO
 
 
-def load(
+def loaded(
     agent_class: "type[GTrXLPPO]",
     path: str | os.PathLike[str],
     env: Any,

@@ -793,7 +793,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             ValueError: if the environment's spaces differ from the checkpoint's.
             TypeError: if the constructor has no such argument.
         """
-        agent: Self = loading.load(cls, path, env, device, policy, settings)
+        agent: Self = loading.loaded(cls, path, env, device, policy, settings)
         return agent
 
 
