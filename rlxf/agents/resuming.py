@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlxf.training import Archive, CheckpointError, CheckpointFolder
+from rlxf.training import Archive, CheckpointError, CheckpointFolder, ResumeError
 from rlxf.training.plain_json import dump_json, load_json
 from rlxf.training.randomness import GROUP
 
@@ -32,17 +32,17 @@ def check_resumable(archive: Archive, path: Path) -> None:
 
 
 def check_alike(own: Mapping[str, Any], other: Mapping[str, Any], path: Path) -> None:
-    """Raise ValueError unless an agent is built as the one in a file; the first difference is named."""
+    """Raise ResumeError unless an agent is built as the one in a file; the first difference is named."""
     own = load_json(dump_json(own))
     for name in sorted((own.keys() | other.keys()) - FREE):
         if own.get(name) != other.get(name):
-            raise ValueError(
+            raise ResumeError(
                 f"{path} cannot be resumed here: its {name} is {other.get(name)}, the agent's "
                 f"{own.get(name)}; build the agent as the run's, from the same data"
             )
 
 
 def check_unfinished(done: int, wanted: int, what: str, path: Path) -> None:
-    """Raise ValueError if a file has all that is asked for; ``what`` names the argument that asks."""
+    """Raise ResumeError if a file has all that is asked for; ``what`` names the argument that asks."""
     if wanted <= done:
-        raise ValueError(f"{path} has {done} of them already, got {what}={wanted}; ask for more to go on")
+        raise ResumeError(f"{path} has {done} of them already, got {what}={wanted}; ask for more to go on")

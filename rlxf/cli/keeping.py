@@ -8,7 +8,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from rlxf.cli.mistakes import leave
 from rlxf.cli.screen import show
 from rlxf.envs.errors import FaultyEnvironmentError
-from rlxf.training import NumericalError, RunFolder, save_normalizer
+from rlxf.training import CheckpointError, NumericalError, ResumeError, RunFolder, save_normalizer
 from rlxf.training.joining import here
 
 
@@ -18,7 +18,8 @@ def naming(run: RunFolder) -> Iterator[None]:
 
     Raises:
         OSError: in place of one that was raised.
-        SystemExit: with 2 and one line, in place of a value that is not finite.
+        SystemExit: with 2 and one line, in place of a value that is not finite, or a file that it cannot go
+            on from.
     """
     try:
         yield
@@ -26,6 +27,8 @@ def naming(run: RunFolder) -> Iterator[None]:
         raise OSError(_broken_off(run, error)) from error
     except (FaultyEnvironmentError, NumericalError) as error:
         leave(_broken_off(run, error), 2)
+    except (CheckpointError, ResumeError) as error:
+        leave(str(error), 2)
 
 
 def _broken_off(run: RunFolder, error: Exception) -> str:
@@ -40,17 +43,23 @@ def _broken_off(run: RunFolder, error: Exception) -> str:
 def keep(agent: BaseAlgorithm, run: RunFolder) -> None:
     """Save what was learned. Without a single update that is nothing, and the run's folder goes.
 
+    A run that has checkpoints stays as it is then: it was not taken up, or stopped before its first update.
     Of several processes one does that.
     """
     if not here().writes:
         return
     if agent._n_updates == 0:
-        agent.logger.close()
-        run.discard()
-        show(f"nothing was learned yet: {run.path} is removed")
+        _discard(agent, run)
         return
     agent.save(run.checkpoint)
     normalizer = agent.get_vec_normalize_env()
     if normalizer is not None:
         save_normalizer(run.normalizer, normalizer)
     show(f"checkpoint: {run.checkpoint}")
+
+
+def _discard(agent: BaseAlgorithm, run: RunFolder) -> None:
+    agent.logger.close()
+    if not run.checkpoints.files():
+        run.discard()
+        show(f"nothing was learned yet: {run.path} is removed")

@@ -1,6 +1,7 @@
 """Environments that are not asked to play on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
@@ -9,7 +10,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 
 class Resting(gymnasium.Wrapper):
-    """Plays as the environment does, until told to `rest`: then nothing happens before the next reset.
+    """Plays as the environment does, but not from `rest` to `wake` or the next reset: nothing happens then.
 
     Episodes that run side by side end at different times. A physics engine that still moves where nobody
     looks any more costs as much as one that is looked at.
@@ -45,11 +46,25 @@ class Resting(gymnasium.Wrapper):
         return self._seen, *others
 
     def rest(self) -> None:
-        """Do nothing until the next reset."""
+        """Do nothing until the next reset, or `wake`."""
         self._rests = True
+
+    def wake(self) -> None:
+        """Go on where it was when it was told to rest."""
+        self._rests = False
 
 
 def rest(env: VecEnv, rows: Sequence[int]) -> None:
-    """Tell the chosen environments to rest until they are all reset; those that cannot go on playing."""
+    """Tell the chosen environments to rest until all are reset or woken; those that cannot go on playing."""
     if rows and all(env.env_is_wrapped(Resting)):
         env.env_method("rest", indices=rows)
+
+
+@contextmanager
+def awake_at_the_end(env: VecEnv) -> Iterator[None]:
+    """Whoever rests meanwhile goes on afterwards: others may play in the same environments."""
+    try:
+        yield
+    finally:
+        if all(env.env_is_wrapped(Resting)):
+            env.env_method("wake")

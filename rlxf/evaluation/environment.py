@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from rlxf.envs.make import make_vec_env
+from rlxf.envs.resting import awake_at_the_end
 from rlxf.envs.side_by_side import side_by_side
 from rlxf.envs.vector import as_vec_env
 
@@ -34,10 +35,11 @@ def opened(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None) -> It
         TypeError: if ``env`` is nothing to play in.
         ValueError: if ``env`` is None and the agent has none, or it has other spaces than the agent's data.
     """
-    with _prepared(agent, env, n_envs) as vec_env, _at_rest(unwrap_vec_normalize(vec_env)):
+    with _prepared(agent, env, n_envs) as vec_env:
         if seed is not None:
             vec_env.seed(seed)
-        yield vec_env
+        with _at_rest(unwrap_vec_normalize(vec_env)), awake_at_the_end(vec_env):
+            yield vec_env
 
 
 def is_monitored(env: VecEnv) -> bool:

@@ -3,7 +3,7 @@
 from rlxf.training.archive import Archive, read_archive, write_archive
 from rlxf.training.atomic import atomic_write
 from rlxf.training.checkpoints import CheckpointFolder, Checkpoints
-from rlxf.training.errors import CheckpointError, NumericalError
+from rlxf.training.errors import CheckpointError, NumericalError, ResumeError
 from rlxf.training.normalizer import load_normalizer, save_normalizer
 from rlxf.training.run_folder import RunFolder
 from rlxf.training.schedules import (
@@ -26,6 +26,7 @@ __all__ = [
     "write_archive",
     "CheckpointError",
     "NumericalError",
+    "ResumeError",
     "CheckpointFolder",
     "Checkpoints",
     "atomic_write",

@@ -8,6 +8,13 @@ class CheckpointError(ValueError):
     """
 
 
+class ResumeError(ValueError):
+    """A training cannot go on from this file, though it is whole: the agent is built otherwise, or was done.
+
+    The message says what differs, and what to do.
+    """
+
+
 class NumericalError(ArithmeticError):
     """A loss or a gradient became NaN or infinite. The step of the optimiser was not taken.
 

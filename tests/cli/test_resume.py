@@ -16,7 +16,7 @@ from rlxf.cli import main
 from rlxf.cli.program import parse
 from rlxf.cli.train_dt import TrainDecisionTransformer
 from rlxf.training import RunFolder, read_archive
-from rlxf.training.checkpoints import InBackground
+from rlxf.training.checkpoints import Checkpoints, InBackground
 from tests.cli.running import refused
 from tests.datasets import ID, record_cartpole
 
@@ -105,6 +105,38 @@ def test_a_signal_stops_it_where_it_can_be_resumed(whole, at_update, capsys, nam
     assert left.value.code == 75
     assert f"stopped by {name}; go on with: rlxf resume cut" in capsys.readouterr().err
     assert DecisionTransformer.load("cut/checkpoint.zip", device="cpu").num_timesteps == 5
+    main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(whole.path, Path("cut"))
+
+
+def test_a_signal_before_the_first_update_stops_it_where_it_can_be_resumed(whole, monkeypatch):
+    begin = Checkpoints._on_training_start
+
+    def at_once(self):
+        begin(self)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_on_training_start", at_once)
+        with pytest.raises(SystemExit) as left:
+            main(["train", "dt", *TINY, "--run", "cut"])
+    assert left.value.code == 75
+    main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(whole.path, Path("cut"))
+
+
+def test_a_run_that_cannot_be_taken_up_stays(whole, at_update, capsys):
+    """Its folder has all that was learned so far."""
+    at_update(4, [lambda: os.kill(os.getpid(), signal.SIGTERM)])
+    with pytest.raises(SystemExit):
+        main(["train", "dt", *TINY, "--run", "cut"])
+    config = Path("cut/config.json")
+    written = config.read_text()
+    config.write_text(written.replace('"batch_size": 4', '"batch_size": 3'))
+    before = {path: path.read_bytes() for path in Path("cut").rglob("*.zip")}
+    assert "batch_size" in refused(capsys, "resume", "cut")
+    assert {path: path.read_bytes() for path in Path("cut").rglob("*.zip")} == before
+    config.write_text(written)
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))
 

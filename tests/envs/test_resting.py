@@ -77,6 +77,28 @@ def test_an_evaluation_steps_nobody_who_has_played_enough(env):
     assert sum(steps_of(env)) == report.lengths.sum()
 
 
+def test_all_are_awake_after_an_evaluation(env):
+    """Whoever trains in them may go on without a reset."""
+    evaluate(Idle(), env, 7)
+    before = steps_of(env)
+    env.step(np.ones(3, int))
+    assert steps_of(env) == [steps + 1 for steps in before]
+
+
+def test_all_are_awake_after_an_evaluation_that_broke_off(env):
+    class Tired(Idle):
+        def predict(self, *args, **kwargs):
+            if len(set(steps_of(env))) > 1:  # one rests
+                raise KeyboardInterrupt
+            return super().predict(*args, **kwargs)
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(Tired(), env, 7)
+    before = steps_of(env)
+    env.step(np.ones(3, int))
+    assert steps_of(env) == [steps + 1 for steps in before]
+
+
 def test_an_environment_by_itself_is_left_awake():
     env = Stepped(Countdown(3))
     evaluate(Idle(), env, 2)
