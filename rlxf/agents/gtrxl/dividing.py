@@ -15,7 +15,7 @@ from rlxf.training import Archive
 from rlxf.training.ranks import Ranks
 
 ENVIRONMENT, STAND, WRAPPERS, EPISODES = "environment", "stand", "wrappers", "episodes"
-LOST, WORKERS, LOST_STEPS = "lost", "workers", "lost_steps"
+LOST = "lost"
 OF_ENVIRONMENTS = {"returns", "episode_returns", "episode_lengths", "stacked_obs"}
 """What wrappers carry for each environment by itself; the rest they carry once for all."""
 
@@ -66,10 +66,7 @@ def divided(
     played = groups.get(EPISODES, {})
     counted = {f"actions.{i}": f"actions.{rows.start + i}" for i in range(number)}
     mine = {name: played[there] for name, there in counted.items() if there in played}
-    episodes = _divided(environment, number * ranks.count, rows)
-    if WORKERS in episodes and not ranks.writes:
-        episodes[WORKERS][LOST_STEPS] = 0  # rank 0 has those of all
-    return episodes, own | {EPISODES: mine}
+    return _divided(environment, number * ranks.count, rows), own | {EPISODES: mine}
 
 
 def _axis(name: str) -> int:
@@ -85,7 +82,7 @@ def _counted(actions: Sequence[Mapping[str, Tensor]], number: int) -> Iterator[t
     """Actions of each environment's episode, counted over all processes, of ``number`` each."""
     for rank, part in enumerate(actions):
         for i in range(number):
-            if f"actions.{i}" in part:  # a broken environment has none
+            if f"actions.{i}" in part:  # environments that give out their state have none
                 yield f"actions.{rank * number + i}", part[f"actions.{i}"]
 
 
@@ -96,12 +93,11 @@ def _joined_episodes(parts: Sequence[dict[str, Any]], number: int) -> dict[str, 
     for part in parts:
         if LOST in part:
             return part
-    lost_steps = sum(part.get(WORKERS, {}).pop(LOST_STEPS, 0) for part in parts)
     try:
         joined: dict[str, Any] = _joined(parts, number)
     except EpisodeLostError as error:
         return {LOST: str(error)}
-    return joined | ({WORKERS: joined[WORKERS] | {LOST_STEPS: lost_steps}} if WORKERS in joined else {})
+    return joined
 
 
 def _joined(values: Sequence[Any], number: int) -> Any:
