@@ -1,6 +1,7 @@
 """Runs and files that are hurt on purpose, and what becomes of them."""
 
 import json
+import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.hostile_files import hostile
 from benchmarks.hurt_files import Found, altered, cut_while_written, mutated
-from benchmarks.killed_runs import AGENTS, Killed, cost_of_saving, killed_runs
+from benchmarks.killed_runs import AGENTS, SAVED, Killed, cost_of_saving, killed_runs
 from benchmarks.random_settings import Drawn, random_settings
 
 
@@ -40,31 +41,57 @@ class Faults:
     """Where to write all numbers."""
 
     def run(self) -> None:
-        """Print a table as each kind is done, and write all numbers."""
+        """Print a table as each kind is done, and write all numbers.
+
+        Raises:
+            SystemExit: with 1 and what it was, if anything was lost, ran, or took too much.
+        """
         with tempfile.TemporaryDirectory() as folder:
-            killed = {name: killed_runs(name, self.kills, self.seed, Path(folder)) for name in AGENTS}
-            show_killed(killed)
-            files = {
-                "written when killed": cut_while_written(self.writes, self.seed, Path(folder)),
-                "altered or cut": altered(self.alterations, self.seed, Path(folder)),
-                "mutated": mutated(self.mutations, self.seed, Path(folder)),
-            }
-            for name in AGENTS:
-                files[f"hostile {name}"] = hostile(name, self.hostile, self.seed, Path(folder))
-            show_files(files)
-            drawn = {name: random_settings(name, self.settings // 2, self.seed) for name in AGENTS}
-            show_drawn(drawn)
-            costs = {name: cost_of_saving(name, Path(folder)) for name in AGENTS}
-            for name, (seconds, share) in costs.items():
-                Console().print(f"saving {name}: {1000 * seconds:.1f} ms, {share:.2%} at one a minute")
-        told: dict[str, Any] = {
-            "killed": {name: asdict(each) for name, each in killed.items()},
-            "files": {name: asdict(each) for name, each in files.items()},
-            "settings": {name: asdict(each) for name, each in drawn.items()},
-        }
+            root = Path(folder)
+            found = {"killed": self.killed(root), "files": self.files(root), "settings": self.drawn()}
+            costs = saving_costs(root)
+        told = {kind: {name: asdict(each) for name, each in all_.items()} for kind, all_ in found.items()}
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self.output.write_text(json.dumps(told | {"saving": costs}, indent=1))
         Console().print(f"numbers: {self.output}")
+        missed = [f"{kind}, {what}" for kind, all_ in found.items() for what in failures(all_)]
+        if missed:
+            sys.exit("\n".join(missed))
+
+    def killed(self, root: Path) -> dict[str, Any]:
+        """Runs that are killed and resumed."""
+        killed = {name: killed_runs(name, self.kills, self.seed, root) for name in AGENTS}
+        show_killed(killed)
+        return killed
+
+    def files(self, root: Path) -> dict[str, Any]:
+        """Files whose writer dies, that are altered, or that ask for what they should not."""
+        files = {
+            "written when killed": cut_while_written(self.writes, self.seed, root),
+            "altered or cut": altered(self.alterations, self.seed, root),
+            "mutated": mutated(self.mutations, self.seed, root),
+        } | {f"hostile {name}": hostile(name, self.hostile, self.seed, root) for name in AGENTS}
+        show_files(files)
+        return files
+
+    def drawn(self) -> dict[str, Any]:
+        """Agents with any settings."""
+        drawn = {name: random_settings(name, self.settings // 2, self.seed) for name in AGENTS}
+        show_drawn(drawn)
+        return drawn
+
+
+def failures(found: dict[str, Any]) -> list[str]:
+    """What was lost, ran, or took too much, by name."""
+    return [f"{name}: {what}" for name, each in found.items() for what in each.missed()]
+
+
+def saving_costs(root: Path) -> dict[str, tuple[float, float]]:
+    """Seconds of the processor that a checkpoint takes, and their share of a minute."""
+    costs = {name: cost_of_saving(make, root / name) for name, make in SAVED.items()}
+    for name, (seconds, share) in costs.items():
+        Console().print(f"saving a {name}: {1000 * seconds:.1f} ms, {share:.2%} at one a minute")
+    return costs
 
 
 def show_killed(killed: dict[str, Killed]) -> None:

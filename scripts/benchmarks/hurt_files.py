@@ -22,6 +22,9 @@ from rlxf.training import Archive, CheckpointError, CheckpointFolder, archive, r
 NUMBERS = 1_000_000
 RUNS_CODE = ("exec", "compile", "import", "os.system", "os.exec", "subprocess.Popen", "pickle.find_class")
 MAX_BYTES = 2**24
+MOST_SECONDS = 5.0
+SPARE = 2**25
+"""Bytes that Python and torch may take for themselves, beside twice those of the file."""
 
 
 @dataclass
@@ -47,6 +50,16 @@ class Found:
     seconds: float = 0.0
     memory: int = 0
     file: int = 0
+
+    def missed(self) -> list[str]:
+        """What should not have come of them."""
+        missed = {
+            f"{self.wrong} of {self.cases} were taken, or ended in another error": self.wrong,
+            f"{self.code} times code ran": self.code,
+            f"one took {self.seconds:.1f} s": self.seconds > MOST_SECONDS,
+            f"one took {self.memory:,} bytes for {self.file:,}": self.memory > 2 * self.file + SPARE,
+        }
+        return [told for told, there in missed.items() if there]
 
 
 class Mortal:
@@ -106,18 +119,42 @@ def newest_is_whole(folder: CheckpointFolder) -> bool:
 
 
 def altered(cases: int, seed: int, root: Path) -> Found:
-    """A byte flipped, or the end cut off, evenly over the file: refused by name, and the one before taken."""
+    """A bit flipped, or the end cut off: refused by name, and the one before taken.
+
+    Three of four are flips beside the numbers of the tensor, where a file has few bytes and each counts: each
+    of them is hit if there are cases enough. The rest are flips and cuts, evenly over the whole file.
+    """
     chance, found, folder = random.Random(seed), Found(), CheckpointFolder(root / "altered")
     folder.write(1, content(1))
     folder.write(2, content(2))
     newest = folder.file(2)
     data = newest.read_bytes()
-    found.file = len(data)
-    for case in track(range(cases), "altered"):
-        place = min(len(data) - 1, (case // 2) * len(data) // (cases // 2) + chance.randrange(8))
-        newest.write_bytes(flipped(data, place, chance) if case % 2 else data[:place])
+    places, found.file = beside_numbers(data, content(2)), len(data)
+    few = min(len(places), 3 * cases // 4)
+    hurt = [partial(flipped, data, place, chance) for place in evenly(places, few)]
+    for case, place in enumerate(evenly(range(len(data)), cases - few)):
+        hurt.append(partial(flipped, data, place, chance) if case % 2 else partial(cut, data, place))
+    for harm in track(hurt, "altered"):
+        newest.write_bytes(harm())
         note(found, newest, lambda: folder.newest() == folder.file(1))
     return found
+
+
+def beside_numbers(data: bytes, held: Archive) -> list[int]:
+    """Places of all bytes that say what there is: all but the numbers of the tensor."""
+    numbers = held.tensors["policy"]["w"].numpy().tobytes()
+    bulk = data.index(numbers)
+    return [*range(bulk), *range(bulk + len(numbers), len(data))]
+
+
+def evenly(places: Sequence[int], number: int) -> list[int]:
+    """So many of them, from the first on."""
+    return [places[k * len(places) // number] for k in range(number)]
+
+
+def cut(data: bytes, place: int) -> bytes:
+    """What stands before a place."""
+    return data[:place]
 
 
 def flipped(data: bytes, place: int, chance: random.Random) -> bytes:
@@ -148,8 +185,7 @@ def mutated(cases: int, seed: int, root: Path) -> Found:
     path, held = root / "mutated.zip", content(1)
     write_archive(path, held.documents, held.tensors)
     data = path.read_bytes()
-    bulk = data.index(held.tensors["policy"]["w"].numpy().tobytes())
-    beside = [*range(bulk), *range(bulk + 4 * NUMBERS, len(data))]
+    beside = beside_numbers(data, held)
     note(found, path_with(path, data[:-1]), lambda: True)  # what reading imports is imported
     found, events = Found(file=len(data)), watched()
     for case in track(range(cases), "mutated"):

@@ -19,6 +19,7 @@ import rlxf
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl import gtrxl
+from rlxf.attention import TransformerSpec
 from rlxf.cli.resumable import steps_in
 from rlxf.envs.trajectories import ReferenceScores
 from rlxf.training import CheckpointFolder, Checkpoints, read_archive
@@ -26,26 +27,26 @@ from rlxf.training import CheckpointFolder, Checkpoints, read_archive
 EVERY_SECONDS = 0.02
 SCALE = ReferenceScores(0.0, 500.0, "the bounds of the task")
 MINUTE = 60.0
+SMALL_ONLINE = gtrxl(16, width=32, layers=2, heads=2)
+SMALL_OFFLINE = decision_transformer(width=32, layers=2, heads=2)
 
 
-def online() -> Any:
-    """A small GTrXLPPO, before its training."""
-    core = gtrxl(16, width=32, layers=2, heads=2)
+def online(core: TransformerSpec | None = SMALL_ONLINE) -> Any:
+    """A GTrXLPPO, before its training; small, or of the usual core."""
     sizes: dict[str, Any] = {"n_steps": 16, "segment_length": 8, "batch_size": 32, "n_epochs": 2}
     return GTrXLPPO("MlpGTrXLPolicy", "CartPole-v1", n_envs=4, core=core, seed=0, device="cpu", **sizes)
 
 
-def offline() -> Any:
-    """A small Decision Transformer, before its training, on data of random play that are recorded once."""
+def offline(core: TransformerSpec | None = SMALL_OFFLINE) -> Any:
+    """A Decision Transformer, before its training, on data of random play that are recorded once."""
     os.environ.setdefault("MINARI_DATASETS_PATH", "datasets")
     root = Path(os.environ["MINARI_DATASETS_PATH"])
     if not (root / "faults").exists():
         rlxf.collect(None, "CartPole-v1", "faults/random-v0", 100, reference_scores=SCALE)
-    core = decision_transformer(width=32, layers=2, heads=2)
     return DecisionTransformer("faults/random-v0", 5, core=core, batch_size=16, seed=0, device="cpu")
 
 
-AGENTS: dict[str, tuple[Callable[[], Any], int]] = {
+AGENTS: dict[str, tuple[Callable[..., Any], int]] = {
     "GTrXLPPO": (online, 64 * 20),
     "DecisionTransformer": (offline, 150),
 }
@@ -53,6 +54,14 @@ AGENTS: dict[str, tuple[Callable[[], Any], int]] = {
 
 CLASSES: dict[str, Any] = {"GTrXLPPO": GTrXLPPO, "DecisionTransformer": DecisionTransformer}
 """What loads it."""
+SAVED: dict[str, Callable[[], Any]] = {
+    "small GTrXLPPO": online,
+    "GTrXLPPO of the usual core": partial(online, None),
+    "small DecisionTransformer": offline,
+    "DecisionTransformer of the usual core": partial(offline, None),
+}
+"""Of which it is measured what saving costs."""
+SAVES = 10
 
 
 @dataclass
@@ -68,6 +77,10 @@ class Killed:
     kills: int = 0
     runs: int = 0
     equal: int = 0
+
+    def missed(self) -> list[str]:
+        """What should not have come of them."""
+        return [f"{self.runs - self.equal} of {self.runs} ended with other bits"] * (self.equal < self.runs)
 
 
 def killed_runs(name: str, kills: int, seed: int, root: Path) -> Killed:
@@ -153,13 +166,12 @@ def same(one: Path, other: Path) -> bool:
     return all(torch.equal(a[group][name], b[group][name]) for group in groups for name in a[group])
 
 
-def cost_of_saving(name: str, root: Path) -> tuple[float, float]:
+def cost_of_saving(make: Callable[[], Any], folder: Path) -> tuple[float, float]:
     """Seconds that a checkpoint keeps a training from going on, and their share of a minute.
 
     That is the copy; what the thread behind it takes of the processor is counted, too, as if it had to wait.
     """
-    make, steps = AGENTS[name]
-    saving = Checkpoints(CheckpointFolder(root / f"{name}-cost"), every_seconds=0.0)
+    saving = Checkpoints(CheckpointFolder(folder), every_seconds=0.0)
     seconds: list[float] = []
 
     def timed(save: Callable[[], None] = saving.save) -> None:
@@ -169,6 +181,7 @@ def cost_of_saving(name: str, root: Path) -> tuple[float, float]:
         seconds.append(time.process_time() - start)
 
     saving.save = timed  # type: ignore[method-assign]
-    make().learn(steps // 4, saving)
+    agent = make()
+    agent.learn(SAVES * (agent.n_steps * agent.n_envs if isinstance(agent, GTrXLPPO) else 1), saving)
     mean = sum(seconds) / len(seconds)
     return mean, mean / MINUTE

@@ -71,6 +71,10 @@ class Drawn:
     refused: int = 0
     wrong: int = 0
 
+    def missed(self) -> list[str]:
+        """What should not have come of them."""
+        return [f"{self.wrong} of {self.cases} broke"] * (self.wrong > 0)
+
 
 class Counted(gymnasium.Env):
     """Shows and pays chance, in episodes of five steps; counts how many of it were made."""
