@@ -16,6 +16,7 @@ from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.dividing import (
     ENVIRONMENT,
     EPISODES,
+    LOST,
     STAND,
     WRAPPERS,
     Groups,
@@ -103,10 +104,7 @@ def take_up(agent: "GTrXLPPO", archive: Archive) -> None:
         agent.ep_info_buffer = deque(run["episodes"], maxlen=agent._stats_window_size)
         agent.ep_success_buffer = deque(run["successes"], maxlen=agent._stats_window_size)
         _take_stand(agent, own[STAND])
-    try:
-        _go_on_in(env, environment, own[EPISODES])
-    except EpisodeLostError as error:
-        _begin_fresh(agent, env, str(error))
+    _go_on_or_begin_fresh(agent, env, environment, own[EPISODES])
 
 
 def go_on(agent: "GTrXLPPO", archive: Archive) -> None:
@@ -146,13 +144,28 @@ def _episodes(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     try:
         return resuming.episodes_of(env)
     except EpisodeLostError as error:
-        return {"lost": str(error)}, {}
+        return {LOST: str(error)}, {}
 
 
-def _go_on_in(env: VecEnv, document: dict[str, Any], actions: Mapping[str, Tensor]) -> None:
-    if "lost" in document:
-        raise EpisodeLostError(document["lost"])
-    resuming.go_on(env, document, _arrays(actions))
+def _go_on_or_begin_fresh(
+    agent: "GTrXLPPO", env: VecEnv, document: dict[str, Any], actions: Mapping[str, Tensor]
+) -> None:
+    """Where one of several processes cannot go on with its episodes, all of them begin fresh ones."""
+    own = {LOST: _why_lost(env, document, actions)}
+    reasons = [each.documents[LOST] for each in agent.ranks.gathered_archives(Archive(own, {}))]
+    if any(reasons):
+        _begin_fresh(agent, env, next(filter(None, reasons)))
+
+
+def _why_lost(env: VecEnv, document: dict[str, Any], actions: Mapping[str, Tensor]) -> str | None:
+    """Go on with the episodes at hand, or say why that cannot be done."""
+    if LOST in document:
+        return str(document[LOST])
+    try:
+        resuming.go_on(env, document, _arrays(actions))
+    except EpisodeLostError as error:
+        return str(error)
+    return None
 
 
 def _begin_fresh(agent: "GTrXLPPO", env: VecEnv, reason: str) -> None:
