@@ -1,6 +1,6 @@
 """A value that is not finite is stopped where it came from, and spoils no statistics."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 
@@ -31,22 +31,44 @@ def unspoiled(env: VecEnv | None) -> Iterator[None]:
         raise
 
 
-def check_first(env: VecEnv | None, obs: VecEnvObs, step: int) -> None:
-    """Raise `FaultyEnvironmentError` unless the observations that episodes begin with are finite."""
+def check_first(
+    env: VecEnv | None, obs: VecEnvObs, step: int, environments: Sequence[int] | None = None
+) -> None:
+    """Raise `FaultyEnvironmentError` unless the observations that episodes begin with are finite.
+
+    Args:
+        env: gave them.
+        obs: as the agent sees them.
+        step: steps that each environment has taken.
+        environments: number of the environment of each row; None for 0, 1, 2 ...
+    """
     normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
     if normalizer is not None and "old_obs" in vars(normalizer):  # it has none before its first reset
-        check_finite("first observation", normalizer.old_obs, step)
-    check_finite("first observation", obs, step)
+        check_finite("first observation", normalizer.old_obs, step, environments)
+    check_finite("first observation", obs, step, environments)
 
 
-def check_step(env: VecEnv, obs: VecEnvObs, rewards: np.ndarray, step: int) -> None:
+def check_step(
+    env: VecEnv,
+    obs: VecEnvObs,
+    rewards: np.ndarray,
+    step: int,
+    environments: Sequence[int] | None = None,
+) -> None:
     """Raise `FaultyEnvironmentError` unless all that the environments gave in a step is finite.
 
     Under a ``VecNormalize`` what they gave is looked at first: one NaN makes the mean of all of them NaN.
+
+    Args:
+        env: gave it.
+        obs: as the agent sees them.
+        rewards: (E,), as the agent sees them.
+        step: steps that each environment has taken.
+        environments: number of the environment of each row; None for 0, 1, 2 ...
     """
     normalizer = unwrap_vec_normalize(env)
     if normalizer is not None:
-        check_finite("reward", normalizer.get_original_reward(), step)
-        check_finite("observation", normalizer.old_obs, step)
-    check_finite("reward", rewards, step)
-    check_finite("observation", obs, step)
+        check_finite("reward", normalizer.get_original_reward(), step, environments)
+        check_finite("observation", normalizer.old_obs, step, environments)
+    check_finite("reward", rewards, step, environments)
+    check_finite("observation", obs, step, environments)

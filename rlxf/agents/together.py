@@ -15,6 +15,9 @@ from rlxf.training.ranks import Ranks
 class AgreedMeanStd(RunningMeanStd):
     """Statistics of what all processes see, kept by each of them.
 
+    Rows with a number that is not finite spoil none of them: nobody takes in what was given at that moment,
+    and the process that gave it ends the training (`rlxf.agents.guards`).
+
     Args:
         known: those so far.
         ranks: the processes; each gives as many rows at a time.
@@ -27,7 +30,9 @@ class AgreedMeanStd(RunningMeanStd):
 
     def update(self, arr: np.ndarray) -> None:
         """Take in this one's rows (N, ...), and those that the others give at the same moment."""
-        super().update(self._ranks.gathered(torch.as_tensor(arr)).numpy())
+        every = self._ranks.gathered(torch.as_tensor(arr)).numpy()
+        if np.isfinite(every).all():
+            super().update(every)
 
 
 def agreed_statistics(env: VecEnv | None, ranks: Ranks) -> None:
@@ -36,9 +41,11 @@ def agreed_statistics(env: VecEnv | None, ranks: Ranks) -> None:
     if normalizer is None or ranks.count == 1:
         return
     normalizer.ret_rms = AgreedMeanStd(normalizer.ret_rms, ranks)
+    if not normalizer.norm_obs:  # then it has none of observations
+        return
     if isinstance(normalizer.obs_rms, dict):
         normalizer.obs_rms = {key: AgreedMeanStd(each, ranks) for key, each in normalizer.obs_rms.items()}
-    elif normalizer.norm_obs:
+    else:
         normalizer.obs_rms = AgreedMeanStd(normalizer.obs_rms, ranks)
 
 

@@ -50,6 +50,10 @@ class Ranks:
         """Where this one's rows are among those of all, of which each has ``number``."""
         return slice(self.rank * number, (self.rank + 1) * number)
 
+    def numbers(self, number: int) -> range:
+        """Of this one's rows among those of all, of which each has ``number``."""
+        return range(self.count * number)[self.rows(number)]
+
     def own(self, x: Tensor) -> Tensor:
         """This one's rows of those of all, (count N, ...) -> (N, ...)."""
         return x

@@ -269,7 +269,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """SB3's; the environments of all processes are seeded in a row, those of this one with its part."""
         super().set_random_seed(seed)
         if seed is not None and self.env is not None:
-            self.env.seed(seed + self.ranks.rows(self.n_envs).start)
+            self.env.seed(seed + self._env_numbers.start)
 
     @property
     def all_envs(self) -> int:
@@ -376,7 +376,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self._acting.action = self.policy.encode_actions(actions)
         new_obs, rewards, dones, infos = env.step(self.policy.to_environment(actions))
         self.num_timesteps += self.all_envs
-        check_step(env, new_obs, rewards, self._env_steps)
+        check_step(env, new_obs, rewards, self._env_steps, self._env_numbers)
         callback.update_locals(locals())
         goes_on = callback.on_step()  # if not, the step counts all the same: another `learn` may follow
         self._update_info_buffer(infos, dones)
@@ -416,13 +416,19 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if not len(cut):
             return paid
         last = stack_observations([infos[row]["terminal_observation"] for row in cut.tolist()])
-        check_finite("last observation", last, self._env_steps, cut.tolist())
+        numbers = [self._env_numbers[row] for row in cut.tolist()]
+        check_finite("last observation", last, self._env_steps, numbers)
         return paid.index_add(0, cut, self.gamma * self._values_ahead(self._acting.rows(cut), last))
 
     @property
     def _env_steps(self) -> int:
         """Steps that each environment has taken."""
         return self.num_timesteps // self.all_envs
+
+    @property
+    def _env_numbers(self) -> range:
+        """Of this process's environments among those of all."""
+        return self.ranks.numbers(self.n_envs)
 
     def _values_ahead(self, acting: Acting, obs: Any) -> Tensor:
         """(E,): V(obs) as the next step of ``acting``, which is used up."""
@@ -444,7 +450,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         before = self._last_obs
         with unspoiled(self.env):
             ready = super()._setup_learn(*args, **kwargs)
-            check_first(self.env, self._last_obs, self._env_steps)  # type: ignore[arg-type]
+            assert self._last_obs is not None
+            check_first(self.env, self._last_obs, self._env_steps, self._env_numbers)
         record_hyperparameters(self)
         self._alarms = Alarms(self.action_space)
         if self._last_obs is not before:
@@ -475,7 +482,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             return  # all steps were lost to environments that broke
         buffer = self.rollout_buffer
         with naming(f"the update behind step {self.num_timesteps}"), self.ranks.own_draws(self.order):
-            buffer.check_finite()
+            buffer.check_finite(self._env_numbers)
             self.policy.set_training_mode(True)
             self._update_learning_rate(self.policy.optimizer)
             self.returns.update(self._real(buffer.returns))

@@ -209,13 +209,18 @@ class SegmentBuffer:
         self.advantages.copy_(generalised_advantage(*steps, gae_lambda).T)
         self.returns.copy_(generalised_advantage(*steps, critic_lambda).T + self.values)
 
-    def check_finite(self) -> None:
-        """Raise NumericalError unless all advantages and returns are: they come of rewards and values."""
+    def check_finite(self, environments: Sequence[int]) -> None:
+        """Raise NumericalError unless all advantages and returns are: they come of rewards and values.
+
+        Args:
+            environments: their numbers, (E,), for the message.
+        """
         for name, numbers in {"advantage": self.advantages, "return": self.returns}.items():
             if not numbers.isfinite().all():
                 row, step = (~numbers.isfinite()).nonzero()[0].tolist()
+                value = numbers[row, step].item()
                 raise NumericalError(
-                    f"the {name} of environment {row} is {numbers[row, step].item()} at step {step} of the "
+                    f"the {name} of environment {environments[row]} is {value} at step {step} of the "
                     f"rollout: its values or rewards are too large; {ADVICE}"
                 )
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -25,11 +26,11 @@ ENVS, STEPS = 4, 16
 ROLLOUT = ENVS * STEPS
 
 
-def lively(action_space=ACTIONS["Discrete"], kind=Lively):
+def lively(action_space=ACTIONS["Discrete"], kind=Lively, observation_space=VECTOR):
     """Episodes that end by chance, here and there: this process's part of four environments."""
 
     def make():
-        return Replayable(Monitor(kind((), *copy.deepcopy((VECTOR, action_space)))))
+        return Replayable(Monitor(kind((), *copy.deepcopy((observation_space, action_space)))))
 
     return DummyVecEnv([make] * here().part("n_envs", ENVS))
 
@@ -127,14 +128,34 @@ def test_environments_made_by_id_are_divided():
         assert_close(found, work())
 
 
-def test_observations_are_normalised_by_what_all_see():
-    def work():
-        env = VecNormalize(lively(), norm_reward=True)
-        found = learned(env=env)
-        return found | {"returns": [*env.obs_rms.mean, *env.obs_rms.var, env.obs_rms.count, env.ret_rms.var]}
+PARTS = spaces.Dict({"vector": VECTOR, "number": spaces.Discrete(4)})
+NORMALISED = {
+    "all": (VECTOR, {}),
+    "observations alone": (VECTOR, {"norm_reward": False}),
+    "rewards alone": (VECTOR, {"norm_obs": False}),
+    "a part of the observation": (PARTS, {"norm_obs_keys": ["vector"]}),
+}
 
+
+def statistics(env):
+    """All that a VecNormalize has seen, in a row."""
+    observed = vars(env).get("obs_rms", {})
+    kept = [*(observed.values() if isinstance(observed, dict) else [observed]), env.ret_rms]
+    return [float(x) for each in kept for x in (*np.ravel(each.mean), *np.ravel(each.var), each.count)]
+
+
+@pytest.mark.parametrize(("space", "settings"), NORMALISED.values(), ids=NORMALISED)
+def test_what_is_normalised_is_so_by_what_all_see(space, settings):
+    policy = "MlpGTrXLPolicy" if space is VECTOR else "MultiInputGTrXLPolicy"
+
+    def work():
+        env = VecNormalize(lively(observation_space=space), **settings)
+        found = learned(env=env, policy=policy)
+        return found | {"returns": statistics(env)}
+
+    wanted = work()
     for found in on_ranks(2, work):
-        assert_close(found, work())
+        assert_close(found, wanted)
 
 
 class Signalled(BaseCallback):
@@ -193,18 +214,50 @@ def test_a_file_is_the_same_whoever_wrote_it(tmp_path):
         assert shapes == {name: x.shape for name, x in second.tensors[group].items()}, group
 
 
+class Forgetful(Lively):
+    """In one of the processes, an episode that is played again is another one."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed)
+        return observation + here().rank / 2, info
+
+
+def test_where_one_loses_its_episodes_all_begin_fresh_ones(tmp_path):
+    """`VecNormalize` talks in every reset: who is alone in it would wait for ever, or be misunderstood."""
+
+    def work():
+        learned(rollouts=1, env=normalised(), callbacks=[Checkpoints(CheckpointFolder(tmp_path))])
+        here().wait()
+        with pytest.warns(UserWarning, match=r"begin fresh episodes.*another episode") as told:
+            found = learned(env=VecNormalize(lively(kind=Forgetful)), resume_from=tmp_path)
+        return [str(each.message) for each in told], found["done"]
+
+    one, other = on_ranks(2, work)
+    assert one == other
+    assert one[1][0] == 2 * ROLLOUT
+
+
 class Faulty(Lively):
-    """In one of the processes it gives NaN."""
+    """In one of the processes it gives NaN, some steps into an episode."""
 
     def step(self, action):
         observation, reward, *others = super().step(action)
-        return observation, float("nan") if here().rank else reward, *others
+        if here().rank and self.life == 3:
+            return observation * float("nan"), float("nan"), *others
+        return observation, reward, *others
 
 
-def test_what_ends_one_ends_the_others():
-    one, other = on_ranks(2, lambda: learned(env=lively(kind=Faulty)))
-    assert one.startswith("ConnectionError: another of the 2 processes is gone")
-    assert other.startswith(FaultyEnvironmentError.__name__)
+def test_what_ends_one_ends_the_others_and_spoils_no_statistics():
+    def work():
+        env = VecNormalize(lively(kind=Faulty))
+        with pytest.raises((ConnectionError, FaultyEnvironmentError)) as ended:
+            learned(env=env)
+        return str(ended.value), np.isfinite(statistics(env)).all()
+
+    (one, *finite), (other, *others) = on_ranks(2, work)
+    assert one.startswith("another of the 2 processes is gone")
+    assert other.startswith("reward of environment 3 is not finite at its step 3: nan")  # its second
+    assert (finite, others) == ([True], [True])
 
 
 def test_what_does_not_go_with_several_processes_is_told():
