@@ -13,12 +13,19 @@ from rlxf.training.joining import join
 LONGEST = 60.0
 
 
-def on_ranks(count: int, work: Callable[..., Any], *args: Any) -> list[Any]:
-    """What ``work(*args)`` gives in each of so many processes that have joined.
+def new_store() -> dist.TCPStore:
+    """As torchrun has one, for as long as it lives."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def on_ranks(
+    count: int, work: Callable[..., Any], *args: Any, store: dist.TCPStore | None = None
+) -> list[Any]:
+    """What ``work(*args)`` gives in each of so many processes that have joined, by a new store or this one.
 
     An exception comes as its text; None is of a process that died.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = store or new_store()
     fork = multiprocessing.get_context("fork")
     ends = [fork.Pipe(duplex=False) for _ in range(count)]
     processes = [

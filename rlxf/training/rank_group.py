@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,12 +14,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlxf.training.archive import Archive
+from rlxf.training.fresh_store import fresh_part
 from rlxf.training.plain_json import dump_json, load_json
-from rlxf.training.ranks import RESTARTS, Ranks, Work
+from rlxf.training.ranks import Ranks, Work
 from rlxf.training.tensor_bytes import dump_tensors, load_tensors
 
 PATIENCE = timedelta(hours=1)
 """How long one waits for another: rank 0 may evaluate meanwhile. Who dies is missed at once."""
+GLOO = re.compile(r"\[\S*gloo/transport/")
+"""What gloo says of a connection has this in it, the place where it is said; it is a plain RuntimeError."""
 
 
 class RankGroup(Ranks):
@@ -49,9 +53,8 @@ class RankGroup(Ranks):
         backend = _backend(int(os.environ["LOCAL_RANK"]))
         with _others_there(count):
             store, _, _ = next(dist.rendezvous("env://", rank, count, timeout=PATIENCE))
-            dist.init_process_group(
-                backend, timeout=PATIENCE, store=_unused(store), rank=rank, world_size=count
-            )
+            fresh = fresh_part(store, rank, count, PATIENCE)
+            dist.init_process_group(backend, timeout=PATIENCE, store=fresh, rank=rank, world_size=count)
         atexit.register(dist.destroy_process_group)  # its threads end before what they use
         return cls(rank, count)
 
@@ -205,20 +208,9 @@ def _backend(local_rank: int) -> str:
     return "cpu:gloo,cuda:nccl"
 
 
-def _unused(store: dist.Store) -> dist.Store:
-    """A part of the store in which nobody has written yet.
-
-    On one machine torchrun hands processes that it starts anew the store of those before them, with the
-    addresses of the dead. On several the store is new, and they count by themselves how often they started.
-    """
-    one_machine = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    attempt = os.environ.get(RESTARTS, "0") if one_machine else "new"
-    return dist.PrefixStore(f"attempt {attempt}", store)
-
-
 @contextmanager
 def _others_there(count: int) -> Iterator[None]:
-    """What torch raises where another process does not answer, as one error.
+    """What torch raises where another process does not answer, as one error; other errors stay as they are.
 
     Raises:
         ConnectionError: in place of it.
@@ -226,6 +218,8 @@ def _others_there(count: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or GLOO.search(str(error))):
+            raise
         raise ConnectionError(
             f"another of the {count} processes is gone, or did not answer: what it said, and what torchrun "
             f"says of it, tells why"

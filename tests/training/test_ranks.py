@@ -1,19 +1,24 @@
 """Several processes agree, and together do what one of them would with all of it."""
 
+import importlib
 import os
 import signal
-import subprocess
 import sys
+from datetime import timedelta
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+import rlxf.training
 from rlxf.agents.losses import average
-from rlxf.training import Archive
+from rlxf.training import Archive, joining
+from rlxf.training.fresh_store import fresh_part
 from rlxf.training.joining import here, join
-from tests.ranks import on_ranks
+from rlxf.training.rank_group import PATIENCE, _others_there
+from tests.ranks import new_store, on_ranks
 
 ROWS = 4
 
@@ -131,22 +136,67 @@ def test_what_differs_among_them_is_told():
         assert found == "ValueError: steps must be the same in all processes, got [0, 1] by rank"
 
 
+def killed():
+    here().wait()
+    if here().rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    here().wait()
+
+
 @pytest.mark.faults
 def test_who_is_killed_is_missed_at_once():
-    def work():
-        here().wait()
-        if here().rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        here().wait()
-
-    found = on_ranks(2, work)
-    assert found[0].startswith("ConnectionError: another of the 2 processes is gone")
-    assert found[1] is None
+    one, other = on_ranks(2, killed)
+    assert one.startswith("ConnectionError: another of the 2 processes is gone")
+    assert other is None
 
 
-def test_one_process_imports_nothing_of_it():
-    code = (
-        "import sys, rlxf.training.joining as j; j.join(); print('rlxf.training.rank_group' in sys.modules)"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "False"
+@pytest.mark.faults
+def test_those_started_anew_find_each_other_by_the_store_of_the_dead():
+    """Another number of them each time; torchrun has not counted a start, as it was another machine's."""
+    store = new_store()
+    for count in (2, 3, 2):
+        assert on_ranks(count, killed, store=store)[1] is None
+        assert on_ranks(count, lambda: here().largest(here().rank), store=store) == [count - 1] * count
+
+
+@pytest.mark.faults
+def test_a_question_of_the_dead_keeps_nobody_waiting():
+    store = new_store()
+    hasty = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(milliseconds=50))
+    with pytest.raises(dist.DistStoreError):
+        fresh_part(hasty, 1, 2, PATIENCE)  # rank 0 died before it answered
+    with pytest.raises(ConnectionError, match=r"of rank \[1, 2\] did not come"):
+        fresh_part(store, 0, 3, timedelta(milliseconds=50))
+    assert on_ranks(3, lambda: here().largest(here().rank), store=store) == [2] * 3
+
+
+GLOO_SAYS = "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms"
+MISTAKES = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"),
+    RuntimeError("ProcessGroupGloo::allgather: invalid output tensor list at index 0"),
+]
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError(GLOO_SAYS), dist.DistNetworkError("reset by peer")], ids=["gloo", "store"]
+)
+def test_what_torch_says_of_a_connection_is_told_as_one(error):
+    with pytest.raises(ConnectionError, match="another of the 2 processes is gone"), _others_there(2):
+        raise error
+
+
+@pytest.mark.parametrize("error", MISTAKES, ids=["memory", "shape", "call"])
+def test_what_is_wrong_here_is_not_blamed_on_others(error):
+    with pytest.raises(RuntimeError) as raised, _others_there(2):
+        raise error
+    assert raised.value is error
+
+
+def test_one_process_imports_nothing_of_it(monkeypatch):
+    for name in ("joining", "rank_group"):
+        monkeypatch.delitem(sys.modules, f"rlxf.training.{name}", raising=False)
+    monkeypatch.setattr(rlxf.training, "joining", joining)  # put back behind the test
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert importlib.import_module("rlxf.training.joining").join().count == 1
+    assert "rlxf.training.rank_group" not in sys.modules
