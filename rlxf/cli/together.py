@@ -1,6 +1,7 @@
 """One run of several processes: that of rank 0 writes and speaks, the others learn and are silent."""
 
 import os
+import shutil
 import signal
 import sys
 import warnings
@@ -10,10 +11,13 @@ from typing import Any
 
 from stable_baselines3.common.logger import Logger
 
+from rlxf.cli.job import Job
 from rlxf.training import RunFolder
 from rlxf.training.joining import here, join
-from rlxf.training.ranks import RESTARTS
 from rlxf.training.stopping import SIGNALS
+
+NOTHING, FOLDER, CHECKPOINTS = range(3)
+"""What a start of the processes may leave of a run to the next one."""
 
 
 def join_others() -> None:
@@ -29,14 +33,19 @@ def join_others() -> None:
 
 
 def new_run(path: Path, config: dict[str, Any]) -> RunFolder:
-    """The folder of a run, made once all processes are ready to begin.
+    """The folder of a run, made once all processes are ready to begin; it knows the job that began it.
 
     Raises:
         FileExistsError, OSError: as `RunFolder.create`, in the process that writes.
     """
-    make = RunFolder.create if here().writes else RunFolder
+    job = Job.at_hand()
     here().wait()
-    return here().first_then_all(lambda: make(path, config))
+    if here().writes:
+        RunFolder.create(path, config)
+        if job is not None:
+            job.mark(path)
+    here().wait()
+    return RunFolder(path, config)
 
 
 def log_of(make: Callable[[], Logger]) -> Logger:
@@ -45,11 +54,34 @@ def log_of(make: Callable[[], Logger]) -> Logger:
 
 
 def started_anew(path: Path) -> RunFolder | None:
-    """The run at ``path`` if torchrun has started its processes anew, and there is where to go on from."""
-    if os.environ.get(RESTARTS, "0") == "0" or not path.exists():
+    """The run at ``path`` if torchrun has started its processes anew, and there is where to go on from.
+
+    Without a checkpoint yet the folder is removed, and the same job begins it anew. Runs of other jobs are
+    left as they are.
+    """
+    job = Job.at_hand()
+    if job is None:
         return None
-    run = RunFolder.reopen(path)
-    return run if run.checkpoints.files() else None
+    left = here().largest(_left(job, path) if here().writes else NOTHING)
+    if left == CHECKPOINTS:
+        return _taken_up(job, path)
+    if left == FOLDER and here().writes:
+        shutil.rmtree(path)
+    here().wait()
+    return None
+
+
+def _left(job: Job, path: Path) -> int:
+    """What an earlier start of the same job has left."""
+    if not job.began(path):
+        return NOTHING
+    return CHECKPOINTS if RunFolder.reopen(path).checkpoints.files() else FOLDER
+
+
+def _taken_up(job: Job, path: Path) -> RunFolder:
+    if here().writes:
+        job.mark(path)  # machines may have come
+    return RunFolder.reopen(path)
 
 
 def deafen() -> None:

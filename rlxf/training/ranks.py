@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from rlxf.training.archive import Archive
 
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-"""Environment variable that says how often torchrun has started the processes anew."""
 Work = TypeVar("Work")
 
 

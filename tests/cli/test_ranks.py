@@ -12,36 +12,44 @@ import pytest
 
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.cli import main
-from rlxf.training import read_archive
+from rlxf.training import CheckpointFolder, read_archive
 from rlxf.training.joining import here
 from tests.cli.running import TASK, TINY
 from tests.cli.test_resume import rows, scalars
 from tests.datasets import ID, record_cartpole
 from tests.ranks import on_ranks
 
-ONLINE = [
-    "train",
-    "gtrxl",
-    *TASK,
-    *TINY,
-    "--total-timesteps",
-    "128",
-    "--n-epochs",
-    "1",
-    "--checkpoint-seconds",
-    "0",
-]
+ROLLOUT = 32
+ONLINE = shlex.split("train gtrxl --total-timesteps 96 --n-epochs 1 --episodes 1 --checkpoint-seconds 0")
+ONLINE = [*ONLINE[:2], *TASK, *TINY, *ONLINE[2:]]
 OFFLINE = shlex.split(
-    f"train dt --dataset {ID} --updates 6 --log-interval 2 --episodes 3 --context-length 4 --batch-size 4"
-    " --evaluate-every 3 --checkpoint-seconds 0 --no-progress-bar --core.width 8 --core.layers 1"
+    f"train dt --dataset {ID} --updates 4 --log-interval 2 --episodes 1 --context-length 4 --batch-size 4"
+    " --evaluate-every 2 --checkpoint-seconds 0 --core.width 8 --core.layers 1"
 )
-AGENTS = {"GTrXL": (GTrXLPPO, ONLINE), "Decision Transformer": (DecisionTransformer, OFFLINE)}
+AGENTS = {"GTrXL": (GTrXLPPO, ONLINE, 2 * ROLLOUT), "Decision Transformer": (DecisionTransformer, OFFLINE, 1)}
+"""What learns, how it is told to, and behind how many steps something happens to it."""
+JOB = "TORCHELASTIC_RUN_ID"
 
 
-@pytest.fixture(autouse=True)
-def data(minari_root, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    record_cartpole()
+@pytest.fixture(scope="module", autouse=True)
+def _in_an_empty_folder(tmp_path_factory):
+    """One for the runs of all tests here, with data."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MINARI_DATASETS_PATH", str(folder / "minari"))
+        patch.setenv("RLXF_CACHE", str(folder / "cache"))
+        (folder / "minari").mkdir()
+        record_cartpole()
+        yield
+
+
+@pytest.fixture(scope="module", params=AGENTS)
+def whole(request):
+    """A run of two processes that nothing happens to."""
+    name = f"whole {request.param}"
+    assert run(2, *AGENTS[request.param][1], "--run", name) == [None, None]
+    return name, *AGENTS[request.param]
 
 
 def run(count, *words):
@@ -57,69 +65,95 @@ def largest_difference(one, other):
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-def at_update(monkeypatch, agent, number, what):
-    """Something happens in the last process before an update."""
+def at_step(monkeypatch, agent, step, what):
+    """Something happens in the last process before the update behind a step."""
     train = agent.train
 
     def watched(self, *args):
-        if self._n_updates >= number and here().rank == here().count - 1:
+        if self.num_timesteps >= step and here().rank == here().count - 1:
             what()
         train(self, *args)
 
     monkeypatch.setattr(agent, "train", watched)
 
 
-@pytest.mark.parametrize(("agent", "words"), AGENTS.values(), ids=AGENTS)
-def test_one_of_them_writes_what_one_process_would(agent, words, capfd):
-    main([*words, "--run", "one"])
-    capfd.readouterr()
-    assert run(2, *words, "--run", "two") == [None, None]
-    said = capfd.readouterr()
-    assert said.out.count("checkpoint: two") == 1
-    assert "rlxf:" not in said.err
-    assert (Path("one") / "config.json").read_bytes() == (Path("two") / "config.json").read_bytes()
-    first, second = rows(Path("one")), rows(Path("two"))
+def interrupt():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_one_of_them_writes_what_one_process_would(whole):
+    two, _, words, _ = whole
+    one = f"one of {two}"
+    main([*words, "--run", one, "--no-progress-bar"])
+    assert (Path(one) / "config.json").read_bytes() == (Path(two) / "config.json").read_bytes()
+    first, second = rows(Path(one)), rows(Path(two))
     assert [row["time/total_timesteps"] for row in first] == [row["time/total_timesteps"] for row in second]
     name = "train/loss"
     losses = [[float(row[name]) for row in lines if name in row] for lines in (first, second)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-2, abs=1e-3)
-    assert scalars("one").keys() == scalars("two").keys()
+    assert scalars(one).keys() == scalars(two).keys()
 
 
-@pytest.mark.parametrize(("agent", "words"), AGENTS.values(), ids=AGENTS)
-def test_a_signal_to_one_stops_all_and_two_go_on_to_the_same_bits(agent, words, capfd, monkeypatch):
-    assert run(2, *words, "--run", "whole") == [None, None]
+def test_a_signal_to_one_stops_all_and_two_go_on_to_the_same_bits(whole, capfd, monkeypatch):
+    straight, agent, words, step = whole
+    cut = f"cut of {straight}"
     with monkeypatch.context() as patch:
-        at_update(patch, agent, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        assert run(2, *words, "--run", "cut") == ["SystemExit: 75"] * 2
-    said = capfd.readouterr().err
-    assert said.count("stopped by SIGTERM; go on with: rlxf resume cut") == 1
-    assert run(2, "resume", "cut") == [None, None]
-    assert largest_difference("whole", "cut") == 0
-    assert scalars("whole") == scalars("cut")
+        at_step(patch, agent, step, interrupt)
+        assert run(2, *words, "--run", cut) == ["SystemExit: 75"] * 2
+    assert capfd.readouterr().err.count(f"stopped by SIGTERM; go on with: rlxf resume {cut}") == 1
+    assert run(2, "resume", cut) == [None, None]
+    said = capfd.readouterr()
+    assert said.out.count(f"checkpoint: {cut}") == 1
+    assert "rlxf:" not in said.err
+    assert largest_difference(straight, cut) == 0
+    assert scalars(straight) == scalars(cut)
 
 
 @pytest.mark.faults
-def test_where_one_is_killed_the_other_says_so_and_one_process_goes_on(capfd, monkeypatch):
+def test_what_torchrun_starts_anew_goes_on_in_another_number_where_one_was_killed(capfd, monkeypatch):
+    monkeypatch.setenv(JOB, "this")
     with monkeypatch.context() as patch:
-        at_update(patch, GTrXLPPO, 2, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        assert run(2, *ONLINE, "--run", "cut") == ["SystemExit: 2", None]
+        at_step(patch, GTrXLPPO, 2 * ROLLOUT, die)
+        assert run(2, *ONLINE, "--run", "killed") == ["SystemExit: 2", None]
     said = capfd.readouterr().err
-    assert "the run in cut broke off: another of the 2 processes is gone" in said
-    assert "go on with: rlxf resume cut" in said
-    main(["resume", "cut", "--no-progress-bar"])
-    assert GTrXLPPO.load("cut/checkpoint.zip").num_timesteps == 128
+    assert "the run in killed broke off: another of the 2 processes is gone" in said
+    assert "go on with: rlxf resume killed" in said
+    learned = []
+    at_step(monkeypatch, GTrXLPPO, 0, lambda: learned.append("an update"))
+    assert on_ranks(1, lambda: [main([*ONLINE, "--run", "killed"]), *learned]) == [[None] + 2 * ["an update"]]
+    assert GTrXLPPO.load("killed/checkpoint.zip").num_timesteps == 3 * ROLLOUT
 
 
-def test_what_torchrun_starts_anew_goes_on_from_its_checkpoint(monkeypatch):
-    main([*ONLINE, "--run", "whole"])
+@pytest.mark.faults
+@pytest.mark.parametrize("whole", ["GTrXL"], indirect=True)
+def test_without_a_checkpoint_it_begins_anew_and_leaves_runs_of_others(whole, capfd, monkeypatch):
+    words = [*ONLINE, "--checkpoint-seconds", "99", "--run", "begun"]
+    monkeypatch.setenv(JOB, "this")
     with monkeypatch.context() as patch:
-        at_update(patch, GTrXLPPO, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        with pytest.raises(SystemExit):
-            main([*ONLINE, "--run", "cut"])
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    main([*ONLINE, "--run", "cut"])
-    assert largest_difference("whole", "cut") == 0
+        at_step(patch, GTrXLPPO, 2 * ROLLOUT, die)
+        assert run(2, *words) == ["SystemExit: 2", None]
+    left = rows(Path("begun"))
+    for other in ({JOB: "other"}, {JOB: "this", "AGENT": "other"}, {}):
+        with monkeypatch.context() as patch:
+            pretend(patch, other)
+            assert run(2, *words) == ["SystemExit: 2"] * 2
+    assert capfd.readouterr().err.count("begun exists; choose another folder") == 6
+    assert rows(Path("begun")) == left
+    assert run(2, *words) == [None, None]
+    assert largest_difference(whole[0], "begun") == 0
+
+
+def pretend(monkeypatch, job):
+    """To be started by another job of torchrun, by another agent of one with the same id, or by none."""
+    monkeypatch.delenv(JOB)
+    if JOB in job:
+        monkeypatch.setenv(JOB, job[JOB])
+    if "AGENT" in job:
+        monkeypatch.setattr("rlxf.cli.job._agent", lambda: job["AGENT"])
 
 
 def test_what_cannot_be_shared_is_told_before_a_folder_is_made(capfd):
@@ -129,42 +163,36 @@ def test_what_cannot_be_shared_is_told_before_a_folder_is_made(capfd):
 
 
 def torchrun(*words):
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "--", "rlxf"]
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
     quiet = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
-    return subprocess.Popen([*start, *words], **quiet)
+    return subprocess.Popen([*start, "-m", "--", "rlxf", *words], **quiet)
 
 
-def wait_for_checkpoints():
+def wait_for_checkpoint(run, behind=0):
+    """The step of the newest one, once it is this far."""
     for _ in range(1200):
-        if len(list(Path("cut").glob("checkpoints/*.zip"))) > 2:
-            return
+        files = CheckpointFolder(Path(run, "checkpoints")).files()
+        if files and (step := int(files[-1].stem[-12:])) > behind:
+            return step
         time.sleep(0.05)
     raise AssertionError("nothing happens")
 
 
 @pytest.mark.slow
 @pytest.mark.faults
-def test_torchrun_ends_within_a_minute_of_a_kill():
-    job = torchrun(*ONLINE, "--total-timesteps", "100000", "--run", "cut")
-    wait_for_checkpoints()
+def test_torchrun_starts_anew_what_was_killed_and_stops_with_the_bits_of_a_run_that_was_not(monkeypatch):
+    words = [*ONLINE, "--total-timesteps", "100000", "--run"]
+    job = torchrun(*words, "cut")
+    behind = wait_for_checkpoint("cut")
     children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
     os.kill(int(children.read_text().split()[-1]), signal.SIGKILL)
-    _, said = job.communicate(timeout=60)
+    wait_for_checkpoint("cut", behind + 2 * ROLLOUT)
+    job.send_signal(signal.SIGTERM)
+    said = job.communicate(timeout=60)[1]
     assert job.returncode != 0
     assert "rlxf: the run in cut broke off: another of the 2 processes is gone" in said
-    assert "Signal 9 (SIGKILL) received" in said
-
-
-@pytest.mark.slow
-@pytest.mark.faults
-def test_what_torchrun_was_told_to_stop_it_goes_on_with_to_the_same_bits():
-    words = [*ONLINE, "--total-timesteps", "480"]
-    assert run(2, *words, "--run", "whole") == [None, None]
-    job = torchrun(*words, "--run", "cut")
-    wait_for_checkpoints()
-    job.send_signal(signal.SIGTERM)
-    assert "rlxf: stopped by SIGTERM; go on with: rlxf resume cut" in job.communicate(timeout=60)[1]
-    again = torchrun("resume", "cut", "--no-progress-bar")
-    again.communicate(timeout=120)
-    assert again.returncode == 0
-    assert (Path("whole") / "checkpoint.zip").read_bytes() == (Path("cut") / "checkpoint.zip").read_bytes()
+    assert "rlxf: stopped by SIGTERM; go on with: rlxf resume cut" in said
+    newest = CheckpointFolder(Path("cut/checkpoints")).files()[-1]
+    at_step(monkeypatch, GTrXLPPO, int(newest.stem[-12:]), interrupt)
+    assert run(2, *words, "straight") == ["SystemExit: 75"] * 2
+    assert largest_difference("straight", "cut") == 0
