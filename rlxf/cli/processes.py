@@ -16,9 +16,11 @@ class Processes:
     environment that raises, dies or hangs there begins a new episode, while the others go on; with as many
     processes as environments, none takes others along."""
     env_timeout: float = 60.0
-    """Seconds in which a process must have stepped its environments; one that hangs is killed."""
+    """Seconds in which a process must have stepped its environments, and for which all others wait. One that
+    hangs is killed, with the programs that its environments have started."""
     env_restarts: int = 5
-    """How often in a row one environment may break before the run ends."""
+    """How often in a row one environment may break before the run ends: without an episode that ends, or 1000
+    steps, in between."""
 
     def asked(self, n_envs: int) -> "Workers | None":
         """For so many environments; None for none.

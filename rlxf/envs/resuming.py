@@ -84,12 +84,13 @@ def episodes_of(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if isinstance(env.unwrapped, GymnasiumVecEnv):
         return {"state": env.unwrapped.state()}, {}
     crew = _crew(env)
-    absent = {} if crew is None else crew.absent()
-    present = [i for i in range(env.num_envs) if i not in absent]
-    records = _records(env, present)
+    records = _records(env, [i for i in range(env.num_envs) if i not in _absent(crew)])
+    absent = _absent(crew)  # with those that broke when they were asked: they told of another episode
+    records = {i: record for i, record in records.items() if i not in absent}
+    _check_found(records)
     actions = {f"actions.{i}": record.pop("actions") for i, record in records.items()}
     nothing = {f"actions.{i}": np.zeros(0) for i in absent}
-    records |= {i: {"absent": told} for i, told in absent.items()}
+    records |= absent
     beside = [{}] * env.num_envs if crew is None else [{"restarts": each} for each in crew.standing()]
     return {"records": [records[i] | beside[i] for i in range(env.num_envs)]}, actions | nothing
 
@@ -105,17 +106,14 @@ def go_on(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[str, np.ndar
         env.unwrapped.take_up(document["state"])
         return
     records = dict(enumerate(document["records"]))
-    absent = {i: record["absent"] for i, record in records.items() if "absent" in record}
+    absent = {i: record for i, record in records.items() if "absent" in record}
     crew = _crew(env)
     if absent and crew is None:
         raise EpisodeLostError(f"environment {min(absent)} was broken when the run was saved")
-    for i in records.keys() - absent.keys():
-        reasons = env.env_method("replay", records[i] | {"actions": arrays[f"actions.{i}"]}, indices=i)
-        if reasons[0] is not None:
-            raise EpisodeLostError(reasons[0])
+    present = records.keys() - absent.keys()
+    _replay(env, {i: records[i] | {"actions": arrays[f"actions.{i}"]} for i in sorted(present)})
     if crew is not None:
-        fresh = crew.standing()
-        crew.take_up([record.get("restarts", fresh[i]) for i, record in records.items()], absent)
+        crew.take_up([_stood(record) for record in records.values()], absent)
 
 
 def _crew(env: VecEnv) -> WorkerVecEnv | None:
@@ -124,15 +122,38 @@ def _crew(env: VecEnv) -> WorkerVecEnv | None:
     return inner if isinstance(inner, WorkerVecEnv) else None
 
 
+def _absent(crew: WorkerVecEnv | None) -> dict[int, dict[str, Any]]:
+    return {} if crew is None else crew.absent()
+
+
 def _records(env: VecEnv, environments: list[int]) -> dict[int, dict[str, Any]]:
     """Those of their episodes, with which they can be gone on with."""
     if not all(env.env_is_wrapped(Replayable, environments)):
         raise EpisodeLostError("the environments are not in rlxf.envs.Replayable")
-    records = dict(zip(environments, env.env_method("record", indices=environments), strict=True))
+    return dict(zip(environments, env.env_method("record", indices=environments), strict=True))
+
+
+def _check_found(records: Mapping[int, dict[str, Any]]) -> None:
     for record in records.values():
         if "lost" in record:
             raise EpisodeLostError(record["lost"])
-    return records
+
+
+def _replay(env: VecEnv, records: Mapping[int, dict[str, Any]]) -> None:
+    crew = _crew(env)
+    if crew is None:
+        reasons = {i: env.env_method("replay", record, indices=i)[0] for i, record in records.items()}
+    else:
+        reasons = crew.replay(records)
+    for reason in reasons.values():
+        if reason is not None:
+            raise EpisodeLostError(reason)
+
+
+def _stood(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What to go on behind; where no seed is known, as behind no processes, with that of the episode."""
+    stood = record.get("restarts", {"seed": None, "restarts": 0, "lost_steps": 0})
+    return stood if stood["seed"] is not None else stood | {"seed": record.get("seed")}
 
 
 def _places(env: VecEnv) -> Iterator[tuple[str, Place]]:

@@ -1,7 +1,8 @@
 """The workers of a `WorkerVecEnv`: who is asked, what broke, and when it begins anew."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing import connection
 from time import monotonic
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from rlxf.envs.errors import BrokenEnvironmentError
-from rlxf.envs.workers.options import Workers
+from rlxf.envs.workers.options import GOOD_STEPS, Workers
 from rlxf.envs.workers.recovery import Recovery
 from rlxf.envs.workers.serving import Call, Fault, Make, call
-from rlxf.envs.workers.worker import Worker
+from rlxf.envs.workers.worker import PATIENCE, Worker
 
 
 class Crew:
@@ -33,11 +34,13 @@ class Crew:
         """Why each environment broke last."""
         self._makes = dict(enumerate(makes))
         self._in_a_row = [0] * len(makes)
+        self._good_steps = [0] * len(makes)
         self._at: dict[int, Worker] = {}
         self._recoveries: list[Recovery] = []
         self._asked: list[Worker] = []
-        for share in workers.shares(len(makes)):
-            self._at |= dict.fromkeys(share, Worker({i: self._makes[i] for i in share}))
+        with closed_if_it_fails(self):
+            for share in workers.shares(len(makes)):
+                self._at |= dict.fromkeys(share, Worker({i: self._makes[i] for i in share}))
 
     @property
     def up(self) -> set[int]:
@@ -45,9 +48,10 @@ class Crew:
         return set(self._at)
 
     @property
-    def largest(self) -> int:
-        """Environments in the process that has most."""
-        return max(len(worker.environments) for worker in self._at.values())
+    def start_timeout(self) -> float:
+        """Seconds for what takes each environment a while: those of a process do it one after the other."""
+        most = max((len(worker.environments) for worker in self._at.values()), default=1)
+        return self.workers.start_timeout * most
 
     def ask(self, calls: Mapping[int, Call]) -> None:
         """Send calls to environments that are up; `answers` gives what comes of them."""
@@ -58,9 +62,9 @@ class Crew:
             worker.ask(share)
         self._asked = list(shares)
 
-    def answers(self, seconds: float | None) -> dict[int, Any]:
+    def answers(self, seconds: float) -> dict[int, Any]:
         """Results of the calls, or a `Fault`, also of those that are lost with them."""
-        deadline = None if seconds is None else monotonic() + seconds
+        deadline = monotonic() + seconds
         asked, self._asked = self._asked, []
         return {i: result for worker in asked for i, result in worker.answers(deadline).items()}
 
@@ -69,9 +73,11 @@ class Crew:
         gone = [worker for worker in set(self._at.values()) if worker.is_dead]
         return {i: fault for worker in gone for i, fault in worker.answers(monotonic()).items()}
 
-    def finished(self, i: int) -> None:
-        """An episode ended: what broke before counts no more."""
-        self._in_a_row[i] = 0
+    def played(self, i: int, ended: bool) -> None:
+        """Environment i was stepped: behind the end of an episode, or enough steps, no break counts."""
+        self._good_steps[i] += 1
+        if ended or self._good_steps[i] >= GOOD_STEPS:
+            self._in_a_row[i] = 0
 
     def restart(self, faults: Mapping[int, Fault]) -> None:
         """Take out what broke, tell why, and begin it anew after a while.
@@ -110,19 +116,21 @@ class Crew:
         connection.wait(pipes, max(0.0, due - monotonic()))
 
     def close(self) -> None:
-        """Let all processes close their environments, and end them."""
+        """Let all processes close their environments, for `PATIENCE` seconds together, and end them."""
         for recovery in self._recoveries:
             recovery.end()
         workers = set(self._at.values())
         for worker in workers:
             worker.dismiss()
+        deadline = monotonic() + PATIENCE
         for worker in workers:
-            worker.wait()
+            worker.wait(deadline)
 
     def _restart(self, broken: list[int], fault: Fault) -> None:
         self._take_out(broken)
         for i in broken:
             self._in_a_row[i] += 1
+            self._good_steps[i] = 0
             self.restarts[i] += 1
             self.causes[i] = fault.cause
         times = max(self._in_a_row[i] for i in broken)
@@ -146,6 +154,16 @@ class Crew:
             worker.leave(broken)
         for i in broken:
             del self._at[i]
+
+
+@contextmanager
+def closed_if_it_fails(crew: Crew) -> Iterator[None]:
+    """Leave no process behind where a beginning is broken off."""
+    try:
+        yield
+    except BaseException:
+        crew.close()
+        raise
 
 
 def named(environments: Sequence[int]) -> str:

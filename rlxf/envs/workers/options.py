@@ -5,6 +5,8 @@ from itertools import pairwise
 
 LONGEST_BACK_OFF = 60.0
 """Seconds."""
+GOOD_STEPS = 1000
+"""Of an environment since its last break: as good as an episode that ends, which some tasks have none of."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,12 @@ class Workers:
         number: of processes; each has as many environments as the next, or one more. As many as there are
             environments keeps one that dies or hangs from taking others along; fewer cost less time.
         timeout: seconds in which a process must have stepped its environments once, with the resets of
-            those that end. All environments wait for the slowest, so it is what one that hangs costs.
-        start_timeout: seconds in which an environment must be made and reset, imports included.
-        restarts: how often in a row an environment may break; one episode that ends sets the count back.
+            those that end, or answered a question: for attributes, pictures. All environments wait for the
+            slowest, so it is what one that hangs costs.
+        start_timeout: seconds in which an environment must be made and reset, imports included. A method
+            that it is asked for (``env_method``) may take as long.
+        restarts: how often in a row an environment may break; one episode that ends, or `GOOD_STEPS` steps,
+            set the count back.
         back_off: seconds from the first break to the restart; twice as long after each break in a row, up to
             `LONGEST_BACK_OFF`.
 

@@ -6,7 +6,9 @@ import signal
 import threading
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection, parent_process
 from typing import Any
 
@@ -19,7 +21,7 @@ from rlxf.envs.side_by_side import Make, is_one_level, side_by_side
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 """Name of a method of `Served`, and its arguments."""
 LEFT_TO_THE_PARENT = ("SIGINT", "SIGTERM", "SIGUSR1")
-"""Ctrl-C and cluster schedulers send them to all processes of a job. It is the training that stops."""
+"""Cluster schedulers send them to all processes of a job. It is the training that stops."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def serve(pipe: connection.Connection) -> None:
             number. Their results, or a `Fault`, go out.
     """
     _stand_apart()
+    _leave_signals()
     makes: Mapping[int, Make] = pipe.recv().var
     served: dict[int, Served] = {}
     while True:
@@ -106,20 +109,55 @@ def serve(pipe: connection.Connection) -> None:
 
 
 def _stand_apart() -> None:
-    """End with the parent, even while an environment hangs; leave signals to it; draw other numbers."""
-    for name in LEFT_TO_THE_PARENT:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    """End with the parent, even while an environment hangs; draw other numbers.
+
+    What environments start is in a group of processes with this one, and ends with it (`end_group`). It is a
+    session, too: Ctrl-C in a terminal reaches the training alone, and nobody here can be stopped by a
+    terminal that is read or set from the background.
+    """
+    if hasattr(os, "setsid"):
+        os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     random.seed()
     np.random.seed()  # noqa: NPY002  # of environments that draw from the global generator
+
+
+def _leave_signals() -> None:
+    """Pass over the signals that are meant for the parent, but not those to what environments start.
+
+    A program that is started inherits what is ignored, but no handler; a fork inherits both.
+    """
+    _handle(_pass_over)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=partial(_handle, signal.SIG_DFL))
+
+
+def _handle(handler: Any) -> None:
+    for name in LEFT_TO_THE_PARENT:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), handler)
+
+
+def _pass_over(number: int, frame: Any) -> None:
+    """Do nothing."""
 
 
 def _end_with_parent() -> None:
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
+    end_group(os.getpid())
     os._exit(1)
+
+
+def end_group(pid: int) -> None:
+    """Kill the process of a worker and what its environments have started, unless that left the group.
+
+    A process that is dead leads its group as long as somebody is in it, and nobody else gets its number.
+    """
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError, PermissionError):  # nobody is in it; on macOS, only the dead are
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _outcome(served: dict[int, Served], makes: Mapping[int, Make], i: int, call: Call) -> Any:

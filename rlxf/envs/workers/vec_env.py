@@ -1,22 +1,24 @@
 """Environments in processes of their own, under the interface of Stable-Baselines3."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from gymnasium.vector.utils import create_empty_array
+from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from rlxf.envs.infos import BROKEN, LOST, row_of
-from rlxf.envs.workers.crew import Crew, broken_error
+from rlxf.envs.workers.crew import Crew, broken_error, closed_if_it_fails, named
 from rlxf.envs.workers.options import Workers
 from rlxf.envs.workers.serving import Call, Fault, Make, call
 
 STANDING = ("seed", "restarts", "lost_steps")
 """What is counted of an environment, and what its restarts are seeded by."""
+REPLAYED = 1000
+"""Steps that may be played again within the time that one may take at most."""
 
 
 class Row(NamedTuple):
@@ -47,6 +49,9 @@ class WorkerVecEnv(VecEnv):
     which nothing happens for a while, and which is truncated then. If all environments are lost at once,
     ``step_wait`` waits for the first to be back.
 
+    It does not matter what finds an environment broken: a step, or a question such as `get_attr`, which is
+    asked again once the environment is back.
+
     A restart has a fresh seed, made of that of the environment and the number of its restarts.
 
     What goes to and fro is pickled: in both directions between a program and its own processes. These do not
@@ -58,8 +63,8 @@ class WorkerVecEnv(VecEnv):
         workers: how many processes, and how patient.
 
     Raises:
-        BrokenEnvironmentError: if an environment cannot be made, or its first reset fails; later, if it
-            breaks more often in a row than ``workers.restarts``.
+        BrokenEnvironmentError: if an environment cannot be made, or its first reset fails, and no process is
+            left then; later, if it breaks more often in a row than ``workers.restarts``.
         ValueError: if there are more processes than environments.
     """
 
@@ -70,8 +75,9 @@ class WorkerVecEnv(VecEnv):
         self._owed = np.zeros(len(makes), np.bool_)
         self._playing: list[int] = []
         self._first: dict[int, Any] = {}
-        spaces = self._all({i: call("spaces") for i in range(len(makes))})
-        super().__init__(len(makes), *spaces[0])
+        with closed_if_it_fails(self.crew):
+            spaces = self._all({i: call("spaces") for i in range(len(makes))})
+            super().__init__(len(makes), *spaces[0])
         nothing = create_empty_array(self.observation_space, 1, np.zeros)
         self._shown: list[Any] = [nothing] * len(makes)
 
@@ -126,39 +132,47 @@ class WorkerVecEnv(VecEnv):
 
     def get_images(self) -> list[Any]:
         """One picture of each environment, for ``render_mode="rgb_array"``."""
-        return self._ask(None, call("ask", "get_images"))
+        return self._ask(None, call("ask", "get_images"), self.crew.workers.timeout)
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """The attribute of each chosen environment."""
-        return self._ask(indices, call("ask", "get_attr", attr_name))
+        return self._ask(indices, call("ask", "get_attr", attr_name), self.crew.workers.timeout)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Set an attribute in each chosen environment."""
-        self._ask(indices, call("tell", "set_attr", attr_name, value))
+        """Set an attribute in each chosen environment; one that begins anew later has it no more."""
+        self._ask(indices, call("tell", "set_attr", attr_name, value), self.crew.workers.timeout)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of each chosen environment, for as long as it takes.
+        """Call a method of each chosen environment, which may take ``workers.start_timeout``.
+
+        It is called again where the environment broke meanwhile: all that it did there went with the process.
+        What it did elsewhere, such as in a file, is done twice.
 
         Raises:
             AttributeError: if there is none.
             RuntimeError: if it raises.
-            BrokenEnvironmentError: if a process dies of it.
+            BrokenEnvironmentError: if the environment breaks more often in a row than ``workers.restarts``.
         """
-        return self._ask(indices, call("ask", "env_method", method_name, *method_args, **method_kwargs))
+        question = call("ask", "env_method", method_name, *method_args, **method_kwargs)
+        return self._ask(indices, question, self.crew.start_timeout)
 
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper], indices: VecEnvIndices = None
     ) -> list[bool]:
         """Whether each chosen environment is wrapped."""
-        return self._ask(indices, call("ask", "env_is_wrapped", wrapper_class))
+        return self._ask(indices, call("ask", "env_is_wrapped", wrapper_class), self.crew.workers.timeout)
 
-    def absent(self) -> dict[int, bool]:
-        """Environments that are between two episodes since they broke, and whether that was told already."""
+    def absent(self) -> dict[int, dict[str, Any]]:
+        """What `take_up` needs of environments that are between two episodes since they broke, as JSON.
+
+        Returns:
+            By environment: "absent", whether that was told already, and "shown", its last observation.
+        """
         self._without_faults(self.crew.dead())
         lost = set(range(self.num_envs)) - self.crew.up | set(self._first)
-        return {i: bool(self._owed[i]) for i in sorted(lost)}
+        return {i: {"absent": bool(self._owed[i]), "shown": self._as_json(i)} for i in sorted(lost)}
 
     def standing(self) -> list[dict[str, Any]]:
         """What `take_up` needs of each environment beside its episode, as JSON."""
@@ -166,20 +180,48 @@ class WorkerVecEnv(VecEnv):
         each = zip(seeds, self.crew.restarts, self._lost_steps, strict=True)
         return [dict(zip(STANDING, numbers, strict=True)) for numbers in each]
 
-    def take_up(self, standing: Sequence[Mapping[str, Any]], absent: Mapping[int, bool]) -> None:
+    def replay(self, records: Mapping[int, dict[str, Any]]) -> dict[int, str | None]:
+        """Play episodes again, all at once: `rlxf.envs.Replayable.replay` of each environment.
+
+        A process may take ``workers.start_timeout`` for each of its environments, and ``workers.timeout`` for
+        each `REPLAYED` steps.
+
+        Args:
+            records: of each episode, by environment.
+
+        Returns:
+            None for each that is the same, else why it is not; one that breaks is not, and begins anew.
+        """
+        self._wait_for(records)
+        asked = {i: call("ask", "env_method", "replay", record) for i, record in records.items()}
+        steps = sum(len(record["actions"]) for record in records.values())
+        self.crew.ask(asked)
+        results = self.crew.answers(self.crew.start_timeout + self.crew.workers.timeout * steps / REPLAYED)
+        self._without_faults(results)
+        found = {i: result for i, result in results.items() if isinstance(result, Fault)}
+        return results | {i: f"{named([i])} {fault.cause}" for i, fault in found.items()}
+
+    def take_up(self, standing: Sequence[Mapping[str, Any]], absent: Mapping[int, Mapping[str, Any]]) -> None:
         """Go on behind `standing`, in another process; those that were `absent` begin fresh episodes."""
         rows = zip(*([each[name] for name in STANDING] for each in standing), strict=True)
         self.crew.seeds[:], self.crew.restarts[:], self._lost_steps[:] = rows
         self._begun = True
-        for i, told in absent.items():
-            self._owed[i], self.crew.causes[i] = told, "was broken when the run was saved"
+        for i, each in absent.items():
+            self._owed[i], self.crew.causes[i] = each["absent"], "was broken when the run was saved"
+            self._shown[i] = self._of_json(each["shown"])
         self._first |= self._all({i: self.crew.fresh_reset(i) for i in absent})
+
+    def _as_json(self, i: int) -> Any:
+        return self.observation_space.to_jsonable([row_of(self._shown[i], 0)])
+
+    def _of_json(self, shown: Any) -> VecEnvObs:
+        nothing: Any = create_empty_array(self.observation_space, 1)
+        return concatenate(self.observation_space, self.observation_space.from_jsonable(shown), nothing)
 
     def _played(self, i: int, result: tuple[VecEnvStepReturn, dict[str, Any]]) -> Row:
         (observation, rewards, dones, infos), self.reset_infos[i] = result
         self._shown[i] = observation
-        if dones[0]:
-            self.crew.finished(i)
+        self.crew.played(i, ended=bool(dones[0]))
         return Row(observation, rewards[0], bool(dones[0]), infos[0])
 
     def _lost(self, i: int) -> Row:
@@ -200,31 +242,35 @@ class WorkerVecEnv(VecEnv):
     def _all(self, calls: Mapping[int, Call]) -> dict[int, Any]:
         """Results of what takes each environment a while; before the first reset, nothing may go wrong."""
         self.crew.ask(calls)
-        results = self.crew.answers(self.crew.workers.start_timeout * self.crew.largest)
+        results = self.crew.answers(self.crew.start_timeout)
         faults = {i: result for i, result in results.items() if isinstance(result, Fault)}
         if faults and not self._begun:
             fault = faults[min(faults)]
             raise broken_error([i for i, other in faults.items() if other is fault], fault)
         return self._without_faults(results)
 
-    def _ask(self, indices: VecEnvIndices, question: Call) -> list[Any]:
+    def _ask(self, indices: VecEnvIndices, question: Call, seconds: float) -> list[Any]:
+        """Answers of the chosen environments; of those that break meanwhile, once they have begun anew."""
         chosen = list(self._get_indices(indices))
-        self._wait_for(chosen)
-        self.crew.ask(dict.fromkeys(chosen, question))
-        answers = self.crew.answers(None)
-        for i, fault in answers.items():
-            if isinstance(fault, Fault):
-                self._refuse(i, fault, answers)
+        answers: dict[int, Any] = {}
+        while missing := [i for i in chosen if i not in answers]:
+            self._wait_for(missing)
+            self.crew.ask(dict.fromkeys(missing, question))
+            answers |= self._answered(self.crew.answers(seconds))
         return [answers[i] for i in chosen]
 
-    def _refuse(self, i: int, fault: Fault, answers: dict[int, Any]) -> NoReturn:
-        """Tell whoever asked; an environment that raised then is as it was, one whose process died is not."""
-        if fault.fatal:
-            self._without_faults(answers)
-        error = broken_error([i], fault)
-        if fault.fatal:
-            raise error
-        raise (AttributeError if fault.error == "AttributeError" else RuntimeError)(str(error)) from error
+    def _answered(self, results: Mapping[int, Any]) -> dict[int, Any]:
+        """Answers of those that did not break; what raised when it was asked is as it was before."""
+        broken = {i: result for i, result in results.items() if isinstance(result, Fault) and result.fatal}
+        self._without_faults(broken)
+        answers = {i: result for i, result in results.items() if i not in broken}
+        for i, answer in answers.items():
+            if isinstance(answer, Fault):
+                error = broken_error([i], answer)
+                raise (AttributeError if answer.error == "AttributeError" else RuntimeError)(
+                    str(error)
+                ) from error
+        return answers
 
     def _wait_for(self, environments: Iterable[int]) -> None:
         while not self.crew.up.issuperset(environments):

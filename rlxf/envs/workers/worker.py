@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import util
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from time import monotonic
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 
 from rlxf.envs.workers import serving
-from rlxf.envs.workers.serving import Call, Fault, Make, serve
+from rlxf.envs.workers.serving import Call, Fault, Make, end_group, serve
 
 PATIENCE = 5.0
 """Seconds that a process gets to close its environments."""
@@ -25,7 +26,8 @@ class Worker:
 
     It is started like those of Stable-Baselines3's ``SubprocVecEnv``, by a fork server where there is one:
     threads of torch do not survive a plain fork. The server has imported what is needed, so a process is
-    there within milliseconds. When this object is gone, or this process, so is the worker.
+    there within milliseconds. When this object is gone, or this process, so is the worker, with all that its
+    environments have started.
 
     Args:
         makes: what makes each environment, by its number.
@@ -34,6 +36,7 @@ class Worker:
     def __init__(self, makes: Mapping[int, Make]):
         self.environments = set(makes)
         self._asked_at = monotonic()
+        message = ForkingPickler.dumps(CloudpickleWrapper(dict(makes)))  # may fail: nothing is started yet
         context = _context()
         self.pipe, theirs = context.Pipe()
         self._process: BaseProcess = context.Process(target=serve, args=(theirs,))
@@ -41,7 +44,7 @@ class Worker:
             self._process.start()
         theirs.close()
         with suppress(OSError):  # it is dead already, and `answers` says so
-            self.pipe.send(CloudpickleWrapper(dict(makes)))
+            self.pipe.send_bytes(message)
         self.end = util.Finalize(self, _end, (self._process, self.pipe), exitpriority=10)
         """End the process at once."""
 
@@ -51,14 +54,14 @@ class Worker:
         with suppress(OSError):  # it is dead, and `answers` says so
             self.pipe.send(dict(calls))
 
-    def answers(self, deadline: float | None) -> dict[int, Any]:
+    def answers(self, deadline: float) -> dict[int, Any]:
         """The result of each call, or its `Fault`; one that is fatal is that of all environments here.
 
         Args:
-            deadline: by ``time.monotonic``, up to which it is waited for; None for as long as it takes.
+            deadline: by ``time.monotonic``, up to which it is waited for.
         """
         try:
-            if self.pipe.poll(None if deadline is None else max(0.0, deadline - monotonic())):
+            if self.pipe.poll(max(0.0, deadline - monotonic())):
                 return dict(self.pipe.recv())
         except (EOFError, OSError):
             self._process.join(PATIENCE)
@@ -81,9 +84,9 @@ class Worker:
         """Let the process close its environments and end; `end` does not wait for it any more."""
         self.pipe.close()
 
-    def wait(self) -> None:
-        """Give a process that was dismissed its time to end, then end it."""
-        self._process.join(PATIENCE)
+    def wait(self, deadline: float) -> None:
+        """Give a process that was dismissed until then to end, by ``time.monotonic``; then end it."""
+        self._process.join(max(0.0, deadline - monotonic()))
         self.end()
 
     def _lost(self, cause: str) -> dict[int, Any]:
@@ -116,6 +119,8 @@ def _main_left_out() -> Iterator[None]:
 
 
 def _end(process: BaseProcess, pipe: Connection) -> None:
-    process.kill()
+    assert process.pid is not None
+    end_group(process.pid)
+    process.kill()  # it may have no group yet
     process.join(PATIENCE)
     pipe.close()

@@ -1,7 +1,9 @@
 """Environments that break where a test says, each time in another process."""
 
+import multiprocessing
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from copy import deepcopy
@@ -18,6 +20,8 @@ from rlxf.envs import Replayable, Workers, WorkerVecEnv
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
 QUICK = {"timeout": 2.0, "start_timeout": 3.0, "back_off": 0.02}
+IMPATIENT = {"timeout": 0.4, "start_timeout": 0.6}
+"""For what hangs."""
 THIRD = 3
 
 
@@ -35,6 +39,8 @@ WAYS = {
 
 class Seeded(gymnasium.Env):
     """Observations, rewards and ends by chance: a seed says all of it."""
+
+    mood = "good"
 
     def __init__(self, observation_space: spaces.Space = VECTOR):
         self.observation_space, self.action_space = observation_space, spaces.Discrete(3)
@@ -54,11 +60,12 @@ class Seeded(gymnasium.Env):
 class Breaking(gymnasium.Wrapper):
     """Breaks by a plan, such as ("step raises", "init dies"): one after the other, whoever plays.
 
-    A step is the third one since it was made; a reset is one behind an episode, or behind a break.
+    A step is the third one since it was made; a reset is one behind an episode, or behind a break; it is
+    asked for its mood.
 
     Args:
         env: the environment.
-        plan: place (init, reset, step) and way (`WAYS`) of each break.
+        plan: place (init, reset, step, ask) and way (`WAYS`) of each break.
         marks: folder for a mark of each break, which outlasts the process.
     """
 
@@ -79,6 +86,11 @@ class Breaking(gymnasium.Wrapper):
             self._meet("step")
         return self.env.step(action)
 
+    @property
+    def mood(self) -> str:
+        self._meet("ask")
+        return "good"
+
     def _meet(self, place: str) -> None:
         number = len(list(self.marks.iterdir()))
         if number < len(self.plan) and self.plan[number].startswith(place):
@@ -97,6 +109,23 @@ def breaking(marks: Path, *plan: str, n_envs: int = 3, number: int = 3, **option
     env = WorkerVecEnv(makes, Workers(number, **QUICK | options))
     env.seed(0)
     return env
+
+
+class Driven(Seeded):
+    """Has a program and a fork of its own, which both do nothing for a long time, and does not end them."""
+
+    def __init__(self):
+        super().__init__()
+        fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,), daemon=True)
+        fork.start()
+        self.engines = [subprocess.Popen(["sleep", "1000"]).pid, fork.pid]
+
+
+class Clinging(Seeded):
+    """Takes for ever to close."""
+
+    def close(self) -> None:
+        time.sleep(10**6)
 
 
 class Hopeless(Seeded):

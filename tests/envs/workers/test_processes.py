@@ -1,0 +1,128 @@
+"""Processes of environments: what they leave behind (nothing), and which signals they heed (none)."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv
+from rlxf.envs.infos import LOST
+from rlxf.envs.workers import crew
+from rlxf.envs.workers.worker import Worker
+from tests.envs.workers.playing import is_gone, played, wait_until
+from tests.envs.workers.worlds import IMPATIENT, Clinging, Driven, breaking, made
+
+pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")]
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Signals that a scheduler sends to all processes of a job."""
+
+
+def pids_of(env):
+    return [env.crew._at[i]._process.pid for i in range(env.num_envs)]
+
+
+def test_close_ends_all_processes(tmp_path):
+    env = breaking(tmp_path)
+    env.reset()
+    processes = [worker._process for worker in set(env.crew._at.values())]
+    env.close()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+
+
+def test_those_that_do_not_close_share_one_deadline(monkeypatch):
+    deadlines, wait = [], Worker.wait
+    monkeypatch.setattr(crew, "PATIENCE", 0.1)
+    monkeypatch.setattr(Worker, "wait", lambda worker, until: (deadlines.append(until), wait(worker, until)))
+    env = WorkerVecEnv([Clinging] * 3, Workers(3))
+    processes = [worker._process for worker in set(env.crew._at.values())]
+    env.close()
+    assert [process.exitcode for process in processes] == [-signal.SIGKILL] * 3
+    assert len(deadlines) == 3
+    assert len(set(deadlines)) == 1
+
+
+@pytest.mark.parametrize("fault", ["cannot be made", "cannot be sent"])
+def test_no_process_is_left_where_one_environment_cannot_begin(tmp_path, fault):
+    before, unsent = set(multiprocessing.active_children()), sys._getframe()
+    if fault == "cannot be made":
+        with pytest.raises(BrokenEnvironmentError, match="environment 1") as kept:
+            breaking(tmp_path, "init raises")
+    else:
+        with pytest.raises(TypeError, match="pickle") as kept:
+            WorkerVecEnv([made, made, lambda: unsent], Workers(3))
+    assert kept.value is not None
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_signals_to_a_whole_job_are_left_to_the_parent(tmp_path):
+    with closing(breaking(tmp_path)) as env:
+        env.reset()
+        for pid in pids_of(env):
+            assert os.getpgid(pid) != os.getpgrp()  # nor does Ctrl-C in a terminal reach it
+            for each in JOB:
+                os.kill(pid, each)
+        assert not any(LOST in info for *_, infos in played(env, 5) for info in infos)
+
+
+@needs_proc
+def test_what_environments_start_heeds_signals_and_ends_with_them():
+    with closing(WorkerVecEnv([Driven] * 4, Workers(4, back_off=0.0, **IMPATIENT))) as env:
+        env.reset()
+        told, orphaned, hung, closed = env.get_attr("engines")
+        for pid in told:
+            os.kill(pid, signal.SIGTERM)
+            wait_until(is_gone, pid)
+        assert not any(map(is_gone, orphaned + hung + closed))
+        _, first, second, _ = pids_of(env)
+        os.kill(first, signal.SIGKILL), os.kill(second, signal.SIGSTOP)
+        env.get_attr("engines")
+        for pid in orphaned + hung:
+            wait_until(is_gone, pid)
+        assert env.restarts == 2
+    for pid in closed:
+        wait_until(is_gone, pid)
+
+
+ORPHANS = """
+import sys
+from pathlib import Path
+import numpy as np
+from rlxf.envs import Workers, WorkerVecEnv
+from tests.envs.workers.worlds import Driven, breaking
+
+driven = WorkerVecEnv([Driven], Workers(1))
+env = breaking(Path(sys.argv[1]), "step hangs", timeout=1000.0)
+env.reset()
+workers = {*driven.crew._at.values(), *env.crew._at.values()}
+print(*driven.get_attr("engines")[0], *(worker._process.pid for worker in workers), flush=True)
+while True:
+    env.step(np.zeros(3, np.int64))
+"""
+
+
+@pytest.mark.slow
+@needs_proc
+def test_a_killed_parent_leaves_no_process_behind_even_if_one_hangs(tmp_path):
+    marks, script = tmp_path / "marks", tmp_path / "script.py"
+    marks.mkdir()
+    script.write_text(ORPHANS)
+    parent = subprocess.Popen(
+        [sys.executable, script, marks],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "."},
+    )
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    wait_until(lambda: any(marks.iterdir()))
+    assert len(pids) == 6
+    assert not any(map(is_gone, pids))
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
+    for pid in pids:
+        wait_until(is_gone, pid)
