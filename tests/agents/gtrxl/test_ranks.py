@@ -22,7 +22,7 @@ from tests.agents.gtrxl.test_resuming import Lively
 from tests.agents.gtrxl.worlds import ACTIONS, VECTOR, small_agent, small_core
 from tests.ranks import on_ranks
 
-ENVS, STEPS = 4, 16
+ENVS, STEPS = 4, 8
 ROLLOUT = ENVS * STEPS
 
 
@@ -37,7 +37,7 @@ def lively(action_space=ACTIONS["Discrete"], kind=Lively, observation_space=VECT
 
 def agent(env=None, **changes):
     """Gradients below 1e-3 count by their size: where one is 0, Adam would make steps of rounding."""
-    settings = {"learning_rate": 3e-3, "n_envs": ENVS, "n_epochs": 1}
+    settings = {"learning_rate": 3e-3, "n_envs": ENVS, "n_steps": STEPS, "n_epochs": 1}
     settings["policy_kwargs"] = {"optimizer_kwargs": {"eps": 1e-3}}
     return small_agent(lively() if env is None else env, **(settings | changes))
 
@@ -88,23 +88,23 @@ def assert_close(found, wanted, names=("order", "drawn", "done")):
         assert found[name] == wanted[name], name
 
 
-@pytest.mark.parametrize("actions", ["Discrete", "Box", "MultiBinary"])
-def test_gradients_of_two_are_those_of_one(actions):
+def test_gradients_of_two_are_those_of_one():
     def work():
-        return gradients(env=lively(ACTIONS[actions]))
+        return {name: gradients(env=lively(ACTIONS[name])) for name in ("Discrete", "Box", "MultiBinary")}
 
     wanted = work()
     for found in on_ranks(2, work):
-        assert found.keys() == wanted.keys()
-        for name, values in wanted.items():
-            np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-6, err_msg=name)
+        for actions, of_parameters in wanted.items():
+            assert found[actions].keys() == of_parameters.keys()
+            for name, values in of_parameters.items():
+                np.testing.assert_allclose(found[actions][name], values, rtol=0, atol=1e-6, err_msg=name)
 
 
 SETTINGS = {
     "default": {"n_epochs": 3},
     "few segments in a minibatch": {"batch_size": 4, "refresh": True},
     "a bound on the KL": {"target_kl": 1e-3, "n_epochs": 9},
-    "a memory of neighbours": {"core": replace(small_core(), memory=KNN(8, 24, 4), pattern=Window(9))},
+    "a memory of neighbours": {"core": replace(small_core(), memory=KNN(2, 12, 4), pattern=Window(3))},
     "random features": {"core": replace(small_core(), kernel=Performer(redraw=3), position=RoPE())},
 }
 
@@ -118,14 +118,6 @@ def test_so_are_weights_behind_some_rollouts_and_what_is_logged(changes):
     for (episodes, logged), (others, wanted_lines) in zip(one["lines"], wanted["lines"], strict=True):
         assert episodes == others
         assert logged == pytest.approx(wanted_lines, rel=1e-3, abs=1e-5)
-
-
-def test_environments_made_by_id_are_divided():
-    def work():
-        return learned(env="rlxf/TMaze-v0")
-
-    for found in on_ranks(2, work):
-        assert_close(found, work())
 
 
 PARTS = spaces.Dict({"vector": VECTOR, "number": spaces.Discrete(4)})
@@ -150,8 +142,7 @@ def test_what_is_normalised_is_so_by_what_all_see(space, settings):
 
     def work():
         env = VecNormalize(lively(observation_space=space), **settings)
-        found = learned(env=env, policy=policy)
-        return found | {"returns": statistics(env)}
+        return learned(1, env=env, policy=policy) | {"returns": statistics(env)}
 
     wanted = work()
     for found in on_ranks(2, work):
@@ -179,24 +170,23 @@ def normalised():
     return VecNormalize(lively())
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_episodes_that_are_played_again_move_between_world_sizes(ranks, tmp_path):
-    assert_moves(normalised, ranks, tmp_path)
-
-
-def test_so_do_environments_that_give_out_their_state(tmp_path):
-    assert_moves(lambda: "rlxf/TMaze-v0", 2, tmp_path)
-
-
-def assert_moves(env, ranks, folder):
-    """What so many processes left is gone on with by the other number of them."""
+@pytest.mark.parametrize("env", [normalised, lambda: "rlxf/TMaze-v0"], ids=["played again", "give a state"])
+def test_episodes_move_between_world_sizes(env, tmp_path):
+    """What one process left two go on with, and what two left one or two."""
     wanted = learned(env=env(), rollouts=3)
-    left = on_ranks(2, lambda: cut(folder, env)) if ranks == 2 else [cut(folder, env)]
-    assert set(left) == {3}  # the third rollout begins, and stops
-    assert CheckpointFolder(folder).files() == [CheckpointFolder(folder).file(2 * ROLLOUT)]
-    for count in {1: [2], 2: [1, 2]}[ranks]:
-        for found in on_ranks(count, lambda: learned(env=env(), rollouts=3, resume_from=folder)):
-            assert_close(found, wanted)
+    left = {"one": [cut(tmp_path / "one", env)], "two": on_ranks(2, lambda: cut(tmp_path / "two", env))}
+    assert left == {"one": [3], "two": [3, 3]}  # the third rollout begins, and stops
+    for name in left:
+        assert [file.name for file in CheckpointFolder(tmp_path / name).files()] == [
+            f"step-{2 * ROLLOUT:012d}.zip"
+        ]
+
+    def by_two():
+        return [learned(env=env(), rollouts=3, resume_from=tmp_path / name) for name in left]
+
+    found = [learned(env=env(), rollouts=3, resume_from=tmp_path / "two")]
+    for each in [*found, *(each for both in on_ranks(2, by_two) for each in both)]:
+        assert_close(each, wanted)
 
 
 def test_a_file_is_the_same_whoever_wrote_it(tmp_path):
