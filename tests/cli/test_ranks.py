@@ -46,9 +46,13 @@ def _in_an_empty_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=AGENTS)
 def whole(request):
-    """A run of two processes that nothing happens to."""
-    name = f"whole {request.param}"
-    assert run(2, *AGENTS[request.param][1], "--run", name) == [None, None]
+    """A run of two processes that nothing happens to, and beside it one of one process.
+
+    That comes first: what is imported then is there in all that are forked.
+    """
+    name, words = f"whole {request.param}", AGENTS[request.param][1]
+    main([*words, "--run", f"one of {name}", "--no-progress-bar"])
+    assert run(2, *words, "--run", name) == [None, None]
     return name, *AGENTS[request.param]
 
 
@@ -86,9 +90,7 @@ def die():
 
 
 def test_one_of_them_writes_what_one_process_would(whole):
-    two, _, words, _ = whole
-    one = f"one of {two}"
-    main([*words, "--run", one, "--no-progress-bar"])
+    two, one = whole[0], f"one of {whole[0]}"
     assert (Path(one) / "config.json").read_bytes() == (Path(two) / "config.json").read_bytes()
     first, second = rows(Path(one)), rows(Path(two))
     assert [row["time/total_timesteps"] for row in first] == [row["time/total_timesteps"] for row in second]
@@ -137,21 +139,19 @@ def test_without_a_checkpoint_it_begins_anew_and_leaves_runs_of_others(whole, ca
         at_step(patch, GTrXLPPO, 2 * ROLLOUT, die)
         assert run(2, *words) == ["SystemExit: 2", None]
     left = rows(Path("begun"))
-    for other in ({JOB: "other"}, {JOB: "this", "AGENT": "other"}, {}):
+    for other in ({JOB: "other"}, {JOB: "this", "AGENT": "other"}):
         with monkeypatch.context() as patch:
             pretend(patch, other)
             assert run(2, *words) == ["SystemExit: 2"] * 2
-    assert capfd.readouterr().err.count("begun exists; choose another folder") == 6
+    assert capfd.readouterr().err.count("begun exists; choose another folder") == 4
     assert rows(Path("begun")) == left
     assert run(2, *words) == [None, None]
     assert largest_difference(whole[0], "begun") == 0
 
 
 def pretend(monkeypatch, job):
-    """To be started by another job of torchrun, by another agent of one with the same id, or by none."""
-    monkeypatch.delenv(JOB)
-    if JOB in job:
-        monkeypatch.setenv(JOB, job[JOB])
+    """To be started by another job of torchrun, or by another agent of one with the same id."""
+    monkeypatch.setenv(JOB, job[JOB])
     if "AGENT" in job:
         monkeypatch.setattr("rlxf.cli.job._agent", lambda: job["AGENT"])
 
