@@ -1,8 +1,8 @@
 """Learn then Test: settings that keep a promised risk, found by multiple testing on calibration data."""
 
 import numpy as np
+import scipy  # its parts are read when they are first used: stats takes a second
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 from scipy.special import rel_entr
 
 Losses = NDArray[np.float64]
@@ -25,7 +25,7 @@ def hoeffding_bentkus(risk: ArrayLike, samples: int, alpha: float) -> NDArray[np
     a = np.minimum(r, alpha)
     hoeffding = np.exp(-samples * (rel_entr(a, alpha) + rel_entr(1 - a, 1 - alpha)))
     # Rounding must not lift n r, a whole number where losses are 0 or 1, to the next one.
-    bentkus = np.e * stats.binom.cdf(np.ceil(np.round(samples * r, 9)), samples, alpha)
+    bentkus = np.e * scipy.stats.binom.cdf(np.ceil(np.round(samples * r, 9)), samples, alpha)
     return np.minimum(hoeffding, bentkus)
 
 

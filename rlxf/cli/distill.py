@@ -30,7 +30,7 @@ class Distill:
     The student has the teacher's techniques and settings, and the sizes that are given here. It learns where
     the teacher did: from the same datasets, or in the same task. "rlxf evaluate" plays with either.
 
-    Example: rlxf distill runs/gtrxl-rlxf-TMaze-v0-0 --steps 100000 --layers 1
+    Example: rlxf distill runs/gtrxl-rlxf-TMaze-v0-0 --steps 20000 --layers 1
     """
 
     teacher: Positional[Path]

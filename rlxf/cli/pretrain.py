@@ -6,20 +6,26 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from tyro.conf import arg
 
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import TransformerSpec
-from rlxf.cli.counts import check_counts
+from rlxf.cli.counts import check_counts, check_from_zero
 from rlxf.cli.keeping import keep, naming
 from rlxf.cli.offline_learner import WindowOptions
 from rlxf.cli.pretrained import PRETRAINING
+from rlxf.cli.resumable import learn_resumably, options_of, steps_in
 from rlxf.cli.screen import as_table, show
+from rlxf.cli.together import join_others
 from rlxf.envs.trajectories import load_trajectories
 from rlxf.training import RunFolder
+from rlxf.training.checkpoints import EVERY_SECONDS
+
+OWN = ("dataset", "updates", "chosen", "seed", "log_interval", "checkpoint_seconds")
+"""Options of its own that ``config.json`` keeps, by which a run can go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +34,10 @@ class Pretrain:
 
     Agents begin with them by --pretrained FOLDER: "rlxf train dt", "rlxf train gtrxl". Choose the core that
     the agent shall have. The folder holds config.json, checkpoint.zip, progress.csv and TensorBoard events.
-    Ctrl-C ends the training and keeps what was learned.
+    Ctrl-C, SIGTERM and SIGUSR1 end the training and keep what was learned, and "rlxf resume" goes on with it,
+    also after a crash.
 
-    Example: rlxf pretrain --dataset rlxf/cartpole/mixed-v0 --updates 500 --core.width 32 --core.layers 1
+    Example: rlxf pretrain --dataset rlxf/cartpole/mixed-v0 --updates 200 --core.width 32 --core.layers 1
     """
 
     dataset: tuple[str, ...]
@@ -47,6 +54,8 @@ class Pretrain:
     """The new folder; None is runs/pretraining-DATASET-SEED. An existing one is refused."""
     log_interval: int = 100
     """Updates from one line of the log to the next."""
+    checkpoint_seconds: float = EVERY_SECONDS
+    """Seconds from one checkpoint to the next; "rlxf resume" goes on from them, and the last three stay."""
     progress_bar: bool = True
     """Show progress bars."""
     learner: Annotated[WindowOptions, arg(name="")] = WindowOptions()
@@ -55,19 +64,54 @@ class Pretrain:
 
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
+        join_others()
         check_counts(self, "updates", "log_interval")
+        check_from_zero(self, "checkpoint_seconds")
         if self._path.exists():
             raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")
-        pretraining = MaskedPretraining(
+        pretraining = self._made()
+        run = RunFolder.create(self._path, self._config(pretraining))
+        pretraining.set_logger(run.make_logger())
+        return partial(self._train, pretraining, run, None)
+
+    @classmethod
+    def of_run(cls, run: RunFolder, progress_bar: bool) -> Self:
+        """The options that a run was started with.
+
+        Raises:
+            ValueError: if its ``config.json`` lacks one.
+        """
+        try:
+            own = {name: run.config[name] for name in OWN} | {"dataset": tuple(run.config["dataset"])}
+            learner = options_of(WindowOptions, run.config)
+            core = TransformerSpec.from_dict(run.config["core"])
+        except KeyError as error:
+            raise ValueError(f"{run.path} was made by another rlxf: its config.json lacks {error}") from error
+        return cls(**own, run=run.path, progress_bar=progress_bar, learner=learner, core=core)
+
+    def prepare_again(self, run: RunFolder) -> Callable[[], None]:
+        """As `prepare`, to go on with a run that was cut off.
+
+        Raises:
+            FileNotFoundError: if it has no whole checkpoint.
+        """
+        join_others()
+        newest = run.checkpoints.newest()
+        done = steps_in(newest)
+        if done >= self.updates and run.checkpoint.is_file():
+            return partial(show, f"{run.path} has all of its {done} updates")
+        pretraining = self._made()
+        pretraining.set_logger(run.continue_logger(done))
+        return partial(self._train, pretraining, run, newest)
+
+    def _made(self) -> MaskedPretraining:
+        return MaskedPretraining(
             load_trajectories(self.dataset, download=self.download, progress_bar=self.progress_bar),
             chosen=self.chosen,
             core=self.core,
             seed=self.seed,
             **self.learner.arguments(),
         )
-        run = RunFolder.create(self._path, self._config(pretraining))
-        pretraining.set_logger(run.make_logger())
-        return partial(self._train, pretraining, run)
 
     @property
     def _path(self) -> Path:
@@ -76,18 +120,22 @@ class Pretrain:
 
     def _config(self, pretraining: MaskedPretraining) -> dict[str, Any]:
         """What the run is started with, defaults included."""
-        own = {name: getattr(self, name) for name in ("updates", "chosen", "seed")}
+        own = {name: getattr(self, name) for name in OWN} | {"dataset": list(self.dataset)}
         read_off = {name: getattr(pretraining, name) for name in ("return_scale", "episode_length")}
         learner = asdict(self.learner) | read_off
         core = {"core": pretraining.core.to_dict()}
-        return {"agent": PRETRAINING, "dataset": list(self.dataset)} | own | learner | core
+        return {"agent": PRETRAINING} | own | learner | core
 
-    def _train(self, pretraining: MaskedPretraining, run: RunFolder) -> None:
+    def _train(self, pretraining: MaskedPretraining, run: RunFolder, cut_off: Path | None) -> None:
         show(as_table(str(run.path), run.config))
         with naming(run), closing(pretraining.logger):
-            try:
-                pretraining.learn(
-                    self.updates, log_interval=self.log_interval, progress_bar=self.progress_bar
-                )
-            finally:
-                keep(pretraining, run)
+            if cut_off is not None and steps_in(cut_off) >= self.updates:
+                keep(MaskedPretraining.load(cut_off, device=self.learner.device), run)
+            else:
+                self._learn(pretraining, run, cut_off)
+
+    def _learn(self, pretraining: MaskedPretraining, run: RunFolder, cut_off: Path | None) -> None:
+        learn = partial(
+            pretraining.learn, self.updates, log_interval=self.log_interval, progress_bar=self.progress_bar
+        )
+        learn_resumably(pretraining, run, learn, [], {}, self.checkpoint_seconds, cut_off)

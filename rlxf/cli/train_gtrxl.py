@@ -56,7 +56,7 @@ class TrainGTrXL:
     Every part of the transformer is chosen by name, e.g. --core.position alibi; upper and lower case are
     the same. --help then shows the options of what was chosen, "rlxf techniques" what there is to choose.
 
-    Example: rlxf train gtrxl --env rlxf/TMaze-v0 --env-kwargs '{"corridor_length":9}' --total-timesteps 60000
+    Example: rlxf train gtrxl --env rlxf/TMaze-v0 --env-kwargs '{"corridor_length":9}' --total-timesteps 20000
     """
 
     task: Annotated[Task, arg(name="")]

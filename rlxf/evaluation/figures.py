@@ -1,17 +1,20 @@
 """Where the pictures of an evaluation go."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from matplotlib import figure
 from stable_baselines3.common.logger import Figure, Logger, TensorBoardOutputFormat
 from torch.utils.tensorboard import SummaryWriter
+
+if TYPE_CHECKING:
+    from matplotlib import figure
 
 OTHERS = ("stdout", "log", "json", "csv")
 """SB3's output formats that raise at the sight of a figure."""
 
 
 def write_figure(
-    draw: Callable[[], figure.Figure], tag: str, logger: Logger | SummaryWriter, step: int
+    draw: "Callable[[], figure.Figure]", tag: str, logger: Logger | SummaryWriter, step: int
 ) -> None:
     """Show a figure among TensorBoard's images at ``step``. A logger of SB3 writes it at its next ``dump``.
 

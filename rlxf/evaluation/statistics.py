@@ -1,7 +1,7 @@
 """Statistics of a few noisy returns: pure functions of arrays."""
 
 import numpy as np
-from scipy import stats
+import scipy  # its parts are read when they are first used: stats takes a second
 
 CONFIDENCE = 0.95
 RESAMPLES = 9999
@@ -15,7 +15,7 @@ def interquartile_mean(x: np.ndarray) -> float:
 
     Source: Agarwal et al. 2021, arXiv:2108.13264, section 4.3.
     """
-    return float(stats.trim_mean(x, 0.25))
+    return float(scipy.stats.trim_mean(x, 0.25))
 
 
 def bootstrap_interval(x: np.ndarray, seed: int = 0) -> tuple[float, float]:
@@ -34,7 +34,7 @@ def bootstrap_interval(x: np.ndarray, seed: int = 0) -> tuple[float, float]:
     mean = float(np.mean(x))
     if np.ptp(x) == 0:
         return mean, mean
-    result = stats.bootstrap(
+    result = scipy.stats.bootstrap(
         (x,),
         np.mean,
         n_resamples=RESAMPLES,

@@ -4,12 +4,12 @@ import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
+import scipy  # its parts are read when they are first used: stats takes a second
 from numpy.typing import NDArray
 from rich.table import Table
-from scipy import stats
 from stable_baselines3.common.logger import Logger
 from torch.utils.tensorboard import SummaryWriter
 
@@ -17,6 +17,9 @@ from rlxf.evaluation.comparison import compare
 from rlxf.evaluation.figures import write_figure
 from rlxf.evaluation.report import Report
 from rlxf.evaluation.scalars import write_scalars
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +63,7 @@ class TargetSweep:
         """
         if len(self.reports) < 2 or np.ptp(self.achieved) == 0:
             return None
-        return float(stats.spearmanr(self.targets, self.achieved).statistic)
+        return float(scipy.stats.spearmanr(self.targets, self.achieved).statistic)
 
     def scalars(self) -> dict[str, float]:
         """TensorBoard tag -> value.
@@ -103,8 +106,10 @@ class TargetSweep:
         """
         self.figure().savefig(path)
 
-    def figure(self) -> Figure:
+    def figure(self) -> "Figure":
         """Mean returns over targets, with 95% intervals, as a matplotlib figure of 720 by 600 pixels."""
+        from matplotlib.figure import Figure  # half a second, and most sweeps are not drawn
+
         figure = Figure(figsize=(6, 5), dpi=120, layout="constrained")
         axes = figure.subplots()
         low, high = np.array([report.ci for report in self.reports.values()]).T

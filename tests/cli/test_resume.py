@@ -4,6 +4,7 @@ import csv
 import os
 import re
 import shlex
+import shutil
 import signal
 from pathlib import Path
 
@@ -28,11 +29,24 @@ TINY = shlex.split(
 )
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with data, and with a run on them that was not cut off."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINARI_DATASETS_PATH", str(folder / "minari"))
+        patch.setenv("RLXF_CACHE", str(folder / "cache"))
+        (folder / "minari").mkdir()
+        record_cartpole()
+        main(["train", "dt", *TINY, "--run", str(folder / "whole")])
+    return folder
+
+
 @pytest.fixture
-def whole(minari_root):
-    """The folder of a run that was not cut off."""
-    record_cartpole()
-    main(["train", "dt", *TINY, "--run", "whole"])
+def whole(minari_root, trained):
+    """A copy of that run, beside its data."""
+    shutil.copytree(trained / "minari", minari_root, dirs_exist_ok=True)
+    shutil.copytree(trained / "whole", "whole")
     return RunFolder.open("whole")
 
 
@@ -182,8 +196,8 @@ def test_a_run_that_is_done_says_so_and_stays(whole, capsys):
 
 def test_what_cannot_be_resumed_is_told(minari_root, capsys, tmp_path):
     assert "there is no run folder none" in refused(capsys, "resume", "none")
-    RunFolder.create(tmp_path / "other", {"agent": "pretraining"})
-    assert "only a run of rlxf train gtrxl or rlxf train dt can be resumed" in refused(
+    RunFolder.create(tmp_path / "other", {"agent": "of others"})
+    assert "only a run of rlxf train gtrxl, rlxf train dt or rlxf pretrain can be resumed" in refused(
         capsys, "resume", str(tmp_path / "other")
     )
     RunFolder.create(tmp_path / "old", {"agent": "decision_transformer"})

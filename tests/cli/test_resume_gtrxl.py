@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 from pathlib import Path
 
@@ -27,11 +28,18 @@ TINY = shlex.split(
 OF_THE_CLOCK = ("time/fps", "time/time_elapsed")
 
 
-@pytest.fixture
-def whole(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
     """The folder of a run that was not cut off."""
-    monkeypatch.chdir(tmp_path)
-    main(["train", "gtrxl", *TINY, "--run", "whole"])
+    folder = tmp_path_factory.mktemp("trained") / "whole"
+    main(["train", "gtrxl", *TINY, "--run", str(folder)])
+    return folder
+
+
+@pytest.fixture
+def whole(trained):
+    """A copy of it."""
+    shutil.copytree(trained, "whole")
     return RunFolder.open("whole")
 
 

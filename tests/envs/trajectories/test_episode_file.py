@@ -36,7 +36,7 @@ def check_refused_apart():
     assert list(cache_root().glob("*")) == []
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
 def test_a_truncated_file_is_named(dataset, share):
     path = data_file(dataset)
     os.truncate(path, int(path.stat().st_size * share))
