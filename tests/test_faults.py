@@ -1,7 +1,10 @@
 """What `scripts/bench.py faults` counts in thousands of cases, in a few: nothing is lost, nothing runs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from benchmarks.broken_envs import BrokenEnvs
 from benchmarks.hostile_files import hostile
 from benchmarks.hurt_files import altered, cut_while_written, mutated
 from benchmarks.killed_runs import AGENTS, killed_runs, same
@@ -62,3 +65,14 @@ def test_any_settings_train_or_are_refused_at_once(name):
     assert found.wrong == 0
     assert found.trained > 0
     assert found.refused > 0
+
+
+def test_steps_of_an_environment_that_hangs_are_counted():
+    found = BrokenEnvs(n_envs=4, workers=4, n_steps=64, seconds=0.1, every=0.1, timeout=0.3).trained("hangs")
+    assert found.restarts > 0
+    assert found.lost_steps == found.told > 0
+    assert found.missed() == []
+    assert replace(found, told=found.told + 1, share=0.79).missed() == [
+        f"{found.lost_steps} steps were counted as lost, {found.told + 1} were",
+        "the others kept 79% of their rate",
+    ]

@@ -3,13 +3,14 @@
 import json
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.broken_envs import BrokenEnvs, as_table
 from benchmarks.hostile_files import hostile
 from benchmarks.hurt_files import Found, altered, cut_while_written, mutated
 from benchmarks.killed_runs import AGENTS, SAVED, Killed, cost_of_saving, killed_runs
@@ -18,7 +19,7 @@ from benchmarks.random_settings import Drawn, random_settings
 
 @dataclass
 class Faults:
-    """Kill runs and writers, alter files, and count what is lost; measure what saving costs.
+    """Kill runs and writers, alter files, break environments, and count what is lost; measure what it costs.
 
     For Linux: runs are forked, so that a start takes no time, and memory is read from /proc.
     """
@@ -35,6 +36,9 @@ class Faults:
     """Files of each agent with another value somewhere, under a right seal, that are loaded."""
     settings: int = 1000
     """Agents with settings drawn at random, half of them of each kind."""
+    envs: BrokenEnvs = field(default_factory=BrokenEnvs)
+    """Trainings in which one environment raises, is killed or hangs. The timeout alone bounds what the others
+    pay for one that hangs."""
     seed: int = 0
     """Of all of it."""
     output: Path = Path("runs/bench-faults.json")
@@ -49,6 +53,7 @@ class Faults:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             found = {"killed": self.killed(root), "files": self.files(root), "settings": self.drawn()}
+            found["environments"] = self.broken()
             costs = saving_costs(root)
         told = {kind: {name: asdict(each) for name, each in all_.items()} for kind, all_ in found.items()}
         self.output.parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +84,12 @@ class Faults:
         drawn = {name: random_settings(name, self.settings // 2, self.seed) for name in AGENTS}
         show_drawn(drawn)
         return drawn
+
+    def broken(self) -> dict[str, Any]:
+        """Environments of which one breaks again and again."""
+        found = self.envs.found()
+        Console().print(as_table(found))
+        return found
 
 
 def failures(found: dict[str, Any]) -> list[str]:
