@@ -12,7 +12,7 @@ from rlxf.cli.commands import COMMANDS
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """Go on with a run of "rlxf train" that was stopped, killed, or ended by an error.
+    """Go on with a run of "rlxf train" or "rlxf pretrain" that was stopped, killed, or ended by an error.
 
     It goes on from its newest whole checkpoint as if nothing had happened: on the same machine the same
     weights come out, to the bit. The log goes on, too; what was logged behind the checkpoint is taken back.
@@ -30,14 +30,16 @@ class Resume:
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
         from rlxf.cli.players import GTRXL, OFFLINE
+        from rlxf.cli.pretrained import PRETRAINING
         from rlxf.training import RunFolder
 
-        run, commands = RunFolder.reopen(self.run), {GTRXL: "train gtrxl", OFFLINE: "train dt"}
+        commands = {GTRXL: "train gtrxl", OFFLINE: "train dt", PRETRAINING: "pretrain"}
+        run = RunFolder.reopen(self.run)
         command = commands.get(run.config.get("agent", ""))
         if command is None:
             raise ValueError(
-                f"{self.run} is of agent {run.config.get('agent')!r}; only a run of rlxf train gtrxl or rlxf "
-                f"train dt can be resumed"
+                f"{self.run} is of agent {run.config.get('agent')!r}; only a run of rlxf train gtrxl, rlxf "
+                f"train dt or rlxf pretrain can be resumed"
             )
         begun = resolve_name(COMMANDS[command]).of_run(run, self.progress_bar)
         work: Callable[[], None] = begun.prepare_again(run)

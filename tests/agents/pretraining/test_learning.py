@@ -12,7 +12,7 @@ from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.agents.pretraining.masking import MaskedWindows
 from rlxf.attention import ALiBi, TransformerSpec, Window
 from rlxf.envs.trajectories import WindowBatch
-from rlxf.training import CheckpointError
+from rlxf.training import CheckpointError, CheckpointFolder, Checkpoints
 from tests.agents.decision_transformer.worlds import ACTIONS, OBSERVATIONS, SIZES, VECTOR, some_trajectories
 from tests.agents.pretraining.worlds import TINY, small_pretraining, some_windows
 from tests.attention.oracle import close
@@ -167,6 +167,19 @@ def test_a_file_holds_all_of_it(tmp_path):
     assert (resumed.chosen, resumed.core, resumed.num_timesteps) == (0.3, straight.core, 3)
     resumed.learn(3, reset_num_timesteps=False)
     assert same(weights(straight), weights(resumed))
+
+
+def test_what_is_cut_off_goes_on_to_the_same_bits_where_it_is_built_alike(tmp_path):
+    core = decision_transformer(width=16, layers=2, heads=2, dropout=0.2)
+    folder = CheckpointFolder(tmp_path)
+    straight = small_pretraining(core=core).learn(6, Checkpoints(folder, every_seconds=0))
+    for file in folder.files()[1:]:
+        file.unlink()
+    torch.manual_seed(99)  # another process begins with other generators
+    resumed = small_pretraining(core=core).learn(6, resume_from=tmp_path)
+    assert same(weights(straight), weights(resumed))
+    with pytest.raises(ValueError, match=r"its chosen is 0\.15, the agent's 0\.3"):
+        small_pretraining(core=core, chosen=0.3).learn(6, resume_from=tmp_path)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
