@@ -1,6 +1,9 @@
 """A process with some environments, from outside."""
 
 import multiprocessing
+import os
+import socket
+import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +22,8 @@ from rlxf.envs.workers.serving import Call, Fault, Make, end_group, serve
 
 PATIENCE = 5.0
 """Seconds that a process gets to close its environments."""
+STALL = 60.0
+"""Seconds in which something of a message has to move: nothing does where a process was stopped amid it."""
 
 
 class Worker:
@@ -39,11 +44,12 @@ class Worker:
         message = ForkingPickler.dumps(CloudpickleWrapper(dict(makes)))  # may fail: nothing is started yet
         context = _context()
         self.pipe, theirs = context.Pipe()
+        _give_up_what_stalls(self.pipe)
         self._process: BaseProcess = context.Process(target=serve, args=(theirs,))
         with _main_left_out():
             self._process.start()
         theirs.close()
-        with suppress(OSError):  # it is dead already, and `answers` says so
+        with suppress(OSError):  # it is dead already or stalls, and `answers` says so
             self.pipe.send_bytes(message)
         self.end = util.Finalize(self, _end, (self._process, self.pipe), exitpriority=10)
         """End the process at once."""
@@ -51,7 +57,7 @@ class Worker:
     def ask(self, calls: Mapping[int, Call]) -> None:
         """Send calls by environment; `answers` gives what comes of them."""
         self._asked_at = monotonic()
-        with suppress(OSError):  # it is dead, and `answers` says so
+        with suppress(OSError):  # it is dead or stalls, and `answers` says so
             self.pipe.send(dict(calls))
 
     def answers(self, deadline: float) -> dict[int, Any]:
@@ -63,6 +69,8 @@ class Worker:
         try:
             if self.pipe.poll(max(0.0, deadline - monotonic())):
                 return dict(self.pipe.recv())
+        except BlockingIOError:
+            pass  # it stalls amid its answer
         except (EOFError, OSError):
             self._process.join(PATIENCE)
             return self._lost(f"lost the process, which ended with exit code {self._process.exitcode}")
@@ -101,6 +109,17 @@ def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([serving.__name__, "rlxf.envs.make"])
     return context
+
+
+def _give_up_what_stalls(pipe: Connection) -> None:
+    """Let reading and writing raise `BlockingIOError` behind `STALL`; elsewhere than on Unix nothing does."""
+    if not hasattr(socket, "AF_UNIX"):
+        return
+    limit = struct.pack("ll", int(STALL), int(STALL % 1 * 1e6))
+    with socket.socket(fileno=os.dup(pipe.fileno())) as end:
+        end.setblocking(True)  # whatever the default is
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
 
 @contextmanager

@@ -5,10 +5,13 @@ import signal
 from contextlib import closing
 from functools import partial
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from rlxf.envs import BrokenEnvironmentError, Replayable, Workers, WorkerVecEnv
 from rlxf.envs.infos import BROKEN, LOST
+from rlxf.envs.workers import worker
 from tests.envs.workers.playing import until_back
 from tests.envs.workers.worlds import IMPATIENT, QUICK, breaking, made
 
@@ -64,6 +67,26 @@ def test_one_that_hangs_over_a_question_is_asked_anew(tmp_path):
     with closing(breaking(tmp_path, "ask hangs", **IMPATIENT)) as env:
         env.reset()
         assert env.get_attr("mood") == ["good"] * 3
+        assert env.restarts == 1
+
+
+@pytest.mark.parametrize("amid", ["a question", "an answer"])
+def test_one_that_is_stopped_amid_a_message_has_broken(monkeypatch, amid):
+    """No pipe holds as much at once, so that whoever writes waits for whoever reads."""
+    monkeypatch.setattr(worker, "STALL", 0.2)
+    large = spaces.Box(0, 255, (1000, 1000, 1), np.uint8)
+    with closing(WorkerVecEnv([partial(made, space=large)], Workers(1, **IMPATIENT))) as env:
+        env.reset()
+        process = env.crew._at[0]._process
+        if amid == "an answer":
+            env.step_async(np.zeros(1, np.int64))
+            env.crew._at[0].pipe.poll(60)
+        os.kill(process.pid, signal.SIGSTOP)
+        if amid == "an answer":
+            *_, infos = env.step_wait()
+            assert "did not answer for" in infos[0][BROKEN]
+        else:
+            env.set_attr("mood", np.zeros(10**6))
         assert env.restarts == 1
 
 
