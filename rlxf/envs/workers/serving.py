@@ -101,7 +101,7 @@ def serve(pipe: connection.Connection) -> None:
     while True:
         try:
             calls = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # the latter where an answer was left unread
             break
         _send(pipe, {i: _outcome(served, makes, i, call) for i, call in calls.items()})
     for each in served.values():

@@ -3,11 +3,12 @@
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv
@@ -15,7 +16,7 @@ from rlxf.envs.infos import LOST
 from rlxf.envs.workers import crew
 from rlxf.envs.workers.worker import Worker
 from tests.envs.workers.playing import is_gone, played, wait_until
-from tests.envs.workers.worlds import IMPATIENT, Clinging, Driven, breaking, made
+from tests.envs.workers.worlds import IMPATIENT, Clinging, Driven, Parental, breaking, made
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")]
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
@@ -27,10 +28,12 @@ def pids_of(env):
     return [env.crew._at[i]._process.pid for i in range(env.num_envs)]
 
 
-def test_close_ends_all_processes(tmp_path):
+def test_close_ends_all_processes_also_amid_a_step(tmp_path):
     env = breaking(tmp_path)
     env.reset()
     processes = [worker._process for worker in set(env.crew._at.values())]
+    env.step_async(np.zeros(3, np.int64))
+    assert all(worker.pipe.poll(60) for worker in env.crew._at.values())
     env.close()
     assert [process.exitcode for process in processes] == [0, 0, 0]
 
@@ -89,40 +92,16 @@ def test_what_environments_start_heeds_signals_and_ends_with_them():
         wait_until(is_gone, pid)
 
 
-ORPHANS = """
-import sys
-from pathlib import Path
-import numpy as np
-from rlxf.envs import Workers, WorkerVecEnv
-from tests.envs.workers.worlds import Driven, breaking
-
-driven = WorkerVecEnv([Driven], Workers(1))
-env = breaking(Path(sys.argv[1]), "step hangs", timeout=1000.0)
-env.reset()
-workers = {*driven.crew._at.values(), *env.crew._at.values()}
-print(*driven.get_attr("engines")[0], *(worker._process.pid for worker in workers), flush=True)
-while True:
-    env.step(np.zeros(3, np.int64))
-"""
-
-
-@pytest.mark.slow
 @needs_proc
 def test_a_killed_parent_leaves_no_process_behind_even_if_one_hangs(tmp_path):
-    marks, script = tmp_path / "marks", tmp_path / "script.py"
-    marks.mkdir()
-    script.write_text(ORPHANS)
-    parent = subprocess.Popen(
-        [sys.executable, script, marks],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": "."},
-    )
-    pids = [int(pid) for pid in parent.stdout.readline().split()]
-    wait_until(lambda: any(marks.iterdir()))
-    assert len(pids) == 6
-    assert not any(map(is_gone, pids))
-    parent.send_signal(signal.SIGKILL)
-    parent.communicate()
-    for pid in pids:
-        wait_until(is_gone, pid)
+    """The parent is itself a process that a test can kill: that of an environment with environments."""
+    with closing(WorkerVecEnv([partial(Parental, tmp_path)], Workers(1))) as env:
+        env.reset()
+        pids = env.get_attr("pids")[0]
+        env.step_async(np.zeros(1, np.int64))
+        wait_until(lambda: any(tmp_path.iterdir()))
+        assert len(pids) == 6
+        assert not any(map(is_gone, pids))
+        os.kill(*pids_of(env), signal.SIGKILL)
+        for pid in pids:
+            wait_until(is_gone, pid)

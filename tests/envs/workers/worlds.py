@@ -128,6 +128,22 @@ class Clinging(Seeded):
         time.sleep(10**6)
 
 
+class Parental(Seeded):
+    """Has environments in processes of its own, one of which hangs at its third step, and tells of all."""
+
+    def __init__(self, marks: Path):
+        super().__init__()
+        self.crowd = breaking(marks, "step hangs", timeout=1000.0)
+        self.crowd.reset()
+        self.driven = WorkerVecEnv([Driven], Workers(1))
+        workers = {*self.crowd.crew._at.values(), *self.driven.crew._at.values()}
+        self.pids = [*self.driven.get_attr("engines")[0], *(worker._process.pid for worker in workers)]
+
+    def step(self, action: Any) -> NoReturn:
+        while True:
+            self.crowd.step(np.zeros(3, np.int64))
+
+
 class Hopeless(Seeded):
     """Raises at its first step, whoever plays."""
 
