@@ -25,14 +25,13 @@ def weights(run):
 
 
 @pytest.mark.slow
-def test_any_number_of_workers_trains_to_the_same_weights(tmp_path, monkeypatch):
+def test_workers_train_to_the_same_weights(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for workers in ("0", "1", "2"):
+    for workers in ("0", "2"):
         main(["train", "gtrxl", "--env", "CartPole-v1", *TINY, "--workers", workers, "--run", workers])
-    none, *others = map(weights, ("0", "1", "2"))
-    for other in others:
-        assert none.keys() == other.keys()
-        assert all((none[name] == other[name]).all() for name in none)
+    none, two = weights("0"), weights("2")
+    assert none.keys() == two.keys()
+    assert all((none[name] == two[name]).all() for name in none)
     assert "env/lost_steps" in Path("2/progress.csv").read_text()
     assert "env/lost_steps" not in Path("0/progress.csv").read_text()
 

@@ -174,21 +174,12 @@ def test_a_bound_that_is_reached_ends_the_training(tmp_path):
         assert agent.num_timesteps < 10**5
 
 
-@pytest.mark.parametrize("number", [1, 2, 4])
-def test_any_number_of_processes_trains_to_the_same_bits(number):
-    straight = begin(lambda: DummyVecEnv([made] * 4), n_envs=4).learn(3 * 64)
-    with closing(WorkerVecEnv([made] * 4, Workers(number))) as env:
-        spread = begin(lambda: env, n_envs=4).learn(3 * 64)
-    assert same(parameters(straight), parameters(spread))
-    assert torch.isfinite(torch.as_tensor(straight.returns.var))
-
-
-def test_a_run_goes_on_to_the_same_bits_in_another_number_of_processes(tmp_path):
-    spread = [partial(WorkerVecEnv, [made] * 3, Workers(number)) for number in (2, 3)]
-    here = partial(DummyVecEnv, [made] * 3)
-    together = begin(here).learn(TOTAL)
-    cut_off(tmp_path, spread[0], 2).env.close()
-    for make in (*spread, here):
+def test_any_number_of_processes_trains_to_the_same_bits_also_behind_another_number(tmp_path):
+    by_one, by_two, by_three = (partial(WorkerVecEnv, [made] * 3, Workers(number)) for number in (1, 2, 3))
+    together = begin(by_one).learn(TOTAL)
+    together.env.close()
+    cut_off(tmp_path, by_two, 2).env.close()
+    for make in (by_three, partial(DummyVecEnv, [made] * 3)):
         resumed = begin(make).learn(TOTAL, resume_from=tmp_path)
         resumed.env.close()
         assert same(parameters(together), parameters(resumed))
