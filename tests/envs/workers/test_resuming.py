@@ -1,8 +1,10 @@
 """Environments in processes that go on in others: what was broken, and what breaks meanwhile."""
 
+import json
 import os
 import signal
 from contextlib import closing, contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,10 +12,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf.envs import Workers, WorkerVecEnv
 from rlxf.envs.errors import EpisodeLostError
-from rlxf.envs.infos import LOST
+from rlxf.envs.infos import LOST, row_of
 from rlxf.envs.resuming import carried, episodes_of, go_on, put_back
 from tests.envs.workers.playing import played, until_back
-from tests.envs.workers.worlds import IMPATIENT, QUICK, THIRD, breaking, made
+from tests.envs.workers.worlds import IMPATIENT, QUICK, SHOWN, THIRD, breaking, made
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")]
 
@@ -59,6 +61,19 @@ def test_what_was_broken_shows_its_last_observation_until_it_is_back(told):
             np.testing.assert_array_equal(seen, last[0])
         terminal = env.unnormalize_obs(lost[-1][3][1]["terminal_observation"])
         np.testing.assert_allclose(terminal, last[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("shown", ["image", "dict", "tuple"])
+def test_any_kind_of_last_observation_outlasts_json(shown):
+    makes, process = [partial(made, space=SHOWN[shown])] * 2, Workers(2, **QUICK)
+    with closing(WorkerVecEnv(makes, process)) as env, closing(WorkerVecEnv(makes, process)) as other:
+        env.reset()
+        *_, (last, *_) = played(env, 3)
+        kill(env, 1)
+        saved = json.loads(json.dumps(env.absent()))
+        other.take_up(env.standing(), {int(i): each for i, each in saved.items()})
+        (seen, *_), *_ = played(other, 1)
+        np.testing.assert_equal(row_of(seen, 1), row_of(last, 1))
 
 
 def test_what_dies_when_it_is_asked_for_its_episode_is_absent(tmp_path):

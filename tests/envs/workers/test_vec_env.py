@@ -17,16 +17,10 @@ from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv, make_vec_en
 from rlxf.envs.infos import BROKEN, LOST
 from rlxf.envs.workers import crew
 from tests.envs.workers.playing import played, until_back
-from tests.envs.workers.worlds import IMPATIENT, QUICK, VECTOR, breaking, made
+from tests.envs.workers.worlds import IMPATIENT, QUICK, SHOWN, VECTOR, breaking, made
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")]
 
-SHOWN = {
-    "vector": VECTOR,
-    "image": spaces.Box(0, 255, (8, 8, 1), np.uint8),
-    "dict": spaces.Dict({"number": spaces.Discrete(4), "vector": VECTOR}),
-    "tuple": spaces.Tuple([spaces.Discrete(4), VECTOR]),
-}
 BREAKS = {
     "step raises": "raised in step: ValueError: the simulator lost its mind",
     "step dies": "lost the process, which ended with exit code -9",

@@ -20,9 +20,15 @@ from rlxf.envs import Replayable, Workers, WorkerVecEnv
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
 QUICK = {"timeout": 2.0, "start_timeout": 3.0, "back_off": 0.02}
-IMPATIENT = {"timeout": 0.4, "start_timeout": 0.6}
+IMPATIENT = {"timeout": 0.5, "start_timeout": 1.0}
 """For what hangs."""
 THIRD = 3
+SHOWN = {
+    "vector": VECTOR,
+    "image": spaces.Box(0, 255, (8, 8, 1), np.uint8),
+    "dict": spaces.Dict({"number": spaces.Discrete(4), "vector": VECTOR}),
+    "tuple": spaces.Tuple([spaces.Discrete(4), VECTOR]),
+}
 
 
 def _raise() -> NoReturn:
