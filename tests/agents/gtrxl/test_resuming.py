@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def lines(agent):
 
 
 def begin(make, **settings):
-    return with_log(small_agent(make(), loud=True, learning_rate=1e-3, **settings))
+    return with_log(small_agent(make(), learning_rate=1e-3, **{"n_epochs": 1} | settings))
 
 
 def cut_off(folder, make, rollouts, **settings):
@@ -192,9 +193,10 @@ def test_wherever_it_is_cut_off(tmp_path, rollouts):
 
 
 def test_environments_in_processes_of_their_own(tmp_path):
+    apart = partial(SubprocVecEnv, start_method="fork")  # at once; others import torch in each of them
     together = begin(lively).learn(TOTAL)
-    cut_off(tmp_path, lambda: lively(kind=SubprocVecEnv), 2).env.close()
-    resumed = begin(lambda: lively(kind=SubprocVecEnv)).learn(TOTAL, resume_from=tmp_path)
+    cut_off(tmp_path, lambda: lively(kind=apart), 2).env.close()
+    resumed = begin(lambda: lively(kind=apart)).learn(TOTAL, resume_from=tmp_path)
     resumed.env.close()
     assert same(parameters(together), parameters(resumed))
 
