@@ -20,7 +20,9 @@ from rlxf.cli.keeping import keep, naming
 from rlxf.cli.players import OFFLINE, Agent, agent_name, load_agent
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Task
+from rlxf.cli.together import join_others
 from rlxf.training import RunFolder
+from rlxf.training.joining import here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,8 @@ class Distill:
 
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
+        join_others()
+        here().check_alone("rlxf distill")
         check_counts(self, "steps")
         if self._path.exists():
             raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")

@@ -10,6 +10,7 @@ from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.cli import main
 from tests.cli.running import refused, train
 from tests.datasets import ID, record_cartpole
+from tests.ranks import on_ranks
 
 QUIET = ["--no-progress-bar"]
 
@@ -53,3 +54,8 @@ def test_what_is_refused_is_told_in_one_line_and_leaves_no_folder(offline, capsy
     ):
         assert message in refused(capsys, "distill", *args)
     assert not Path("dt-student").exists()
+
+
+def test_several_processes_are_refused_in_one_line(capfd):
+    assert on_ranks(2, lambda: main(["distill", "teacher"])) == ["SystemExit: 2"] * 2
+    assert "rlxf distill is for one process, and here are 2" in capfd.readouterr().err
