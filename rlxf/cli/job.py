@@ -14,6 +14,8 @@ from rlxf.training.plain_json import dump_json, load_json
 ID = "TORCHELASTIC_RUN_ID"
 FILE = "torchrun.json"
 """Beside the ``config.json`` of a run, which is the same however it is started."""
+UNKNOWN = ""
+"""The agent where the machine does not tell when a process began: no folder is known by it."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,16 @@ class Job:
         if name is None:
             return None
         all_of_them = here().gathered_archives(Archive({"agent": _agent()}, {}))
-        return cls(name, frozenset(each.documents["agent"] for each in all_of_them))
+        return cls(name, frozenset(each.documents["agent"] for each in all_of_them) - {UNKNOWN})
 
     def began(self, run: Path) -> bool:
         """Whether the folder of a run is one that this job has marked."""
         if not (run / FILE).is_file():
             return False
         marked = load_json((run / FILE).read_bytes())
-        return bool(marked["name"] == self.name and not self.agents.isdisjoint(marked["agents"]))
+        if not isinstance(marked, dict) or not isinstance(marked.get("agents"), list):
+            return False
+        return marked.get("name") == self.name and any(each in marked["agents"] for each in self.agents)
 
     def mark(self, run: Path) -> None:
         """Say in the folder of a run whose it is.
@@ -59,11 +63,11 @@ class Job:
 
 
 def _agent() -> str:
-    """The process of torchrun that started this one; with the moment, as numbers of processes come again."""
-    parent = os.getppid()
-    return f"{socket.gethostname()} {parent} {_started(Path(f'/proc/{parent}/stat'))}"
+    """The process of torchrun that started this one; with the moment, as numbers of processes come again.
 
-
-def _started(stat: Path) -> str:
-    """When a process began, in clock ticks of its machine (proc(5), starttime); nothing where none tells."""
-    return stat.read_text().rpartition(")")[2].split()[19] if stat.is_file() else ""
+    That is in clock ticks of its machine (proc(5), starttime).
+    """
+    stat = Path(f"/proc/{os.getppid()}/stat")
+    if not stat.is_file():
+        return UNKNOWN
+    return f"{socket.gethostname()} {os.getppid()} {stat.read_text().rpartition(')')[2].split()[19]}"

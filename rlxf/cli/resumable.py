@@ -51,12 +51,12 @@ def learn_resumably(
                 learn(callback=[*callbacks, saving], resume_from=cut_off)
             finally:
                 keep(agent, run)
-            here().wait()
+            signal = here().largest(int(stop.by or 0))  # also one behind the last update, to any of them
     except ConnectionError:
         deafen()
         raise
-    if saving.stopped:
-        _leave(stop.by, run)
+    if signal:
+        _leave(Signals(signal), run)
 
 
 def options_of(kind: type[Options], config: Mapping[str, Any]) -> Options:
@@ -79,9 +79,8 @@ def _take_up(beside: Mapping[str, Stateful], cut_off: Path) -> None:
         each.take_up(before[name])
 
 
-def _leave(signal: Signals | None, run: RunFolder) -> None:
+def _leave(signal: Signals, run: RunFolder) -> None:
     deafen()
     if not here().writes:
         sys.exit(RESUMABLE)
-    name = "" if signal is None else signal.name
-    leave(f"stopped by {name}; go on with: rlxf resume {run.path}", RESUMABLE)
+    leave(f"stopped by {signal.name}; go on with: rlxf resume {run.path}", RESUMABLE)

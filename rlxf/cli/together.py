@@ -5,13 +5,15 @@ import shutil
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.logger import Logger
 
 from rlxf.cli.job import Job
+from rlxf.cli.screen import show
 from rlxf.training import RunFolder
 from rlxf.training.joining import here, join
 from rlxf.training.stopping import SIGNALS
@@ -56,8 +58,8 @@ def log_of(make: Callable[[], Logger]) -> Logger:
 def started_anew(path: Path) -> RunFolder | None:
     """The run at ``path`` if torchrun has started its processes anew, and there is where to go on from.
 
-    Without a checkpoint yet the folder is removed, and the same job begins it anew. Runs of other jobs are
-    left as they are.
+    Without a checkpoint yet the same job begins it anew: the folder is removed, or set aside if it has
+    weights. Runs of other jobs are left as they are.
     """
     job = Job.at_hand()
     if job is None:
@@ -66,9 +68,23 @@ def started_anew(path: Path) -> RunFolder | None:
     if left == CHECKPOINTS:
         return _taken_up(job, path)
     if left == FOLDER and here().writes:
-        shutil.rmtree(path)
+        _clear(path)
     here().wait()
     return None
+
+
+def _clear(path: Path) -> None:
+    """Make room for a run; what was learned in the one before stays."""
+    if not RunFolder.reopen(path).checkpoint.exists():
+        shutil.rmtree(path)
+        return
+    aside = next(name for name in _names_aside(path) if not name.exists())
+    path.rename(aside)
+    show(f"{path} has no checkpoint to go on from: it is now {aside}, and the run begins anew")
+
+
+def _names_aside(path: Path) -> Iterator[Path]:
+    return (path.with_name(f"{path.name}-before-{number}") for number in count(1))
 
 
 def _left(job: Job, path: Path) -> int:

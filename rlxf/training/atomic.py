@@ -13,6 +13,8 @@ TEMPORARY = ".rlxf-{}.tmp"
 ANY_UUID = "[0-9a-f]" * 32
 ABANDONED_SECONDS = 3600
 """A temporary file that nobody has written to for so long is of a process that was killed."""
+NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES}
+"""What some file systems, and folders that may be written but not read, say to the sync of a folder."""
 
 
 def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
@@ -39,7 +41,7 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
     except OSError as error:
         reason = f"cannot write {target} ({error.strerror or error}); what was there before is unchanged"
         raise OSError(error.errno, reason) from error
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
 def _write_and_rename(target: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -62,14 +64,16 @@ def _sweep(folder: Path) -> None:
                 abandoned.unlink()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder outlast a loss of power, where the system offers that."""
     if not hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder; there the rename is all there is
         return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems have no sync for folders
+        if error.errno not in NO_SYNC:
             raise
-    finally:
-        os.close(descriptor)

@@ -14,6 +14,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from torch import Tensor
 
 from rlxf.training.archive import Archive, read_archive, write_archive
+from rlxf.training.atomic import sync_folder
 from rlxf.training.errors import CheckpointError
 from rlxf.training.joining import here
 from rlxf.training.stopping import Stop
@@ -60,7 +61,9 @@ class CheckpointFolder:
         Raises:
             OSError: if it cannot be written, e.g. the disk is full; the others stay.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        if not self.path.is_dir():
+            self.path.mkdir(parents=True, exist_ok=True)
+            sync_folder(self.path.parent)
         write_archive(self.file(step), archive.documents, archive.tensors)
         for file in self.files()[: -self.keep]:
             file.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from stable_baselines3.common.logger import Logger, configure
 
-from rlxf.training.atomic import atomic_write
+from rlxf.training.atomic import atomic_write, sync_folder
 from rlxf.training.checkpoints import CheckpointFolder
 from rlxf.training.continued_log import ContinuedCSV, ContinuedTensorBoard
 from rlxf.training.plain_json import dump_json, load_json
@@ -54,6 +54,7 @@ class RunFolder:
             raise type(error)(f"{path} cannot be made ({error.strerror}); choose another folder") from error
         try:
             atomic_write(path / CONFIG, lambda handle: handle.write(text))
+            sync_folder(path.parent)
         except OSError:
             shutil.rmtree(path, ignore_errors=True)
             raise

@@ -22,11 +22,6 @@ class Stop:
 
     by: signal.Signals | None = None
 
-    @property
-    def asked(self) -> bool:
-        """Whether somebody has."""
-        return self.by is not None
-
     def ask(self, number: int, frame: FrameType | None = None) -> None:
         """Note a signal; the handler of all of them."""
         self.by = signal.Signals(number)

@@ -138,7 +138,7 @@ def test_without_a_checkpoint_it_begins_anew_and_leaves_runs_of_others(whole, ca
     with monkeypatch.context() as patch:
         at_step(patch, GTrXLPPO, 2 * ROLLOUT, die)
         assert run(2, *words) == ["SystemExit: 2", None]
-    left = rows(Path("begun"))
+    left, weights = rows(Path("begun")), Path("begun/checkpoint.zip").read_bytes()
     for other in ({JOB: "other"}, {JOB: "this", "AGENT": "other"}):
         with monkeypatch.context() as patch:
             pretend(patch, other)
@@ -147,6 +147,7 @@ def test_without_a_checkpoint_it_begins_anew_and_leaves_runs_of_others(whole, ca
     assert rows(Path("begun")) == left
     assert run(2, *words) == [None, None]
     assert largest_difference(whole[0], "begun") == 0
+    assert Path("begun-before-1/checkpoint.zip").read_bytes() == weights
 
 
 def pretend(monkeypatch, job):

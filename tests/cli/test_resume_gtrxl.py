@@ -101,6 +101,17 @@ def test_a_signal_stops_it_behind_the_update_at_hand(whole, at_update, capsys, n
     assert_same_runs(whole.path, Path("cut"))
 
 
+def test_a_signal_amid_the_last_update_is_heeded(whole, at_update, capsys):
+    at_update(ROLLOUTS, [lambda: os.kill(os.getpid(), signal.SIGTERM)])
+    with pytest.raises(SystemExit) as left:
+        main(["train", "gtrxl", *TINY, "--run", "cut"])
+    assert left.value.code == 75
+    assert "stopped by SIGTERM" in capsys.readouterr().err
+    assert GTrXLPPO.load("cut/checkpoint.zip", device="cpu").num_timesteps == ROLLOUTS * ROLLOUT
+    main(["resume", "cut", "--no-progress-bar"])
+    assert "cut has all of its" in capsys.readouterr().out
+
+
 def test_what_dies_behind_its_last_update_is_finished(whole, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("rlxf.cli.resumable.keep", lambda *_: die())
