@@ -1,7 +1,7 @@
 """Environments that are not asked to play on."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import gymnasium
@@ -62,9 +62,19 @@ def rest(env: VecEnv, rows: Sequence[int]) -> None:
 
 @contextmanager
 def awake_at_the_end(env: VecEnv) -> Iterator[None]:
-    """Whoever rests meanwhile goes on afterwards: others may play in the same environments."""
+    """Whoever rests meanwhile goes on afterwards: others may play in the same environments.
+
+    Behind an error that is tried, too, but it is that error that is told: it may be why none can be woken.
+    """
     try:
         yield
-    finally:
-        if all(env.env_is_wrapped(Resting)):
-            env.env_method("wake")
+    except BaseException:
+        with suppress(Exception):
+            _wake(env)
+        raise
+    _wake(env)
+
+
+def _wake(env: VecEnv) -> None:
+    if all(env.env_is_wrapped(Resting)):
+        env.env_method("wake")

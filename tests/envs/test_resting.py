@@ -6,7 +6,7 @@ import pytest
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf.envs import make_vec_env
-from rlxf.envs.resting import rest
+from rlxf.envs.resting import awake_at_the_end, rest
 from rlxf.evaluation import evaluate
 from tests.evaluation.tasks import Countdown, Idle
 
@@ -97,6 +97,17 @@ def test_all_are_awake_after_an_evaluation_that_broke_off(env):
     before = steps_of(env)
     env.step(np.ones(3, int))
     assert steps_of(env) == [steps + 1 for steps in before]
+
+
+def test_an_error_is_told_even_if_none_can_be_woken(env, monkeypatch):
+    def fails(*asked):
+        raise ValueError("nobody answers")
+
+    monkeypatch.setattr(env, "env_method", fails)
+    with pytest.raises(KeyboardInterrupt), awake_at_the_end(env):
+        raise KeyboardInterrupt
+    with pytest.raises(ValueError, match="nobody answers"), awake_at_the_end(env):
+        pass
 
 
 def test_an_environment_by_itself_is_left_awake():

@@ -38,6 +38,7 @@ class Crew:
         self._at: dict[int, Worker] = {}
         self._recoveries: list[Recovery] = []
         self._asked: list[Worker] = []
+        self._given_up: BrokenEnvironmentError | None = None
         with closed_if_it_fails(self):
             for share in workers.shares(len(makes)):
                 self._at |= dict.fromkeys(share, Worker({i: self._makes[i] for i in share}))
@@ -54,7 +55,12 @@ class Crew:
         return self.workers.start_timeout * most
 
     def ask(self, calls: Mapping[int, Call]) -> None:
-        """Send calls to environments that are up; `answers` gives what comes of them."""
+        """Send calls to environments that are up; `answers` gives what comes of them.
+
+        Raises:
+            BrokenEnvironmentError: if one broke too often before.
+        """
+        self._check_not_given_up()
         shares: dict[Worker, dict[int, Call]] = {}
         for i, each in calls.items():
             shares.setdefault(self._at[i], {})[i] = each
@@ -110,7 +116,12 @@ class Crew:
         return results
 
     def wait(self) -> None:
-        """Until there is something to look for."""
+        """Until there is something to look for.
+
+        Raises:
+            BrokenEnvironmentError: if one broke too often before: it does not come back.
+        """
+        self._check_not_given_up()
         pipes = [each.worker.pipe for each in self._recoveries if each.worker is not None]
         due = min(each.until for each in self._recoveries)
         connection.wait(pipes, max(0.0, due - monotonic()))
@@ -136,7 +147,9 @@ class Crew:
         times = max(self._in_a_row[i] for i in broken)
         if times > self.workers.restarts:
             often = f"{times} time{'s' * (times > 1)} in a row"
-            raise broken_error(broken, fault, f"; that is {often}, and {self.workers.restarts} are allowed")
+            why = f"; that is {often}, and {self.workers.restarts} are allowed"
+            self._given_up = broken_error(broken, fault, why)
+            raise self._given_up
         delay = self.workers.delay(times)
         warnings.warn(
             f"{named(broken)} {fault.cause}; begins anew in {delay:g} s, restart {times} of "
@@ -148,6 +161,10 @@ class Crew:
         resets = {i: self.fresh_reset(i) for i in broken}
         timeout = self.workers.start_timeout * len(broken)
         self._recoveries.append(Recovery(makes, resets, monotonic() + delay, timeout))
+
+    def _check_not_given_up(self) -> None:
+        if self._given_up is not None:
+            raise self._given_up
 
     def _take_out(self, broken: list[int]) -> None:
         for worker in {self._at[i] for i in broken}:

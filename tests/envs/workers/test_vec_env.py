@@ -16,8 +16,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv, make_vec_env
 from rlxf.envs.infos import BROKEN, LOST
 from rlxf.envs.workers import crew
+from rlxf.evaluation import evaluate
 from tests.envs.workers.playing import played, until_back
 from tests.envs.workers.worlds import IMPATIENT, QUICK, SHOWN, VECTOR, breaking, made
+from tests.evaluation.tasks import Idle
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")]
 
@@ -145,6 +147,17 @@ def test_breaks_in_a_row_are_bounded(tmp_path):
             list(played(env, 10**5))
         assert "in _raise" in raised.value.__notes__[0]
         assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_breaks_within_an_evaluation_are_told_and_again_whatever_is_asked(tmp_path):
+    """Whoever rested in it is woken at its end; one of them never comes back."""
+    questions = (WorkerVecEnv.reset, lambda env: env.get_attr("mood"), lambda env: env.step(np.zeros(3, int)))
+    with closing(breaking(tmp_path, "step raises", restarts=0)) as env:
+        for question in (lambda env: evaluate(Idle(), env, 9), *questions):
+            with pytest.raises(
+                BrokenEnvironmentError, match=r"environment 1 raised in step.* 1 time in a row"
+            ):
+                question(env)
 
 
 def test_an_episode_that_ends_sets_the_count_back(tmp_path):
