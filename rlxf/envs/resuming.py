@@ -76,6 +76,9 @@ def put_back(env: VecEnv, arrays: Mapping[str, np.ndarray]) -> None:
 def episodes_of(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The episodes at hand, as JSON and arrays, for `go_on`.
 
+    Arrays are named by their kind and environment, "actions.3": actions of an episode, or, where it broke,
+    what is shown until it begins anew, "shown.3.", with the name or number of a part, if any, behind it.
+
     Raises:
         EpisodeLostError: if they cannot be gone on with: the environments are neither `Replayable` nor
             `Resumable`, or a wrapper is not known.
@@ -88,18 +91,19 @@ def episodes_of(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     absent = _absent(crew)  # with those that broke when they were asked: they told of another episode
     records = {i: record for i, record in records.items() if i not in absent}
     _check_found(records)
-    actions = {f"actions.{i}": record.pop("actions") for i, record in records.items()}
-    nothing = {f"actions.{i}": np.zeros(0) for i in absent}
+    arrays = {f"actions.{i}": record.pop("actions") for i, record in records.items()}
+    arrays |= {f"shown.{i}.{key}": x for i, each in absent.items() for key, x in each.pop("shown").items()}
     records |= absent
     beside = [{}] * env.num_envs if crew is None else [{"restarts": each} for each in crew.standing()]
-    return {"records": [records[i] | beside[i] for i in range(env.num_envs)]}, actions | nothing
+    return {"records": [records[i] | beside[i] for i in range(env.num_envs)]}, arrays
 
 
 def go_on(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Go on with the episodes that `episodes_of` gave, without a reset: the same steps follow.
 
     Raises:
-        EpisodeLostError: if that cannot be done. The environments must be reset then.
+        EpisodeLostError: if that cannot be done. The environments must be reset then; breaks and lost steps
+            are counted on all the same.
     """
     _check_known(env)
     if isinstance(env.unwrapped, GymnasiumVecEnv):
@@ -110,10 +114,12 @@ def go_on(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[str, np.ndar
     crew = _crew(env)
     if absent and crew is None:
         raise EpisodeLostError(f"environment {min(absent)} was broken when the run was saved")
+    if crew is not None:
+        crew.stand_behind([_stood(record) for record in records.values()])
     present = records.keys() - absent.keys()
     _replay(env, {i: records[i] | {"actions": arrays[f"actions.{i}"]} for i in sorted(present)})
     if crew is not None:
-        crew.take_up([_stood(record) for record in records.values()], absent)
+        crew.take_up({i: record | {"shown": _shown(arrays, i)} for i, record in absent.items()})
 
 
 def _crew(env: VecEnv) -> WorkerVecEnv | None:
@@ -124,6 +130,11 @@ def _crew(env: VecEnv) -> WorkerVecEnv | None:
 
 def _absent(crew: WorkerVecEnv | None) -> dict[int, dict[str, Any]]:
     return {} if crew is None else crew.absent()
+
+
+def _shown(arrays: Mapping[str, np.ndarray], i: int) -> dict[str, np.ndarray]:
+    start = f"shown.{i}."
+    return {name.removeprefix(start): x for name, x in arrays.items() if name.startswith(start)}
 
 
 def _records(env: VecEnv, environments: list[int]) -> dict[int, dict[str, Any]]:

@@ -4,7 +4,7 @@ A file is the same whoever wrote it: environments stand in it in a row, as those
 processes as divide their number can go on from it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,22 +28,23 @@ def gathered(ranks: Ranks, environment: dict[str, Any], groups: Groups) -> tuple
     Args:
         ranks: the processes.
         environment: the document of this one's episodes, which `rlxf.envs.resuming` made.
-        groups: tensors of where it stands, of its wrappers and of its episodes' actions.
+        groups: tensors of where it stands, of its wrappers and of its episodes.
 
     Returns:
         The same of all environments.
     """
     found = ranks.gathered_archives(Archive({ENVIRONMENT: environment}, groups))
     parts = [each.documents[ENVIRONMENT] for each in found]
-    joined: Groups = {STAND: {}, WRAPPERS: {}}
+    joined: Groups = {STAND: {}, WRAPPERS: {}, EPISODES: {}}
     for name in groups[STAND]:
         joined[STAND][name] = torch.cat([each.tensors[STAND][name] for each in found], dim=_axis(name))
     for name, own in groups[WRAPPERS].items():
         whole = torch.cat([each.tensors[WRAPPERS][name] for each in found]) if _many(name) else own
         joined[WRAPPERS][name] = whole
     number = len(groups[STAND]["position"])
-    actions = [each.tensors[EPISODES] for each in found]
-    return _joined_episodes(parts, number), joined | {EPISODES: dict(_counted(actions, number))}
+    for rank, each in enumerate(found):
+        joined[EPISODES] |= _counted(each.tensors[EPISODES], rank * number)
+    return _joined_episodes(parts, number), joined
 
 
 def divided(
@@ -63,10 +64,8 @@ def divided(
         own[STAND][name] = x.movedim(_axis(name), 0)[rows].movedim(0, _axis(name)).contiguous()
     for name, x in groups.get(WRAPPERS, {}).items():
         own[WRAPPERS][name] = x[rows] if _many(name) else x
-    played = groups.get(EPISODES, {})
-    counted = {f"actions.{i}": f"actions.{rows.start + i}" for i in range(number)}
-    mine = {name: played[there] for name, there in counted.items() if there in played}
-    return _divided(environment, number * ranks.count, rows), own | {EPISODES: mine}
+    mine = {name: x for name, x in groups.get(EPISODES, {}).items() if rows.start <= _of(name) < rows.stop}
+    return _divided(environment, number * ranks.count, rows), own | {EPISODES: _counted(mine, -rows.start)}
 
 
 def _axis(name: str) -> int:
@@ -78,12 +77,18 @@ def _many(name: str) -> bool:
     return name.rpartition(".")[2] in OF_ENVIRONMENTS
 
 
-def _counted(actions: Sequence[Mapping[str, Tensor]], number: int) -> Iterator[tuple[str, Tensor]]:
-    """Actions of each environment's episode, counted over all processes, of ``number`` each."""
-    for rank, part in enumerate(actions):
-        for i in range(number):
-            if f"actions.{i}" in part:  # environments that give out their state have none
-                yield f"actions.{rank * number + i}", part[f"actions.{i}"]
+def _of(name: str) -> int:
+    """The environment of an array that `rlxf.envs.resuming.episodes_of` named."""
+    return int(name.split(".")[1])
+
+
+def _counted(tensors: Mapping[str, Tensor], behind: int) -> dict[str, Tensor]:
+    """The same by names that count environments from ``behind`` on."""
+    named = {}
+    for name, x in tensors.items():
+        kind, i, *part = name.split(".", 2)
+        named[".".join([kind, str(int(i) + behind), *part])] = x
+    return named
 
 
 def _joined_episodes(parts: Sequence[dict[str, Any]], number: int) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from gymnasium.vector.utils import concatenate, create_empty_array
+from gymnasium.vector.utils import create_empty_array
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+from stable_baselines3.common.vec_env.util import dict_to_obs, obs_space_info
 
 from rlxf.envs.infos import BROKEN, LOST, row_of
 from rlxf.envs.workers.crew import Crew, broken_error, closed_if_it_fails, named
@@ -165,17 +166,18 @@ class WorkerVecEnv(VecEnv):
         return self._ask(indices, call("ask", "env_is_wrapped", wrapper_class), self.crew.workers.timeout)
 
     def absent(self) -> dict[int, dict[str, Any]]:
-        """What `take_up` needs of environments that are between two episodes since they broke, as JSON.
+        """What `take_up` needs of environments that are between two episodes since they broke.
 
         Returns:
-            By environment: "absent", whether that was told already, and "shown", its last observation.
+            By environment: "absent", whether that was told already, and "shown", the arrays of its last
+            observation, (1, ...), by the key of a Dict, the number in a Tuple, or "".
         """
         self._without_faults(self.crew.dead())
         lost = set(range(self.num_envs)) - self.crew.up | set(self._first)
-        return {i: {"absent": bool(self._owed[i]), "shown": self._as_json(i)} for i in sorted(lost)}
+        return {i: {"absent": bool(self._owed[i]), "shown": self._arrays(i)} for i in sorted(lost)}
 
     def standing(self) -> list[dict[str, Any]]:
-        """What `take_up` needs of each environment beside its episode, as JSON."""
+        """What `stand_behind` needs of each environment, as JSON."""
         seeds = [None if seed is None else int(seed) for seed in self.crew.seeds]
         each = zip(seeds, self.crew.restarts, self._lost_steps, strict=True)
         return [dict(zip(STANDING, numbers, strict=True)) for numbers in each]
@@ -201,22 +203,27 @@ class WorkerVecEnv(VecEnv):
         found = {i: result for i, result in results.items() if isinstance(result, Fault)}
         return results | {i: f"{named([i])} {fault.cause}" for i, fault in found.items()}
 
-    def take_up(self, standing: Sequence[Mapping[str, Any]], absent: Mapping[int, Mapping[str, Any]]) -> None:
-        """Go on behind `standing`, in another process; those that were `absent` begin fresh episodes."""
+    def stand_behind(self, standing: Sequence[Mapping[str, Any]]) -> None:
+        """Count on from `standing` in another process, and seed restarts as there; the episodes stay."""
         rows = zip(*([each[name] for name in STANDING] for each in standing), strict=True)
         self.crew.seeds[:], self.crew.restarts[:], self._lost_steps[:] = rows
+
+    def take_up(self, absent: Mapping[int, Mapping[str, Any]]) -> None:
+        """Go on in another process, without a reset; those that were `absent` begin fresh episodes."""
         self._begun = True
         for i, each in absent.items():
             self._owed[i], self.crew.causes[i] = each["absent"], "was broken when the run was saved"
-            self._shown[i] = self._of_json(each["shown"])
+            self._shown[i] = self._of_arrays(each["shown"])
         self._first |= self._all({i: self.crew.fresh_reset(i) for i in absent})
 
-    def _as_json(self, i: int) -> Any:
-        return self.observation_space.to_jsonable([row_of(self._shown[i], 0)])
+    def _arrays(self, i: int) -> dict[str, np.ndarray]:
+        shown, (keys, *_) = self._shown[i], obs_space_info(self.observation_space)
+        return {"": shown} if keys == [None] else {str(key): shown[key] for key in keys}
 
-    def _of_json(self, shown: Any) -> VecEnvObs:
-        nothing: Any = create_empty_array(self.observation_space, 1)
-        return concatenate(self.observation_space, self.observation_space.from_jsonable(shown), nothing)
+    def _of_arrays(self, arrays: Mapping[str, np.ndarray]) -> VecEnvObs:
+        keys, *_ = obs_space_info(self.observation_space)
+        parts = {key: arrays["" if key is None else str(key)] for key in keys}
+        return dict_to_obs(self.observation_space, parts)
 
     def _played(self, i: int, result: tuple[VecEnvStepReturn, dict[str, Any]]) -> Row:
         (observation, rewards, dones, infos), self.reset_infos[i] = result

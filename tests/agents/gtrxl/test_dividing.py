@@ -29,10 +29,12 @@ def state_of(rank):
 
 
 def records_of(rank):
-    """Of environments that are played again; one is broken, and so has played nothing."""
+    """Of environments that are played again; one is broken, and shows what it showed last."""
     own = {"restarts": {"seed": rank, "restarts": 2 * rank, "lost_steps": 4 - rank}}
     records = [{"seed": rank, "number": 3} | own, ({"absent": True} if rank else {"seed": 9}) | own]
-    return {"records": records}, {"actions.0": torch.arange(rank + 1), "actions.1": torch.arange(5 * rank)}
+    last = {"shown.1.": torch.full((1, 2), rank), "shown.1.a.2": torch.arange(rank)}
+    other = last if rank else {"actions.1": torch.arange(5)}
+    return {"records": records}, {"actions.0": torch.arange(rank + 1)} | other
 
 
 def archive(rank, episodes):

@@ -1,6 +1,5 @@
 """Environments in processes that go on in others: what was broken, and what breaks meanwhile."""
 
-import json
 import os
 import signal
 from contextlib import closing, contextmanager
@@ -8,21 +7,26 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
+from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf.envs import Workers, WorkerVecEnv
 from rlxf.envs.errors import EpisodeLostError
 from rlxf.envs.infos import LOST, row_of
 from rlxf.envs.resuming import carried, episodes_of, go_on, put_back
+from rlxf.training.archive import read_archive, write_archive
 from tests.envs.workers.playing import played, until_back
-from tests.envs.workers.worlds import IMPATIENT, QUICK, SHOWN, THIRD, breaking, made
+from tests.envs.workers.worlds import IMPATIENT, QUICK, SHOWN, THIRD, VECTOR, breaking, made
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")]
 
 
 @contextmanager
-def crowd(**options):
-    with closing(WorkerVecEnv([made] * 3, Workers(3, **QUICK | {"back_off": 0.0} | options))) as env:
+def crowd(space=VECTOR, **options):
+    with closing(
+        WorkerVecEnv([partial(made, space=space)] * 3, Workers(3, **QUICK | {"back_off": 0.0} | options))
+    ) as env:
         yield env
 
 
@@ -63,17 +67,26 @@ def test_what_was_broken_shows_its_last_observation_until_it_is_back(told):
         np.testing.assert_allclose(terminal, last[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("shown", ["image", "dict", "tuple"])
-def test_any_kind_of_last_observation_outlasts_json(shown):
-    makes, process = [partial(made, space=SHOWN[shown])] * 2, Workers(2, **QUICK)
-    with closing(WorkerVecEnv(makes, process)) as env, closing(WorkerVecEnv(makes, process)) as other:
+def stored(path, document, arrays):
+    """What comes back from a file."""
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    write_archive(path, {"run": document}, {"episodes": tensors})
+    archive = read_archive(path)
+    return archive.documents["run"], {name: x.numpy() for name, x in archive.tensors["episodes"].items()}
+
+
+@pytest.mark.parametrize("shown", [*SHOWN, "large"])
+def test_any_kind_of_last_observation_outlasts_a_file(tmp_path, shown):
+    space = SHOWN.get(shown, spaces.Box(0, 255, (700, 500, 3), np.uint8))
+    with crowd(space) as env, crowd(space) as other:
         env.reset()
         *_, (last, *_) = played(env, 3)
-        kill(env, 1)
-        saved = json.loads(json.dumps(env.absent()))
-        other.take_up(env.standing(), {int(i): each for i, each in saved.items()})
-        (seen, *_), *_ = played(other, 1)
-        np.testing.assert_equal(row_of(seen, 1), row_of(last, 1))
+        kill(env, 1), kill(env, 2)
+        go_on(other, *stored(tmp_path / "file", *episodes_of(env)))
+        (seen, _, _, infos), *_ = played(other, 1)
+        assert [LOST in info for info in infos] == [False, True, True]
+        for i in (1, 2):
+            np.testing.assert_equal(row_of(seen, i), row_of(last, i))
 
 
 def test_what_dies_when_it_is_asked_for_its_episode_is_absent(tmp_path):
@@ -116,6 +129,20 @@ def test_what_breaks_while_it_is_played_again_is_said(tmp_path):
         env.reset()
         assert env.absent() == {}
         assert env.restarts == 1
+
+
+def test_breaks_are_counted_on_where_the_episodes_are_lost():
+    with crowd() as env, crowd() as other:
+        env.seed(0)
+        env.reset()
+        kill(env, 1)
+        until_back(env, 1)
+        saved, arrays = episodes_of(env)
+        saved["records"][0]["hash"] = "of another episode"
+        with pytest.raises(EpisodeLostError, match="shows another episode"):
+            go_on(other, saved, arrays)
+        other.reset()
+        assert (other.restarts, other.lost_steps) == (1, env.lost_steps)
 
 
 def test_fresh_episodes_behind_a_resumption_come_of_the_seed():
