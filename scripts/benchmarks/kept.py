@@ -1,0 +1,38 @@
+"""Runs that are done are lines of a file, and are not made again."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.machine import fresh_processes, machine
+
+Jobs = Mapping[str, Callable[[], Any]]
+"""What tells a run from others -> what makes it, a dataclass of plain data; each goes to a process."""
+
+
+def made(jobs: Jobs, processes: int, output: Path) -> dict[str, dict[str, Any]]:
+    """Make the runs that are missing in the output, one thread each, and give all that were asked for.
+
+    A line is written as each run ends, in order.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    done = kept(output)
+    with fresh_processes(processes) as pool:
+        running = {key: pool.submit(make) for key, make in jobs.items() if key not in done}
+        for key, job in running.items():
+            line = {"key": key, "machine": machine(), "run": asdict(job.result())}
+            with open(output, "a") as file:
+                file.write(json.dumps(line) + "\n")
+            Console().print(f"done: {key}")
+    done = kept(output)
+    return {key: done[key] for key in jobs}
+
+
+def kept(output: Path) -> dict[str, dict[str, Any]]:
+    """What is in the output."""
+    lines = map(json.loads, output.read_text().splitlines()) if output.exists() else ()
+    return {line["key"]: line["run"] for line in lines}

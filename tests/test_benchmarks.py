@@ -1,0 +1,147 @@
+"""What benchmarks say, in small: that what they compare is what they claim to compare."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from benchmarks import depth, memories, promises, reversible
+from benchmarks import kept as keeping
+from benchmarks.depth import DepthBench
+from benchmarks.kept import kept, made
+from benchmarks.memories import Memories, Run, cells
+from benchmarks.reversible import AGREE, Point, difference
+from rich.console import Console
+
+from rlxf.attention import Index
+
+
+class HereAndNow:
+    """A pool of no processes."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+    def submit(self, make):
+        found = make()
+        return type("Done", (), {"result": lambda self: found})()
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(keeping, "fresh_processes", lambda number: HereAndNow())
+    for bench in (depth, memories):
+        monkeypatch.setattr(bench, "ENVS", 4)
+    monkeypatch.setattr(memories, "CALLS", 3)
+
+
+def printed(table):
+    """A table as lines of text."""
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+@dataclass(frozen=True)
+class Number:
+    value: int
+
+
+def test_runs_that_are_done_are_not_made_again(tmp_path):
+    output, calls = tmp_path / "deep" / "runs.jsonl", []
+
+    def make(value):
+        calls.append(value)
+        return Number(value)
+
+    made({"one": partial(make, 1)}, 1, output)
+    found = made({"two": partial(make, 2), "one": partial(make, 3)}, 1, output)
+    assert found == {"two": {"value": 2}, "one": {"value": 1}}
+    assert calls == [1, 2]
+    assert list(kept(output)) == ["one", "two"]
+
+
+@pytest.mark.parametrize("segment", [64, 7])
+@pytest.mark.parametrize(("name", "reaches"), [("XL", False), ("Compressive", True), ("KNN", True)])
+def test_only_xl_cannot_know_the_hint(name, reaches, segment):
+    """The output at the junction moves with the hint, or not by a bit, however time is cut."""
+    bench = Memories()
+    torch.manual_seed(0)
+    model = bench.core(name).build().double()
+    steps = bench.corridor + 1
+    x = torch.randn(1, steps, model.spec.width, dtype=torch.float64)
+
+    @torch.no_grad()
+    def last(hint):
+        state, told = model.initial_state(1), torch.cat([hint, x[:, 1:]], dim=1)
+        for part in torch.arange(steps).split(segment):
+            index = Index(part[None], torch.zeros_like(part)[None])
+            y, state = model(told[:, part], index, state)
+        return y[:, -1]
+
+    assert torch.equal(last(x[:, :1]), last(-x[:, :1])) != reaches
+
+
+def test_sizes_with_which_xl_reaches_the_hint_are_refused():
+    with pytest.raises(ValueError, match="2 layers of 16 steps reach 32"):
+        Memories(corridor=32)
+
+
+def test_memories_learn_and_say_what_they_cost(tmp_path, capsys):
+    bench = Memories(
+        memories=("XL", "KNN"), length=1, corridor=4, steps=256, seeds=1, evaluations=1, episodes=4,
+        output=tmp_path / "runs.jsonl",
+    )  # fmt: skip
+    bench.run()
+    assert "KNN" in capsys.readouterr().out
+    runs = {run["memory"]: Run(**run) for run in kept(bench.output).values()}
+    state = 2 * 64 * 4 + 16  # two layers of 64 numbers, a position and an episode
+    assert runs["XL"].remembered == state
+    assert runs["KNN"].remembered == state + 3 * (64 * 4 + 16)
+    assert runs["KNN"].carried > runs["XL"].carried > 0
+    assert len(runs["XL"].curve) == 1
+    assert cells(list(runs.values()), "XL")[0] == f"{int(runs['XL'].solved_at is not None)} of 1"
+
+
+def test_reversible_gradients_agree_and_faults_are_seen(monkeypatch):
+    assert difference(3) <= AGREE
+    whole = reversible.keeping_all
+    monkeypatch.setattr(reversible, "keeping_all", lambda *given: whole(*given) * (1 + 1e-6))
+    assert difference(3) > AGREE
+
+
+def test_reversible_memory_is_told_in_times_of_few_layers():
+    points = [Point(name, n, 1_000_000, n * 10**6) for name in ("Reversible", "Add") for n in (2, 16)]
+    assert printed(reversible.table(points)).count("8.00") == 2
+
+
+def test_depth_counts_the_passes_of_each_way(tmp_path, capsys):
+    bench = DepthBench(
+        kinds=("online",), layers=2, corridor=2, steps=256, seeds=1, episodes=4, timed=6, simulations=5,
+        output=tmp_path / "runs.jsonl",
+    )  # fmt: skip
+    bench.run()
+    out = capsys.readouterr().out
+    assert "CALM, calibrated" in out
+    assert "promise broken" in out
+    passes = {
+        name + way: measured["passes"]
+        for name, run in zip(bench.depths("online"), kept(bench.output).values(), strict=True)
+        for way, measured in run["ways"].items()
+    }
+    assert passes["Fixed"] == passes["Universal"] == passes["CALM, all passes"] == 2
+    assert 1 <= passes["ACT"] <= 2
+    assert 1 <= passes["CALM, calibrated"] <= 2
+
+
+def test_promises_are_kept_and_their_breach_would_be_seen(monkeypatch):
+    def broken():
+        return (promises.chosen_risks(200, 200, 0.1) > promises.ALPHA).mean()
+
+    assert broken() <= 0.1
+    monkeypatch.setattr(promises, "keeps_risk", lambda losses, alpha, delta: losses.mean(axis=0) <= alpha)
+    assert broken() > 0.1
