@@ -87,12 +87,16 @@ def call(method: str, *arguments: Any, **named: Any) -> Call:
     return method, arguments, named
 
 
+FORGET = call("forget")
+"""Close the environment, if it was made; what that raises is nobody's business any more."""
+
+
 def serve(pipe: connection.Connection) -> None:
     """Answer calls until the other end is closed; each environment is made when it is first called.
 
     Args:
-        pipe: first what makes the environments comes in, by number, in a `CloudpickleWrapper`; then calls by
-            number. Their results, or a `Fault`, go out.
+        pipe: first what makes the environments comes in, by number, in a `CloudpickleWrapper`; then messages:
+            a number, and calls by environment. It goes out again with their results, or a `Fault` each.
     """
     _stand_apart()
     _leave_signals()
@@ -100,12 +104,10 @@ def serve(pipe: connection.Connection) -> None:
     served: dict[int, Served] = {}
     while True:
         try:
-            calls = pipe.recv()
+            number, calls = pipe.recv()
         except (EOFError, ConnectionResetError):  # the latter where an answer was left unread
-            break
-        _send(pipe, {i: _outcome(served, makes, i, call) for i, call in calls.items()})
-    for each in served.values():
-        each.env.close()
+            return
+        _send(pipe, number, {i: _outcome(served, makes, i, call) for i, call in calls.items()})
 
 
 def _stand_apart() -> None:
@@ -161,6 +163,8 @@ def end_group(pid: int) -> None:
 
 
 def _outcome(served: dict[int, Served], makes: Mapping[int, Make], i: int, call: Call) -> Any:
+    if call == FORGET:
+        return _forget(served, i)
     method, arguments, named = call
     try:
         if i not in served:
@@ -173,10 +177,17 @@ def _outcome(served: dict[int, Served], makes: Mapping[int, Make], i: int, call:
         return Fault.raised(error, arguments[0] if method in ("ask", "tell") else method)
 
 
-def _send(pipe: connection.Connection, results: dict[int, Any]) -> None:
+def _forget(served: dict[int, Served], i: int) -> None:
+    if i in served:
+        with suppress(Exception):
+            served.pop(i).env.close()
+
+
+def _send(pipe: connection.Connection, number: int, results: dict[int, Any]) -> None:
     try:
-        pipe.send(results)
+        pipe.send((number, results))
     except OSError:
         return  # the parent is gone
     except Exception as error:  # an info that cannot be sent, such as a lock
-        pipe.send(dict.fromkeys(results, Fault.raised(error, "what it gave, which no pipe takes")))
+        fault = Fault.raised(error, "what it gave, which no pipe takes")
+        pipe.send((number, dict.fromkeys(results, fault)))

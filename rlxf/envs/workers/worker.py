@@ -18,7 +18,7 @@ from typing import Any
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 
 from rlxf.envs.workers import serving
-from rlxf.envs.workers.serving import Call, Fault, Make, end_group, serve
+from rlxf.envs.workers.serving import FORGET, Call, Fault, Make, end_group, serve
 
 PATIENCE = 5.0
 """Seconds that a process gets to close its environments."""
@@ -41,6 +41,7 @@ class Worker:
     def __init__(self, makes: Mapping[int, Make]):
         self.environments = set(makes)
         self._asked_at = monotonic()
+        self._number = 0
         message = ForkingPickler.dumps(CloudpickleWrapper(dict(makes)))  # may fail: nothing is started yet
         context = _context()
         self.pipe, theirs = context.Pipe()
@@ -55,10 +56,11 @@ class Worker:
         """End the process at once."""
 
     def ask(self, calls: Mapping[int, Call]) -> None:
-        """Send calls by environment; `answers` gives what comes of them."""
+        """Send calls by environment; `answers` gives what comes of them, and of nothing asked before."""
         self._asked_at = monotonic()
+        self._number += 1
         with suppress(OSError):  # it is dead or stalls, and `answers` says so
-            self.pipe.send(dict(calls))
+            self.pipe.send((self._number, dict(calls)))
 
     def answers(self, deadline: float) -> dict[int, Any]:
         """The result of each call, or its `Fault`; one that is fatal is that of all environments here.
@@ -67,8 +69,10 @@ class Worker:
             deadline: by ``time.monotonic``, up to which it is waited for.
         """
         try:
-            if self.pipe.poll(max(0.0, deadline - monotonic())):
-                return dict(self.pipe.recv())
+            while self.pipe.poll(max(0.0, deadline - monotonic())):
+                number, results = self.pipe.recv()
+                if number == self._number:
+                    return dict(results)
         except BlockingIOError:
             pass  # it stalls amid its answer
         except (EOFError, OSError):
@@ -79,21 +83,38 @@ class Worker:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process ended while nobody asked it anything."""
-        return self.pipe.poll()
+        """Whether the process ended while nobody waited for an answer; those that came meanwhile are gone."""
+        try:
+            while self.pipe.poll():
+                self.pipe.recv()
+        except BlockingIOError:
+            self.end()  # it stalls amid an answer, of which nobody could read the rest
+        except (EOFError, OSError):
+            pass
+        else:
+            return False
+        return True
 
     def leave(self, environments: Iterable[int]) -> None:
-        """Go on without these environments; with the last of them the process ends."""
+        """Go on without these environments, which are closed; with the last of them the process ends."""
         self.environments -= set(environments)
-        if not self.environments:
+        if self.environments:
+            self.ask(dict.fromkeys(environments, FORGET))
+        else:
             self.end()
 
     def dismiss(self) -> None:
-        """Let the process close its environments and end; `end` does not wait for it any more."""
-        self.pipe.close()
+        """Let the process close its environments; `wait` is to come."""
+        self.ask(dict.fromkeys(self.environments, FORGET))
 
     def wait(self, deadline: float) -> None:
-        """Give a process that was dismissed until then to end, by ``time.monotonic``; then end it."""
+        """Give a process that was dismissed until then to end, by ``time.monotonic``; then end it.
+
+        That all is closed it has to say itself: where the fork server was killed, nobody tells whether a
+        process has ended.
+        """
+        self.answers(deadline)
+        self.pipe.close()
         self._process.join(max(0.0, deadline - monotonic()))
         self.end()
 

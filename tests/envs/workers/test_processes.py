@@ -6,6 +6,7 @@ import signal
 import sys
 from contextlib import closing
 from functools import partial
+from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from rlxf.envs.infos import LOST
 from rlxf.envs.workers import crew
 from rlxf.envs.workers.worker import Worker
 from tests.envs.workers.playing import is_gone, played, wait_until
-from tests.envs.workers.worlds import IMPATIENT, Clinging, Driven, Parental, breaking, made
+from tests.envs.workers.worlds import IMPATIENT, Breaking, Clinging, Driven, Marking, Parental, breaking, made
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")]
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
@@ -50,6 +51,24 @@ def test_those_that_do_not_close_share_one_deadline(monkeypatch):
     assert len(set(deadlines)) == 1
 
 
+def test_all_of_a_process_are_closed_though_the_first_raises_over_it(tmp_path):
+    marks = [tmp_path / str(i) for i in range(3)]
+    WorkerVecEnv([partial(Marking, mark) for mark in marks], Workers(2)).close()
+    assert all(mark.exists() for mark in marks)
+
+
+def test_one_that_raises_is_closed_in_a_process_that_goes_on(tmp_path):
+    mark, folder = tmp_path / "closed", tmp_path / "breaks"
+    folder.mkdir()
+    breaks = partial(Breaking, Marking(mark), ["step raises"], folder)
+    with closing(WorkerVecEnv([breaks, made], Workers(1, back_off=60.0))) as env:
+        env.reset()
+        list(played(env, 4))
+        wait_until(mark.exists)
+        assert env.absent().keys() == {0}
+        assert env.get_attr("mood", indices=1) == ["good"]
+
+
 @pytest.mark.parametrize("fault", ["cannot be made", "cannot be sent"])
 def test_no_process_is_left_where_one_environment_cannot_begin(tmp_path, fault):
     before, unsent = set(multiprocessing.active_children()), sys._getframe()
@@ -63,14 +82,20 @@ def test_no_process_is_left_where_one_environment_cannot_begin(tmp_path, fault):
     assert set(multiprocessing.active_children()) <= before
 
 
+@needs_proc
 def test_signals_to_a_whole_job_are_left_to_the_parent(tmp_path):
-    with closing(breaking(tmp_path)) as env:
+    """Also one that ends the server of the processes: they play on, and have time to close."""
+    marks = [tmp_path / str(i) for i in range(3)]
+    with closing(WorkerVecEnv([partial(Marking, mark) for mark in marks], Workers(3))) as env:
         env.reset()
         for pid in pids_of(env):
             assert os.getpgid(pid) != os.getpgrp()  # nor does Ctrl-C in a terminal reach it
             for each in JOB:
                 os.kill(pid, each)
+        os.kill(_forkserver._forkserver_pid, signal.SIGTERM)
+        wait_until(is_gone, _forkserver._forkserver_pid)
         assert not any(LOST in info for *_, infos in played(env, 5) for info in infos)
+    assert all(mark.exists() for mark in marks)
 
 
 @needs_proc

@@ -70,6 +70,19 @@ def test_one_that_hangs_over_a_question_is_asked_anew(tmp_path):
         assert env.restarts == 1
 
 
+def test_an_answer_that_nobody_waited_for_is_that_of_no_other_question(tmp_path):
+    """As behind Ctrl-C while environments are stepped."""
+    with closing(breaking(tmp_path)) as env:
+        env.reset()
+        env.step_async(np.zeros(3, np.int64))
+        assert env.get_attr("mood") == ["good"] * 3
+        env.step_async(np.zeros(3, np.int64))
+        assert all(worker.pipe.poll(60) for worker in env.crew._at.values())
+        assert env.absent() == {}
+        assert env.step(np.zeros(3, np.int64))[0].shape == (3, 3)
+        assert env.restarts == 0
+
+
 @pytest.mark.parametrize("amid", ["a question", "an answer"])
 def test_one_that_is_stopped_amid_a_message_has_broken(monkeypatch, amid):
     """No pipe holds as much at once, so that whoever writes waits for whoever reads."""

@@ -134,6 +134,19 @@ class Clinging(Seeded):
         time.sleep(10**6)
 
 
+class Marking(Seeded):
+    """Takes its time to close, leaves a mark then, and raises."""
+
+    def __init__(self, mark: Path):
+        super().__init__()
+        self.mark = mark
+
+    def close(self) -> None:
+        time.sleep(0.1)
+        self.mark.touch()
+        _raise()
+
+
 class Parental(Seeded):
     """Has environments in processes of its own, one of which hangs at its third step, and tells of all."""
 
