@@ -96,13 +96,17 @@ def _weights(*modules: nn.Module) -> list[Tensor]:
 
 
 class _Through(torch.autograd.Function):
-    """Sublayers in order. Backward each is undone, with the same random numbers, before those under it."""
+    """Sublayers in order. Backward each is undone, with the same random numbers, before those under it.
+
+    What is small and lasts, random states and gradients of weights, gets its room before what is large and
+    passes. Else it would end up in gaps that this leaves, into which, on CPU, no later one would fit again.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, sublayers: list[Sublayer], *weights: Tensor) -> Tensor:
-        halves, ctx.states = list(x.chunk(2, dim=-1)), []
-        for sublayer in sublayers:
-            ctx.states.append(RandomState.now(x))
+        halves, ctx.states = list(x.chunk(2, dim=-1)), [RandomState.now(x) for _ in sublayers]
+        for sublayer, state in zip(sublayers, ctx.states, strict=True):
+            state.renew(x)
             sublayer.forth(halves)
         ctx.sublayers, ctx.weights = sublayers, weights
         y = torch.cat(halves, dim=-1)
@@ -113,15 +117,17 @@ class _Through(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = ctx.saved_tensors
         halves, gradients = list(y.chunk(2, dim=-1)), list(gradient.chunk(2, dim=-1))
-        found: dict[Tensor, Tensor] = {}
+        found, reached = {weight: torch.zeros_like(weight) for weight in ctx.weights}, set()
         now = RandomState.now(y)
         for sublayer, state in zip(reversed(ctx.sublayers), reversed(ctx.states), strict=True):
             state.set()
             for weight, part in zip(sublayer.weights, sublayer.back(halves, gradients), strict=True):
                 if part is not None:
-                    found[weight] = part if weight not in found else found[weight] + part
+                    found[weight] += part
+                    reached.add(weight)
         now.set()
-        return torch.cat(gradients, dim=-1), None, *(found.get(weight) for weight in ctx.weights)
+        of_weights = (found[weight] if weight in reached else None for weight in ctx.weights)
+        return torch.cat(gradients, dim=-1), None, *of_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +142,12 @@ class RandomState:
     def now(cls, x: Tensor) -> "RandomState":
         """At present, for x's device."""
         return cls(torch.get_rng_state(), *get_device_states(x))
+
+    def renew(self, x: Tensor) -> None:
+        """Take down where they stand now, in place."""
+        now = RandomState.now(x)
+        for own, new in zip((self.cpu, *self.others), (now.cpu, *now.others), strict=True):
+            own.copy_(new)
 
     def set(self) -> None:
         """Go on from here."""
