@@ -14,6 +14,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from rlxf.envs.side_by_side import Make, is_one_level, side_by_side
@@ -63,9 +64,10 @@ class Served:
         return self.env.observation_space, self.env.action_space
 
     def reset(self, seed: int | None, options: dict[str, Any]) -> tuple[VecEnvObs, dict[str, Any]]:
-        """First observation, (1, ...), and its info."""
+        """First observation, (1, ...), and its info; a seed is that of the process's own generators, too."""
         if seed is not None:
             self.env.seed(seed)
+            set_random_seed(seed % 2**32)
         self.env.set_options(options)
         return self.env.reset(), self.env.reset_infos[0]
 
@@ -111,8 +113,9 @@ def serve(pipe: connection.Connection) -> None:
 
 
 def _stand_apart() -> None:
-    """End with the parent, even while an environment hangs; draw other numbers.
+    """End with the parent, even while an environment waits for ever; draw other numbers.
 
+    Native code that holds Python's lock and never gives it back keeps the process from seeing the parent end.
     What environments start is in a group of processes with this one, and ends with it (`end_group`). It is a
     session, too: Ctrl-C in a terminal reaches the training alone, and nobody here can be stopped by a
     terminal that is read or set from the background.

@@ -55,6 +55,11 @@ class WorkerVecEnv(VecEnv):
 
     A restart has a fresh seed, made of that of the environment and the number of its restarts.
 
+    The same steps for any number of processes have environments that draw from a generator of their own, as
+    ``np_random``. Those of a process share the global ones of Python, NumPy and torch, which are seeded with
+    each reset that has a seed: what is drawn from these is the same again for the same seed and number of
+    processes, as long as nothing breaks and no run is resumed.
+
     What goes to and fro is pickled: in both directions between a program and its own processes. These do not
     run the program's script again. What is defined there comes with ``makes``; what is registered there by an
     id, such as an environment, they do not know: give its class, or the spec, ``gymnasium.spec(id)``.
@@ -64,8 +69,9 @@ class WorkerVecEnv(VecEnv):
         workers: how many processes, and how patient.
 
     Raises:
-        BrokenEnvironmentError: if an environment cannot be made, or its first reset fails, and no process is
-            left then; later, if it breaks more often in a row than ``workers.restarts``.
+        BrokenEnvironmentError: if an environment cannot be made, and no process is left then. Later, if its
+            first reset fails, or if it breaks more often in a row than ``workers.restarts``: the processes
+            are there until `close`.
         ValueError: if there are more processes than environments.
     """
 

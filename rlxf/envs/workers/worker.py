@@ -31,8 +31,9 @@ class Worker:
 
     It is started like those of Stable-Baselines3's ``SubprocVecEnv``, by a fork server where there is one:
     threads of torch do not survive a plain fork. The server has imported what is needed, so a process is
-    there within milliseconds. When this object is gone, or this process, so is the worker, with all that its
-    environments have started.
+    there within milliseconds. When this object is gone, so is the worker, with all that its environments have
+    started; where this process is killed, the worker sees it and ends by itself, once a thread of Python can
+    run there.
 
     Args:
         makes: what makes each environment, by its number.

@@ -18,7 +18,7 @@ from rlxf.envs.infos import BROKEN, LOST
 from rlxf.envs.workers import crew
 from rlxf.evaluation import evaluate
 from tests.envs.workers.playing import played, until_back
-from tests.envs.workers.worlds import IMPATIENT, QUICK, SHOWN, VECTOR, breaking, made
+from tests.envs.workers.worlds import IMPATIENT, QUICK, SHOWN, VECTOR, Global, breaking, made
 from tests.evaluation.tasks import Idle
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")]
@@ -231,6 +231,16 @@ def test_those_that_broke_are_reset_with_the_others(tmp_path):
         alone.seed(0)
         assert_same(first, alone.reset())
         assert not any(LOST in info for info in env.step(np.zeros(3, np.int64))[3])
+
+
+def test_a_seed_says_what_is_drawn_from_global_generators():
+    found = []
+    for seed in (2**40, 2**40, 7):
+        with closing(WorkerVecEnv([Global] * 3, Workers(2))) as env:
+            env.seed(seed)
+            found.append(env.reset())
+    assert_same(*found[:2])
+    assert len(np.unique(np.stack(found[1:]))) == 18
 
 
 @pytest.mark.parametrize("fault", [{"number": 0}, {"number": 4}, {"timeout": 0}, {"restarts": -1}])

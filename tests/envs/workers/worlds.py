@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 
@@ -115,6 +117,15 @@ def breaking(marks: Path, *plan: str, n_envs: int = 3, number: int = 3, **option
     env = WorkerVecEnv(makes, Workers(number, **QUICK | options))
     env.seed(0)
     return env
+
+
+class Global(Seeded):
+    """Shows what it draws from the generators of the process."""
+
+    def reset(self, **asked: Any) -> Any:
+        super().reset(**asked)
+        drawn = [random.random(), np.random.random(), float(torch.rand(()))]  # noqa: NPY002
+        return np.array(drawn, np.float32), {}
 
 
 class Driven(Seeded):
