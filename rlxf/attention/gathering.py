@@ -34,6 +34,8 @@ def put_back(shares: Sequence[Share], parts: Sequence[Sequence[Tensor]], like: T
         like: the queries.
     """
     batch, _, length, size = like.shape
+    if not any(parts):  # every slot is empty
+        return torch.zeros_like(like)
     columns = [_column(share, some, batch * length) for share, some in zip(shares, parts, strict=True)]
     together = torch.cat(columns, dim=1) if len(columns) > 1 else columns[0]
     together = together.unflatten(0, (batch, length)).unflatten(-1, (-1, size)).transpose(1, 2)

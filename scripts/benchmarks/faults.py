@@ -16,6 +16,9 @@ from benchmarks.hurt_files import Found, altered, cut_while_written, mutated
 from benchmarks.killed_runs import AGENTS, SAVED, Killed, cost_of_saving, killed_runs
 from benchmarks.random_settings import Drawn, random_settings
 
+MOST_SAVING = 0.03
+"""Of the training's time."""
+
 
 @dataclass
 class Faults:
@@ -60,6 +63,9 @@ class Faults:
         self.output.write_text(json.dumps(told | {"saving": costs}, indent=1))
         Console().print(f"numbers: {self.output}")
         missed = [f"{kind}, {what}" for kind, all_ in found.items() for what in failures(all_)]
+        missed += [
+            f"saving a {name}: {cost[1]:.2%}" for name, cost in costs.items() if cost[1] >= MOST_SAVING
+        ]
         if missed:
             sys.exit("\n".join(missed))
 

@@ -111,13 +111,13 @@ def random_settings(name: str, cases: int, seed: int) -> Drawn:
     return found
 
 
-def judged(train: Callable[[], Any]) -> str:
-    """Train: what came of it."""
+def judged(training: Callable[[], Any]) -> str:
+    """What comes of a training."""
     before = Counted.made
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            train()
+            training()
         return "trained"
     except (ValueError, TypeError) as error:
         if Counted.made == before and str(error):
@@ -142,16 +142,14 @@ def online(chance: random.Random) -> None:
     core = spec(chance, memory=XL(8), pattern=Window(9), position=RoPE())
     gymnasium.registry["rlxf-bench/Counted-v0"].kwargs = kind
     agent = GTrXLPPO(policy, "rlxf-bench/Counted-v0", core=core, device="cpu", seed=0, **settings)
-    agent.learn(2 * settings["n_steps"] * settings["n_envs"])
-    check(agent)
+    train(agent, 2 * settings["n_steps"] * settings["n_envs"])
 
 
 def offline(chance: random.Random) -> None:
     """Two updates of a Decision Transformer."""
     data = trajectories(ACTIONS[chance.randrange(3)])
     agent = DecisionTransformer(data, core=spec(chance), device="cpu", seed=0, **drawn(OFFLINE, chance))
-    agent.learn(2)
-    check(agent)
+    train(agent, 2)
 
 
 TRAININGS: dict[str, Callable[[random.Random], None]] = {
@@ -183,6 +181,19 @@ def technique(axis: str, chance: random.Random) -> Any:
 def drawn(options: dict[str, tuple[Any, ...]], chance: random.Random) -> dict[str, Any]:
     """A value of each."""
     return {name: chance.choice(values) for name, values in options.items()}
+
+
+def train(agent: Any, steps: int) -> None:
+    """Take two updates.
+
+    Raises:
+        RuntimeError: if what the agent was built with is refused only now, or something is wrong.
+    """
+    try:
+        agent.learn(steps)
+    except (ValueError, TypeError) as error:
+        raise RuntimeError(f"refused amid its training: {error}") from error
+    check(agent)
 
 
 def check(agent: Any) -> None:

@@ -179,6 +179,16 @@ def test_some_of_the_queries(spec, monkeypatch):
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
 
 
+@each({repr(pattern): replace(SMALL, layers=1, pattern=pattern) for pattern in REMEMBERING[:2]})
+def test_where_all_slots_are_empty_nothing_is_seen(spec, monkeypatch):
+    """As what a Decision Transformer remembers of windows that all lie in short episodes."""
+    monkeypatch.setattr(relations, "SMALL", 0)
+    model, index = fresh(spec).double(), Index.empty(2, 30, torch.device("cpu"))
+    assert model.relation(index, index).shares is not None
+    y, _ = model(numbers(2, 30, spec.width), index)
+    assert y.isfinite().all()
+
+
 @pytest.mark.parametrize(
     "index",
     [
