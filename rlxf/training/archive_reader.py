@@ -32,21 +32,21 @@ def read_members(handle: BinaryIO, max_bytes: int) -> dict[str, Any]:
     """
     size = check_ends(handle, max_bytes)
     with _broken_zip("the directory"), zipfile.ZipFile(handle) as archive:
-        listed = _read_manifest(archive)
-        check_members(archive.infolist(), size)
+        _check_manifest(archive)
+        check_members(archive.infolist(), size)  # before anything is read that could be deflated
+        listed = _decode(MANIFEST, _read(archive, MANIFEST), load_manifest)
         check_complete(set(listed), set(archive.namelist()) - {MANIFEST})
         members = {name: _read_listed(archive, name, entry) for name, entry in listed.items()}
     check_seal(handle)
     return members
 
 
-def _read_manifest(archive: zipfile.ZipFile) -> dict[str, dict[str, Any]]:
+def _check_manifest(archive: zipfile.ZipFile) -> None:
     if MANIFEST not in archive.namelist():
         raise ValueError(f"it has no {MANIFEST}; it is incomplete or was not written by rlxf")
     size = archive.getinfo(MANIFEST).file_size
     if size > MAX_JSON_BYTES:
         raise ValueError(f"its {MANIFEST} of {size:,} bytes exceeds the limit of {MAX_JSON_BYTES:,}")
-    return _decode(MANIFEST, _read(archive, MANIFEST), load_manifest)
 
 
 def _read_listed(archive: zipfile.ZipFile, name: str, entry: dict[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -235,6 +236,16 @@ def test_every_byte_flipped_is_detected(path):
         altered = bytearray(data)
         altered[place] ^= 1 << place % 8
         assert refusal(path, bytes(altered)), f"byte {place}"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, 99])
+def test_what_claims_to_be_compressed_is_refused_unread(path, method):
+    data = write_sample(path)
+    for member in re.finditer(b"PK\x01\x02", data):  # entries of the directory
+        altered = bytearray(data)
+        altered[member.start() + 10 : member.start() + 12] = method.to_bytes(2, "little")
+        assert "is compressed" in refusal(path, bytes(altered))
 
 
 @pytest.mark.faults
