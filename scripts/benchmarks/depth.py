@@ -66,8 +66,9 @@ class DepthBench:
     GTrXLPPO on a T-Maze: Fixed; Universal, one layer again and again, and ACT, which is that until it has had
     enough; CALM by softmax. A Decision Transformer on a Minari dataset, read from MINARI_DATASETS_PATH: the
     same and DepthAdaptive. Hopper needs the extra mujoco; its actions are numbers, so CALM goes by its state
-    there. CALM's agents are evaluated twice, with all passes and with the threshold that `calibrate` found:
-    in episodes played for it, or in those of the data, which the agent learned from, and which promise less.
+    there, which is compared from the second pass on: with two layers it has nothing to save. CALM's agents
+    are evaluated twice, with all passes and with the threshold that `calibrate` found: in episodes played for
+    it, or in those of the data, which the agent learned from, and which promise less.
 
     Last, calibrations are simulated, to count how many break their promise. A training that is done is a line
     of the output and is not made again. A step is one of a single environment: of many, the slowest counts.
