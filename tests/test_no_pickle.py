@@ -25,6 +25,7 @@ SAFE_LOADERS = {
     "CLASSES[name]",
     "DecisionTransformer",
     "GTrXLPPO",
+    "MaskedPretraining",
     "SOURCES[name]",
     "cls",
     "json",
