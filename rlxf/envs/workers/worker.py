@@ -60,9 +60,8 @@ class Worker:
         """Send calls by environment; `answers` gives what comes of them, and of nothing asked before."""
         self._asked_at = monotonic()
         self._number += 1
-        message = ForkingPickler.dumps((self._number, dict(calls)))
-        with suppress(OSError), self._whole():  # it is dead or stalls, and `answers` says so
-            self.pipe.send_bytes(message)
+        with suppress(OSError):  # it is dead or stalls, and `answers` says so
+            self.pipe.send((self._number, dict(calls)))
 
     def answers(self, deadline: float) -> dict[int, Any]:
         """The result of each call, or its `Fault`; one that is fatal is that of all environments here.
@@ -72,7 +71,7 @@ class Worker:
         """
         try:
             while self.pipe.poll(max(0.0, deadline - monotonic())):
-                number, results = self._received()
+                number, results = self.pipe.recv()
                 if number == self._number:
                     return dict(results)
         except BlockingIOError:
@@ -88,10 +87,14 @@ class Worker:
         """Whether the process ended while nobody waited for an answer; those that came meanwhile are gone."""
         try:
             while self.pipe.poll():
-                self._received()
+                self.pipe.recv()
+        except BlockingIOError:
+            self.end()  # it stalls amid an answer, of which nobody could read the rest
         except (EOFError, OSError):
-            return True
-        return False
+            pass
+        else:
+            return False
+        return True
 
     def leave(self, environments: Iterable[int]) -> None:
         """Go on without these environments, which are closed; with the last of them the process ends."""
@@ -115,22 +118,6 @@ class Worker:
         self.pipe.close()
         self._process.join(max(0.0, deadline - monotonic()))
         self.end()
-
-    def _received(self) -> Any:
-        with self._whole():
-            message = self.pipe.recv_bytes()
-        return ForkingPickler.loads(message)
-
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """End the process where a message is cut, as by Ctrl-C: its rest would be taken for the next one."""
-        try:
-            yield
-        except (EOFError, ConnectionError):
-            raise  # it has ended by itself
-        except BaseException:
-            self.end()
-            raise
 
     def _lost(self, cause: str) -> dict[int, Any]:
         self.end()

@@ -1,6 +1,5 @@
 """Questions to environments in processes are answered, whatever became of the processes."""
 
-import itertools
 import os
 import signal
 from contextlib import closing
@@ -82,31 +81,6 @@ def test_an_answer_that_nobody_waited_for_is_that_of_no_other_question(tmp_path)
         assert env.absent() == {}
         assert env.step(np.zeros(3, np.int64))[0].shape == (3, 3)
         assert env.restarts == 0
-
-
-def test_one_is_lost_whose_answer_is_cut_by_an_interrupt(monkeypatch, tmp_path):
-    """Its rest would be taken for the next answer."""
-    with closing(breaking(tmp_path)) as env:
-        env.reset()
-        cut = env.crew._at[1]
-        monkeypatch.setattr(cut.pipe, "_recv", interrupted(cut.pipe._recv))
-        with pytest.raises(KeyboardInterrupt):
-            env.step(np.zeros(3, np.int64))
-        assert not cut._process.is_alive()
-        assert env.get_attr("mood") == ["good"] * 3
-        assert env.restarts == 1
-
-
-def interrupted(read):
-    """Ctrl-C comes between the length of a message and the message."""
-    reads = itertools.count()
-
-    def cut(*arguments):
-        if next(reads) == 1:
-            raise KeyboardInterrupt
-        return read(*arguments)
-
-    return cut
 
 
 @pytest.mark.parametrize("amid", ["a question", "an answer"])
