@@ -79,6 +79,19 @@ def statistics(env):
     return [np.array(part).tolist() for part in parts]
 
 
+def in_acting(agent, value):
+    """What the critic says of environment 1 while it acts."""
+
+    def hook(module, given, output):
+        if module.training:
+            return output
+        output = output.clone()
+        output[1] = value
+        return output
+
+    agent.policy.value_net.register_forward_hook(hook)
+
+
 def in_critic(agent, value):
     def hook(module, given, output):
         return output * value if module.training else output
@@ -91,6 +104,7 @@ ONLINE = {
     "observation": (FaultyEnvironmentError, "observation of environment 1 is not finite at its step 20"),
     "reward": (FaultyEnvironmentError, "reward of environment 1 is not finite at its step 20"),
     "last observation": (FaultyEnvironmentError, "last observation of environment 1 .* its step 21"),
+    "value": (NumericalError, "the update behind step 96: the .* of environment 1 is .* at step "),
     "return": (NumericalError, "the update behind step 96: the .* of environment 1 is .* at step 3 "),
     "loss": (NumericalError, "the update behind step 96: the loss is .*value_loss is"),
     "gradient": (NumericalError, "the update behind step 96: the gradient of transformer.* has a number"),
@@ -100,6 +114,8 @@ ONLINE = {
 def inject_online(agent, fault, place, value, monkeypatch):
     if place == "loss":
         in_critic(agent, value)
+    elif place == "value":
+        in_acting(agent, value)
     elif place == "gradient":
         agent.policy.transformer.get_parameter(name_of_one(agent.policy.transformer)).register_hook(
             spoiled(value)
