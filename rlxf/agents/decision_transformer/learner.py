@@ -511,7 +511,8 @@ class DecisionTransformer(WindowLearner):
         """What is shown, and the steps that end with it."""
         shown = read_shown(observation, self.facts, self.device)
         start = started(shown, episode_start)
-        self.policy.eval()
+        if self.policy.training:  # to look at each module takes a tenth of a step
+            self.policy.eval()
         length = self.context_length + self.policy.remembered
         state = no_steps(self.policy, shown, length) if state is None else state
         if len(state.mask) != len(start):

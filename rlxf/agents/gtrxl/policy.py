@@ -279,7 +279,8 @@ class GTrXLPolicy(BasePolicy):
         episode_start: np.ndarray | None,
     ) -> tuple[Tensor, Acting, bool]:
         """Outputs (E, C) to choose by, the state, and whether there was an axis for environments."""
-        self.set_training_mode(False)
+        if self.training:  # to look at each module takes time in every step
+            self.set_training_mode(False)
         obs, batched = self.obs_to_tensor(observation)
         acting, start = self._continue(state, episode_start, _batch_size(obs))
         latent = self.act_early(obs, acting, acting.advance(start))
