@@ -61,7 +61,7 @@ def test_hostile_files_run_nothing_and_take_no_memory(tmp_path, name):
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_any_settings_train_or_are_refused_at_once(name):
-    found = random_settings(name, 25, 2)
+    found = random_settings(name, 20, 2)
     assert found.wrong == 0
     assert found.trained > 0
     assert found.refused > 0
