@@ -17,7 +17,7 @@ from rlxf.cli.counts import check_counts, check_from_zero
 from rlxf.cli.keeping import keep, naming
 from rlxf.cli.offline_learner import WindowOptions
 from rlxf.cli.pretrained import PRETRAINING
-from rlxf.cli.resumable import learn_resumably, options_of, steps_in
+from rlxf.cli.resumable import config_read, learn_resumably, options_of, steps_in
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.together import join_others
 from rlxf.envs.trajectories import load_trajectories
@@ -81,12 +81,10 @@ class Pretrain:
         Raises:
             ValueError: if its ``config.json`` lacks one.
         """
-        try:
+        with config_read(run):
             own = {name: run.config[name] for name in OWN} | {"dataset": tuple(run.config["dataset"])}
             learner = options_of(WindowOptions, run.config)
             core = TransformerSpec.from_dict(run.config["core"])
-        except KeyError as error:
-            raise ValueError(f"{run.path} was made by another rlxf: its config.json lacks {error}") from error
         return cls(**own, run=run.path, progress_bar=progress_bar, learner=learner, core=core)
 
     def prepare_again(self, run: RunFolder) -> Callable[[], None]:

@@ -1,7 +1,8 @@
 """A training that is saved while it goes on, and that stops where it can be resumed."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from signal import Signals
@@ -57,6 +58,19 @@ def learn_resumably(
         raise
     if signal:
         _leave(Signals(signal), run)
+
+
+@contextmanager
+def config_read(run: RunFolder) -> Iterator[None]:
+    """While options are taken from the ``config.json`` of a run, a missing one is told with the run.
+
+    Raises:
+        ValueError: in place of the KeyError.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{run.path} was made by another rlxf: its config.json lacks {error}") from error
 
 
 def options_of(kind: type[Options], config: Mapping[str, Any]) -> Options:

@@ -21,7 +21,7 @@ from rlxf.cli.keeping import keep, naming
 from rlxf.cli.offline_env import check_named, make_offline_env
 from rlxf.cli.offline_learner import OfflineLearner
 from rlxf.cli.pretrained import begin_with
-from rlxf.cli.resumable import learn_resumably, options_of, steps_in
+from rlxf.cli.resumable import config_read, learn_resumably, options_of, steps_in
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Json
 from rlxf.cli.together import join_others, log_of, new_run, started_anew
@@ -126,12 +126,10 @@ class TrainDecisionTransformer:
             ValueError: if its ``config.json`` lacks one.
         """
         config = {"env_kwargs": {}} | run.config  # it is missing where there was no choice yet
-        try:
+        with config_read(run):
             learner = options_of(OfflineLearner, config)
             own = {name: config[name] for name in OWN}
             core = TransformerSpec.from_dict(config["core"])
-        except KeyError as error:
-            raise ValueError(f"{run.path} was made by another rlxf: its config.json lacks {error}") from error
         pretrained = None if own["pretrained"] is None else Path(own["pretrained"])
         again = own | {name: tuple(own[name]) for name in ("dataset", "target_returns")}
         again |= {"pretrained": pretrained, "run": run.path, "progress_bar": progress_bar}

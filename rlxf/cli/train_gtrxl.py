@@ -22,7 +22,7 @@ from rlxf.cli.looks import Looks
 from rlxf.cli.normalization import normalised, normalised_alike
 from rlxf.cli.pretrained import begin_with
 from rlxf.cli.processes import Processes
-from rlxf.cli.resumable import learn_resumably, options_of, steps_in
+from rlxf.cli.resumable import config_read, learn_resumably, options_of, steps_in
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Task
 from rlxf.cli.together import join_others, log_of, new_run, started_anew
@@ -107,7 +107,7 @@ class TrainGTrXL:
         Raises:
             ValueError: if its ``config.json`` lacks one.
         """
-        try:
+        with config_read(run):
             parts = {
                 "task": options_of(Task, run.config),
                 "processes": options_of(Processes, run.config),
@@ -116,8 +116,6 @@ class TrainGTrXL:
                 "core": TransformerSpec.from_dict(run.config["core"]),
             }
             own = {name: run.config[name] for name in OWN}
-        except KeyError as error:
-            raise ValueError(f"{run.path} was made by another rlxf: its config.json lacks {error}") from error
         return cls(**own | parts, run=run.path, progress_bar=progress_bar)
 
     def prepare_again(self, run: RunFolder) -> Callable[[], None]:
