@@ -1,9 +1,9 @@
 """A long context of a Decision Transformer: what a sparse pattern saves, and what it costs in returns."""
 
-import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import fresh_processes, machine
+from benchmarks.kept import made
 from benchmarks.update_clock import UpdateClock
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.decision_transformer import decision_transformer
@@ -53,7 +53,8 @@ class Context:
     """Time of an update and returns of a Decision Transformer with a context of 300 steps, by its pattern.
 
     The small setting: width 64, 2 layers, 1 head. The dataset is read from MINARI_DATASETS_PATH; Hopper needs
-    the extra mujoco. Processor time counts: other work on the machine matters little.
+    the extra mujoco. Processor time counts: other work on the machine matters little. An agent that is done
+    is a line of the output and is not made again.
     """
 
     dataset: str = "rlxf/hopper/medium-replay-like-v0"
@@ -70,24 +71,24 @@ class Context:
     """Episodes of an evaluation. What is asked for is the largest return of the data."""
     processes: int = 2
     """Agents at a time, one thread each."""
-    output: Path = Path("runs/bench-context.json")
-    """Where to write all numbers."""
+    output: Path = Path("runs/bench-context.jsonl")
+    """Where to write each agent's numbers."""
 
     def run(self) -> None:
-        """Train and evaluate all, print the tables, write all numbers."""
-        runs = list(self.finished())
+        """Train and evaluate what is missing, print the tables, write each agent as it is done."""
+        jobs: dict[str, Callable[[], Run]] = {
+            self.key(name, seed): partial(self.learn, name, seed)
+            for seed in range(self.seeds)
+            for name in PATTERNS
+        }
+        runs = [Run(**run) for run in made(jobs, self.processes, self.output).values()]
         Console().print(speeds(runs), compare(reports(runs), f"{self.dataset}, all seeds", "pattern"))
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        found = {"machine": machine(), "runs": [asdict(run) for run in runs]}
-        self.output.write_text(json.dumps(found, indent=1))
         Console().print(f"numbers: {self.output}")
 
-    def finished(self) -> Iterator[Run]:
-        """The runs in order."""
-        with fresh_processes(self.processes) as pool:
-            jobs = [pool.submit(self.learn, name, seed) for seed in range(self.seeds) for name in PATTERNS]
-            for job in jobs:
-                yield job.result()
+    def key(self, name: str, seed: int) -> str:
+        """What tells an agent from others."""
+        sizes = f"K {self.context_length}, batch {self.batch_size}, {self.updates} updates"
+        return f"{self.dataset}, {name}, {sizes}, {self.episodes} episodes, seed {seed}"
 
     def learn(self, name: str, seed: int) -> Run:
         """One agent from its first update to its evaluation."""
