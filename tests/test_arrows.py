@@ -24,7 +24,7 @@ MAY_IMPORT = {
 COMMANDS = {home.partition(":")[0] for home in commands.COMMANDS.values()}
 TECHNIQUES = {"positions", "patterns", "kernels", "memory", "residuals", "heads"}
 JOINERS = {"block", "depth", "spec", "transformer"}
-EXTRAS = {"rlxf.attention.heads.search": {"faiss"}}
+EXTRAS = {"rlxf.attention.with_faiss": {"faiss"}}
 """What a module of the core imports beside torch, where it is asked for and installed."""
 
 

@@ -15,7 +15,7 @@ from rlxf.attention.depth.base import Depth
 from rlxf.attention.depth.exits import ExitDepth
 from rlxf.attention.heads.base import OutputHead
 from rlxf.attention.heads.datastore import Datastore, Neighbours
-from rlxf.attention.heads.search import check_index
+from rlxf.attention.with_faiss import check_index
 from rlxf.envs.trajectories import DatasetError, Trajectories
 from rlxf.envs.trajectories.matching import action_mismatch, observation_mismatch
 

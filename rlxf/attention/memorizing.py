@@ -11,8 +11,10 @@ from rlxf.attention.attention import Attention, LayerCache, Projected
 from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import Kernel, LayerMemory
 from rlxf.attention.memory.far import FarRelation
+from rlxf.attention.memory.nearest import NEAREST
 from rlxf.attention.positions.base import Position
 from rlxf.attention.relation import Relation
+from rlxf.attention.with_faiss import check_index
 
 SCORES = 2**24
 """Scores that are held at a time while the nearest are looked for: 64 MB in float32."""
@@ -49,10 +51,19 @@ class MemorizingAttention(Attention):
     """The layer of a `KNN` memory that finds far tokens: ``log_scale`` (H,) is s, ``gate`` (H,) is w."""
 
     def __init__(
-        self, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float, top: int
+        self,
+        width: int,
+        heads: int,
+        position: Position | None,
+        kernel: Kernel,
+        dropout: float,
+        top: int,
+        index: str,
     ):
         super().__init__(width, heads, position, kernel, dropout)
+        check_index(index)
         self.top = top
+        self.nearest = NEAREST[index]
         self.log_scale = nn.Parameter(torch.full((heads,), math.log(START)))
         self.gate = nn.Parameter(torch.zeros(heads))
 
@@ -133,7 +144,7 @@ class MemorizingAttention(Attention):
         size = max(1, SCORES // max(1, keys[..., 0].numel()))
         with torch.no_grad():
             pairs = zip(q.split(size, dim=2), found.split(size, dim=1), strict=True)
-            chosen = torch.cat([nearest(some, keys, seen, self.top) for some, seen in pairs], dim=2)
+            chosen = torch.cat([self.nearest(some, keys, seen, self.top) for some, seen in pairs], dim=2)
         seen = found[:, None].expand(-1, q.shape[1], -1, -1).gather(-1, chosen)
         scores = (q[..., None, :] * picked(keys, chosen)).sum(-1) * self.size**-0.5
         weight = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1)
@@ -144,15 +155,6 @@ def findable(relation: Relation) -> Tensor:
     """(B, Tq, F) bool: which tokens are far from which query."""
     assert isinstance(relation, FarRelation)
     return relation.findable
-
-
-def nearest(q: Tensor, keys: Tensor, found: Tensor, top: int) -> Tensor:
-    """Of keys (B, H, F, D) those with the largest products with q (B, H, Tq, D), where found (B, Tq, F).
-
-    Their numbers, (B, H, Tq, top), or fewer if there are fewer keys; any number where not found.
-    """
-    scores = (q @ keys.transpose(-1, -2)).masked_fill(~found[:, None], -torch.inf)
-    return scores.topk(min(top, keys.shape[2]), dim=-1).indices
 
 
 def picked(x: Tensor, chosen: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def self_attention(spec: "TransformerSpec") -> "Attention | SidedAttention":
         out = orthogonal_linear(spec.width, spec.width)
         return SidedAttention(pattern.global_tokens, SideOfQueries(*given), SideOfQueries(*given), out)
     if isinstance(spec.memory, KNN):
-        return MemorizingAttention(*given, spec.memory.top)
+        return MemorizingAttention(*given, spec.memory.top, spec.memory.index)
     return (SharedAttention if isinstance(spec.kernel, LSH) else Attention)(*given)
 
 

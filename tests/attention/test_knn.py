@@ -1,5 +1,6 @@
 """KNN memory: what is found, by a loop; what is kept of one layer; who learns from it."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from rlxf.attention import (
 from rlxf.attention import memorizing as finding
 from rlxf.attention.index import EMPTY
 from rlxf.attention.inspection import attention_weights
+from rlxf.attention.memory.nearest import NEAREST
 from tests.attention.oracle import close
 from tests.attention.passes import act, agree, learn
 from tests.attention.specs import DEFAULT, built, fresh
@@ -72,6 +74,23 @@ def slow_attention(block, x: Tensor, index: Index, t: int) -> Tensor:
 
 def long_run(spec, length: int = 20):
     return world(spec, Index.range(2, length))
+
+
+@given(drawn=segmented(moves=ANYWHERE))
+@settings(max_examples=10)
+def test_faiss_finds_the_same(drawn):
+    pytest.importorskip("faiss")
+    index, lengths = drawn
+    model, run = built(replace(SPEC, memory=replace(MEMORY, index="faiss"))), world(SPEC, index)
+    theirs, _ = learn(model, run, lengths)
+    model.blocks[MEMORY.number(SPEC.layers)].attention.nearest = NEAREST["torch"]
+    close(theirs, learn(model, run, lengths)[0])
+
+
+def test_faiss_that_is_not_installed_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(ImportError, match=r'needs faiss: pip install "rlxf\[knn\]", or take index="torch"'):
+        replace(SPEC, memory=replace(MEMORY, index="faiss")).build()
 
 
 def test_a_far_token_counts_and_one_too_far_does_not():

@@ -1,12 +1,12 @@
 """Exact search for the nearest keys of a datastore."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlxf.attention.heads.datastore import Datastore
+from rlxf.attention.with_faiss import as_faiss, faiss
 
 Search = Callable[[Tensor, int], Tensor]
 """Queries (B, C), k -> int64 (B, k): the pairs with the nearest keys; of equally near ones, any of them."""
@@ -71,8 +71,8 @@ class FaissSearch:
 
     def __init__(self, store: Datastore):
         self.store = store
-        self._index = _faiss().IndexFlatL2(store.keys.shape[1])
-        self._index.add(_as_faiss(store.keys))
+        self._index = faiss().IndexFlatL2(store.keys.shape[1])
+        self._index.add(as_faiss(store.keys))
 
     def __call__(self, queries: Tensor, k: int) -> Tensor:
         """See `Search`.
@@ -81,28 +81,8 @@ class FaissSearch:
             ValueError: if there are fewer than k pairs.
         """
         self.store.check_reach(k)
-        entries = self._index.search(_as_faiss(queries), k)[1]
+        entries = self._index.search(as_faiss(queries), k)[1]
         return torch.from_numpy(entries).to(queries.device)
-
-
-def check_index(name: str) -> None:
-    """Raise ImportError if the index of that name wants what is not installed."""
-    if name == "faiss":
-        _faiss()
-
-
-def _faiss() -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise ImportError(
-            f'index="faiss" needs faiss: pip install "rlxf[knn]", or take index="torch" ({error})'
-        ) from error
-    return faiss
-
-
-def _as_faiss(x: Tensor) -> Any:
-    return x.detach().float().cpu().contiguous().numpy()
 
 
 SEARCHES: dict[str, type[TorchSearch] | type[FaissSearch]] = {"torch": TorchSearch, "faiss": FaissSearch}

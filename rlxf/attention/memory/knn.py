@@ -6,11 +6,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rlxf.attention.checks import check_whole
+from rlxf.attention.checks import check_whole, check_word
 from rlxf.attention.index import Index
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.memory.knn_recall import KNNRecall
+from rlxf.attention.memory.nearest import NEAREST
 from rlxf.attention.memory.state import State, joined
 from rlxf.attention.memory.xl import XL
 from rlxf.attention.patterns.base import GlobalTokens
@@ -31,7 +32,9 @@ class KNN(Memory):
     No gradient flows into the keys and values that are found, of tokens of the same segment neither. A state
     holds the inputs of that one layer for N tokens; they are projected by the weights of the day.
 
-    The k nearest are found exactly, by ``torch.topk``, each step among all N.
+    The k nearest are found exactly, each step among all N: by ``torch.topk``, or with index="faiss" by a flat
+    index of faiss for each row and head. What is remembered changes with each step and differs from query to
+    query, so there is nothing that an index could prepare: "torch" is the faster one.
 
     Source: Wu et al. 2022, arXiv:2203.08913, section 3.
 
@@ -40,10 +43,11 @@ class KNN(Memory):
         far: N, older tokens remembered by one layer.
         top: k, how many of these a query finds.
         layer: that layer, counted from 1; None for the one at three quarters of the depth, as in the paper.
+        index: who finds them: "torch", or "faiss" with the extra knn, on the CPU. Both find the same.
 
     Raises:
         TypeError: if one of them is no whole number.
-        ValueError: if one is less than 1, or top more than far.
+        ValueError: if one is less than 1, top more than far, or there is no such index.
     """
 
     paper: ClassVar[str] = "Wu et al. 2022, arXiv:2203.08913"
@@ -53,12 +57,14 @@ class KNN(Memory):
     far: int = 8192
     top: int = 32
     layer: int | None = None
+    index: str = "torch"
 
     def __post_init__(self) -> None:
         for name in ("length", "far", "top"):
             check_whole(f"KNN memory {name}", getattr(self, name))
         if self.layer is not None:
             check_whole("KNN layer", self.layer)
+        check_word("KNN index", self.index, tuple(NEAREST))
         if self.top > self.far:
             raise ValueError(f"KNN top must be at most far={self.far}, got {self.top}")
 
