@@ -58,7 +58,7 @@ class MemorizingAttention(Attention):
         kernel: Kernel,
         dropout: float,
         top: int,
-        index: str,
+        index: str = "torch",
     ):
         super().__init__(width, heads, position, kernel, dropout)
         check_index(index)
@@ -77,10 +77,10 @@ class MemorizingAttention(Attention):
         """See `Attention`: (B, H, T, F + M + T)."""
         (k, _), near = self._parted(memory, relation)
         of_near = super().weights(x, near, relation)
-        q, found = self.ask(relation.queries(x)), findable(relation)
-        chosen, weight = self._nearest(q, k, found)
+        assert isinstance(relation, FarRelation)
+        q = self.ask(relation.queries(x))
+        chosen, weight, g = self._nearest(q, k, relation.findable())
         of_far = q.new_zeros(*q.shape[:3], k.shape[2]).scatter(-1, chosen, weight)
-        g = self._g(found)
         return torch.cat([g * of_far, (1 - g) * of_near], dim=-1)
 
     def step(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> Tensor:
@@ -125,36 +125,37 @@ class MemorizingAttention(Attention):
         return self.far(far), tuple(part[:, :, count:] for part in memory)
 
     def _with_far(self, q: Tensor, near: Tensor, far: tuple[Tensor, Tensor], relation: Relation) -> Tensor:
-        """``g o_far + (1 - g) o_near``: near (B, H, Tq, D), far keys and values (B, H, F, D)."""
-        found, (keys, values) = findable(relation), far
-        if not keys.shape[2]:
+        """``g o_far + (1 - g) o_near``: near (B, H, Tq, D), far keys and values (B, H, F, D).
+
+        Some queries at a time: what lies between all of them and thousands of tokens is too much to hold.
+        """
+        assert isinstance(relation, FarRelation)
+        if not far[0].shape[2]:
             return near
-        chosen, weight = self._nearest(q, keys, found)
+        size = max(1, SCORES // far[0][..., 0].numel())
+        stretches = (slice(start, start + size) for start in range(0, q.shape[2], size))
+        mixed = [self._mixed(q[:, :, s], near[:, :, s], far, relation.findable(s)) for s in stretches]
+        return torch.cat(mixed, dim=2)
+
+    def _mixed(self, q: Tensor, near: Tensor, far: tuple[Tensor, Tensor], found: Tensor) -> Tensor:
+        """The same for all queries at once, given what they may find, (B, Tq, F)."""
+        keys, values = far
+        chosen, weight, g = self._nearest(q, keys, found)
         o = (weight[..., None] * picked(values, chosen)).sum(-2)
-        g = self._g(found)
         return g * o + (1 - g) * near
 
-    def _g(self, found: Tensor) -> Tensor:
-        """(B, H, Tq, 1): the gate, 0 for queries that have nothing to find, found (B, Tq, F)."""
-        g = self.gate.sigmoid()[:, None, None]
-        return g * found.any(-1)[:, None, :, None]
+    def _nearest(self, q: Tensor, keys: Tensor, found: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Which k keys have the largest scores; their softmax, 0 where not found; and the gate.
 
-    def _nearest(self, q: Tensor, keys: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
-        """Which k keys have the largest scores, and their softmax, 0 where not found: (B, H, Tq, k) each."""
-        size = max(1, SCORES // max(1, keys[..., 0].numel()))
+        The first two are (B, H, Tq, k), the gate (B, H, Tq, 1), 0 for queries that have nothing to find.
+        """
         with torch.no_grad():
-            pairs = zip(q.split(size, dim=2), found.split(size, dim=1), strict=True)
-            chosen = torch.cat([self.nearest(some, keys, seen, self.top) for some, seen in pairs], dim=2)
+            chosen = self.nearest(q, keys, found, self.top)
         seen = found[:, None].expand(-1, q.shape[1], -1, -1).gather(-1, chosen)
         scores = (q[..., None, :] * picked(keys, chosen)).sum(-1) * self.size**-0.5
         weight = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1)
-        return chosen, drop_some(weight * seen, self._dropout)
-
-
-def findable(relation: Relation) -> Tensor:
-    """(B, Tq, F) bool: which tokens are far from which query."""
-    assert isinstance(relation, FarRelation)
-    return relation.findable
+        g = self.gate.sigmoid()[:, None, None] * seen.any(-1, keepdim=True)
+        return chosen, drop_some(weight * seen, self._dropout), g
 
 
 def picked(x: Tensor, chosen: Tensor) -> Tensor:

@@ -81,10 +81,24 @@ class Transformer(nn.Module):
             ValueError: if there is a context but no cross-attention, or the other way round.
         """
         y, hidden = self.encode(x, index, state, context)
-        if self.spec.memory is None:
-            return y, None
-        state = state or self.initial_state(x.shape[0])
-        return y, self.spec.memory(state, torch.stack(hidden), index)
+        return y, None if self.spec.memory is None else self._after(state, hidden, index)
+
+    @torch.no_grad()
+    def remember(
+        self, x: Tensor, index: Index, state: State | None = None, context: Context | None = None
+    ) -> State:
+        """The state that `forward` gives, for a transformer with memory, without the outputs.
+
+        So the last layer works for one token alone. Arguments as in `forward`.
+        """
+        _, hidden = self.encode(x, index, state, context, wanted=slice(-1, None))
+        return self._after(state, hidden, index)
+
+    def _after(self, state: State | None, hidden: Sequence[Tensor], index: Index) -> State:
+        """The state after a segment, given the inputs of each layer (B, T, C)."""
+        assert self.spec.memory is not None
+        state = state or self.initial_state(len(index.episode))
+        return self.spec.memory(state, torch.stack(list(hidden)), index)
 
     def encode(
         self,

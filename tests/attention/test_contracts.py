@@ -262,6 +262,13 @@ def test_state_in_is_left_as_it_was(spec):
 
 
 @each(WITH_MEMORY)
+def test_a_state_may_be_had_without_outputs(spec):
+    state, run = remembered(spec, 2, 6)
+    _, expected = built(spec)(run.x, run.index, state, run.context)
+    same_state(built(spec).remember(run.x, run.index, state, run.context), expected)
+
+
+@each(WITH_MEMORY)
 def test_no_gradient_flows_into_memory(spec):
     model, run = built(spec), world(spec, Index.range(2, 6))
     x = run.x.requires_grad_()

@@ -102,6 +102,15 @@ def test_a_far_token_counts_and_one_too_far_does_not():
     assert moved.nonzero()[:, 0].tolist() == list(range(3, 3 + farthest + 1))
 
 
+@pytest.mark.parametrize("filled", [0, 1, 4, 9])
+def test_slots_that_no_row_has_filled_are_left_out(filled):
+    model, run = built(SPEC), long_run(SPEC, MEMORY.length + filled + 3)
+    _, state = model(run.x[:, :-3], Index.range(2, run.length - 3))
+    assert state.older.begun.index.shape == (2, min(filled, MEMORY.far))
+    y, _ = model(run.x[:, -3:], Index.range(2, 3, start=run.length - 3), state)
+    close(y, model(run.x, run.index)[0][:, -3:])
+
+
 def test_one_layer_alone_remembers_more():
     run = long_run(SPEC)
     _, state = built(SPEC)(run.x, run.index)

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from rlxf.attention import KNN, Full, Index, Softmax
-from rlxf.attention.memorizing import MemorizingAttention, nearest
+from rlxf.attention.memorizing import MemorizingAttention
 from rlxf.attention.memory.far import FarRelation
+from rlxf.attention.memory.nearest import by_torch
 from tests.attention.oracle import close, fill, load, put
 
 VECTOR = load("memorizing")
@@ -58,5 +59,5 @@ def test_near_and_far_alone():
 def test_the_nearest_keys_are_found():
     module = attention(VECTOR["w_gate"])
     q = module._marked(by_head(X @ VECTOR["w_q"]), X)
-    chosen = nearest(q, module.far((by_head(KEYS), by_head(VALUES)))[0], relation().findable, TOP)
+    chosen = by_torch(q, module.far((by_head(KEYS), by_head(VALUES)))[0], relation().findable(), TOP)
     assert torch.equal(chosen.sort().values, VECTOR["in_top_idx"].sort().values)

@@ -115,11 +115,17 @@ class DecisionTransformerModel(TrajectoryModel):
         """The tokens to read, where they stand, and what is remembered from before them."""
         index, state = steps.index, None
         if self.remembered:
-            state = self._remember(steps.between(0, self.remembered))
+            state = self._remember(steps.between(self._padding(steps), self.remembered))
             steps = steps.between(self.remembered, steps.mask.shape[1])
         tokens = self.tokens(steps)
         return {"x": tokens, "index": index.last(tokens.shape[1]), "state": state}
 
+    def _padding(self, steps: Steps) -> int:
+        """How many columns to remember hold no step of any row: episodes may be shorter than the memory."""
+        return int((steps.mask[:, : self.remembered].cumsum(1).sum(0) == 0).sum())
+
     @torch.no_grad()
     def _remember(self, steps: Steps) -> State | None:
-        return self.transformer(self.tokens(steps), steps.index)[1]
+        if not steps.mask.shape[1]:
+            return None
+        return self.transformer.remember(self.tokens(steps), steps.index)

@@ -59,7 +59,7 @@ class Past:
             part = slice(start, start + segment_length)
             index, previous = self.index.at(part), self.previous[:, part].flatten(0, 1)
             tokens = policy.tokens(_flat(_steps(self.obs, part)), previous).unflatten(0, tuple(index.shape))
-            state = policy.transformer(tokens, index, state)[1]
+            state = policy.transformer.remember(tokens, index, state)
         return state
 
     @property

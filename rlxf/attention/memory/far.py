@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -37,9 +36,9 @@ class FarRelation(Relation):
         own = cls(**near, memory=memory, far=far, slot=slot)
         return [*relations[:number], own, *relations[number + 1 :]]
 
-    @cached_property
-    def findable(self) -> Tensor:
-        """(B, Tq, F) bool: tokens of the query's episode that are far."""
-        i, j = self.query.position[:, :, None], self.far.position[:, None, :]
-        same = self.query.episode[:, :, None] == self.far.episode[:, None, :]
+    def findable(self, queries: slice = slice(None)) -> Tensor:
+        """(B, Tq, F) bool: which tokens of its episode are far, for some of the queries."""
+        query = self.query.at(queries)
+        i, j = query.position[:, :, None], self.far.position[:, None, :]
+        same = query.episode[:, :, None] == self.far.episode[:, None, :]
         return same & (self.far.episode != EMPTY)[:, None, :] & self.memory.shows_far(i, j)

@@ -7,7 +7,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from rlxf.attention.index import Index
+from rlxf.attention.index import EMPTY, Index
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +37,12 @@ class State:
     def last(self, length: int) -> "State":
         """The last tokens alone, at most ``length``, as views."""
         return self.at(slice(max(0, self.index.shape[1] - length), None))
+
+    @property
+    def begun(self) -> "State":
+        """Without the oldest slots, as far as these are empty in all rows; the rest as views."""
+        filled = (self.index.episode != EMPTY).any(0)
+        return self.last(len(filled) - int((filled.cumsum(0) == 0).sum()))
 
     def rows(self, rows: Tensor) -> "State":
         """The chosen rows of the batch: ``rows`` is a bool (B,) or an int64 (N,) tensor."""

@@ -46,6 +46,20 @@ def test_outputs_do_not_see_what_comes_later(core, part):
         assert moved[k + 1 : k + 2].all()
 
 
+@pytest.mark.parametrize("core", [name for name, core in CORES.items() if core.memory is not None])
+@pytest.mark.parametrize("starts", [[0], [2], [0, 2]])
+def test_a_memory_longer_than_episodes_reads_no_padding(core, starts, monkeypatch):
+    agent = small_agent(core=replace(CORES[core], dropout=0.0))
+    model, batch, read = agent.policy, windows(agent, starts), []
+    remember = model.transformer.remember
+    monkeypatch.setattr(model.transformer, "remember", lambda *given: read.append(given) or remember(*given))
+    found = outputs(agent, batch)
+    assert [tokens.shape[1] for tokens, _ in read] == [3 * max(starts)] * any(starts)
+    monkeypatch.setattr(model, "_padding", lambda steps: 0)
+    real = batch.mask[:, model.remembered :]
+    torch.testing.assert_close(found[real], outputs(agent, batch)[real], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("core", CORES)
 def test_padding_changes_neither_outputs_nor_loss_nor_gradients(core):
     agent = small_agent(core=replace(CORES[core], dropout=0.0))
