@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.kept import made
-from benchmarks.offline_setting import SETTINGS
+from benchmarks.offline_setting import SHORT
 from benchmarks.promises import promises
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.gtrxl import GTrXLPPO
@@ -179,7 +179,7 @@ class DepthBench:
 
     def offline(self, depth: Depth, seed: int) -> Run:
         """A Decision Transformer."""
-        arguments = replace(SETTINGS["small"], learning_rate=1e-3, decay=0.1).arguments()
+        arguments = SHORT["small"].arguments()
         core = replace(arguments.pop("core"), layers=self.layers, depth=depth)
         agent = DecisionTransformer(self.dataset, core=core, seed=seed, **arguments)
         agent.learn(self.updates)

@@ -1,8 +1,7 @@
 """What a student with a quarter of the parameters keeps of its teacher's return, and how fast it acts."""
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -13,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.acting import seconds
-from benchmarks.machine import fresh_processes, machine
+from benchmarks.kept import made
+from benchmarks.offline_setting import SHORT
 from rlxf import DecisionTransformer, GTrXLPPO, evaluate
-from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.return_to_go import ReturnToGo
@@ -54,16 +53,17 @@ class Distilling:
     """Teacher and student: parameters, returns with intervals, milliseconds of a step.
 
     A Decision Transformer on a Minari dataset, read from MINARI_DATASETS_PATH, and a GTrXLPPO on a T-Maze.
-    Hopper needs the extra mujoco. Each student learns in as many updates or steps as its teacher did.
+    Hopper needs the extra mujoco. Each student learns in as many updates or steps as its teacher did. A pair
+    that is done is a line of the output and is not made again.
     """
 
     kinds: tuple[str, ...] = ("offline", "online")
     """Out of offline (Decision Transformer) and online (GTrXLPPO)."""
     dataset: str = "rlxf/hopper/medium-v0"
     """Minari id."""
-    widths: tuple[int, int] = (128, 64)
+    widths: tuple[int, int] = (128, 96)
     """Features of a token, of teacher and student."""
-    layers: tuple[int, int] = (4, 2)
+    layers: tuple[int, int] = (4, 1)
     """Layers of both. Fewer make a step faster; narrower ones are smaller, but hardly faster on CPU."""
     updates: int = 10_000
     """Updates of the Decision Transformers, of the teacher and then of the student."""
@@ -77,35 +77,44 @@ class Distilling:
     """Episodes of an evaluation."""
     processes: int = 1
     """Pairs at a time, one thread each. More disturb the times."""
-    output: Path = Path("runs/bench-distilling.json")
-    """Where to write all numbers."""
+    output: Path = Path("runs/bench-distilling.jsonl")
+    """Where to write each pair."""
 
     def __post_init__(self) -> None:
         if unknown := set(self.kinds) - {"offline", "online"}:
             raise ValueError(f"kinds must be among offline and online, got {sorted(unknown)}")
 
     def run(self) -> None:
-        """Train and evaluate all pairs, print the tables, write all numbers."""
+        """Train and evaluate the pairs that are missing, print the tables, write each pair as it is done."""
         makers: dict[str, Callable[[int], Pair]] = {"offline": self.offline, "online": self.online}
-        with fresh_processes(self.processes) as pool:
-            jobs = [pool.submit(makers[kind], seed) for kind in self.kinds for seed in range(self.seeds)]
-            pairs = [job.result() for job in jobs]
+        jobs: dict[str, Callable[[], Pair]] = {
+            self.key(kind, seed): partial(makers[kind], seed)
+            for kind in self.kinds
+            for seed in range(self.seeds)
+        }
+        pairs = [Pair(**pair) for pair in made(jobs, self.processes, self.output).values()]
         console = Console(width=120)
         for task in dict.fromkeys(pair.task for pair in pairs):
             own = [pair for pair in pairs if pair.task == task]
             console.print(returns_table(own), speed_table(own))
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        options = {**asdict(self), "output": str(self.output)}
-        found = {"machine": machine(), "options": options, "pairs": [asdict(pair) for pair in pairs]}
-        self.output.write_text(json.dumps(found, indent=1))
         console.print(f"numbers: {self.output}")
+
+    def key(self, kind: str, seed: int) -> str:
+        """What tells a pair from others."""
+        task = {
+            "offline": f"{self.dataset}, {self.updates} updates",
+            "online": f"T-Maze {self.corridor}, {self.steps} steps",
+        }[kind]
+        return f"{task}, widths {self.widths}, layers {self.layers}, {self.episodes} episodes, seed {seed}"
 
     def offline(self, seed: int) -> Pair:
         """A teacher that learned from the data, and a student that learned from it."""
-        cores = [
-            decision_transformer(width=w, layers=n) for w, n in zip(self.widths, self.layers, strict=True)
-        ]
-        teacher, student = (DecisionTransformer(self.dataset, core=core, seed=seed) for core in cores)
+        teacher, student = (
+            DecisionTransformer(
+                self.dataset, seed=seed, **replace(SHORT["small"], width=width, layers=layers).arguments()
+            )
+            for width, layers in zip(self.widths, self.layers, strict=True)
+        )
         teacher.learn(self.updates)
         student.learn_from(teacher, self.updates)
         target = float(load_trajectories(self.dataset).returns.max())

@@ -1,6 +1,6 @@
 """Sizes of a Decision Transformer, for ours and for others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlxf.agents.decision_transformer import decision_transformer
@@ -64,3 +64,5 @@ class Setting:
 
 
 SETTINGS = {"small": Setting(width=64, layers=2), "published": Setting(width=128, layers=3)}
+SHORT = {name: replace(each, learning_rate=1e-3, decay=0.1) for name, each in SETTINGS.items()}
+"""For trainings of some 10,000 updates: the published rate is meant for ten times as many."""

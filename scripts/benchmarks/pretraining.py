@@ -1,9 +1,8 @@
 """What masked pre-training on all trajectories is worth where only some of them may be learned from."""
 
-import json
-from collections.abc import Iterator
-from concurrent.futures import as_completed
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import fresh_processes, machine
-from benchmarks.offline_setting import SETTINGS
+from benchmarks.kept import made
+from benchmarks.offline_setting import SHORT
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.envs.trajectories import Trajectories, load_trajectories
@@ -49,7 +48,8 @@ class Pretraining:
 
     Each seed draws the part anew; an agent that begins with fresh weights learns from the same part, by as
     many updates. Both are asked for the largest return in the data. The dataset is read from
-    MINARI_DATASETS_PATH; Hopper needs the extra mujoco.
+    MINARI_DATASETS_PATH; Hopper needs the extra mujoco. An agent that is done is a line of the output and is
+    not made again.
     """
 
     dataset: str = "rlxf/hopper/medium-v0"
@@ -68,38 +68,35 @@ class Pretraining:
     """Episodes of an evaluation."""
     processes: int = 2
     """Agents at a time, one thread each."""
-    output: Path = Path("runs/bench-pretraining.json")
-    """Where to write all returns."""
+    output: Path = Path("runs/bench-pretraining.jsonl")
+    """Where to write each agent's returns."""
 
     def __post_init__(self) -> None:
-        if self.setting not in SETTINGS:
-            raise ValueError(f"setting must be one of {', '.join(SETTINGS)}, got {self.setting!r}")
+        if self.setting not in SHORT:
+            raise ValueError(f"setting must be one of {', '.join(SHORT)}, got {self.setting!r}")
         if not 0 < self.share <= 1:
             raise ValueError(f"share must be more than 0 and at most 1, got {self.share}")
 
     def run(self) -> None:
-        """Train and evaluate all, print the table, write all numbers."""
-        runs = sorted(self.finished(), key=lambda run: (run.pretrained, run.seed))
-        Console(width=120).print(self.table(runs))
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        options = {**asdict(self), "output": str(self.output)}
-        found = {"machine": machine(), "options": options, "runs": [asdict(run) for run in runs]}
-        self.output.write_text(json.dumps(found, indent=1))
-        Console().print(f"numbers: {self.output}")
-
-    def finished(self) -> Iterator[Run]:
-        """The agents as they are done."""
+        """Train and evaluate what is missing, print the table, write each agent as it is done."""
         load_trajectories(self.dataset)  # converted once, before processes ask for it
-        with fresh_processes(self.processes) as pool:
-            jobs = [
-                pool.submit(self.learn, seed, begun) for begun in BEGINNINGS for seed in range(self.seeds)
-            ]
-            for job in as_completed(jobs):
-                yield job.result()
+        jobs: dict[str, Callable[[], Run]] = {
+            self.key(seed, begun): partial(self.learn, seed, begun)
+            for seed in range(self.seeds)
+            for begun in BEGINNINGS
+        }
+        runs = [Run(**run) for run in made(jobs, self.processes, self.output).values()]
+        Console(width=120).print(self.table(runs), f"numbers: {self.output}")
+
+    def key(self, seed: int, pretrained: bool) -> str:
+        """What tells an agent from others."""
+        begun = f"{self.pretraining_updates} updates before" if pretrained else BEGINNINGS[False]
+        task = f"{self.dataset}, {self.share:g} of it, {self.setting}, {self.updates} updates"
+        return f"{task}, {begun}, {self.episodes} episodes, seed {seed}"
 
     def learn(self, seed: int, pretrained: bool) -> Run:
         """One agent from its first update to its evaluation."""
-        whole, settings = load_trajectories(self.dataset), SETTINGS[self.setting].arguments()
+        whole, settings = load_trajectories(self.dataset), SHORT[self.setting].arguments()
         part = some_episodes(whole, self.share, seed)
         agent = DecisionTransformer(part, episode_length=int(whole.lengths.max()), seed=seed, **settings)
         if pretrained:

@@ -1,9 +1,9 @@
 """What a memory of better trajectories does for a Decision Transformer, and what it costs."""
 
-import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import fresh_processes, machine
-from benchmarks.offline_setting import SETTINGS
+from benchmarks.kept import made
+from benchmarks.offline_setting import SHORT
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.decision_transformer.encoding import encoded
 from rlxf.agents.decision_transformer.remembering import memory_of
@@ -40,7 +40,7 @@ class Run:
         seed: of its training.
         returns: of the evaluation's episodes.
         lengths: of the same, in steps.
-        milliseconds: processor time of ``predict``, the median, by the number of environments.
+        milliseconds: processor time of ``predict``, the median, by the number of environments in words.
         share: how much the memory counts, on average over what is stored; 0 without.
     """
 
@@ -48,8 +48,15 @@ class Run:
     seed: int
     returns: list[float]
     lengths: list[int]
-    milliseconds: dict[int, float]
+    milliseconds: dict[str, float]
     share: float
+
+
+@dataclass(frozen=True)
+class Learned:
+    """One agent, with each head."""
+
+    runs: list[Run]
 
 
 @dataclass
@@ -58,7 +65,8 @@ class Remembering:
 
     Each agent learns from one dataset, then remembers another one, without learning, and is asked for the
     highest return of that. One memory is read by several heads. Datasets are read from MINARI_DATASETS_PATH;
-    Hopper needs the extra mujoco. Processor time counts: other work on the machine matters little.
+    Hopper needs the extra mujoco. Processor time counts: other work on the machine matters little. An agent
+    that is done is a line of the output and is not made again.
     """
 
     dataset: str = "rlxf/hopper/medium-v0"
@@ -81,39 +89,40 @@ class Remembering:
     """Episodes of an evaluation."""
     processes: int = 2
     """Agents at a time, one thread each."""
-    output: Path = Path("runs/bench-remembering.json")
-    """Where to write all numbers."""
+    output: Path = Path("runs/bench-remembering.jsonl")
+    """Where to write each agent's numbers."""
 
     def __post_init__(self) -> None:
-        if self.setting not in SETTINGS:
-            raise ValueError(f"setting must be one of {', '.join(SETTINGS)}, got {self.setting!r}")
+        if self.setting not in SHORT:
+            raise ValueError(f"setting must be one of {', '.join(SHORT)}, got {self.setting!r}")
 
     def run(self) -> None:
-        """Train and evaluate all, print the tables, write all numbers."""
-        runs = list(self.finished())
+        """Train and evaluate what is missing, print the tables, write each agent as it is done."""
+        jobs: dict[str, Callable[[], Learned]] = {
+            self.key(seed): partial(self.learn, seed) for seed in range(self.seeds)
+        }
+        found = made(jobs, self.processes, self.output).values()
+        runs = [Run(**run) for learned in found for run in learned["runs"]]
         title = f"{self.dataset}, remembering {self.remembered}, {self.seeds} seeds"
         Console(width=120).print(compare(reports(runs), title, "head"), costs(runs))
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        found = {"machine": machine(), "runs": [asdict(run) for run in runs]}
-        self.output.write_text(json.dumps(found, indent=1))
         Console().print(f"numbers: {self.output}")
 
-    def finished(self) -> Iterator[Run]:
-        """The runs of all seeds, in order."""
-        with fresh_processes(self.processes) as pool:
-            for job in [pool.submit(self.learn, seed) for seed in range(self.seeds)]:
-                yield from job.result()
-
-    def learn(self, seed: int) -> list[Run]:
-        """One agent from its first update to its evaluations."""
-        agent = DecisionTransformer(
-            self.dataset, seed=seed, device="cpu", **SETTINGS[self.setting].arguments()
+    def key(self, seed: int) -> str:
+        """What tells an agent from others."""
+        sizes = f"{self.setting}, {self.updates} updates, k {self.k}, T {self.temperature}, {self.weights}"
+        return (
+            f"{self.dataset}, remembering {self.remembered}, {sizes}, {self.episodes} episodes, seed {seed}"
         )
+
+    def learn(self, seed: int) -> Learned:
+        """One agent from its first update to its evaluations."""
+        agent = DecisionTransformer(self.dataset, seed=seed, device="cpu", **SHORT[self.setting].arguments())
         agent.learn(self.updates)
         data = load_trajectories(self.remembered)
         store = encoded(agent.policy.eval(), agent.windows(data), agent.device)
         target = float(data.returns.max())
-        return [self.play(agent, store, name, head, seed, target) for name, head in self.heads().items()]
+        runs = [self.play(agent, store, name, head, seed, target) for name, head in self.heads().items()]
+        return Learned(runs)
 
     def heads(self) -> dict[str, OutputHead | None]:
         """By name: none first."""
@@ -134,7 +143,7 @@ class Remembering:
         agent.memory = None if head is None else memory_of(agent, store, head)
         env = agent.make_env(self.episodes)
         report = evaluate(agent, env, self.episodes, target_returns=[target]).first
-        milliseconds = {envs: acting_milliseconds(agent, envs, target) for envs in (1, 50)}
+        milliseconds = {str(envs): acting_milliseconds(agent, envs, target) for envs in (1, 50)}
         share = 0.0 if agent.memory is None else mean_share(agent.memory)
         return Run(name, seed, report.returns.tolist(), report.lengths.tolist(), milliseconds, share)
 
