@@ -76,6 +76,8 @@ class DepthBench:
 
     kinds: tuple[str, ...] = ("online", "offline")
     """Out of online (GTrXLPPO) and offline (Decision Transformer)."""
+    only: tuple[str, ...] = ()
+    """Names of depths to try; all, if none is given."""
     layers: int = 4
     """The most passes that a token can take."""
     corridor: int = 50
@@ -110,6 +112,8 @@ class DepthBench:
     def __post_init__(self) -> None:
         if unknown := set(self.kinds) - {"online", "offline"}:
             raise ValueError(f"kinds must be among online and offline, got {sorted(unknown)}")
+        if unknown := set(self.only) - set(self.depths("offline")):
+            raise ValueError(f"there is no {sorted(unknown)}; there are {', '.join(self.depths('offline'))}")
 
     def run(self) -> None:
         """Train what is missing, print the tables, write each training as it ends."""
@@ -128,6 +132,7 @@ class DepthBench:
             for kind in self.kinds
             for seed in range(self.seeds)
             for name in self.depths(kind)
+            if name in (self.only or self.depths(kind))
         ]
 
     def key(self, kind: str, name: str, seed: int) -> str:
