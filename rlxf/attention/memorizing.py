@@ -11,7 +11,7 @@ from rlxf.attention.attention import Attention, LayerCache, Projected
 from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import Kernel, LayerMemory
 from rlxf.attention.memory.far import FarRelation
-from rlxf.attention.memory.nearest import NEAREST
+from rlxf.attention.memory.nearest import NEAREST, Finder
 from rlxf.attention.positions.base import Position
 from rlxf.attention.relation import Relation
 from rlxf.attention.with_faiss import check_index
@@ -58,7 +58,7 @@ class MemorizingAttention(Attention):
         kernel: Kernel,
         dropout: float,
         top: int,
-        index: str = "torch",
+        index: Finder = "torch",
     ):
         super().__init__(width, heads, position, kernel, dropout)
         check_index(index)

@@ -174,8 +174,8 @@ class Transformer(nn.Module):
             recall=recall,
             wanted=wanted,
         )
-        if torch.is_grad_enabled() and recall.learns:
-            self._read = recall, passes.hidden
+        if torch.is_grad_enabled():
+            self._note(recall if recall.learns else None, passes)
         return self.spec.residual.opened(x), passes
 
     @torch.no_grad()
@@ -319,6 +319,12 @@ class Transformer(nn.Module):
         found = [term for term in terms if term is not None]
         return torch.stack(found).sum() if found else None
 
+    def _note(self, recall: Recall | None, passes: SegmentPasses) -> None:
+        """What a penalty is asked for from now on."""
+        self._read = None if recall is None else (recall, passes.hidden)
+        for kernel in self._kernels() if self.spec.kernel.prices_tokens else ():
+            kernel.begin_pass()
+
     def _penalty_of_memory(self) -> Tensor | None:
         """Asked again without a new pass, there is none."""
         read, self._read = self._read, None
@@ -336,6 +342,11 @@ class Transformer(nn.Module):
         """Tell the kernels that the weights have changed; before anything is cached or read anew."""
         for kernel in self._kernels():
             kernel.after_update()
+
+    def skip_update(self) -> None:
+        """Tell the kernels, in place of `after_update`, that the last pass is not learned from after all."""
+        for kernel in self._kernels():
+            kernel.skip_update()
 
     def _kernels(self) -> list[LayerKernel]:
         return [module for module in self.modules() if isinstance(module, LayerKernel)]

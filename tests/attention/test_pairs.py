@@ -6,20 +6,23 @@ from itertools import combinations, product
 from typing import Any
 
 import pytest
+import torch
 
-from rlxf.attention import TransformerSpec
+from rlxf.attention import DynamicSpan, Fixed, RoPE, Routing, Transformer, TransformerSpec, Universal
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
 from tests.attention.passes import act, agree
 from tests.attention.specs import DEFAULT, LINFORMER, SHORT, fresh
-from tests.attention.worlds import END, GAP, ON, RESET, index_of, numbers, world
+from tests.attention.worlds import END, GAP, ON, RESET, World, index_of, numbers, world
 
 Choice = dict[str, Any]
 """Axis -> technique."""
 
-SMALL = replace(DEFAULT, layers=1)
+SMALL = replace(DEFAULT, layers=3)
+"""More than one: layers may be shared, computed back, or look at other tokens."""
 RUN = index_of([[ON, ON, END, ON, GAP, ON, ON, ON, ON, ON], [RESET, ON, ON, ON, ON, END, ON, ON, ON, RESET]])
 """Rows of two episodes, with empty slots inside and around them."""
 HALF = 5
+UPDATES = 2
 
 
 def choices(axis: str, causal: bool) -> dict[str, Any]:
@@ -76,19 +79,47 @@ def works_or_is_refused(choice: Choice, causal: bool) -> None:
 
 @cache
 def works(spec: TransformerSpec) -> None:
-    """It reads, learns and, if causal, acts as it learns."""
+    """It reads, learns, more than once, and, if causal, acts as it learns."""
     model = fresh(spec).double()
-    run = world(spec, RUN)
-    first, second = run.cut([HALF, run.length - HALF])
+    first, second = world(spec, RUN).cut([HALF, RUN.shape[1] - HALF])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for _ in range(UPDATES):
+        learns(model, first, second)
+        optimizer.step()
+        optimizer.zero_grad()
+        model.after_update()
     _, state = model(first.x, first.index)
     y, _ = model(second.x, second.index, state)
-    seen = y[second.filled]
-    assert seen.isfinite().all()
-    (seen * numbers(*seen.shape, seed=1)).sum().backward()
+    if spec.causal:
+        start = model.initial_state(len(first.x)) if state is None else state
+        cache = model.cache(start, start.index.shape[1] + second.length)
+        agree(act(model, second, cache)[0][second.filled], y[second.filled].detach())
+
+
+def learns(model: Transformer, first: World, second: World) -> None:
+    """All numbers are finite, of the loss with its penalty, too."""
+    _, state = model(first.x, first.index)
+    y, _ = model(second.x, second.index, state)
+    seen, penalty = y[second.filled], model.penalty()
+    loss = (seen * numbers(*seen.shape, seed=1)).sum()
+    (loss if penalty is None else loss + penalty).backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert gradients
-    assert all(gradient.isfinite().all() for gradient in gradients)
-    if spec.causal:
-        start = model.initial_state(len(run.x)) if state is None else state
-        cache = model.cache(start, start.index.shape[1] + second.length)
-        agree(act(model, second, cache)[0][second.filled], seen.detach())
+    assert all(number.isfinite().all() for number in (seen, loss, *gradients))
+
+
+@pytest.mark.parametrize("kernel", [DynamicSpan(6, 3, penalty=0.5), Routing(3, commitment=0.5)], ids=repr)
+def test_a_layer_that_is_passed_several_times_pays_each_time(kernel):
+    """As many layers with the same weights pay as much."""
+    shared = fresh(replace(SMALL, kernel=kernel, position=RoPE(), depth=Universal(), final_norm=False))
+    apart = fresh(replace(shared.spec, depth=Fixed()))
+    for block in apart.blocks:
+        block.load_state_dict(shared.blocks[0].state_dict())
+    run, paid = world(SMALL, RUN, torch.float32), []
+    for model in (shared, apart):
+        for _ in range(2):
+            model(run.x, run.index)  # nobody asks what that costs
+        model(run.x, run.index)
+        paid.append(model.penalty())
+        assert model.penalty() is None
+    agree(paid[0], paid[1])

@@ -122,7 +122,7 @@ def test_more_layers_keep_no_more():
 
 
 def test_clusters_learn_as_often_as_without():
-    spec = replace(SPEC, kernel=Routing(clusters=2), layers=2)
+    spec = replace(SPEC, kernel=Routing(clusters=2, commitment=0.0), layers=2)
     moved = []
     for residual in (Reversible(), TransformerSpec().residual):
         model = fresh(replace(spec, residual=residual)).train()
@@ -138,8 +138,8 @@ def test_clusters_learn_as_often_as_without():
 
 @pytest.mark.parametrize(
     "choice",
-    [{"norm": "post"}, {"cross_attention": True}, {"kernel": DynamicSpan()}],
-    ids=lambda choice: next(iter(choice)),
+    [{"norm": "post"}, {"cross_attention": True}, {"kernel": DynamicSpan()}, {"kernel": Routing()}],
+    ids=str,
 )
 def test_what_cannot_be_computed_back_is_refused(choice):
     with pytest.raises(ValueError, match=r"Reversible\(\)"):

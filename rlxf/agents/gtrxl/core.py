@@ -6,6 +6,7 @@ from rlxf.attention import (
     GRUGate,
     LearnedAbsolute,
     Multiplicative,
+    Performer,
     TransformerSpec,
     Tupe,
     Window,
@@ -98,4 +99,9 @@ def _check_core(core: TransformerSpec) -> None:
     if core.dropout:
         raise ValueError(
             f"PPO compares what it did with what it would do: dropout must be 0, got {core.dropout}"
+        )
+    if isinstance(core.kernel, Performer) and core.kernel.redraw is not None:
+        raise ValueError(
+            f"PPO compares what it did with what it would do, and {core.kernel} draws its features anew in "
+            f"between: set redraw=None"
         )

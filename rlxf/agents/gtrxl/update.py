@@ -101,6 +101,7 @@ class Update:
             parts = self.ranks.pooled(self.objective(self.policy, batch), batch.weight.sum())
             self._note(parts)
             if self.target_kl is not None and parts["approx_kl"] > 1.5 * self.target_kl:
+                self.policy.transformer.skip_update()
                 return False
             self._step(parts)
         return True

@@ -91,12 +91,21 @@ class LayerKernel(nn.Module, ABC):
         """Beyond this distance, in tokens, no key has any weight: such pairs need not be computed."""
         return UNLIMITED
 
+    def begin_pass(self) -> None:
+        """Called before a segment is read with gradient: what was noted for `penalty` is of another one."""
+
     def penalty(self) -> Tensor | None:
-        """What is added to the loss, a scalar; of the last pass, if it depends on the tokens."""
+        """What is added to the loss, a scalar; if it depends on the tokens, of the segment read last.
+
+        A layer that a segment goes through several times adds what each time costs.
+        """
         return None
 
     def after_update(self) -> None:
         """Called when the agent has changed the weights and before it acts with them."""
+
+    def skip_update(self) -> None:
+        """Called in place of `after_update` when the agent does not learn from what it read."""
 
 
 class LayerPairwise(LayerKernel):
@@ -153,6 +162,11 @@ class Kernel(Technique, ABC):
     @abstractmethod
     def build(self, width: int, heads: int) -> LayerKernel:
         """The module of one layer."""
+
+    @property
+    def prices_tokens(self) -> bool:
+        """Whether the `LayerKernel.penalty` depends on the tokens."""
+        return False
 
     def for_layers(self, layers: int) -> "tuple[Kernel, ...]":
         """The kernel of each layer: by default the same in all.

@@ -17,7 +17,7 @@ class DynamicSpan(PairwiseKernel):
     r"""`AdaptiveSpan` with a span for each token, ``z_t = S sigmoid(v . x_t + b)``, head and layer.
 
     x_t is what the layer's attention reads: behind the layer norm, if the norm is first. The loss gets
-    ``penalty mean z_t``, over the heads and the tokens of the pass, for each layer.
+    ``penalty mean z_t``, over the heads and the tokens of the pass, for each layer, as often as it is passed.
 
     Source: Sukhbaatar et al. 2019, arXiv:1905.07799, section 2.2, "Dynamic attention span".
 
@@ -41,6 +41,11 @@ class DynamicSpan(PairwiseKernel):
     def __post_init__(self) -> None:
         check_span(self)
 
+    @property
+    def prices_tokens(self) -> bool:
+        """See `Kernel`."""
+        return self.penalty > 0
+
     def build(self, width: int, heads: int) -> "DynamicSpanAverage":
         """See `Kernel`."""
         return DynamicSpanAverage(self, width, heads)
@@ -54,7 +59,7 @@ class DynamicSpanAverage(SpanAverage):
         self.span = nn.Linear(width, heads)
         nn.init.zeros_(self.span.weight)
         nn.init.zeros_(self.span.bias)
-        self._mean_z: Tensor | None = None
+        self._mean_z: list[Tensor] = []
 
     def query_marks(self, x: Tensor) -> Tensor:
         """z of each token x (B, T, C), in tokens: (B, H, T, 1)."""
@@ -67,12 +72,16 @@ class DynamicSpanAverage(SpanAverage):
 
     def meet(self, q: Tensor, k: Tensor, relation: Relation) -> tuple[Tensor, Tensor]:
         """Note the mean z of a pass that is to be learned from."""
-        if torch.is_grad_enabled():
+        if self.spec.penalty > 0 and torch.is_grad_enabled():
             filled = relation.query.episode != EMPTY
-            self._mean_z = (q[..., -1].mean(1) * filled).sum() / filled.sum().clamp(min=1)
+            self._mean_z.append((q[..., -1].mean(1) * filled).sum() / filled.sum().clamp(min=1))
         return q, k
+
+    def begin_pass(self) -> None:
+        """See `LayerKernel`."""
+        self._mean_z = []
 
     def penalty(self) -> Tensor | None:
         """See `LayerKernel`. Asked again without a new pass, there is none."""
-        mean_z, self._mean_z = self._mean_z, None
-        return None if mean_z is None else self.spec.penalty * mean_z
+        mean_z, self._mean_z = self._mean_z, []
+        return self.spec.penalty * torch.stack(mean_z).sum() if mean_z else None

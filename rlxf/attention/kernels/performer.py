@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_whole, check_word
+from rlxf.attention.checks import check_seed, check_whole, check_word
 from rlxf.attention.kernels.base import RecurrentKernel
 from rlxf.attention.kernels.linear_attention import LinearAttention, wide
 from rlxf.attention.kernels.sums import Keys
@@ -50,7 +50,7 @@ class Performer(RecurrentKernel):
             the paper's bound of the error holds.
         kind: of features, "exp" or "relu".
         redraw: updates after which P is drawn anew, as in the paper; None for never. The estimate changes
-            with P, so what was done before differs from what is learned after: not for PPO.
+            with P, so what was done before differs from what is learned after: GTrXLPPO refuses it.
         seed: of the draws. With the number of updates, which is kept with the weights, it says all of them.
 
     Raises:
@@ -67,7 +67,7 @@ class Performer(RecurrentKernel):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("Performer seed", self.seed, 0)
+        check_seed("Performer seed", self.seed)
         check_word("Performer kind", self.kind, ("exp", "relu"))
         for name in ("features", "redraw"):
             if getattr(self, name) is not None:

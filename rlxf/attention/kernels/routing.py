@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_whole
+from rlxf.attention.checks import check_finite_number, check_seed, check_whole
 from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.index import EMPTY, Index
 from rlxf.attention.kernels.base import PairwiseKernel, check_whole_sequence
@@ -32,7 +32,7 @@ class Routing(PairwiseKernel):
     queries and keys of each cluster. The update that follows moves the centroids: ``decay mu + (1 - decay)
     sum / |sum|``, brought back to length 1. A cluster that got nothing stays. Between updates all passes
     see the same centroids, so acting equals learning. The loss gets ``commitment mean (x / |x| -
-    mu_c(x))^2`` for each layer, as in public code.
+    mu_c(x))^2`` for each layer, as often as it is passed, as in public code.
 
     That S_i is the paper's formula. What it computes are clusters of even size: each takes the w queries and
     the w keys that are nearest to it. Then later tokens decide whom an earlier one sees; so it is for
@@ -67,18 +67,25 @@ class Routing(PairwiseKernel):
 
     def __post_init__(self) -> None:
         check_whole("Routing clusters", self.clusters)
-        check_whole("Routing seed", self.seed, least=0)
+        check_seed("Routing seed", self.seed)
         if self.window is not None:
             check_whole("Routing window", self.window)
+        check_finite_number("Routing decay", self.decay)
+        check_finite_number("Routing commitment", self.commitment)
         if not 0 <= self.decay < 1:
             raise ValueError(f"Routing decay must be in [0, 1), got {self.decay}")
-        if not 0 <= self.commitment < float("inf"):
-            raise ValueError(f"Routing commitment must be a finite number from 0 on, got {self.commitment}")
+        if self.commitment < 0:
+            raise ValueError(f"Routing commitment must not be negative, got {self.commitment}")
 
     def check(self, choices: Choices) -> None:
         """See `Kernel`: even clusters look at the whole sequence."""
         if self.window is not None:
             check_whole_sequence(self, "window", choices)
+
+    @property
+    def prices_tokens(self) -> bool:
+        """See `Kernel`."""
+        return self.commitment > 0
 
     def build(self, width: int, heads: int) -> "RoutingAverage":
         """See `Kernel`."""
@@ -100,7 +107,7 @@ class RoutingAverage(BucketAverage):
         self.sums: Tensor
         self._asked: tuple[Tensor, Tensor] | None = None
         self._heard: tuple[Tensor, Tensor] | None = None
-        self._distance: Tensor | None = None
+        self._distances: list[Tensor] = []
 
     def query_notes(self, q: Tensor) -> Tensor:
         """The cluster of each query (B, H, T, D): (B, H, T, 1)."""
@@ -143,7 +150,8 @@ class RoutingAverage(BucketAverage):
             both = ((*self._asked, relation.query), (*self._heard, relation.key))
             found = [self._note(x, clusters, index.episode != EMPTY) for x, clusters, index in both]
             error, number = (torch.stack(parts).sum() for parts in zip(*found, strict=True))
-            self._distance = error / number.clamp(min=1)
+            if self.spec.prices_tokens:
+                self._distances.append(error / number.clamp(min=1))
         self._asked = self._heard = None
         return q, k
 
@@ -166,10 +174,14 @@ class RoutingAverage(BucketAverage):
     def _learning(self) -> bool:
         return self.training and torch.is_grad_enabled()
 
+    def begin_pass(self) -> None:
+        """See `LayerKernel`."""
+        self._distances = []
+
     def penalty(self) -> Tensor | None:
         """See `LayerKernel`. Asked again without a new pass, there is none."""
-        distance, self._distance = self._distance, None
-        return None if distance is None else self.spec.commitment * distance
+        distances, self._distances = self._distances, []
+        return self.spec.commitment * torch.stack(distances).sum() if distances else None
 
     @torch.no_grad()
     def after_update(self) -> None:
@@ -177,6 +189,10 @@ class RoutingAverage(BucketAverage):
         decay, got = self.spec.decay, self.sums.norm(dim=-1, keepdim=True) > 0
         moved = decay * self.centroids + (1 - decay) * F.normalize(self.sums, dim=-1)
         self.centroids.copy_(torch.where(got, F.normalize(moved, dim=-1), self.centroids))
+        self.sums.zero_()
+
+    def skip_update(self) -> None:
+        """See `LayerKernel`."""
         self.sums.zero_()
 
 

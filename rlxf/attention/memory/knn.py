@@ -11,7 +11,7 @@ from rlxf.attention.index import Index
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.memory.knn_recall import KNNRecall
-from rlxf.attention.memory.nearest import NEAREST
+from rlxf.attention.memory.nearest import NEAREST, Finder
 from rlxf.attention.memory.state import State, joined
 from rlxf.attention.memory.xl import XL
 from rlxf.attention.patterns.base import GlobalTokens
@@ -57,7 +57,7 @@ class KNN(Memory):
     far: int = 8192
     top: int = 32
     layer: int | None = None
-    index: str = "torch"
+    index: Finder = "torch"
 
     def __post_init__(self) -> None:
         for name in ("length", "far", "top"):

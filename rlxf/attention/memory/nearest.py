@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import product
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,5 +42,7 @@ def _bits(found: Tensor) -> Tensor:
     return (bits << torch.arange(8, device=found.device)).sum(-1).to("cpu", torch.uint8)
 
 
-NEAREST: dict[str, Nearest] = {"torch": by_torch, "faiss": by_faiss}
+Finder = Literal["torch", "faiss"]
+
+NEAREST: dict[Finder, Nearest] = {"torch": by_torch, "faiss": by_faiss}
 """By the name that `KNN`'s ``index`` has."""

@@ -1,12 +1,11 @@
 """Reversible layers: what a layer was given is computed back from what it gave."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rlxf.attention.kernels.dynamic_span import DynamicSpan
 from rlxf.attention.residuals.add import Sum
 from rlxf.attention.residuals.base import Residual
 from rlxf.attention.technique import Choices
@@ -38,10 +37,11 @@ class Reversible(Residual):
                 f"{self} computes layers back from their outputs alone, and cross_attention=True brings "
                 f"other tokens; choose another residual"
             )
-        if isinstance(choices.kernel, DynamicSpan):
+        kernel: Any = choices.kernel
+        if kernel.prices_tokens:
             raise ValueError(
-                f"{self} computes what tokens say twice, and {choices.kernel} puts a price on it; choose "
-                f"another residual or kernel"
+                f"{self} computes what tokens say twice, and {kernel} puts a price on it; set that to 0, or "
+                f"choose another residual or kernel"
             )
 
     def build(self, width: int, heads: int) -> Sum:

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.agents.gtrxl.policy import policy_for
-from rlxf.attention import XL, Full, Longformer, TransformerSpec, Window
+from rlxf.attention import XL, Full, Longformer, Performer, RoPE, TransformerSpec, Window
 from rlxf.envs import make_vec_env
 from rlxf.training import linear
 from tests.agents.gtrxl.worlds import DICT, IMAGE, VECTOR, Scripted, parameters, same, small_agent, small_core
@@ -81,6 +81,7 @@ def test_a_core_of_wrong_size(wrong, message):
         ({"memory": None, "causal": False}, "needs causal=True"),
         ({"cross_attention": True}, "cross_attention=False"),
         ({"dropout": 0.1}, "dropout must be 0, got 0.1"),
+        ({"kernel": Performer(redraw=9), "position": RoPE()}, "draws its features anew.*set redraw=None"),
         ({"pattern": Full()}, r"sees farther than XL\(length=8\) remembers.* use pattern=Window\(size=9\)"),
         (
             {"pattern": Window(10)},

@@ -105,7 +105,7 @@ SETTINGS = {
     "few segments in a minibatch": {"batch_size": 4, "refresh": True},
     "a bound on the KL": {"target_kl": 1e-3, "n_epochs": 9},
     "a memory of neighbours": {"core": replace(small_core(), memory=KNN(2, 12, 4), pattern=Window(3))},
-    "random features": {"core": replace(small_core(), kernel=Performer(redraw=3), position=RoPE())},
+    "random features": {"core": replace(small_core(), kernel=Performer(), position=RoPE())},
 }
 
 

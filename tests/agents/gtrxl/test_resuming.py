@@ -173,12 +173,16 @@ AGENTS = {
     },
     "KNN": {"core": FAR},
     "Compressive": {"core": replace(small_core(), memory=Compressive(4, 4, 2), pattern=Full())},
-    "Performer": {"core": replace(small_core(), kernel=Performer(redraw=2), position=RoPE())},
+    "Performer": {"core": replace(small_core(), kernel=Performer(), position=RoPE())},
     "LSH": {"core": replace(small_core(), kernel=LSH(2, 2), position=RoPE())},
     "Routing": {"core": replace(small_core(), kernel=Routing(2), position=RoPE())},
     "reconstruction": {"reconstruction_coef": 0.1},
     "previous actions unseen": {"previous_action": False},
     "early end of updates": {"target_kl": 1e-4},
+    "early end, Routing": {
+        "target_kl": 1e-4,
+        "core": replace(small_core(), kernel=Routing(2, decay=0.5), position=RoPE()),
+    },
 }
 
 
