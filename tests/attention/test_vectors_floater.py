@@ -1,9 +1,10 @@
 """FLOATER's positions: the authors' flow and solver; finer steps come closer to the exact solution."""
 
+import pytest
 import torch
 from torch import Tensor
 
-from rlxf.attention import Floater
+from rlxf.attention import Floater, TransformerSpec
 from rlxf.attention.positions.floater import FloaterEmbedding
 from tests.attention.oracle import close, fill, load
 
@@ -67,3 +68,15 @@ def test_what_is_known_grows_and_is_made_anew_for_other_weights():
         changed = at(4)
     assert not torch.allclose(changed, fifth)
     close(changed, at(4), 1e-12)
+
+
+@pytest.mark.parametrize("width", [16, 64, 256])
+def test_late_positions_leave_room_for_tokens(width):
+    """One that is far larger than a token would hide it behind the layer norm."""
+    spec = TransformerSpec(width=width, layers=1, heads=4, position=Floater())
+    torch.manual_seed(0)
+    embedding = spec.build().embedding
+    with torch.no_grad():
+        positions = embedding(torch.zeros(1, 3, width), torch.tensor([[0, 1000, 10_000]]))[0]
+    assert (positions.norm(dim=-1) < 100 * width**0.5).all()
+    assert positions[1:].sub(positions[0]).norm(dim=-1).gt(0.05 * width**0.5).all()

@@ -10,15 +10,24 @@ from torch import Tensor, nn
 from rlxf.attention.checks import check_finite_number, check_whole
 from rlxf.attention.positions.base import Embedding, Position
 
+MOST_STEP = 100.0
+"""With longer ones, positions soon flow out of float32."""
+
+CALM = 0.1
+"""What W_2 and b_2 are scaled by at first."""
+
 
 @dataclass(frozen=True)
 class Floater(Position):
     r"""``x_t += p(t dt)``, where p solves ``dp/ds = h(s, p)``: ``p(s') = p(s) + integral of h``.
 
-    ``h(s, p) = W_2 [ReLU(W_1 [p, s] + b_1), s] + b_2``; h and p(0) are learned. Positions have no
-    upper bound: each follows from the one before. A segment is learned from with the gradient
-    through all of them, so its cost grows with the last position in it, one after the other; steps that
-    act go on from where they were.
+    ``h(s, p) = W_2 [ReLU(W_1 [p, s] + b_1), s] + b_2``; h and p(0) are learned. No position is the last:
+    each follows from the one before. But nothing holds p, and what W_2 W_1 stretches grows with each of them.
+    So W_2 and b_2 start a tenth as large as those of `torch.nn.Linear`: position 10,000 then is some tens
+    of times as large as a token, and would be 1e10 times otherwise.
+
+    A segment is learned from with the gradient through all positions, so its cost grows with the last one in
+    it, one after the other; steps that act go on from where they were.
 
     The solver is Runge and Kutta's of order 4 with fixed steps, in Kutta's 3/8 form, as in the
     authors' code. torchdiffeq has it too, for the price of a dependency of the core for ten lines. The paper
@@ -27,17 +36,17 @@ class Floater(Position):
     Source: Liu et al. 2020, arXiv:2003.09229, section 3.
 
     Args:
-        step: dt, how far the flow goes from one position to the next.
+        step: dt, how far the flow goes from one position to the next; 0.01 as in the authors' code.
         substeps: steps of the solver on that way.
 
     Raises:
         TypeError: if step is no number, or substeps no whole number.
-        ValueError: if step is not above 0, or substeps is less than 1.
+        ValueError: if step is not above 0 or is more than 100, or substeps is less than 1.
     """
 
     paper: ClassVar[str] = "Liu et al. 2020, arXiv:2003.09229"
     cost: ClassVar[str] = "L, one by one"
-    step: float = 0.1
+    step: float = 0.01
     substeps: int = 1
 
     def __post_init__(self) -> None:
@@ -45,6 +54,8 @@ class Floater(Position):
         check_whole("Floater substeps", self.substeps)
         if self.step <= 0:
             raise ValueError(f"Floater step must be above 0, got {self.step}")
+        if self.step > MOST_STEP:
+            raise ValueError(f"Floater step must be at most {MOST_STEP}, got {self.step}")
 
     def build_embedding(self, width: int, heads: int) -> "FloaterEmbedding":
         return FloaterEmbedding(self, width)
@@ -59,6 +70,9 @@ class FloaterEmbedding(Embedding):
         self.start = nn.Parameter(torch.randn(width) * 0.02)
         self.inner = nn.Linear(width + 1, width)
         self.outer = nn.Linear(width + 1, width)
+        with torch.no_grad():
+            self.outer.weight *= CALM
+            self.outer.bias *= CALM
         self._last: Trajectory | None = None
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
