@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-from rlxf.attention.checks import check_whole
+from rlxf.attention.checks import check_finite_number, check_flag, check_whole, check_word
 from rlxf.attention.depth.base import Depth
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.feed_forward import Activation
@@ -138,16 +138,15 @@ class TransformerSpec:
             check_whole("feed_forward_chunk", self.feed_forward_chunk)
         if self.width % self.heads:
             raise ValueError(f"heads must divide width, got {self.heads} heads and width {self.width}")
+        check_finite_number("dropout", self.dropout)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 
     def _check_words(self) -> None:
         for name in ("final_norm", "causal", "cross_attention"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+            check_flag(name, getattr(self, name))
         for name, words in (("norm", get_args(Norm)), ("activation", get_args(Activation))):
-            if getattr(self, name) not in words:
-                raise ValueError(f"{name} must be one of {words}, got {getattr(self, name)!r}")
+            check_word(name, getattr(self, name), words)
 
     def _check_technique(self, axis: str) -> None:
         choice = getattr(self, axis)

@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused(choices, told):
         (lambda: Routing(clusters=0), "Routing clusters must be at least 1, got 0"),
         (lambda: Routing(window=0), "Routing window must be at least 1, got 0"),
         (lambda: Routing(decay=1.0), "Routing decay must be in [0, 1), got 1.0"),
-        (lambda: Routing(commitment=-1.0), "Routing commitment must be a finite number from 0 on, got -1.0"),
+        (lambda: Routing(commitment=-1.0), "Routing commitment must not be negative, got -1.0"),
         (lambda: Routing(seed=-1), "Routing seed must be at least 0, got -1"),
     ],
 )

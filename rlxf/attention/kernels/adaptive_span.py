@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rlxf.attention.checks import check_finite_number
 from rlxf.attention.kernels.base import PairwiseKernel
 from rlxf.attention.kernels.span import SpanAverage, check_span
 
@@ -46,8 +47,13 @@ class AdaptiveSpan(PairwiseKernel):
 
     def __post_init__(self) -> None:
         check_span(self)
-        if self.start is not None and not 0 <= self.start <= self.limit:
-            raise ValueError(f"AdaptiveSpan start must be in [0, limit {self.limit}], got {self.start}")
+        if self.start is not None:
+            self._check_start(self.start)
+
+    def _check_start(self, start: float) -> None:
+        check_finite_number("AdaptiveSpan start", start)
+        if not 0 <= start <= self.limit:
+            raise ValueError(f"AdaptiveSpan start must be in [0, limit {self.limit}], got {start}")
 
     def build(self, width: int, heads: int) -> "AdaptiveSpanAverage":
         """See `Kernel`."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_whole, check_word
+from rlxf.attention.checks import check_flag, check_whole, check_word
 from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.index import EMPTY, Index
 from rlxf.attention.kernels.base import Kernel, LayerKernel, one_hot
@@ -52,7 +52,7 @@ class Linformer(Kernel):
         bias: add a learned number to each summary ("learned") or to each feature ("convolution").
 
     Raises:
-        TypeError: if length or k is no whole number.
+        TypeError: if length or k is no whole number, or bias neither True nor False.
         ValueError: if one is less than 1, k exceeds length or, unless learned, does not divide it, a word is
             unknown, layers share E and differ in k, or a mean or max has a bias; in a pass that is not
             causal, if a position is not below length.
@@ -71,6 +71,7 @@ class Linformer(Kernel):
         check_whole("Linformer length", self.length)
         check_word("Linformer method", self.method, get_args(Method))
         check_word("Linformer sharing", self.sharing, get_args(Sharing))
+        check_flag("Linformer bias", self.bias)
         if isinstance(self.k, list):  # as JSON has it
             object.__setattr__(self, "k", tuple(self.k))
         for k in self.k if isinstance(self.k, tuple) else (self.k,):

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_whole
+from rlxf.attention.checks import check_seed, check_whole
 from rlxf.attention.kernels.base import PairwiseKernel, check_whole_sequence
 from rlxf.attention.kernels.buckets import BucketAverage, Meets, shared_rounds
 from rlxf.attention.kernels.chunks import times_in_chunks
@@ -64,7 +64,7 @@ class LSH(PairwiseKernel):
     def __post_init__(self) -> None:
         check_whole("LSH rounds", self.rounds)
         check_whole("LSH buckets", self.buckets, least=2)
-        check_whole("LSH seed", self.seed, least=0)
+        check_seed("LSH seed", self.seed)
         if self.chunk is not None:
             check_whole("LSH chunk", self.chunk)
         if self.buckets % 2:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_finite_number, check_whole
+from rlxf.attention.checks import MOST_SEED, check_finite_number, check_flag, check_seed, check_whole
 from rlxf.attention.index import Index
 from rlxf.attention.kernels.base import Linear, RecurrentKernel
 from rlxf.attention.kernels.linear_attention import LinearAttention, wide
@@ -50,7 +50,8 @@ class RFA(RecurrentKernel):
         seed: of the draw of W.
 
     Raises:
-        TypeError: if features or seed is no whole number, or another option no number.
+        TypeError: if features or seed is no whole number, sigma or gate_bias no number, or a flag
+            neither True nor False.
         ValueError: if features is less than 1, seed negative, sigma not above 0, or gate_bias not finite.
     """
 
@@ -65,7 +66,9 @@ class RFA(RecurrentKernel):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("RFA seed", self.seed, 0)
+        check_seed("RFA seed", self.seed)
+        check_flag("RFA fixed", self.fixed)
+        check_flag("RFA gate", self.gate)
         if self.features is not None:
             check_whole("RFA features", self.features)
         check_finite_number("RFA sigma", self.sigma)
@@ -75,7 +78,7 @@ class RFA(RecurrentKernel):
 
     def for_layers(self, layers: int) -> tuple["RFA", ...]:
         """See `Kernel`: each layer draws by itself."""
-        return tuple(replace(self, seed=self.seed + layer) for layer in range(layers))
+        return tuple(replace(self, seed=(self.seed + layer) % (MOST_SEED + 1)) for layer in range(layers))
 
     def check(self, choices: Choices) -> None:
         """See `Kernel`: a gate forgets where there is a before and after."""

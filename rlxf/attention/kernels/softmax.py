@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from rlxf.attention.checks import check_flag
 from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import LayerPairwise, PairwiseKernel
 from rlxf.attention.relation import Relation
@@ -25,12 +26,18 @@ class Softmax(PairwiseKernel):
 
     Args:
         softmax1: add 1 to the denominator.
+
+    Raises:
+        TypeError: if softmax1 is neither True nor False.
     """
 
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
     causal: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "pairs seen"
     softmax1: bool = False
+
+    def __post_init__(self) -> None:
+        check_flag("Softmax softmax1", self.softmax1)
 
     def build(self, width: int, heads: int) -> "SoftmaxAverage":
         """See `Kernel`."""

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_whole
+from rlxf.attention.checks import check_finite_number, check_whole
 from rlxf.attention.kernels.softmax import SoftmaxAverage, averaged
 from rlxf.attention.relation import Relation
 
@@ -29,8 +29,9 @@ def check_span(span: Span) -> None:
     name = type(span).__name__
     check_whole(f"{name} limit", span.limit)
     check_whole(f"{name} ramp", span.ramp)
-    if not 0 <= span.penalty < float("inf"):
-        raise ValueError(f"{name} penalty must be a finite number from 0 on, got {span.penalty}")
+    check_finite_number(f"{name} penalty", span.penalty)
+    if span.penalty < 0:
+        raise ValueError(f"{name} penalty must not be negative, got {span.penalty}")
 
 
 class SpanAverage(SoftmaxAverage):

@@ -167,10 +167,10 @@ class BlockPattern(Pattern):
 
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
         """See `Pattern`."""
-        a, b = (x.div(self.block, rounding_mode="floor").unique_consecutive() for x in (i, among))
-        seen = b[self.meets(a[:, None], b).expand(len(a), -1).any(0)]
-        inside = torch.arange(self.block, device=i.device)
-        return within((seen[:, None] * self.block + inside).flatten(), among)
+        a, blocks = (x.div(self.block, rounding_mode="floor") for x in (i, among))
+        a = a.unique_consecutive()
+        b, block = blocks.unique_consecutive(return_inverse=True)
+        return among[self.meets(a[:, None], b).expand(len(a), len(b)).any(0)[block]]
 
 
 class GlobalTokens(Pattern):
@@ -289,13 +289,6 @@ def check_global_tokens(pattern: GlobalTokens) -> None:
 
 def between(first: int, last: int, among: Tensor) -> Tensor:
     """Those of the ascending positions ``among`` that lie in [first, last]."""
-    start, end = torch.searchsorted(among, torch.tensor([first, last + 1], device=among.device)).tolist()
+    ends = [max(first, -UNLIMITED), min(last + 1, UNLIMITED)]  # an int64 holds no more
+    start, end = torch.searchsorted(among, torch.tensor(ends, device=among.device)).tolist()
     return among[start:end]
-
-
-def within(positions: Tensor, among: Tensor) -> Tensor:
-    """Those of the positions that are ``among`` others, which ascend."""
-    if not len(among):
-        return among
-    place = torch.searchsorted(among, positions).clamp(max=len(among) - 1)
-    return positions[among[place] == positions]

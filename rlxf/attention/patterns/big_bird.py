@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_whole
+from rlxf.attention.checks import check_seed, check_whole
 from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Pattern
 from rlxf.attention.patterns.draws import draw
 
@@ -84,7 +84,7 @@ class NearAndRandom(BlockPattern):
         check_whole("BigBird block", self.block)
         check_whole("BigBird window", self.window)
         check_whole("BigBird random", self.random, least=0)
-        check_whole("BigBird seed", self.seed, least=0)
+        check_seed("BigBird seed", self.seed)
         if self.window % 2 == 0:
             raise ValueError(f"BigBird window must be odd, got {self.window}")
 

@@ -44,8 +44,8 @@ class BigBirdETC(ExtraTokens):
     farthest: int | None = None
 
     def __post_init__(self) -> None:
-        _ = self.local
         check_global_tokens(self)
+        _ = self.local  # checks the other options
 
     @property
     def local(self) -> Pattern:

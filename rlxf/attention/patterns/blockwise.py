@@ -1,13 +1,16 @@
 """Blockwise attention: in each head, a block of queries sees one block of keys."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from rlxf.attention.checks import check_whole
 from rlxf.attention.patterns.base import BlockPattern, Pattern
+
+MOST_BLOCKS = 2**16
+"""That a permutation may have: it is held as numbers, for each head."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class Blockwise(BlockPattern):
         permutations: ``pi_h`` for each head in turn, each with the numbers 0 ... n - 1; none for shifts.
 
     Raises:
-        TypeError: if block or blocks is no whole number.
-        ValueError: if one is less than 1, or a permutation is none of n numbers.
+        TypeError: if block or blocks is no whole number, or permutations are no tuples.
+        ValueError: if one is less than 1, blocks more than 65,536, or a permutation is none of n numbers.
     """
 
     paper: ClassVar[str] = "Qiu et al. 2020, arXiv:1911.02972"
@@ -41,10 +44,15 @@ class Blockwise(BlockPattern):
 
     def __post_init__(self) -> None:
         check_whole("Blockwise block", self.block)
-        check_whole("Blockwise blocks", self.blocks)
+        check_whole("Blockwise blocks", self.blocks, most=MOST_BLOCKS)
+        self._check_permutations()
         object.__setattr__(self, "permutations", tuple(tuple(one) for one in self.permutations))
+
+    def _check_permutations(self) -> None:
+        if not _is_row(self.permutations) or not all(map(_is_row, self.permutations)):
+            raise TypeError(f"Blockwise permutations must be a tuple of tuples, got {self.permutations!r}")
         for one in self.permutations:
-            if sorted(one) != list(range(self.blocks)):
+            if len(one) != self.blocks or set(one) != set(range(self.blocks)):
                 raise ValueError(
                     f"Blockwise permutations must hold 0 to {self.blocks - 1} once each, got {one}"
                 )
@@ -66,6 +74,10 @@ class Blockwise(BlockPattern):
         if self.permutations:
             return self.permutations[head % len(self.permutations)]
         return tuple((a - head) % self.blocks for a in range(self.blocks))
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, tuple | list)  # JSON has lists
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from rlxf.attention.checks import check_whole
+from rlxf.attention.checks import MOST, check_whole
 from rlxf.attention.patterns.base import GlobalTokens, Pattern, between
 from rlxf.attention.patterns.full import Full
 
@@ -34,7 +34,7 @@ class Window(Pattern):
     size: int = 129
 
     def __post_init__(self) -> None:
-        check_whole("Window size", self.size)
+        check_whole("Window size", self.size, most=MOST + 1)
 
     @property
     def reach(self) -> int:

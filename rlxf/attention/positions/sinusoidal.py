@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rlxf.attention.checks import check_finite_number
 from rlxf.attention.positions.base import Embedding, Position
 
 
@@ -16,9 +17,10 @@ def frequencies(width: int, base: float, device: torch.device | None = None) -> 
 
 
 def check_base(technique: str, base: float) -> None:
-    """Raise ValueError unless ``base`` can be the base of `frequencies`."""
-    if not 1 < base < float("inf"):
-        raise ValueError(f"{technique} base must be above 1 and finite, got {base}")
+    """Raise TypeError or ValueError unless ``base`` can be the base of `frequencies`."""
+    check_finite_number(f"{technique} base", base)
+    if base <= 1:
+        raise ValueError(f"{technique} base must be above 1, got {base}")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,143 @@
+"""Every option of every technique says what it was given, if that is nothing it can be."""
+
+import math
+from dataclasses import fields
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+
+from rlxf.attention import (
+    LSH,
+    RFA,
+    BigBird,
+    BigBirdETC,
+    Blockwise,
+    Dilated,
+    FixedColumns,
+    Floater,
+    GRUGate,
+    Index,
+    Linformer,
+    Local1D,
+    Local2D,
+    Longformer,
+    Performer,
+    Routing,
+    Softmax,
+    Strided,
+    TransformerSpec,
+    Window,
+)
+from rlxf.attention.checks import MOST, MOST_SEED
+from rlxf.attention.techniques import HEADS, TECHNIQUES, technique_from_json
+
+OPTIONS = [
+    (axis, technique, option.name)
+    for axis, techniques in (TECHNIQUES | {"head": HEADS}).items()
+    for technique in techniques.values()
+    for option in fields(technique)
+]
+STRANGE = ["3", "false", None, True, 2.5, math.nan, math.inf, [1], (1,), [[1]], {"a": 1}, 1j, b"1", object]
+
+
+def allowed(kind: Any) -> set[type]:
+    """What a value of an option may be: a whole number stands for a number, a list for a tuple."""
+    if get_origin(kind) is Literal:
+        return {str}
+    if parts := get_args(kind):
+        own = [tuple] if get_origin(kind) is tuple else []
+        return {one for part in own or parts for one in allowed(part)}
+    return {kind} | ({int} if kind is float else {list} if kind is tuple else set())
+
+
+def test_what_an_option_may_be_is_read_off_its_type():
+    kinds = {kind for _, technique, name in OPTIONS for kind in allowed(hint(technique, name))}
+    assert kinds == {bool, int, float, str, tuple, list, NoneType}
+
+
+def hint(technique: type, name: str) -> Any:
+    return get_type_hints(technique)[name]
+
+
+def refusal(axis: str, technique: type, name: str, value: Any) -> str:
+    with pytest.raises((TypeError, ValueError)) as error:
+        technique(**{name: value})
+    with pytest.raises(ValueError) as read:  # noqa: PT011, the text is looked at by who asks
+        technique_from_json(axis, {"name": technique.__name__, name: value})
+    assert str(error.value) in str(read.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("axis", "technique", "name"), OPTIONS)
+def test_a_value_of_another_type_is_told_with_the_option(axis, technique, name):
+    for value in STRANGE:
+        if type(value) not in allowed(hint(technique, name)):
+            told = refusal(axis, technique, name, value)
+            assert name in told
+            assert repr(value) in told
+
+
+@pytest.mark.parametrize(("axis", "technique", "name"), OPTIONS)
+def test_no_number_is_larger_than_can_be_computed(axis, technique, name):
+    kinds = allowed(hint(technique, name))
+    if {int, float} & kinds:
+        for value in [10**400, -(10**400), *([] if float in kinds else [10**30])]:
+            told = refusal(axis, technique, name, value)
+            assert name in told
+            assert str(value) in told
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Window(MOST + 2), f"Window size must be at most {MOST + 1}, got {MOST + 2}"),
+        (lambda: BigBird(seed=2**63), f"BigBird seed must be at most {MOST_SEED}, got {2**63}"),
+        (lambda: BigBirdETC(farthest=2.5), "BigBirdETC farthest must be a whole number, got 2.5"),
+        (lambda: Blockwise(permutations=(3,)), "permutations must be a tuple of tuples, got \\(3,\\)"),
+        (lambda: RFA(sigma=1e-300), "RFA sigma must be 0 or from 1.2e-38 to 3.4e\\+38 in size, got 1e-300"),
+        (lambda: GRUGate(1e300), "bias must be 0 or from 1.2e-38 to 3.4e\\+38 in size, got 1e\\+300"),
+        (lambda: Floater(step=101.0), "Floater step must be at most 100.0, got 101.0"),
+        (lambda: Softmax("yes"), "Softmax softmax1 must be True or False, got 'yes'"),
+        (lambda: Linformer(bias=1), "Linformer bias must be True or False, got 1"),
+        (lambda: TransformerSpec(dropout="0.1"), "dropout must be a number, got '0.1'"),
+    ],
+)
+def test_what_is_out_of_range_is_told_with_the_range(make, told):
+    with pytest.raises((TypeError, ValueError), match=told):
+        make()
+
+
+LARGE = [
+    Window(MOST + 1),
+    Dilated(MOST, MOST, plain_heads=1),
+    Local1D(MOST, MOST),
+    Local2D(MOST, MOST, 1, MOST, MOST),
+    Local2D(MOST, MOST, MOST, MOST, MOST),
+    Strided(MOST, form="text"),
+    Strided(MOST, way="merged"),
+    FixedColumns(MOST, MOST),
+    Blockwise(MOST, 8),
+    Longformer(MOST - 1, MOST, farthest=MOST),
+    BigBird(MOST, seed=MOST_SEED),
+    BigBirdETC(MOST, farthest=MOST),
+]
+
+
+@pytest.mark.parametrize("pattern", LARGE, ids=repr)
+def test_the_largest_sizes_can_be_computed(pattern):
+    i = torch.arange(100)
+    for layer in range(2):
+        for rule in pattern.for_layer(layer).for_heads(2):
+            seen = i[rule.allows(i[:, None], i).expand(100, 100).any(0)]
+            kept = rule.keys(i, i)
+            assert torch.isin(seen, kept).all()
+            assert rule.group(i).shape == i.shape
+
+
+@pytest.mark.parametrize("kernel", [LSH, Routing, RFA, Performer])
+def test_the_largest_seed_can_be_drawn_from(kernel):
+    spec = TransformerSpec(width=8, heads=2, kernel=kernel(seed=MOST_SEED))
+    y, _ = spec.build()(torch.ones(1, 3, 8), Index.range(1, 3))
+    assert y.isfinite().all()
