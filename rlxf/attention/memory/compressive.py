@@ -194,8 +194,14 @@ class LayerCompression(nn.Module):
         return y[:, 0]
 
     def penalty(self, compressed: Compressed) -> Tensor | None:
-        """What one pass adds to the loss; its gradient reaches this module alone. None for nothing."""
-        if self.reconstruction is None or not bool(compressed.seen.any()):
+        """What one pass adds to the loss; its gradient reaches this module alone. None if nothing learns.
+
+        Where nobody sees anything compressed it is 0: processes that learn together, of which one may see
+        something, must agree on the parts of a loss.
+        """
+        if self.reconstruction is None:
             return None
+        if not bool(compressed.seen.any()):
+            return compressed.summaries.new_zeros(())
         loss = MEASURES[self.spec.measure](self.reconstruction(compressed))
         return reaching_only(self.spec.loss_coef * loss, self.parameters())

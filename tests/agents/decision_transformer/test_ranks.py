@@ -10,10 +10,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from rlxf.agents.decision_transformer import MaximumEntropy
 from rlxf.agents.pretraining import MaskedPretraining
-from rlxf.attention import Routing
+from rlxf.attention import Compressive, Routing, TransformerSpec
 from rlxf.training import CheckpointFolder, Checkpoints, linear, stop_on_signals
 from rlxf.training.joining import here
-from tests.agents.decision_transformer.worlds import ACTIONS, CORES, small_agent, some_trajectories
+from tests.agents.decision_transformer.worlds import ACTIONS, CORES, SIZES, small_agent, some_trajectories
 from tests.ranks import on_ranks
 
 STEPS = 4
@@ -70,6 +70,14 @@ def test_what_draws_while_it_learns_differs_from_one_but_agrees():
     one, other = on_ranks(2, lambda: learned(trajectories=data, **changes))
     assert all((one[0][name] == other[0][name]).all() for name in one[0])
     assert any((learned(trajectories=data, **changes)[0][name] != one[0][name]).any() for name in one[0])
+
+
+def test_one_may_see_nothing_compressed():
+    """Of two windows each reads one; most are of episodes that end before a block is old enough."""
+    data = some_trajectories(lengths=(14, *[1] * 9))
+    changes = {"core": TransformerSpec(**SIZES, memory=Compressive(4, 4, 2)), "batch_size": 2}
+    one, other = on_ranks(2, lambda: learned(8, trajectories=data, **changes))
+    assert all((one[0][name] == other[0][name]).all() for name in one[0])
 
 
 class Signalled(BaseCallback):

@@ -13,13 +13,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from rlxf.attention import KNN, Performer, RoPE, Window
+from rlxf.attention import KNN, Compressive, Full, Performer, RoPE, Window
 from rlxf.envs import FaultyEnvironmentError
 from rlxf.envs.replayable import Replayable
 from rlxf.training import CheckpointFolder, Checkpoints, read_archive, stop_on_signals
 from rlxf.training.joining import here
 from tests.agents.gtrxl.test_resuming import Lively
-from tests.agents.gtrxl.worlds import ACTIONS, VECTOR, small_agent, small_core
+from tests.agents.gtrxl.worlds import ACTIONS, GOES_ON, TERMINATED, VECTOR, scripts, small_agent, small_core
 from tests.ranks import on_ranks
 
 ENVS, STEPS = 4, 8
@@ -118,6 +118,38 @@ def test_so_are_weights_behind_some_rollouts_and_what_is_logged(changes):
     for (episodes, logged), (others, wanted_lines) in zip(one["lines"], wanted["lines"], strict=True):
         assert episodes == others
         assert logged == pytest.approx(wanted_lines, rel=1e-3, abs=1e-5)
+
+
+def half_brief():
+    """This process's part of four environments; episodes of the last two have one step."""
+    numbers = here().numbers(here().part("n_envs", ENVS))
+    return scripts([[TERMINATED if number >= 2 else GOES_ON] for number in numbers])
+
+
+def compressing(rollouts):
+    """The last gradients, the weights, and the penalty of the last rollout."""
+    core = replace(small_core(), memory=Compressive(4, 4, 2), pattern=Full())
+    changes = {"core": core, "n_steps": 2 * STEPS, "batch_size": 2 * ROLLOUT, "max_grad_norm": 1e6}
+    learner = agent(half_brief(), **changes).learn(rollouts * 2 * ROLLOUT)
+    weights = dict(learner.policy.named_parameters())
+    gradients = arrays((name, x.grad) for name, x in weights.items())
+    return gradients, arrays(weights.items()), learner.logger.name_to_value["train/penalty"]
+
+
+@pytest.mark.parametrize("rollouts", [1, 3])
+def test_one_may_see_nothing_compressed(rollouts):
+    (_, one, told), (_, other, again) = on_ranks(2, lambda: compressing(rollouts))
+    assert all((one[name] == other[name]).all() for name in one)
+    assert told == again > 0
+
+
+def test_all_else_learns_as_in_one_process():
+    """A process weighs the compression's own loss by its steps, not by those that see a block."""
+    wanted, *_ = compressing(1)
+    for found, *_ in on_ranks(2, lambda: compressing(1)):
+        assert found.keys() == wanted.keys()
+        for name in (name for name in wanted if "compression" not in name):
+            np.testing.assert_allclose(found[name], wanted[name], rtol=0, atol=1e-6, err_msg=name)
 
 
 PARTS = spaces.Dict({"vector": VECTOR, "number": spaces.Discrete(4)})
