@@ -1,9 +1,10 @@
 """Weights of one agent as the beginning of another."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rlxf.attention import Transformer, TransformerSpec
@@ -16,7 +17,8 @@ def hand_over(source: Any, target: nn.Module, parts: Sequence[str] = ("transform
     """Give a model the weights of an agent's, or of a pre-training's.
 
     The specs of their transformers must be equal but for `NO_WEIGHTS`: so weights of a core that looks both
-    ways fit one that looks back, with memory or without.
+    ways fit one that looks back, with memory or without. Weights that the memory alone has are given where
+    both have the same ones; else those of the model stay.
 
     Args:
         source: who has them.
@@ -36,10 +38,26 @@ def hand_over(source: Any, target: nn.Module, parts: Sequence[str] = ("transform
     assert isinstance(own, Transformer)
     check_alike(given.spec, own.spec)
     states = {part: getattr(model, part).state_dict() for part in parts}
+    states["transformer"] = with_memory(given, own)
     for part, state in states.items():
         check_tensors(part, state, getattr(target, part).state_dict())
     for part, state in states.items():
         getattr(target, part).load_state_dict(state)
+
+
+def with_memory(given: Transformer, own: Transformer) -> dict[str, Tensor]:
+    """Weights of a transformer by name; those of its memory are another's where the two differ in shape."""
+    theirs, ours = of_memory(given), of_memory(own)
+    if {name: x.shape for name, x in theirs.items()} == {name: x.shape for name, x in ours.items()}:
+        return given.state_dict()
+    return {name: x for name, x in given.state_dict().items() if name not in theirs} | ours
+
+
+def of_memory(transformer: Transformer) -> dict[str, Tensor]:
+    """The weights that a transformer would not have without memory, by name."""
+    with torch.device("meta"):  # names alone are asked for
+        without = replace(transformer.spec, memory=None).build().state_dict()
+    return {name: x for name, x in transformer.state_dict().items() if name not in without}
 
 
 def check_alike(given: TransformerSpec, own: TransformerSpec) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.attention import XL, GRUGate, RoPE, TransformerSpec, Window, XLRelative
+from rlxf.attention import KNN, XL, Compressive, Full, GRUGate, RoPE, TransformerSpec, Window, XLRelative
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
     IMAGE,
@@ -98,6 +98,45 @@ def test_and_gives_it():
     assert equal(tensors(agent.policy.transformer), tensors(source.policy.transformer))
     assert equal(tokens, tensors(agent.policy.tokens))
     acts(agent)
+
+
+LEARNED = {
+    "neighbours": replace(GATED, memory=KNN(2, 12, 4), pattern=Window(3)),
+    "compression": replace(GATED, memory=Compressive(4, 4, 2), pattern=Full()),
+}
+
+
+@pytest.mark.parametrize("core", LEARNED.values(), ids=LEARNED)
+@pytest.mark.parametrize("make", [playing, small_agent], ids=["GTrXL", "Decision Transformer"])
+def test_what_only_a_memory_has_stays_as_it_starts(make, core):
+    source, agent = small_pretraining(core=core), make(core=core)
+    before = tensors(agent.policy.transformer)
+    agent.take_weights(source)
+    after, given = tensors(agent.policy.transformer), tensors(source.policy.transformer)
+    assert given.keys() < after.keys()
+    assert equal({name: after[name] for name in given}, given)
+    own = after.keys() - given.keys()
+    assert all(torch.equal(after[name], before[name]) for name in own)
+    assert all("compression" in name or ".attention." in name for name in own)
+
+
+@pytest.mark.parametrize("core", LEARNED.values(), ids=LEARNED)
+def test_two_memories_that_learn_the_same_share_it(core):
+    source, agent = playing(core=core), small_agent(core=core)
+    agent.take_weights(source)
+    assert equal(tensors(agent.policy.transformer), tensors(source.policy.transformer))
+
+
+@pytest.mark.parametrize("memory", [Compressive(4, 4, 3), Compressive(4, 4, 2, "mean"), XL(6)], ids=str)
+def test_two_that_do_not_leave_it_out(memory):
+    core = LEARNED["compression"]
+    source, agent = playing(core=core), small_agent(core=replace(core, memory=memory))
+    others = {name for name in tensors(source.policy.transformer) if "compression" not in name}
+    before = tensors(agent.policy.transformer)
+    after = tensors(agent.take_weights(source).policy.transformer)
+    for name, tensor in after.items():
+        wanted = source.policy.transformer.state_dict() if name in others else before
+        assert torch.equal(tensor, wanted[name]), name
 
 
 BASE = TransformerSpec(**SIZES, position=RoPE())
