@@ -1,5 +1,6 @@
 """The options of the transformer: its techniques by name, with the options of those that are chosen."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import partial
@@ -16,11 +17,11 @@ from tyro.constructors import (
 
 from rlxf.attention import Full, TransformerSpec
 from rlxf.attention.memory.base import Memory
-from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.patterns.window import bounded
-from rlxf.attention.techniques import TECHNIQUES
+from rlxf.attention.techniques import JOINTS, TECHNIQUES
 from rlxf.cli.questions import QUESTIONS
-from rlxf.cli.technique_names import CHOOSABLE, FITTING, NONE, find, named
+from rlxf.cli.technique_names import CHOOSABLE, FITTING, NONE, described, find, named, read
 
 SIZES = {
     "width": "Features of a token. 64 for small observations, 128 to 384 for images and rich tasks.",
@@ -39,7 +40,8 @@ SIZES = {
 def core_registry(args: Sequence[str]) -> ConstructorRegistry:
     """How tyro reads a `TransformerSpec`, with the options of the techniques that ``args`` name.
 
-    ``--core.residual gru-gate --core.residual.bias 1``: which options there are depends on the name.
+    ``--core.residual gru-gate --core.residual.bias 1``: which options there are depends on the name. A JSON
+    object, ``--core.pattern '{"name": "Window", "size": 9}'``, has its options inside.
     """
     registry = ConstructorRegistry()
     registry.struct_rule(partial(_spec_rule, named(args)))
@@ -51,6 +53,23 @@ def within(memory: Memory | None, pattern: Pattern) -> Pattern:
     if memory is None or memory.shows(pattern).reach <= memory.length:
         return pattern
     return bounded(pattern, memory.length)
+
+
+def narrowed(memory: Memory | None, asked: Pattern) -> Pattern:
+    """`within`.
+
+    Warns:
+        UserWarning: if that is less than was asked for.
+    """
+    pattern = within(memory, asked)
+    if pattern != asked:
+        farther = "a longer memory" if asked.reach >= UNLIMITED else f"--core.memory.length {asked.reach}"
+        warnings.warn(
+            f"pattern {asked} sees farther back than memory {memory} remembers, so steps and segments would "
+            f"differ; it is cut to {pattern}. To see farther, give {farther}",
+            stacklevel=2,
+        )
+    return pattern
 
 
 def _spec_rule(names: dict[str, str], info: StructTypeInfo) -> StructConstructorSpec | None:
@@ -67,7 +86,8 @@ def _spec_rule(names: dict[str, str], info: StructTypeInfo) -> StructConstructor
 def _axis(axis: str, default: Any, name: str | None) -> Iterator[StructFieldSpec]:
     """The choice of a technique, and the options of the one that is named, or else of the default."""
     usual = FITTING if axis == "pattern" else NONE if default is None else type(default).__name__
-    told = f"{QUESTIONS[axis].capitalize()} One of {', '.join(CHOOSABLE[axis])}."
+    of = "Of these, or several joined by & and |:" if axis in JOINTS else "One of"
+    told = f"{QUESTIONS[axis].capitalize()} {of} {', '.join(CHOOSABLE[axis])}."
     yield StructFieldSpec(axis, _name_type(axis), usual, told)
     technique = TECHNIQUES[axis].get(name or usual)
     if technique is not None and fields(technique):
@@ -76,11 +96,11 @@ def _axis(axis: str, default: Any, name: str | None) -> Iterator[StructFieldSpec
 
 
 def _name_type(axis: str) -> Any:
-    """A str that names a technique of the axis."""
+    """A str that names a technique of the axis, or a technique that was described."""
     spec = PrimitiveConstructorSpec(
         nargs=1,
         metavar="NAME",
-        instance_from_str=lambda words: find(axis, words[0]),
+        instance_from_str=lambda words: (read if described(axis, words[0]) else find)(axis, words[0]),
         is_instance=lambda value: isinstance(value, str),
         str_from_instance=lambda name: [name],
     )
@@ -99,11 +119,15 @@ def _options(axis: str) -> str:
 def _build(**values: Any) -> TransformerSpec:
     chosen = {axis: _technique(axis, values) for axis in TECHNIQUES if values[axis] != FITTING}
     sizes = {name: values[name] for name in SIZES}
-    pattern = within(chosen["memory"], chosen.pop("pattern", Full()))
+    asked = chosen.pop("pattern", None)
+    memory = chosen["memory"]
+    pattern = within(memory, Full()) if asked is None else narrowed(memory, asked)
     return TransformerSpec(**sizes, pattern=pattern, **chosen)
 
 
 def _technique(axis: str, values: dict[str, Any]) -> Any:
     if values[axis] == NONE:
         return None
+    if not isinstance(values[axis], str):
+        return values[axis]
     return values.get(_options(axis)) or TECHNIQUES[axis][values[axis]]()

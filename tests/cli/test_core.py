@@ -1,20 +1,35 @@
 """The options of the transformer: every technique by name, every one of its options."""
 
+import json
 from dataclasses import Field, fields, replace
 from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.attention import LSH, ALiBi, Compressive, Full, GRUGate, Routing, TransformerSpec, Tupe, Window
+from rlxf.attention import (
+    LSH,
+    ALiBi,
+    Compressive,
+    Dilated,
+    Full,
+    GRUGate,
+    Routing,
+    Strided,
+    TransformerSpec,
+    Tupe,
+    Window,
+)
 from rlxf.attention.patterns.window import bounded
-from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
+from rlxf.attention.techniques import OPTIONAL, TECHNIQUES, technique_to_json
 from rlxf.cli.core import SIZES
 from rlxf.cli.mistakes import BUILDING, in_one_line
+from rlxf.cli.pattern_picture import read_pattern
 from rlxf.cli.program import parse
 from tests.cli.running import TASK, TINY, refused, wrong_usage
 
 ALL = [(axis, technique) for axis, techniques in TECHNIQUES.items() for technique in techniques.values()]
+CUT = pytest.mark.filterwarnings("ignore:pattern .* sees farther back than memory")
 AHEAD = {(LSH, "chunk"), (Routing, "window")}
 """Options that no agent can have: they look at what is ahead."""
 OPTIONS = [
@@ -53,11 +68,60 @@ def free(axis: str, technique: type, *args: str) -> TransformerSpec:
     return core(*without.get(axis, []), f"--core.{axis}", technique.__name__, *args)
 
 
+@CUT
 @pytest.mark.parametrize("pattern", TECHNIQUES["pattern"].values(), ids=in_words)
 def test_a_pattern_is_kept_within_the_memory(pattern):
     chosen = core("--core.memory.length", "9", "--core.pattern", pattern.__name__).pattern
     assert chosen == bounded(pattern(), 9)
     assert chosen.reach <= 9
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (
+            "window --core.pattern.size 500",
+            r"Window\(size=500\) .* is cut to .*=129\).* --core.memory.length 499",
+        ),
+        ("full", r"Full\(\).* memory XL\(length=128\).* cut to Window\(size=129\).* give a longer memory"),
+    ],
+)
+def test_a_pattern_that_is_cut_is_told(args, told):
+    with pytest.warns(UserWarning, match=told):
+        assert core("--core.pattern", *args.split()).pattern == Window(129)
+
+
+@pytest.mark.parametrize("args", [[], ["--core.memory", "none"], ["--core.memory.length", "499"]])
+def test_a_pattern_that_is_not_cut_is_not_told(args, recwarn):
+    core(*args)
+    core(*args, "--core.pattern", "window", "--core.pattern.size", "128")
+    assert list(recwarn) == []
+
+
+W, S = Window(), Strided()
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ('{"name": "Window", "size": 9}', Window(9)),
+        ("window & strided", W & S),
+        ("strided|WINDOW & dilated", S | W & Dilated()),
+        ('{"name": "Window", "size": 9} | strided', Window(9) | S),
+        (json.dumps(technique_to_json(S & Window(9) | W)), S & Window(9) | W),
+    ],
+)
+def test_patterns_are_described_and_joined(text, pattern):
+    assert core("--core.memory", "none", "--core.pattern", text).pattern == pattern
+    assert read_pattern(text) == pattern
+
+
+@pytest.mark.parametrize("axis", TECHNIQUES)
+def test_a_technique_may_be_described(axis):
+    technique = list(TECHNIQUES[axis].values())[-1]()
+    without = {"pattern": ["--core.memory", "none"], "kernel": ["--core.position", "none"]}.get(axis, [])
+    text = json.dumps(technique_to_json(technique))
+    assert getattr(core(*without, f"--core.{axis}", text), axis) == technique
 
 
 @pytest.mark.parametrize("axis", OPTIONAL)
@@ -155,6 +219,11 @@ def test_help_lists_the_names(axis, capsys):
         ("--core.position rop", "there is no position named 'rop'; there are None, Sinusoidal"),
         ("--core.position", "--core.position"),
         ("--core.position alibi --core.position.base 3", "Unrecognized options: --core.position.base"),
+        ("--core.pattern zigzag|window", "there is no pattern named 'zigzag'; there are fitting, Full"),
+        ("--core.pattern etc&window", "ETC(radius=64, global_tokens=4, farthest=None) has projections"),
+        ("--core.pattern full|full --core.pattern.size 3", "Unrecognized options: --core.pattern.size"),
+        ('--core.kernel {"name":"RFA","gate":"no"}', "RFA gate must be True or False, got 'no'"),
+        ('--core.memory {"name":', "is no JSON"),
         ("--core.heads 7", "heads must divide width, got 7 heads and width 64"),
         ("--core.width 0", "width must be at least 1, got 0"),
         ("--core.memory.length 0", "memory length must be at least 1, got 0"),
@@ -168,6 +237,7 @@ def test_what_cannot_be_chosen_is_told(args, told, capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@CUT
 @pytest.mark.parametrize(("axis", "technique"), ALL, ids=in_words)
 def test_an_agent_is_built_with_it_or_one_sentence_says_why_not(axis, technique, capsys):
     try:
