@@ -2,19 +2,22 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlxf.attention.index import EMPTY, Index
+from rlxf.attention.kept import kept
 from rlxf.attention.patterns.base import Pattern, between
 
 PADDING = -1
 
 STRETCH = 256
 """Runs are arranged as if they had a multiple of so many keys; what is too much is then left out."""
+
+HELD = 2**28
+"""Bytes of arrangements that are kept, of those used last."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,23 @@ class Run:
     queries: range
     keys: range
 
+    def early(self, period: int | None) -> "Run":
+        """This run, moved back by as many periods as there are before it."""
+        if period is None:
+            return self
+        back = min(self.queries.start, self.keys.start) // period * period
+        return Run(_moved_back(self.queries, back), _moved_back(self.keys, back))
+
     @property
     def longer(self) -> "Run":
         """This run as if it went on to a multiple of `STRETCH` keys: so there are few different ones."""
         most = -(-len(self.keys) // STRETCH) * STRETCH
         more = (most - len(self.keys)) // self.queries.step
         return Run(_longer(self.queries, more), _longer(self.keys, most - len(self.keys)))
+
+
+def _moved_back(numbers: range, by: int) -> range:
+    return range(numbers.start - by, numbers.stop - by, numbers.step)
 
 
 def _longer(numbers: range, more: int) -> range:
@@ -87,11 +101,19 @@ Places = dict[Run, list[tuple[int, int]]]
 """For each run, where in the flattened batch its first query and its first key stand."""
 
 
+def early(rule: Pattern, places: Places) -> Places:
+    """The same places, for runs as `Run.early` as the rule allows: there are fewer different ones."""
+    found: Places = defaultdict(list)
+    for run, offsets in places.items():
+        found[run.early(rule.period)] += offsets
+    return found
+
+
 def count_pairs(rule: Pattern, causal: bool, places: Places) -> int:
     """How many pairs of query and key `arrange` would have computed."""
     return sum(
         len(offsets) * queries * keys
-        for run, offsets in places.items()
+        for run, offsets in early(rule, places).items()
         for (queries, keys), some in group_run(rule, causal, run.longer).items()
         for i, _ in some
         if int(i[0]) < run.queries.stop
@@ -101,7 +123,7 @@ def count_pairs(rule: Pattern, causal: bool, places: Places) -> int:
 def arrange(rule: Pattern, causal: bool, places: Places, device: torch.device) -> list[Part]:
     """The parts in which queries read keys. A query is in one of them, or sees nothing."""
     found = defaultdict(list)
-    for run, offsets in places.items():
+    for run, offsets in early(rule, places).items():
         query, key = torch.tensor(offsets).unbind(1)
         for part in (whole.of(run) for whole in arrange_run(rule, causal, run.longer)):
             found[part.query.shape[1], part.key.shape[1]].append(part.moved(query, key).to(device))
@@ -161,15 +183,26 @@ def _as_range(positions: Tensor) -> range | None:
     return range(first, first + count * step, step) if even else None
 
 
-@lru_cache(maxsize=16)
+def _bytes_of_parts(parts: tuple[Part, ...]) -> int:
+    return sum(tensor.nbytes for part in parts for tensor in (part.query, part.key, part.allowed))
+
+
+@kept(HELD, _bytes_of_parts)
 def arrange_run(rule: Pattern, causal: bool, run: Run) -> tuple[Part, ...]:
     """The parts of one run, whose slots count from 0. They depend on positions alone, and are kept."""
     sizes = group_run(rule, causal, run)
     return tuple(_part(rule, causal, run, pairs, *size) for size, pairs in sizes.items())
 
 
-@lru_cache(maxsize=16)
-def group_run(rule: Pattern, causal: bool, run: Run) -> dict[tuple[int, int], list[tuple[Tensor, Tensor]]]:
+Groups = dict[tuple[int, int], list[tuple[Tensor, Tensor]]]
+
+
+def _bytes_of_groups(sizes: Groups) -> int:
+    return sum(i.nbytes + j.nbytes for pairs in sizes.values() for i, j in pairs)
+
+
+@kept(HELD, _bytes_of_groups)
+def group_run(rule: Pattern, causal: bool, run: Run) -> Groups:
     """The positions of queries and keys of each group of a run, by the size that their part has."""
     sizes = defaultdict(list)
     among = torch.arange(run.keys.start, run.keys.stop)

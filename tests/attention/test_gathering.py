@@ -36,10 +36,12 @@ from rlxf.attention import (
     Tupe,
     Window,
     XLRelative,
+    arrangement,
 )
 from rlxf.attention import relation as relations
-from rlxf.attention.arrangement import rounded
+from rlxf.attention.arrangement import arrange, arrange_run, find_runs, rounded
 from rlxf.attention.index import EMPTY
+from rlxf.attention.kept import Kept
 from rlxf.attention.patterns.base import GlobalTokens
 from rlxf.attention.positions.base import PairwisePosition
 from rlxf.attention.techniques import TECHNIQUES
@@ -269,3 +271,25 @@ def test_sizes_are_few_and_near():
     sizes = [rounded(size) for size in range(1, 5000)]
     assert all(size <= least < 1.25 * size for size, least in enumerate(sizes, start=1))
     assert len(set(sizes)) < 50
+
+
+def test_stretches_of_equal_length_are_arranged_once(monkeypatch):
+    """Where distances alone count, an episode's age does not matter."""
+    made = []
+    fresh_cache = Kept(lambda *given: made.append(given) or arrange_run.make(*given), 2**20, arrange_run.size)
+    monkeypatch.setattr(arrangement, "arrange_run", fresh_cache)
+    starts = torch.tensor([0, 7, 64, 1000])[:, None]
+    index = Index(starts + torch.arange(LENGTH), torch.zeros(4, LENGTH, dtype=torch.long))
+    for _ in range(2):
+        arrange(Window(5), True, find_runs(index, index), torch.device("cpu"))
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("most", [0, 3, 8])
+def test_what_was_used_last_is_kept_as_long_as_there_is_room(most):
+    made = []
+    double = Kept(lambda n: made.append(n) or 2 * n, most, size=lambda result: 1)
+    numbers = [0, 1, 2, 0, 3, 1, 0]
+    assert [double(n) for n in numbers] == [2 * n for n in numbers]
+    assert made == {0: numbers, 3: [0, 1, 2, 3, 1], 8: [0, 1, 2, 3]}[most]
+    assert double.held <= most

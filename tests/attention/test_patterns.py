@@ -112,6 +112,24 @@ def test_groups_are_small_and_do_not_depend_on_what_else_is_asked(rule):
     assert number[number >= 0].bincount().max() <= 128
 
 
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("times", [1, 3, 1000])
+def test_a_period_moves_nothing(rule, times):
+    if rule.period is None:
+        return
+    i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
+    moved = times * rule.period
+    assert torch.equal(
+        rule.allows(i + moved, j + moved).expand(LENGTH, LENGTH), rule.allows(i, j).expand(LENGTH, LENGTH)
+    )
+
+
+def test_some_rules_have_a_period():
+    assert (Window(9) & Strided(4)).period == 1
+    assert (Local1D(6, 4) | FixedColumns(4, 2)).period == 12
+    assert (Window(9) & BigBird(4, 3, 2, 1)).period is None
+
+
 def test_patterns_join():
     near, gaps = Window(5), Dilated(4, 3)
     assert torch.equal(all_pairs(near & gaps), all_pairs(near) & all_pairs(gaps))

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from math import lcm
 from typing import ClassVar
 
 import torch
@@ -39,6 +40,14 @@ class Pattern(Technique, ABC):
 
         Of patterns that differ by layer or head, the rules are those of `for_layer` and `for_heads`.
         """
+
+    @property
+    def period(self) -> int | None:
+        """Moved by so many tokens, i and j together, all is as before: 1 where distances alone count.
+
+        What is arranged for one stretch of an episode then serves others. None, as by default, says nothing.
+        """
+        return None
 
     def for_layer(self, layer: int) -> "Pattern":
         """The pattern of layer 0, 1, ...: by default the same in all."""
@@ -90,6 +99,12 @@ class _Joined(Pattern):
                 raise ValueError(
                     f"{one} has projections for its global tokens and cannot be joined to a pattern"
                 )
+
+    @property
+    def period(self) -> int | None:
+        """The least that is one of both."""
+        first, second = self.first.period, self.second.period
+        return None if first is None or second is None else lcm(first, second)
 
     def for_layer(self, layer: int) -> Pattern:
         """See `Pattern`."""

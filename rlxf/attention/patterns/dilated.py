@@ -46,6 +46,11 @@ class Dilated(Pattern):
         """(size - 1) dilation."""
         return (self.size - 1) * self.dilation
 
+    @property
+    def period(self) -> int:
+        """1."""
+        return 1
+
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
         """As a head with gaps does."""
         return ((i - j).abs() <= self.reach) & ((i - j) % self.dilation == 0)

@@ -65,6 +65,11 @@ class FixedColumns(Pattern):
         """No bound."""
         return UNLIMITED
 
+    @property
+    def period(self) -> int:
+        """A block."""
+        return self.stride
+
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
         """A1 or A2."""
         return Either(*self.rules).allows(i, j)
@@ -100,6 +105,11 @@ class Summaries(Pattern):
         """No bound."""
         return UNLIMITED
 
+    @property
+    def period(self) -> int:
+        """A block."""
+        return self.of.stride
+
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
         """See `FixedColumns`."""
         return self.of.rules[1].allows(i, j)
@@ -120,6 +130,11 @@ class OwnBlock(BlockPattern):
         """block - 1."""
         return self.block - 1
 
+    @property
+    def period(self) -> int:
+        """A block."""
+        return self.block
+
     def meets(self, a: Tensor, b: Tensor) -> Tensor:
         """See `BlockPattern`."""
         return a == b
@@ -137,6 +152,11 @@ class Columns(Pattern):
     def reach(self) -> int:
         """No bound."""
         return UNLIMITED
+
+    @property
+    def period(self) -> int:
+        """A block."""
+        return self.stride
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
         """See above."""

@@ -25,6 +25,11 @@ class Full(Pattern):
         """No bound."""
         return UNLIMITED
 
+    @property
+    def period(self) -> int:
+        """1."""
+        return 1
+
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
         """True for every pair."""
         return torch.ones((), dtype=torch.bool, device=i.device)

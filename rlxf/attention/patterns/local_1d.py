@@ -43,6 +43,11 @@ class Local1D(Pattern):
         """block - 1 + margin."""
         return self.block - 1 + self.margin
 
+    @property
+    def period(self) -> int:
+        """A block."""
+        return self.block
+
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
         """See above."""
         start = i - i % self.block

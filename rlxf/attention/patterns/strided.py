@@ -60,6 +60,11 @@ class Strided(Pattern):
         """No bound."""
         return UNLIMITED
 
+    @property
+    def period(self) -> int:
+        """1."""
+        return 1
+
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
         """A1 or A2."""
         return Either(*self.rules).allows(i, j)
@@ -87,6 +92,11 @@ class Column(Pattern):
     def reach(self) -> int:
         """No bound."""
         return UNLIMITED
+
+    @property
+    def period(self) -> int:
+        """1."""
+        return 1
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
         """See above."""

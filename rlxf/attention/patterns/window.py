@@ -41,6 +41,11 @@ class Window(Pattern):
         """size - 1."""
         return self.size - 1
 
+    @property
+    def period(self) -> int:
+        """1."""
+        return 1
+
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
         """|i - j| < size."""
         return (i - j).abs() < self.size

@@ -71,8 +71,8 @@ class FloaterEmbedding(Embedding):
         self.inner = nn.Linear(width + 1, width)
         self.outer = nn.Linear(width + 1, width)
         with torch.no_grad():
-            self.outer.weight *= CALM
-            self.outer.bias *= CALM
+            self.outer.weight.mul_(CALM)
+            self.outer.bias.mul_(CALM)
         self._last: Trajectory | None = None
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
