@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.settings import other_spaces
+from rlxf.agents.decision_transformer.steps import TOKENS, Steps
 from rlxf.agents.decision_transformer.update import Update
 from rlxf.agents.distillation import Distillation, HiddenStates
 from rlxf.agents.losses import average
@@ -20,7 +21,8 @@ class DistillationUpdate(Update):
     """The loss of `Distillation` in place of the student's own, on the steps that both read.
 
     Each reads as many steps as it acts from, of one stretch of an episode; so a teacher with a longer context
-    tells what it would do with all of it.
+    tells what it would do with all of it. Where tokens of the student may leave early, all its outputs learn,
+    each by its share, and it learns when to leave; what the teacher would do is what is right.
 
     Args:
         student: learns.
@@ -39,6 +41,7 @@ class DistillationUpdate(Update):
         self.student, self.teacher = student.policy, teacher.policy.eval()
         self.steps_read = tuple(each.context_length + each.policy.remembered for each in (student, teacher))
         self.window = student.context_length
+        self.both = min(student.context_length, teacher.context_length)
         self.distillation = distillation
         widths = student.core.width, teacher.core.width
         self.hidden = HiddenStates(*widths, student.order, student.device)
@@ -49,16 +52,24 @@ class DistillationUpdate(Update):
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
         """ "loss", and its parts, over the real steps of B windows."""
-        y = self._read(self.student, batch, self.steps_read[0])
-        with torch.no_grad():
-            wanted = self._read(self.teacher, batch, self.steps_read[1])
-        both = min(y.shape[1], wanted.shape[1])
-        y, wanted, weight = y[:, -both:], wanted[:, -both:], batch.mask[:, -both:].to(y.dtype)
+        steps = self._steps(self.student, batch, self.steps_read[0])
+        exits = self.student.exits(steps, slice(1 - TOKENS * self.both, None, TOKENS))
+        wanted, right = self._teaching(batch, len(exits.shares))
+        weight = batch.mask[:, -self.both :] * exits.shares[:, None, None]
         head, temperature = self.student.loss.head, self.distillation.temperature
-        actions = average(head.distance(y, self.teacher.loss.head, wanted, temperature), weight)
-        hidden = average(self.hidden.distance(y, wanted), weight)
+        apart = head.distance(exits.outputs, self.teacher.loss.head, wanted, temperature)
+        actions, hidden = average(apart, weight), average(self.hidden.distance(exits.outputs, wanted), weight)
         loss = actions + self.distillation.hidden_coef * hidden
-        return self.student.with_penalty({"loss": loss, "distillation_loss": actions, "hidden_loss": hidden})
+        parts = {"loss": loss, "distillation_loss": actions, "hidden_loss": hidden}
+        last = steps.between(steps.mask.shape[1] - self.both, steps.mask.shape[1])
+        return self.student.with_penalty(self.student.with_lesson(parts, exits, right, last))
+
+    @torch.no_grad()
+    def _teaching(self, batch: WindowBatch, passes: int) -> tuple[Tensor, Tensor]:
+        """The teacher's outputs at the steps that both read, and its actions; the same for all passes N."""
+        outputs = self._read(self.teacher, batch, self.steps_read[1])[:, -self.both :]
+        actions = self.teacher.loss.head.choose(outputs, deterministic=True)
+        return outputs.expand(passes, *outputs.shape), actions.expand(passes, *actions.shape)
 
     def step(self, parts: dict[str, Tensor]) -> Tensor:
         """See `Update`; the projection of hidden states learns, too."""
@@ -67,11 +78,16 @@ class DistillationUpdate(Update):
         self.hidden.optimizer.step()
         return norm
 
-    @staticmethod
-    def _read(model: DecisionTransformerModel, batch: WindowBatch, steps: int) -> Tensor:
+    @classmethod
+    def _read(cls, model: DecisionTransformerModel, batch: WindowBatch, steps: int) -> Tensor:
         """What the head reads at the last of the steps (B, K, C)."""
+        return model.read(cls._steps(model, batch, steps))
+
+    @staticmethod
+    def _steps(model: DecisionTransformerModel, batch: WindowBatch, steps: int) -> Steps:
+        """The last steps of windows, as a model reads them."""
         columns = batch.mask.shape[1]
-        return model.read(model.steps(batch).between(columns - steps, columns))
+        return model.steps(batch).between(columns - steps, columns)
 
 
 def _check_teacher(student: "DecisionTransformer", teacher: "DecisionTransformer") -> None:

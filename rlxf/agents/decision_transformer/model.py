@@ -67,12 +67,24 @@ class DecisionTransformerModel(TrajectoryModel):
         actions, mask = batch.actions[:, first:], batch.mask[:, first:]
         actions = actions.expand(len(exits.shares), *actions.shape)
         parts = self.loss(exits.outputs, actions, mask * exits.shares[:, None, None])
-        if exits.lesson is None:
-            return self.with_penalty(parts)
         last = steps.between(first, steps.mask.shape[1])
-        lesson = exits.lesson(self._verdict(exits.outputs.detach(), actions, last))
-        learned = {} if lesson is None else {"loss": parts["loss"] + lesson, "exit_lesson": lesson}
-        return self.with_penalty(parts | learned)
+        return self.with_penalty(self.with_lesson(parts, exits, actions, last))
+
+    def with_lesson(
+        self, parts: dict[str, Tensor], exits: Exits, actions: Tensor, steps: Steps
+    ) -> dict[str, Tensor]:
+        """The parts of a loss, and what the depth adds to learn when to leave.
+
+        Args:
+            parts: "loss" and its parts.
+            exits: outputs of N passes at the state tokens of the steps.
+            actions: the right ones, (N, B, K, ...).
+            steps: (B, K).
+        """
+        if exits.lesson is None:
+            return parts
+        lesson = exits.lesson(self._verdict(exits.outputs.detach(), actions, steps))
+        return parts if lesson is None else parts | {"loss": parts["loss"] + lesson, "exit_lesson": lesson}
 
     def weight(self, batch: WindowBatch) -> Tensor:
         """Real steps that are learned from."""

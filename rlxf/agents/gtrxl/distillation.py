@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlxf.agents.distillation import Distillation, HiddenStates
 from rlxf.agents.gtrxl.distributions import divergence
+from rlxf.agents.gtrxl.exits import added_parts
 from rlxf.agents.gtrxl.lessons import Lesson
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout import Segments
@@ -46,6 +47,8 @@ class TaughtSegments:
 class Likeness:
     """The loss of `Distillation`, and beside it that of the values, which learn from returns as in PPO.
 
+    It is that of the last output; to this comes what the transformer adds, also for those before it.
+
     Args:
         distillation: what is minimised.
         teacher: whose heads say what the wanted outputs mean.
@@ -61,7 +64,9 @@ class Likeness:
     def __call__(self, policy: GTrXLPolicy, batch: TaughtSegments) -> dict[str, Tensor]:
         """Means over the real steps of a batch: "loss", and its parts."""
         given, weight = batch.segments, batch.segments.weight
-        latent = policy.read(given.obs, given.previous, given.index, given.state)
+        exits = policy.exits(given.obs, given.previous, given.index, given.state)
+        added = added_parts(policy, exits, given, self.vf_coef)
+        latent = exits.outputs[-1].flatten(0, 1)
         own, values = policy.heads(latent)
         with torch.no_grad():
             theirs, _ = self.teacher.heads(batch.wanted)
@@ -70,10 +75,11 @@ class Likeness:
         value_loss = average((given.returns - values).square(), weight)
         loss = apart + self.distillation.hidden_coef * hidden + self.vf_coef * value_loss
         parts = {"distillation_loss": apart, "hidden_loss": hidden, "value_loss": value_loss}
-        if (penalty := policy.transformer.penalty()) is not None:
-            loss = loss + penalty
-            parts["penalty"] = penalty
-        return {"loss": loss} | parts
+        for part in added.values():
+            loss = loss + part
+        if (depth := policy.transformer.mean_depth()) is not None:
+            parts["mean_depth"] = depth
+        return {"loss": loss} | parts | added
 
 
 class DistillationUpdate(Update):

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 def exit_parts(policy: "GTrXLPolicy", exits: Exits, batch: Segments, vf_coef: float) -> dict[str, Tensor]:
-    """What is added to the loss of PPO, which is that of the last output; nothing if no token leaves early.
+    """What is added to a loss that is of the last output alone; nothing if no token leaves early.
 
     PPO compares what was done with what would be done, and what was done came of the last output. So each
     output n before it learns ``KL(last || n) + vf_coef (V_n - V_last)^2``, weighted by its share over that of
-    the last one: "exit_loss". "exit_lesson" is what the depth adds to learn when to leave.
+    the last one: "exit_loss". So it does where the last one learns from a teacher. "exit_lesson" is what the
+    depth adds to learn when to leave.
     """
     if exits.lesson is None:
         return {}
@@ -41,6 +42,12 @@ def exit_parts(policy: "GTrXLPolicy", exits: Exits, batch: Segments, vf_coef: fl
     if (lesson := exits.lesson(_verdict(apart.detach(), same, batch))) is not None:
         parts["exit_lesson"] = lesson
     return parts
+
+
+def added_parts(policy: "GTrXLPolicy", exits: Exits, batch: Segments, vf_coef: float) -> dict[str, Tensor]:
+    """What the transformer adds to any loss of a batch: `exit_parts`, and the "penalty" as of long spans."""
+    penalty = policy.transformer.penalty()
+    return exit_parts(policy, exits, batch, vf_coef) | ({} if penalty is None else {"penalty": penalty})
 
 
 def lead_of(policy: "GTrXLPolicy", output: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlxf.agents.finite import clip_finite
-from rlxf.agents.gtrxl.exits import exit_parts
+from rlxf.agents.gtrxl.exits import added_parts
 from rlxf.agents.gtrxl.objective import approximate_kl, clipped_objective
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout import Segments
@@ -44,7 +44,7 @@ class Objective:
     def __call__(self, policy: GTrXLPolicy, batch: Segments) -> dict[str, Tensor]:
         """Means over the real steps of a batch: "loss", and its parts under SB3's names."""
         exits = policy.exits(batch.obs, batch.previous, batch.index, batch.state)
-        early = exit_parts(policy, exits, batch, self.vf_coef)
+        added = added_parts(policy, exits, batch, self.vf_coef)
         latent = exits.outputs[-1].flatten(0, 1)
         distribution, values = policy.heads(latent)
         log_ratio = distribution.log_prob(batch.actions) - batch.log_probs
@@ -58,12 +58,9 @@ class Objective:
             error = average(policy.reconstruction_error(latent, batch.obs), batch.weight)
             loss = loss + self.reconstruction_coef * error
             parts["reconstruction_loss"] = error
-        for part in early.values():
+        for part in added.values():
             loss = loss + part
-        parts |= early
-        if (penalty := policy.transformer.penalty()) is not None:
-            loss = loss + penalty
-            parts["penalty"] = penalty
+        parts |= added
         if (depth := policy.transformer.mean_depth()) is not None:
             parts["mean_depth"] = depth
         with torch.no_grad():

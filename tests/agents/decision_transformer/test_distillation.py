@@ -10,8 +10,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
+from rlxf.agents.decision_transformer.model import STATE_TOKENS
 from rlxf.agents.distillation import Distillation
-from rlxf.attention import XL, Window
+from rlxf.agents.losses import average
+from rlxf.attention import ACT, CALM, XL, DepthAdaptive, Window
 from tests.agents.decision_transformer.worlds import ACTIONS, IMAGE, VECTOR, K, small_agent, some_trajectories
 from tests.attention.oracle import close
 
@@ -114,6 +116,56 @@ def test_without_hidden_states_their_loss_does_not_count():
     parts = losses(student, teacher, hidden_coef=0.0)
     assert parts["loss"].item() == parts["distillation_loss"].item()
     assert parts["hidden_loss"].item() > 0
+
+
+LEAVING = {
+    "CALM": CALM("classifier"),
+    "multinomial": DepthAdaptive("multinomial"),
+    "geometric": DepthAdaptive("geometric", "correctness"),
+}
+each_depth = pytest.mark.parametrize("depth", LEAVING.values(), ids=LEAVING)
+
+
+@each_depth
+@each_head
+def test_all_outputs_of_a_student_that_leaves_early_learn(depth, head):
+    core = replace(SMALL, layers=3, depth=depth)
+    student, teacher = pair(head, student={"core": core, "context_length": K + 2})
+    update = update_of(student, teacher)
+    student.policy.eval()
+    batch = update.windows(student.trajectories).starting_at([0, 2, 10, 15])
+    parts = update.losses(batch)
+    close(parts["loss"] - parts["exit_lesson"], parts["distillation_loss"] + parts["hidden_loss"], 1e-5)
+    model, both = student.policy, update.both
+    steps = update._steps(model, batch, update.steps_read[0])
+    outputs = model.exits(steps, STATE_TOKENS).outputs[:, :, -both:]
+    wanted = update._read(teacher.policy, batch, update.steps_read[1])
+    apart = [model.loss.head.distance(y, teacher.policy.loss.head, wanted, 2.0) for y in outputs]
+    shares, weight = core.depth.shares(3).float(), batch.mask[:, -both:].float()
+    told = sum(share * average(x, weight) for share, x in zip(shares, apart, strict=True))
+    close(told, parts["distillation_loss"], 1e-5)
+    parts["exit_lesson"].backward()
+    learns = {name for name, x in model.named_parameters() if x.grad is not None and x.grad.any()}
+    assert learns
+    assert all(name.startswith("transformer.depth") for name in learns)
+
+
+@each_depth
+def test_it_learns_when_to_leave(depth):
+    core = replace(SMALL, layers=3, depth=depth)
+    settings = {"core": core, "learning_rate": 1e-2, "batch_size": 32, "max_grad_norm": 10.0}
+    student, teacher = pair(student=settings)
+    before = losses(student, teacher)
+    student.learn_from(teacher, 40)
+    after = losses(student, teacher)
+    assert after["exit_lesson"] < 0.95 * before["exit_lesson"]
+    assert after["distillation_loss"] < 0.7 * before["distillation_loss"]
+
+
+def test_a_student_that_ponders_tells_its_depth():
+    parts = losses(*pair(student={"core": replace(SMALL, layers=3, depth=ACT())}))
+    assert 1 <= parts["mean_depth"] <= 3
+    assert parts["penalty"] > 0
 
 
 @pytest.mark.parametrize("lengths", [(K, K + 4), (K + 4, K)], ids=["longer teacher", "longer student"])

@@ -1,5 +1,7 @@
 """A student learns what a teacher would do, in episodes that either of them plays."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from stable_baselines3.common.distributions import BernoulliDistribution, MultiCategoricalDistribution
@@ -9,6 +11,7 @@ from torch.distributions import kl_divergence
 from rlxf import GTrXLPPO
 from rlxf.agents.distillation import Distillation
 from rlxf.agents.gtrxl.distillation import DistillationUpdate, Likeness, TaughtSegments, Teaching, divergence
+from rlxf.attention import ACT, CALM, DepthAdaptive
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     VECTOR,
@@ -164,6 +167,51 @@ def test_gradients_reach_the_student_and_the_projection_alone():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
     assert all(parameter.grad is None for parameter in teacher.policy.parameters())
+
+
+LEAVING = {
+    "CALM": CALM("classifier"),
+    "multinomial": DepthAdaptive("multinomial"),
+    "geometric": DepthAdaptive("geometric", "correctness"),
+}
+
+
+@pytest.mark.parametrize("depth", LEAVING.values(), ids=LEAVING)
+def test_a_student_that_leaves_early_learns_to(depth):
+    """What is read off outputs before the last comes nearer to it, and what says when to leave learns."""
+    core = replace(SMALL, layers=3, depth=depth)
+    student, teacher = pair(core=core, learning_rate=3e-3, n_epochs=6, max_grad_norm=10.0)
+    lesson, _ = taught(student, teacher)
+    batch = minibatch(student, lesson)
+    before, rule = loss_of(student, teacher, lesson, batch), parameters_of(student.policy.transformer.depth)
+    assert before["exit_loss"] > 0
+    apart = sum(before[name] for name in ("exit_loss", "exit_lesson"))
+    close(before["loss"] - apart, sum_of_teaching(before), 1e-5)
+    student.learn_from(teacher, 2 * ENVS * student.n_steps)
+    after = loss_of(student, teacher, lesson, batch)
+    for name in ("exit_loss", "distillation_loss"):
+        assert after[name] < 0.95 * before[name], name
+    for old, new in zip(rule, student.policy.transformer.depth.parameters(), strict=True):
+        assert (old != new).any()
+    assert {"train/exit_loss", "train/exit_lesson"} <= student.logger.name_to_value.keys()
+
+
+def parameters_of(module):
+    return [parameter.detach().clone() for parameter in module.parameters()]
+
+
+def sum_of_teaching(parts):
+    """The loss without what the transformer adds, as `loss_of` weighs it."""
+    return parts["distillation_loss"] + parts["hidden_loss"] + 0.5 * parts["value_loss"]
+
+
+def test_a_student_that_ponders_tells_its_depth():
+    student, teacher = pair(core=replace(SMALL, layers=3, depth=ACT()))
+    lesson, _ = taught(student, teacher)
+    parts = loss_of(student, teacher, lesson)
+    assert 1 <= parts["mean_depth"] <= 3
+    assert parts["penalty"] > 0
+    close(parts["loss"] - parts["penalty"], sum_of_teaching(parts), 1e-5)
 
 
 def test_the_projection_learns():
