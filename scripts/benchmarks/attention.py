@@ -80,14 +80,16 @@ class Attention:
 def measure(name: str, length: int, repeats: int) -> Point:
     """One subject at one length."""
     torch.manual_seed(0)
-    attend = SUBJECTS[name].build(length)
+    subject = SUBJECTS[name]
+    attend = subject.build(length)
     x = torch.randn(1, length, HEADS * SIZE, requires_grad=True)
     attend(x[:, :128]).sum().backward()
     held, times = peak_bytes(), []
     for _ in range(2 + repeats):
         start = time.process_time()
-        attend(x).square().mean().backward()
-        times.append(time.process_time() - start)
+        for _ in range(subject.layers):
+            attend(x).square().mean().backward()
+        times.append((time.process_time() - start) / subject.layers)
     return Point(name, length, min(times[2:]), peak_bytes() - held)
 
 
@@ -121,9 +123,19 @@ def table(points: Sequence[Point]) -> Table:
             f"{1e3 * p.seconds:.0f} ms, {dense[p.length] / p.seconds:.1f} x, {p.bytes / 1e6:.0f} MB"
             for p in own
         ]
-        at_most = SUBJECTS[name].at_most
-        result.add_row(name, *cells, f"{exponent(own):.2f}", "" if at_most is None else f"{at_most:.2f}")
+        result.add_row(name, *cells, f"{exponent(own):.2f}", ", ".join(claims(own, dense)))
     return result
+
+
+def claims(own: Sequence[Point], dense: dict[int, float]) -> Iterator[str]:
+    """What a subject should be, and whether it is."""
+    subject = SUBJECTS[own[0].name]
+    if subject.at_most is None:
+        return
+    yield f"{subject.at_most:.2f}" + (" missed" if exponent(own) > subject.at_most else "")
+    slower = [p.length for p in own if p.length >= subject.faster_from and p.seconds > dense[p.length]]
+    if slower:
+        yield f"slower at {max(slower):,}"
 
 
 def draw(points: Sequence[Point], path: Path) -> None:

@@ -40,6 +40,9 @@ class LSH(PairwiseKernel):
     the one before, whatever the bucket, once for each round that shows it. That is here for weights trained
     so; all pairs are computed.
 
+    Tokens are sorted by their buckets where pairs are many, the pattern is `Full`, positions add nothing to
+    scores and nothing is dropped out; otherwise all pairs are weighed.
+
     Source: Kitaev et al. 2020, arXiv:2001.04451, section 2 and appendix A.
 
     Args:

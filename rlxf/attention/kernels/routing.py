@@ -39,6 +39,9 @@ class Routing(PairwiseKernel):
     ``causal=False`` and had with ``window``. A query in several clusters gets the mean of what it finds in
     them, one in none gets 0.
 
+    Tokens are sorted by their clusters where pairs are many, the pattern is `Full`, positions add nothing to
+    scores and nothing is dropped out; otherwise all pairs are weighed.
+
     Source: Roy et al. 2021, arXiv:2003.05997, section 4.1.
 
     Args:
