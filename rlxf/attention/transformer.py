@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from rlxf.attention.block import Block
 from rlxf.attention.cache import Cache
 from rlxf.attention.context import Context, ProjectedContext
-from rlxf.attention.depth.base import Processor
-from rlxf.attention.depth.exits import ExitDepth, Exiting, Exits, Judge
+from rlxf.attention.depth.base import Judge, Processor
+from rlxf.attention.depth.exits import ExitDepth, Exiting, Exits
 from rlxf.attention.extra_tokens import LearnedTokens, NoExtraTokens
 from rlxf.attention.index import Index
 from rlxf.attention.kernels.base import Kernel, LayerKernel, RecurrentKernel
@@ -276,9 +276,6 @@ class Transformer(nn.Module):
 
     def _left(self, x: Tensor, passes: LayerPasses, judge: Judge | None) -> Tensor:
         """The stream where each token left."""
-        if not isinstance(self.depth, Exiting):
-            y: Tensor = self.depth(x, passes)
-            return y
         return self.depth.early(x, passes, None if judge is None else lambda s: judge(self._output(s)))
 
     def _output(self, stream: Tensor) -> Tensor:
@@ -335,7 +332,7 @@ class Transformer(nn.Module):
         return self.depth.mean_depth()
 
     def acting_depth(self) -> Tensor | None:
-        """As `mean_depth`, over all `early` calls since last asked; None if none left early or could."""
+        """As `mean_depth`, over all `early` calls since last asked; None without one, or if all take all."""
         return self.depth.acting_depth()
 
     def after_update(self) -> None:

@@ -92,8 +92,8 @@ def evaluate(
         n_envs: environments to make when ``env`` is an id or None, at most one per episode.
         seed: of the environments; environment i gets ``seed + i``. None leaves them as they are.
         progress_bar: show one.
-        logger: where the report's ``log`` writes, at step ``agent.num_timesteps``; for an agent that may
-            leave early also ``eval/mean_depth``, the passes that it took on average.
+        logger: where the report's ``log`` writes, at step ``agent.num_timesteps``; for an agent whose tokens
+            need not take all passes also ``eval/mean_depth``, those that it took on average.
 
     Raises:
         ValueError: if episodes or n_envs is less than 1, there is no environment, a target is not finite, or
@@ -106,6 +106,7 @@ def evaluate(
     _check(agent, episodes, n_envs)
     targets = None if target_returns is None else checked_targets(target_returns, data_range(agent))
     with opened(agent, env, min(n_envs, episodes), seed) as vec_env, _bar(progress_bar) as progress:
+        _depth_of(agent)  # what was predicted before is not counted
         play = partial(_play, agent, episodes=episodes, deterministic=deterministic, progress=progress)
         report = play(vec_env) if targets is None else _ask(play, vec_env, targets, seed, data_range(agent))
     if logger is not None:
@@ -117,7 +118,7 @@ def evaluate(
 
 
 def _depth_of(agent: PolicyPredictor) -> dict[str, float]:
-    """How many passes it took on average, if it is an agent that may leave early."""
+    """Passes that a token took on average since last asked, if it is an agent in which not all take all."""
     asked = getattr(agent, "acting_depth", None)
     depth = None if asked is None else asked()
     return {} if depth is None else {"eval/mean_depth": depth}

@@ -1,5 +1,6 @@
 """Agents that leave early while they act."""
 
+import csv
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.logger import configure
 
 from rlxf import evaluate
-from rlxf.attention import CALM, DepthAdaptive, TransformerSpec
+from rlxf.attention import ACT, CALM, DepthAdaptive, Fixed, TransformerSpec, Universal
 from tests.agents.decision_transformer import worlds as offline
 from tests.agents.gtrxl import worlds as online
 from tests.agents.gtrxl.worlds import ACTIONS
@@ -20,6 +21,7 @@ LEAVING = {
     "CALM, classifier": CALM("classifier", 0.0),
     "multinomial": DepthAdaptive("multinomial"),
     "geometric": DepthAdaptive("geometric", "correctness"),
+    "ACT": ACT(bias=0.0),
 }
 each = pytest.mark.parametrize("depth", LEAVING.values(), ids=LEAVING)
 CHOICES = spaces.MultiDiscrete([2, 3])
@@ -73,11 +75,42 @@ def test_the_first_ratio_is_one_although_predicting_leaves_early(monkeypatch):
     assert abs(agent.logger.name_to_value["train/approx_kl"]) < 1e-6
 
 
-def test_evaluations_log_the_depth(tmp_path):
-    agent = online_agent(CALM("state", 0.0))
-    logger = configure(str(tmp_path), ["csv"])
+def logged_depth(agent, folder):
+    logger = configure(str(folder), ["csv"])
     evaluate(agent, online.scripts(online.shifted(2), action_space=CHOICES), 2, logger=logger)
-    assert "eval/mean_depth" in (tmp_path / "progress.csv").read_text()
+    with (folder / "progress.csv").open() as file:
+        row = next(csv.DictReader(file))
+    return float(row["eval/mean_depth"])
+
+
+@each
+def test_evaluations_log_the_depth(depth, tmp_path):
+    assert 1 <= logged_depth(online_agent(depth), tmp_path) <= 3
+
+
+def test_what_was_predicted_before_is_not_counted(tmp_path):
+    agent = online_agent(CALM("classifier", 0.0))
+    threshold = agent.policy.transformer.depth.threshold
+    threshold.fill_(2.0)
+    agent.predict(np.zeros((99, 3), np.float32))
+    threshold.fill_(0.0)
+    assert logged_depth(agent, tmp_path) == 1.0
+
+
+@pytest.mark.parametrize("depth", [Fixed(), Universal()], ids=str)
+def test_where_all_take_all_nothing_is_logged(depth, tmp_path):
+    agent = online_agent(depth)
+    agent.predict(np.zeros((4, 3), np.float32))
+    assert agent.acting_depth() is None
+    with pytest.raises(KeyError):
+        logged_depth(agent, tmp_path)
+
+
+def test_collecting_and_learning_are_not_acting():
+    agent = online_agent(ACT())
+    agent.learn(agent.n_steps * agent.n_envs)
+    assert agent.acting_depth() is None
+    assert 1 <= agent.logger.name_to_value["train/mean_depth"] <= 3
 
 
 @pytest.mark.parametrize("make", [online_agent, offline_agent])

@@ -749,9 +749,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return found
 
     def acting_depth(self) -> float | None:
-        """Passes that `predict` took on average for a token, since last asked; None if all take all.
+        """Passes that `predict` took on average for a token, since last asked or since `evaluate` began.
 
-        See `CALM` and `DepthAdaptive`.
+        None if all take all, or if nothing was predicted. See `ACT`, `CALM` and `DepthAdaptive`.
         """
         depth = self.policy.transformer.acting_depth()
         return None if depth is None else depth.item()

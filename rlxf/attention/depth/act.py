@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.checks import check_finite_number
-from rlxf.attention.depth.base import Passes, Processor
+from rlxf.attention.depth.base import Judge, Passes, Processor, Taken
 from rlxf.attention.depth.universal import Universal
 
 
@@ -68,7 +68,8 @@ class Pondering(Processor):
         self.w = nn.Parameter(torch.randn(width) / math.sqrt(width))
         self.b = nn.Parameter(torch.tensor(float(spec.bias)))
         self._ponder: Tensor | None = None
-        self._mean_depth: Tensor | None = None
+        self._count: tuple[Tensor, Tensor] | None = None
+        self._taken = Taken()
 
     def forward(self, x: Tensor, passes: Passes) -> Tensor:
         """See `Processor`."""
@@ -86,6 +87,14 @@ class Pondering(Processor):
         self._note(halting, passes)
         return y
 
+    @torch.no_grad()
+    def early(self, x: Tensor, passes: Passes, judge: Judge | None) -> Tensor:
+        """See `Processor`: as they learn; passes are counted."""
+        y = super().early(x, passes, judge)
+        assert self._count is not None
+        self._taken.add(*self._count)
+        return y
+
     def penalty(self) -> Tensor | None:
         """See `Processor`: ``ponder_cost mean(N + R)``."""
         ponder, self._ponder = self._ponder, None
@@ -93,15 +102,21 @@ class Pondering(Processor):
 
     def mean_depth(self) -> Tensor | None:
         """See `Processor`: mean N."""
-        return self._mean_depth
+        if self._count is None:
+            return None
+        passes, tokens = self._count
+        return passes / tokens.clamp(min=1)
+
+    def acting_depth(self) -> Tensor | None:
+        """See `Processor`."""
+        return self._taken.mean()
 
     def _note(self, halting: "Halting", passes: Passes) -> None:
         filled = passes.asking(passes.filled)
-        tokens = filled.sum().clamp(min=1)
-        self._mean_depth = passes.asking(halting.count).sum() / tokens
+        self._count = passes.asking(halting.count).sum(), filled.sum()
         if torch.is_grad_enabled():
             ponder = passes.asking(halting.count + halting.remainder)
-            self._ponder = (ponder * filled).sum() / tokens
+            self._ponder = (ponder * filled).sum() / filled.sum().clamp(min=1)
 
 
 class Halting:

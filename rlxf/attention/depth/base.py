@@ -1,10 +1,15 @@
 """What every depth offers: which layers tokens pass, and how long they go on."""
 
+from collections.abc import Callable
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from rlxf.attention.technique import Technique
+
+Judge = Callable[[Tensor], Tensor]
+"""Outputs (..., C) -> how far the likeliest choice that is read off them is ahead, (...): see `lead`."""
 
 
 class Passes(Protocol):
@@ -49,12 +54,41 @@ class Passes(Protocol):
         ...
 
 
+class Taken:
+    """How many passes tokens took that acted, since last asked."""
+
+    def __init__(self) -> None:
+        self._passes: Tensor | float = 0.0
+        self._tokens: Tensor | int = 0
+
+    def add(self, passes: Tensor, tokens: Tensor) -> None:
+        """So many passes were taken by so many tokens, scalars."""
+        self._passes, self._tokens = self._passes + passes, self._tokens + tokens
+
+    def mean(self) -> Tensor | None:
+        """Passes of a token, a scalar; None if there was none. What is counted begins anew."""
+        passes, tokens = self._passes, self._tokens
+        self._passes, self._tokens = 0.0, 0
+        return torch.as_tensor(passes / tokens) if tokens else None
+
+
 class Processor(nn.Module):
     """How tokens go through the passes. This one: each token takes each pass once."""
 
     def forward(self, x: Tensor, passes: Passes) -> Tensor:
         """Tokens x (B, T, C) -> what comes of those that ask, (B, Tq, C)."""
         return passes.through(x)
+
+    def early(self, x: Tensor, passes: Passes, judge: Judge | None) -> Tensor:
+        """`forward` of tokens that act, as early as they may: by default as they learn.
+
+        Args:
+            x: the stream before the first pass.
+            passes: to take or to leave out.
+            judge: what is read off a stream (B, Tq, ...); None if nothing is.
+        """
+        y: Tensor = self(x, passes)
+        return y
 
     def penalty(self) -> Tensor | None:
         """What is added to the loss, a scalar, for the last forward with gradient; None for nothing.
@@ -68,7 +102,7 @@ class Processor(nn.Module):
         return None
 
     def acting_depth(self) -> Tensor | None:
-        """As `mean_depth`, over all tokens since last asked that might leave early; None if none might."""
+        """As `mean_depth`, over all tokens that acted (`early`) since last asked; None if all take all."""
         return None
 
 

@@ -8,12 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rlxf.attention.depth.base import Depth, Passes, Processor
+from rlxf.attention.depth.base import Depth, Judge, Passes, Processor, Taken
 from rlxf.attention.index import EMPTY, Index
 from rlxf.attention.technique import Choices
-
-Judge = Callable[[Tensor], Tensor]
-"""Outputs (..., C) -> how far the likeliest choice that is read off them is ahead, (...): see `lead`."""
 
 Lead = Callable[[], Tensor]
 """What a `Judge` says of the tokens that are decided on, (B, T), if it is asked."""
@@ -92,7 +89,7 @@ class Exiting(Processor, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self._taken: tuple[Tensor | float, Tensor | int] = (0.0, 0)
+        self._taken = Taken()
 
     def all_outputs(self, x: Tensor, passes: Passes) -> list[Tensor]:
         """The stream behind each pass, of those that ask. All tokens take all passes."""
@@ -104,13 +101,7 @@ class Exiting(Processor, ABC):
 
     @torch.no_grad()
     def early(self, x: Tensor, passes: Passes, judge: Judge | None) -> Tensor:
-        """The stream of those that ask, from where each of them left. What left is copied to later passes.
-
-        Args:
-            x: the stream before the first pass.
-            passes: to take or to leave out.
-            judge: what is read off a stream (B, Tq, ...); None if nothing is.
-        """
+        """See `Processor`: the stream from where each left. What left is copied to later passes."""
         rule, filled, y = self.rule(x, passes), passes.asking(passes.filled), passes.asking(x)
         going, taken = filled, torch.zeros(filled.shape, device=x.device)
         for number in range(passes.count):
@@ -125,14 +116,12 @@ class Exiting(Processor, ABC):
                 x = after.clone()
                 passes.asking(x).copy_(y)
                 going = going & ~rule(number, passes.read(before), passes.read(y), partial(_asked, judge, y))
-        passes_so_far, tokens = self._taken
-        self._taken = (passes_so_far + taken[filled].sum(), tokens + filled.sum())
+        self._taken.add(taken[filled].sum(), filled.sum())
         return y
 
     def acting_depth(self) -> Tensor | None:
         """See `Processor`."""
-        (taken, tokens), self._taken = self._taken, (0.0, 0)
-        return torch.as_tensor(taken / tokens) if tokens else None
+        return self._taken.mean()
 
     @abstractmethod
     def rule(self, x: Tensor, passes: Passes) -> Rule:
