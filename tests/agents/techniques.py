@@ -30,11 +30,6 @@ each = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 """Run a test with each of them: ``{axis: technique}``."""
 
 
-def named(choice: dict[str, Any], sentence: str) -> bool:
-    """Whether a sentence says which technique does not fit."""
-    return any(repr(technique) in sentence for technique in choice.values())
-
-
 def weights(module: nn.Module) -> dict[str, Tensor]:
     """A copy of the weights by name."""
     return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}

@@ -1,4 +1,4 @@
-"""Every technique trains the agent, or is refused in one sentence before anything is built."""
+"""Every technique trains the agent."""
 
 from dataclasses import replace
 
@@ -6,18 +6,13 @@ import numpy as np
 
 from rlxf.attention import TransformerSpec
 from tests.agents.decision_transformer.worlds import SIZES, shown, small_agent, some_trajectories
-from tests.agents.techniques import all_have_moved, each, named, weights
+from tests.agents.techniques import all_have_moved, each, weights
 
 
 @each
 def test_two_updates(choice):
     core, data = replace(TransformerSpec(**SIZES), **choice), some_trajectories()
-    try:
-        agent = small_agent(data, core=core)
-    except ValueError as error:
-        if not named(choice, str(error)):
-            raise
-        return
+    agent = small_agent(data, core=core)
     before = weights(agent.policy)
     agent.learn(2)
     all_have_moved(before, agent.policy)
