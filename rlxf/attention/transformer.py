@@ -26,7 +26,7 @@ from rlxf.attention.passes import LayerPasses, SegmentPasses, StepPasses
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.etc import ExtraTokens
 from rlxf.attention.patterns.full import Full
-from rlxf.attention.patterns.window import Window
+from rlxf.attention.patterns.window import bounded
 from rlxf.attention.positions.base import Embedding, PairwisePosition
 from rlxf.attention.relation import Relation, Tables
 from rlxf.attention.residuals.reversible import Reversible
@@ -196,7 +196,14 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def early_step(self, x: Tensor, index: Index, cache: Cache, judge: Judge | None = None) -> Tensor:
-        """`step` of tokens that leave as early as they may: outputs (B, C) alone; ``judge`` as in `early`."""
+        """`step` of tokens that leave as early as they may: outputs (B, C) alone; ``judge`` as in `early`.
+
+        Raises:
+            ValueError: if the depth decides by whole sequences.
+        """
+        depth = self.spec.depth
+        if isinstance(depth, ExitDepth) and not depth.by_step:
+            raise ValueError(f"{depth} decides by the mean of a sequence, and here is a step; read segments")
         stream, passes = self._begin_step(x, index, cache)
         return self._output(self._left(stream, passes, judge))[:, 0]
 
@@ -380,8 +387,7 @@ class Transformer(nn.Module):
     @staticmethod
     def _narrowed(pattern: Pattern, block: Block) -> Pattern:
         """The pattern as far as the layer's kernel gives weight: no more pairs need be computed."""
-        reach = block.attention.reach
-        return pattern if reach >= pattern.reach else pattern & Window(reach + 1)
+        return bounded(pattern, block.attention.reach)
 
     def _relation(self, query: Index, key: Index, pattern: Pattern, tables: Tables | None) -> Relation:
         dtype, spec = next(self.parameters()).dtype, self.spec

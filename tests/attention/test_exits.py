@@ -25,7 +25,7 @@ from rlxf.attention import (
 from rlxf.attention.depth.calm import lead
 from tests.attention.passes import agree
 from tests.attention.specs import fresh
-from tests.attention.worlds import numbers, random_index, world
+from tests.attention.worlds import END, GAP, ON, index_of, numbers, random_index, world
 
 SPEC = TransformerSpec(width=8, heads=2, layers=4, feed_forward=12, position=RoPE())
 DEPTHS = {
@@ -96,6 +96,21 @@ def test_a_step_leaves_as_the_definition_says(name, seed):
     agree(torch.cat(acted), outputs.detach())
     agree(model.acting_depth(), torch.tensor(sum(taken) / len(taken)))
     assert model.acting_depth() is None
+
+
+def test_a_sequence_is_an_episode():
+    """What others hold does not matter, not by a bit; and a step, which is no sequence, is refused."""
+    model = fresh(replace(SPEC, depth=DEPTHS["sequence"])).double()
+    run = world(model.spec, index_of([[ON, ON, END, GAP, ON, ON, ON]]))
+    other = run.x.clone()
+    other[:, :4] = 1e3
+    lessons = []
+    for x in (run.x, other):
+        states = model.exits(x, run.index, wanted=slice(4, None)).lesson.args
+        lessons.append(model.depth.log_q(*states))
+    assert torch.equal(*lessons)
+    with pytest.raises(ValueError, match=r"decides by the mean of a sequence.* read segments"):
+        model.early_step(run.x[:, 0], run.index.at(slice(0, 1)), model.cache(model.initial_state(1), 9))
 
 
 @each

@@ -13,9 +13,9 @@ from rlxf.agents.gtrxl.distributions import choices, divergence, would_do_the_sa
 from rlxf.agents.gtrxl.rollout import Segments
 from rlxf.agents.leaving import check_choices
 from rlxf.agents.losses import average
-from rlxf.attention import DepthAdaptive, TransformerSpec, Verdict
+from rlxf.attention import TransformerSpec, Verdict
 from rlxf.attention.depth.calm import lead
-from rlxf.attention.depth.exits import Exits
+from rlxf.attention.depth.exits import ExitDepth, Exits
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -59,7 +59,7 @@ def lead_of(policy: "GTrXLPolicy", output: Tensor) -> Tensor:
 def check_exits(core: TransformerSpec, action_space: spaces.Space[Any]) -> None:
     """Raise ValueError unless a policy can say when a token of this core may leave."""
     depth = core.depth
-    if isinstance(depth, DepthAdaptive) and depth.by == "sequence":
+    if isinstance(depth, ExitDepth) and not depth.by_step:
         raise ValueError(
             f"{depth} decides by the mean of a sequence, and GTrXLPPO acts step by step; "
             f"use by='multinomial' or 'geometric'"

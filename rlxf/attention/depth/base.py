@@ -6,6 +6,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from rlxf.attention.index import Index
 from rlxf.attention.technique import Technique
 
 Judge = Callable[[Tensor], Tensor]
@@ -22,6 +23,11 @@ class Passes(Protocol):
     @property
     def count(self) -> int:
         """Passes N that there are."""
+        ...
+
+    @property
+    def index(self) -> Index:
+        """Where tokens stand, (B, T)."""
         ...
 
     @property

@@ -63,6 +63,11 @@ class DepthAdaptive(ExitDepth):
         if self.sigma <= 0:
             raise ValueError(f"DepthAdaptive sigma must be more than 0, got {self.sigma}")
 
+    @property
+    def by_step(self) -> bool:
+        """See `ExitDepth`: a sequence is no token."""
+        return self.by != "sequence"
+
     def build(self, width: int, passes: int) -> "Adaptive":
         """See `Depth`."""
         return CLASSIFIERS[self.by](self, width, passes)
@@ -124,13 +129,15 @@ class Multinomial(Adaptive):
 
 
 class OfSequence(Multinomial):
-    """As `Multinomial`, for the mean of the tokens so far."""
+    """As `Multinomial`, for the mean of the episode's tokens so far."""
 
     def opening(self, x: Tensor, passes: Passes) -> Tensor:
-        """See `Exiting`: the mean over the tokens so far. A row is one sequence."""
-        filled = passes.filled[..., None].to(x.dtype)
-        tokens = (passes.read(x) * filled).cumsum(dim=1)
-        return passes.asking(tokens / filled.cumsum(dim=1).clamp(min=1)).detach()
+        """See `Exiting`: the mean over the tokens so far. An episode is one sequence."""
+        episode = passes.index.episode
+        same = (episode[:, :, None] == episode[:, None]) & passes.filled[:, None]
+        among = same.tril().to(x.dtype)
+        mean = among @ passes.read(x) / among.sum(dim=-1, keepdim=True).clamp(min=1)
+        return passes.asking(mean).detach()
 
     def log_q(self, opening: Tensor | None, states: Tensor) -> Tensor:
         """See `Adaptive`."""

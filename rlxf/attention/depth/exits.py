@@ -75,6 +75,11 @@ class ExitDepth(Depth):
         if choices.layers < 2:
             raise ValueError(f"{self} lets tokens leave before the last layer; there is one, use layers=2")
 
+    @property
+    def by_step(self) -> bool:
+        """Whether a token alone, with what is remembered, says when it leaves."""
+        return True
+
     @abstractmethod
     def build(self, width: int, passes: int) -> "Exiting":
         """See `Depth`."""

@@ -20,7 +20,7 @@ class Reversible(Residual):
     memory that learning needs does not grow with the number of layers, for a third more computation. What is
     dropped out is the same in both directions. Attention of others, memories and caches read x_2.
 
-    What an `ACT` halts is kept: there each pass is remembered.
+    Depths that ask for each pass, `ACT`, `CALM` and `DepthAdaptive`, keep what it computed all the same.
 
     Source: Gomez et al. 2017, arXiv:1707.04585; Kitaev et al. 2020, arXiv:2001.04451, section 3.
     """
