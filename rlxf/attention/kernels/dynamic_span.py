@@ -61,6 +61,11 @@ class DynamicSpanAverage(SpanAverage):
         nn.init.zeros_(self.span.bias)
         self._mean_z: list[Tensor] = []
 
+    @property
+    def reach(self) -> int:
+        """Beyond S + R no token gives weight, whatever its span."""
+        return self.spec.limit + self.spec.ramp
+
     def query_marks(self, x: Tensor) -> Tensor:
         """z of each token x (B, T, C), in tokens: (B, H, T, 1)."""
         z: Tensor = self.span(x).sigmoid() * self.spec.limit

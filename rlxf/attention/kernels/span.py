@@ -29,6 +29,7 @@ def check_span(span: Span) -> None:
     name = type(span).__name__
     check_whole(f"{name} limit", span.limit)
     check_whole(f"{name} ramp", span.ramp)
+    check_whole(f"{name} limit + ramp", span.limit + span.ramp)
     check_finite_number(f"{name} penalty", span.penalty)
     if span.penalty < 0:
         raise ValueError(f"{name} penalty must not be negative, got {span.penalty}")

@@ -22,7 +22,7 @@ class BigBird(BlockPattern):
     Each head draws for each block ``random`` of the blocks before its window, one from each of as many
     stretches of equal length, and the two see each other. The paper draws from all blocks; for that the
     length must be known. So in a causal transformer a query sees ``random`` such blocks, in a bidirectional
-    one twice as many on average.
+    one twice as many on average. All layers have the same draw; in HuggingFace's code each has its own.
 
     Source: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D.
 

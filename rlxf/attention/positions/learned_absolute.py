@@ -48,11 +48,14 @@ class LearnedEmbedding(Embedding):
         return x + nn.functional.embedding(position, self.weight)
 
 
-def check_positions(spec: Position, max_length: int, position: Tensor) -> None:
-    """Raise ValueError unless each position has one of ``max_length`` vectors."""
+def check_positions(spec: Position, max_length: int, position: Tensor, counted: str = "") -> None:
+    """Raise ValueError unless each position has one of ``max_length`` vectors.
+
+    The message says what is ``counted`` beside the tokens of an episode.
+    """
     last = int(position.max())
     if last >= max_length:
         raise ValueError(
-            f"position {last} has no vector: {spec} counts from 0; "
+            f"position {last} has no vector: {spec} counts from 0{counted}; "
             f"raise max_length or choose a relative position"
         )

@@ -14,6 +14,9 @@ from rlxf.attention.positions.learned_absolute import check_positions
 from rlxf.attention.positions.t5_bias import check_buckets, two_sided
 from rlxf.attention.relation import Relation
 
+EXTRA = ", the extra tokens that an encoder's pattern has among them"
+"""They stand before the tokens of an episode and have positions as any: see `LearnedTokens`."""
+
 
 @dataclass(frozen=True)
 class Tupe(PairwisePosition):
@@ -31,7 +34,8 @@ class Tupe(PairwisePosition):
     the authors' code.
 
     Args:
-        max_length: number of positions, in tokens. An episode must not be longer.
+        max_length: number of positions, in tokens. An episode must not be longer, with the extra tokens of an
+            encoder's pattern.
         buckets: number of buckets of distances; even. None: TUPE-A.
         max_distance: distance, in tokens, from which all keys share the last bucket.
 
@@ -91,8 +95,8 @@ class TupePositions(Embedding):
     def bias(self, relation: Relation) -> Tensor:
         """(B, H, Tq, Tk)."""
         assert relation.table is not None
-        check_positions(self.spec, self.spec.max_length, relation.query.position)
-        check_positions(self.spec, self.spec.max_length, relation.key.position)
+        check_positions(self.spec, self.spec.max_length, relation.query.position, EXTRA)
+        check_positions(self.spec, self.spec.max_length, relation.key.position, EXTRA)
         q, k = relation.table
         scores = self._at(q, relation.query) @ self._at(k, relation.key).transpose(-1, -2)
         theta = (q[:2] * k[:2]).unflatten(-1, (self.heads, -1)).sum(-1)

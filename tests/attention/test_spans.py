@@ -1,0 +1,66 @@
+"""Pairs that a span cannot reach are left out: all the same, in every pattern."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlxf.attention import (
+    ETC,
+    XL,
+    AdaptiveSpan,
+    BigBirdETC,
+    DynamicSpan,
+    Full,
+    Index,
+    Longformer,
+    Strided,
+    TransformerSpec,
+    Tupe,
+    Window,
+)
+from rlxf.attention import relation as relations
+from rlxf.attention.kernels.adaptive_span import AdaptiveSpanAverage
+from rlxf.attention.kernels.dynamic_span import DynamicSpanAverage
+from rlxf.attention.patterns.base import UNLIMITED
+from tests.attention.specs import fresh
+from tests.attention.worlds import numbers
+
+LENGTH = 40
+SPEC = TransformerSpec(width=8, heads=2, layers=2, feed_forward=12)
+PATTERNS = [Full(), Window(30), Strided(4), ETC(3, 2), BigBirdETC(4, 1, 2, 2), Longformer(4, global_tokens=2)]
+
+
+@pytest.mark.parametrize("kernel", [DynamicSpan(5, 3), AdaptiveSpan(5, 3)], ids=repr)
+@pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("small", [0, 1 << 16], ids=["gathered", "all pairs"])
+def test_what_is_beyond_the_reach_changes_nothing(kernel, pattern, causal, small, monkeypatch):
+    monkeypatch.setattr(relations, "SMALL", small)
+    model = fresh(replace(SPEC, kernel=kernel, pattern=pattern, causal=causal)).double()
+    x, index = numbers(1, LENGTH, SPEC.width).double(), Index.range(1, LENGTH)
+    near, _ = model(x, index)
+    for average in (DynamicSpanAverage, AdaptiveSpanAverage):
+        monkeypatch.setattr(average, "reach", UNLIMITED)
+    far, _ = model(x, index)
+    torch.testing.assert_close(near, far)
+
+
+def test_the_reach_bounds_what_is_computed():
+    model = fresh(replace(SPEC, kernel=DynamicSpan(5, 3), memory=XL(30)))
+    index = Index.range(1, LENGTH)
+    assert {relation.pattern.reach for relation in model.relations(index, index)} == {8}
+
+
+@pytest.mark.parametrize("kernel", [AdaptiveSpan, DynamicSpan])
+def test_a_span_and_its_ramp_have_a_bound(kernel):
+    with pytest.raises(ValueError, match=f"{kernel.__name__} limit \\+ ramp must be at most"):
+        kernel(2**30, 2**30)
+
+
+def test_extra_tokens_have_positions():
+    spec = replace(SPEC, pattern=ETC(3, 4), position=Tupe(16), causal=False)
+    model = fresh(spec).double()
+    model(numbers(1, 12, SPEC.width), Index.range(1, 12))
+    with pytest.raises(ValueError, match=r"position 19 .* the extra tokens that an encoder's pattern has"):
+        model(numbers(1, 16, SPEC.width), Index.range(1, 16))
