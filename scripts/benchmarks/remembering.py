@@ -27,6 +27,7 @@ from rlxf.envs.trajectories import load_trajectories
 from rlxf.evaluation import Report, compare
 
 ALONE = "without memory"
+OWN = f"{ALONE}, asked for its own data's best"
 CALLS = 50
 """Calls of ``predict`` that are timed."""
 
@@ -64,9 +65,9 @@ class Remembering:
     """Returns and cost of a Decision Transformer before and after it remembers trajectories of others.
 
     Each agent learns from one dataset, then remembers another one, without learning, and is asked for the
-    highest return of that. One memory is read by several heads. Datasets are read from MINARI_DATASETS_PATH;
-    Hopper needs the extra mujoco. Processor time counts: other work on the machine matters little. An agent
-    that is done is a line of the output and is not made again.
+    highest return of that; before, of its own data, too. One memory is read by several heads. Datasets are
+    read from MINARI_DATASETS_PATH; Hopper needs the extra mujoco. Processor time counts: other work on the
+    machine matters little. An agent that is done is a line of the output and is not made again.
     """
 
     dataset: str = "rlxf/hopper/medium-v0"
@@ -120,8 +121,9 @@ class Remembering:
         agent.learn(self.updates)
         data = load_trajectories(self.remembered)
         store = encoded(agent.policy.eval(), agent.windows(data), agent.device)
-        target = float(data.returns.max())
-        runs = [self.play(agent, store, name, head, seed, target) for name, head in self.heads().items()]
+        own, better = float(load_trajectories(self.dataset).returns.max()), float(data.returns.max())
+        runs = [self.play(agent, store, OWN, None, seed, own)]
+        runs += [self.play(agent, store, name, head, seed, better) for name, head in self.heads().items()]
         return Learned(runs)
 
     def heads(self) -> dict[str, OutputHead | None]:
