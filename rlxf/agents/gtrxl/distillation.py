@@ -119,6 +119,10 @@ class Teaching(Lesson):
         self._acting = self.teacher.begin(student.n_envs)
         self._outputs: list[Tensor] = []
 
+    def begin(self) -> None:
+        """See `Lesson`: a rollout whose steps were all lost is not learned from."""
+        self._outputs.clear()
+
     def choose(self, obs: PyTorchObs, index: Index, own: Distribution) -> Tensor:
         """See `Lesson`; the teacher's output is noted."""
         self._acting.action = self._acting.action.masked_fill(index.position == 0, 0.0)
@@ -132,7 +136,6 @@ class Teaching(Lesson):
     def learn(self, agent: "GTrXLPPO") -> dict[str, float]:
         """``n_epochs`` passes over the segments."""
         wanted = torch.stack(self._outputs, dim=1)
-        self._outputs.clear()
         objective = Likeness(self.distillation, self.teacher, self.hidden, agent.objective().vf_coef)
         update = DistillationUpdate(agent.policy, objective, agent.max_grad_norm, target_kl=None)
         for _ in range(agent.n_epochs):

@@ -19,6 +19,10 @@ class Lesson(ABC):
     """Chooses the actions of a rollout, and makes the updates behind it."""
 
     @abstractmethod
+    def begin(self) -> None:
+        """A rollout begins: what was noted of one that was not learned from is forgotten."""
+
+    @abstractmethod
     def choose(self, obs: PyTorchObs, index: Index, own: Distribution) -> Tensor:
         """Actions of one step of E environments, sampled.
 
@@ -35,6 +39,9 @@ class Lesson(ABC):
 
 class Rewards(Lesson):
     """PPO: the agent chooses for itself, and learns by its advantages."""
+
+    def begin(self) -> None:
+        """See `Lesson`: nothing is noted."""
 
     def choose(self, obs: PyTorchObs, index: Index, own: Distribution) -> Tensor:
         """See `Lesson`."""

@@ -328,6 +328,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """Act for ``n_rollout_steps`` steps of every environment; False if a callback says stop."""
         self.policy.set_training_mode(False)
         self._acting.cache = self.policy.remember(self._begin(rollout_buffer))
+        self._lesson.begin()
         callback.on_rollout_start()
         self.ranks.agree_generators()
         self._resting = False

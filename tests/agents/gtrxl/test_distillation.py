@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.distributions import BernoulliDistribution, MultiCategoricalDistribution
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributions import kl_divergence
@@ -12,6 +13,7 @@ from rlxf import GTrXLPPO
 from rlxf.agents.distillation import Distillation
 from rlxf.agents.gtrxl.distillation import DistillationUpdate, Likeness, TaughtSegments, Teaching, divergence
 from rlxf.attention import ACT, CALM, DepthAdaptive
+from rlxf.attention.index import EMPTY
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     VECTOR,
@@ -48,16 +50,16 @@ def taught(student, teacher, rollouts=1, actor="student"):
         buffer = student.rollout_buffer
         student.collect_rollouts(student.env, callback, buffer, student.n_steps)
         index = buffer.index.last(student.n_steps)
-        noted.append(
-            (buffer.obs.clone(), buffer.previous.clone(), index.position.clone(), index.episode.clone())
-        )
+        outputs = torch.stack(lesson._outputs, dim=1)
+        steps = (buffer.obs, buffer.previous, index.position, index.episode, outputs)
+        noted.append([part.clone() for part in steps])
     return lesson, noted
 
 
 def minibatch(student, lesson) -> TaughtSegments:
     """The whole last rollout."""
     buffer = student.rollout_buffer
-    wanted = torch.stack(lesson._outputs[-student.n_steps :], dim=1)
+    wanted = torch.stack(lesson._outputs, dim=1)
     every = torch.arange(student.n_envs * student.n_steps // student.segment_length)
     return TaughtSegments(buffer.segments(every, buffer.advantages), buffer.rows(wanted, every))
 
@@ -72,15 +74,15 @@ def loss_of(student, teacher, lesson, batch=None, **options):
 def test_the_teacher_goes_along_with_a_memory_of_its_own(world, actor):
     """What it noted step by step is what it reads in one pass over all steps of all episodes."""
     student, teacher = pair(WORLDS[world](shifted(ENVS)))
-    lesson, noted = taught(student, teacher, rollouts=2, actor=actor)
-    obs, previous, position, episode = (torch.cat(parts, dim=1) for parts in zip(*noted, strict=True))
+    _, noted = taught(student, teacher, rollouts=2, actor=actor)
+    obs, previous, position, episode, told = (torch.cat(parts, dim=1) for parts in zip(*noted, strict=True))
     index = type(student.rollout_buffer.index)(position, episode)
     state = teacher.policy.transformer.initial_state(ENVS)
     read = teacher.policy.read(obs.flatten(0, 1), previous.flatten(0, 1), index, state)
     real = episode.flatten() >= 0
     assert (~real).any() == (world == "next step")
     assert (episode.amax(1) > episode.amin(1)).all(), "episodes should have ended"
-    close(torch.stack(lesson._outputs, dim=1).flatten(0, 1)[real], read[real], 1e-5)
+    close(told.flatten(0, 1)[real], read[real], 1e-5)
 
 
 def test_a_student_that_is_the_teacher_has_nothing_to_learn():
@@ -167,6 +169,30 @@ def test_gradients_reach_the_student_and_the_projection_alone():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
     assert all(parameter.grad is None for parameter in teacher.policy.parameters())
+
+
+class LosesTheFirst(BaseCallback):
+    """All steps of the first rollout are lost, as when environments break; notes how much was taught."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = []
+
+    def _on_step(self):
+        return True
+
+    def _on_rollout_end(self):
+        if not self.held:
+            self.model.rollout_buffer.index.episode.fill_(EMPTY)
+        self.held.append(len(self.model._lesson._outputs))
+
+
+def test_a_lost_rollout_leaves_nothing_behind():
+    student, teacher = pair()
+    watch, before = LosesTheFirst(), parameters(student)
+    student.learn_from(teacher, 3 * ENVS * student.n_steps, callback=watch)
+    assert watch.held == [student.n_steps] * 3
+    assert not same(before, parameters(student))
 
 
 LEAVING = {
