@@ -14,7 +14,7 @@ from rich.table import Table
 from benchmarks.machine import fresh_processes, machine
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl, resolve_core
-from rlxf.attention import RoPE, TransformerSpec
+from rlxf.attention import Compressive, Full, RoPE, TransformerSpec
 from rlxf.attention.kernels.base import PairwiseKernel
 from rlxf.attention.patterns.window import bounded
 from rlxf.attention.techniques import TECHNIQUES
@@ -80,15 +80,21 @@ def subject(axis: str, name: str) -> Subject:
     """The core with a technique in the place of what it has."""
     try:
         core = replace(gtrxl(), **fitting(axis, TECHNIQUES[axis][name]()))
-        pattern = bounded(core.pattern, gtrxl().pattern.reach)
-        core = resolve_core(replace(core, pattern=pattern), None)
-        return Subject(axis, name, core)
+        return Subject(axis, name, resolve_core(core, None))
     except ValueError as error:
         return Subject(axis, name, refused=str(error))
 
 
 def fitting(axis: str, technique: Any) -> dict[str, Any]:
-    """The technique; with RoPE, if it is a kernel that does not take the core's position."""
+    """The technique, and what else it takes.
+
+    A pattern sees no farther than is remembered, a memory that decides that itself has none, and a kernel that
+    does not take the core's position has RoPE.
+    """
+    if axis == "pattern":
+        return {axis: bounded(technique, gtrxl().pattern.reach)}
+    if isinstance(technique, Compressive):
+        return {axis: technique, "pattern": Full()}
     pairs = axis != "kernel" or isinstance(technique, PairwiseKernel)
     return {axis: technique} if pairs else {axis: technique, "position": RoPE()}
 
@@ -145,14 +151,20 @@ def table(chosen: list[Subject], trials: list[Trial]) -> Table:
     """A line for each technique: what was learned, what it cost, or why not."""
     title = f"T-Maze of {LENGTH}, {STEPS:,} steps; cost: processor time over that of the core as it is"
     result = Table("axis", "technique", "solved at", "success at the end", "weights", "cost", title=title)
-    usual = mean(trial.seconds for trial in trials if not trial.axis)
-    for one in chosen:
-        own = [trial for trial in trials if (trial.axis, trial.name) == (one.axis, one.name)]
-        result.add_row(one.axis, one.name, *(cells(own, usual) if own else (one.refused, "", "", "")))
+    for row in rows(chosen, trials):
+        result.add_row(*row)
     return result
 
 
-def cells(own: list[Trial], usual: float) -> tuple[Any, ...]:
+def rows(chosen: list[Subject], trials: list[Trial]) -> Iterator[tuple[str, ...]]:
+    """The cells of each line."""
+    usual = mean(trial.seconds for trial in trials if not trial.axis)
+    for one in chosen:
+        own = [trial for trial in trials if (trial.axis, trial.name) == (one.axis, one.name)]
+        yield one.axis, one.name, *(cells(own, usual) if own else (one.refused, "", "", ""))
+
+
+def cells(own: list[Trial], usual: float) -> tuple[str, ...]:
     """What the runs of one technique showed."""
     solved = ", ".join("no" if trial.solved_at is None else f"{trial.solved_at:,}" for trial in own)
     last = ", ".join(f"{trial.curve[-1][1]:.2f}" for trial in own)
