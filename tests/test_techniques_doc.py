@@ -2,6 +2,7 @@
 
 import re
 
+from rlxf.agents.contexts import WAYS
 from rlxf.attention.techniques import HEADS, OPTIONAL, TECHNIQUES
 from tests.sources import ROOT
 
@@ -24,7 +25,7 @@ def listed() -> list[tuple[str, ...]]:
 def test_the_table_lists_every_technique_with_what_it_says_of_itself_and_no_other():
     there_are = [
         (axis, name, technique.paper, technique.causal, technique.cost)
-        for axis, techniques in (TECHNIQUES | {"head": HEADS}).items()
+        for axis, techniques in (TECHNIQUES | {"head": HEADS, "context": WAYS}).items()
         for name, technique in techniques.items()
     ]
     none = [(axis, "None", "", "", "") for axis in OPTIONAL]

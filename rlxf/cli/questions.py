@@ -10,6 +10,8 @@ QUESTIONS = {
 }
 HEAD_QUESTION = "what does an agent read of logged trajectories, when it is trained?"
 """Of what reads a memory at the output: no part of a transformer."""
+CONTEXT_QUESTION = "how does an agent act after several pasts at once, when it is trained?"
+"""Of what merges its outputs: no part of a transformer, either."""
 
 
 def summary(technique: type) -> str:

@@ -1,13 +1,14 @@
 """``rlxf techniques``: what a transformer can be made of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from rlxf.cli.questions import HEAD_QUESTION, QUESTIONS, summary
+from rlxf.cli.questions import CONTEXT_QUESTION, HEAD_QUESTION, QUESTIONS, summary
 from rlxf.cli.screen import show
 
 
@@ -59,26 +60,32 @@ def picture(text: str, length: int, output: Path | None) -> Callable[[], None]:
 
 
 def show_techniques() -> None:
-    """Print a table for each question, and one of the output heads."""
+    """Print a table for each question, and for what reads the outputs of trained agents."""
+    from rlxf.agents.contexts import WAYS
     from rlxf.attention.techniques import HEADS, TECHNIQUES
 
     for axis, question in QUESTIONS.items():
-        table = Table("technique", "what it does", title=f"{axis}: {question}", expand=True)
-        for technique in TECHNIQUES[axis].values():
-            told = (summary(technique), facts(axis, technique), technique.paper)
-            table.add_row(repr(technique()), "\n".join(told))
-        show(table)
-    table = Table("technique", "what it does", title=f"head: {HEAD_QUESTION}", expand=True)
-    for head in HEADS.values():
-        told = (summary(head), f"causal form: {head.causal}; cost: {head.cost}", head.paper)
-        table.add_row(repr(head()), "\n".join(told))
+        _show_table(f"{axis}: {question}", TECHNIQUES[axis], partial(facts, axis))
+    _show_table(f"head: {HEAD_QUESTION}", HEADS, costs)
+    _show_table(f"context: {CONTEXT_QUESTION}", WAYS, costs)
+
+
+def _show_table(title: str, techniques: Mapping[str, type[Any]], told: Callable[[type[Any]], str]) -> None:
+    table = Table("technique", "what it does", title=title, expand=True)
+    for technique in techniques.values():
+        lines = (summary(technique), told(technique), technique.paper)
+        table.add_row(repr(technique()), "\n".join(lines))
     show(table)
 
 
 def facts(axis: str, technique: type[Any]) -> str:
     """Whose the causal form is, what the technique costs for L tokens, and whether it goes with memory."""
-    memory = with_memory(axis, technique())
-    return f"causal form: {technique.causal}; cost: {technique.cost}; with memory: {memory}"
+    return f"{costs(technique)}; with memory: {with_memory(axis, technique())}"
+
+
+def costs(technique: type[Any]) -> str:
+    """Whose the causal form is, and what the technique costs."""
+    return f"causal form: {technique.causal}; cost: {technique.cost}"
 
 
 def with_memory(axis: str, technique: Any) -> str:

@@ -48,13 +48,14 @@ def test_a_nucleus_holds_the_probability_and_not_one_action_more():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beta": -1.0}, "NBCE beta must be at least 0 and finite, got -1.0"),
-        ({"eta": float("nan")}, "NBCE eta must be at least 0 and finite, got nan"),
+        ({"beta": -1.0}, "NBCE beta must be at least 0, got -1.0"),
+        ({"eta": float("nan")}, "NBCE eta must be finite, got nan"),
         ({"top_p": 0.0}, "NBCE top_p must be above 0 and at most 1, got 0.0"),
+        ({"top_p": "all"}, "NBCE top_p must be a number, got 'all'"),
     ],
 )
 def test_options_are_in_range(options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         NBCE(**options)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from rlxf.agents.contexts import WAYS
 from rlxf.attention import ALiBi, Dilated, FixedColumns, Linformer, TransformerSpec, Window
 from rlxf.attention.positions.base import Position
 from rlxf.attention.techniques import HEADS, OPTIONAL, TECHNIQUES
@@ -35,11 +36,12 @@ def test_each_says_whose_causal_form_it_is_what_it_costs_and_whether_it_goes_wit
         assert f"causal form: {technique.causal}; cost: {technique.cost}; with memory: yes" in row
 
 
-def test_output_heads_are_listed_beside_them(capsys, monkeypatch):
+def test_what_is_read_at_the_output_is_listed_beside_them(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     main(["techniques"])
     shown = capsys.readouterr().out.split("head: what does an agent read")[1]
-    for name, head in HEADS.items():
+    assert "context: how does an agent act after several pasts at once" in shown
+    for name, head in (HEADS | WAYS).items():
         row = shown.split(f"│ {name}(")[1].split(head.paper)[0]
         assert f"causal form: {head.causal}; cost: {head.cost}" in row
 
