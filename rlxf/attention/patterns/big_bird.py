@@ -11,6 +11,9 @@ from rlxf.attention.checks import check_seed, check_whole
 from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Pattern
 from rlxf.attention.patterns.draws import draw
 
+MOST_DRAWN = 2**16
+"""Blocks that a block may draw: they are held as numbers, for each head."""
+
 
 @dataclass(frozen=True)
 class BigBird(BlockPattern):
@@ -35,7 +38,8 @@ class BigBird(BlockPattern):
 
     Raises:
         TypeError: if one of them is no whole number.
-        ValueError: if window is even, block or window is less than 1, or one of the others less than 0.
+        ValueError: if window is even, block or window is less than 1, one of the others less than 0, or
+            random more than 65,536.
     """
 
     paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
@@ -83,7 +87,7 @@ class NearAndRandom(BlockPattern):
     def __post_init__(self) -> None:
         check_whole("BigBird block", self.block)
         check_whole("BigBird window", self.window)
-        check_whole("BigBird random", self.random, least=0)
+        check_whole("BigBird random", self.random, least=0, most=MOST_DRAWN)
         check_seed("BigBird seed", self.seed)
         if self.window % 2 == 0:
             raise ValueError(f"BigBird window must be odd, got {self.window}")
