@@ -1,6 +1,7 @@
 """How early an agent may leave so that what it does is, but for a promised risk, what it would have done."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,7 +10,8 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from rlxf.agents.learn_then_test import keeps_risk
-from rlxf.attention import Transformer
+from rlxf.attention import CALM, Transformer
+from rlxf.attention.checks import check_finite_number
 from rlxf.attention.depth.calm import Confident
 
 THRESHOLDS = tuple(np.linspace(1.0, 0.0, 21).round(2).tolist())
@@ -73,6 +75,29 @@ def confidence_of(transformer: Transformer) -> Confident:
 
 
 def check_thresholds(thresholds: tuple[float, ...]) -> None:
-    """Raise ValueError unless they fall from the safest on."""
-    if not thresholds or not all(later < earlier for earlier, later in pairwise(thresholds)):
-        raise ValueError(f"thresholds must fall, the safest first, got {thresholds}")
+    """Raise ValueError unless they fall from the safest on, from 1 to 0; TypeError if one is no number."""
+    for each in thresholds:
+        check_finite_number("a threshold", each)
+    falling = all(later < earlier for earlier, later in pairwise(thresholds))
+    if not thresholds or not falling or thresholds[0] > 1 or thresholds[-1] < 0:
+        raise ValueError(f"thresholds must fall, the safest first, within 1 and 0, got {thresholds}")
+
+
+def forget_calibration(transformer: Transformer) -> None:
+    """Leave as early as the spec says, where a threshold was calibrated with weights that now change.
+
+    Warns:
+        UserWarning: if there was one.
+    """
+    if not isinstance(transformer.depth, Confident):
+        return
+    assert isinstance(transformer.spec.depth, CALM)
+    calibrated, given = transformer.depth.threshold, transformer.spec.depth.threshold
+    if calibrated == calibrated.new_tensor(given):
+        return
+    warnings.warn(
+        f"the threshold {calibrated.item():g} was calibrated with other weights and promises nothing now: it "
+        f"is {given:g} again, as in the core; calibrate anew once the agent has learned",
+        stacklevel=3,
+    )
+    calibrated.fill_(given)

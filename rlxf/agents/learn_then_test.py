@@ -5,6 +5,8 @@ import scipy  # its parts are read when they are first used: stats takes a secon
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import rel_entr
 
+from rlxf.attention.checks import check_finite_number
+
 Losses = NDArray[np.float64]
 
 
@@ -54,10 +56,16 @@ def keeps_risk(losses: Losses, alpha: float, delta: float) -> NDArray[np.bool_]:
     return np.logical_and.accumulate(p <= delta)
 
 
-def _check(losses: Losses, alpha: float, delta: float) -> None:
+def check_levels(alpha: float, delta: float) -> None:
+    """Raise ValueError unless both lie between 0 and 1, TypeError if one is no number."""
     for name, value in (("alpha", alpha), ("delta", delta)):
+        check_finite_number(name, value)
         if not 0 < value < 1:
             raise ValueError(f"{name} must lie between 0 and 1, got {value}")
+
+
+def _check(losses: Losses, alpha: float, delta: float) -> None:
+    check_levels(alpha, delta)
     if losses.ndim != 2 or not losses.size:
         raise ValueError(f"losses must be of samples and settings, (n, K), got shape {losses.shape}")
     if not ((losses >= 0) & (losses <= 1)).all():

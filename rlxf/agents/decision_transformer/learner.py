@@ -19,7 +19,13 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from torch import nn
 
 from rlxf.agents.actions import to_environment
-from rlxf.agents.calibration import THRESHOLDS, Calibration, check_thresholds, confidence_of
+from rlxf.agents.calibration import (
+    THRESHOLDS,
+    Calibration,
+    check_thresholds,
+    confidence_of,
+    forget_calibration,
+)
 from rlxf.agents.decision_transformer.acting import (
     Shown,
     encode_observations,
@@ -44,6 +50,7 @@ from rlxf.agents.decision_transformer.update import Update
 from rlxf.agents.decision_transformer.window_learner import WindowLearner
 from rlxf.agents.distillation import Distillation
 from rlxf.agents.handover import hand_over
+from rlxf.agents.learn_then_test import check_levels
 from rlxf.agents.remembering import Remembering, RememberingChoices, check_depth, check_forgotten
 from rlxf.attention import KNNLM, TransformerSpec
 from rlxf.attention.checks import check_whole
@@ -184,9 +191,11 @@ class DecisionTransformer(WindowLearner):
         check_forgotten(self.memory)
         if not isinstance(source, WindowLearner):
             hand_over(source, self.policy)
+            forget_calibration(self.policy.transformer)
             return self
         check_same_data(source, self)
         hand_over(source, self.policy, ("transformer", "tokens", "features"))
+        forget_calibration(self.policy.transformer)
         assert source.return_scale is not None
         self.return_scale = self.policy.tokens.return_scale = source.return_scale
         return self
@@ -390,6 +399,7 @@ class DecisionTransformer(WindowLearner):
 
     def _setup_learn(self, *args: Any, **options: Any) -> tuple[int, BaseCallback]:
         check_forgotten(self.memory)
+        forget_calibration(self.policy.transformer)
         return super()._setup_learn(*args, **options)
 
     def encode(
@@ -463,7 +473,7 @@ class DecisionTransformer(WindowLearner):
         The promise: with probability ``1 - delta`` over the draw of the episodes, the most likely action is
         another one than with all passes in a share of at most ``alpha`` of the steps of episodes like these.
         Numbers that differ by no more than 0.05 on the scale of -1 to 1 are the same action. The threshold
-        is saved with the agent.
+        is saved with the agent. Learning takes it back, with a warning: it holds for the weights of now.
 
         Source: Schuster et al. 2022, arXiv:2207.07061, section 3.2 ("textual consistency"); Learn then Test:
         Angelopoulos et al. 2021, arXiv:2110.01052.
@@ -471,7 +481,7 @@ class DecisionTransformer(WindowLearner):
         Args:
             alpha: promised risk.
             delta: probability with which the promise may be broken.
-            thresholds: of confidence, the safest first.
+            thresholds: of confidence, from 1 down to 0, the safest first.
             steps: of each episode, drawn from the agent's seed.
             dataset: episodes that the agent did not learn from; None for those that it did, which promises
                 less.
@@ -480,11 +490,13 @@ class DecisionTransformer(WindowLearner):
             What came of each threshold.
 
         Raises:
-            ValueError: if the core has another depth, thresholds do not fall, or alpha, delta or steps is out
-                of range.
+            ValueError: before anything is read, if the core has another depth, thresholds do not fall, or one
+                of them, alpha, delta or steps is out of range.
+            TypeError: if one is no number.
         """
         depth, falling = confidence_of(self.policy.transformer), tuple(thresholds)
         check_thresholds(falling)
+        check_levels(alpha, delta)
         check_whole("steps", steps)
         data = self._data() if dataset is None else as_trajectories(dataset, False)
         windows = Windows(data, 1, burn_in=self.context_length + self.policy.remembered - 1)

@@ -1,7 +1,7 @@
 """Where a GTrXL would have done something else, had it left early."""
 
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor
 from rlxf.agents.calibration import Calibration, confidence_of
 from rlxf.agents.gtrxl.distributions import would_do_the_same
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
+
+if TYPE_CHECKING:
+    from rlxf.agents.gtrxl.ppo import GTrXLPPO
 
 
 class Rehearsal:
@@ -99,3 +102,12 @@ def calibrated(rehearsal: Rehearsal, episodes: int, alpha: float, delta: float) 
         return Calibration.of(rehearsal.thresholds, losses, rehearsal.passes, alpha, delta)
     finally:
         rehearsal.depth.threshold.copy_(before)
+
+
+def check_independent(agent: "GTrXLPPO") -> None:
+    """Raise ValueError if its episodes are no independent samples of anything."""
+    if agent.across_episodes:
+        raise ValueError(
+            "calibrate promises from episodes that do not depend on one another, and with "
+            "across_episodes=True each remembers those before it: set a threshold by hand, CALM(threshold=...)"
+        )

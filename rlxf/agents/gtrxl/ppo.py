@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -17,6 +18,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs, Sch
 from stable_baselines3.common.utils import (
     FloatSchedule,
     LinearSchedule,
+    check_for_correct_spaces,
     explained_variance,
     obs_as_tensor,
     set_random_seed,
@@ -24,13 +26,19 @@ from stable_baselines3.common.utils import (
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import Tensor
 
-from rlxf.agents.calibration import THRESHOLDS, Calibration, check_thresholds, confidence_of
+from rlxf.agents.calibration import (
+    THRESHOLDS,
+    Calibration,
+    check_thresholds,
+    confidence_of,
+    forget_calibration,
+)
 from rlxf.agents.distillation import Distillation
 from rlxf.agents.finite import naming
 from rlxf.agents.gtrxl import checkpoint, loading, resuming
 from rlxf.agents.gtrxl.acting import Acting, without
 from rlxf.agents.gtrxl.alarms import Alarms
-from rlxf.agents.gtrxl.calibrating import Rehearsal, calibrated
+from rlxf.agents.gtrxl.calibrating import Rehearsal, calibrated, check_independent
 from rlxf.agents.gtrxl.core import check_endless, resolve_core
 from rlxf.agents.gtrxl.distillation import Actor, Teaching
 from rlxf.agents.gtrxl.ended import Ended
@@ -51,6 +59,7 @@ from rlxf.agents.gtrxl.settings import (
 from rlxf.agents.gtrxl.update import LEAST_VARIANCE, Objective
 from rlxf.agents.guards import check_first, check_step, unspoiled
 from rlxf.agents.handover import hand_over
+from rlxf.agents.learn_then_test import check_levels
 from rlxf.agents.memory import Memory
 from rlxf.agents.remembering import check_depth, check_forgotten
 from rlxf.agents.together import agreed_statistics, begin_together
@@ -263,6 +272,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """
         check_forgotten(self.memory)
         hand_over(source, self.policy)
+        forget_calibration(self.policy.transformer)
         return self
 
     def set_random_seed(self, seed: int | None = None) -> None:
@@ -447,6 +457,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         """SB3's; what the environments begin with is checked too, hyper-parameters are logged."""
         check_forgotten(self.memory)
+        forget_calibration(self.policy.transformer)
         agreed_statistics(self.env, self.ranks)
         before = self._last_obs
         with unspoiled(self.env):
@@ -713,17 +724,18 @@ class GTrXLPPO(OnPolicyAlgorithm):
         The promise: with probability ``1 - delta`` over the draw of the episodes, the likeliest action is
         another one than with all passes in a share of at most ``alpha`` of the steps of episodes like these,
         as the agent plays them with all passes. Box actions count as the same if they differ by no more than
-        half a deviation of the policy. The threshold is saved with the agent.
+        half a deviation of the policy. The threshold is saved with the agent. Learning takes it back, with a
+        warning: it holds for the weights of now.
 
         Source: Schuster et al. 2022, arXiv:2207.07061, section 3.2 ("textual consistency"); Learn then Test:
         Angelopoulos et al. 2021, arXiv:2110.01052.
 
         Args:
-            env: to play in, or the id of one; not the one that the agent learns in. Observations are
-                normalised as in training.
+            env: to play in, or the id of one, which is closed at the end; not the one that the agent learns
+                in. Observations are normalised as in training.
             alpha: promised risk.
             delta: probability with which the promise may be broken.
-            thresholds: of confidence, the safest first.
+            thresholds: of confidence, from 1 down to 0, the safest first.
             episodes: at least, in equal shares of the environments.
             seed: of the environments, and of torch's global generator, which draws the actions; None for
                 whatever they are.
@@ -732,20 +744,26 @@ class GTrXLPPO(OnPolicyAlgorithm):
             What came of each threshold.
 
         Raises:
-            ValueError: if the core has another depth, thresholds do not fall, or alpha, delta or episodes is
-                out of range.
+            ValueError: before anything is played, if the core has another depth, episodes remember others
+                (``across_episodes``), the environment has other spaces, thresholds do not fall, or one of
+                them, alpha, delta or episodes is out of range.
+            TypeError: if one is no number.
         """
+        check_independent(self)
         depth, falling = confidence_of(self.policy.transformer), tuple(thresholds)
         check_thresholds(falling)
+        check_levels(alpha, delta)
         check_whole("episodes", episodes)
         vec_env = self._wrap_env(as_training_env(env, self.n_envs, seed), verbose=0, monitor_wrapper=False)
-        if seed is not None:
-            set_random_seed(seed)
-            vec_env.seed(seed)
-        self.policy.set_training_mode(False)
-        normalization = None if unwrap_vec_normalize(vec_env) else self.get_vec_normalize_env()
-        rehearsal = Rehearsal(self.policy, vec_env, falling, normalization)
-        found = calibrated(rehearsal, episodes, alpha, delta)
+        with closing(vec_env) if isinstance(env, str) else nullcontext():
+            check_for_correct_spaces(vec_env, self.observation_space, self.action_space)
+            if seed is not None:
+                set_random_seed(seed)
+                vec_env.seed(seed)
+            self.policy.set_training_mode(False)
+            normalization = None if unwrap_vec_normalize(vec_env) else self.get_vec_normalize_env()
+            rehearsal = Rehearsal(self.policy, vec_env, falling, normalization)
+            found = calibrated(rehearsal, episodes, alpha, delta)
         depth.threshold.fill_(found.threshold)
         return found
 

@@ -102,10 +102,31 @@ def test_bad_input():
         agent().calibrate(thresholds=(0.5, 0.5))
     with pytest.raises(ValueError, match="thresholds must fall"):
         agent().calibrate(thresholds=())
+    with pytest.raises(ValueError, match="within 1 and 0"):
+        agent().calibrate(thresholds=(0.5, -3.0))
+    with pytest.raises(TypeError, match="must be a number, got 'a'"):
+        agent().calibrate(thresholds=["a"])
     with pytest.raises(ValueError, match="alpha"):
         agent().calibrate(alpha=0.0)
     with pytest.raises(ValueError, match="steps"):
         agent().calibrate(steps=0)
+
+
+def test_nothing_is_read_before_levels_are_checked(monkeypatch):
+    monkeypatch.setattr("rlxf.agents.decision_transformer.learner.calibrated", lambda *_: 1 / 0)
+    for wrong in ({"alpha": 1.0}, {"delta": 0.0}):
+        with pytest.raises(ValueError, match="must lie between 0 and 1"):
+            agent().calibrate(**wrong)
+
+
+def test_learning_takes_the_threshold_back():
+    one = agent(CALM("softmax", 0.6))
+    one.calibrate(0.9, 0.5, LAST)
+    threshold = one.policy.transformer.depth.threshold
+    assert threshold != 0.6
+    with pytest.warns(UserWarning, match="calibrated with other weights.* 0.6 again"):
+        one.learn(1)
+    assert threshold == threshold.new_tensor(0.6)
 
 
 def test_what_is_remembered_is_of_one_depth():
