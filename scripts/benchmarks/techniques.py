@@ -88,7 +88,7 @@ def subject(axis: str, name: str) -> Subject:
 def fitting(axis: str, technique: Any) -> dict[str, Any]:
     """The technique, and what else it takes.
 
-    A pattern sees no farther than is remembered, a memory that decides that itself has none, and a kernel that
+    A pattern sees no farther than is remembered; a memory that decides that itself has none; a kernel that
     does not take the core's position has RoPE.
     """
     if axis == "pattern":
