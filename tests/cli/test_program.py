@@ -13,6 +13,7 @@ import pytest
 
 from rlxf.cli.commands import COMMANDS, SUMMARIES
 from rlxf.cli.program import main, parse
+from tests.cli.running import train
 from tests.datasets import record_cartpole
 from tests.sources import parsed
 
@@ -106,6 +107,7 @@ def test_every_option_is_explained(name):
 @pytest.mark.slow
 def test_the_examples_run_as_printed(capsys, minari_root):
     record_cartpole(dataset_id="rlxf/cartpole/mixed-v0")
+    train("--run", "runs/tmaze-calm", "--core.depth", "calm", "--core.layers", "2")
     for home in COMMANDS.values():
         main(shlex.split(re.search(r"Example: rlxf (.+)", resolve_name(home).__doc__)[1]))
     assert "Evaluation over 500 episodes" in capsys.readouterr().out

@@ -109,5 +109,5 @@ def check_independent(agent: "GTrXLPPO") -> None:
     if agent.across_episodes:
         raise ValueError(
             "calibrate promises from episodes that do not depend on one another, and with "
-            "across_episodes=True each remembers those before it: set a threshold by hand, CALM(threshold=...)"
+            "across_episodes=True each remembers those before it: choose the threshold of CALM by hand"
         )

@@ -1,0 +1,141 @@
+"""``rlxf calibrate``: how early the agent of a run may leave, for a promised risk."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tyro.conf import Positional
+
+from rlxf.cli.counts import check_counts, check_from_zero
+from rlxf.cli.screen import show
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import VecEnv
+
+    from rlxf.agents.calibration import Calibration
+    from rlxf.training import RunFolder
+
+EPISODES = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrate:
+    """Find how early the agent of a run may leave, and let it leave as early from now on.
+
+    For a core of depth CALM, as of "rlxf train gtrxl --core.depth calm --core.layers 4". The promise: with
+    probability 1 - delta, the most likely action is another one than with all layers in a share of at most
+    alpha of the steps. For that a GTrXLPPO plays episodes of its task, a Decision Transformer reads those of
+    a dataset. Thresholds of confidence are tried from the safest down. The last that passes is saved in the
+    checkpoint; if there is a best one, that gets its own. "rlxf evaluate" then plays so, and logs how many
+    layers were taken as eval/mean_depth. Learning takes the threshold back: it holds for these weights.
+
+    Example: rlxf calibrate runs/tmaze-calm --alpha 0.05 --episodes 200
+    """
+
+    run: Positional[Path]
+    """Folder of the run."""
+    alpha: float = 0.05
+    """Share of the steps in which another action may be the most likely one, between 0 and 1."""
+    delta: float = 0.05
+    """Probability with which the promise may be broken, between 0 and 1."""
+    episodes: int | None = None
+    """Episodes that a GTrXLPPO plays; None is 100. The smaller alpha and delta, the more it takes for any
+    threshold to pass: at least log(delta) / log(1 - alpha), which is 59 at 0.05."""
+    dataset: tuple[str, ...] = ()
+    """Minari ids of episodes for a Decision Transformer, at best such as it has not learned from; none: those
+    that it has, which promises less."""
+    n_envs: int = 32
+    """Environments side by side, at most one per episode."""
+    seed: int = 2_000_000
+    """Of the environments; far from those of training and of rlxf evaluate."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where tensors live; auto takes the GPU if there is one."""
+
+    def prepare(self) -> Callable[[], None]:
+        """See `Command`."""
+        from rlxf.agents.calibration import confidence_of
+        from rlxf.agents.learn_then_test import check_levels
+        from rlxf.cli.checkpoints import checkpoints_of
+        from rlxf.cli.players import OFFLINE, agent_name
+        from rlxf.training import RunFolder
+
+        check_counts(self, "episodes", "n_envs")
+        check_from_zero(self, "seed")
+        check_levels(self.alpha, self.delta)
+        run = RunFolder.open(self.run)
+        load = self._offline if agent_name(run) == OFFLINE else self._online
+        agents = {name: load(run, path) for name, path in checkpoints_of(run).items()}
+        for agent in agents.values():
+            confidence_of(agent.policy.transformer)
+        env = None if agent_name(run) == OFFLINE else self._env(run)
+        return partial(self._calibrate, agents, env, run)
+
+    def _offline(self, run: "RunFolder", path: Path) -> Any:
+        """The Decision Transformer of a checkpoint, with the episodes to read."""
+        from rlxf.agents.decision_transformer import DecisionTransformer
+
+        if self.episodes is not None:
+            raise ValueError(
+                f"episodes are played by a GTrXLPPO, got {self.episodes}: a Decision Transformer reads "
+                f"those of --dataset"
+            )
+        return DecisionTransformer.load(path, list(self.dataset) or run.config["dataset"], device=self.device)
+
+    def _online(self, run: "RunFolder", path: Path) -> Any:
+        """The GTrXLPPO of a checkpoint."""
+        from rlxf.agents.gtrxl import GTrXLPPO
+        from rlxf.agents.gtrxl.calibrating import check_independent
+
+        if self.dataset:
+            raise ValueError(
+                f"datasets are read by a Decision Transformer, got {', '.join(self.dataset)}: a GTrXLPPO "
+                f"plays --episodes of its task"
+            )
+        agent = GTrXLPPO.load(path, device=self.device)
+        check_independent(agent)
+        return agent
+
+    def _env(self, run: "RunFolder") -> "VecEnv":
+        """The task of a run, as its agent saw it in training."""
+        from rlxf.cli.players import make_env
+        from rlxf.training import load_normalizer
+
+        env = make_env(run, None, {}, min(self.n_envs, self.episodes or EPISODES))
+        if not run.config.get("normalize_observations", False):
+            return env
+        shown = load_normalizer(run.normalizer, env)
+        shown.training = False
+        return shown
+
+    def _calibrate(self, agents: Mapping[str, Any], env: "VecEnv | None", run: "RunFolder") -> None:
+        from rlxf.cli.checkpoints import HEADINGS, checkpoints_of
+
+        with ExitStack() as stack:
+            if env is not None:
+                stack.callback(env.close)
+            for name, agent in agents.items():
+                found = self._found(agent, env)
+                path = checkpoints_of(run)[name]
+                agent.save(path)
+                table = found.table()
+                table.title = f"{HEADINGS[name].format(agent.num_timesteps)}\n{table.title}"
+                show(table)
+                show(_told(found, path))
+
+    def _found(self, agent: Any, env: "VecEnv | None") -> "Calibration":
+        if env is None:
+            found: Calibration = agent.calibrate(self.alpha, self.delta)
+        else:
+            episodes = self.episodes or EPISODES
+            found = agent.calibrate(env, self.alpha, self.delta, episodes=episodes, seed=self.seed)
+        return found
+
+
+def _told(found: "Calibration", path: Path) -> str:
+    """What it comes to, in one line."""
+    if not found.kept.any():
+        return f"no threshold keeps the promise, so nobody leaves early; try more episodes or risk: {path}"
+    return f"threshold {found.threshold:g}, saved: {path}"
