@@ -399,8 +399,12 @@ class DecisionTransformer(WindowLearner):
 
     def _setup_learn(self, *args: Any, **options: Any) -> tuple[int, BaseCallback]:
         check_forgotten(self.memory)
-        forget_calibration(self.policy.transformer)
         return super()._setup_learn(*args, **options)
+
+    def train(self, windows: Windows, learning_rate: float) -> None:
+        """As all learners; a threshold that was calibrated is taken back, with a warning."""
+        forget_calibration(self.policy.transformer)
+        super().train(windows, learning_rate)
 
     def encode(
         self, observation: dict[str, NDArray[Any]], actions: NDArray[Any]

@@ -457,7 +457,6 @@ class GTrXLPPO(OnPolicyAlgorithm):
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         """SB3's; what the environments begin with is checked too, hyper-parameters are logged."""
         check_forgotten(self.memory)
-        forget_calibration(self.policy.transformer)
         agreed_statistics(self.env, self.ranks)
         before = self._last_obs
         with unspoiled(self.env):
@@ -492,6 +491,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """
         if not self.ranks.gathered(self.rollout_buffer.weight).any():
             return  # all steps were lost to environments that broke
+        forget_calibration(self.policy.transformer)
         buffer = self.rollout_buffer
         with naming(f"the update behind step {self.num_timesteps}"), self.ranks.own_draws(self.order):
             buffer.check_finite(self._env_numbers)

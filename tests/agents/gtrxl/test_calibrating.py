@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import GTrXLPPO
@@ -126,6 +127,23 @@ def test_learning_takes_the_threshold_back(go_on):
         getattr(one, go_on)(*teacher, one.n_steps * one.n_envs)
     assert threshold == 0.75
     one.learn(one.n_steps * one.n_envs)  # and says so once
+
+
+class Calibrates(BaseCallback):
+    """Amid a training, as an evaluation might."""
+
+    def _on_step(self):
+        return True
+
+    def _on_rollout_end(self):
+        played(self.model, alpha=0.9, delta=0.5)
+
+
+def test_so_does_each_update():
+    one = agent(CALM("classifier", 0.75))
+    with pytest.warns(UserWarning, match="calibrated with other weights"):
+        one.learn(2 * one.n_steps * one.n_envs, Calibrates())
+    assert one.policy.transformer.depth.threshold == 0.75
 
 
 def test_so_do_the_weights_of_another():
