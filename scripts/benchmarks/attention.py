@@ -1,9 +1,9 @@
 """Time and memory of attention by the length of the sequence: which kinds grow how fast."""
 
-import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from benchmarks.attention_sizes import HEADS, SIZE
 from benchmarks.attention_subjects import SUBJECTS
-from benchmarks.machine import fresh_processes, machine
+from benchmarks.kept import made
 from benchmarks.offline_memory import peak_bytes
 
 ALL_PAIRS = "every pair"
@@ -44,6 +44,7 @@ class Attention:
     """Time and peak memory of forward plus backward of an attention sublayer: batch 1, 4 heads of 64, causal.
 
     Each is measured in a process of its own with one thread. For numbers that count, leave the machine alone.
+    A measurement that is done is a line of the output and is not made again.
     """
 
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
@@ -52,20 +53,17 @@ class Attention:
     """Names of what to measure, beside every pair; all, if none is given."""
     repeats: int = 5
     """Passes, of which the fastest counts, after two to warm up."""
-    output: Path = Path("runs/bench-attention.json")
-    """Where to write all numbers; their picture stands beside it."""
+    output: Path = Path("runs/bench-attention.jsonl")
+    """Where to write each measurement; their picture stands beside it."""
 
     def __post_init__(self) -> None:
         if unknown := set(self.only) - set(SUBJECTS):
             raise ValueError(f"there is no {sorted(unknown)}; there are {', '.join(SUBJECTS)}")
 
     def run(self) -> None:
-        """Measure, print the table, write numbers and picture."""
+        """Measure what is missing, print the table, write each number and the picture."""
         points = list(self.points())
         Console(width=140).print(table(points))
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        found = {"machine": machine(), "points": [asdict(point) for point in points]}
-        self.output.write_text(json.dumps(found, indent=1))
         draw(points, self.output.with_suffix(".png"))
         Console().print(f"numbers: {self.output}, {self.output.with_suffix('.png')}")
 
@@ -73,8 +71,9 @@ class Attention:
         """All measurements, each from a fresh process."""
         for name in SUBJECTS:
             for length in self.lengths if name in (ALL_PAIRS, *(self.only or SUBJECTS)) else ():
-                with fresh_processes(1) as pool:
-                    yield pool.submit(measure, name, length, self.repeats).result()
+                key = f"{name}, {length} tokens, the fastest of {self.repeats}"
+                found = made({key: partial(measure, name, length, self.repeats)}, 1, self.output)
+                yield Point(**found[key])
 
 
 def measure(name: str, length: int, repeats: int) -> Point:
@@ -83,7 +82,7 @@ def measure(name: str, length: int, repeats: int) -> Point:
     subject = SUBJECTS[name]
     attend = subject.build(length)
     x = torch.randn(1, length, HEADS * SIZE, requires_grad=True)
-    attend(x[:, :128]).sum().backward()
+    attend(x[:, : subject.begins_with]).sum().backward()
     held, times = peak_bytes(), []
     for _ in range(2 + repeats):
         start = time.process_time()

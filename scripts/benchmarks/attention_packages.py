@@ -116,18 +116,18 @@ def hf_sizes(length: int) -> dict[str, Any]:
     }
 
 
-PACKAGES: dict[str, tuple[str, Callable[[int], Pass]]] = {
-    "linformer": ("linformer", packaged_linformer),
-    "performer_pytorch": ("performer_pytorch", packaged_performer),
-    "reformer_pytorch": ("reformer_pytorch", packaged_reformer),
-    "routing_transformer": ("routing_transformer", packaged_routing),
-    "local_attention": ("local_attention", packaged_local),
-    "transformers, Longformer": ("transformers", HFLongformer),
-    "transformers, BigBird": ("transformers", HFBigBird),
+PACKAGES: dict[str, tuple[str, Callable[[int], Pass], int]] = {
+    "linformer": ("linformer", packaged_linformer, 128),
+    "performer_pytorch": ("performer_pytorch", packaged_performer, 128),
+    "reformer_pytorch": ("reformer_pytorch", packaged_reformer, 128),
+    "routing_transformer": ("routing_transformer", packaged_routing, 128),
+    "local_attention": ("local_attention", packaged_local, 128),
+    "transformers, Longformer": ("transformers", HFLongformer, AROUND),
+    "transformers, BigBird": ("transformers", HFBigBird, 8 * BLOCK),
 }
-"""Name -> the module that has to be installed, and what builds it."""
+"""Name -> the module that has to be installed, what builds it, and the fewest tokens to begin with."""
 
 
-def installed() -> dict[str, Callable[[int], Pass]]:
-    """What can be measured here."""
-    return {name: build for name, (module, build) in PACKAGES.items() if find_spec(module)}
+def installed() -> dict[str, tuple[Callable[[int], Pass], int]]:
+    """What can be measured here, and the fewest tokens to begin with."""
+    return {name: (build, least) for name, (module, build, least) in PACKAGES.items() if find_spec(module)}
