@@ -12,7 +12,7 @@ from rlxf.attention.kernels.softmax import SoftmaxAverage, averaged
 from rlxf.attention.patterns.full import Full
 from rlxf.attention.relation import Relation, Share
 
-SORTED_FROM = 1 << 20
+SORTED_FROM = 1 << 17
 """So many pairs of query and key, and all are no longer computed: tokens are sorted by their buckets."""
 
 Meets = Callable[[Tensor, Tensor], Tensor]
