@@ -4,6 +4,7 @@ import re
 
 from rlxf.agents.contexts import WAYS
 from rlxf.attention.techniques import HEADS, OPTIONAL, TECHNIQUES
+from rlxf.cli.technique_pairs import pairs
 from tests.sources import ROOT
 
 ROW = re.compile(
@@ -30,3 +31,14 @@ def test_the_table_lists_every_technique_with_what_it_says_of_itself_and_no_othe
     ]
     none = [(axis, "None", "", "", "") for axis in OPTIONAL]
     assert sorted(listed()) == sorted(there_are + none)
+
+
+def test_the_page_counts_techniques_and_pairs():
+    page = " ".join((ROOT / "docs" / "techniques.md").read_text(encoding="utf-8").split())
+    assert f"There are {sum(map(len, TECHNIQUES.values()))} of them." in page
+    for causal, told in (
+        (True, "{} make a causal transformer and {} are refused"),
+        (False, "{} and {} for one"),
+    ):
+        built = [pair.refusal is None for pair in pairs(causal)]
+        assert told.format(sum(built), len(built) - sum(built)) in page
