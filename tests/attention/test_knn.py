@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,6 +16,7 @@ from rlxf.attention import (
     Longformer,
     Performer,
     Softmax,
+    State,
     Universal,
     Window,
 )
@@ -103,12 +104,28 @@ def test_a_far_token_counts_and_one_too_far_does_not():
 
 
 @pytest.mark.parametrize("filled", [0, 1, 4, 9])
-def test_slots_that_no_row_has_filled_are_left_out(filled):
+@pytest.mark.parametrize("ended", [False, True])
+def test_slots_that_nobody_can_find_are_left_out(filled, ended):
+    """Of what is older, those that no row has filled, or that are of an episode before."""
     model, run = built(SPEC), long_run(SPEC, MEMORY.length + filled + 3)
-    _, state = model(run.x[:, :-3], Index.range(2, run.length - 3))
-    assert state.older.begun.index.shape == (2, min(filled, MEMORY.far))
-    y, _ = model(run.x[:, -3:], Index.range(2, 3, start=run.length - 3), state)
-    close(y, model(run.x, run.index)[0][:, -3:])
+    begun, asking = Index.range(2, run.length - 3), Index.range(2, 3, start=0 if ended else run.length - 3)
+    asking = Index(asking.position, asking.episode + int(ended))
+    _, state = model(run.x[:, :-3], begun)
+    assert state.older.met_by(asking).index.shape == (2, 0 if ended else min(filled, MEMORY.far))
+    y, _ = model(run.x[:, -3:], asking, state)
+    close(y, model(run.x, begun.concatenate(asking))[0][:, -3:])
+
+
+@given(drawn=segmented(moves=ANYWHERE))
+def test_slots_of_episodes_that_go_on_are_not(drawn):
+    index, (length, *_) = drawn
+    assume(length < index.shape[1])
+    run = world(SPEC, index)
+    older = State(run.x[None, :, :length], index.at(slice(0, length)))
+    asking = index.at(slice(length, None))
+    kept = older.met_by(asking).index.shape[1]
+    gone = older.index.episode[:, : length - kept, None]
+    assert not ((gone == asking.episode[:, None]) & (gone != EMPTY)).any()
 
 
 def test_one_layer_alone_remembers_more():

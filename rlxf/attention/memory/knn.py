@@ -113,9 +113,9 @@ class KNN(Memory):
         return replace(super().empty(layers, batch, like, width), older=older)
 
     def recall(self, state: State | None, index: Index, layers: Sequence[Any]) -> KNNRecall:
-        """See `Memory`. Older slots that no row has filled are left out: they may be thousands."""
+        """See `Memory`. Older slots before all of these episodes are left out: they may be thousands."""
         if state is not None and state.older is not None:
-            state = replace(state, older=state.older.begun)
+            state = replace(state, older=state.older.met_by(index))
         return KNNRecall(state, index, self, self.number(len(layers)))
 
     def __call__(self, state: State, hidden: Tensor, index: Index) -> State:

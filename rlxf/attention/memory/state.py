@@ -9,6 +9,9 @@ from torch import Tensor
 
 from rlxf.attention.index import EMPTY, Index
 
+NO_EPISODE = torch.iinfo(torch.long).max
+"""Larger than any number of an episode."""
+
 
 @dataclass(frozen=True, eq=False)
 class State:
@@ -38,11 +41,13 @@ class State:
         """The last tokens alone, at most ``length``, as views."""
         return self.at(slice(max(0, self.index.shape[1] - length), None))
 
-    @property
-    def begun(self) -> "State":
-        """Without the oldest slots, as far as these are empty in all rows; the rest as views."""
-        filled = (self.index.episode != EMPTY).any(0)
-        return self.last(len(filled) - int((filled.cumsum(0) == 0).sum()))
+    def met_by(self, index: Index) -> "State":
+        """Without the oldest slots, as far as no token at ``index`` (B, T) is of their episode; as views."""
+        asked, held = index.episode, self.index.episode
+        first = asked.masked_fill(asked == EMPTY, NO_EPISODE).amin(1, keepdim=True)
+        met = (held != EMPTY) & (held >= first) & (held <= asked.amax(1, keepdim=True))
+        before = met.any(0).cumsum(0) == 0
+        return self.last(len(before) - int(before.sum()))
 
     def rows(self, rows: Tensor) -> "State":
         """The chosen rows of the batch: ``rows`` is a bool (B,) or an int64 (N,) tensor."""
