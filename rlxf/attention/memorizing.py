@@ -19,6 +19,9 @@ from rlxf.attention.with_faiss import check_index
 SCORES = 2**24
 """Scores that are held at a time while the nearest are looked for: 64 MB in float32."""
 
+RARE = 4
+"""Where less than one in so many of the tokens may be found by anyone, those are taken out first."""
+
 START = 20.0
 """exp(s) at first, as in public code: scores of unit vectors alone are too even to choose by."""
 
@@ -137,8 +140,13 @@ class MemorizingAttention(Attention):
         mixed = [self._mixed(q[:, :, s], near[:, :, s], far, relation.findable(s)) for s in stretches]
         return torch.cat(mixed, dim=2)
 
-    def _mixed(self, q: Tensor, near: Tensor, far: tuple[Tensor, Tensor], found: Tensor) -> Tensor:
+    def _mixed(self, q: Tensor, near: Tensor, far: tuple[Tensor, ...], found: Tensor) -> Tensor:
         """The same for all queries at once, given what they may find, (B, Tq, F)."""
+        columns = found.flatten(0, 1).any(0).nonzero()[:, 0]
+        if not len(columns):
+            return near
+        if RARE * len(columns) < found.shape[-1]:
+            far, found = tuple(part[:, :, columns] for part in far), found[..., columns]
         keys, values = far
         chosen, weight, g = self._nearest(q, keys, found)
         o = (weight[..., None] * picked(values, chosen)).sum(-2)
