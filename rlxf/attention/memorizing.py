@@ -143,8 +143,6 @@ class MemorizingAttention(Attention):
     def _mixed(self, q: Tensor, near: Tensor, far: tuple[Tensor, ...], found: Tensor) -> Tensor:
         """The same for all queries at once, given what they may find, (B, Tq, F)."""
         columns = found.flatten(0, 1).any(0).nonzero()[:, 0]
-        if not len(columns):
-            return near
         if RARE * len(columns) < found.shape[-1]:
             far, found = tuple(part[:, :, columns] for part in far), found[..., columns]
         keys, values = far

@@ -32,6 +32,8 @@ def by_faiss(q: Tensor, keys: Tensor, found: Tensor, top: int) -> Tensor:
             only = faiss().SearchParameters(sel=faiss().IDSelectorBitmap(masks[row, t].numpy()))
             chosen[row, head, t] = torch.from_numpy(index.search(query, count, params=only)[1][0])
     chosen = chosen.to(q.device)
+    if not count:
+        return chosen
     hidden = found.int().argmin(-1)[:, None, :, None]  # there is one, wherever fewer are found than asked for
     return torch.where(chosen < 0, hidden, chosen)
 
