@@ -243,3 +243,11 @@ def test_bad_options(make, kind):
 def test_with_one_layer_there_is_no_pass_to_leave_before(depth):
     with pytest.raises(ValueError, match=r"there is one, use layers=2"):
         TransformerSpec(layers=1, depth=depth)
+
+
+@pytest.mark.parametrize("exit_coef", [0.0, 0.25, 1.0, 3.0])
+@pytest.mark.parametrize("depth", [CALM(), DepthAdaptive()], ids=lambda depth: type(depth).__name__)
+def test_outputs_before_the_last_count_as_much_as_is_asked_for(depth, exit_coef):
+    shares, usual = (replace(depth, exit_coef=coef).shares(4) for coef in (exit_coef, 1.0))
+    agree(shares.sum(), torch.ones((), dtype=torch.float64))
+    agree(shares[:-1] / shares[-1], exit_coef * usual[:-1] / usual[-1])

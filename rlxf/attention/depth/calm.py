@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.checks import check_finite_number, check_word
 from rlxf.attention.depth.base import Passes
-from rlxf.attention.depth.exits import ExitDepth, Exiting, Lead, Rule, Verdict
+from rlxf.attention.depth.exits import ExitDepth, Exiting, Lead, Rule, Verdict, check_exit_coef, shared
 
 Confidence = Literal["softmax", "state", "classifier"]
 
@@ -33,20 +33,24 @@ class CALM(ExitDepth):
     Args:
         confidence: which of the three.
         threshold: from 0 to 1; at 1, which none reaches but by rounding, hardly anyone leaves early.
+        exit_coef: how much outputs before the last count in the loss: 1 as in the paper; less disturbs the
+            last one less.
 
     Raises:
-        ValueError: if confidence is unknown, or threshold not from 0 to 1.
-        TypeError: if threshold is no number.
+        ValueError: if confidence is unknown, threshold not from 0 to 1, or exit_coef negative or not finite.
+        TypeError: if threshold or exit_coef is no number.
     """
 
     paper: ClassVar[str] = "Schuster et al. 2022, arXiv:2207.07061"
     cost: ClassVar[str] = "L, for fewer passes while acting"
     confidence: Confidence = "state"
     threshold: float = 1.0
+    exit_coef: float = 1.0
 
     def __post_init__(self) -> None:
         check_word("CALM confidence", self.confidence, get_args(Confidence))
         check_finite_number("CALM threshold", self.threshold)
+        check_exit_coef(self, self.exit_coef)
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"CALM threshold must be from 0 to 1, got {self.threshold}")
 
@@ -56,7 +60,7 @@ class CALM(ExitDepth):
 
     def shares(self, passes: int) -> Tensor:
         """See `ExitDepth`."""
-        return torch.arange(1, passes + 1, dtype=torch.float64) / (passes * (passes + 1) / 2)
+        return shared(torch.arange(1, passes + 1, dtype=torch.float64), self.exit_coef)
 
 
 class Confident(Exiting):

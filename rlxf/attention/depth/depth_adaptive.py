@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.checks import check_finite_number, check_word
 from rlxf.attention.depth.base import Passes
-from rlxf.attention.depth.exits import ExitDepth, Exiting, Lead, Rule, Verdict
+from rlxf.attention.depth.exits import ExitDepth, Exiting, Lead, Rule, Verdict, check_exit_coef, shared
 
 By = Literal["sequence", "multinomial", "geometric"]
 Oracle = Literal["likelihood", "correctness"]
@@ -40,10 +40,13 @@ class DepthAdaptive(ExitDepth):
         oracle: what it learns from.
         penalty: lambda, what one more pass has to bring, in units of the score.
         sigma: how far the score of a token is smoothed.
+        exit_coef: how much outputs before the last count in the loss: 1 as in the paper; less disturbs the
+            last one less.
 
     Raises:
-        ValueError: if by or oracle is unknown, penalty is negative, sigma not positive, or one not finite.
-        TypeError: if penalty or sigma is no number.
+        ValueError: if by or oracle is unknown, penalty or exit_coef is negative, sigma not positive, or one
+            not finite.
+        TypeError: if penalty, sigma or exit_coef is no number.
     """
 
     paper: ClassVar[str] = "Elbayad et al. 2020, arXiv:1910.10073"
@@ -52,12 +55,14 @@ class DepthAdaptive(ExitDepth):
     oracle: Oracle = "likelihood"
     penalty: float = 0.1
     sigma: float = 1.0
+    exit_coef: float = 1.0
 
     def __post_init__(self) -> None:
         check_word("DepthAdaptive by", self.by, get_args(By))
         check_word("DepthAdaptive oracle", self.oracle, get_args(Oracle))
         check_finite_number("DepthAdaptive penalty", self.penalty)
         check_finite_number("DepthAdaptive sigma", self.sigma)
+        check_exit_coef(self, self.exit_coef)
         if self.penalty < 0:
             raise ValueError(f"DepthAdaptive penalty must not be negative, got {self.penalty}")
         if self.sigma <= 0:
@@ -74,7 +79,7 @@ class DepthAdaptive(ExitDepth):
 
     def shares(self, passes: int) -> Tensor:
         """See `ExitDepth`: all alike, the paper's "aligned training"."""
-        return torch.full((passes,), 1 / passes, dtype=torch.float64)
+        return shared(torch.ones(passes, dtype=torch.float64), self.exit_coef)
 
     def targets(self, verdict: Verdict) -> Tensor:
         """The oracle's pass, from 0, of each token: (B, T) int64."""
