@@ -28,8 +28,9 @@ class Tables:
     shared: Tensor | None
 
 
-SAVING, SMALL = 3, 1 << 16
-"""Keys are gathered for groups of queries where that leaves this part of all pairs, and pairs are many."""
+SAVING, SMALL, LARGE = 1.5, 1 << 16, 1 << 22
+"""Keys are gathered for groups of queries where a row has SMALL pairs and that leaves so many times fewer; from
+LARGE on, where copies of keys take much memory, twice as many times."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +162,7 @@ class Relation:
         if places is None:
             return None
         pairs = sum(count_pairs(rule, self.causal, places) for rule in self.rules) / len(self.rules)
-        if pairs * SAVING > self.query.position.numel() * keys:
+        if pairs * self._saving(queries * keys) > self.query.position.numel() * keys:
             return None
         device = self.key.position.device
         parts = [arrange(rule, self.causal, places, device) for rule in self.rules]
@@ -174,6 +175,11 @@ class Relation:
             )
             for (rule, heads), some in shares
         )
+
+    def _saving(self, pairs: int) -> float:
+        """How many times fewer pairs have to be left for keys to be gathered, where a row has so many."""
+        dearer = 1.0 if self.position is None else self.position.dearer_gathered
+        return SAVING * dearer * (2 if pairs >= LARGE else 1)
 
     def _gathered(self, rule: Pattern, part: Part) -> "list[Gathered]":
         """The relations of a part, whose groups are the rows of the batch.

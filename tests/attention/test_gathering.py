@@ -262,9 +262,11 @@ def test_no_tensor_is_as_large_as_all_pairs(spec):
     assert LONG * spec.width <= largest.size < LONG**2 / 3
 
 
-def test_dense_patterns_are_not_gathered():
-    index = Index.range(1, LONG)
-    assert fresh(SMALL).relation(index, index).shares is None
+def test_what_hides_less_than_a_third_is_not_gathered():
+    index, both_ways = Index.range(1, LONG), replace(SMALL, causal=False)
+    assert fresh(SMALL).relation(index, index).shares is not None
+    assert fresh(both_ways).relation(index, index).shares is None
+    assert fresh(replace(both_ways, pattern=Window(LONG // 2))).relation(index, index).shares is None
 
 
 def test_sizes_are_few_and_near():

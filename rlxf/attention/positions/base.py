@@ -15,6 +15,9 @@ class Embedding(nn.Module):
     This one: not at all. A technique overrides what it needs.
     """
 
+    dearer_gathered: ClassVar[float] = 1.0
+    """What a pair costs where keys are gathered, over what it costs where all pairs are computed."""
+
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
         """x (B, T, C), position (B, T) int64 -> (B, T, C)."""
         return x

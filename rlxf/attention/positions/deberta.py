@@ -59,6 +59,8 @@ class Deberta(PairwisePosition):
 class DebertaVectors(Embedding):
     """The vectors P (2 k, C) of a `Deberta`, for all layers."""
 
+    dearer_gathered = 2.0  # two terms by distance, which shifted views give where all pairs are computed
+
     def __init__(self, spec: Deberta, width: int):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(2 * spec.max_distance, width) * 0.02)
