@@ -29,8 +29,8 @@ class Tables:
 
 
 SAVING, SMALL, LARGE = 1.5, 1 << 16, 1 << 22
-"""Keys are gathered for groups of queries where a row has SMALL pairs, and SAVING times as many as that leaves;
-from LARGE on twice that, as copies of keys take much memory."""
+"""Keys are gathered for groups of queries where a row has SMALL pairs and SAVING times as many as that
+leaves; from LARGE on twice as many, as copies of keys take much memory."""
 
 
 @dataclass(frozen=True, eq=False)
