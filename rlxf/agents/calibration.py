@@ -77,7 +77,7 @@ def confidence_of(transformer: Transformer) -> Confident:
 def check_thresholds(thresholds: tuple[float, ...]) -> None:
     """Raise ValueError unless they fall from the safest on, from 1 to 0; TypeError if one is no number."""
     for each in thresholds:
-        check_finite_number("a threshold", each)
+        check_finite_number("a threshold", each.item() if isinstance(each, np.floating) else each)
     falling = all(later < earlier for earlier, later in pairwise(thresholds))
     if not thresholds or not falling or thresholds[0] > 1 or thresholds[-1] < 0:
         raise ValueError(f"thresholds must fall, the safest first, within 1 and 0, got {thresholds}")

@@ -19,6 +19,9 @@ STRETCH = 256
 HELD = 2**28
 """Bytes of arrangements that are kept, of those used last."""
 
+ENTRY = 1024
+"""Bytes of one without tensors, about."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -184,7 +187,7 @@ def _as_range(positions: Tensor) -> range | None:
 
 
 def _bytes_of_parts(parts: tuple[Part, ...]) -> int:
-    return sum(tensor.nbytes for part in parts for tensor in (part.query, part.key, part.allowed))
+    return ENTRY + sum(tensor.nbytes for part in parts for tensor in (part.query, part.key, part.allowed))
 
 
 @kept(HELD, _bytes_of_parts)
@@ -198,7 +201,7 @@ Groups = dict[tuple[int, int], list[tuple[Tensor, Tensor]]]
 
 
 def _bytes_of_groups(sizes: Groups) -> int:
-    return sum(i.nbytes + j.nbytes for pairs in sizes.values() for i, j in pairs)
+    return ENTRY + sum(i.nbytes + j.nbytes for pairs in sizes.values() for i, j in pairs)
 
 
 @kept(HELD, _bytes_of_groups)

@@ -11,6 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import GTrXLPPO
+from rlxf.agents.calibration import check_thresholds
 from rlxf.attention import CALM, DepthAdaptive
 from tests.agents.gtrxl.worlds import ACTIONS, Scripted, scripts, shifted, small_agent, small_core
 
@@ -180,3 +181,7 @@ def test_thresholds_fall_from_1_to_0(wrong):
 def test_what_is_no_number(wrong):
     with pytest.raises(TypeError, match="must be a number, got"):
         played(agent(), **wrong)
+
+
+def test_thresholds_may_be_numbers_of_numpy():
+    check_thresholds(tuple(np.linspace(1, 0, 5, dtype=np.float32)))
