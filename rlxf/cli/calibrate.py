@@ -138,4 +138,7 @@ def _told(found: "Calibration", path: Path) -> str:
     """What it comes to, in one line."""
     if not found.kept.any():
         return f"no threshold keeps the promise, so nobody leaves early; try more episodes or risk: {path}"
-    return f"threshold {found.threshold:g}, saved: {path}"
+    told = f"threshold {found.threshold:g}, saved: {path}"
+    if len(found.depth) > 1 and found.depth.min() == found.depth.max():
+        return f"each threshold takes {found.depth[0]:g} passes, so none saves more than another; {told}"
+    return told

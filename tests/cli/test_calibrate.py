@@ -3,13 +3,16 @@
 import inspect
 import math
 import shlex
+from pathlib import Path
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import DecisionTransformer, GTrXLPPO
+from rlxf.agents.calibration import Calibration
 from rlxf.cli import main
-from rlxf.cli.calibrate import Calibrate
+from rlxf.cli.calibrate import Calibrate, _told
 from rlxf.training import read_archive
 from tests.cli.running import refused, train
 from tests.datasets import ID, record_cartpole
@@ -104,3 +107,11 @@ def test_what_is_promised_is_as_in_python():
         assert [options[name].default for name in ("alpha", "delta")] == [
             given[name].default for name in ("alpha", "delta")
         ]
+
+
+@pytest.mark.parametrize(("depth", "told"), [((2.0, 2.0), True), ((2.0, 1.5), False), ((2.0,), False)])
+def test_thresholds_that_save_alike_are_told(depth, told):
+    """As where CALM compares from the second pass on, and there are two."""
+    thresholds = (1.0, 0.5)[: len(depth)]
+    found = Calibration(thresholds, np.zeros(len(depth)), np.array(depth), np.ones(len(depth), bool))
+    assert ("each threshold takes 2 passes, so none saves more" in _told(found, Path("a.zip"))) == told
