@@ -11,6 +11,7 @@ import torch.distributed as dist
 from rlxf.training.joining import join
 
 LONGEST = 60.0
+AWAKE, FORKS = 20.0, 3
 
 
 def new_store() -> dist.TCPStore:
@@ -26,20 +27,27 @@ def on_ranks(
     An exception comes as its text; None is of a process that died.
     """
     store = store or new_store()
+    started = [_started(rank, count, store.port, work, args) for rank in range(count)]
+    try:
+        return [_received(receive) for _, receive in started]
+    finally:
+        for process, _ in started:
+            process.join(LONGEST)
+
+
+def _started(rank: int, count: int, port: int, work: Callable[..., Any], args: Any) -> tuple[Any, Any]:
+    """A process, and where it answers. A fork of one with many threads may not wake: then another one."""
     fork = multiprocessing.get_context("fork")
-    ends = [fork.Pipe(duplex=False) for _ in range(count)]
-    processes = [
-        fork.Process(target=_run, args=(rank, count, store.port, send, work, args), daemon=True)
-        for rank, (_, send) in enumerate(ends)
-    ]
-    for process, (_, send) in zip(processes, ends, strict=True):
+    for _ in range(FORKS):
+        receive, send = fork.Pipe(duplex=False)
+        process = fork.Process(target=_run, args=(rank, count, port, send, work, args), daemon=True)
         process.start()
         send.close()
-    try:
-        return [_received(receive) for receive, _ in ends]
-    finally:
-        for process in processes:
-            process.join(LONGEST)
+        if receive.poll(AWAKE):
+            assert receive.recv() == rank
+            return process, receive
+        process.kill()
+    raise AssertionError(f"{FORKS} forks did not wake")
 
 
 def _received(receive: Any) -> Any:
@@ -52,6 +60,7 @@ def _received(receive: Any) -> Any:
 
 def _run(rank: int, count: int, port: int, send: Any, work: Callable[..., Any], args: Any) -> None:
     torch.set_num_threads(1)  # threads of the parent are not here
+    send.send(rank)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is the parent's

@@ -162,7 +162,8 @@ def test_those_started_anew_find_each_other_by_the_store_of_the_dead():
 @pytest.mark.faults
 def test_a_question_of_the_dead_keeps_nobody_waiting():
     store = new_store()
-    hasty = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(milliseconds=50))
+    hasty = dist.TCPStore("127.0.0.1", store.port, is_master=False)
+    hasty.set_timeout(timedelta(milliseconds=50))
     with pytest.raises(dist.DistStoreError):
         fresh_part(hasty, 1, 2, PATIENCE)  # rank 0 died before it answered
     with pytest.raises(ConnectionError, match=r"of rank \[1, 2\] did not come"):
