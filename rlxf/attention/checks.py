@@ -48,6 +48,13 @@ def check_finite_number(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be 0 or from 1.2e-38 to 3.4e+38 in size, got {value}")
 
 
+def check_not_negative(name: str, value: Any) -> None:
+    """Raise as `check_finite_number` does, and ValueError if ``value`` is less than 0."""
+    check_finite_number(name, value)
+    if value < 0:
+        raise ValueError(f"{name} must not be negative, got {value}")
+
+
 def check_word(name: str, value: Any, words: tuple[str, ...]) -> None:
     """Raise ValueError unless ``value`` is one of the words."""
     if value not in words:

@@ -15,7 +15,6 @@ from rlxf.attention import (
     Index,
     Longformer,
     Strided,
-    TransformerSpec,
     Tupe,
     Window,
 )
@@ -23,11 +22,11 @@ from rlxf.attention import relation as relations
 from rlxf.attention.kernels.adaptive_span import AdaptiveSpanAverage
 from rlxf.attention.kernels.dynamic_span import DynamicSpanAverage
 from rlxf.attention.patterns.base import UNLIMITED
+from tests.attention.specs import DEFAULT as SPEC
 from tests.attention.specs import fresh
 from tests.attention.worlds import numbers
 
 LENGTH = 40
-SPEC = TransformerSpec(width=8, heads=2, layers=2, feed_forward=12)
 PATTERNS = [Full(), Window(30), Strided(4), ETC(3, 2), BigBirdETC(4, 1, 2, 2), Longformer(4, global_tokens=2)]
 
 

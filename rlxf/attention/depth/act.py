@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.checks import check_finite_number
+from rlxf.attention.checks import check_finite_number, check_not_negative
 from rlxf.attention.depth.base import Judge, Passes, Processor, Taken
 from rlxf.attention.depth.universal import Universal
 
@@ -47,10 +47,9 @@ class ACT(Universal):
     bias: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("ponder_cost", "epsilon", "bias"):
+        check_not_negative("ponder_cost", self.ponder_cost)
+        for name in ("epsilon", "bias"):
             check_finite_number(name, getattr(self, name))
-        if self.ponder_cost < 0:
-            raise ValueError(f"ponder_cost must not be negative, got {self.ponder_cost}")
         if not 0 < self.epsilon < 1:
             raise ValueError(f"epsilon must lie between 0 and 1, got {self.epsilon}")
 
@@ -113,10 +112,11 @@ class Pondering(Processor):
 
     def _note(self, halting: "Halting", passes: Passes) -> None:
         filled = passes.asking(passes.filled)
-        self._count = passes.asking(halting.count).sum(), filled.sum()
+        tokens = filled.sum()
+        self._count = passes.asking(halting.count).sum(), tokens
         if torch.is_grad_enabled():
             ponder = passes.asking(halting.count + halting.remainder)
-            self._ponder = (ponder * filled).sum() / filled.sum().clamp(min=1)
+            self._ponder = (ponder * filled).sum() / tokens.clamp(min=1)
 
 
 class Halting:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_finite_number, check_word
+from rlxf.attention.checks import check_finite_number, check_not_negative, check_word
 from rlxf.attention.depth.base import Passes
-from rlxf.attention.depth.exits import ExitDepth, Exiting, Lead, Rule, Verdict, check_exit_coef, shared
+from rlxf.attention.depth.exits import ExitDepth, Exiting, Lead, Rule, Verdict, shared
 
 Confidence = Literal["softmax", "state", "classifier"]
 
@@ -50,7 +50,7 @@ class CALM(ExitDepth):
     def __post_init__(self) -> None:
         check_word("CALM confidence", self.confidence, get_args(Confidence))
         check_finite_number("CALM threshold", self.threshold)
-        check_exit_coef(self, self.exit_coef)
+        check_not_negative("CALM exit_coef", self.exit_coef)
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"CALM threshold must be from 0 to 1, got {self.threshold}")
 

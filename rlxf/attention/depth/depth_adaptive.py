@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_finite_number, check_word
+from rlxf.attention.checks import check_finite_number, check_not_negative, check_word
 from rlxf.attention.depth.base import Passes
-from rlxf.attention.depth.exits import ExitDepth, Exiting, Lead, Rule, Verdict, check_exit_coef, shared
+from rlxf.attention.depth.exits import ExitDepth, Exiting, Lead, Rule, Verdict, shared
 
 By = Literal["sequence", "multinomial", "geometric"]
 Oracle = Literal["likelihood", "correctness"]
@@ -60,11 +60,9 @@ class DepthAdaptive(ExitDepth):
     def __post_init__(self) -> None:
         check_word("DepthAdaptive by", self.by, get_args(By))
         check_word("DepthAdaptive oracle", self.oracle, get_args(Oracle))
-        check_finite_number("DepthAdaptive penalty", self.penalty)
+        check_not_negative("DepthAdaptive penalty", self.penalty)
         check_finite_number("DepthAdaptive sigma", self.sigma)
-        check_exit_coef(self, self.exit_coef)
-        if self.penalty < 0:
-            raise ValueError(f"DepthAdaptive penalty must not be negative, got {self.penalty}")
+        check_not_negative("DepthAdaptive exit_coef", self.exit_coef)
         if self.sigma <= 0:
             raise ValueError(f"DepthAdaptive sigma must be more than 0, got {self.sigma}")
 

@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_finite_number
 from rlxf.attention.depth.base import Depth, Judge, Passes, Processor, Taken
 from rlxf.attention.index import EMPTY, Index
 from rlxf.attention.technique import Choices
@@ -94,19 +93,6 @@ def shared(weights: Tensor, exit_coef: float) -> Tensor:
     """Weights (N,) as shares that add up to 1, where all but the last count ``exit_coef`` times."""
     weights = torch.cat([exit_coef * weights[:-1], weights[-1:]])
     return weights / weights.sum()
-
-
-def check_exit_coef(depth: "ExitDepth", exit_coef: float) -> None:
-    """Raise unless outputs before the last may count so much in the loss.
-
-    Raises:
-        TypeError: if it is no number.
-        ValueError: if it is negative or not finite.
-    """
-    name = f"{type(depth).__name__} exit_coef"
-    check_finite_number(name, exit_coef)
-    if exit_coef < 0:
-        raise ValueError(f"{name} must not be negative, got {exit_coef}")
 
 
 class Exiting(Processor, ABC):

@@ -2,14 +2,16 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rlxf.attention.checks import MOST_SEED
 from rlxf.attention.index import EMPTY, Index
-from rlxf.attention.kernels.base import LayerMemory, LayerRecurrent
+from rlxf.attention.kernels.base import LayerMemory, LayerRecurrent, RecurrentKernel
 from rlxf.attention.kernels.reading import read
 from rlxf.attention.kernels.sums import LOWEST, Keys, Sums, over_pairs, over_past, quotient, with_ones
 from rlxf.attention.patterns.full import Full
@@ -23,6 +25,16 @@ STRETCH = 256
 
 SMALL = 1 << 16
 """Pairs of query and key up to which all of them at once are faster."""
+
+
+Seeded = TypeVar("Seeded", bound=RecurrentKernel)
+"""A kernel with a ``seed``."""
+
+
+def with_own_seeds(kernel: Seeded, layers: int) -> tuple[Seeded, ...]:
+    """The kernel of each layer, which draws by itself: by its seed and those that follow."""
+    options: Any = kernel
+    return tuple(replace(options, seed=(options.seed + layer) % (MOST_SEED + 1)) for layer in range(layers))
 
 
 class LinearAttention(LayerRecurrent):

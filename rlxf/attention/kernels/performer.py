@@ -1,7 +1,7 @@
 """Performer: softmax attention, estimated with positive orthogonal random features."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, Literal
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.checks import MOST_SEED, check_seed, check_whole, check_word
+from rlxf.attention.checks import check_seed, check_whole, check_word
 from rlxf.attention.kernels.base import RecurrentKernel
-from rlxf.attention.kernels.linear_attention import LinearAttention, wide
+from rlxf.attention.kernels.linear_attention import LinearAttention, wide, with_own_seeds
 from rlxf.attention.kernels.sums import Keys
 
 DEPTH = 40.0
@@ -75,7 +75,7 @@ class Performer(RecurrentKernel):
 
     def for_layers(self, layers: int) -> tuple["Performer", ...]:
         """See `Kernel`: each layer draws by itself."""
-        return tuple(replace(self, seed=(self.seed + layer) % (MOST_SEED + 1)) for layer in range(layers))
+        return with_own_seeds(self, layers)
 
     def build(self, width: int, heads: int) -> "PerformerAverage":
         """See `Kernel`."""

@@ -1,16 +1,16 @@
 """Random feature attention: softmax over directions, estimated with waves. With a gate, it forgets."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.checks import MOST_SEED, check_finite_number, check_flag, check_seed, check_whole
+from rlxf.attention.checks import check_finite_number, check_flag, check_seed, check_whole
 from rlxf.attention.index import Index
 from rlxf.attention.kernels.base import Linear, RecurrentKernel
-from rlxf.attention.kernels.linear_attention import LinearAttention, wide
+from rlxf.attention.kernels.linear_attention import LinearAttention, wide, with_own_seeds
 from rlxf.attention.kernels.sums import Keys
 from rlxf.attention.technique import Choices
 
@@ -78,7 +78,7 @@ class RFA(RecurrentKernel):
 
     def for_layers(self, layers: int) -> tuple["RFA", ...]:
         """See `Kernel`: each layer draws by itself."""
-        return tuple(replace(self, seed=(self.seed + layer) % (MOST_SEED + 1)) for layer in range(layers))
+        return with_own_seeds(self, layers)
 
     def check(self, choices: Choices) -> None:
         """See `Kernel`: a gate forgets where there is a before and after."""

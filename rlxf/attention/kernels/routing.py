@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_finite_number, check_seed, check_whole
+from rlxf.attention.checks import check_finite_number, check_not_negative, check_seed, check_whole
 from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.index import EMPTY, Index
 from rlxf.attention.kernels.base import PairwiseKernel, check_whole_sequence
@@ -74,11 +74,9 @@ class Routing(PairwiseKernel):
         if self.window is not None:
             check_whole("Routing window", self.window)
         check_finite_number("Routing decay", self.decay)
-        check_finite_number("Routing commitment", self.commitment)
+        check_not_negative("Routing commitment", self.commitment)
         if not 0 <= self.decay < 1:
             raise ValueError(f"Routing decay must be in [0, 1), got {self.decay}")
-        if self.commitment < 0:
-            raise ValueError(f"Routing commitment must not be negative, got {self.commitment}")
 
     def check(self, choices: Choices) -> None:
         """See `Kernel`: even clusters look at the whole sequence."""

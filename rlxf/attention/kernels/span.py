@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_finite_number, check_whole
+from rlxf.attention.checks import check_not_negative, check_whole
 from rlxf.attention.kernels.softmax import SoftmaxAverage, averaged
 from rlxf.attention.relation import Relation
 
@@ -30,9 +30,7 @@ def check_span(span: Span) -> None:
     check_whole(f"{name} limit", span.limit)
     check_whole(f"{name} ramp", span.ramp)
     check_whole(f"{name} limit + ramp", span.limit + span.ramp)
-    check_finite_number(f"{name} penalty", span.penalty)
-    if span.penalty < 0:
-        raise ValueError(f"{name} penalty must not be negative, got {span.penalty}")
+    check_not_negative(f"{name} penalty", span.penalty)
 
 
 class SpanAverage(SoftmaxAverage):

@@ -23,7 +23,10 @@ def by_torch(q: Tensor, keys: Tensor, found: Tensor, top: int) -> Tensor:
 
 def by_faiss(q: Tensor, keys: Tensor, found: Tensor, top: int) -> Tensor:
     """See `Nearest`: a flat index for each row and head, on the CPU, in float32; a search for each query."""
-    masks, count = _bits(found), min(top, keys.shape[2])
+    count = min(top, keys.shape[2])
+    if not count:
+        return torch.empty(*q.shape[:3], 0, dtype=torch.long, device=q.device)
+    masks = _bits(found)
     chosen = torch.empty(*q.shape[:3], count, dtype=torch.long)
     for row, head in product(*map(range, q.shape[:2])):
         index = faiss().IndexFlatIP(keys.shape[-1])
@@ -32,8 +35,6 @@ def by_faiss(q: Tensor, keys: Tensor, found: Tensor, top: int) -> Tensor:
             only = faiss().SearchParameters(sel=faiss().IDSelectorBitmap(masks[row, t].numpy()))
             chosen[row, head, t] = torch.from_numpy(index.search(query, count, params=only)[1][0])
     chosen = chosen.to(q.device)
-    if not count:
-        return chosen
     hidden = found.int().argmin(-1)[:, None, :, None]  # there is one, wherever fewer are found than asked for
     return torch.where(chosen < 0, hidden, chosen)
 
