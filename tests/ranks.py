@@ -2,7 +2,9 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,12 +13,22 @@ import torch.distributed as dist
 from rlxf.training.joining import join
 
 LONGEST = 60.0
-AWAKE, FORKS = 20.0, 3
+FORK = multiprocessing.get_context("fork")
 
 
-def new_store() -> dist.TCPStore:
-    """As torchrun has one, for as long as it lives."""
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+@contextmanager
+def new_store() -> Iterator[dist.TCPStore]:
+    """As torchrun has one, in a process of its own.
+
+    Its thread looks up names, under a lock of the C library. A process that is forked meanwhile inherits the
+    lock, and nobody who would open it; so this thread must not be one of a process that forks.
+    """
+    port, process = _started(_keep_store)
+    try:
+        yield dist.TCPStore("127.0.0.1", _received(port), is_master=False)
+    finally:
+        process.kill()
+        process.join(LONGEST)
 
 
 def on_ranks(
@@ -26,28 +38,24 @@ def on_ranks(
 
     An exception comes as its text; None is of a process that died.
     """
-    store = store or new_store()
-    started = [_started(rank, count, store.port, work, args) for rank in range(count)]
+    if store is None:
+        with new_store() as store:
+            return on_ranks(count, work, *args, store=store)
+    started = [_started(_run, rank, count, store.port, work, args) for rank in range(count)]
     try:
-        return [_received(receive) for _, receive in started]
+        return [_received(receive) for receive, _ in started]
     finally:
-        for process, _ in started:
+        for _, process in started:
             process.join(LONGEST)
 
 
-def _started(rank: int, count: int, port: int, work: Callable[..., Any], args: Any) -> tuple[Any, Any]:
-    """A process, and where it answers. A fork of one with many threads may not wake: then another one."""
-    fork = multiprocessing.get_context("fork")
-    for _ in range(FORKS):
-        receive, send = fork.Pipe(duplex=False)
-        process = fork.Process(target=_run, args=(rank, count, port, send, work, args), daemon=True)
-        process.start()
-        send.close()
-        if receive.poll(AWAKE):
-            assert receive.recv() == rank
-            return process, receive
-        process.kill()
-    raise AssertionError(f"{FORKS} forks did not wake")
+def _started(run: Callable[..., None], *args: Any) -> tuple[Any, Any]:
+    """Where a new process answers, and it."""
+    receive, send = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=run, args=(send, *args), daemon=True)
+    process.start()
+    send.close()
+    return receive, process
 
 
 def _received(receive: Any) -> Any:
@@ -58,12 +66,17 @@ def _received(receive: Any) -> Any:
         return None
 
 
-def _run(rank: int, count: int, port: int, send: Any, work: Callable[..., Any], args: Any) -> None:
+def _keep_store(send: Any) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    send.send(store.port)
+    signal.pause()
+
+
+def _run(send: Any, rank: int, count: int, port: int, work: Callable[..., Any], args: Any) -> None:
     torch.set_num_threads(1)  # threads of the parent are not here
-    send.send(rank)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is the parent's
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is there already
     try:
         join()
         found = work(*args)

@@ -153,22 +153,22 @@ def test_who_is_killed_is_missed_at_once():
 @pytest.mark.faults
 def test_those_started_anew_find_each_other_by_the_store_of_the_dead():
     """Another number of them each time; torchrun has not counted a start, as it was another machine's."""
-    store = new_store()
-    for count in (2, 3, 2):
-        assert on_ranks(count, killed, store=store)[1] is None
-        assert on_ranks(count, lambda: here().largest(here().rank), store=store) == [count - 1] * count
+    with new_store() as store:
+        for count in (2, 3, 2):
+            assert on_ranks(count, killed, store=store)[1] is None
+            assert on_ranks(count, lambda: here().largest(here().rank), store=store) == [count - 1] * count
 
 
 @pytest.mark.faults
 def test_a_question_of_the_dead_keeps_nobody_waiting():
-    store = new_store()
-    hasty = dist.TCPStore("127.0.0.1", store.port, is_master=False)
-    hasty.set_timeout(timedelta(milliseconds=50))
-    with pytest.raises(dist.DistStoreError):
-        fresh_part(hasty, 1, 2, PATIENCE)  # rank 0 died before it answered
-    with pytest.raises(ConnectionError, match=r"of rank \[1, 2\] did not come"):
-        fresh_part(store, 0, 3, timedelta(milliseconds=50))
-    assert on_ranks(3, lambda: here().largest(here().rank), store=store) == [2] * 3
+    with new_store() as store:
+        hasty = dist.TCPStore("127.0.0.1", store.port, is_master=False)
+        hasty.set_timeout(timedelta(milliseconds=50))
+        with pytest.raises(dist.DistStoreError):
+            fresh_part(hasty, 1, 2, PATIENCE)  # rank 0 died before it answered
+        with pytest.raises(ConnectionError, match=r"of rank \[1, 2\] did not come"):
+            fresh_part(store, 0, 3, timedelta(milliseconds=50))
+        assert on_ranks(3, lambda: here().largest(here().rank), store=store) == [2] * 3
 
 
 GLOO_SAYS = "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms"
