@@ -92,6 +92,8 @@ class DepthBench:
     """ACT's, of a pass."""
     penalty: float = 0.1
     """DepthAdaptive's, of a pass."""
+    exit_coef: float = 1.0
+    """How much CALM's and DepthAdaptive's outputs before the last count; at 1 as in their papers."""
     alpha: float = 0.05
     """Share of other actions that CALM promises not to exceed."""
     delta: float = 0.05
@@ -155,10 +157,10 @@ class DepthBench:
             "Fixed": Fixed(),
             "Universal": Universal(),
             "ACT": ACT(ponder_cost=self.ponder_cost),
-            "CALM": CALM(confidence=confidence),
+            "CALM": CALM(confidence=confidence, exit_coef=self.exit_coef),
         }
-        adaptive: dict[str, Depth] = {"DepthAdaptive": DepthAdaptive(by="geometric", penalty=self.penalty)}
-        return found | (adaptive if kind == "offline" else {})
+        adaptive = DepthAdaptive(by="geometric", penalty=self.penalty, exit_coef=self.exit_coef)
+        return found | ({"DepthAdaptive": adaptive} if kind == "offline" else {})
 
     def train(self, kind: str, name: str, seed: int) -> Run:
         """One training from its first step to its evaluations."""
