@@ -20,6 +20,7 @@ from rlxf.agents.gtrxl.core import gtrxl
 from rlxf.agents.gtrxl.past import steps_that_count
 from rlxf.attention import KNN, Compressive, Full, TransformerSpec
 from rlxf.envs.make import make_vec_env
+from rlxf.envs.tmaze_rules import PenaltyRule
 from rlxf.evaluation import EvaluationCallback
 
 ENVS, SOLVED, RATIO, TOP = 32, 0.95, 4, 32
@@ -77,6 +78,8 @@ class Memories:
     """Steps M that each of them remembers raw."""
     corridor: int = 64
     """Steps L from the hint to the junction."""
+    penalty_rule: PenaltyRule = "step"
+    """step tells of each step whether it was good, so that all learn to walk; schedule is the paper's."""
     layers: int = 2
     """Layers N."""
     steps: int = 250_000
@@ -114,7 +117,8 @@ class Memories:
     def key(self, name: str, seed: int) -> str:
         """What tells a run from others."""
         sizes = f"M {self.length}, corridor {self.corridor}, {self.layers} layers, {self.steps} steps"
-        return f"{name}, {sizes}, {self.evaluations} x {self.episodes} episodes, seed {seed}"
+        task = f"penalty by {self.penalty_rule}, {self.evaluations} x {self.episodes} episodes"
+        return f"{name}, {sizes}, {task}, seed {seed}"
 
     def core(self, name: str) -> TransformerSpec:
         """The usual core, with another memory of as many raw tokens, which reaches the hint."""
@@ -128,7 +132,7 @@ class Memories:
 
     def train(self, name: str, seed: int) -> Run:
         """One run from its first to its last step."""
-        task = {"corridor_length": self.corridor}
+        task = {"corridor_length": self.corridor, "penalty_rule": self.penalty_rule}
         env = make_vec_env("rlxf/TMaze-v0", ENVS, seed, env_kwargs=task)
         tests = make_vec_env("rlxf/TMaze-v0", ENVS, env_kwargs=task)
         agent = GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, core=self.core(name))
@@ -155,7 +159,8 @@ class Memories:
             "ms, predict",
             "bytes each acts with",
             "bytes of its state",
-            title=f"T-Maze of {self.corridor}, {self.length} raw tokens, {self.steps:,} steps",
+            title=f"T-Maze of {self.corridor}, penalty by {self.penalty_rule}, {self.length} raw tokens, "
+            f"{self.steps:,} steps",
         )
         for name in self.memories:
             result.add_row(name, f"{steps_that_count(self.core(name))}", *cells(runs, name))
