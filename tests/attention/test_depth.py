@@ -125,6 +125,40 @@ def test_what_nobody_takes_is_not_computed():
     agree(kept.hidden[:, kept.index.episode != EMPTY], state.hidden[:, state.index.episode != EMPTY])
 
 
+def test_all_tokens_ponder_whoever_is_asked():
+    model, paid = fresh(PONDERING).double(), []
+    run = world(PONDERING, random_index(2, 6))
+    for wanted in (None, slice(4, None)):
+        model.encode(run.x, run.index, wanted=wanted)
+        paid.append((model.penalty(), model.depth.mean_depth()))
+    agree(paid[0][0], paid[1][0])
+    agree(paid[0][1], paid[1][1])
+
+
+def test_acting_ends_with_the_token_that_is_asked():
+    """Whatever others would still think about, it says what it learned to say."""
+    model, depths = fresh(replace(PONDERING, depth=ACT(bias=0.5))).double(), set()
+    run = world(PONDERING, Index.range(8, 7))
+    learned = model.encode(run.x, run.index, wanted=slice(6, None))[0].detach()
+    found = passes_run(model)
+    for row in range(8):
+        found.clear()
+        here = Index(run.index.position[row : row + 1], run.index.episode[row : row + 1])
+        agree(model.early(run.x[row : row + 1], here, wanted=slice(6, None))[0], learned[row])
+        assert len(found) == int(model.acting_depth())
+        depths.add(len(found))
+    assert len(depths) > 1
+
+
+def test_passes_are_counted_beyond_what_bfloat16_can():
+    model = fresh(replace(PONDERING, layers=300)).bfloat16()
+    with torch.no_grad():
+        model.depth.w.zero_()
+        model.depth.b.fill_(-50.0)
+    model(world(PONDERING, Index.range(1, 1)).x.bfloat16(), Index.range(1, 1))
+    assert model.mean_depth() == 300
+
+
 def test_empty_slots_neither_ponder_nor_count():
     model = fresh(PONDERING).double()
     gaps = index_of([[ON, GAP, ON, GAP, GAP, ON, END]])

@@ -1,6 +1,7 @@
 """Adaptive computation time: each token decides when it has been thought about enough."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +24,8 @@ class ACT(Universal):
     with the remainder ``R = 1 - (p_1 + ... + p_(N-1))``. Its output is ``sum_n w_n h_n`` over n = 1 ... N,
     with h_n what pass n gave, ``w_n = p_n`` and ``w_N = R``: the weights add up to 1. The state of a token
     that has halted is copied to later passes, where others still see it. The loss gets
-    ``ponder_cost mean(N + R)`` over the tokens.
+    ``ponder_cost mean(N + R)`` over all tokens, whether their outputs are asked for or not. Acting, passes
+    end when those have halted whose outputs are.
 
     The Universal Transformer's published code differs: it lets halted states change, and averages otherwise.
 
@@ -72,10 +74,27 @@ class Pondering(Processor):
 
     def forward(self, x: Tensor, passes: Passes) -> Tensor:
         """See `Processor`."""
-        halting, y = Halting(passes.filled, self.spec.epsilon, x.dtype), torch.zeros_like(passes.asking(x))
+        halting = Halting(passes.filled, self.spec.epsilon, x.dtype)
+        y = self._go(x, passes, halting, lambda running: running)
+        self._note(halting, passes.filled)
+        return y
+
+    @torch.no_grad()
+    def early(self, x: Tensor, passes: Passes, judge: Judge | None) -> Tensor:
+        """See `Processor`: tokens go on as long as one of those that ask; their passes are counted."""
+        halting = Halting(passes.filled, self.spec.epsilon, x.dtype)
+        y = self._go(x, passes, halting, passes.asking)
+        self._taken.add(passes.asking(halting.count).sum(), passes.asking(passes.filled).sum())
+        return y
+
+    def _go(
+        self, x: Tensor, passes: Passes, halting: "Halting", waited: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Outputs of those that ask; ``waited`` picks the tokens that passes are taken for."""
+        y = torch.zeros_like(passes.asking(x))
         for number in range(passes.count):
             entered = passes.enter(number, x)
-            if not halting.running.any():
+            if not waited(halting.running).any():
                 passes.leave_out(number, entered)
                 continue
             running, last = halting.running, number == passes.count - 1
@@ -83,15 +102,6 @@ class Pondering(Processor):
             after = passes.run(number, entered)
             y = y + passes.asking(weight)[..., None] * (after if last else passes.asking(after))
             x = x if last else torch.where(running[..., None], after, x)
-        self._note(halting, passes)
-        return y
-
-    @torch.no_grad()
-    def early(self, x: Tensor, passes: Passes, judge: Judge | None) -> Tensor:
-        """See `Processor`: as they learn; passes are counted."""
-        y = super().early(x, passes, judge)
-        assert self._count is not None
-        self._taken.add(*self._count)
         return y
 
     def penalty(self) -> Tensor | None:
@@ -110,13 +120,11 @@ class Pondering(Processor):
         """See `Processor`."""
         return self._taken.mean()
 
-    def _note(self, halting: "Halting", passes: Passes) -> None:
-        filled = passes.asking(passes.filled)
+    def _note(self, halting: "Halting", filled: Tensor) -> None:
         tokens = filled.sum()
-        self._count = passes.asking(halting.count).sum(), tokens
+        self._count = halting.count.sum(), tokens
         if torch.is_grad_enabled():
-            ponder = passes.asking(halting.count + halting.remainder)
-            self._ponder = (ponder * filled).sum() / tokens.clamp(min=1)
+            self._ponder = (halting.count + halting.remainder).sum() / tokens.clamp(min=1)
 
 
 class Halting:
@@ -132,7 +140,7 @@ class Halting:
         self.running = filled
         self.epsilon = epsilon
         self.total = torch.zeros(filled.shape, dtype=dtype, device=filled.device)
-        self.count = torch.zeros_like(self.total)
+        self.count = self.total.to(torch.promote_types(dtype, torch.float32))  # bfloat16 counts to 256
         self.remainder = torch.zeros_like(self.total)
 
     def weigh(self, p: Tensor, last: bool) -> Tensor:
