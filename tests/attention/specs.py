@@ -83,8 +83,9 @@ SHORT: dict[str, Any] = {
     "T5Bias": T5Bias(buckets=4, max_distance=5),
     "Tupe": Tupe(64, buckets=4, max_distance=5),
     "Deberta": Deberta(2),
+    "CALM": CALM("classifier", 0.5),
 }
-"""Techniques whose default is too long to matter in a short test."""
+"""Techniques whose default is too long, or too sure, to matter in a short test."""
 
 LINFORMER = Linformer(64, 3)
 """For encoders: it takes all positions of a test, as LearnedAbsolute(64) does."""

@@ -245,6 +245,12 @@ def test_with_one_layer_there_is_no_pass_to_leave_before(depth):
         TransformerSpec(layers=1, depth=depth)
 
 
+def test_states_are_compared_from_the_second_pass_on_so_there_must_be_three():
+    TransformerSpec(layers=3, depth=CALM("state"))
+    with pytest.raises(ValueError, match=r"with 2 nobody leaves before the last; use layers=3"):
+        TransformerSpec(layers=2, depth=CALM("state"))
+
+
 @pytest.mark.parametrize("exit_coef", [0.0, 0.25, 1.0, 3.0])
 @pytest.mark.parametrize("depth", [CALM(), DepthAdaptive()], ids=lambda depth: type(depth).__name__)
 def test_outputs_before_the_last_count_as_much_as_is_asked_for(depth, exit_coef):

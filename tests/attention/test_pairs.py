@@ -7,8 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from rlxf.attention import DynamicSpan, Fixed, RoPE, Routing, Transformer, TransformerSpec, Universal
+from rlxf.attention import (
+    Cache,
+    DynamicSpan,
+    Fixed,
+    Index,
+    RoPE,
+    Routing,
+    Transformer,
+    TransformerSpec,
+    Universal,
+    Verdict,
+)
 from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
 from tests.attention.passes import act, agree
 from tests.attention.specs import DEFAULT, LINFORMER, SHORT, fresh
@@ -79,7 +91,7 @@ def works_or_is_refused(choice: Choice, causal: bool) -> None:
 
 @cache
 def works(spec: TransformerSpec) -> None:
-    """It reads, learns, more than once, and, if causal, acts as it learns."""
+    """It reads, learns, more than once, and, if causal, acts as it learns, or leaves as if it were alone."""
     model = fresh(spec).double()
     first, second = world(spec, RUN).cut([HALF, RUN.shape[1] - HALF])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -93,19 +105,45 @@ def works(spec: TransformerSpec) -> None:
     if spec.causal:
         start = model.initial_state(len(first.x)) if state is None else state
         cache = model.cache(start, start.index.shape[1] + second.length)
+        if spec.depth != Fixed():
+            leaves_as_if_alone(model, second, cache.copy())
         agree(act(model, second, cache)[0][second.filled], y[second.filled].detach())
 
 
 def learns(model: Transformer, first: World, second: World) -> None:
-    """All numbers are finite, of the loss with its penalty, too."""
+    """All numbers are finite, of the loss with its penalty and what early outputs teach, too."""
     _, state = model(first.x, first.index)
-    y, _ = model(second.x, second.index, state)
-    seen, penalty = y[second.filled], model.penalty()
-    loss = (seen * numbers(*seen.shape, seed=1)).sum()
-    (loss if penalty is None else loss + penalty).backward()
+    found = model.exits(second.x, second.index, state)
+    seen, penalty = found.outputs[:, second.filled], model.penalty()
+    loss = (found.shares[:, None, None] * seen * numbers(*seen.shape, seed=1)).sum()
+    lesson = None if found.lesson is None else found.lesson(verdict(found.outputs.detach(), second.index))
+    sum(part for part in (loss, penalty, lesson) if part is not None).backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert gradients
     assert all(number.isfinite().all() for number in (seen, loss, *gradients))
+
+
+def verdict(outputs: Tensor, index: Index) -> Verdict:
+    """What might be known of outputs (N, B, T, C)."""
+    right = outputs[..., 0] > 0
+    return Verdict(-outputs.square().mean(dim=-1), right, right == right[-1], index)
+
+
+def leaves_as_if_alone(model: Transformer, run: World, cache: Cache) -> None:
+    """Rows may leave behind different passes: what they say does not depend on one another."""
+    rows = range(len(run.x))
+    together = early(model, run, cache.copy(), slice(None))
+    alone = [early(model, run, cache.rows(torch.tensor([row])), slice(row, row + 1)) for row in rows]
+    agree(together[run.filled], torch.cat(alone)[run.filled])
+
+
+def early(model: Transformer, run: World, cache: Cache, rows: slice) -> Tensor:
+    """Outputs (B, T, C) of tokens that leave as early as they may."""
+    steps = []
+    for t in range(run.length):
+        here = Index(run.index.position[rows, t : t + 1], run.index.episode[rows, t : t + 1])
+        steps.append(model.early_step(run.x[rows, t], here, cache, lambda y: y[..., 0].sigmoid()))
+    return torch.stack(steps, dim=1)
 
 
 @pytest.mark.parametrize("kernel", [DynamicSpan(6, 3, penalty=0.5), Routing(3, commitment=0.5)], ids=repr)

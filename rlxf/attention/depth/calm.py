@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from rlxf.attention.checks import check_finite_number, check_not_negative, check_word
 from rlxf.attention.depth.base import Passes
 from rlxf.attention.depth.exits import ExitDepth, Exiting, Lead, Rule, Verdict, shared
+from rlxf.attention.technique import Choices
 
 Confidence = Literal["softmax", "state", "classifier"]
 
@@ -21,7 +22,7 @@ class CALM(ExitDepth):
     r"""Acting, a token leaves behind the first pass n = 1 ... N whose confidence is at least the threshold.
 
     - "softmax": the largest probability less the second largest, of the choices read off the output: `lead`;
-    - "state": ``cos(h^(n-1), h^n)``, from the second pass on;
+    - "state": ``cos(h^(n-1), h^n)``, from the second pass on, so there must be three;
     - "classifier": ``sigma(w . h^n + b)``, which learns whether the choice behind pass n is that behind the
       last. No gradient of it reaches the rest of the transformer.
 
@@ -31,7 +32,7 @@ class CALM(ExitDepth):
     Source: Schuster et al. 2022, arXiv:2207.07061, section 3.
 
     Args:
-        confidence: which of the three.
+        confidence: which of the three. The classifier suits any actions, and two layers.
         threshold: from 0 to 1; at 1, which none reaches but by rounding, hardly anyone leaves early.
         exit_coef: how much outputs before the last count in the loss: 1 as in the paper; less disturbs the
             last one less.
@@ -43,7 +44,7 @@ class CALM(ExitDepth):
 
     paper: ClassVar[str] = "Schuster et al. 2022, arXiv:2207.07061"
     cost: ClassVar[str] = "L, for fewer passes while acting"
-    confidence: Confidence = "state"
+    confidence: Confidence = "classifier"
     threshold: float = 1.0
     exit_coef: float = 1.0
 
@@ -53,6 +54,15 @@ class CALM(ExitDepth):
         check_not_negative("CALM exit_coef", self.exit_coef)
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"CALM threshold must be from 0 to 1, got {self.threshold}")
+
+    def check(self, choices: Choices) -> None:
+        """See `ExitDepth`."""
+        super().check(choices)
+        if self.confidence == "state" and choices.layers < 3:
+            raise ValueError(
+                f"{self} compares states from the second layer on, so with {choices.layers} nobody leaves "
+                f"before the last; use layers=3, or another confidence"
+            )
 
     def build(self, width: int, passes: int) -> "Confident":
         """See `Depth`."""
