@@ -15,6 +15,7 @@ from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
 from rlxf.agents.losses import average, squared_error
 from rlxf.agents.pretraining.masking import MaskedWindows, Masking
 from rlxf.attention import TransformerSpec
+from rlxf.attention.depth.exits import Exits
 
 KINDS = ("return", "state", "action")
 
@@ -24,7 +25,9 @@ class MaskedModel(TrajectoryModel):
 
     Returns are compared as the model reads them, ``R / scale``; observations as normalised numbers, images
     pixel by pixel; actions as `Imitation` does. What hides a token is learned, one vector for each kind: a
-    transformer without positions could not tell which kind it is to predict.
+    transformer without positions could not tell which kind it is to predict. Where a depth lets tokens leave
+    early, the error is that of the outputs behind each pass, by their shares; when to leave is learned by the
+    agent that acts.
 
     Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1, there of words.
 
@@ -56,8 +59,11 @@ class MaskedModel(TrajectoryModel):
 
     def losses(self, batch: MaskedWindows) -> dict[str, Tensor]:
         """ "loss", and the mean error of each kind, over the chosen tokens of B windows."""
-        y = self.read(self.steps(batch.windows), batch.masking).unflatten(1, (-1, TOKENS))
-        errors, chosen = self._errors(y, batch), batch.masking.chosen.to(y.dtype)
+        exits = self.exits(self.steps(batch.windows), batch.masking)
+        outputs = exits.outputs.unflatten(2, (-1, TOKENS))
+        behind = zip(exits.shares, outputs, strict=True)
+        errors = torch.stack([share * self._errors(y, batch) for share, y in behind]).sum(dim=0)
+        chosen = batch.masking.chosen.to(errors.dtype)
         kinds = zip(KINDS, errors.unbind(-1), chosen.unbind(-1), strict=True)
         parts = {f"{kind}_loss": average(error, weight) for kind, error, weight in kinds}
         return self.with_penalty({"loss": average(errors, chosen)} | parts)
@@ -68,11 +74,14 @@ class MaskedModel(TrajectoryModel):
 
     def read(self, steps: Steps, masking: Masking | None = None) -> Tensor:
         """Outputs at all tokens, (B, 3 W, C); without ``masking`` nothing is hidden."""
+        return self.exits(steps, masking).outputs[-1]
+
+    def exits(self, steps: Steps, masking: Masking | None) -> Exits:
+        """`read`, behind each pass from which a token may leave: outputs are (N, B, 3 W, C)."""
         contents = self.tokens.contents(steps)
         if masking is not None:
             contents = masking.hide(contents, self.masks)
-        y, _ = self.transformer.encode(self.tokens.timed(contents, steps.time_steps), steps.index)
-        return y
+        return self.transformer.exits(self.tokens.timed(contents, steps.time_steps), steps.index)
 
     def _errors(self, y: Tensor, batch: MaskedWindows) -> Tensor:
         """y (B, W, 3, C) -> (B, W, 3)."""

@@ -10,7 +10,7 @@ from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.agents.pretraining.masking import MaskedWindows
-from rlxf.attention import ALiBi, TransformerSpec, Window
+from rlxf.attention import CALM, ALiBi, TransformerSpec, Window
 from rlxf.envs.trajectories import WindowBatch
 from rlxf.training import CheckpointError, CheckpointFolder, Checkpoints
 from tests.agents.decision_transformer.worlds import ACTIONS, OBSERVATIONS, SIZES, VECTOR, some_trajectories
@@ -54,6 +54,18 @@ def test_the_loss_is_the_mean_error_of_the_chosen_tokens(actions):
     for number, kind in enumerate(("return", "state", "action")):
         own = [error for error, place in zip(errors, places, strict=True) if place[2] == number]
         close(parts[f"{kind}_loss"], torch.stack(own).mean(), 1e-5)
+
+
+def test_outputs_behind_each_pass_count_by_their_shares():
+    core = TransformerSpec(**SIZES | {"layers": 3}, depth=CALM())
+    pretraining = small_pretraining(core=core)
+    model, batch = pretraining.policy.eval(), some_windows(pretraining)
+    outputs = model.exits(model.steps(batch.windows), batch.masking).outputs.unflatten(2, (-1, 3))
+    places = batch.masking.chosen.nonzero().tolist()
+    errors = [[error_of(model, y[tuple(p)], batch.windows, *p).view(()) for p in places] for y in outputs]
+    behind = torch.stack([torch.stack(each).mean() for each in errors]).detach()
+    close(model.losses(batch)["loss"], behind @ torch.tensor([1 / 6, 2 / 6, 3 / 6]), 1e-5)
+    assert len(set(behind.tolist())) == 3
 
 
 def changed(batch: MaskedWindows, **parts) -> MaskedWindows:
