@@ -35,6 +35,10 @@ class Acting:
         self.action = self.action.masked_fill(episode_start[:, None], 0.0)
         return Index(self.position[:, None], self.episode[:, None])
 
+    def took(self, action: Tensor, index: Index) -> None:
+        """Note encoded actions (E, A); environments ignore those at empty slots of ``index`` (E, 1)."""
+        self.action = torch.where(index.episode == EMPTY, self.action, action)
+
     def begin_anew(self, rows: Tensor) -> None:
         """Remember nothing of the environments of ``rows`` (E,) bool, even if memory outlasts episodes."""
         self.position = self.position.masked_fill(rows, -1)

@@ -130,7 +130,7 @@ class Teaching(Lesson):
         self._outputs.append(output)
         theirs, _ = self.teacher.heads(output)
         actions = {"student": own, "teacher": theirs}[self.actor].get_actions()
-        self._acting.action = self.teacher.encode_actions(actions)
+        self._acting.took(self.teacher.encode_actions(actions), index)
         return actions
 
     def learn(self, agent: "GTrXLPPO") -> dict[str, float]:

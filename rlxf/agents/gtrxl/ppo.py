@@ -384,7 +384,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             actions = self._lesson.choose(obs, index, distribution)
             log_probs = distribution.log_prob(actions)
             actions, values, log_probs = map(self.ranks.own, (actions, values, log_probs))
-            self._acting.action = self.policy.encode_actions(actions)
+            self._acting.took(self.policy.encode_actions(actions), index)
         new_obs, rewards, dones, infos = env.step(self.policy.to_environment(actions))
         self.num_timesteps += self.all_envs
         check_step(env, new_obs, rewards, self._env_steps, self._env_numbers)

@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import one_hot
 
 from rlxf import GTrXLPPO, evaluate
 from rlxf.attention import Index
@@ -100,6 +101,22 @@ def test_the_action_before_is_known_across():
     assert torch.equal(acting.action, state.action)
     assert state.action.abs().max() > 0
     assert acting.position.tolist() == [1]
+
+
+@pytest.mark.parametrize("ends", [shifted(ENVS), [[TERMINATED]] * ENVS], ids=["many", "always"])
+@pytest.mark.parametrize("across", [True, False])
+@pytest.mark.parametrize("world", [scripts, next_step_scripts])
+def test_the_action_before_is_the_last_that_was_executed(world, across, ends):
+    """Across episodes also that of the episode before; without, nothing at a first step."""
+    agent = small_agent(world(ends), across_episodes=across)
+    before = torch.zeros(ENVS, 3)
+    for buffer in rollouts(agent, 3):
+        executed, real = one_hot(buffer.actions, 3).float(), buffer.weight == 1
+        for t in range(buffer.n_steps):
+            rows = real[:, t]
+            assert torch.equal(buffer.previous[rows, t], before[rows])
+            known = torch.full_like(rows, across) | ~buffer.dones[:, t]
+            before[rows] = (executed[:, t] * known[:, None])[rows]
 
 
 def test_starts_change_nothing_and_no_state_is_a_beginning():

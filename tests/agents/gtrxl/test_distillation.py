@@ -69,20 +69,34 @@ def loss_of(student, teacher, lesson, batch=None, **options):
     return likeness(student.policy, minibatch(student, lesson) if batch is None else batch)
 
 
-@pytest.mark.parametrize("actor", ["student", "teacher"])
-@pytest.mark.parametrize("world", WORLDS)
-def test_the_teacher_goes_along_with_a_memory_of_its_own(world, actor):
-    """What it noted step by step is what it reads in one pass over all steps of all episodes."""
-    student, teacher = pair(WORLDS[world](shifted(ENVS)))
+def assert_goes_along(student, teacher, actor="student"):
+    """What the teacher noted step by step is what it reads in one pass over all steps of all episodes.
+
+    Gives the episodes of all steps.
+    """
     _, noted = taught(student, teacher, rollouts=2, actor=actor)
     obs, previous, position, episode, told = (torch.cat(parts, dim=1) for parts in zip(*noted, strict=True))
     index = type(student.rollout_buffer.index)(position, episode)
     state = teacher.policy.transformer.initial_state(ENVS)
     read = teacher.policy.read(obs.flatten(0, 1), previous.flatten(0, 1), index, state)
     real = episode.flatten() >= 0
-    assert (~real).any() == (world == "next step")
-    assert (episode.amax(1) > episode.amin(1)).all(), "episodes should have ended"
     close(told.flatten(0, 1)[real], read[real], 1e-5)
+    return episode
+
+
+@pytest.mark.parametrize("actor", ["student", "teacher"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_teacher_goes_along_with_a_memory_of_its_own(world, actor):
+    episode = assert_goes_along(*pair(WORLDS[world](shifted(ENVS))), actor)
+    assert (episode == EMPTY).any() == (world == "next step")
+    assert (episode.amax(1) > episode.amin(1)).all(), "episodes should have ended"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_teacher_goes_along_across_episodes(world):
+    env = WORLDS[world](shifted(ENVS))
+    student, teacher = (small_agent(env, core=core, across_episodes=True) for core in (SMALL, LARGE))
+    assert (assert_goes_along(student, teacher) == EMPTY).any() == (world == "next step")
 
 
 def test_a_student_that_is_the_teacher_has_nothing_to_learn():
