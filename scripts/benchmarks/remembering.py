@@ -30,6 +30,8 @@ ALONE = "without memory"
 OWN = f"{ALONE}, asked for its own data's best"
 CALLS = 50
 """Calls of ``predict`` that are timed."""
+DRAWS = 10_000
+"""Of a bootstrap."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Remembering:
         found = made(jobs, self.processes, self.output).values()
         runs = [Run(**run) for learned in found for run in learned["runs"]]
         title = f"{self.dataset}, remembering {self.remembered}, {self.seeds} seeds"
-        Console(width=120).print(compare(reports(runs), title, "head"), costs(runs))
+        Console(width=120).print(compare(reports(runs), title, "head"), gains(runs), costs(runs))
         Console().print(f"numbers: {self.output}")
 
     def key(self, seed: int) -> str:
@@ -175,6 +177,34 @@ def reports(runs: list[Run]) -> dict[str, Report]:
         found[name] = as_report(own)
         found |= {f"  seed {run.seed}, {name}": as_report([run]) for run in own}
     return found
+
+
+def gains(runs: list[Run]) -> Table:
+    """What each head adds to the mean return of the same agents without memory."""
+    table = Table("head", "gain of each seed", "mean", "95%, over episodes", "95%, over agents, too")
+    alone = returns_of(runs, ALONE)
+    seeds = len(alone)
+    agents = np.arange(seeds)[None], np.random.default_rng(1).integers(seeds, size=(DRAWS, seeds))
+    for name in dict.fromkeys(run.head for run in runs):
+        own = returns_of(runs, name)
+        each = own.mean(axis=1) - alone.mean(axis=1)
+        cells = (interval(own, alone, drawn) for drawn in agents)
+        table.add_row(name, ", ".join(f"{gain:.0f}" for gain in each), f"{each.mean():.0f}", *cells)
+    return table
+
+
+def returns_of(runs: list[Run], head: str) -> np.ndarray:
+    """(seeds, episodes)."""
+    return np.array([run.returns for run in runs if run.head == head])
+
+
+def interval(own: np.ndarray, alone: np.ndarray, agents: np.ndarray) -> str:
+    """Percentile bootstrap of the mean gain: ``agents`` (DRAWS or 1, seeds), and of each drawn episodes."""
+    rng, gain = np.random.default_rng(0), np.zeros(DRAWS)
+    for returns, sign in ((own, 1), (alone, -1)):
+        episodes = rng.integers(returns.shape[1], size=(DRAWS, *returns.shape))
+        gain += sign * returns[agents[..., None], episodes].mean(axis=(1, 2))
+    return "{:.0f} to {:.0f}".format(*np.percentile(gain, [2.5, 97.5]))
 
 
 def as_report(runs: list[Run]) -> Report:
