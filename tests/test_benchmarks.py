@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from benchmarks import depth, memories, promises, reversible
+from benchmarks import depth, memories, promises, remembering, reversible
 from benchmarks import kept as keeping
 from benchmarks.depth import DepthBench
 from benchmarks.kept import kept, made
@@ -145,3 +145,15 @@ def test_promises_are_kept_and_their_breach_would_be_seen(monkeypatch):
     assert broken() <= 0.1
     monkeypatch.setattr(promises, "keeps_risk", lambda losses, alpha, delta: losses.mean(axis=0) <= alpha)
     assert broken() > 0.1
+
+
+def test_the_gain_of_a_memory_is_that_of_the_same_agents():
+    def head(name, gains):
+        returns = [[gain + number for number in (1.0, 2.0, 3.0)] for gain in gains]
+        return [remembering.Run(name, seed, own, [1] * 3, {}, 0.0) for seed, own in enumerate(returns)]
+
+    runs = head(remembering.ALONE, [0, 100, -100]) + head("better", [10, 140, -90])
+    found = printed(remembering.gains(runs))
+    assert "10, 40, 10" in found
+    low, high = found.split("│")[-3].split(" to ")  # over agents, too: they gain by 10 to 40
+    assert 5 < int(low) < 20 < int(high) < 45
