@@ -23,6 +23,13 @@ def as_vec_env(env: VectorEnv) -> VecEnv:
     return GymnasiumVecEnv(env)
 
 
+def has_filler_rows(env: VecEnv) -> bool:
+    """Whether a filler row follows the end of each episode (NEXT_STEP); see `GymnasiumVecEnv`."""
+    inner = env.unwrapped
+    next_step = AutoresetMode.NEXT_STEP
+    return isinstance(inner, GymnasiumVecEnv) and inner.env.metadata["autoreset_mode"] is next_step
+
+
 class GymnasiumVecEnv(VecEnv):
     """A Gymnasium 1.x `VectorEnv` behind Stable-Baselines3's `VecEnv`, whatever its autoreset mode.
 

@@ -15,6 +15,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from rlxf.envs import TMaze, TMazeVector, as_vec_env
+from rlxf.envs.vector import has_filler_rows
 from tests.envs.counters import Counter
 
 SB3_MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
@@ -24,6 +25,12 @@ KEYS = ["terminal_observation", "TimeLimit.truncated", "is_success"]
 
 def adapted(mode: AutoresetMode, n: int = 3, **kwargs: Any) -> VecEnv:
     return as_vec_env(SyncVectorEnv([partial(Counter, **kwargs)] * n, autoreset_mode=mode))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_filler_rows_are_told_through_wrappers(mode):
+    assert has_filler_rows(VecNormalize(adapted(mode))) == (mode is AutoresetMode.NEXT_STEP)
+    assert not has_filler_rows(by_sb3())
 
 
 def by_sb3(n: int = 3, **kwargs: Any) -> VecEnv:

@@ -54,6 +54,7 @@ from rlxf.agents.gtrxl.settings import (
     check_policy,
     check_schedule,
     check_sizes,
+    check_whole_blocks,
     stack_observations,
 )
 from rlxf.agents.gtrxl.update import LEAST_VARIANCE, Objective
@@ -457,6 +458,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         """SB3's; what the environments begin with is checked too, hyper-parameters are logged."""
         check_forgotten(self.memory)
+        if self.across_episodes and self.env is not None:
+            check_whole_blocks(self.core, self.env)
         agreed_statistics(self.env, self.ranks)
         before = self._last_obs
         with unspoiled(self.env):
@@ -556,7 +559,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
         Raises:
             ValueError: before the first step, if a schedule is lost (`LostSchedule`) or ends below 0, the
-                agent remembers trajectories, or is not built as that of the file to resume from.
+                agent remembers trajectories, filler rows would break the blocks of its memory, or it is not
+                built as that of the file to resume from.
             FileNotFoundError: if there is no such file.
             CheckpointError: if it is truncated, altered or foreign, or was not written amid a training.
             FaultyEnvironmentError: amid the training, if an environment gave NaN or infinity, or broke too

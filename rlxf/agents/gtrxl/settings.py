@@ -10,9 +10,10 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.gtrxl.policy import CnnGTrXLPolicy, MultiInputGTrXLPolicy, policy_for
+from rlxf.attention import Compressive, TransformerSpec
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.spaces import check_spaces
-from rlxf.envs.vector import as_vec_env
+from rlxf.envs.vector import as_vec_env, has_filler_rows
 from rlxf.training.joining import here
 
 
@@ -97,6 +98,16 @@ def check_policy(policy: type[BasePolicy], observation_space: spaces.Space) -> N
         raise ValueError(
             f"{policy.__name__} does not suit the observation space {observation_space}; "
             f"use {policy_for(observation_space)!r}"
+        )
+
+
+def check_whole_blocks(core: TransformerSpec, env: VecEnv) -> None:
+    """Raise ValueError if filler rows would stand in the blocks of a memory: across episodes they would."""
+    if isinstance(core.memory, Compressive) and has_filler_rows(env):
+        raise ValueError(
+            f"autoreset_mode=NEXT_STEP puts a filler row behind each episode, and with across_episodes=True "
+            f"no block of {core.memory} in which one stands is ever whole, so it would be forgotten; make "
+            f"the environments with autoreset_mode=AutoresetMode.SAME_STEP"
         )
 
 

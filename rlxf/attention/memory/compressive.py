@@ -36,8 +36,10 @@ class Compressive(Memory):
     Position t is in the block [k c, (k + 1) c) of its episode, which ends at e. A token at position i sees
     token t by itself if ``t <= i <= e + M``; the block as one, standing at e, if ``M < i - e <= M + N c``.
     So each of the last M + N c tokens is seen, raw or compressed and never both. Positions alone decide:
-    acting step by step sees what learning in segments sees, however time is cut. In the paper the oldest
-    tokens are compressed behind each segment; a segment of c tokens begins with the same view.
+    acting step by step sees what learning in segments sees, however time is cut. Only a block that lacks a
+    token, as positions within an episode were left out, is never compressed: it is forgotten once it is no
+    longer seen raw. In the paper the oldest tokens are compressed behind each segment; a segment of c tokens
+    begins with the same view.
 
     f makes one token of the c inputs of a layer; keys and values are projected from it as from any other.
     It is one of

@@ -9,10 +9,11 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stable_baselines3.common.vec_env import VecNormalize
 from torch.nn.functional import one_hot
 
 from rlxf import GTrXLPPO, evaluate
-from rlxf.attention import Index
+from rlxf.attention import Compressive, Full, Index
 from rlxf.attention.techniques import TECHNIQUES
 from rlxf.envs import PreviousTransition
 from rlxf.envs.vector import as_vec_env
@@ -67,6 +68,23 @@ def test_positions_go_on_or_are_refused(name):
         y, _ = agent.policy.transformer.encode(torch.randn(2, 5, core.width), far)
     assert y.isfinite().all()
     assert_acts_as_it_learns(agent, number=1)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_blocks_that_filler_rows_would_break_are_refused(wrapped):
+    core = replace(small_core(), memory=Compressive(2, 4, 3), pattern=Full())
+    env = as_vec_env(next_step_scripts(shifted(2)))
+    agent = lasting(VecNormalize(env) if wrapped else env, core=core)
+    with pytest.raises(ValueError, match=r"filler row .* no block .*Compressive.*SAME_STEP"):
+        agent.learn(32)
+    assert agent.num_timesteps == 0
+    agent.set_env(scripts(shifted(2)))
+    assert_acts_as_it_learns(agent, number=3)
+
+
+def test_where_blocks_fill_up_filler_rows_are_welcome():
+    core = replace(small_core(), memory=Compressive(2, 4, 3), pattern=Full())
+    assert_acts_as_it_learns(small_agent(next_step_scripts(shifted(2)), core=core), number=3)
 
 
 def test_positions_count_on_and_there_is_one_episode():
