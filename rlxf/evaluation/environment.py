@@ -1,5 +1,6 @@
 """The environments an agent is evaluated in."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -20,7 +21,7 @@ from stable_baselines3.common.vec_env import (
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.resting import awake_at_the_end
 from rlxf.envs.side_by_side import side_by_side
-from rlxf.envs.vector import as_vec_env
+from rlxf.envs.vector import as_vec_env, has_filler_rows
 
 EnvLike = str | gymnasium.Env | VectorEnv | VecEnv
 
@@ -40,6 +41,16 @@ def opened(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None) -> It
             vec_env.seed(seed)
         with _at_rest(unwrap_vec_normalize(vec_env)), awake_at_the_end(vec_env):
             yield vec_env
+
+
+def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:
+    """Warn if there are filler rows, and the agent remembers what is between two episodes, too."""
+    if getattr(agent, "across_episodes", False) and has_filler_rows(env):
+        warnings.warn(
+            "with across_episodes=True the agent takes filler rows, of which it learned none, for steps, and "
+            "remembers them: evaluate in an environment with autoreset_mode=AutoresetMode.SAME_STEP",
+            stacklevel=3,
+        )
 
 
 def is_monitored(env: VecEnv) -> bool:

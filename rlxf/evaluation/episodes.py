@@ -16,7 +16,13 @@ from torch.utils.tensorboard import SummaryWriter
 from rlxf.envs.finite import check_finite
 from rlxf.envs.resting import rest
 from rlxf.envs.return_to_go import ReturnToGo
-from rlxf.evaluation.environment import EnvLike, is_monitored, opened, raw_rewards
+from rlxf.evaluation.environment import (
+    EnvLike,
+    is_monitored,
+    opened,
+    raw_rewards,
+    warn_of_filler_rows,
+)
 from rlxf.evaluation.narrowing import Narrowing
 from rlxf.evaluation.references import references_of
 from rlxf.evaluation.report import Report
@@ -101,11 +107,13 @@ def evaluate(
         TypeError: if the agent cannot predict, or ``env`` is nothing to play in.
 
     Warns:
-        UserWarning: if a target lies outside of the returns of the data that the agent learned from.
+        UserWarning: if a target lies outside of the returns of the data that the agent learned from, or the
+            agent remembers across episodes and ``env`` has filler rows (NEXT_STEP), which it remembers, too.
     """
     _check(agent, episodes, n_envs)
     targets = None if target_returns is None else checked_targets(target_returns, data_range(agent))
     with opened(agent, env, min(n_envs, episodes), seed) as vec_env, _bar(progress_bar) as progress:
+        warn_of_filler_rows(agent, vec_env)
         _depth_of(agent)  # what was predicted before is not counted
         play = partial(_play, agent, episodes=episodes, deterministic=deterministic, progress=progress)
         report = play(vec_env) if targets is None else _ask(play, vec_env, targets, seed, data_range(agent))

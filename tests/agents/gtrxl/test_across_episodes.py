@@ -1,5 +1,6 @@
 """Memory that outlasts episodes: attention sees across their ends, returns do not."""
 
+import warnings
 from dataclasses import replace
 
 import gymnasium
@@ -230,6 +231,17 @@ class Repeats:
         _, state = self.agent.predict(observation, state, episode_start, deterministic)
         self.seen.append(int(state.position[0]))
         return np.zeros(len(episode_start), np.int64), state
+
+
+@pytest.mark.parametrize("across", [True, False])
+@pytest.mark.parametrize("world", [scripts, next_step_scripts])
+def test_evaluation_warns_where_filler_rows_would_be_remembered(world, across):
+    agent = small_agent(scripts(shifted(2)), across_episodes=across)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        evaluate(agent, world(shifted(2)), 2)
+    about = [each.filename for each in told if "filler rows" in str(each.message)]
+    assert about == [__file__] * (across and world is next_step_scripts)
 
 
 def test_evaluation_keeps_the_state_across_the_episodes_of_an_environment():
