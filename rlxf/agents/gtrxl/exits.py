@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.distributions import DiagGaussianDistribution, Distribution
 from torch import Tensor
+from torch.distributions import Normal
 from torch.nn import functional as F
 
 from rlxf.agents.gtrxl.distributions import choices, divergence, would_do_the_same
@@ -26,8 +27,9 @@ def exit_parts(policy: "GTrXLPolicy", exits: Exits, batch: Segments, vf_coef: fl
 
     PPO compares what was done with what would be done, and what was done came of the last output. So each
     output n before it learns ``KL(last || n) + vf_coef (V_n - V_last)^2``, weighted by its share over that of
-    the last one: "exit_loss". So it does where the last one learns from a teacher. "exit_lesson" is what the
-    depth adds to learn when to leave.
+    the last one: "exit_loss". So it does where the last one learns from a teacher. The deviation of Box
+    actions is one for all outputs, and this KL does not move it: how much is explored is up to the last one.
+    "exit_lesson" is what the depth adds to learn when to leave.
     """
     if exits.lesson is None:
         return {}
@@ -68,9 +70,12 @@ def check_exits(core: TransformerSpec, action_space: spaces.Space[Any]) -> None:
 
 
 def _heads(policy: "GTrXLPolicy", output: Tensor) -> tuple[Distribution, Tensor]:
-    """`GTrXLPolicy.heads`; SB3 gives one object for all distributions, and this one is its own."""
+    """`GTrXLPolicy.heads`, no gradient to deviations; SB3 gives one object for all, and this is its own."""
     distribution, values = policy.heads(output)
-    return copy(distribution), values
+    own = copy(distribution)
+    if isinstance(own, DiagGaussianDistribution):
+        own.distribution = Normal(own.distribution.mean, own.distribution.stddev.detach())
+    return own, values
 
 
 def _verdict(apart: Tensor, same: Tensor, batch: Segments) -> Verdict:
