@@ -176,3 +176,12 @@ def check_forgotten(memory: Memory | None) -> None:
             "an agent that remembers cannot learn: what it stored would be stale. Call forget() first, "
             "and remember(...) again behind"
         )
+
+
+def check_teaches_by_itself(memory: Memory | None) -> None:
+    """Raise ValueError if there is a memory: its agent would teach without it, and acts by it."""
+    if memory is not None:
+        raise ValueError(
+            "a teacher that remembers acts otherwise than it teaches, since a student learns from its head "
+            "alone: call its forget() first"
+        )

@@ -14,6 +14,7 @@ from rlxf.agents.decision_transformer import checkpoint as offline_checkpoint
 from rlxf.agents.distillation import Distillation
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl import checkpoint as online_checkpoint
+from rlxf.agents.remembering import check_teaches_by_itself
 from rlxf.attention import TransformerSpec
 from rlxf.cli.counts import check_counts
 from rlxf.cli.keeping import keep, naming
@@ -50,7 +51,7 @@ class Distill:
     hidden_coef: float = 1.0
     """Weight of the likeness of hidden states; 0 for none."""
     actor: Literal["student", "teacher"] = "student"
-    """Who plays, where a GTrXLPPO learns."""
+    """Who plays while a GTrXLPPO learns. A Decision Transformer learns from data: nobody plays."""
     seed: int = 0
     """Of weights, windows, actions and environments: the same seed gives the same run on one machine."""
     run: Path | None = None
@@ -64,12 +65,13 @@ class Distill:
         """See `Command`."""
         join_others()
         here().check_alone("rlxf distill")
-        check_counts(self, "steps")
+        check_counts(self, "steps", "width", "layers", "heads")
         if self._path.exists():
             raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")
         distillation = Distillation(self.temperature, self.hidden_coef)
         taught = RunFolder.open(self.teacher)
         teacher, student = (self._offline if agent_name(taught) == OFFLINE else self._online)(taught)
+        check_teaches_by_itself(teacher.memory)
         run = RunFolder.create(self._path, self._config(taught, student))
         student.set_logger(run.make_logger())
         return partial(self._train, teacher, student, distillation, run)
@@ -80,6 +82,11 @@ class Distill:
 
     def _offline(self, taught: RunFolder) -> tuple[Agent, Agent]:
         """The teacher, and a student of the same data."""
+        if self.actor != "student":
+            raise ValueError(
+                f"actor says who plays, got {self.actor}: a Decision Transformer learns from data, where "
+                f"nobody plays"
+            )
         teacher = DecisionTransformer.load(taught.checkpoint, device=self.device)
         settings = offline_checkpoint.constructor_settings(teacher) | self._own(teacher.core)
         return teacher, DecisionTransformer(taught.config["dataset"], device=self.device, **settings)
@@ -95,13 +102,9 @@ class Distill:
 
     def _own(self, core: TransformerSpec) -> dict[str, Any]:
         """What the student has of its own."""
-        small = replace(
-            core,
-            width=self.width or core.width // 2,
-            layers=self.layers or core.layers,
-            heads=self.heads or core.heads,
-            feed_forward=None,
-        )
+        asked = {name: getattr(self, name) for name in ("width", "layers", "heads")}
+        given = {name: size for name, size in asked.items() if size is not None}
+        small = replace(core, feed_forward=None, **({"width": core.width // 2} | given))
         return {"core": small, "seed": self.seed}
 
     def _config(self, taught: RunFolder, student: Agent) -> dict[str, Any]:

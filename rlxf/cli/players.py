@@ -60,9 +60,16 @@ def load_agent(run: RunFolder, env: VecEnv, checkpoint: Path, device: Device) ->
         agent = DecisionTransformer.load(checkpoint, device=device)
         agent.check_env(env)
         return agent
-    normalised = run.config.get("normalize_observations", False)
-    shown = load_normalizer(run.normalizer, env) if normalised else env
-    return GTrXLPPO.load(checkpoint, env=shown, device=device)
+    return GTrXLPPO.load(checkpoint, env=as_in_training(run, env), device=device)
+
+
+def as_in_training(run: RunFolder, env: VecEnv) -> VecEnv:
+    """``env`` that shows what the agent of a run knows: normalised where it was, by statistics that stay."""
+    if not run.config.get("normalize_observations", False):
+        return env
+    shown = load_normalizer(run.normalizer, env)
+    shown.training = False
+    return shown
 
 
 def remembering(

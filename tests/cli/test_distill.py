@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlxf import DecisionTransformer, GTrXLPPO
+from rlxf.attention import KNNLM
 from rlxf.cli import main
-from tests.cli.running import refused, train
+from tests.cli.running import TINY, refused, train
 from tests.datasets import ID, record_cartpole
 from tests.ranks import on_ranks
 
@@ -40,7 +41,8 @@ def test_a_student_of_a_gtrxl(actor):
     main(["distill", "maze", "--run", "small", "--steps", "32", "--actor", actor, *QUIET])
     student = GTrXLPPO.load("small/checkpoint.zip", device="cpu")
     assert (student.core.width, student.num_timesteps) == (4, 32)
-    assert Path("small", "normalizer.zip").exists()
+    taught, own = (Path(run, "normalizer.zip").read_bytes() for run in ("maze", "small"))
+    assert own == taught, "the student should see as its teacher does"
     main(["evaluate", "small", "--episodes", "2", "--n-envs", "2", *QUIET])
 
 
@@ -48,12 +50,30 @@ def test_what_is_refused_is_told_in_one_line_and_leaves_no_folder(offline, capsy
     for args, message in (
         (["dt", "--steps", "0"], "steps must be at least 1, got 0"),
         (["dt", "--temperature", "0"], "temperature must be finite and more than 0, got 0"),
+        (["dt", "--steps", "1", "--width", "0"], "width must be at least 1, got 0"),
+        (["dt", "--steps", "1", "--layers", "0"], "layers must be at least 1, got 0"),
+        (["dt", "--steps", "1", "--heads", "0"], "heads must be at least 1, got 0"),
         (["dt", "--heads", "3"], "heads must divide width"),
+        (
+            ["dt", "--steps", "1", "--actor", "teacher"],
+            "a Decision Transformer learns from data, where nobody plays",
+        ),
         (["nowhere"], "there is no run folder nowhere"),
         (["dt", "--run", "dt"], "dt exists"),
     ):
         assert message in refused(capsys, "distill", *args)
     assert not Path("dt-student").exists()
+
+
+@pytest.mark.parametrize("agent", [DecisionTransformer, GTrXLPPO])
+def test_a_teacher_that_remembers_is_refused_in_one_line(agent, offline, capsys):
+    if agent is GTrXLPPO:
+        main(["train", "gtrxl", "--env", "CartPole-v1", *TINY, "--run", "cartpole"])
+    run = offline if agent is DecisionTransformer else Path("cartpole")
+    agent.load(run / "checkpoint.zip", device="cpu").remember(ID, KNNLM(k=1)).save(run / "checkpoint.zip")
+    told = refused(capsys, "distill", str(run), "--steps", "16")
+    assert "call its forget() first" in told
+    assert not Path(f"{run}-student").exists()
 
 
 def test_several_processes_are_refused_in_one_line(capfd):

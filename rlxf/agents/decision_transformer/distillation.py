@@ -11,6 +11,7 @@ from rlxf.agents.decision_transformer.steps import TOKENS, Steps
 from rlxf.agents.decision_transformer.update import Update
 from rlxf.agents.distillation import Distillation, HiddenStates
 from rlxf.agents.losses import average
+from rlxf.agents.remembering import check_teaches_by_itself
 from rlxf.envs.trajectories import Trajectories, WindowBatch, Windows
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class DistillationUpdate(Update):
 
 
 def _check_teacher(student: "DecisionTransformer", teacher: "DecisionTransformer") -> None:
+    check_teaches_by_itself(teacher.memory)
     for kind, mismatch in other_spaces(teacher, student):
         raise ValueError(f"the teacher has other {kind} than the student: {mismatch}")
     theirs, own = (type(each.policy.loss.head).__name__ for each in (teacher, student))

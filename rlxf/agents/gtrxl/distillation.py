@@ -17,6 +17,7 @@ from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout import Segments
 from rlxf.agents.gtrxl.update import Update
 from rlxf.agents.losses import average
+from rlxf.agents.remembering import check_teaches_by_itself
 from rlxf.attention import Index
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class Teaching(Lesson):
 def _check_teacher(student: "GTrXLPPO", teacher: "GTrXLPPO") -> None:
     if teacher is student:
         raise ValueError("the student is its own teacher: load another agent")
+    check_teaches_by_itself(teacher.memory)
     for kind in ("observation_space", "action_space"):
         theirs, own = getattr(teacher, kind), getattr(student, kind)
         if theirs != own:

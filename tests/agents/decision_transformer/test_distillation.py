@@ -13,7 +13,7 @@ from rlxf.agents.decision_transformer.distillation import DistillationUpdate
 from rlxf.agents.decision_transformer.model import STATE_TOKENS
 from rlxf.agents.distillation import Distillation
 from rlxf.agents.losses import average
-from rlxf.attention import ACT, CALM, XL, DepthAdaptive, Window
+from rlxf.attention import ACT, CALM, KNNLM, SPALM, XL, DepthAdaptive, Window
 from tests.agents.decision_transformer.worlds import ACTIONS, IMAGE, VECTOR, K, small_agent, some_trajectories
 from tests.attention.oracle import close
 
@@ -248,6 +248,20 @@ def test_a_teacher_that_does_not_fit_is_refused(data, objective, message):
     with pytest.raises(ValueError, match=message):
         student.learn_from(small_agent(data, objective=objective), 1)
     assert same(before, weights(student))
+
+
+@pytest.mark.parametrize("memory", [KNNLM(k=2), SPALM(k=2)], ids=["kNN-LM", "SPALM"])
+@each_head
+def test_a_teacher_that_remembers_is_refused(head, memory):
+    """It would teach what its head says, and acts otherwise."""
+    student, teacher = pair(head)
+    teacher.remember(teacher.trajectories, memory)
+    before = weights(student)
+    with pytest.raises(ValueError, match=r"call its forget\(\) first"):
+        student.learn_from(teacher, 1)
+    assert same(before, weights(student))
+    student.learn_from(teacher.forget(), 1)
+    assert not same(before, weights(student))
 
 
 def test_a_student_without_data_is_refused(tmp_path):

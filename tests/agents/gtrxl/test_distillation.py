@@ -12,8 +12,9 @@ from torch.distributions import kl_divergence
 from rlxf import GTrXLPPO
 from rlxf.agents.distillation import Distillation
 from rlxf.agents.gtrxl.distillation import DistillationUpdate, Likeness, TaughtSegments, Teaching, divergence
-from rlxf.attention import ACT, CALM, DepthAdaptive
+from rlxf.attention import ACT, CALM, KNNLM, SPALM, DepthAdaptive
 from rlxf.attention.index import EMPTY
+from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     VECTOR,
@@ -314,6 +315,20 @@ def test_an_actor_that_is_none_is_refused():
     student, teacher = pair()
     with pytest.raises(ValueError, match="actor must be one of student, teacher, got 'both'"):
         student.learn_from(teacher, 48, actor="both")
+
+
+@pytest.mark.parametrize("head", [KNNLM(k=2), SPALM(k=2)], ids=["kNN-LM", "SPALM"])
+@pytest.mark.parametrize("actions", ["Discrete", "Box"])
+def test_a_teacher_that_remembers_is_refused(actions, head):
+    """It would teach what its heads say, and plays otherwise."""
+    student, teacher = pair(actions=actions)
+    teacher.remember(some_trajectories(VECTOR, ACTIONS[actions]), head)
+    before = parameters(student)
+    with pytest.raises(ValueError, match=r"call its forget\(\) first"):
+        student.learn_from(teacher, 48)
+    assert same(before, parameters(student))
+    student.learn_from(teacher.forget(), 2 * ENVS * student.n_steps)
+    assert not same(before, parameters(student))
 
 
 def test_nobody_teaches_himself():
