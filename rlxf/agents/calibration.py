@@ -14,8 +14,8 @@ from rlxf.attention import CALM, Transformer
 from rlxf.attention.checks import check_finite_number
 from rlxf.attention.depth.calm import Confident
 
-THRESHOLDS = tuple(np.linspace(1.0, 0.0, 21).round(2).tolist())
-"""Of confidence, from the safest down."""
+THRESHOLDS = (1.0, 0.999, 0.998, 0.995, 0.99, 0.98, 0.97, 0.96, *np.linspace(0.95, 0.0, 20).round(2).tolist())
+"""Of confidence, from the safest down; close to one another near 1, where cosines of states lie."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,8 @@ class Calibration:
 
     Args:
         thresholds: K of them, falling.
-        risk: share of the actions that were others than with all passes, for each, (K,).
+        risk: share of an episode's steps with another action than with all passes, on average over episodes,
+            for each, (K,).
         depth: passes that were taken on average, for each, (K,).
         kept: which of them keep the promise, (K,) bool.
     """

@@ -27,10 +27,11 @@ class Calibrate:
 
     For a core of depth CALM, as of "rlxf train gtrxl --core.depth calm --core.layers 4". The promise: with
     probability 1 - delta, the most likely action is another one than with all layers in a share of at most
-    alpha of the steps. For that a GTrXLPPO plays episodes of its task, a Decision Transformer reads those of
-    a dataset. Thresholds of confidence are tried from the safest down. The last that passes is saved in the
-    checkpoint; if there is a best one, that gets its own. "rlxf evaluate" then plays so, and logs how many
-    layers were taken as eval/mean_depth. Learning takes the threshold back: it holds for these weights.
+    alpha of an episode's steps, on average over episodes, long and short ones alike. For that a GTrXLPPO
+    plays episodes of its task, a Decision Transformer reads those of a dataset. Thresholds of confidence are
+    tried from the safest down. The last that passes is saved in the checkpoint; if there is a best one, that
+    gets its own. "rlxf evaluate" then plays so, and logs how many layers were taken as eval/mean_depth.
+    Learning takes the threshold back: it holds for these weights.
 
     Example: rlxf calibrate runs/tmaze-calm --alpha 0.05 --episodes 200
     """
@@ -38,7 +39,8 @@ class Calibrate:
     run: Positional[Path]
     """Folder of the run."""
     alpha: float = 0.05
-    """Share of the steps in which another action may be the most likely one, between 0 and 1."""
+    """Share of an episode's steps in which another action may be the most likely one, on average over
+    episodes; between 0 and 1."""
     delta: float = 0.05
     """Probability with which the promise may be broken, between 0 and 1."""
     episodes: int | None = None
@@ -60,8 +62,12 @@ class Calibrate:
         from rlxf.agents.learn_then_test import check_levels
         from rlxf.cli.checkpoints import checkpoints_of
         from rlxf.cli.players import OFFLINE, agent_name
+        from rlxf.cli.together import join_others
         from rlxf.training import RunFolder
+        from rlxf.training.joining import here
 
+        join_others()
+        here().check_alone("rlxf calibrate")
         check_counts(self, "episodes", "n_envs")
         check_from_zero(self, "seed")
         check_levels(self.alpha, self.delta)
@@ -100,15 +106,9 @@ class Calibrate:
 
     def _env(self, run: "RunFolder") -> "VecEnv":
         """The task of a run, as its agent saw it in training."""
-        from rlxf.cli.players import make_env
-        from rlxf.training import load_normalizer
+        from rlxf.cli.players import as_in_training, make_env
 
-        env = make_env(run, None, {}, min(self.n_envs, self.episodes or EPISODES))
-        if not run.config.get("normalize_observations", False):
-            return env
-        shown = load_normalizer(run.normalizer, env)
-        shown.training = False
-        return shown
+        return as_in_training(run, make_env(run, None, {}, min(self.n_envs, self.episodes or EPISODES)))
 
     def _calibrate(self, agents: Mapping[str, Any], env: "VecEnv | None", run: "RunFolder") -> None:
         from rlxf.cli.checkpoints import HEADINGS, checkpoints_of

@@ -65,10 +65,10 @@ class DepthBench:
 
     GTrXLPPO on a T-Maze: Fixed; Universal, one layer again and again, and ACT, which is that until it has had
     enough; CALM by softmax. A Decision Transformer on a Minari dataset, read from MINARI_DATASETS_PATH: the
-    same and DepthAdaptive. Hopper needs the extra mujoco; its actions are numbers, so CALM goes by its state
-    there, which is compared from the second pass on: with two layers it has nothing to save. CALM's agents
-    are evaluated twice, with all passes and with the threshold that `calibrate` found: in episodes played for
-    it, or in those of the data, which the agent learned from, and which promise less.
+    same and DepthAdaptive. Hopper needs the extra mujoco; its actions are numbers, so CALM goes by a
+    classifier there. CALM's agents are evaluated twice, with all passes and with the threshold that
+    `calibrate` found: in episodes played for it, or in those of the data, which the agent learned from, and
+    which promise less.
 
     Last, calibrations are simulated, to count how many break their promise. A training that is done is a line
     of the output and is not made again. A step is one of a single environment: of many, the slowest counts.
@@ -95,7 +95,7 @@ class DepthBench:
     exit_coef: float = 1.0
     """How much CALM's and DepthAdaptive's outputs before the last count; at 1 as in their papers."""
     alpha: float = 0.05
-    """Share of other actions that CALM promises not to exceed."""
+    """Share of other actions in an episode that CALM promises not to exceed on average."""
     delta: float = 0.05
     """Probability with which it may be exceeded."""
     seeds: int = 3
@@ -152,7 +152,7 @@ class DepthBench:
 
     def depths(self, kind: str) -> dict[str, Depth]:
         """By name."""
-        confidence: Confidence = "softmax" if kind == "online" else "state"
+        confidence: Confidence = "softmax" if kind == "online" else "classifier"
         found: dict[str, Depth] = {
             "Fixed": Fixed(),
             "Universal": Universal(),

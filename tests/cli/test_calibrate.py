@@ -16,6 +16,7 @@ from rlxf.cli.calibrate import Calibrate, _told
 from rlxf.training import read_archive
 from tests.cli.running import refused, train
 from tests.datasets import ID, record_cartpole
+from tests.ranks import on_ranks
 
 CALM = ["--core.depth", "calm", "--core.depth.confidence", "classifier", "--core.layers", "2"]
 EASY = ["--alpha", "0.9", "--delta", "0.9"]
@@ -115,3 +116,8 @@ def test_thresholds_that_save_alike_are_told(depth, told):
     thresholds = (1.0, 0.5)[: len(depth)]
     found = Calibration(thresholds, np.zeros(len(depth)), np.array(depth), np.ones(len(depth), bool))
     assert ("each threshold takes 2 passes, so none saves more" in _told(found, Path("a.zip"))) == told
+
+
+def test_several_processes_are_refused_in_one_line(capfd):
+    assert on_ranks(2, lambda: main(["calibrate", "run"])) == ["SystemExit: 2"] * 2
+    assert "rlxf calibrate is for one process, and here are 2" in capfd.readouterr().err

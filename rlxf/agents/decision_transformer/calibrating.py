@@ -34,7 +34,7 @@ def calibrated(
         model: its depth is `CALM`.
         windows: of one step, with all that is read before it.
         thresholds: the safest first.
-        alpha: promised risk.
+        alpha: promised risk: the mean of these losses.
         delta: probability with which the promise may be broken.
         steps: of an episode, drawn with replacement.
         generator: of the draw, on the CPU.

@@ -226,8 +226,8 @@ class DecisionTransformer(WindowLearner):
             progress_bar: show one.
 
         Raises:
-            ValueError: if a number is less than 1, the agent was loaded without a dataset, or the teacher's
-                spaces, kind of head or device are others.
+            ValueError: if a number is less than 1, the agent was loaded without a dataset, the teacher's
+                spaces, kind of head or device are others, or it remembers trajectories.
         """
         self.ranks.check_alone("learn_from")
         update = DistillationUpdate(self, teacher, distillation or Distillation())
@@ -475,15 +475,16 @@ class DecisionTransformer(WindowLearner):
         """Find how early `predict` may leave, and leave as early from now on. For a core of depth `CALM`.
 
         The promise: with probability ``1 - delta`` over the draw of the episodes, the most likely action is
-        another one than with all passes in a share of at most ``alpha`` of the steps of episodes like these.
-        Numbers that differ by no more than 0.05 on the scale of -1 to 1 are the same action. The threshold
-        is saved with the agent. Learning takes it back, with a warning: it holds for the weights of now.
+        another one than with all passes in a share of at most ``alpha`` of an episode's steps, on average
+        over episodes like these: a short one counts as much as a long one. Numbers that differ by no more
+        than 0.05 on the scale of -1 to 1 are the same action. The threshold is saved with the agent. Learning
+        takes it back, with a warning: it holds for the weights of now.
 
         Source: Schuster et al. 2022, arXiv:2207.07061, section 3.2 ("textual consistency"); Learn then Test:
         Angelopoulos et al. 2021, arXiv:2110.01052.
 
         Args:
-            alpha: promised risk.
+            alpha: promised risk: such a share, on average over episodes.
             delta: probability with which the promise may be broken.
             thresholds: of confidence, from 1 down to 0, the safest first.
             steps: of each episode, drawn from the agent's seed.

@@ -649,7 +649,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
             progress_bar: show one.
 
         Raises:
-            ValueError: if spaces or device of the teacher are others, or there is no such actor.
+            ValueError: if spaces or device of the teacher are others, it remembers trajectories, or there is
+                no such actor.
         """
         self.ranks.check_alone("learn_from")
         self._lesson = Teaching(self, teacher, distillation or Distillation(), actor)
@@ -726,10 +727,11 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """Find how early `predict` may leave, and leave as early from now on. For a core of depth `CALM`.
 
         The promise: with probability ``1 - delta`` over the draw of the episodes, the likeliest action is
-        another one than with all passes in a share of at most ``alpha`` of the steps of episodes like these,
-        as the agent plays them with all passes. Box actions count as the same if they differ by no more than
-        half a deviation of the policy. The threshold is saved with the agent. Learning takes it back, with a
-        warning: it holds for the weights of now.
+        another one than with all passes in a share of at most ``alpha`` of an episode's steps, on average
+        over episodes like these, as the agent plays them with all passes: a short one counts as much as a
+        long one. Box actions count as the same if they differ by no more than half a deviation of the policy.
+        The threshold is saved with the agent. Learning takes it back, with a warning: it holds for the
+        weights of now.
 
         Source: Schuster et al. 2022, arXiv:2207.07061, section 3.2 ("textual consistency"); Learn then Test:
         Angelopoulos et al. 2021, arXiv:2110.01052.
@@ -737,7 +739,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         Args:
             env: to play in, or the id of one, which is closed at the end; not the one that the agent learns
                 in. Observations are normalised as in training.
-            alpha: promised risk.
+            alpha: promised risk: such a share, on average over episodes.
             delta: probability with which the promise may be broken.
             thresholds: of confidence, from 1 down to 0, the safest first.
             episodes: at least, in equal shares of the environments.
