@@ -1,7 +1,8 @@
 """The passes of tokens through the layers of a transformer: of a segment, and of one token that acts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -16,6 +17,11 @@ from rlxf.attention.relation import Relation
 from rlxf.attention.residuals.base import Residual
 
 
+def unasked() -> MutableSequence[Tensor]:
+    """A list for what nobody asks for: it stays empty."""
+    return deque(maxlen=0)
+
+
 @dataclass(eq=False, kw_only=True)
 class LayerPasses(ABC):
     """What a segment's passes and a step's have in common. See `Passes`.
@@ -28,7 +34,7 @@ class LayerPasses(ABC):
         relations: what queries and keys are to one another, in each pass.
         seen: keys and values of a decoder's context in each pass; None without.
         across: what queries and context are to one another; None without.
-        hidden: what each pass so far was entered with, (B, T, C).
+        hidden: what each pass so far was entered with, (B, T, C); `unasked` keeps none of it.
     """
 
     embedding: Embedding
@@ -38,7 +44,7 @@ class LayerPasses(ABC):
     relations: Sequence[Relation]
     seen: ProjectedContext | None
     across: Relation | None
-    hidden: list[Tensor] = field(default_factory=list)
+    hidden: MutableSequence[Tensor] = field(default_factory=list)
 
     @property
     def count(self) -> int:

@@ -1,6 +1,6 @@
 """The passes of a segment through reversible layers, which are computed back for the gradient."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from rlxf.attention.passes import SegmentPasses
+from rlxf.attention.passes import SegmentPasses, unasked
 
 
 @dataclass(eq=False)
@@ -19,18 +19,19 @@ class Sublayer:
         writes: the half that it is added to, 0 or 1.
         branch: what it makes of the other half, (B, T, C) -> (B, T, C).
         weights: what it reads beside that, and learns.
-        signal: what is added to the stream before it, (B, T, 2 C); None for nothing.
+        signal: what is added to both halves before it, given one of them; None for nothing.
     """
 
     writes: int
     branch: Callable[[Tensor], Tensor]
     weights: Sequence[Tensor]
-    signal: Tensor | None = None
+    signal: Callable[[Tensor], Tensor | None] = lambda half: None
 
     def forth(self, halves: list[Tensor]) -> None:
         """Add to a half, in place of it."""
-        if self.signal is not None:
-            halves[:] = [half + s for half, s in zip(halves, self.signal.chunk(2, dim=-1), strict=True)]
+        signal = self.signal(halves[0])
+        if signal is not None:
+            halves[:] = [half + signal for half in halves]
         halves[self.writes] = halves[self.writes] + self.branch(halves[1 - self.writes])
 
     def back(self, halves: list[Tensor], gradients: list[Tensor]) -> tuple[Tensor | None, ...]:
@@ -43,8 +44,9 @@ class Sublayer:
             added, (read, *self.weights), gradients[self.writes], allow_unused=True
         )
         gradients[1 - self.writes] = gradients[1 - self.writes] + of_read
-        if self.signal is not None:
-            halves[:] = [half - s for half, s in zip(halves, self.signal.chunk(2, dim=-1), strict=True)]
+        signal = self.signal(halves[0])
+        if signal is not None:
+            halves[:] = [half - signal for half in halves]
         return tuple(of_weights)
 
 
@@ -52,28 +54,24 @@ class Sublayer:
 class ReversiblePasses(SegmentPasses):
     """`SegmentPasses` that keep what the last pass needs for its gradient, and of all others nothing.
 
-    Args:
-        keeps: whether ``hidden`` is wanted, without gradient.
+    ``hidden`` is without gradient but for the last pass. The graph does not hold it.
     """
-
-    keeps: bool
 
     def through(self, x: Tensor) -> Tensor:
         """See `Passes`."""
         last = self.count - 1
         if last:
-            sublayers = [one for number in range(last) for one in self._sublayers(number, x)]
+            held = replace(self, hidden=unasked())  # by the graph, through the sublayers
+            sublayers = [one for number in range(last) for one in held._sublayers(number)]
             weights = list(dict.fromkeys(weight for one in sublayers for weight in one.weights))
-            x = _Through.apply(x, sublayers, *weights)  # type: ignore[no-untyped-call]
+            x = _Through.apply(x, sublayers, self.hidden, *weights)  # type: ignore[no-untyped-call]
         return self.run(last, self.enter(last, x))
 
-    def _sublayers(self, number: int, x: Tensor) -> tuple[Sublayer, Sublayer]:
+    def _sublayers(self, number: int) -> tuple[Sublayer, Sublayer]:
         block, relation = self.blocks[number], self.relations[number]
         order = [] if relation.position is None else _weights(relation.position)
 
         def look(half: Tensor) -> Tensor:
-            if self.keeps and not torch.is_grad_enabled():
-                self.hidden.append(half)
             # What is learned of positions is kept in a relation with its graph: each graph has its own.
             own = replace(relation) if order else relation
             memory = self.recall.tokens(number, half)
@@ -82,10 +80,13 @@ class ReversiblePasses(SegmentPasses):
         def consider(half: Tensor) -> Tensor:
             return block.consider(block.join_feed_forward.read(half))
 
+        def signal(half: Tensor) -> Tensor | None:
+            return self.embedding.signal(half, self.index.position, number)
+
         attention = _weights(block.join_attention, block.attention)
         feed_forward = _weights(block.join_feed_forward, block.feed_forward)
         return (
-            Sublayer(0, look, [*attention, *order], self.signal(number, x)),
+            Sublayer(0, look, [*attention, *order], signal),
             Sublayer(1, consider, feed_forward),
         )
 
@@ -98,16 +99,22 @@ def _weights(*modules: nn.Module) -> list[Tensor]:
 class _Through(torch.autograd.Function):
     """Sublayers in order. Backward each is undone, with the same random numbers, before those under it.
 
+    What those that write the first half read is added to ``hidden``.
+
     What is small and lasts, random states and gradients of weights, gets its room before what is large and
     passes. Else it would end up in gaps that this leaves, into which, on CPU, no later one would fit again.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sublayers: list[Sublayer], *weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, sublayers: list[Sublayer], hidden: MutableSequence[Tensor], *weights: Tensor
+    ) -> Tensor:
         halves, ctx.states = list(x.chunk(2, dim=-1)), [RandomState.now(x) for _ in sublayers]
         for sublayer, state in zip(sublayers, ctx.states, strict=True):
             state.renew(x)
             sublayer.forth(halves)
+            if sublayer.writes == 0:
+                hidden.append(halves[1])
         ctx.sublayers, ctx.weights = sublayers, weights
         y = torch.cat(halves, dim=-1)
         ctx.save_for_backward(y)
@@ -127,7 +134,7 @@ class _Through(torch.autograd.Function):
                     reached.add(weight)
         now.set()
         of_weights = (found[weight] if weight in reached else None for weight in ctx.weights)
-        return torch.cat(gradients, dim=-1), None, *of_weights
+        return torch.cat(gradients, dim=-1), None, None, *of_weights
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """The transformer: a segment at a time to learn, a token at a time to act."""
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from rlxf.attention.memory.knn import KNN
 from rlxf.attention.memory.knn_cache import KNNCache
 from rlxf.attention.memory.recall import Recall
 from rlxf.attention.memory.state import State
-from rlxf.attention.passes import LayerPasses, SegmentPasses, StepPasses
+from rlxf.attention.passes import LayerPasses, SegmentPasses, StepPasses, unasked
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.etc import ExtraTokens
 from rlxf.attention.patterns.full import Full
@@ -60,7 +60,7 @@ class Transformer(nn.Module):
         if isinstance(self.extra, LearnedTokens) and self.order.count(self.order[-1]) == 1:
             self.blocks[-1].forget_globals()
         self.norm = nn.LayerNorm(spec.width) if spec.final_norm else nn.Identity()
-        self._read: tuple[Recall, list[Tensor]] | None = None
+        self._read: tuple[Recall, Sequence[Tensor]] | None = None
 
     def forward(
         self, x: Tensor, index: Index, state: State | None = None, context: Context | None = None
@@ -80,8 +80,10 @@ class Transformer(nn.Module):
         Raises:
             ValueError: if there is a context but no cross-attention, or the other way round.
         """
+        if self.spec.memory is None:
+            return self.outputs(x, index, state, context), None
         y, hidden = self.encode(x, index, state, context)
-        return y, None if self.spec.memory is None else self._after(state, hidden, index)
+        return y, self._after(state, hidden, index)
 
     @torch.no_grad()
     def remember(
@@ -107,13 +109,25 @@ class Transformer(nn.Module):
         state: State | None = None,
         context: Context | None = None,
         wanted: slice | None = None,
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[Tensor, Sequence[Tensor]]:
         """`forward`, but with the inputs of each layer, (B, T, C), in place of the new state.
 
         ``wanted`` are the tokens whose outputs are given, None for all: the last layer works for those alone.
         """
-        x, passes = self._begin(x, index, state, context, wanted)
+        x, passes = self._begin(x, index, state, context, wanted, [])
         return self._output(self.depth(x, passes)), passes.hidden
+
+    def outputs(
+        self,
+        x: Tensor,
+        index: Index,
+        state: State | None = None,
+        context: Context | None = None,
+        wanted: slice | None = None,
+    ) -> Tensor:
+        """The outputs of `encode` alone: the inputs of layers are not kept for it."""
+        x, passes = self._begin(x, index, state, context, wanted, unasked())
+        return self._output(self.depth(x, passes))
 
     def exits(
         self,
@@ -127,7 +141,7 @@ class Transformer(nn.Module):
 
         That is one output, the last, unless the depth lets tokens leave early.
         """
-        x, passes = self._begin(x, index, state, context, wanted)
+        x, passes = self._begin(x, index, state, context, wanted, unasked())
         if not isinstance(self.depth, Exiting):
             stream = self.depth(x, passes)
             y = self._output(stream)[None]
@@ -153,13 +167,19 @@ class Transformer(nn.Module):
         Arguments as in `encode`, and what is read off outputs, for a depth that asks for a `Judge`. What has
         left is copied to later passes, where others see it.
         """
-        x, passes = self._begin(x, index, state, None, wanted)
+        x, passes = self._begin(x, index, state, None, wanted, unasked())
         return self._output(self._left(x, passes, judge))
 
     def _begin(
-        self, x: Tensor, index: Index, state: State | None, context: Context | None, wanted: slice | None
+        self,
+        x: Tensor,
+        index: Index,
+        state: State | None,
+        context: Context | None,
+        wanted: slice | None,
+        hidden: MutableSequence[Tensor],
     ) -> tuple[Tensor, SegmentPasses]:
-        """The stream of a segment, and the passes before it."""
+        """The stream of a segment, and the passes before it; ``hidden`` is for the inputs of each."""
         seen = self._project(context)
         x, index, wanted = self.enter(x, index, wanted)
         recall = self.recall(state, index)
@@ -173,6 +193,7 @@ class Transformer(nn.Module):
             across=self._across(index, seen),
             recall=recall,
             wanted=wanted,
+            hidden=[] if recall.learns else hidden,
         )
         if torch.is_grad_enabled():
             self._note(recall if recall.learns else None, passes)
@@ -192,7 +213,7 @@ class Transformer(nn.Module):
         """
         stream, passes = self._begin_step(x, index, cache)
         y = self._output(self.depth(stream, passes))
-        return y[:, 0], torch.cat(passes.hidden, dim=1).transpose(0, 1)
+        return y[:, 0], torch.cat(list(passes.hidden), dim=1).transpose(0, 1)
 
     @torch.no_grad()
     def early_step(self, x: Tensor, index: Index, cache: Cache, judge: Judge | None = None) -> Tensor:
@@ -293,7 +314,7 @@ class Transformer(nn.Module):
     def _passes(self, **given: Any) -> SegmentPasses:
         """Those of a segment; they can be taken back if there is a gradient to be found and layers can."""
         if isinstance(self.spec.residual, Reversible) and torch.is_grad_enabled():
-            return ReversiblePasses(keeps=self.spec.memory is not None, **given)
+            return ReversiblePasses(**given)
         return SegmentPasses(**given)
 
     @property
@@ -452,6 +473,5 @@ class EncoderDecoder(nn.Module):
 
     def forward(self, source: Tensor, source_index: Index, target: Tensor, target_index: Index) -> Tensor:
         """source (B, N, C) and target (B, T, C), each with its index -> (B, T, C)."""
-        encoded, _ = self.encoder.encode(source, source_index)
-        y: Tensor = self.decoder.encode(target, target_index, context=Context(encoded, source_index))[0]
-        return y
+        encoded = self.encoder.outputs(source, source_index)
+        return self.decoder.outputs(target, target_index, context=Context(encoded, source_index))

@@ -1,16 +1,24 @@
 """Reversible layers: gradients without what was computed, the same numbers as with it."""
 
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rlxf.attention import (
     ACT,
+    KNN,
     XL,
     AdaptiveSpan,
     DynamicSpan,
+    Index,
     Reversible,
     Routing,
     T5Bias,
@@ -62,7 +70,7 @@ def test_the_package_reformer_pytorch():
     sublayers = [Sublayer(n % 2, module, [module.w]) for n, module in enumerate(modules.values())]
     first, second = (vector[f"in_x{n}"].requires_grad_() for n in (1, 2))
     x = torch.cat([first, second], dim=-1)
-    y = _Through.apply(x, sublayers, *(module.w for module in modules.values()))
+    y = _Through.apply(x, sublayers, [], *(module.w for module in modules.values()))
     close(y, vector["out"], 1e-12)
     y.square().sum().backward()
     close(first.grad, vector["out_grad_x1"], 1e-12)
@@ -96,29 +104,92 @@ def test_nothing_differs_from_keeping_all(spec, length, monkeypatch):
         agree(part, wanted)
 
 
-def kept(layers: int, residual: Reversible | None) -> int:
-    """Bytes that a forward keeps for its gradient, weights aside."""
-    spec = replace(SPEC, layers=layers, **({} if residual is None else {"residual": residual}))
-    spec = spec if residual else replace(spec, residual=TransformerSpec().residual)
-    model, run = fresh(spec), world(spec, random_index(2, 64), torch.float32)
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    found: dict[int, int] = {}
+BATCH, LENGTH, WIDTH = 2, 256, 64
+TOKENS = BATCH * LENGTH * WIDTH * 4
+WIDE = replace(SPEC, width=WIDTH, feed_forward=WIDTH)
+STACKS = {
+    "plain": WIDE,
+    "memory": replace(WIDE, position=XLRelative(), pattern=Window(9), memory=XL(8)),
+    "far memory": replace(WIDE, pattern=Window(9), memory=KNN(8, 16, 2, layer=1)),
+    "signals": replace(WIDE, position=UniversalSinusoid()),
+}
+LOOKS: dict[str, Callable[..., Tensor]] = {
+    "exits": lambda model, *given: model.exits(*given).outputs,
+    "outputs": lambda model, *given: model.outputs(*given),
+    "encode": lambda model, *given: model.encode(*given)[0],
+    "forward": lambda model, *given: model(*given)[0],
+}
 
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            found[storage.data_ptr()] = storage.nbytes()
-        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        y, _ = model(run.x, run.index)
+def rooms(of: Any) -> dict[StorageWeakRef, int]:
+    """Where the tensors among some objects lie, and in how many bytes; it keeps none of them."""
+    held = [tensor.untyped_storage() for tensor in tree_leaves(of) if isinstance(tensor, Tensor)]
+    return {StorageWeakRef(room): room.nbytes() for room in held}
+
+
+class Made(TorchDispatchMode):
+    """Notes what is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rooms: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result, given = function(*args, **(kwargs or {})), rooms((args, kwargs))
+        self.rooms |= {room: size for room, size in rooms(result).items() if room not in given}
+        return result
+
+
+def kept(spec: TransformerSpec, layers: int, look: Callable[..., Tensor]) -> int:
+    """Bytes that outputs hold for their gradient, wherever; weights and what is given aside."""
+    model = fresh(replace(spec, layers=layers))
+    run = world(spec, Index.range(BATCH, LENGTH), torch.float32)
+    given = run.x, run.index, model.initial_state(BATCH) if spec.memory else None
+    look(model, *given)  # what is made once is there now
+    with Made() as made:
+        y = look(model, *given)
     assert y.requires_grad
-    return sum(found.values())
+    return sum(size for room, size in made.rooms.items() if not room.expired())
 
 
-def test_more_layers_keep_no_more():
-    assert kept(16, Reversible()) == kept(2, Reversible())
-    assert kept(16, None) > 5 * kept(2, None)
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+@pytest.mark.parametrize("spec", STACKS.values(), ids=STACKS)
+def test_more_layers_keep_no_more(spec, look):
+    assert kept(spec, 8, look) == kept(spec, 2, look)
+
+
+def test_more_layers_of_others_do():
+    plain = replace(WIDE, residual=TransformerSpec().residual)
+    assert kept(plain, 8, LOOKS["exits"]) - kept(plain, 2, LOOKS["exits"]) > 6 * TOKENS
+
+
+@pytest.mark.parametrize("look", [LOOKS["exits"], LOOKS["outputs"]], ids=["exits", "outputs"])
+@pytest.mark.parametrize("spec", STACKS.values(), ids=STACKS)
+def test_no_layer_waits_for_the_last(spec, look):
+    model, run, read = fresh(spec), world(spec, Index.range(BATCH, 16), torch.float32), []
+    alive = []
+
+    def note(norm: nn.Module, given: tuple[Tensor]) -> None:
+        alive.append(sum(tokens() is not None for tokens in read))
+        read.append(weakref.ref(given[0]))
+
+    for block in model.blocks:
+        block.join_attention.norm.register_forward_pre_hook(note)
+    y = look(model, run.x, run.index, model.initial_state(BATCH) if spec.memory else None)
+    assert y.requires_grad
+    assert len(read) >= spec.layers
+    assert max(alive) <= 1
+
+
+@each
+def test_what_entered_each_layer_is_told(spec):
+    model, run = fresh(spec).double(), world(spec, random_index(2, 6))
+    with torch.no_grad():
+        wanted = model.eval().encode(run.x, run.index)[1]
+    found = model.encode(run.x, run.index)[1]
+    assert len(found) == len(wanted) == spec.layers
+    for part, expected in zip(found, wanted, strict=True):
+        agree(part, expected)
 
 
 def test_clusters_learn_as_often_as_without():

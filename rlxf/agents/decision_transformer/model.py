@@ -106,8 +106,7 @@ class DecisionTransformerModel(TrajectoryModel):
 
     def read(self, steps: Steps, wanted: slice = STATE_TOKENS) -> Tensor:
         """Outputs at the wanted tokens; at the state tokens (B, W - remembered, C): what the head reads."""
-        y, _ = self.transformer.encode(**self._begun(steps), wanted=wanted)
-        return y
+        return self.transformer.outputs(**self._begun(steps), wanted=wanted)
 
     @torch.no_grad()
     def newest(self, steps: Steps) -> Tensor:

@@ -178,7 +178,7 @@ class GTrXLPolicy(BasePolicy):
             (B T, C), for `heads`.
         """
         tokens = self.tokens(obs, previous).unflatten(0, tuple(index.shape))
-        return self.transformer.encode(tokens, index, state)[0].flatten(0, 1)
+        return self.transformer.outputs(tokens, index, state).flatten(0, 1)
 
     def tokens(self, obs: PyTorchObs, previous: Tensor) -> Tensor:
         """N observations and the encoded actions before them, (N, A) -> (N, C)."""

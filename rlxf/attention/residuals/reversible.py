@@ -17,10 +17,14 @@ class Reversible(Residual):
 
     Both begin as the token x, and their mean is the output. Backward, ``x_2 = y_2 - FeedForward(y_1)`` and
     ``x_1 = y_1 - Attention(x_2)``: no layer but the last keeps what it computed for its gradient. So the
-    memory that learning needs does not grow with the number of layers, for a third more computation. What is
-    dropped out is the same in both directions. Attention of others, memories and caches read x_2.
+    memory that learning needs does not grow with the number of layers, for a third more computation: weights,
+    their gradients and a remembered state aside, which have a part for each layer. What is dropped out is
+    the same in both directions. Attention of others, memories and caches read x_2.
 
-    Depths that ask for each pass, `ACT`, `CALM` and `DepthAdaptive`, keep what it computed all the same.
+    Who asks for inputs of layers (`Transformer.encode`), or for the state after a segment, gets those of all;
+    until then they are kept, but not for the gradient. A memory that learns keeps them until its penalty is
+    asked for. Depths that ask for each pass, `ACT`, `CALM` and `DepthAdaptive`, keep what it computed all
+    the same.
 
     Source: Gomez et al. 2017, arXiv:1707.04585; Kitaev et al. 2020, arXiv:2001.04451, section 3.
     """
