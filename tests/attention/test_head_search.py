@@ -95,6 +95,20 @@ def test_a_key_is_at_distance_0_from_itself_however_long_it_is():
     assert (near.squared == 0).all()
 
 
+@pytest.mark.parametrize("make", [TorchSearch, FaissSearch])
+@pytest.mark.parametrize("asked", [1, PAIRS])
+def test_the_nearest_are_found_far_from_the_origin(make, asked):
+    if make is FaissSearch:
+        pytest.importorskip("faiss")
+    keys = some_store().keys / 10 + 300
+    store = Datastore(keys, torch.arange(PAIRS), torch.zeros(PAIRS, dtype=torch.long))
+    queries = keys + some_store(seed=1).keys / 1000
+    given, search = keys.clone(), make(store)
+    entries = torch.cat([search(some, 1) for some in queries.split(asked)])[:, 0]
+    assert entries.tolist() == [one_by_one(store, query, 1)[0] for query in queries]
+    assert torch.equal(store.keys, given)
+
+
 def test_faiss_finds_the_same():
     pytest.importorskip("faiss")
     store, queries = some_store(300), some_queries()

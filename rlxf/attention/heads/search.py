@@ -16,15 +16,17 @@ SCORES = 2**22
 
 
 class TorchSearch:
-    """``argmin_j |k_j|^2 - 2 k_j . q``: one product of matrices and ``torch.topk`` for each stretch of keys.
+    """``argmin_j |k_j - m|^2 - 2 k_j . (q - m)``: a product of matrices and ``torch.topk`` a stretch of keys.
 
-    That is ``|k_j - q|^2`` but for what all keys share. Memory is bounded: stretches are as long as `SCORES`
-    allows. Distances that differ by less than rounding, about 1e-6 of ``|k|^2``, count as equal.
+    With m, the mean of the keys, that is ``|k_j - q|^2`` but for what all keys share, however far from 0 they
+    lie. Memory is bounded: stretches are as long as `SCORES` allows. Distances that differ by less
+    than rounding, about 1e-6 of ``|k| |q - m|``, count as equal.
     """
 
     def __init__(self, store: Datastore):
         self.store = store
-        self._lengths = store.keys.square().sum(dim=1)
+        self._mean = store.keys.mean(dim=0)
+        self._lengths = (store.keys - self._mean).square().sum(dim=1)
 
     def __call__(self, queries: Tensor, k: int, without: Tensor | None = None) -> Tensor:
         """See `Search`. ``without`` int64 (B,): the group that is left out, for each query.
@@ -55,7 +57,7 @@ class TorchSearch:
     ) -> tuple[Tensor, Tensor]:
         """Scores and numbers, both (B, <= k), of the nearest pairs in a stretch."""
         part = slice(stretch.start, stretch.stop)
-        scores = torch.addmm(self._lengths[part], queries, self.store.keys[part].T, alpha=-2)
+        scores = torch.addmm(self._lengths[part], queries - self._mean, self.store.keys[part].T, alpha=-2)
         if without is not None:
             scores.masked_fill_(self.store.groups[part] == without[:, None], torch.inf)
         nearest = scores.topk(min(k, len(stretch)), dim=1, largest=False)
