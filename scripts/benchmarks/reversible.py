@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,10 +12,13 @@ from torch import Tensor
 
 from benchmarks.machine import fresh_processes, machine
 from benchmarks.offline_memory import peak_bytes
-from rlxf.attention import Add, Index, Reversible, Transformer, TransformerSpec
-from rlxf.attention.residuals.base import Residual
+from rlxf.attention import XL, Index, Reversible, Transformer, TransformerSpec, Window
 
-RESIDUALS: dict[str, Residual] = {"Reversible": Reversible(), "Add": Add()}
+STACKS = {
+    "Reversible": TransformerSpec(residual=Reversible()),
+    "Reversible, XL(128)": TransformerSpec(residual=Reversible(), memory=XL(128), pattern=Window(129)),
+    "Add": TransformerSpec(),
+}
 AT_MOST = 1.5
 """Times the memory of few layers that many may take."""
 AGREE = 1e-10
@@ -26,13 +29,13 @@ class Point:
     """One stack of layers.
 
     Args:
-        residual: its name.
+        stack: its name.
         layers: number of layers.
         weight_bytes: of the weights; their gradients take as much again.
-        bytes: most memory held at a time by weights, a forward and a backward pass.
+        bytes: most memory held at a time by weights, a remembered state, a forward and a backward pass.
     """
 
-    residual: str
+    stack: str
     layers: int
     weight_bytes: int
     bytes: int
@@ -43,7 +46,7 @@ class ReversibleLayers:
     """Peak memory of forward plus backward by the number of layers, with Reversible and with plain residuals.
 
     Each in a process of its own, one thread; the memory of the process before there was a model is left out,
-    weights and their gradients count. Then the largest difference between gradients of reversible passes, in
+    weights, their gradients and what memory XL remembers of each layer count. Then the largest difference between gradients of reversible passes, in
     float64 and with dropout, and those of the paper's formula, which keeps everything.
     """
 
@@ -70,7 +73,7 @@ class ReversibleLayers:
 
     def points(self) -> Iterator[Point]:
         """All stacks, each from a fresh process."""
-        for name in RESIDUALS:
+        for name in STACKS:
             for layers in self.layers:
                 with fresh_processes(1) as pool:
                     yield pool.submit(measure, name, layers, self.width, self.batch, self.length).result()
@@ -79,9 +82,9 @@ class ReversibleLayers:
 def measure(name: str, layers: int, width: int, batch: int, length: int) -> Point:
     """One stack."""
     torch.manual_seed(0)
-    learn(TransformerSpec(width=width, layers=2, residual=RESIDUALS[name]).build(), 1, 8)
+    learn(replace(STACKS[name], width=width, layers=2).build(), 1, 8)
     held = peak_bytes()
-    model = TransformerSpec(width=width, layers=layers, residual=RESIDUALS[name]).build()
+    model = replace(STACKS[name], width=width, layers=layers).build()
     learn(model, batch, length)
     weights = sum(weight.nbytes for weight in model.parameters())
     return Point(name, layers, weights, peak_bytes() - held)
@@ -89,7 +92,10 @@ def measure(name: str, layers: int, width: int, batch: int, length: int) -> Poin
 
 def learn(model: Transformer, batch: int, length: int) -> None:
     """Forward and backward."""
-    y, _ = model(torch.randn(batch, length, model.spec.width), Index.range(batch, length))
+    state = model.initial_state(batch) if model.spec.memory else None
+    if state is not None:
+        state.hidden.normal_()  # else the system has not given it room
+    y = model.outputs(torch.randn(batch, length, model.spec.width), Index.range(batch, length), state)
     y.square().mean().backward()
 
 
@@ -126,16 +132,16 @@ def keeping_all(model: Transformer, x: Tensor, index: Index) -> Tensor:
 
 
 def table(points: list[Point]) -> Table:
-    """A line for each residual."""
+    """A line for each stack."""
     few, many = sorted({point.layers for point in points})
     result = Table(
-        "residual",
+        "stack",
         *(f"{layers} layers, MB (of which weights and gradients)" for layers in (few, many)),
         "times",
         title=f"peak memory; reversible layers: at most {AT_MOST} times",
     )
-    for name in RESIDUALS:
-        own = {point.layers: point for point in points if point.residual == name}
+    for name in STACKS:
+        own = {point.layers: point for point in points if point.stack == name}
         cells = [f"{p.bytes / 1e6:.0f} ({2 * p.weight_bytes / 1e6:.1f})" for p in (own[few], own[many])]
         result.add_row(name, *cells, f"{own[many].bytes / own[few].bytes:.2f}")
     return result
