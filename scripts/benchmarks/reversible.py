@@ -46,8 +46,9 @@ class ReversibleLayers:
     """Peak memory of forward plus backward by the number of layers, with Reversible and with plain residuals.
 
     Each in a process of its own, one thread; the memory of the process before there was a model is left out,
-    weights, their gradients and what memory XL remembers of each layer count. Then the largest difference between gradients of reversible passes, in
-    float64 and with dropout, and those of the paper's formula, which keeps everything.
+    weights, their gradients and what `XL` remembers of each layer count. Then the largest difference between
+    gradients of reversible passes, in float64 and with dropout, and those of the paper's formula, which keeps
+    everything.
     """
 
     layers: tuple[int, int] = (2, 16)
