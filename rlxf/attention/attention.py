@@ -1,7 +1,8 @@
 """Multi-head attention: projections around a position, a kernel and a relation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,10 @@ class LayerCache:
     def rows(self, rows: Tensor) -> "LayerCache":
         """A copy of the chosen rows (N,) int64 of the batch."""
         return LayerCache(self.keys.index_select(0, rows), self.values.index_select(0, rows), self.table)
+
+    def copy(self) -> Self:
+        """A copy of the ring; all else is shared."""
+        return replace(self, keys=self.keys.clone(), values=self.values.clone())
 
 
 class Attention(nn.Module):

@@ -28,7 +28,7 @@ START = 20.0
 
 @dataclass(frozen=True, eq=False)
 class FarLayerCache(LayerCache):
-    """A `LayerCache`, and a second ring of F slots for tokens that may be far.
+    """A `LayerCache`, and room of F slots for tokens that may be far.
 
     Args:
         far_keys: (B, H, F, D), of unit length, without positions.
@@ -39,7 +39,7 @@ class FarLayerCache(LayerCache):
     far_values: Tensor
 
     def write_far(self, slot: int, k: Tensor, v: Tensor) -> None:
-        """As `write`, into the second ring."""
+        """As `write`, into the room for far tokens."""
         self.far_keys[:, :, slot : slot + 1] = k
         self.far_values[:, :, slot : slot + 1] = v
 
@@ -48,6 +48,13 @@ class FarLayerCache(LayerCache):
         some = super().rows(rows)
         far = (x.index_select(0, rows) for x in (self.far_keys, self.far_values))
         return FarLayerCache(some.keys, some.values, some.table, *far)
+
+    def moved(self, kept: slice) -> "FarLayerCache":
+        """The same, with a few of the far tokens at the start of other room, as large."""
+        far = [torch.zeros_like(self.far_keys), torch.zeros_like(self.far_values)]
+        for room, old in zip(far, (self.far_keys, self.far_values), strict=True):
+            room[:, :, : kept.stop - kept.start] = old[:, :, kept]
+        return FarLayerCache(self.keys, self.values, self.table, *far)
 
 
 class MemorizingAttention(Attention):

@@ -172,6 +172,50 @@ def test_looking_in_parts_finds_the_same(monkeypatch):
     assert torch.equal(whole, parts)
 
 
+def acted(model, run, cache, copies: bool) -> list[Tensor]:
+    """Outputs of each step, each from a copy of the cache before, or in place."""
+    outputs = []
+    for part in run.cut([1] * run.length):
+        cache = cache.copy() if copies else cache
+        outputs.append(act(model, part, cache)[0])
+    return outputs
+
+
+@pytest.mark.parametrize("age", [0, 3, 41, 43, 46, 60])
+def test_a_cache_goes_on_in_two_ways(age):
+    """Each as if it were alone, in turns, whichever is the older copy; the cache itself goes on, too."""
+    spec = replace(SPEC, memory=replace(MEMORY, far=40))
+    model, run = built(spec), long_run(spec, age + 20)
+    start, rest = run.part(0, age), run.part(age, age + 20)
+    ways = [rest, rest.with_tokens(-rest.x), rest.with_tokens(rest.x.flip(1))]
+    caches, wanted = [model.cache(model.initial_state(2), MEMORY.length + 1) for _ in ways], []
+    for way, cache in zip(ways, caches, strict=True):
+        for part in (start, way):
+            alone = acted(model, part, cache, copies=False)
+        wanted.append(torch.cat(alone, dim=1))
+    cache = model.cache(model.initial_state(2), MEMORY.length + 1)
+    acted(model, start, cache, copies=False)
+    caches, found = [cache.copy(), cache.copy(), cache], []
+    for t in range(rest.length):
+        caches = [one.copy() if t % 3 else one for one in caches]
+        steps = [act(model, way.part(t, t + 1), one)[0] for way, one in zip(ways, caches, strict=True)]
+        found.append(torch.stack(steps))
+    for ours, theirs in zip(torch.cat(found, dim=2), wanted, strict=True):
+        agree(ours, theirs)
+
+
+def test_a_copy_that_goes_on_alone_leaves_most_where_it_is():
+    memory = replace(MEMORY, far=64)
+    spec = replace(SPEC, memory=memory)
+    model, run, moves = built(spec), long_run(spec, 3 * memory.holds), 0
+    cache = model.cache(model.initial_state(2), memory.length + 1)
+    for part in run.cut([1] * run.length):
+        before, cache = cache, cache.copy()
+        act(model, part, cache)
+        moves += cache.layers[1].far_keys.data_ptr() != before.layers[1].far_keys.data_ptr()
+    assert moves <= 8 * run.length / memory.holds
+
+
 def test_a_step_costs_the_same_late_in_an_episode():
     model, run = built(SPEC), long_run(SPEC, 40)
     cache = model.cache(model.initial_state(2), MEMORY.length + 1)
@@ -179,7 +223,9 @@ def test_a_step_costs_the_same_late_in_an_episode():
     for part in run.cut([1, 39]):
         act(model, part, cache)
         sizes.append((cache.layers[1].far_keys.shape[2], cache.layers[1].keys.shape[2]))
-    assert sizes[0] == sizes[1] == (MEMORY.length + MEMORY.far + 1, MEMORY.length + 1)
+    assert sizes[0] == sizes[1]
+    assert MEMORY.holds + 1 <= sizes[0][0] <= 1.25 * (MEMORY.holds + 1) + 1
+    assert sizes[0][1] == MEMORY.length + 1
 
 
 def test_weights_of_what_a_state_and_the_segment_hold_are_those_of_values():

@@ -1,12 +1,14 @@
 """`predict` step by step: what the segment pass gives, and a state that is a value."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlxf.attention import Index
+from rlxf.attention import KNN, Index, Window
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     OBSERVATIONS,
@@ -15,15 +17,23 @@ from tests.agents.gtrxl.worlds import (
     scripts,
     shifted,
     small_agent,
+    small_core,
 )
 
 STEPS, ENVS = 20, 3
 
 
-@pytest.fixture(scope="module")
-def agent():
+CORES = {
+    "XL": small_core(),
+    "KNN": dataclasses.replace(small_core(), memory=KNN(3, 20, 4), pattern=Window(4)),
+}
+
+
+@pytest.fixture(scope="module", params=CORES.values(), ids=CORES)
+def agent(request):
     """Box actions: they tell the smallest difference in what is remembered."""
-    return small_agent(scripts(shifted(ENVS), action_space=ACTIONS["Box of two axes"]))
+    env = scripts(shifted(ENVS), action_space=ACTIONS["Box of two axes"])
+    return small_agent(env, core=request.param)
 
 
 def observations(seed=0, envs=ENVS, steps=STEPS):
