@@ -204,6 +204,18 @@ def test_a_cache_goes_on_in_two_ways(age):
         agree(ours, theirs)
 
 
+def test_what_moved_in_inference_mode_is_written_outside_of_it():
+    spec = replace(SPEC, memory=replace(MEMORY, far=40))
+    model, run = built(spec), long_run(spec, 30)
+    cache, other = (model.cache(model.initial_state(2), MEMORY.length + 1) for _ in range(2))
+    found = []
+    for t in range(run.length):
+        with torch.inference_mode(t % 9 < 7):
+            found.append(act(model, run.part(t, t + 1), cache)[0].clone())
+    wanted = act(model, run, other)[0]
+    agree(torch.cat(found, dim=1), wanted)
+
+
 def test_a_copy_that_goes_on_alone_leaves_most_where_it_is():
     memory = replace(MEMORY, far=64)
     spec = replace(SPEC, memory=memory)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
 from rlxf.attention.attention import LayerCache
@@ -87,8 +88,12 @@ class KNNCache(Cache):
         self.far_slot = self.written.slots = slot + 1
         return super().write(index)
 
+    @torch.inference_mode(False)
     def _move(self) -> None:
-        """Take what can still be found to the start of other room, as large."""
+        """Take what can still be found to the start of other room, as large.
+
+        Rollouts act in inference mode; what is made there could not be written outside of it.
+        """
         kept = slice(max(0, self.far_slot - self.reach), self.far_slot)
         self.far_slot -= kept.start
         batch, size = self.far.shape
