@@ -3,6 +3,7 @@
 import tyro
 from benchmarks.attention import Attention
 from benchmarks.context import Context
+from benchmarks.defaults import Defaults
 from benchmarks.depth import DepthBench
 from benchmarks.distilling import Distilling
 from benchmarks.faults import Faults
@@ -25,6 +26,7 @@ def main() -> None:
             "speed": Speed,
             "attention": Attention,
             "learning": Learning,
+            "defaults": Defaults,
             "memories": Memories,
             "offline": Offline,
             "returns": Returns,
