@@ -12,8 +12,9 @@ class Learner:
 
     n_envs: int = 32
     """Environments side by side. More give steadier gradients and faster steps, and take more memory."""
-    n_steps: int = 64
-    """Steps of each environment between updates; a multiple of the segment length."""
+    n_steps: int | None = None
+    """Steps of each environment between updates; a multiple of the segment length. None: as many as make
+    rollouts of at least 2048 steps, 64 with 32 environments."""
     segment_length: int = 64
     """Steps through which gradients flow: how far back the agent learns what to remember in one piece."""
     batch_size: int = 512
@@ -34,7 +35,7 @@ class Learner:
     ent_coef: str = "linear:0.03:0"
     """Weight of the entropy, which keeps the agent trying; a schedule like the learning rate."""
     vf_coef: float = 0.5
-    """Weight of the value loss, taken in units of the variance of all returns so far."""
+    """Weight of the value loss, measured in units of the variance of recent returns."""
     max_grad_norm: float = 0.5
     """Largest norm of the gradient."""
     target_kl: float | None = None

@@ -11,7 +11,6 @@ import numpy as np
 from gymnasium import spaces
 
 from rlxf.agents.actions import BoxActions, action_form
-from rlxf.agents.gtrxl.update import LEAST_VARIANCE
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl.ppo import GTrXLPPO
@@ -36,9 +35,9 @@ class Alarms:
 
     def look(self, agent: "GTrXLPPO", noted: dict[str, float]) -> None:
         """Look at what an update of the agent noted; a lesson without an entropy has none to collapse."""
-        buffer, scale = agent.rollout_buffer, agent.returns
+        buffer, scale = agent.rollout_buffer, agent.policy.value_net
         apart = (buffer.returns[buffer.weight == 1] - float(scale.mean)).square().mean().item()
-        self.value.look(noted["value_loss"], max(apart, float(scale.var), LEAST_VARIANCE))
+        self.value.look(noted["value_loss"], max(apart, float(scale.deviation) ** 2))
         played = agent.ep_info_buffer or ()
         if "entropy_loss" in noted and len(played) >= USUAL:
             self.entropy.look(-noted["entropy_loss"], float(np.mean([info["r"] for info in played])))

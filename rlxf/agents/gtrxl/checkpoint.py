@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("learning_rate", "clip_range", "ent_coef")
 PROGRESS = ("num_timesteps", "_total_timesteps", "_n_updates", "_current_progress_remaining")
-RETURNS = ("mean", "var", "count")
 NOT_SETTINGS = ("self", "policy", "env", "memory_length", "device", "_init_setup_model")
 CLASSES: dict[str, type] = {
     cls.__name__: cls
@@ -160,8 +159,6 @@ def restore(agent: "GTrXLPPO", archive: Archive) -> None:
     agent.set_parameters(parameters(agent, archive))
     for name in PROGRESS:
         setattr(agent, name, archive.documents["agent"]["progress"][name])
-    for name in RETURNS:
-        setattr(agent.returns, name, np.float64(archive.documents["agent"]["returns"][name]))
     if MEMORY in archive.tensors:
         agent.policy.remembering = with_memory(agent.policy, _memory(agent, archive))
 
@@ -210,7 +207,6 @@ def describe(agent: "GTrXLPPO") -> dict[str, Any]:
         "observation_space": space_to_json(agent.observation_space),
         "action_space": space_to_json(agent.action_space),
         "progress": {name: getattr(agent, name) for name in PROGRESS},
-        "returns": {name: float(getattr(agent.returns, name)) for name in RETURNS},
     }
 
 

@@ -51,7 +51,7 @@ class Rewards(Lesson):
         """``n_epochs`` passes over the segments, fewer if the policy has moved far enough."""
         buffer, objective = agent.rollout_buffer, agent.objective()
         update = Update(agent.policy, objective, agent.max_grad_norm, agent.target_kl)
-        epsilon = agent.advantage_epsilon * float(agent.returns.var) ** 0.5
+        epsilon = agent.advantage_epsilon * float(agent.policy.value_net.deviation)
         advantages = self._normalised(agent, epsilon)
         segments = agent.batch_size // agent.segment_length
         for _ in range(agent.n_epochs):

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from rlxf.agents.gtrxl.acting import Acting, ActingAcrossEpisodes
 from rlxf.agents.gtrxl.distributions import choices
 from rlxf.agents.gtrxl.exits import check_exits, lead_of
+from rlxf.agents.gtrxl.value_head import PopArtHead
 from rlxf.agents.remembering import Remembering, RememberingChoices
 from rlxf.attention import Cache, Index, State, TransformerSpec
 from rlxf.attention.depth.exits import Exits
@@ -125,7 +126,7 @@ class GTrXLPolicy(BasePolicy):
             self.action_net: nn.Module = net
         else:
             self.action_net = self.action_dist.proba_distribution_net(self.core.width)  # type: ignore
-        self.value_net = nn.Linear(self.core.width, 1)
+        self.value_net = PopArtHead(self.core.width)
         self.action_net.apply(lambda module: self.init_weights(module, gain=0.01))
         self.init_weights(self.value_net, gain=0.01)
 

@@ -13,7 +13,6 @@ from gymnasium.vector import VectorEnv
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs, Schedule
 from stable_baselines3.common.utils import (
     FloatSchedule,
@@ -55,9 +54,10 @@ from rlxf.agents.gtrxl.settings import (
     check_schedule,
     check_sizes,
     check_whole_blocks,
+    default_n_steps,
     stack_observations,
 )
-from rlxf.agents.gtrxl.update import LEAST_VARIANCE, Objective
+from rlxf.agents.gtrxl.update import Objective
 from rlxf.agents.guards import check_first, check_step, unspoiled
 from rlxf.agents.handover import hand_over
 from rlxf.agents.learn_then_test import check_levels
@@ -101,7 +101,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
         env: a Gymnasium id, an environment, an SB3 ``VecEnv`` or a Gymnasium ``VectorEnv``.
         learning_rate: Adam's; a number or a schedule of the progress remaining, from 1 to 0.
             Falling linearly to 0, so that a solved task stays solved.
-        n_steps: steps of each environment between updates; a multiple of ``segment_length``.
+        n_steps: steps of each environment between updates; a multiple of ``segment_length``. None: as many as
+            make a rollout of at least 2048 steps over all environments, SB3's rollout, and at least one
+            segment: 64 with 32 environments, 2048 with one.
         segment_length: steps T through which gradients flow.
         memory_length: steps M that are remembered from before a segment. None: the core's, or 128.
         batch_size: steps in a minibatch; a multiple of ``segment_length``.
@@ -114,11 +116,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
             (Yuan et al. 2025, arXiv:2503.01491, "decoupled GAE".)
         clip_range: epsilon of the clipped objective; a number or a schedule.
         ent_coef: weight of the entropy; a number or a schedule.
-        vf_coef: weight of the value loss, which is taken in units of the variance of all returns so
-            far: a critic of small rewards learns as fast as one of large rewards.
+        vf_coef: weight of the value loss, which is measured in units of the variance of recent returns. The
+            value head is normalized in the same way (`PopArtHead`), so the critic learns returns of -1000 as
+            fast as returns of 1, and rewards need no scaling.
         max_grad_norm: largest norm of the gradient.
         target_kl: end an update once the policy has moved 1.5 times as far; None for no bound.
-        advantage_epsilon: share of the deviation of all returns so far that is added to that of the
+        advantage_epsilon: share of the standard deviation of recent returns that is added to that of the
             advantages, by which they are divided. It keeps noise small when little is left to learn.
         previous_action: let the action before be part of each step's input.
         across_episodes: what is remembered outlasts the end of an episode: a step sees the M steps before
@@ -156,7 +159,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         policy: str | type[GTrXLPolicy],
         env: str | Env | VecEnv | VectorEnv | None,
         learning_rate: float | Schedule = LEARNING_RATE,
-        n_steps: int = 64,
+        n_steps: int | None = None,
         segment_length: int = 64,
         memory_length: int | None = None,
         batch_size: int = 512,
@@ -184,6 +187,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ):
+        training_env = as_training_env(env, n_envs, seed)
+        n_steps = default_n_steps(training_env, n_envs, segment_length) if n_steps is None else n_steps
         check_sizes(n_steps=n_steps, segment_length=segment_length, batch_size=batch_size, n_epochs=n_epochs)
         check_coefficients(
             gamma,
@@ -215,7 +220,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self.ranks = here()
         super().__init__(
             policy,  # type: ignore[arg-type]  # SB3 asks for its own actor-critic here
-            as_training_env(env, n_envs, seed),
+            training_env,
             learning_rate=learning_rate,
             n_steps=n_steps,
             gamma=gamma,
@@ -295,7 +300,6 @@ class GTrXLPPO(OnPolicyAlgorithm):
             FloatSchedule(self.ent_coef),
         )
         self.set_random_seed(self.seed)
-        self.returns = RunningMeanStd(shape=())
         self.order = torch.Generator().manual_seed(int(torch.randint(2**62, (), device="cpu")))
         self.policy = self.policy_class(  # type: ignore[assignment]
             self.observation_space,
@@ -500,15 +504,15 @@ class GTrXLPPO(OnPolicyAlgorithm):
             buffer.check_finite(self._env_numbers)
             self.policy.set_training_mode(True)
             self._update_learning_rate(self.policy.optimizer)
-            self.returns.update(self._real(buffer.returns))
+            self.policy.value_net.update(self._real(buffer.returns))
             noted = self._lesson.learn(self)
         self._log_update(noted)
         self._alarms.look(self, noted)
 
-    def _real(self, x: Tensor) -> np.ndarray:
+    def _real(self, x: Tensor) -> Tensor:
         """The numbers x (E, steps) of the real steps of a rollout of all processes, (N,)."""
         weight = self.ranks.gathered(self.rollout_buffer.weight)
-        return self.ranks.gathered(x)[weight == 1].cpu().numpy()
+        return self.ranks.gathered(x)[weight == 1]
 
     def objective(self) -> Objective:
         """What PPO minimises now, by the schedules and the scale of all returns so far."""
@@ -516,7 +520,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return Objective(
             clip_range=self.clip_range_schedule(progress),
             ent_coef=self.ent_coef_schedule(progress),
-            vf_coef=self.vf_coef / max(float(self.returns.var), LEAST_VARIANCE),
+            vf_coef=self.vf_coef / float(self.policy.value_net.deviation) ** 2,
             reconstruction_coef=self.reconstruction_coef,
         )
 
@@ -524,7 +528,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         buffer, record = self.rollout_buffer, self.logger.record
         for name, value in noted.items():
             record(f"train/{name}", value)
-        values, returns = self._real(buffer.values), self._real(buffer.returns)
+        values, returns = (self._real(x).cpu().numpy() for x in (buffer.values, buffer.returns))
         record("train/explained_variance", explained_variance(values, returns))
         if hasattr(self.policy, "log_std"):
             record("train/std", self.policy.log_std.exp().mean().item())

@@ -16,6 +16,9 @@ from rlxf.envs.spaces import check_spaces
 from rlxf.envs.vector import as_vec_env, has_filler_rows
 from rlxf.training.joining import here
 
+ROLLOUT_STEPS = 2048
+"""Steps of a rollout, over all environments, where ``n_steps`` is not given: as in SB3's PPO."""
+
 
 def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, seed: int | None) -> Any:
     """What SB3 understands: an id becomes this process's part of ``n_envs``, a ``VectorEnv`` is adapted.
@@ -34,6 +37,20 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
         raise TypeError(f"env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got {env!r}")
     check_spaces(env.observation_space, env.action_space)
     return env
+
+
+def default_n_steps(env: Env | VecEnv | None, n_envs: int, segment_length: int) -> int:
+    """Steps of each environment that make a rollout of at least `ROLLOUT_STEPS`, in whole segments.
+
+    Args:
+        env: what the agent trains in; None if it is not known yet.
+        n_envs: environments of all processes where ``env`` is not known.
+        segment_length: steps of a segment.
+    """
+    of_one_process = env.num_envs if isinstance(env, VecEnv) else 1
+    number = n_envs if env is None else of_one_process * here().count
+    segments = -(-ROLLOUT_STEPS // max(1, number * segment_length))
+    return max(1, segments) * segment_length
 
 
 def check_sizes(n_steps: int, segment_length: int, batch_size: int, n_epochs: int) -> None:

@@ -17,9 +17,6 @@ from rlxf.agents.losses import average
 from rlxf.training.joining import here
 from rlxf.training.ranks import Ranks
 
-LEAST_VARIANCE = 1e-4
-"""Of returns, where the value loss is measured by it: before the first reward they are only noise."""
-
 
 @dataclass(frozen=True)
 class Objective:

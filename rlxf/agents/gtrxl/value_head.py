@@ -1,0 +1,67 @@
+"""Linear value head whose outputs are normalized by statistics of the returns (PopArt)."""
+
+import torch
+from torch import Tensor, nn
+
+LEAST_DEVIATION = 1e-2
+"""Smallest standard deviation of returns that values are measured in. Before the first reward is paid the
+returns are the rounding noise of the critic itself, and must not be scaled up."""
+LEAST_RATE = 0.05
+"""Weight of the newest rollout in the statistics once 20 rollouts have been seen."""
+
+
+class PopArtHead(nn.Linear):
+    r"""``V = mu + sigma (w^T h + b)``, with the mean mu and standard deviation sigma of the returns.
+
+    The linear layer sees targets of mean 0 and variance 1, whatever the scale of the rewards, so one learning
+    rate fits tasks whose returns are 1 and tasks whose returns are -1000. `update` moves mu and sigma to the
+    returns of a rollout and rescales w and b such that every value stays what it was:
+    ``w' = sigma w / sigma'`` and ``b' = (sigma b + mu - mu') / sigma'``.
+
+    The first 20 rollouts count equally in the statistics; afterwards they are an exponential moving average,
+    so that the large returns of an early policy do not determine the scale for ever.
+
+    Source: van Hasselt et al. 2016, arXiv:1602.07714, section 2 ("preserving outputs precisely").
+
+    Args:
+        width: features C of an output of the transformer.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    rollouts: Tensor
+
+    def __init__(self, width: int):
+        super().__init__(width, 1)
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("variance", torch.ones((), dtype=torch.float64))
+        self.register_buffer("rollouts", torch.zeros((), dtype=torch.int64))
+
+    @property
+    def deviation(self) -> Tensor:
+        """sigma, at least `LEAST_DEVIATION`; a float64 scalar."""
+        return self.variance.sqrt().clamp(min=LEAST_DEVIATION)
+
+    def forward(self, latent: Tensor) -> Tensor:
+        """Values of outputs (..., C), in units of the rewards: (..., 1)."""
+        mean, deviation = self.mean.to(latent.dtype), self.deviation.to(latent.dtype)
+        return mean + deviation * super().forward(latent)
+
+    @torch.no_grad()
+    def update(self, returns: Tensor) -> None:
+        """Take the returns (N,) of a rollout into the statistics; all values stay what they were."""
+        mean, deviation = self.mean.clone(), self.deviation
+        self._update_statistics(returns.double())
+        ratio = deviation / self.deviation
+        self.weight.mul_(ratio.to(self.weight.dtype))
+        bias = ratio * self.bias.double() + (mean - self.mean) / self.deviation
+        self.bias.copy_(bias)
+
+    def _update_statistics(self, returns: Tensor) -> None:
+        self.rollouts += 1
+        rate = torch.clamp(1 / self.rollouts.double(), min=LEAST_RATE)
+        mean = torch.lerp(self.mean, returns.mean(), rate)
+        before = self.variance + (self.mean - mean).square()
+        newest = (returns - mean).square().mean()
+        self.variance.copy_(torch.lerp(before, newest, rate))
+        self.mean.copy_(mean)

@@ -1,0 +1,145 @@
+"""The value head: normalization that keeps values, and a critic that learns returns of any scale."""
+
+import copy
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from rlxf import GTrXLPPO
+from rlxf.agents.gtrxl.settings import default_n_steps
+from rlxf.agents.gtrxl.value_head import LEAST_DEVIATION, PopArtHead
+from tests.agents.gtrxl.worlds import scripts, shifted, small_core
+
+
+def head(seed: int = 0) -> PopArtHead:
+    torch.manual_seed(seed)
+    return PopArtHead(8)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3, 1e6])
+def test_values_stay_what_they_were_when_statistics_move(scale):
+    value_head, latent = head(), torch.randn(64, 8)
+    for rollout in range(30):
+        before = value_head(latent)
+        value_head.update(scale * (torch.randn(256) * (1 + rollout) - 3 * rollout))
+        torch.testing.assert_close(value_head(latent), before, rtol=1e-4, atol=1e-5 * scale)
+
+
+def test_the_first_twenty_rollouts_count_equally():
+    value_head, returns = head(), [torch.randn(100) * n + 10 * n for n in range(1, 21)]
+    for each in returns:
+        value_head.update(each)
+    everything = torch.cat(returns).double()
+    torch.testing.assert_close(value_head.mean, everything.mean())
+    torch.testing.assert_close(value_head.variance, everything.var(correction=0))
+
+
+def test_the_scale_of_early_returns_is_forgotten():
+    value_head = head()
+    for _ in range(20):
+        value_head.update(1e4 * torch.randn(100))
+    for _ in range(400):
+        value_head.update(torch.randn(100) + 5)
+    assert value_head.mean.item() == pytest.approx(5, abs=0.5)
+    assert value_head.deviation.item() == pytest.approx(1, abs=0.5)
+
+
+def test_returns_without_variance_do_not_divide_by_zero():
+    value_head = head()
+    for _ in range(50):
+        value_head.update(torch.zeros(100))
+    assert value_head.deviation.item() == LEAST_DEVIATION
+    assert value_head(torch.randn(4, 8)).isfinite().all()
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(1e3, 0.0), (1.0, -1e3), (1e-1, 5.0)])
+def test_what_the_transformer_learns_of_the_values_does_not_depend_on_their_scale(scale, shift):
+    returns, latent = torch.randn(256, dtype=torch.float64), torch.randn(256, 8, dtype=torch.float64)
+
+    def gradient(returns: torch.Tensor) -> torch.Tensor:
+        value_head, inputs = head().double(), latent.clone().requires_grad_()
+        value_head.update(returns)
+        with torch.no_grad():  # the same normalized values
+            value_head.weight.copy_(torch.linspace(-1, 1, 8)[None])
+            value_head.bias.zero_()
+        error = (returns - value_head(inputs)[:, 0]) / value_head.deviation
+        error.square().mean().backward()
+        assert inputs.grad is not None
+        return inputs.grad
+
+    torch.testing.assert_close(gradient(scale * returns + shift), gradient(returns))
+
+
+class Countdown(gymnasium.Env):
+    """Episodes of ten steps that show how many are left; each step pays ``reward``."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, reward: float):
+        self.reward, self.left = reward, 10
+
+    def _shown(self) -> np.ndarray:
+        return np.array([self.left / 10], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.left = 10
+        return self._shown(), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return self._shown(), self.reward, self.left == 0, False, {}
+
+
+@pytest.mark.parametrize("reward", [-1000.0, 1.0, 1e4])
+def test_the_critic_learns_returns_of_any_scale(reward):
+    env = DummyVecEnv([lambda: Countdown(reward)] * 8)
+    agent = GTrXLPPO(
+        "MlpGTrXLPolicy",
+        env,
+        core=small_core(),
+        segment_length=8,
+        n_steps=32,
+        batch_size=64,
+        learning_rate=3e-3,
+        seed=0,
+        device="cpu",
+    )
+    agent.learn(40 * 8 * 32)
+    assert agent.logger.name_to_value["train/explained_variance"] > 0.8
+
+
+def test_statistics_are_in_the_file(tmp_path):
+    env = scripts(shifted(4))
+    agent = GTrXLPPO(
+        "MlpGTrXLPolicy", env, core=small_core(), segment_length=8, n_steps=16, batch_size=32, seed=0
+    )
+    agent.learn(256)
+    agent.save(tmp_path / "agent.zip")
+    loaded = GTrXLPPO.load(tmp_path / "agent.zip")
+    for name, value in agent.policy.value_net.state_dict().items():
+        assert torch.equal(loaded.policy.value_net.state_dict()[name], value), name
+    assert loaded.policy.value_net.rollouts == 4
+    latent = torch.randn(5, 16)
+    assert torch.equal(loaded.policy.value_net(latent), copy.deepcopy(agent.policy.value_net)(latent))
+
+
+@pytest.mark.parametrize(
+    ("n_envs", "segment_length", "n_steps"),
+    [(1, 64, 2048), (32, 64, 64), (8, 64, 256), (256, 64, 64), (3, 16, 688)],
+)
+def test_a_rollout_has_at_least_2048_steps_by_default(n_envs, segment_length, n_steps):
+    env = DummyVecEnv([lambda: Countdown(1.0)] * n_envs)
+    assert default_n_steps(env, 32, segment_length) == n_steps
+
+
+def test_one_environment_gets_a_whole_rollout_by_default():
+    agent = GTrXLPPO("MlpGTrXLPolicy", Countdown(1.0), core=small_core())
+    assert agent.n_steps == 2048
+    assert agent.n_steps >= agent.batch_size
