@@ -80,7 +80,7 @@ class Run:
         steps: environment steps of training.
         mean: mean return of the evaluation.
         deviation: standard deviation of the returns.
-        explained_variance: of the values in the last rollout.
+        explained_variance: of the values; the median over the updates of the second half of the training.
         curve: (environment steps, mean return of the training episodes that ended since the last point).
         seconds: of training.
     """
@@ -94,11 +94,20 @@ class Run:
 
 
 class Curve(BaseCallback):
-    """Mean return of the training episodes that ended in each of `POINTS` equal parts of the training."""
+    """Mean return of the training episodes that ended in each of `POINTS` equal parts of the training.
+
+    Also keeps the explained variance that each update logs.
+    """
 
     def __init__(self, steps: int):
         super().__init__()
         self.every, self.points, self._returns = steps // POINTS, list[tuple[int, float]](), list[float]()
+        self.explained_variances: list[float] = []
+
+    def _on_rollout_start(self) -> None:
+        value = self.logger.name_to_value.get("train/explained_variance")
+        if value is not None:
+            self.explained_variances.append(float(value))
 
     def _on_step(self) -> bool:
         self._returns += [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
@@ -136,7 +145,7 @@ def train(task: Task, program: str, seed: int, episodes: int) -> Run:
     seconds = time.perf_counter() - start
     env = make_sb3_env(task.env, EVALUATION_ENVS, EVALUATION_SEED)  # type: ignore[arg-type]
     returns, _ = evaluate_policy(agent, env, episodes, return_episode_rewards=True)
-    explained = float(agent.logger.name_to_value.get("train/explained_variance", np.nan))
+    explained = float(np.median(curve.explained_variances[len(curve.explained_variances) // 2 :]))
     return Run(
         agent.num_timesteps,
         float(np.mean(returns)),

@@ -515,7 +515,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return self.ranks.gathered(x)[weight == 1]
 
     def objective(self) -> Objective:
-        """What PPO minimises now, by the schedules and the scale of all returns so far."""
+        """What PPO minimises now, by the schedules and the scale of recent returns."""
         progress = self._current_progress_remaining
         return Objective(
             clip_range=self.clip_range_schedule(progress),
