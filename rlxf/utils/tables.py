@@ -49,4 +49,7 @@ class Tabular:
 
 
 def _console() -> Console:
-    return Console(file=StringIO(), record=True, width=WIDTH, color_system=None, legacy_windows=False)
+    # The height is given too: without it rich takes a "dumb" terminal for one of 80 columns.
+    return Console(
+        file=StringIO(), record=True, width=WIDTH, height=100, color_system=None, legacy_windows=False
+    )

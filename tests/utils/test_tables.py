@@ -41,7 +41,10 @@ def test_print_shows_what_rich_shows(table, capsys):
     assert "│" in str(table)
 
 
-def test_print_never_breaks_a_cell():
+@pytest.mark.parametrize("terminal", ["dumb", "xterm"])
+def test_print_never_breaks_a_cell(terminal, monkeypatch):
+    monkeypatch.setenv("TERM", terminal)
+    monkeypatch.setenv("FORCE_COLOR", "1")
     wide = "x" * 400
     table = Table("name")
     table.add_row(wide)
