@@ -1,5 +1,8 @@
 """Benchmarks, from `speed` to `faults`; each explains itself with --help."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import tyro
 from benchmarks.attention import Attention
 from benchmarks.context import Context
@@ -18,29 +21,34 @@ from benchmarks.returns import Returns
 from benchmarks.reversible import ReversibleLayers
 from benchmarks.speed import Speed
 
+BENCHMARKS: dict[str, Any] = {
+    "speed": Speed,
+    "attention": Attention,
+    "learning": Learning,
+    "defaults": Defaults,
+    "memories": Memories,
+    "offline": Offline,
+    "returns": Returns,
+    "online": Online,
+    "context": Context,
+    "reversible": ReversibleLayers,
+    "remembering": Remembering,
+    "pretraining": Pretraining,
+    "distilling": Distilling,
+    "depth": DepthBench,
+    "faults": Faults,
+    "ranks": Ranks,
+}
+
 
 def main() -> None:
     """Run the benchmark that the command line names."""
-    tyro.extras.subcommand_cli_from_dict(
-        {
-            "speed": Speed,
-            "attention": Attention,
-            "learning": Learning,
-            "defaults": Defaults,
-            "memories": Memories,
-            "offline": Offline,
-            "returns": Returns,
-            "online": Online,
-            "context": Context,
-            "reversible": ReversibleLayers,
-            "remembering": Remembering,
-            "pretraining": Pretraining,
-            "distilling": Distilling,
-            "depth": DepthBench,
-            "faults": Faults,
-            "ranks": Ranks,
-        }
-    ).run()
+    parse().run()
+
+
+def parse(args: Sequence[str] | None = None) -> Any:
+    """Return the benchmark that the arguments name, with its options; None: those of the program."""
+    return tyro.extras.subcommand_cli_from_dict(BENCHMARKS, args=args)
 
 
 if __name__ == "__main__":

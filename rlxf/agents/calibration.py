@@ -7,20 +7,22 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
 from rlxf.agents.learn_then_test import keeps_risk
 from rlxf.attention import CALM, Transformer
 from rlxf.attention.checks import check_finite_number
 from rlxf.attention.depth.calm import Confident
+from rlxf.utils.tables import Table, Tabular
 
 THRESHOLDS = (1.0, 0.999, 0.998, 0.995, 0.99, 0.98, 0.97, 0.96, *np.linspace(0.95, 0.0, 20).round(2).tolist())
 """Of confidence, from the safest down; close to one another near 1, where cosines of states lie."""
 
 
-@dataclass(frozen=True, eq=False)
-class Calibration:
+@dataclass(frozen=True, eq=False, repr=False)
+class Calibration(Tabular):
     """What came of thresholds, the safest first.
+
+    ``print(calibration)`` shows one line, ``print(calibration.table())`` and notebooks the table.
 
     Args:
         thresholds: K of them, falling.
@@ -53,8 +55,20 @@ class Calibration:
         kept = np.flatnonzero(self.kept)
         return self.thresholds[kept[-1]] if len(kept) else math.inf
 
+    def __str__(self) -> str:
+        """Return the chosen threshold with its risk and depth, in one line."""
+        kept = np.flatnonzero(self.kept)
+        passed = f"{len(kept)} of {len(self.thresholds)} thresholds keep the promise"
+        if not len(kept):
+            return f"{passed}: no early exit"
+        risk, depth = self.risk[kept[-1]], self.depth[kept[-1]]
+        return f"threshold {self.threshold:g}: {risk:.1%} other actions, {depth:.2f} passes; {passed}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self}>"
+
     def table(self) -> Table:
-        """A row for each threshold."""
+        """Return a row for each threshold, as a table that ``print`` shows."""
         table = Table("threshold", "other actions", "passes", "keeps the promise", title="Calibration")
         for row in zip(self.thresholds, self.risk, self.depth, self.kept, strict=True):
             threshold, risk, depth, kept = row

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from rich.table import Table
-
 from rlxf.cli.screen import show
 from rlxf.evaluation import Report, TargetSweep
 from rlxf.training import RunFolder
+from rlxf.utils.tables import Table
 
 REMEMBERING = ", remembering"
 """Behind the name of a checkpoint that remembers trajectories."""

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from tyro.conf import Positional
 
 from rlxf.cli.counts import check_counts, check_from_zero
-from rlxf.cli.dataset_table import empty_table, row
+from rlxf.cli.dataset_table import show_summaries
 from rlxf.cli.sb3_files import SB3Files
-from rlxf.cli.screen import show
 from rlxf.cli.task import Json, Task
 
 if TYPE_CHECKING:
@@ -113,6 +112,4 @@ class Collect:
                 author=self.author,
                 progress_bar=self.progress_bar,
             )
-        table = empty_table("recorded")
-        table.add_row(*row(summarize(self.dataset)))
-        show(table)
+        show_summaries("recorded", [summarize(self.dataset)])

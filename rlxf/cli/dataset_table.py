@@ -1,8 +1,13 @@
 """The table of Minari datasets that commands show."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Column, Table
+from rich.box import HEAVY_HEAD, Box
+from rich.console import Console
+from rich.table import Column
+
+from rlxf.utils.tables import WIDTH, Table
 
 if TYPE_CHECKING:
     from rlxf.envs.trajectories import DatasetSummary
@@ -11,11 +16,18 @@ TEXTS = ("dataset", "environment")
 NUMBERS = ("steps", "episodes", "return: min", "mean", "max", "MB")
 
 
-def empty_table(title: str) -> Table:
-    """Its columns. On a narrow screen names go on in the next line: they are there to be copied."""
-    texts = [Column(name, overflow="fold") for name in TEXTS]
-    numbers = [Column(name, justify="right", no_wrap=True) for name in NUMBERS]
-    return Table(*texts, *numbers, title=title)
+def show_summaries(title: str, summaries: "Sequence[DatasetSummary]") -> None:
+    """Print a row for each dataset, with ids that are never broken: they are there to be copied.
+
+    A terminal that is wide enough shows a frame. A file, a pipe and a narrow terminal get the title and plain
+    columns, each dataset on one line that begins with its id.
+    """
+    console = Console(markup=False, highlight=False)
+    framed = _table(summaries, HEAVY_HEAD, title=title)
+    if console.is_terminal and _width(framed, console) <= console.width:
+        console.print(framed)
+    else:
+        console.print(f"{title}\n{_table(summaries, None, pad_edge=False)}", soft_wrap=True)
 
 
 def row(summary: "DatasetSummary") -> list[str]:
@@ -29,3 +41,16 @@ def row(summary: "DatasetSummary") -> list[str]:
         *(f"{value:,.1f}" for value in returns),
         f"{summary.size / 1e6:.1f}",
     ]
+
+
+def _width(table: Table, console: Console) -> int:
+    return console.measure(table, options=console.options.update(max_width=WIDTH)).maximum
+
+
+def _table(summaries: "Sequence[DatasetSummary]", box: Box | None, **options: Any) -> Table:
+    texts = [Column(name, no_wrap=True) for name in TEXTS]
+    numbers = [Column(name, justify="right", no_wrap=True) for name in NUMBERS]
+    table = Table(*texts, *numbers, box=box, **options)
+    for summary in summaries:
+        table.add_row(*row(summary))
+    return table

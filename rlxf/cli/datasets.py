@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlxf.cli.dataset_table import empty_table, row
+from rlxf.cli.dataset_table import show_summaries
 from rlxf.cli.screen import show
 
 
@@ -28,16 +28,15 @@ def show_datasets() -> None:
     """Print a row for each dataset, and below them what is wrong with those that cannot be read."""
     from rlxf.envs.trajectories import DatasetError, local_folder, local_ids, summarize
 
-    table, faults = empty_table(f"datasets in {local_folder()}"), []
+    summaries, faults = [], []
     for dataset_id in local_ids():
         try:
-            table.add_row(*row(summarize(dataset_id)))
+            summaries.append(summarize(dataset_id))
         except DatasetError as error:
             faults.append(f"{dataset_id} cannot be read: {error}")
-    show(
-        table
-        if table.rows
-        else f"no datasets in {local_folder()}; rlxf collect records one, minari download ID fetches one"
-    )
+    if summaries:
+        show_summaries(f"datasets in {local_folder()}", summaries)
+    else:
+        show(f"no datasets in {local_folder()}; rlxf collect records one, minari download ID fetches one")
     for fault in faults:
         show(fault)

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
-from rich.table import Table
-
 from rlxf.evaluation.report import Report, explain_scores
+from rlxf.utils.tables import Table
 
 
 def compare(reports: Mapping[str, Report], title: str, heading: str) -> Table:
@@ -17,14 +16,17 @@ def compare(reports: Mapping[str, Report], title: str, heading: str) -> Table:
         reports: by name, at least one.
         title: of the table.
         heading: what the names are.
+
+    Returns:
+        A table that ``print`` shows.
     """
-    first = next(iter(reports.values()))
-    columns = {name: cell for name, cell in COLUMNS.items() if cell(first)}
+    columns = {name: cell for name, cell in COLUMNS.items() if any(map(cell, reports.values()))}
     table = Table(heading, *columns, title=title)
     for name, report in reports.items():
         table.add_row(name, *(cell(report) for cell in columns.values()))
-    if first.references is not None:
-        table.caption = explain_scores(first.references)
+    references = [report.references for report in reports.values() if report.references is not None]
+    if references:
+        table.caption = explain_scores(references[0])
     return table
 
 

@@ -5,18 +5,20 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import numpy as np
-from rich.table import Table
 from stable_baselines3.common.logger import Logger
 from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.envs.trajectories.reference_scores import ReferenceScores
 from rlxf.evaluation.scalars import write_scalars
 from rlxf.evaluation.statistics import bootstrap_interval, interquartile_mean
+from rlxf.utils.tables import Table, Tabular
 
 
-@dataclass(frozen=True, eq=False)
-class Report:
+@dataclass(frozen=True, eq=False, repr=False)
+class Report(Tabular):
     """Returns of n episodes and what they say about the agent.
+
+    ``print(report)`` shows one line, ``print(report.table())`` and notebooks the table.
 
     Args:
         returns: float64 (n,), sum of the raw rewards of each episode, without discount.
@@ -119,8 +121,22 @@ class Report:
         every = {"returns": self.returns.tolist(), "lengths": self.lengths.tolist(), "successes": successes}
         return json.dumps(statistics | every, allow_nan=False)
 
+    def __str__(self) -> str:
+        """Return mean, interval and success rate in one line, e.g. for ``print(report)``."""
+        low, high = self.ci
+        episodes = f"{self.episodes} episode{'s' * (self.episodes != 1)}"
+        parts = [f"mean return {self.mean:.4g} over {episodes}", f"95% interval {low:.4g} to {high:.4g}"]
+        if self.success_rate is not None:
+            parts.append(f"success rate {self.success_rate:.1%}")
+        if self.normalized_score is not None:
+            parts.append(f"normalised score {self.normalized_score:.1f}")
+        return ", ".join(parts)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self}>"
+
     def table(self) -> Table:
-        """For people: ``rich.print(report.table())``."""
+        """Return the statistics as a table that ``print`` shows."""
         table = Table(title=f"Evaluation over {self.episodes} episodes", show_header=False)
         table.add_row("mean return", f"{self.mean:.4g} ± {self.std:.2g}")
         table.add_row("95% interval of the mean", "{:.4g} to {:.4g}".format(*self.ci))

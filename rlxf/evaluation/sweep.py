@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import scipy  # its parts are read when they are first used: stats takes a second
 from numpy.typing import NDArray
-from rich.table import Table
 from stable_baselines3.common.logger import Logger
 from torch.utils.tensorboard import SummaryWriter
 
@@ -17,14 +16,17 @@ from rlxf.evaluation.comparison import compare
 from rlxf.evaluation.figures import write_figure
 from rlxf.evaluation.report import Report
 from rlxf.evaluation.scalars import write_scalars
+from rlxf.utils.tables import Table, Tabular
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True, eq=False)
-class TargetSweep:
+@dataclass(frozen=True, eq=False, repr=False)
+class TargetSweep(Tabular):
     """What an agent achieves when it is asked for one return after another.
+
+    ``print(sweep)`` and notebooks show the table.
 
     Args:
         reports: target return -> what was achieved, at least one. The first target is the one that counts
@@ -92,8 +94,12 @@ class TargetSweep:
         ]
         return json.dumps({"spearman": self.spearman, "data_range": self.data_range, "targets": reports})
 
+    def __repr__(self) -> str:
+        achieved = ", ".join(f"{target:g}: {report.mean:.4g}" for target, report in self.reports.items())
+        return f"<{type(self).__name__}: mean return of each target {{{achieved}}}>"
+
     def table(self) -> Table:
-        """For people: ``rich.print(sweep.table())``."""
+        """Return a row for each target, as a table that ``print`` shows."""
         named = {f"{target:g}": report for target, report in self.reports.items()}
         title = f"Requested and achieved, Spearman's rank correlation {self._correlation}"
         return compare(named, title, "target")

@@ -1,0 +1,161 @@
+"""The programs of README.md and docs/*.md with the output that the pages show for them.
+
+- A ```text block after a program, with nothing between the two, is the program's output. ``...`` in it
+  stands for any text, as in doctest. With ``<!-- numbers vary -->`` between the two, numbers and the widths
+  of tables are not compared: for what differs between machines.
+- ``<!-- not run: REASON -->`` before a program says why it is not run. It is still read: its commands must
+  parse, and its prints must have an output.
+"""
+
+import ast
+import doctest
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+
+from tests.sources import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(
+    r"(?P<skip><!-- not run: [^\n]+ -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+VARY = "<!-- numbers vary -->"
+NUMBER = re.compile(r"-?\d[\d,]*(\.\d+)?(e[+-]?\d+)?")
+RUN = re.compile(r"([━─])\1+")
+ASSIGNMENT = re.compile(r"\w+=.*")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A program of a page.
+
+    Args:
+        language: "python" or "bash".
+        code: the program.
+        line: its first line in the page, from 1.
+        run: whether it is run.
+        output: what the page shows as its output; None if it shows nothing.
+        vary: whether numbers in the output differ between machines.
+    """
+
+    language: str
+    code: str
+    line: int
+    run: bool
+    output: str | None
+    vary: bool
+
+    @property
+    def in_place(self) -> str:
+        """The program, moved to its own line so that a traceback names the line of the page."""
+        return "\n" * (self.line - 1) + self.code
+
+
+def programs(text: str) -> list[Block]:
+    """Return the Python and bash blocks of a page, in order."""
+    fences = list(FENCE.finditer(text))
+    return [
+        Block(
+            fence["language"],
+            fence["code"],
+            1 + text.count("\n", 0, fence.start("code")),
+            fence["skip"] is None,
+            *_output(text, fence, later),
+        )
+        for fence, later in pairwise([*fences, None])
+        if fence is not None and fence["language"] in ("python", "bash")
+    ]
+
+
+def _output(text: str, fence: re.Match[str], later: re.Match[str] | None) -> tuple[str | None, bool]:
+    """The output of a program and whether its numbers vary."""
+    between = None if later is None else text[fence.end() : later.start()].strip()
+    if later is None or later["language"] != "text" or between not in ("", VARY):
+        return None, False
+    return later["code"], between == VARY
+
+
+def run_page(text: str, page: str) -> dict[str, object]:
+    """Run the programs of a page in the current folder, in order, and compare their output.
+
+    Python blocks share one namespace, which is returned. The output of a Python block must be shown on the
+    page, that of a bash block may be.
+
+    Raises:
+        AssertionError: if an output differs from that of the page, or a bash block fails.
+    """
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for block in programs(text):
+        if not block.run:
+            continue
+        if block.language == "python":
+            check_output(block, _run_python(block, page, namespace), page)
+        else:
+            printed = _run_bash(block, page)
+            if block.output is not None:
+                check_output(block, printed, page)
+    return namespace
+
+
+def _run_python(block: Block, page: str, namespace: dict[str, object]) -> str:
+    printed = StringIO()
+    with redirect_stdout(printed):
+        exec(compile(block.in_place, page, "exec"), namespace)  # noqa: S102 - our own pages
+    return printed.getvalue()
+
+
+def _run_bash(block: Block, page: str) -> str:
+    """Run a block as printed, with the commands of the environment that runs the tests."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block.code],
+        env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{page}:{block.line} ends with {done.returncode}: {done.stderr}"
+    return done.stdout
+
+
+def check_output(block: Block, printed: str, page: str) -> None:
+    """Raise AssertionError unless a program printed what the page shows, but for spaces at ends of lines."""
+    got = "".join(f"{line.rstrip()}\n" for line in printed.splitlines())
+    wanted = block.output or ""
+    read = shape if block.vary else str
+    if doctest.OutputChecker().check_output(read(wanted), read(got), doctest.ELLIPSIS):
+        return
+    shown = f"and the page shows:\n{wanted}" if wanted else "and the page shows no output"
+    raise AssertionError(f"the block at {page}:{block.line} prints:\n{got}{shown}")
+
+
+def shape(output: str) -> str:
+    """An output with # for each number; spaces, breaks of lines and lines of tables have one length."""
+    return " ".join(RUN.sub(r"\1", NUMBER.sub("#", output)).split())
+
+
+def prints(code: str) -> bool:
+    """Whether a Python program calls print."""
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        for node in ast.walk(ast.parse(code))
+    )
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """Yield the words of each command of a bash block, without variables that are set for it."""
+    for line in code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words and ASSIGNMENT.fullmatch(words[0]):
+            words = words[1:]
+        if words:
+            yield words
