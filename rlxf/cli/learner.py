@@ -32,6 +32,11 @@ class Learner:
     """Lambda of the returns that values learn; None for gae_lambda. 1 suits episodes of hundreds of steps."""
     clip_range: str = "0.2"
     """How far the policy may move in one update, a schedule like the learning rate."""
+    clip_range_vf: str | None = None
+    """Largest change of a value in one update, in units of the standard deviation of all returns so far, a
+    schedule like the learning rate; None for no bound."""
+    normalize_advantage: bool = True
+    """Subtract the mean of a rollout's advantages and divide by their deviation."""
     ent_coef: str = "linear:0.03:0"
     """Weight of the entropy, which keeps the agent trying; a schedule like the learning rate."""
     vf_coef: float = 0.5
@@ -58,4 +63,6 @@ class Learner:
     def arguments(self) -> dict[str, Any]:
         """These options as arguments of the agent."""
         schedules = ("learning_rate", "clip_range", "ent_coef")
-        return asdict(self) | {name: parse_schedule(getattr(self, name)) for name in schedules}
+        bound = None if self.clip_range_vf is None else parse_schedule(self.clip_range_vf)
+        parsed = {name: parse_schedule(getattr(self, name)) for name in schedules}
+        return asdict(self) | parsed | {"clip_range_vf": bound}

@@ -34,7 +34,7 @@ from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl.ppo import GTrXLPPO
 
-SCHEDULES = ("learning_rate", "clip_range", "ent_coef")
+SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
 PROGRESS = ("num_timesteps", "_total_timesteps", "_n_updates", "_current_progress_remaining")
 NOT_SETTINGS = ("self", "policy", "env", "memory_length", "device", "_init_setup_model")
 CLASSES: dict[str, type] = {

@@ -46,7 +46,7 @@ def hyperparameters(agent: "GTrXLPPO") -> dict[str, Plain]:
     """
     settings = constructor_settings(agent)
     values = {name: value for name, value in settings.items() if name not in NO_HYPERPARAMETERS}
-    values |= {name: schedule_to_text(values[name]) for name in SCHEDULES}
+    values |= {name: schedule_to_text(values[name]) for name in SCHEDULES if values[name] is not None}
     values |= {f"policy_kwargs.{name}": value for name, value in agent.policy_kwargs.items()}
     values |= {"algorithm": type(agent).__name__, "policy": type(agent.policy).__name__}
     values |= _choices(agent.core) | _task(agent.env)

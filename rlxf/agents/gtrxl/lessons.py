@@ -52,7 +52,7 @@ class Rewards(Lesson):
         buffer, objective = agent.rollout_buffer, agent.objective()
         update = Update(agent.policy, objective, agent.max_grad_norm, agent.target_kl)
         epsilon = agent.advantage_epsilon * float(agent.policy.value_net.deviation)
-        advantages = self._normalised(agent, epsilon)
+        advantages = self._normalised(agent, epsilon) if agent.normalize_advantage else buffer.advantages
         segments = agent.batch_size // agent.segment_length
         for _ in range(agent.n_epochs):
             agent._n_updates += 1

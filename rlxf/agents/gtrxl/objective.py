@@ -64,6 +64,21 @@ def normalise(advantages: Tensor, weight: Tensor, epsilon: Tensor | float) -> Te
     return centred / (deviation(advantages, weight) + epsilon + 1e-8)
 
 
+def clipped_values(values: Tensor, before: Tensor, clip_range: float | None) -> Tensor:
+    """``V_old + clip(V - V_old, -c, c)``: values (N,) that stay near those of the rollout, as in SB3.
+
+    Where the bound is exceeded the gradient is 0.
+
+    Args:
+        values: V, (N,).
+        before: V_old, (N,), of the rollout.
+        clip_range: c, in units of the values; None for no bound.
+    """
+    if clip_range is None:
+        return values
+    return before + (values - before).clamp(-clip_range, clip_range)
+
+
 def clipped_objective(ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
     """``min(r A, clip(r, 1 - eps, 1 + eps) A)``, to be maximised.
 

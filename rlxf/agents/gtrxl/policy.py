@@ -23,9 +23,11 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
+from rlxf.agents.arguments import explain_unknown
 from rlxf.agents.gtrxl.acting import Acting, ActingAcrossEpisodes
 from rlxf.agents.gtrxl.distributions import choices
 from rlxf.agents.gtrxl.exits import check_exits, lead_of
+from rlxf.agents.gtrxl.sb3_arguments import SB3_POLICY_ARGUMENTS
 from rlxf.agents.gtrxl.value_head import PopArtHead
 from rlxf.agents.remembering import Remembering, RememberingChoices
 from rlxf.attention import Cache, Index, State, TransformerSpec
@@ -60,12 +62,14 @@ class GTrXLPolicy(BasePolicy):
 
     Raises:
         ValueError: if the features extractor cannot be made for the observations: images are too small.
+        TypeError: for other arguments, also those of SB3's policies; the message says what to use instead.
     """
 
     extractor_class: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
     remembering: Remembering | None = None
     """What `predict` chooses by if logged actions are remembered (`GTrXLPPO.remember`); None for `heads`."""
 
+    @explain_unknown(SB3_POLICY_ARGUMENTS)
     def __init__(
         self,
         observation_space: spaces.Space,
@@ -268,6 +272,64 @@ class GTrXLPolicy(BasePolicy):
         assert isinstance(self.remembering, RememberingChoices)
         return self.remembering.logits(latent)[0], acting
 
+    @torch.no_grad()
+    def forward(
+        self,
+        obs: PyTorchObs,
+        state: Acting | None = None,
+        episode_starts: Tensor | None = None,
+        deterministic: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor, Acting]:
+        """Act and evaluate one step, as the policy of SB3's ``RecurrentPPO``: no gradient flows.
+
+        Unlike `predict`, it takes tensors, does not clip Box actions, and uses all layers. It does not read
+        trajectories that the agent remembers.
+
+        Args:
+            obs: a batch of E observations, as ``obs_to_tensor`` gives them.
+            state: that of the previous call; None to start E episodes. It is not changed.
+            episode_starts: (E,), nonzero where an observation is the first of an episode; None for none of
+                them, if there is a state.
+            deterministic: the most likely action instead of a sample.
+
+        Returns:
+            Actions (E, ...), values (E,), log probabilities of the actions (E,), and the next state.
+
+        Raises:
+            ValueError: if the state or episode_starts are of another number of environments.
+        """
+        distribution, values, state = self._evaluated(obs, state, episode_starts)
+        actions = distribution.get_actions(deterministic=deterministic)
+        state.action = self.encode_actions(actions)
+        return actions.reshape(-1, *self.action_space.shape), values, distribution.log_prob(actions), state  # type: ignore[misc]
+
+    @torch.no_grad()
+    def get_distribution(
+        self, obs: PyTorchObs, state: Acting | None = None, episode_starts: Tensor | None = None
+    ) -> tuple[Distribution, Acting]:
+        """Distribution over the actions of one step, and the next state; arguments as in `forward`.
+
+        To continue from the state, pass it to `took` with the actions that were taken.
+        """
+        distribution, _, state = self._evaluated(obs, state, episode_starts)
+        return distribution, state
+
+    @torch.no_grad()
+    def predict_values(
+        self, obs: PyTorchObs, state: Acting | None = None, episode_starts: Tensor | None = None
+    ) -> Tensor:
+        """Values (E,) of one step; arguments as in `forward`."""
+        return self._evaluated(obs, state, episode_starts)[1]
+
+    def _evaluated(
+        self, obs: PyTorchObs, state: Acting | None, episode_starts: Tensor | None
+    ) -> tuple[Distribution, Tensor, Acting]:
+        """Distribution, values (E,) and the state after a step with all layers."""
+        acting, start = self._continue(state, episode_starts, _batch_size(obs))
+        latent, _ = self.act(obs, acting, acting.advance(start))
+        distribution, values = self.heads(latent)
+        return distribution, values, acting
+
     def took(self, state: Acting, actions: Tensor) -> Acting:
         """The state after a step in which actions (E,) were taken."""
         return replace(state, action=self.encode_actions(actions))
@@ -294,7 +356,7 @@ class GTrXLPolicy(BasePolicy):
         return self.heads(latent)[0].get_actions(deterministic=deterministic)
 
     def _continue(
-        self, state: Acting | None, episode_start: np.ndarray | None, batch: int
+        self, state: Acting | None, episode_start: np.ndarray | Tensor | None, batch: int
     ) -> tuple[Acting, Tensor]:
         """A copy of the state, and which environments begin an episode."""
         if state is None:
@@ -306,7 +368,7 @@ class GTrXLPolicy(BasePolicy):
             )
         if episode_start is None:
             return state.copy(), torch.zeros(batch, dtype=torch.bool, device=self.device)
-        start = torch.as_tensor(np.atleast_1d(episode_start), dtype=torch.bool, device=self.device)
+        start = torch.atleast_1d(torch.as_tensor(episode_start, dtype=torch.bool, device=self.device))
         if start.shape != (batch,):
             raise ValueError(f"episode_start is of shape {tuple(start.shape)}, the observation of {batch}")
         return state.copy(), start
@@ -365,6 +427,10 @@ class MultiInputGTrXLPolicy(GTrXLPolicy):
 POLICIES: dict[str, type[BasePolicy]] = {
     policy.__name__: policy for policy in (MlpGTrXLPolicy, CnnGTrXLPolicy, MultiInputGTrXLPolicy)
 }
+SB3_POLICIES: dict[str, type[BasePolicy]] = {
+    name.replace("GTrXL", kind): policy for name, policy in POLICIES.items() for kind in ("", "Lstm")
+}
+"""Names that ``PPO`` and ``RecurrentPPO`` have for the same observations: "MlpPolicy", "MlpLstmPolicy" ..."""
 
 
 def policy_for(observation_space: spaces.Space) -> str:

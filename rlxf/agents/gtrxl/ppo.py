@@ -25,6 +25,7 @@ from stable_baselines3.common.utils import (
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import Tensor
 
+from rlxf.agents.arguments import explain_unknown, load_settings
 from rlxf.agents.calibration import (
     THRESHOLDS,
     Calibration,
@@ -32,6 +33,7 @@ from rlxf.agents.calibration import (
     confidence_of,
     forget_calibration,
 )
+from rlxf.agents.devices import check_device
 from rlxf.agents.distillation import Distillation
 from rlxf.agents.finite import naming
 from rlxf.agents.gtrxl import checkpoint, loading, resuming
@@ -44,18 +46,23 @@ from rlxf.agents.gtrxl.ended import Ended
 from rlxf.agents.gtrxl.hyperparameters import record_hyperparameters
 from rlxf.agents.gtrxl.lessons import Lesson, Rewards
 from rlxf.agents.gtrxl.past import Past, steps_that_count
-from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
+from rlxf.agents.gtrxl.policy import POLICIES, SB3_POLICIES, GTrXLPolicy
 from rlxf.agents.gtrxl.remembering import remembered
 from rlxf.agents.gtrxl.rollout import SegmentBuffer
+from rlxf.agents.gtrxl.sb3_arguments import SB3_ARGUMENTS
 from rlxf.agents.gtrxl.settings import (
     as_training_env,
     check_coefficients,
+    check_has_env,
     check_policy,
     check_schedule,
     check_sizes,
+    check_value_clipping,
     check_whole_blocks,
     default_n_steps,
+    policy_named,
     stack_observations,
+    warn_of_flattened_images,
 )
 from rlxf.agents.gtrxl.update import Objective
 from rlxf.agents.guards import check_first, check_step, unspoiled
@@ -97,29 +104,35 @@ class GTrXLPPO(OnPolicyAlgorithm):
     Sources: Schulman et al. 2017, arXiv:1707.06347; Parisotto et al. 2020, arXiv:1910.06764.
 
     Args:
-        policy: "MlpGTrXLPolicy", "CnnGTrXLPolicy", "MultiInputGTrXLPolicy" or a class.
+        policy: "MlpGTrXLPolicy", "CnnGTrXLPolicy", "MultiInputGTrXLPolicy" or a class. The names of ``PPO``
+            and ``RecurrentPPO``, "MlpPolicy" or "MlpLstmPolicy" and so on, stand for these.
         env: a Gymnasium id, an environment, an SB3 ``VecEnv`` or a Gymnasium ``VectorEnv``.
         learning_rate: Adam's; a number or a schedule of the progress remaining, from 1 to 0.
             Falling linearly to 0, so that a solved task stays solved.
         n_steps: steps of each environment between updates; a multiple of ``segment_length``. None: as many as
             make a rollout of at least 2048 steps over all environments, SB3's rollout, and at least one
             segment: 64 with 32 environments, 2048 with one.
-        segment_length: steps T through which gradients flow.
-        memory_length: steps M that are remembered from before a segment. None: the core's, or 128.
         batch_size: steps in a minibatch; a multiple of ``segment_length``.
         n_epochs: passes over a rollout.
         gamma: discount.
         gae_lambda: lambda of generalised advantages, by which the policy learns.
-        critic_lambda: lambda of the returns that the values learn; None for ``gae_lambda``. At 1 they
-            are sums of what was paid, up to the end of the rollout: in episodes of hundreds of steps
-            values are right after few updates, where 0.95 lets them creep back 20 steps in each.
-            (Yuan et al. 2025, arXiv:2503.01491, "decoupled GAE".)
         clip_range: epsilon of the clipped objective; a number or a schedule.
+        clip_range_vf: largest change of a value in one update, a number or a schedule; None for no bound. In
+            units of the standard deviation of recent returns, so it does not depend on the scale of the
+            rewards, as it does in SB3.
+        normalize_advantage: subtract the mean of a rollout's advantages and divide by their deviation. False:
+            the policy's loss grows with the scale of the rewards.
         ent_coef: weight of the entropy; a number or a schedule.
         vf_coef: weight of the value loss, which is measured in units of the variance of recent returns. The
             value head is normalized in the same way (`PopArtHead`), so the critic learns returns of -1000 as
             fast as returns of 1, and rewards need no scaling.
         max_grad_norm: largest norm of the gradient.
+        segment_length: steps T through which gradients flow.
+        memory_length: steps M that are remembered from before a segment. None: the core's, or 128.
+        critic_lambda: lambda of the returns that the values learn; None for ``gae_lambda``. At 1 they
+            are sums of what was paid, up to the end of the rollout: in episodes of hundreds of steps
+            values are right after few updates, where 0.95 lets them creep back 20 steps in each.
+            (Yuan et al. 2025, arXiv:2503.01491, "decoupled GAE".)
         target_kl: end an update once the policy has moved 1.5 times as far; None for no bound.
         advantage_epsilon: share of the standard deviation of recent returns that is added to that of the
             advantages, by which they are divided. It keeps noise small when little is left to learn.
@@ -147,30 +160,39 @@ class GTrXLPPO(OnPolicyAlgorithm):
         device: "auto", "cpu" or "cuda".
 
     Raises:
-        ValueError: if a size or a name does not fit; the message says which and what does.
-        TypeError: if a space is not supported.
+        ValueError: if a size or a name does not fit; the message says which and what does. Also if the device
+            does not exist: SB3 would use the CPU in place of a missing GPU.
+        TypeError: if a space is not supported, or for other arguments. For those of SB3's PPO and
+            RecurrentPPO the message says what to use instead.
+
+    Warns:
+        UserWarning: if images are flattened, since "MlpGTrXLPolicy" reads them.
     """
 
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = POLICIES
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = POLICIES | SB3_POLICIES
     policy: GTrXLPolicy  # type: ignore[assignment]
 
+    @explain_unknown(SB3_ARGUMENTS)
     def __init__(
         self,
         policy: str | type[GTrXLPolicy],
         env: str | Env | VecEnv | VectorEnv | None,
         learning_rate: float | Schedule = LEARNING_RATE,
         n_steps: int | None = None,
-        segment_length: int = 64,
-        memory_length: int | None = None,
         batch_size: int = 512,
         n_epochs: int = 3,
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
-        critic_lambda: float | None = None,
         clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
         ent_coef: float | Schedule = ENTROPY_COEFFICIENT,
         vf_coef: float = 0.5,
         max_grad_norm: float = 0.5,
+        *,
+        segment_length: int = 64,
+        memory_length: int | None = None,
+        critic_lambda: float | None = None,
         target_kl: float | None = None,
         advantage_epsilon: float = 0.05,
         previous_action: bool = True,
@@ -187,6 +209,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ):
+        check_device(device)
         training_env = as_training_env(env, n_envs, seed)
         n_steps = default_n_steps(training_env, n_envs, segment_length) if n_steps is None else n_steps
         check_sizes(n_steps=n_steps, segment_length=segment_length, batch_size=batch_size, n_epochs=n_epochs)
@@ -206,6 +229,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             "ent_coef": ent_coef,
         }.items():
             check_schedule(name, value)
+        check_value_clipping(clip_range_vf)
         if env is None and _init_setup_model:
             raise ValueError("env is None: give a Gymnasium id, an environment, a VecEnv or a VectorEnv")
         self.core = resolve_core(core, memory_length)
@@ -214,6 +238,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             check_endless(self.core)
         self.segment_length, self.batch_size, self.n_epochs = segment_length, batch_size, n_epochs
         self.clip_range, self.target_kl = clip_range, target_kl
+        self.clip_range_vf, self.normalize_advantage = clip_range_vf, normalize_advantage
         self.advantage_epsilon, self.reconstruction_coef = advantage_epsilon, reconstruction_coef
         self.critic_lambda, self.previous_action = critic_lambda, previous_action
         torch.set_flush_denormal(True)
@@ -238,11 +263,11 @@ class GTrXLPPO(OnPolicyAlgorithm):
             device=device,
             _init_setup_model=_init_setup_model,
         )
+        if _init_setup_model:
+            warn_of_flattened_images(self.policy)
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
-        if policy_name not in POLICIES:
-            raise ValueError(f"there is no policy {policy_name!r}; use one of {', '.join(POLICIES)}")
-        return POLICIES[policy_name]
+        return policy_named(policy_name)
 
     def set_env(self, env: str | Env | VecEnv | VectorEnv, force_reset: bool = True) -> None:
         """Train on another environment of the same spaces and number; anything the constructor takes."""
@@ -298,6 +323,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self.clip_range_schedule, self.ent_coef_schedule = (
             FloatSchedule(self.clip_range),
             FloatSchedule(self.ent_coef),
+        )
+        self.clip_range_vf_schedule = (
+            None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
         )
         self.set_random_seed(self.seed)
         self.order = torch.Generator().manual_seed(int(torch.randint(2**62, (), device="cpu")))
@@ -517,10 +545,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
     def objective(self) -> Objective:
         """What PPO minimises now, by the schedules and the scale of recent returns."""
         progress = self._current_progress_remaining
+        deviation = float(self.policy.value_net.deviation)
         return Objective(
             clip_range=self.clip_range_schedule(progress),
+            clip_range_vf=self.clip_range_vf_schedule and self.clip_range_vf_schedule(progress) * deviation,
             ent_coef=self.ent_coef_schedule(progress),
-            vf_coef=self.vf_coef / float(self.policy.value_net.deviation) ** 2,
+            vf_coef=self.vf_coef / deviation**2,
             reconstruction_coef=self.reconstruction_coef,
         )
 
@@ -532,6 +562,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         record("train/explained_variance", explained_variance(values, returns))
         if hasattr(self.policy, "log_std"):
             record("train/std", self.policy.log_std.exp().mean().item())
+        if self.clip_range_vf_schedule is not None:
+            record("train/clip_range_vf", self.clip_range_vf_schedule(self._current_progress_remaining))
         record("train/n_updates", self._n_updates, exclude="tensorboard")
         record("memory/filled", buffer.filled)
 
@@ -562,9 +594,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
                 global generators of torch, numpy and Python.
 
         Raises:
-            ValueError: before the first step, if a schedule is lost (`LostSchedule`) or ends below 0, the
-                agent remembers trajectories, filler rows would break the blocks of its memory, or it is not
-                built as that of the file to resume from.
+            ValueError: before the first step, if the agent was loaded without an environment, a schedule is
+                lost (`LostSchedule`) or ends below 0, the agent remembers trajectories, filler rows would
+                break the blocks of its memory, or it is not built as that of the file to resume from.
             FileNotFoundError: if there is no such file.
             CheckpointError: if it is truncated, altered or foreign, or was not written amid a training.
             FaultyEnvironmentError: amid the training, if an environment gave NaN or infinity, or broke too
@@ -572,8 +604,10 @@ class GTrXLPPO(OnPolicyAlgorithm):
             NumericalError: amid the training, if a loss or a gradient is NaN or infinite; the weights are
                 those before that step of the optimiser.
         """
+        check_has_env(self.env)
         for name in checkpoint.SCHEDULES:
-            check_schedule(name, getattr(self, name), progress=0.0)
+            if getattr(self, name) is not None:
+                check_schedule(name, getattr(self, name), progress=0.0)
         run = None if resume_from is None else resuming.read_run(self, resume_from, total_timesteps)
         self.iterations = 0 if reset_num_timesteps else self.iterations
         if run is not None:
@@ -821,14 +855,18 @@ class GTrXLPPO(OnPolicyAlgorithm):
             env: to train on or to evaluate in; None to predict only, until ``set_env``.
             device: "auto", "cpu" or "cuda".
             policy: the policy's class, needed if it was your own.
-            settings: arguments of the constructor that shall differ from the file's.
+            settings: arguments of the constructor that shall differ from the file's. SB3's ``custom_objects``
+                may hold them, too; ``print_system_info`` prints the versions of this machine.
 
         Raises:
             FileNotFoundError: if there is no such file.
             CheckpointError: if it is truncated, altered, foreign, or lacks an object of your own.
-            ValueError: if the environment's spaces differ from the checkpoint's.
+            ValueError: if the environment's spaces differ from the checkpoint's, or there is no such device.
             TypeError: if the constructor has no such argument.
         """
+        check_device(device)
+        settings = load_settings(settings)
+        policy = settings.pop("policy", None) if policy is None else policy
         agent: Self = loading.loaded(cls, path, env, device, policy, settings)
         return agent
 

@@ -1,15 +1,26 @@
 """What is checked and made ready before training starts."""
 
+import warnings
 from typing import Any
 
 import numpy as np
 from gymnasium import Env, spaces
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.gtrxl.policy import CnnGTrXLPolicy, MultiInputGTrXLPolicy, policy_for
+from rlxf.agents.arguments import nearest
+from rlxf.agents.gtrxl.policy import (
+    POLICIES,
+    SB3_POLICIES,
+    CnnGTrXLPolicy,
+    GTrXLPolicy,
+    MlpGTrXLPolicy,
+    MultiInputGTrXLPolicy,
+    policy_for,
+)
 from rlxf.attention import Compressive, TransformerSpec
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.spaces import check_spaces
@@ -104,8 +115,43 @@ def check_schedule(name: str, value: float | Schedule, progress: float = 1.0) ->
         raise ValueError(f"{name} must be finite and at least 0, got {given} at progress {progress:g}")
 
 
+def check_has_env(env: VecEnv | None) -> None:
+    """Raise ValueError if the agent has no environment to learn in."""
+    if env is None:
+        raise ValueError(
+            "the agent was loaded without an environment and has none to learn in: load it with "
+            "load(path, env=...), or call set_env(...) before learn"
+        )
+
+
+def policy_named(name: str) -> type[BasePolicy]:
+    """Look up a policy by its name here or in Stable-Baselines3.
+
+    Raises:
+        ValueError: if there is none; the message lists them and names the most similar one.
+    """
+    known = POLICIES | SB3_POLICIES
+    if name not in known:
+        raise ValueError(
+            f"there is no policy {name!r}; use one of {', '.join(POLICIES)}{nearest(name, list(known))}"
+        )
+    return known[name]
+
+
+def check_value_clipping(clip_range_vf: float | Schedule | None) -> None:
+    """Raise as `check_schedule`, and ValueError if the bound is 0, so that values never change."""
+    if clip_range_vf is not None:
+        check_schedule("clip_range_vf", clip_range_vf)
+    if clip_range_vf == 0:
+        raise ValueError("clip_range_vf must be more than 0, or None for no bound, got 0")
+
+
 def check_policy(policy: type[BasePolicy], observation_space: spaces.Space) -> None:
     """Raise ValueError unless the policy is made for such observations."""
+    if not issubclass(policy, GTrXLPolicy):
+        raise TypeError(
+            f"policy must be one of {', '.join(POLICIES)}, or a class derived from one; got {policy}"
+        )
     needs_dict, has_dict = (
         issubclass(policy, MultiInputGTrXLPolicy),
         isinstance(observation_space, spaces.Dict),
@@ -115,6 +161,22 @@ def check_policy(policy: type[BasePolicy], observation_space: spaces.Space) -> N
         raise ValueError(
             f"{policy.__name__} does not suit the observation space {observation_space}; "
             f"use {policy_for(observation_space)!r}"
+        )
+
+
+SMALLEST_IMAGE = 36
+"""Height and width, in pixels, from which SB3's ``NatureCNN`` can read an image."""
+
+
+def warn_of_flattened_images(policy: BasePolicy) -> None:
+    """Warn if the policy flattens images that `CnnGTrXLPolicy` could read."""
+    space, flattens = policy.observation_space, policy.features_extractor_class is FlattenExtractor
+    is_image = policy_for(space) == CnnGTrXLPolicy.__name__ and sorted(space.shape)[-2] >= SMALLEST_IMAGE
+    if isinstance(policy, MlpGTrXLPolicy) and flattens and is_image:
+        warnings.warn(
+            f"{type(policy).__name__} flattens images of shape {space.shape} and loses which pixels are "
+            f"neighbours: use 'CnnGTrXLPolicy', which reads them with convolutions",
+            stacklevel=4,
         )
 
 

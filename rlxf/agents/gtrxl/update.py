@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlxf.agents.finite import clip_finite
 from rlxf.agents.gtrxl.exits import added_parts
-from rlxf.agents.gtrxl.objective import approximate_kl, clipped_objective
+from rlxf.agents.gtrxl.objective import approximate_kl, clipped_objective, clipped_values
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout import Segments
 from rlxf.agents.losses import average
@@ -28,12 +28,15 @@ class Objective:
 
     Args:
         clip_range: epsilon of the clipped objective.
+        clip_range_vf: largest difference of a value from that of the rollout, in units of the returns; None
+            for no bound.
         ent_coef: weight of the entropy.
         vf_coef: weight of the value loss, already divided by the variance of returns.
         reconstruction_coef: weight of the observation reconstruction loss.
     """
 
     clip_range: float
+    clip_range_vf: float | None
     ent_coef: float
     vf_coef: float
     reconstruction_coef: float
@@ -47,6 +50,7 @@ class Objective:
         log_ratio = distribution.log_prob(batch.actions) - batch.log_probs
         ratio = log_ratio.exp()
         gain = average(clipped_objective(ratio, batch.advantages, self.clip_range), batch.weight)
+        values = clipped_values(values, batch.values, self.clip_range_vf)
         value_loss = average((batch.returns - values).square(), batch.weight)
         entropy = average(distribution.entropy(), batch.weight)  # type: ignore[arg-type]
         loss = -gain + self.vf_coef * value_loss - self.ent_coef * entropy

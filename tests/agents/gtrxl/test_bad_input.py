@@ -134,14 +134,16 @@ def test_what_is_no_core():
 
 
 def test_an_unknown_policy():
-    with pytest.raises(ValueError, match="no policy 'MlpPolicy'; use one of MlpGTrXLPolicy, CnnGTrXLPolicy"):
-        GTrXLPPO("MlpPolicy", TMAZE)
+    with pytest.raises(
+        ValueError, match=r"no policy 'MlpPolice'; use one of MlpGTrXLPolicy, .*; did you mean 'MlpPolicy'\?"
+    ):
+        GTrXLPPO("MlpPolice", TMAZE)
 
 
 @pytest.mark.parametrize("place", ["settings", "policy_kwargs"])
 def test_a_typo(place):
     wrong = {"learning_rat": 1e-3}
-    with pytest.raises(TypeError, match="unexpected keyword argument 'learning_rat'"):
+    with pytest.raises(TypeError, match="takes no argument 'learning_rat'; "):
         small_agent(TMAZE, **(wrong if place == "settings" else {"policy_kwargs": wrong}))
 
 

@@ -1,0 +1,213 @@
+"""Arguments of SB3's PPO and RecurrentPPO: taken, or refused in a sentence that names what to use."""
+
+import inspect
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from sb3_contrib import RecurrentPPO
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from stable_baselines3 import PPO
+from stable_baselines3.common.policies import ActorCriticPolicy
+
+from rlxf import GTrXLPPO
+from rlxf.agents.gtrxl.objective import clipped_values
+from rlxf.agents.gtrxl.policy import GTrXLPolicy
+from rlxf.agents.gtrxl.sb3_arguments import SB3_ARGUMENTS, SB3_POLICY_ARGUMENTS
+from tests.agents.gtrxl.worlds import ACTIONS, OBSERVATIONS, rollouts, scripts, shifted, small_agent
+
+SB3_NAMES = {
+    name: policy
+    for kind, policy in zip(("Mlp", "Cnn", "MultiInput"), OBSERVATIONS, strict=True)
+    for name in (f"{kind}Policy", f"{kind}LstmPolicy")
+}
+
+
+def parameters(function):
+    return inspect.signature(function).parameters
+
+
+@pytest.mark.parametrize("algorithm", [PPO, RecurrentPPO])
+def test_every_argument_of_sb3_is_taken_or_refused(algorithm):
+    known = parameters(GTrXLPPO.__init__).keys() | SB3_ARGUMENTS.keys()
+    assert parameters(algorithm.__init__).keys() <= known
+
+
+@pytest.mark.parametrize("policy", [ActorCriticPolicy, RecurrentActorCriticPolicy])
+def test_every_argument_of_sb3_policies_is_taken_or_refused(policy):
+    known = parameters(GTrXLPolicy.__init__).keys() | SB3_POLICY_ARGUMENTS.keys()
+    assert parameters(policy.__init__).keys() <= known
+
+
+def test_positional_arguments_stand_where_sb3_has_them():
+    ours = [
+        name
+        for name, each in parameters(GTrXLPPO.__init__).items()
+        if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    ]
+    assert ours == list(parameters(PPO.__init__))[: len(ours)]
+
+
+@pytest.mark.parametrize("name", SB3_ARGUMENTS)
+def test_a_refused_argument_is_told_in_one_sentence(name):
+    with pytest.raises(TypeError, match=f"^GTrXLPPO takes no argument '{name}': [^\n]*$"):
+        small_agent("CartPole-v1", **{name: object()})
+
+
+@pytest.mark.parametrize("name", SB3_POLICY_ARGUMENTS)
+def test_a_refused_argument_of_the_policy_is_told_in_one_sentence(name):
+    with pytest.raises(TypeError, match=f"^GTrXLPolicy takes no argument '{name}': [^\n]*$"):
+        small_agent("CartPole-v1", policy_kwargs={name: object()})
+
+
+def test_net_arch_names_the_core():
+    with pytest.raises(TypeError, match=r"use core=gtrxl\(width=..., layers=..., feed_forward=...\)"):
+        small_agent("CartPole-v1", policy_kwargs={"net_arch": [64, 64]})
+
+
+def test_defaults_of_sb3_ask_for_nothing():
+    defaults = {name: each.default for name, each in parameters(PPO.__init__).items()}
+    refused = {name: defaults[name] for name in SB3_ARGUMENTS.keys() & defaults}
+    assert refused.keys() == {"use_sde", "sde_sample_freq", "rollout_buffer_class", "rollout_buffer_kwargs"}
+    small_agent("CartPole-v1", **refused, policy_kwargs={"net_arch": None, "ortho_init": True})
+
+
+@pytest.mark.parametrize("name", SB3_NAMES)
+def test_policy_names_of_sb3(name, tmp_path):
+    env = scripts(shifted(2), OBSERVATIONS[SB3_NAMES[name]])
+    agent = small_agent(env, SB3_NAMES[name], loud=False)
+    extractor = agent.policy_kwargs
+    agent = GTrXLPPO(name, env, n_steps=16, segment_length=4, batch_size=16, policy_kwargs=extractor)
+    assert type(agent.policy).__name__ == SB3_NAMES[name]
+    agent.save(tmp_path / "agent")
+    assert type(GTrXLPPO.load(tmp_path / "agent").policy) is type(agent.policy)
+
+
+def test_a_policy_of_sb3_is_refused():
+    with pytest.raises(TypeError, match=r"policy must be one of MlpGTrXLPolicy.*got .*ActorCriticPolicy"):
+        GTrXLPPO(ActorCriticPolicy, "CartPole-v1", n_envs=8)
+
+
+def test_custom_objects_replace_what_the_file_holds(tmp_path):
+    small_agent("CartPole-v1").save(tmp_path / "agent")
+    replaced = {"learning_rate": 0.5, "clip_range": lambda _: 0.3}
+    agent = GTrXLPPO.load(tmp_path / "agent", custom_objects=replaced, clip_range=0.1, force_reset=True)
+    assert (agent.learning_rate, agent.clip_range) == (0.5, 0.1)
+    with pytest.raises(TypeError, match=r"takes no argument 'lr_schedule': use learning_rate"):
+        GTrXLPPO.load(tmp_path / "agent", custom_objects={"lr_schedule": lambda _: 0.0})
+
+
+def test_learning_after_loading_needs_an_environment(tmp_path):
+    small_agent("CartPole-v1").save(tmp_path / "agent")
+    agent = GTrXLPPO.load(tmp_path / "agent", device="cpu")
+    with pytest.raises(ValueError, match=r"no environment|none to learn in.*load\(path, env=.*set_env"):
+        agent.learn(48)
+    agent.set_env("CartPole-v1")
+    assert agent.learn(48).num_timesteps == 48
+
+
+def test_advantages_stay_as_they_are():
+    """With a scale of rewards that normalization would remove, the gradient of the policy grows with it."""
+
+    def objective_of(normalize):
+        agent = small_agent(scripts(shifted(3)), normalize_advantage=normalize)
+        buffer = next(iter(rollouts(agent, 1)))
+        seen = []
+        buffer.minibatches = lambda segments, advantages, *others: seen.append(advantages) or iter(())
+        agent._lesson.learn(agent)
+        return buffer.advantages, seen[0]
+
+    raw, used = objective_of(False)
+    assert torch.equal(raw, used)
+    raw, used = objective_of(True)
+    assert not torch.allclose(raw, used)
+
+
+def test_values_are_clipped_as_in_sb3():
+    before = torch.tensor([0.0, 1.0, -2.0, 5.0])
+    values = torch.tensor([0.3, 0.2, -2.1, 5.0], requires_grad=True)
+    clipped = clipped_values(values, before, 0.25)
+    assert torch.allclose(clipped, torch.tensor([0.25, 0.75, -2.1, 5.0]))
+    clipped.sum().backward()
+    assert values.grad.tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert clipped_values(values, before, None) is values
+
+
+def test_value_clipping_is_in_units_of_the_deviation_of_returns():
+    agent = small_agent(scripts(shifted(3)), clip_range_vf=lambda progress: 0.2 * progress)
+    assert small_agent(scripts(shifted(3))).objective().clip_range_vf is None
+    agent.returns.var = np.float64(25.0)
+    agent._current_progress_remaining = 0.5
+    assert agent.objective().clip_range_vf == pytest.approx(0.1 * 5)
+
+
+def test_a_tight_bound_keeps_values_near_those_of_the_rollout():
+    def moved(bound):
+        agent = small_agent(scripts(shifted(3)), clip_range_vf=bound, n_epochs=20, learning_rate=0.01)
+        weight = agent.policy.value_net.weight.detach().clone()
+        for _ in rollouts(agent, 1):
+            pass
+        return (agent.policy.value_net.weight - weight).abs().max().item()
+
+    assert moved(1e-4) < moved(None)
+
+
+@pytest.mark.parametrize("bound", [0, -0.1, float("nan")])
+def test_a_bound_that_is_none(bound):
+    with pytest.raises(ValueError, match=r"clip_range_vf must be"):
+        small_agent("CartPole-v1", clip_range_vf=bound)
+
+
+def test_flattened_images_are_told():
+    env = scripts(shifted(2), OBSERVATIONS["CnnGTrXLPolicy"])
+    with pytest.warns(UserWarning, match=r"flattens images of shape .*use 'CnnGTrXLPolicy'"):
+        small_agent(env, "MlpGTrXLPolicy")
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Box(0.0, 1.0, (3, 40, 40), np.float32)],
+    ids=["too small for NatureCNN", "no image"],
+)
+def test_what_is_flattened_with_good_reason(space):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small_agent(scripts(shifted(2), space), "MlpGTrXLPolicy")
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_forward_gives_what_ppo_collects(kind):
+    """Actions, values and log probabilities of an episode, step by step, are those of the rollout."""
+    agent = small_agent(scripts(shifted(3), action_space=ACTIONS[kind]))
+    buffer = next(iter(rollouts(agent, 1)))
+    agent = small_agent(scripts(shifted(3), action_space=ACTIONS[kind]))
+    agent.policy.set_training_mode(False)
+    state, starts = None, torch.ones(3)
+    torch.manual_seed(0)
+    for step in range(buffer.n_steps):
+        obs = buffer.obs[:, step]
+        distribution, _ = agent.policy.get_distribution(obs, state, starts)
+        values = agent.policy.predict_values(obs, state, starts)
+        torch.testing.assert_close(values, buffer.values[:, step])
+        log_probs = distribution.log_prob(buffer.actions[:, step])
+        torch.testing.assert_close(log_probs, buffer.log_probs[:, step])
+        _, again, _, following = agent.policy(obs, state, starts)
+        assert torch.equal(values, again)
+        state = agent.policy.took(following, buffer.actions[:, step])
+        starts = buffer.dones[:, step]
+
+
+def test_forward_of_first_steps():
+    env = scripts(shifted(3), action_space=ACTIONS["Box of two axes"])
+    agent = small_agent(env)
+    obs, _ = agent.policy.obs_to_tensor(env.reset())
+    actions, values, log_probs, state = agent.policy.forward(obs, deterministic=True)
+    assert actions.shape == (3, 2, 3)
+    assert values.shape == log_probs.shape == (3,)
+    assert not values.requires_grad
+    chosen, _ = agent.predict(obs.numpy(), deterministic=True)
+    np.testing.assert_array_equal(np.clip(actions.numpy(), -1, 2), chosen)
+    with pytest.raises(ValueError, match=r"the state is of 3 environments, the observation of 2"):
+        agent.policy.forward(obs[:2], state)

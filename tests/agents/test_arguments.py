@@ -1,0 +1,58 @@
+"""Keywords that a function does not take."""
+
+import inspect
+
+import pytest
+
+from rlxf.agents.arguments import Refused, explain_unknown, load_settings
+
+
+class Learner:
+    @explain_unknown({"use_sde": Refused("use noise instead", neutral=(False,))})
+    def __init__(self, width: int, noise: float = 0.5, _hidden: bool = True):
+        self.width, self.noise = width, noise
+
+
+def test_the_signature_stays():
+    assert list(inspect.signature(Learner).parameters) == ["width", "noise", "_hidden"]
+
+
+def test_a_refused_keyword_says_what_to_use():
+    with pytest.raises(TypeError, match=r"^Learner takes no argument 'use_sde': use noise instead$"):
+        Learner(3, use_sde=True)
+
+
+def test_a_neutral_value_asks_for_nothing():
+    assert Learner(3, use_sde=False).width == 3
+
+
+def test_a_typing_mistake_names_the_nearest_parameter():
+    with pytest.raises(TypeError, match=r"^Learner takes no argument 'nois'; did you mean 'noise'\?$"):
+        Learner(3, nois=1.0)
+
+
+def test_an_unknown_keyword_lists_the_public_parameters():
+    with pytest.raises(TypeError, match=r"^Learner takes no argument 'xyz'; it takes width, noise$"):
+        Learner(3, xyz=1.0)
+
+
+def test_what_is_taken_reaches_the_function():
+    assert vars(Learner(width=3, noise=0.1)) == {"width": 3, "noise": 0.1}
+
+
+def test_custom_objects_are_constructor_arguments_and_keywords_win():
+    given = {"custom_objects": {"gamma": 0.5, "n_steps": 4, "policy_class": int}, "gamma": 0.9}
+    assert load_settings(given) == {"gamma": 0.9, "n_steps": 4, "policy": int}
+
+
+def test_system_info_is_printed(capsys):
+    assert load_settings({"print_system_info": True}) == {}
+    assert "PyTorch" in capsys.readouterr().out
+    load_settings({"print_system_info": False})
+    assert not capsys.readouterr().out
+
+
+def test_episodes_are_not_in_a_file():
+    assert load_settings({"force_reset": True}) == {}
+    with pytest.raises(ValueError, match=r"force_reset=False is not possible.*resume_from=FILE"):
+        load_settings({"force_reset": False})
