@@ -12,12 +12,13 @@ from tests.sources import imported, parsed
 
 MAY_IMPORT = {
     "attention": {"attention"},
-    "envs": {"envs"},
-    "training": {"training"},
+    "utils": {"utils"},
+    "envs": {"envs", "utils"},
+    "training": {"training", "utils"},
     "evaluation": {"evaluation", "envs"},
-    "collection": {"collection", "envs", "evaluation"},
-    "agents": {"agents", "attention", "envs", "training"},
-    "cli": {"agents", "attention", "cli", "collection", "envs", "evaluation", "training"},
+    "collection": {"collection", "envs", "evaluation", "utils"},
+    "agents": {"agents", "attention", "envs", "training", "utils"},
+    "cli": {"agents", "attention", "cli", "collection", "envs", "evaluation", "training", "utils"},
     "__main__": {"cli"},
     "": {"agents", "attention", "collection", "envs", "evaluation"},  # rlxf/__init__.py: the public names
 }

@@ -808,6 +808,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         env: str | Env | VecEnv | VectorEnv | None = None,
         device: torch.device | str = "auto",
         policy: str | type[GTrXLPolicy] | None = None,
+        sha256: str | None = None,
         **settings: Any,
     ) -> Self:
         """The agent that `save` wrote.
@@ -817,7 +818,10 @@ class GTrXLPPO(OnPolicyAlgorithm):
             env: to train on or to evaluate in; None to predict only, until ``set_env``.
             device: "auto", "cpu" or "cuda".
             policy: the policy's class, needed if it was your own.
-            settings: arguments of the constructor that shall differ from the file's.
+            sha256: SHA-256 that the file must have, in hexadecimal digits, from a source that you trust. It
+                is compared before anything is parsed. None to take any file.
+            settings: arguments of the constructor that shall differ from the file's. ``tensorboard_log`` is
+                never taken from the file.
 
         Raises:
             FileNotFoundError: if there is no such file.
@@ -825,7 +829,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             ValueError: if the environment's spaces differ from the checkpoint's.
             TypeError: if the constructor has no such argument.
         """
-        agent: Self = loading.loaded(cls, path, env, device, policy, settings)
+        agent: Self = loading.loaded(cls, path, env, device, policy, settings, sha256)
         return agent
 
 

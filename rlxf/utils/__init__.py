@@ -1,0 +1,1 @@
+"""What every room may import: helpers that know nothing of learning."""
