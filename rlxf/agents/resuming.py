@@ -9,9 +9,6 @@ from rlxf.training import Archive, CheckpointError, CheckpointFolder, ResumeErro
 from rlxf.training.plain_json import dump_json, load_json
 from rlxf.training.randomness import GROUP
 
-FREE = {"tensorboard_log"}
-"""Settings that may differ: where the log is."""
-
 
 def newest_file(path: str | os.PathLike[str]) -> Path:
     """The file itself, or the newest whole one of a folder of `Checkpoints`.
@@ -34,7 +31,7 @@ def check_resumable(archive: Archive, path: Path) -> None:
 def check_alike(own: Mapping[str, Any], other: Mapping[str, Any], path: Path) -> None:
     """Raise ResumeError unless an agent is built as the one in a file; the first difference is named."""
     own = load_json(dump_json(own))
-    for name in sorted((own.keys() | other.keys()) - FREE):
+    for name in sorted(own.keys() | other.keys()):
         if own.get(name) != other.get(name):
             raise ResumeError(
                 f"{path} cannot be resumed here: its {name} is {other.get(name)}, the agent's "

@@ -53,6 +53,9 @@ class Calibrate:
     """Environments side by side, at most one per episode."""
     seed: int = 2_000_000
     """Of the environments; far from those of training and of rlxf evaluate."""
+    trust: bool = False
+    """State that you trust whoever made the run and its data: the module that their environment names is
+    imported, its arguments and wrappers are used. Without, the environment is one that is registered here."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; auto takes the GPU if there is one."""
 
@@ -108,7 +111,8 @@ class Calibrate:
         """The task of a run, as its agent saw it in training."""
         from rlxf.cli.players import as_in_training, make_env
 
-        return as_in_training(run, make_env(run, None, {}, min(self.n_envs, self.episodes or EPISODES)))
+        number = min(self.n_envs, self.episodes or EPISODES)
+        return as_in_training(run, make_env(run, None, {}, number, self.trust))
 
     def _calibrate(self, agents: Mapping[str, Any], env: "VecEnv | None", run: "RunFolder") -> None:
         from rlxf.cli.checkpoints import HEADINGS, checkpoints_of

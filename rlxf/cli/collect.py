@@ -54,6 +54,9 @@ class Collect:
     """Of environments, random actions and samples: the same seed records the same dataset."""
     author: str | None = None
     """Who is to be named as author of the dataset."""
+    trust: bool = False
+    """State that you trust whoever made the run and its data: the module that their environment names is
+    imported, its arguments and wrappers are used. Without, the environment is one that is registered here."""
     progress_bar: bool = True
     """Show a progress bar."""
     sb3: SB3Files = field(default_factory=SB3Files)
@@ -81,7 +84,7 @@ class Collect:
 
         n_envs = min(self.n_envs, self.episodes)
         if runs:
-            return make_env(runs[0], self.env, self.env_kwargs, n_envs)
+            return make_env(runs[0], self.env, self.env_kwargs, n_envs, self.trust)
         if self.env is None:
             raise ValueError(
                 "there is no task: give the folder of a run, or --env for random play and --sb3.files"

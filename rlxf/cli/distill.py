@@ -56,6 +56,9 @@ class Distill:
     """Of weights, windows, actions and environments: the same seed gives the same run on one machine."""
     run: Path | None = None
     """The new folder; None is that of the teacher with "-student" behind. An existing one is refused."""
+    trust: bool = False
+    """State that you trust whoever made the run and its data: the module that their environment names is
+    imported, its arguments and wrappers are used. Without, the environment is one that is registered here."""
     progress_bar: bool = True
     """Show a progress bar."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -94,7 +97,7 @@ class Distill:
     def _online(self, taught: RunFolder) -> tuple[Agent, Agent]:
         """The teacher, and a student in environments of the same task, which show what the teacher knows."""
         n_envs = taught.config["n_envs"]
-        env = Task.of_run(taught.config, None, {}).make(n_envs, self.seed)
+        env = Task.of_run(taught.config, None, {}, self.trust).make(n_envs, self.seed)
         teacher = load_agent(taught, env, taught.checkpoint, self.device)
         assert isinstance(teacher, GTrXLPPO)
         settings = online_checkpoint.constructor_settings(teacher) | self._own(teacher.core)

@@ -53,6 +53,9 @@ class Evaluate:
     """How it reads them: knn-lm or spalm, or JSON like {"name": "KNNLM", "k": 8}; None is knn-lm."""
     seed: int = 1_000_000
     """Of the environments; far from the seeds one trains with, so that generated levels are new."""
+    trust: bool = False
+    """State that you trust whoever made the run and its data: the module that their environment names is
+    imported, its arguments and wrappers are used. Without, the environment is one that is registered here."""
     progress_bar: bool = True
     """Show a progress bar."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -67,7 +70,7 @@ class Evaluate:
         check_counts(self, "episodes", "n_envs")
         check_from_zero(self, "seed")
         run = RunFolder.open(self.run)
-        env = make_env(run, self.env, self.env_kwargs, min(self.n_envs, self.episodes))
+        env = make_env(run, self.env, self.env_kwargs, min(self.n_envs, self.episodes), self.trust)
         files = checkpoints_of(run)
         agents = {name: load_agent(run, env, path, self.device) for name, path in files.items()}
         targets = targets_of(list(agents.values()), self.target_returns)

@@ -7,6 +7,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from rlxf.cli.mistakes import leave
 from rlxf.cli.screen import show
+from rlxf.cli.task import trust_option
 from rlxf.envs.errors import FaultyEnvironmentError
 from rlxf.training import CheckpointError, NumericalError, ResumeError, RunFolder, save_normalizer
 from rlxf.training.joining import here
@@ -33,7 +34,7 @@ def naming(run: RunFolder) -> Iterator[None]:
 
 def _broken_off(run: RunFolder, error: Exception) -> str:
     ways = {
-        f"go on with: rlxf resume {run.path}": bool(run.checkpoints.files()),
+        f"go on with: rlxf resume {run.path}{trust_option(run.config)}": bool(run.checkpoints.files()),
         f"begin anew from its weights, with --pretrained {run.path}": run.checkpoint.is_file(),
     }
     how = ", or ".join(way for way, open_ in ways.items() if open_)

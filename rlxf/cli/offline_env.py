@@ -1,5 +1,6 @@
 """Environments for an agent that learned from data."""
 
+import warnings
 from typing import Any
 
 from stable_baselines3.common.vec_env import VecEnv
@@ -20,15 +21,34 @@ def make_offline_env(
         n_envs: how many.
 
     Raises:
-        ValueError: if neither names an environment, it is unknown, or its spaces are not those of the data.
+        ValueError: if neither names an environment, it is unknown, its spaces are not those of the data, or
+            only the data name it and their description needs trust.
         TypeError: if it does not take the arguments.
+
+    Warns:
+        UserWarning: if ``env`` is that of the data, and their description needs trust: it is left out.
     """
     check_named(agent, env)
-    if env is None or env == agent.facts.env_id:
-        return agent.make_env(n_envs, env_kwargs=json_object(env_kwargs))
+    given = json_object(env_kwargs)
+    left_out = _left_out(agent, env, given)
+    if env is None or (env == agent.facts.env_id and not left_out):
+        return agent.make_env(n_envs, env_kwargs=given)
+    if left_out:
+        warnings.warn(
+            f"the data describe {env} with {', '.join(left_out)}, which is not used: give --env-kwargs, or "
+            f"--trust-data (of a run: --trust) if you trust the author of the data",
+            stacklevel=2,
+        )
     made = Task(env=env, env_kwargs=env_kwargs).make(n_envs, None)
     agent.check_env(made)
     return made
+
+
+def _left_out(agent: DecisionTransformer, env: str | None, given: dict[str, Any]) -> list[str]:
+    """What the data say of the environment that was named, and nobody trusts."""
+    if agent.trust or env is None or env != agent.facts.env_id or agent.facts.env is None:
+        return []
+    return agent.facts.env.needs_trust(given)
 
 
 def check_named(agent: DecisionTransformer, env: str | None, otherwise: str = "") -> None:

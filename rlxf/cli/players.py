@@ -10,7 +10,7 @@ from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.cli.checkpoints import REMEMBERING
 from rlxf.cli.offline_env import make_offline_env
-from rlxf.cli.task import Task, json_object
+from rlxf.cli.task import Task, check_described, json_object
 from rlxf.cli.technique_names import read
 from rlxf.evaluation.targets import checked_targets
 from rlxf.training import RunFolder, load_normalizer
@@ -21,7 +21,9 @@ GTRXL, OFFLINE = "gtrxl", "decision_transformer"
 Agent = GTrXLPPO | DecisionTransformer
 
 
-def make_env(run: RunFolder, env: str | None, env_kwargs: dict[str, Any], n_envs: int) -> VecEnv:
+def make_env(
+    run: RunFolder, env: str | None, env_kwargs: dict[str, Any], n_envs: int, trust: bool = False
+) -> VecEnv:
     """Environments for the agent of a run; they show raw observations.
 
     Args:
@@ -29,19 +31,24 @@ def make_env(run: RunFolder, env: str | None, env_kwargs: dict[str, Any], n_envs
         env: Gymnasium id; None for the one trained on, or that of the data.
         env_kwargs: arguments of the environment; without ``env`` they change those of the run.
         n_envs: how many.
+        trust: use all that the run and its data say of their environment, code included.
 
     Raises:
-        ValueError, TypeError: if there is no such environment, or the run is of no agent known here.
+        ValueError, TypeError: if there is no such environment, the run is of no agent known here, or its
+            environment needs trust.
     """
     if agent_name(run) == GTRXL:
-        return Task.of_run(run.config, env, env_kwargs).make(n_envs, None)
-    agent = DecisionTransformer.load(run.checkpoint, device="cpu")
-    if agent.facts.env_wrappers:  # they are code: the data hold them, the file does not
-        agent = DecisionTransformer.load(run.checkpoint, agent.facts.dataset_ids, device="cpu")
+        return Task.of_run(run.config, env, env_kwargs, trust).make(n_envs, None)
+    agent = DecisionTransformer.load(run.checkpoint, device="cpu", trust=trust)
+    if trust and agent.facts.env_wrappers:  # they are code: the data hold them, the file does not
+        agent = DecisionTransformer.load(run.checkpoint, agent.facts.dataset_ids, device="cpu", trust=True)
+    if env is None and not trust:
+        check_described(run.config, env_kwargs)
     if env is not None:
         return make_offline_env(agent, env, env_kwargs, n_envs)
     kwargs = json_object(run.config.get("env_kwargs", {})) | json_object(env_kwargs)
-    return make_offline_env(agent, run.config.get("env"), kwargs, n_envs)
+    named = run.config.get("env")
+    return make_offline_env(agent, None if named == agent.facts.env_id else named, kwargs, n_envs)
 
 
 def load_agent(run: RunFolder, env: VecEnv, checkpoint: Path, device: Device) -> Agent:

@@ -75,8 +75,8 @@ class Pretrain:
         return partial(self._train, pretraining, run, None)
 
     @classmethod
-    def of_run(cls, run: RunFolder, progress_bar: bool) -> Self:
-        """The options that a run was started with.
+    def of_run(cls, run: RunFolder, progress_bar: bool, trust: bool = False) -> Self:
+        """The options that a run was started with. It has no environment, so ``trust`` changes nothing.
 
         Raises:
             ValueError: if its ``config.json`` lacks one.

@@ -22,6 +22,7 @@ from rlxf.cli.mistakes import (
     in_one_line,
     warnings_in_one_line,
 )
+from rlxf.utils.permissions import not_writable_by_others
 
 DESCRIPTION = f"rlxf {__version__}: transformer agents for reinforcement learning."
 EXAMPLE = "Example: rlxf train gtrxl --help"
@@ -29,7 +30,7 @@ EXAMPLE = "Example: rlxf train gtrxl --help"
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line: leave with 2 and one line on a user's mistake, with 130 on Ctrl-C."""
-    with warnings_in_one_line(), disk_errors_told_once():
+    with warnings_in_one_line(), disk_errors_told_once(), not_writable_by_others():
         with in_one_line(*BUILDING):
             work = parse(args).prepare()
         with in_one_line(*WORKING):

@@ -12,6 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from rlxf.cli.keeping import keep
 from rlxf.cli.mistakes import leave
+from rlxf.cli.task import trust_option
 from rlxf.cli.together import deafen
 from rlxf.training import Checkpoints, RunFolder, read_archive, stop_on_signals
 from rlxf.training.checkpoints import BESIDE, Stateful
@@ -97,4 +98,6 @@ def _leave(signal: Signals, run: RunFolder) -> None:
     deafen()
     if not here().writes:
         sys.exit(RESUMABLE)
-    leave(f"stopped by {signal.name}; go on with: rlxf resume {run.path}", RESUMABLE)
+    leave(
+        f"stopped by {signal.name}; go on with: rlxf resume {run.path}{trust_option(run.config)}", RESUMABLE
+    )

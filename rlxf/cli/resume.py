@@ -24,6 +24,9 @@ class Resume:
 
     run: Positional[Path]
     """Folder of the run."""
+    trust: bool = False
+    """State that you trust whoever made the run and its data: the module that their environment names is
+    imported, its arguments and wrappers are used. Without, the environment is one that is registered here."""
     progress_bar: bool = True
     """Show progress bars."""
 
@@ -41,6 +44,6 @@ class Resume:
                 f"{self.run} is of agent {run.config.get('agent')!r}; only a run of rlxf train gtrxl, rlxf "
                 f"train dt or rlxf pretrain can be resumed"
             )
-        begun = resolve_name(COMMANDS[command]).of_run(run, self.progress_bar)
+        begun = resolve_name(COMMANDS[command]).of_run(run, self.progress_bar, self.trust)
         work: Callable[[], None] = begun.prepare_again(run)
         return work

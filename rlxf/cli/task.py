@@ -1,6 +1,7 @@
 """The options that say which environments to make."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -30,17 +31,28 @@ class Task:
     episode: what the last episode ended with. For --across-episodes."""
 
     @classmethod
-    def of_run(cls, config: dict[str, Any], env: str | None, env_kwargs: dict[str, Any]) -> Self:
+    def of_run(
+        cls, config: dict[str, Any], env: str | None, env_kwargs: dict[str, Any], trust: bool = False
+    ) -> Self:
         """The task of a run, with other arguments; or another one, ``env``, that shows the agent as much.
 
+        Args:
+            config: of the run, read from its file.
+            env: the id on the command line; None for that of the run.
+            env_kwargs: on the command line; without ``env`` they change those of the run.
+            trust: import the module that the file names, and use the arguments that it gives.
+
         Raises:
-            ValueError: if the run's configuration does not say, or the arguments are no JSON object.
+            ValueError: if the run's configuration names no environment, the arguments are no JSON object, or
+                they need trust (`check_described`).
         """
         shown = {name: config.get(name, False) for name in ("previous_reward", "previous_transition")}
         if env is not None:
             return cls(env=env, env_kwargs=env_kwargs, **shown)
         if not isinstance(config.get("env"), str):
             raise ValueError(f"config.json names no env but {config.get('env')!r}: restore it, or give --env")
+        if not trust:
+            check_described(config, env_kwargs)
         kwargs = json_object(config.get("env_kwargs", {})) | json_object(env_kwargs)
         return cls(env=config["env"], env_kwargs=kwargs, **shown)
 
@@ -71,3 +83,28 @@ def json_object(env_kwargs: Any) -> dict[str, Any]:
     if not isinstance(env_kwargs, dict):
         raise ValueError(f"env_kwargs must be a JSON object, got {env_kwargs!r}")
     return env_kwargs
+
+
+def check_described(config: dict[str, Any], given: Collection[str] = ()) -> None:
+    """Raise ValueError if what the ``config.json`` of a run says of its environment needs trust.
+
+    That is an id with a module, and arguments which the environment is not registered with. A run that names
+    no environment passes.
+
+    Args:
+        config: of the run.
+        given: names of arguments that the command line gives.
+    """
+    from rlxf.envs.trust import DescribedEnv
+
+    if config.get("env") is not None:
+        DescribedEnv(config["env"], json_object(config.get("env_kwargs", {}))).local_spec(given)
+
+
+def trust_option(config: dict[str, Any]) -> str:
+    """`` --trust`` if commands on a run with this configuration need it, else nothing."""
+    try:
+        check_described(config)
+    except ValueError:
+        return " --trust"
+    return " --trust" if config.get("trust_data") else ""

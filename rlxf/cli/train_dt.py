@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -23,7 +23,7 @@ from rlxf.cli.offline_learner import OfflineLearner
 from rlxf.cli.pretrained import begin_with
 from rlxf.cli.resumable import config_read, learn_resumably, options_of, steps_in
 from rlxf.cli.screen import as_table, show
-from rlxf.cli.task import Json
+from rlxf.cli.task import Json, check_described
 from rlxf.cli.together import join_others, log_of, new_run, started_anew
 from rlxf.envs.trajectories import load_trajectories
 from rlxf.evaluation import EvaluationCallback, TargetSweep, evaluate
@@ -45,6 +45,7 @@ OWN = (
     "evaluate_every",
     "log_interval",
     "checkpoint_seconds",
+    "trust_data",
 )
 """Options of its own that ``config.json`` keeps, by which a run can go on."""
 
@@ -78,9 +79,11 @@ class TrainDecisionTransformer:
     targets.png in the folder shows what was reached."""
     download: bool = False
     """Download a dataset that is not on this machine."""
+    trust_data: bool = False
+    """State that you trust whoever made the data: what they say of their environment is used, which is code:
+    entry point, arguments, wrappers. Without, it is the environment of that id that is registered here."""
     env: str | None = None
-    """Gymnasium id to evaluate in; None is what the data name. That one has the arguments and wrappers of the
-    data, also where its id is given."""
+    """Gymnasium id to evaluate in; None is what the data name; package:id imports the package first."""
     env_kwargs: Json = field(default_factory=dict)
     """Arguments of the environment as a JSON object; in that of the data they change those of the data."""
     seed: int = 0
@@ -108,7 +111,8 @@ class TrainDecisionTransformer:
         join_others()
         run = started_anew(self._path)
         if run is not None:
-            return self.of_run(run, self.progress_bar).prepare_again(run)
+            again = self.of_run(run, self.progress_bar, trust=True)  # this job wrote it
+            return replace(again, trust_data=self.trust_data).prepare_again(run)
         self._check()
         agent = self._agent()
         begin_with(agent, self.pretrained)
@@ -119,20 +123,32 @@ class TrainDecisionTransformer:
         return partial(self._train, agent, run, None)
 
     @classmethod
-    def of_run(cls, run: RunFolder, progress_bar: bool) -> Self:
+    def of_run(cls, run: RunFolder, progress_bar: bool, trust: bool = False) -> Self:
         """The options that a run was started with.
 
+        Args:
+            run: the folder.
+            progress_bar: show progress bars.
+            trust: use all that its ``config.json`` says of the environment, and its data, code included.
+
         Raises:
-            ValueError: if its ``config.json`` lacks one.
+            ValueError: if its ``config.json`` lacks one, or its environment needs trust.
         """
-        config = {"env_kwargs": {}} | run.config  # it is missing where there was no choice yet
+        config = {"env_kwargs": {}, "trust_data": False} | run.config  # missing where there was no choice yet
+        if not trust:
+            _check_untrusted(run)
         with config_read(run):
             learner = options_of(OfflineLearner, config)
             own = {name: config[name] for name in OWN}
             core = TransformerSpec.from_dict(config["core"])
         pretrained = None if own["pretrained"] is None else Path(own["pretrained"])
         again = own | {name: tuple(own[name]) for name in ("dataset", "target_returns")}
-        again |= {"pretrained": pretrained, "run": run.path, "progress_bar": progress_bar}
+        again |= {
+            "pretrained": pretrained,
+            "run": run.path,
+            "progress_bar": progress_bar,
+            "trust_data": trust,
+        }
         return cls(**again, learner=learner, core=core)
 
     def prepare_again(self, run: RunFolder) -> Callable[[], None]:
@@ -151,7 +167,7 @@ class TrainDecisionTransformer:
             return partial(self._train, agent, run, newest)
         if run.checkpoint.is_file():
             return partial(show, f"{run.path} has all of its {done} updates; see: rlxf evaluate {run.path}")
-        agent = DecisionTransformer.load(newest, device=self.learner.device)
+        agent = DecisionTransformer.load(newest, device=self.learner.device, trust=self.trust_data)
         agent.set_logger(log_of(partial(run.continue_logger, done)))
         return partial(self._finish, agent, run)
 
@@ -182,7 +198,8 @@ class TrainDecisionTransformer:
     def _agent(self) -> DecisionTransformer:
         options = {"download": self.download, "progress_bar": self.progress_bar}
         data = here().first_then_all(partial(load_trajectories, self.dataset, **options))
-        return DecisionTransformer(data, core=self.core, seed=self.seed, **self.learner.arguments())
+        options = self.learner.arguments()
+        return DecisionTransformer(data, core=self.core, seed=self.seed, trust=self.trust_data, **options)
 
     def _config(self, agent: DecisionTransformer) -> dict[str, Any]:
         """What the run is started with, defaults included."""
@@ -284,3 +301,13 @@ class TrainDecisionTransformer:
         number = min(ENVIRONMENTS, self.episodes)
         with closing(make_offline_env(agent, self.env, self.env_kwargs, number)) as env:
             yield env
+
+
+def _check_untrusted(run: RunFolder) -> None:
+    """Raise ValueError if the run goes on in another environment unless it and its data are trusted."""
+    check_described(run.config)
+    if run.config.get("trust_data"):
+        raise ValueError(
+            f"{run.path} was trained with --trust-data, in the environment that its data describe: add "
+            f"--trust if you trust the author of the run and of {', '.join(map(str, run.config['dataset']))}"
+        )

@@ -24,7 +24,7 @@ from rlxf.cli.pretrained import begin_with
 from rlxf.cli.processes import Processes
 from rlxf.cli.resumable import config_read, learn_resumably, options_of, steps_in
 from rlxf.cli.screen import as_table, show
-from rlxf.cli.task import Task
+from rlxf.cli.task import Task, check_described
 from rlxf.cli.together import join_others, log_of, new_run, started_anew
 from rlxf.evaluation import EvaluationCallback, evaluate
 from rlxf.training import RunFolder
@@ -91,7 +91,7 @@ class TrainGTrXL:
         join_others()
         run = started_anew(self._path)
         if run is not None:
-            return self.of_run(run, self.progress_bar).prepare_again(run)
+            return self.of_run(run, self.progress_bar, trust=True).prepare_again(run)  # this job wrote it
         self._check()
         env, agent = self._made()
         begin_with(agent, self.pretrained)
@@ -101,12 +101,19 @@ class TrainGTrXL:
         return partial(self._train, agent, env, run, None)
 
     @classmethod
-    def of_run(cls, run: RunFolder, progress_bar: bool) -> Self:
+    def of_run(cls, run: RunFolder, progress_bar: bool, trust: bool = False) -> Self:
         """The options that a run was started with.
 
+        Args:
+            run: the folder.
+            progress_bar: show progress bars.
+            trust: use all that its ``config.json`` says of the environment, code included.
+
         Raises:
-            ValueError: if its ``config.json`` lacks one.
+            ValueError: if its ``config.json`` lacks one, or its environment needs trust.
         """
+        if not trust:
+            check_described(run.config)
         with config_read(run):
             parts = {
                 "task": options_of(Task, run.config),

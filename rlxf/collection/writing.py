@@ -19,6 +19,7 @@ from minari.namespace import create_namespace, list_local_namespaces
 from minari.storage.datasets_root_dir import get_dataset_path
 
 from rlxf.collection.disk_space import check_space
+from rlxf.utils.permissions import not_writable_by_others
 
 AT_ONCE = 64
 """Episodes held in memory until they are written."""
@@ -44,6 +45,7 @@ def check_new(dataset_id: str) -> None:
         )
 
 
+@not_writable_by_others()
 def write_dataset(
     dataset_id: str,
     episodes: Iterable[EpisodeBuffer],

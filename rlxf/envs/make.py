@@ -1,9 +1,12 @@
 """From an environment id to a `VecEnv`, or to one environment as it stands in there."""
 
+import importlib.util
+import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -122,6 +125,8 @@ def make_env(
 def find_spec(env_id: str) -> EnvSpec:
     """The registered spec of ``env_id``, after importing the package that brings it.
 
+    For ids that a user wrote: ``module:id`` imports the module. Those of files go to `registered_spec`.
+
     Raises:
         ValueError: if nothing of this name is registered; it lists the nearest names.
     """
@@ -136,6 +141,37 @@ def find_spec(env_id: str) -> EnvSpec:
     except gymnasium.error.Error as error:
         near = ", ".join(get_close_matches(name, gymnasium.registry, n=4)) or "none"
         raise ValueError(f"unknown environment id {env_id!r}; near names: {near}. {_hint(name)}") from error
+
+
+def registered_spec(env_id: str) -> EnvSpec:
+    """The registered spec of an id that was read from a file.
+
+    Only the package of a known family (`rlxf.envs.memory_tasks`) is imported, and not from the working
+    directory, where a folder of that name may be part of the file's own folder.
+
+    Raises:
+        ValueError: if the id is ``module:id``, which would import a module that the file chose, or nothing of
+            this name is registered.
+    """
+    if ":" in env_id:
+        raise ValueError(
+            f"the file names the environment {env_id!r}, and a module that a file names is not imported: if "
+            f"you know the module, give the environment yourself (--env module:id; in Python env=...), or "
+            f"state that you trust the author of the file (--trust)"
+        )
+    family = family_of(env_id)
+    if family and _in_working_folder(family.module):
+        raise ValueError(
+            f"{family.module} would be imported from the working directory, for an id that a file names, "
+            f"{env_id!r}: run the command in another folder, or give the environment with --env"
+        )
+    return find_spec(env_id)
+
+
+def _in_working_folder(module: str) -> bool:
+    found = None if module in sys.modules else importlib.util.find_spec(module)
+    places = () if found is None else (found.submodule_search_locations or [found.origin or ""])
+    return any(Path(place).resolve().parent == Path.cwd() for place in places)
 
 
 def _hint(name: str) -> str:

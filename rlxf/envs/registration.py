@@ -1,7 +1,9 @@
 """Makes the package's environments known to Gymnasium. Imports Gymnasium alone, so it is quick."""
 
-from gymnasium.envs.registration import register, registry
+from gymnasium.envs.registration import EnvSpec, register, registry
 
+_ENTRY_POINT = "rlxf.envs.tmaze:TMaze"
+_CHECKED = {"corridor_length", "active", "penalty", "penalty_rule"}
 _KWARGS: dict[str, dict[str, object]] = {
     "rlxf/TMaze-v0": {"corridor_length": 50, "active": False},
     "rlxf/TMazeActive-v0": {"corridor_length": 50, "active": True},
@@ -17,7 +19,12 @@ def register_envs() -> None:
         if env_id not in registry:
             register(
                 env_id,
-                entry_point="rlxf.envs.tmaze:TMaze",
+                entry_point=_ENTRY_POINT,
                 vector_entry_point="rlxf.envs.tmaze_vector:TMazeVector",
                 kwargs=kwargs,
             )
+
+
+def checks_argument(spec: EnvSpec, name: str) -> bool:
+    """Whether ``spec`` is a task of this package that accepts no harmful value for the argument ``name``."""
+    return spec.entry_point == _ENTRY_POINT and name in _CHECKED

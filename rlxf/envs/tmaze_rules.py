@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 PenaltyRule = Literal["schedule", "step"]
 Cells = int | NDArray[np.int64]
+MAX_CORRIDOR_LENGTH = 1_000_000
+"""The tables of the rules take about 60 bytes for each cell."""
 RIGHT, UP, LEFT, DOWN = range(4)
 
 
@@ -50,7 +52,7 @@ class TMazeRules:
         penalty_rule: "schedule" or "step": which steps are idle.
 
     Raises:
-        ValueError: if corridor_length is not an integer of at least 1, penalty is above 0 or not finite, or
+        ValueError: if corridor_length is no integer from 1 to 1,000,000, penalty is above 0 or not finite, or
             there is no such rule.
     """
 
@@ -62,6 +64,10 @@ class TMazeRules:
     def __post_init__(self) -> None:
         if not _is_positive_integer(self.corridor_length):
             raise ValueError(f"corridor_length must be an integer >= 1, got {self.corridor_length!r}")
+        if self.corridor_length > MAX_CORRIDOR_LENGTH:
+            raise ValueError(
+                f"corridor_length must be at most {MAX_CORRIDOR_LENGTH:,}, got {self.corridor_length!r}"
+            )
         if self.penalty is not None and not -math.inf < self.penalty <= 0:
             raise ValueError(f"penalty must be finite and at most 0, got {self.penalty!r}")
         if self.penalty_rule not in get_args(PenaltyRule):

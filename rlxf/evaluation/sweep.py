@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -105,11 +106,12 @@ class TargetSweep(Tabular):
         return compare(named, title, "target")
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Write `figure` to a file; the suffix names the format.
+        """Write `figure` to a new file, in place of one that is there; the suffix names the format.
 
         Raises:
             OSError: if it cannot be written.
         """
+        Path(path).unlink(missing_ok=True)  # a link would be followed
         self.figure().savefig(path)
 
     def figure(self) -> "Figure":

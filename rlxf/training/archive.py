@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlxf.training.archive_reader import read_members
 from rlxf.training.atomic import atomic_write
+from rlxf.training.digest import check_digest, check_digits
 from rlxf.training.errors import CheckpointError
 from rlxf.training.manifest import MANIFEST, describe_member, dump_manifest
 from rlxf.training.plain_json import dump_json
@@ -63,7 +64,9 @@ def write_archive(
     atomic_write(path, lambda handle: _write_members(handle, texts, groups))
 
 
-def read_archive(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> Archive:
+def read_archive(
+    path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, sha256: str | None = None
+) -> Archive:
     """Read a checkpoint file and check all of it; no code in it can run.
 
     Memory stays below twice the size of the file plus that of the parsed JSON.
@@ -72,16 +75,23 @@ def read_archive(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> Ar
         path: a file written by `write_archive`.
         max_bytes: largest file, in bytes, that is opened. The default, 16 GiB, is far above any agent and
             still keeps a hostile file from filling the memory of a large machine.
+        sha256: SHA-256 that the whole file must have, 64 hexadecimal digits, as ``sha256sum`` prints it. It
+            is compared before anything is parsed. None to take any file. The checksums inside a file show
+            damage only: whoever alters a file can alter them, too.
 
     Raises:
         FileNotFoundError: if there is no file.
         IsADirectoryError: if ``path`` is a folder.
-        CheckpointError: if the file is truncated, altered, foreign, too large or of a newer format.
+        CheckpointError: if the file is truncated, altered, foreign, too large or of a newer format, or its
+            SHA-256 is another.
+        ValueError: if ``sha256`` is not 64 hexadecimal digits.
     """
     path = Path(path)
+    check_digits(sha256)
     _check_is_file(path)
     with open(path, "rb") as handle:
         try:
+            check_digest(handle, sha256)
             members = read_members(handle, max_bytes)
         except ValueError as error:
             raise CheckpointError(f"cannot read checkpoint {path}: {error}") from error

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
+from rlxf.utils.permissions import OTHERS_MAY_WRITE
+
 TEMPORARY = ".rlxf-{}.tmp"
 ANY_UUID = "[0-9a-f]" * 32
 ABANDONED_SECONDS = 3600
@@ -21,9 +23,10 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
     """Replace the file at ``path`` by what ``write`` puts into the handle it is given.
 
     The bytes go to a temporary file ``.rlxf-*.tmp`` in the same folder, are synced to the disk and
-    renamed to ``path``; then the folder is synced. A symbolic link is followed, not replaced. Whatever
-    ``write`` raises is raised here, the temporary file is removed and the file at ``path`` is as before.
-    Temporary files that killed processes left in the folder an hour ago or longer are removed too.
+    renamed to ``path``; then the folder is synced. A link at ``path`` is replaced, not followed: the file
+    that it leads to stays as it is. Group and others may not write to the file, whatever the umask is.
+    Whatever ``write`` raises is raised here, the temporary file is removed and the file at ``path`` is as
+    before. Temporary files that killed processes left in the folder an hour ago or longer are removed too.
 
     Args:
         path: the file to write; its folder must exist.
@@ -33,8 +36,8 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
         OSError: if the disk is full, the folder is missing or not writable; with the original ``errno``,
             the path and the reason.
     """
-    target = Path(path).resolve()
-    if target.is_dir():
+    target = Path(path).parent.resolve() / Path(path).name
+    if target.is_dir() and not target.is_symlink():
         raise IsADirectoryError(f"cannot write {target}: it is a folder; give the name of a file")
     try:
         _write_and_rename(target, write)
@@ -48,13 +51,17 @@ def _write_and_rename(target: Path, write: Callable[[BinaryIO], object]) -> None
     _sweep(target.parent)
     temporary = target.with_name(TEMPORARY.format(uuid4().hex))
     try:
-        with open(temporary, "x+b") as handle:
+        with open(temporary, "x+b", opener=_open) as handle:
             write(handle)
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o666 & ~OTHERS_MAY_WRITE)
 
 
 def _sweep(folder: Path) -> None:

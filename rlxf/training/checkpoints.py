@@ -18,6 +18,7 @@ from rlxf.training.atomic import sync_folder
 from rlxf.training.errors import CheckpointError
 from rlxf.training.joining import here
 from rlxf.training.stopping import Stop
+from rlxf.utils.permissions import make_folder
 
 NAME = re.compile(r"step-(\d{12})\.zip")
 BESIDE = "beside"
@@ -62,7 +63,7 @@ class CheckpointFolder:
             OSError: if it cannot be written, e.g. the disk is full; the others stay.
         """
         if not self.path.is_dir():
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path, exist_ok=True)
             sync_folder(self.path.parent)
         write_archive(self.file(step), archive.documents, archive.tensors)
         for file in self.files()[: -self.keep]:

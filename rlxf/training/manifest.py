@@ -40,7 +40,9 @@ def check_complete(listed: set[str], present: set[str]) -> None:
     if missing := sorted(listed - present):
         raise ValueError(f"the member {missing[0]!r} is missing; use another copy of the file")
     if extra := sorted(present - listed):
-        raise ValueError(f"the member {extra[0]!r} is not listed in {MANIFEST}; do not trust this file")
+        raise ValueError(
+            f"the member {extra[0]!r} is not listed in {MANIFEST}; the file is damaged, use another copy"
+        )
 
 
 def check_unaltered(name: str, data: bytes, entry: dict[str, Any]) -> None:

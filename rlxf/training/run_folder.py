@@ -13,6 +13,7 @@ from rlxf.training.atomic import atomic_write, sync_folder
 from rlxf.training.checkpoints import CheckpointFolder
 from rlxf.training.continued_log import ContinuedCSV, ContinuedTensorBoard
 from rlxf.training.plain_json import dump_json, load_json
+from rlxf.utils.permissions import make_folder, not_writable_by_others
 
 CONFIG = "config.json"
 CHECKPOINT = "checkpoint.zip"
@@ -47,7 +48,7 @@ class RunFolder:
         path = Path(path)
         text = dump_json(config, indent=2)
         try:
-            path.mkdir(parents=True)
+            make_folder(path)
         except FileExistsError as error:
             raise FileExistsError(f"{path} exists; choose another folder or move it away") from error
         except OSError as error:
@@ -67,7 +68,7 @@ class RunFolder:
         Raises:
             FileNotFoundError: if the folder, its ``config.json`` or its ``checkpoint.zip`` is missing.
             NotADirectoryError: if ``path`` is a file.
-            ValueError: if ``config.json`` holds no JSON object.
+            ValueError: if ``config.json`` holds no JSON object, or there is a symbolic link in the folder.
         """
         run = cls.reopen(path)
         if not run.checkpoint.is_file():
@@ -81,7 +82,7 @@ class RunFolder:
         Raises:
             FileNotFoundError: if the folder or its ``config.json`` is missing.
             NotADirectoryError: if ``path`` is a file.
-            ValueError: if ``config.json`` holds no JSON object.
+            ValueError: if ``config.json`` holds no JSON object, or there is a symbolic link in the folder.
         """
         _check_folder(Path(path))
         return cls(Path(path), _read_config(Path(path) / CONFIG))
@@ -110,6 +111,7 @@ class RunFolder:
         """Remove the folder with all that is in it: the run came to nothing."""
         shutil.rmtree(self.path)
 
+    @not_writable_by_others()
     def make_logger(self, formats: Sequence[str] = ("tensorboard", "csv")) -> Logger:
         """A logger of Stable-Baselines3 that writes into this folder.
 
@@ -124,6 +126,7 @@ class RunFolder:
             raise FileExistsError(f"{self.path / LOG} exists and would be emptied; use a new run folder")
         return configure(str(self.path), list(formats))
 
+    @not_writable_by_others()
     def continue_logger(self, step: int) -> Logger:
         """A logger that goes on with what `make_logger` began; points behind ``step`` are taken back."""
         continued = [ContinuedTensorBoard(self.path, step), ContinuedCSV(self.path / LOG, step)]
@@ -137,6 +140,19 @@ def _check_folder(path: Path) -> None:
         raise NotADirectoryError(f"{path} is a file; give the folder of a run. {SB3}")
     if not (path / CONFIG).is_file():
         raise FileNotFoundError(f"{path} is no run folder: it has no {CONFIG}; give the folder of a run")
+    _check_no_links(path)
+
+
+def _check_no_links(path: Path) -> None:
+    """Raise ValueError if a name in the folder is a symbolic link, by which writing would go elsewhere."""
+    for folder, folders, files in os.walk(path):
+        for name in sorted(folders + files):
+            found = Path(folder, name)
+            if found.is_symlink():
+                raise ValueError(
+                    f"{found} is a symbolic link to {os.readlink(found)}, and a run folder is written to: "
+                    f"put a copy of the file or folder in its place, or remove it"
+                )
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -49,7 +49,10 @@ def load_tensors(data: bytes) -> dict[str, Tensor]:
     """
     header = int.from_bytes(data[:8], "little")
     if header > MAX_JSON_BYTES:
-        raise ValueError(f"its header of {header:,} bytes exceeds {MAX_JSON_BYTES:,}; do not trust this file")
+        raise ValueError(
+            f"its header of {header:,} bytes exceeds {MAX_JSON_BYTES:,}; the file is damaged, use another "
+            f"copy"
+        )
     try:
         return safetensors.torch.load(data)
     except (SafetensorError, AssertionError, KeyError, RuntimeError, TypeError) as error:

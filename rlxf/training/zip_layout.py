@@ -65,18 +65,26 @@ def check_members(members: list[zipfile.ZipInfo], file_size: int) -> None:
     for member in members:
         _check_member(member)
         if member.filename in seen:
-            raise ValueError(f"the member {member.filename!r} is there twice; do not trust this file")
+            raise ValueError(
+                f"the member {member.filename!r} is there twice; the file is damaged, use another copy"
+            )
         seen.add(member.filename)
     if sum(member.file_size for member in members) > file_size:
-        raise ValueError("its members declare more bytes than the file has; do not trust this file")
+        raise ValueError(
+            "its members declare more bytes than the file has; the file is damaged, use another copy"
+        )
 
 
 def _check_member(member: zipfile.ZipInfo) -> None:
     name = member.orig_filename
     if not MEMBER_NAME.fullmatch(name):
-        raise ValueError(f"the member {name!r} is neither JSON nor safetensors; do not trust this file")
+        raise ValueError(
+            f"the member {name!r} is neither JSON nor safetensors; the file is damaged, use another copy"
+        )
     if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
-        raise ValueError(f"the member {name!r} is compressed, never so by rlxf; do not trust this file")
+        raise ValueError(
+            f"the member {name!r} is compressed, never so by rlxf; the file is damaged, use another copy"
+        )
 
 
 def _check_start(handle: BinaryIO) -> None:
@@ -114,7 +122,9 @@ def _zip64_directory_bytes(handle: BinaryIO, end: int) -> int:
     if locator != b"PK\x06\x07":
         return 0
     if signature != b"PK\x06\x06" or offset != record:
-        raise ValueError("its zip64 record is not where rlxf writes it; do not trust this file")
+        raise ValueError(
+            "its zip64 record is not where rlxf writes it; the file is damaged, use another copy"
+        )
     return directory
 
 

@@ -117,9 +117,13 @@ def test_wrappers_around_the_environment_come_from_the_data(minari_root, capsys)
     env = gymnasium.wrappers.FlattenObservation(gymnasium.make("CartPole-v1"))
     episodes = random_episodes((5, 6), spaces.Box(-0.4, 0.4, (4,), np.float32), env.action_space)
     record(episodes, ID, env.observation_space, env.action_space, env=env)
-    main(["train", "dt", "--dataset", ID, "--run", "wrapped", *TINY_OFFLINE])
+    untrusted = refused(capsys, "train", "dt", "--dataset", ID, "--run", "wrapped", *TINY_OFFLINE)
+    assert "'CartPole-v1' with wrapper FlattenObservation, which is not used without trust" in untrusted
+    main(["train", "dt", "--dataset", ID, "--run", "wrapped", "--trust-data", *TINY_OFFLINE])
     assert DecisionTransformer.load("wrapped/checkpoint.zip").facts.env_wrappers == ("FlattenObservation",)
-    main(["evaluate", "wrapped", "--episodes", "2", "--no-progress-bar"])
+    again = ["evaluate", "wrapped", "--episodes", "2", "--no-progress-bar"]
+    assert "wrapper FlattenObservation" in refused(capsys, *again)
+    main([*again, "--trust"])
     assert "Last checkpoint, step 3" in capsys.readouterr().out
 
 

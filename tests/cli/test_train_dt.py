@@ -4,6 +4,7 @@ import errno
 import inspect
 import json
 import shlex
+import shutil
 from dataclasses import fields
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def test_an_option_has_the_agents_name_and_default(name):
 
 
 def test_no_setting_of_the_agent_is_forgotten():
-    elsewhere = {"dataset", "env", "seed", "core", "download"}
+    elsewhere = {"dataset", "env", "seed", "core", "download", "trust"}
     for_python = {"tensorboard_log", "verbose", "_init_setup_model"}
     assert set(inspect.signature(DecisionTransformer).parameters) == SETTABLE | elsewhere | for_python
 
@@ -180,13 +181,17 @@ PAID_AT_THE_END = ["--env-kwargs", '{"sutton_barto_reward": true}']
 
 
 @pytest.mark.parametrize("env", [[], ["--env", "CartPole-v1"]], ids=["of the data", "named"])
-def test_arguments_of_the_environment(data, env):
+def test_arguments_of_the_environment(data, env, capsys):
     """With these, CartPole pays -1 when the pole falls, and nothing before."""
     train("--dataset", data, "--run", "run", *env, *PAID_AT_THE_END)
     assert mean_reward("run") == -1
     again = ["evaluate", "run", "--episodes", "2", "--no-progress-bar"]
-    main(again)
+    told = refused(capsys, *again)
+    assert "'CartPole-v1' with sutton_barto_reward=True, which is not used without trust" in told
+    assert """--env CartPole-v1 --env-kwargs '{"sutton_barto_reward": true}'""" in told
+    main([*again, "--trust"])
     assert mean_reward("run/evaluation") == -1
+    shutil.rmtree("run/evaluation")
     main([*again, "--env-kwargs", '{"sutton_barto_reward": false}'])
     assert mean_reward("run/evaluation") > 5
 

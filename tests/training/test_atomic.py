@@ -96,12 +96,33 @@ def test_the_bytes_are_synced_before_the_rename_and_the_folder_after(target, mon
     assert calls == ["sync file", "rename", "sync folder"]
 
 
-def test_a_link_is_followed(target):
+@pytest.mark.parametrize("make", ["symlink_to", "hardlink_to"])
+def test_a_link_is_replaced_and_what_it_leads_to_stays(target, make):
     link = target.with_name("link")
-    link.symlink_to(target)
+    getattr(link, make)(target)
     atomic_write(link, lambda handle: handle.write(b"new"))
-    assert link.is_symlink()
-    assert target.read_bytes() == b"new"
+    assert not link.is_symlink()
+    assert link.read_bytes() == b"new"
+    assert target.read_bytes() == b"old"
+
+
+def test_a_link_to_a_folder_is_replaced(target):
+    folder = target.with_name("folder")
+    folder.mkdir()
+    link = target.with_name("link")
+    link.symlink_to(folder)
+    atomic_write(link, lambda handle: handle.write(b"new"))
+    assert link.read_bytes() == b"new"
+    assert not files_in(folder)
+
+
+def test_others_may_not_write_whatever_the_umask(target):
+    before = os.umask(0)
+    try:
+        atomic_write(target, lambda handle: handle.write(b"new"))
+    finally:
+        os.umask(before)
+    assert target.stat().st_mode & 0o777 == 0o644
 
 
 def test_a_file_gets_the_permissions_of_any_new_file(target):

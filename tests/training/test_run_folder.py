@@ -3,11 +3,12 @@
 import csv
 import errno
 import json
+import os
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlxf.training import RunFolder, run_folder
+from rlxf.training import Archive, CheckpointFolder, RunFolder, run_folder
 from tests.training.samples import files_in
 
 CONFIG = {"agent": "gtrxl", "env": "rlxf/TMaze-v0", "seed": 3}
@@ -80,6 +81,45 @@ def test_a_missing_folder_a_file_and_another_folder_are_named(tmp_path):
 def test_a_run_without_a_checkpoint_says_so(run):
     with pytest.raises(FileNotFoundError, match=r"first ended before it saved checkpoint\.zip"):
         RunFolder.open(run.path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["checkpoint.zip", "progress.csv", "checkpoints", "evaluation", "checkpoints/step-000000000002.zip"],
+)
+def test_a_run_with_a_link_is_refused_and_what_it_leads_to_is_untouched(run, tmp_path, name):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    run.checkpoint.touch()
+    link = run.path / name
+    link.unlink(missing_ok=True)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(victim)
+    for opening in (RunFolder.open, RunFolder.reopen):
+        with pytest.raises(ValueError, match=rf"{name} is a symbolic link to .*victim"):
+            opening(run.path)
+    assert victim.read_text() == "mine"
+
+
+def test_a_link_to_a_run_folder_is_followed(run):
+    run.checkpoint.touch()
+    link = run.path.with_name("latest")
+    link.symlink_to(run.path)
+    assert RunFolder.open(link).config == CONFIG
+
+
+def test_nothing_in_a_run_is_writable_by_others_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        run = RunFolder.create(tmp_path / "runs/first", CONFIG)
+        run.make_logger().close()
+        CheckpointFolder(run.path / "checkpoints").write(3, Archive({"agent": {}}, {}))
+        run.continue_logger(3).close()
+    finally:
+        os.umask(before)
+    made = [tmp_path / "runs", *(tmp_path / "runs").rglob("*")]
+    assert len(made) == 8
+    assert not [path for path in made if path.stat().st_mode & 0o022]
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": NaN}', "[" * 5000, "[1]", "3"])

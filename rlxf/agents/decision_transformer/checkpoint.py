@@ -25,6 +25,7 @@ from rlxf.training import (
 from rlxf.training.described import VERSION, check_known, described
 from rlxf.training.fit import check_layers, check_weights_fit, misfit
 from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
+from rlxf.utils.permissions import make_folder
 
 if TYPE_CHECKING:
     from rlxf.agents.decision_transformer.window_learner import WindowLearner
@@ -42,7 +43,10 @@ FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "objective": objective_from_json,
     "learning_rate": schedule_from_json,
 }
-NOT_SETTINGS = ("self", "dataset", "env", "download", "device", "_init_setup_model")
+NOT_SETTINGS = (
+    *("self", "dataset", "env", "download", "trust", "tensorboard_log", "device", "_init_setup_model"),
+)
+"""Arguments of the constructor that a file does not hold: neither where to write nor whom to trust."""
 
 
 def checkpoint_path(path: str | os.PathLike[str]) -> Path:
@@ -71,18 +75,18 @@ def save(archive: Archive, path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: if the disk is full or the folder cannot be written; an older file is as before.
     """
-    checkpoint_path(path).parent.mkdir(parents=True, exist_ok=True)
+    make_folder(checkpoint_path(path).parent, exist_ok=True)
     write_archive(checkpoint_path(path), archive.documents, archive.tensors)
 
 
-def read(path: str | os.PathLike[str], name: str) -> Archive:
-    """The checked file of an agent of this name.
+def read(path: str | os.PathLike[str], name: str, sha256: str | None = None) -> Archive:
+    """The checked file of an agent of this name, which must have this SHA-256 if one is given.
 
     Raises:
         FileNotFoundError: if there is none.
         CheckpointError: if it is truncated, altered, or no file of such an agent.
     """
-    archive = read_archive(checkpoint_path(path))
+    archive = read_archive(checkpoint_path(path), sha256=sha256)
     agent = archive.documents.get("agent")
     named = isinstance(agent, dict) and agent.get("name") == name
     if not named or not archive.tensors.keys() >= GROUPS:
@@ -155,7 +159,6 @@ def describe(agent: "WindowLearner") -> dict[str, Any]:
     """Name, settings, facts about the data and progress of an agent, as JSON."""
     values = constructor_settings(agent)
     values |= {name: write(values[name]) for name, write in TO_JSON.items() if name in values}
-    values["tensorboard_log"] = None if agent.tensorboard_log is None else os.fspath(agent.tensorboard_log)
     return {
         "name": agent.NAME,
         "rlxf": VERSION,

@@ -1,17 +1,19 @@
 """What an agent keeps of its data: enough to act, to be evaluated, and to be saved."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from torch import nn
 
+from rlxf.envs.make import registered_spec
 from rlxf.envs.trajectories import ReferenceScores, Trajectories, observation_encoder
 from rlxf.envs.trajectories.encoders import ImageEncoder, VectorEncoder
 from rlxf.envs.trajectories.normalization import ScaleImages, Standardize
+from rlxf.envs.trust import DescribedEnv
 from rlxf.training import space_from_json, space_to_json
 
 
@@ -64,28 +66,49 @@ class Facts:
         return observation_encoder(self.observation_space)
 
     @property
-    def env_spec(self) -> EnvSpec | None:
-        """Of the environment to evaluate in, as Gymnasium knows it here; None if there is none.
+    def env(self) -> DescribedEnv | None:
+        """The environment to evaluate in, as the data or the file describe it; None if they name none.
 
         Raises:
-            ValueError: if Gymnasium knows no such environment here, or the data's was wrapped.
+            ValueError: if the description is malformed.
         """
         if self.env_id is None:
             return None
-        if self.env_wrappers:
+        return DescribedEnv(self.env_id, self.env_kwargs, self.max_episode_steps, self.env_wrappers)
+
+    def env_spec(self, trust: bool = False, given: Collection[str] = ()) -> EnvSpec | None:
+        """The environment to evaluate in, as Gymnasium knows it here; None if there is none.
+
+        Args:
+            trust: use all arguments of the description. They may be paths, or ask for much memory.
+            given: names of arguments for which the caller gives values.
+
+        Raises:
+            ValueError: if Gymnasium knows no such environment here, the data's was wrapped, or, without
+                trust, the description has more than the registered environment (`DescribedEnv`).
+        """
+        described = self.env
+        if described is None:
+            return None
+        self._check_registered(described)
+        if not trust:
+            return described.local_spec(given)
+        if described.wrappers:
             raise ValueError(
                 f"the data are from {self.env_id!r} in {', '.join(self.env_wrappers)}, and a file holds no "
-                f"wrappers: pass the environment, or load the agent with its dataset"
+                f"wrappers: pass the environment, or load the agent with its dataset and trust=True"
             )
+        return described.spec_with_all()
+
+    def _check_registered(self, described: DescribedEnv) -> None:
         try:
-            known = gymnasium.spec(self.env_id)
-        except gymnasium.error.Error as error:
+            registered_spec(described.id)
+        except ValueError as error:
             raise ValueError(
                 f"the data are from {self.env_id!r}, which Gymnasium does not know here: {error}. Import the "
-                f"package that registers it, or give the environment as package:id"
+                f"package that registers it, or give the environment as package:id (--env). The entry point "
+                f"in the data is only run with --trust-data, in Python trust=True"
             ) from error
-        kwargs = {**known.kwargs, **self.env_kwargs}
-        return replace(known, kwargs=kwargs, max_episode_steps=self.max_episode_steps)
 
     def blank_normalization(self) -> nn.Module:
         """A layer for observations of these, whose numbers are still to be loaded."""

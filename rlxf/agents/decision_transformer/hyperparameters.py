@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 METRICS = ("train/loss", "rollout/ep_rew_mean", "eval/mean_reward", "eval/iqm", "eval/normalized_score")
 """Tags whose last values TensorBoard shows beside the hyper-parameters; those not logged stay blank."""
 
-NO_HYPERPARAMETERS = ("tensorboard_log", "verbose", "core")
+NO_HYPERPARAMETERS = ("verbose", "core")
 Plain = bool | int | float | str
 
 

@@ -1,7 +1,7 @@
 """Learning from trajectories to act for a return that is asked for."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
@@ -105,6 +106,9 @@ class DecisionTransformer(WindowLearner):
         core: the transformer; None for `decision_transformer`. Any that is causal will do.
         env: wrapped in `ReturnToGo`, for callbacks that ask the agent for an environment; None for none.
         download: whether a dataset that is not on this machine is downloaded.
+        trust: use everything that the dataset, or the file of `load`, says of its environment: entry point,
+            arguments and wrappers, which can run code. If False, `make_env`, `evaluate` and `learn_online`
+            use, without ``env``, the environment of that id that is registered here. Not saved.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.
         seed: of weights, windows and dropout; None for any.
@@ -134,6 +138,7 @@ class DecisionTransformer(WindowLearner):
         core: TransformerSpec | None = None,
         env: VecEnv | None = None,
         download: bool = False,
+        trust: bool = False,
         tensorboard_log: str | None = None,
         verbose: int = 0,
         seed: int | None = None,
@@ -141,6 +146,7 @@ class DecisionTransformer(WindowLearner):
         _init_setup_model: bool = True,
     ):
         self.objective = Imitation() if objective is None else objective
+        self.trust = trust
         super().__init__(
             DecisionTransformerModel,
             dataset,
@@ -544,19 +550,22 @@ class DecisionTransformer(WindowLearner):
     ) -> VecEnv:
         """So many of the environments that the dataset names for evaluation, to be wrapped in `ReturnToGo`.
 
+        It is looked up by its id among the environments that are registered here. What else the dataset says
+        of it, entry point, arguments, wrappers, is used if the agent was built or loaded with ``trust=True``.
+
         Args:
             n_envs: how many, at least 1.
             seed: environment i gets seed + i; None for any.
             env_kwargs: arguments of the environment to change; the others are those of the data.
 
         Raises:
-            ValueError: if the dataset names none; if it is not registered here, or its spaces are others.
+            ValueError: if the dataset names none; if it is not registered here, or its spaces are others; if
+                the dataset gives arguments or wrappers that are not trusted, which the message names.
             TypeError: if a space is of a kind that nothing here reads, or the environment does not take
                 ``env_kwargs``.
         """
         check_sizes(n_envs=n_envs)
-        data = self.trajectories
-        spec = self.facts.env_spec if data is None else data.eval_env_spec
+        spec = self._env_spec(env_kwargs or {})
         if spec is None:
             raise ValueError(
                 f"dataset {', '.join(self.facts.dataset_ids)} does not say which environment it is from: "
@@ -570,6 +579,12 @@ class DecisionTransformer(WindowLearner):
             env.close()
             raise
         return env
+
+    def _env_spec(self, given: Collection[str]) -> EnvSpec | None:
+        """Spec of the environment to evaluate in. The dataset's own, which names code, is used with trust."""
+        if self.trust and self.trajectories is not None:
+            return self.trajectories.eval_env_spec
+        return self.facts.env_spec(self.trust, given)
 
     def check_env(self, env: VecEnv) -> None:
         """Raise DatasetError unless the environments, but for a `ReturnToGo`, have the spaces of the data."""
@@ -606,6 +621,7 @@ class DecisionTransformer(WindowLearner):
         dataset: Dataset | Sequence[Dataset] | Trajectories | None = None,
         env: VecEnv | None = None,
         device: torch.device | str = "auto",
+        sha256: str | None = None,
         **settings: Any,
     ) -> Self:
         """The agent that `save` wrote.
@@ -615,7 +631,10 @@ class DecisionTransformer(WindowLearner):
             dataset: to train on; None to predict and evaluate only.
             env: as in the constructor.
             device: "auto", "cpu" or "cuda".
-            settings: arguments of the constructor that shall differ from the file's.
+            sha256: SHA-256 that the file must have, in hexadecimal digits, from a source that you trust. It
+                is compared before anything is parsed. None to take any file.
+            settings: arguments of the constructor that shall differ from the file's. ``trust`` and
+                ``tensorboard_log`` are never taken from the file.
 
         Raises:
             FileNotFoundError: if there is no such file.
@@ -623,7 +642,7 @@ class DecisionTransformer(WindowLearner):
             DatasetError: if the dataset's spaces differ from the checkpoint's.
             TypeError: if the constructor has no such argument.
         """
-        agent = super().load(path, dataset, device, **settings)
+        agent = super().load(path, dataset, device, sha256, **settings)
         if env is not None:
             agent.set_env(env)
         return agent

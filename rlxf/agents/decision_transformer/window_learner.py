@@ -338,6 +338,7 @@ class WindowLearner(BaseAlgorithm):
         path: str | os.PathLike[str],
         dataset: Dataset | Sequence[Dataset] | Trajectories | None = None,
         device: torch.device | str = "auto",
+        sha256: str | None = None,
         **settings: Any,
     ) -> Self:
         """What `save` wrote.
@@ -346,6 +347,8 @@ class WindowLearner(BaseAlgorithm):
             path: of the file; ".zip" is added if it has no suffix.
             dataset: to train on; None to use as it is.
             device: "auto", "cpu" or "cuda".
+            sha256: SHA-256 that the file must have, in hexadecimal digits, from a source that you trust. It
+                is compared before anything is parsed. None to take any file.
             settings: arguments of the constructor that shall differ from the file's.
 
         Raises:
@@ -354,7 +357,7 @@ class WindowLearner(BaseAlgorithm):
             DatasetError: if the dataset's spaces differ from the checkpoint's.
             TypeError: if the constructor has no such argument.
         """
-        archive = checkpoint.read(path, cls.NAME)
+        archive = checkpoint.read(path, cls.NAME, sha256)
         stored = checkpoint.settings(archive, cls) | settings
         heir: Any = cls  # each has the arguments that its files hold
 

@@ -30,13 +30,17 @@ from rlxf.training import (
 from rlxf.training.described import VERSION, check_known, described
 from rlxf.training.fit import check_layers, check_weights_fit
 from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
+from rlxf.utils.permissions import make_folder
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl.ppo import GTrXLPPO
 
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
 PROGRESS = ("num_timesteps", "_total_timesteps", "_n_updates", "_current_progress_remaining")
-NOT_SETTINGS = ("self", "policy", "env", "memory_length", "device", "_init_setup_model")
+NOT_SETTINGS = (
+    *("self", "policy", "env", "memory_length", "tensorboard_log", "device", "_init_setup_model"),
+)
+"""Arguments of the constructor that a file does not hold. It does not decide where to write logs."""
 CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
@@ -74,18 +78,18 @@ def save(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> None:
         OSError: if the disk is full or the folder cannot be written; an older file is as before.
     """
     archive = contents(agent)
-    checkpoint_path(path).parent.mkdir(parents=True, exist_ok=True)
+    make_folder(checkpoint_path(path).parent, exist_ok=True)
     write_archive(checkpoint_path(path), archive.documents, archive.tensors)
 
 
-def read(path: str | os.PathLike[str]) -> Archive:
-    """The checked file of a GTrXLPPO agent.
+def read(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
+    """The checked file of a GTrXLPPO agent, which must have this SHA-256 if one is given.
 
     Raises:
         FileNotFoundError: if there is none.
         CheckpointError: if it is truncated, altered, or no file of a GTrXLPPO agent.
     """
-    archive = read_archive(checkpoint_path(path))
+    archive = read_archive(checkpoint_path(path), sha256=sha256)
     agent = archive.documents.get("agent")
     named = isinstance(agent, dict) and agent.get("name") == "GTrXLPPO"
     if not named or not {"policy", "optimizer"} <= archive.tensors.keys():

@@ -25,7 +25,7 @@ METRICS = (
 )
 """Tags whose last values TensorBoard shows beside the hyper-parameters; those not logged stay blank."""
 
-NO_HYPERPARAMETERS = ("tensorboard_log", "stats_window_size", "verbose", "policy_kwargs", "core")
+NO_HYPERPARAMETERS = ("stats_window_size", "verbose", "policy_kwargs", "core")
 OF_MAKE_VEC = ("num_envs", "vectorization_mode")
 """What ``gymnasium.make_vec`` puts among the arguments of an environment."""
 Plain = bool | int | float | str

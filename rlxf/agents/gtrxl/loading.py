@@ -22,13 +22,14 @@ def loaded(
     device: torch.device | str,
     policy: "str | type[GTrXLPolicy] | None",
     settings: dict[str, Any],
+    sha256: str | None = None,
 ) -> Any:
     """`GTrXLPPO.load`: arguments and errors are the same.
 
     That the file brings the weights which it asks for is checked before they are made; parts of your own are
     built as they are.
     """
-    archive = checkpoint.read(path)
+    archive = checkpoint.read(path, sha256)
     stored = checkpoint.settings(archive, agent_class) | settings
     if "policy_kwargs" not in settings:
         stored["policy_kwargs"] = checkpoint.decode_policy_kwargs(stored["policy_kwargs"])

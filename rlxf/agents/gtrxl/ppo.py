@@ -846,6 +846,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         env: str | Env | VecEnv | VectorEnv | None = None,
         device: torch.device | str = "auto",
         policy: str | type[GTrXLPolicy] | None = None,
+        sha256: str | None = None,
         **settings: Any,
     ) -> Self:
         """The agent that `save` wrote.
@@ -855,8 +856,11 @@ class GTrXLPPO(OnPolicyAlgorithm):
             env: to train on or to evaluate in; None to predict only, until ``set_env``.
             device: "auto", "cpu" or "cuda".
             policy: the policy's class, needed if it was your own.
+            sha256: SHA-256 that the file must have, in hexadecimal digits, from a source that you trust. It
+                is compared before anything is parsed. None to take any file.
             settings: arguments of the constructor that shall differ from the file's. SB3's ``custom_objects``
                 may hold them, too; ``print_system_info`` prints the versions of this machine.
+                ``tensorboard_log`` is never taken from the file.
 
         Raises:
             FileNotFoundError: if there is no such file.
@@ -867,7 +871,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         check_device(device)
         settings = load_settings(settings)
         policy = settings.pop("policy", None) if policy is None else policy
-        agent: Self = loading.loaded(cls, path, env, device, policy, settings)
+        agent: Self = loading.loaded(cls, path, env, device, policy, settings, sha256)
         return agent
 
 

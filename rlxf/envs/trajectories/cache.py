@@ -14,6 +14,7 @@ from uuid import uuid4
 from rlxf.envs.trajectories.conversion import convert
 from rlxf.envs.trajectories.manifest import find_altered, find_fault, write_manifest
 from rlxf.envs.trajectories.source import Source
+from rlxf.utils.permissions import not_writable_by_others
 
 TEMPORARY = ".temporary-"
 ABANDONED = 24 * 3600.0
@@ -70,6 +71,7 @@ def _is_whole(folder: Path, sources: Sequence[Source], verify: bool) -> bool:
     return find_fault(folder, sources) is None and not (verify and find_altered(folder))
 
 
+@not_writable_by_others()
 def _convert(folder: Path, sources: Sequence[Source], verify: bool, progress_bar: bool) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(folder.parent)

@@ -23,7 +23,7 @@ def find_damage(folder: Path) -> str | None:
         return f"{metadata} is missing"
     try:
         described = dict(json.loads(metadata.read_bytes()))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         return f"{metadata}: the file is truncated or altered ({error})"
     kept_so = described.get("data_format", "hdf5") == "hdf5"
     return _find_damage(episodes) if kept_so and described.get("total_episodes") else None

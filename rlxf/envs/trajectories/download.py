@@ -17,6 +17,7 @@ from minari.storage.remotes import DEFAULT_REMOTE
 
 from rlxf.envs.trajectories.dataset_folder import find_damage
 from rlxf.envs.trajectories.errors import DatasetError
+from rlxf.utils.permissions import not_writable_by_others
 
 ROOT = "MINARI_DATASETS_PATH"
 """The variable by which Minari is told where to keep datasets."""
@@ -24,6 +25,7 @@ TIMEOUT = 5.0
 """Seconds to wait for the server's first answer."""
 
 
+@not_writable_by_others()
 def download(dataset_id: str) -> None:
     """Download a dataset into Minari's folder, in place of one that is half there.
 

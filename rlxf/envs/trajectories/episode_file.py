@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rlxf.envs.trajectories.errors import DatasetError
+from rlxf.envs.trajectories.hdf5_links import open_own
 from rlxf.envs.trajectories.parts import is_text
 from rlxf.envs.trajectories.source import Source
 
@@ -49,14 +50,14 @@ class EpisodeFile:
         """
         with self._naming(episode):
             group = self._group(episode)
-            steps = len(group["rewards"])
+            steps = len(open_own(group, "rewards"))
             wanted = {
                 "actions": steps,
                 "observations": steps + 1,
                 "terminations": steps,
                 "truncations": steps,
             }
-            found = [(name, rows) for name in wanted for rows in _row_counts(group[name])]
+            found = [(name, rows) for name in wanted for rows in _row_counts(open_own(group, name))]
             noted = int(group.attrs.get("total_steps", steps))
         wrong = [f"{rows} rows of {name}" for name, rows in found if rows != wanted[name]]
         wrong += [f"a note of {noted} steps"] * (noted != steps) + ["no step"] * (not steps)
@@ -68,7 +69,7 @@ class EpisodeFile:
         """(T,)"""
         with self._naming(episode):
             group = self._group(episode)
-            rewards = np.asarray(group["rewards"][()], np.float64).reshape(-1)
+            rewards = np.asarray(open_own(group, "rewards")[()], np.float64).reshape(-1)
             noted = float(group.attrs.get("rewards_sum", np.nan))
         total = rewards.sum()
         if np.isfinite(noted + total) and not np.isclose(total, noted, rtol=1e-3, atol=1e-3):
@@ -79,18 +80,18 @@ class EpisodeFile:
         """Whether the last step was terminated, and whether it was truncated."""
         with self._naming(episode):
             group = self._group(episode)
-            return bool(group["terminations"][-1]), bool(group["truncations"][-1])
+            return bool(open_own(group, "terminations")[-1]), bool(open_own(group, "truncations")[-1])
 
     def observations(self, episode: int, start: int, stop: int) -> Any:
         """Observations of these steps: arrays (n, ...), nested as the space is; None where it is text."""
         with self._naming(episode):
-            node, space = self._group(episode)["observations"], self.source.observation_space
+            node, space = open_own(self._group(episode), "observations"), self.source.observation_space
             return _read(node, space, slice(start, stop), self._read_image)
 
     def actions(self, episode: int, start: int, stop: int) -> Any:
         """Actions of these steps: an array (n, ...)."""
         with self._naming(episode):
-            return self._group(episode)["actions"][start:stop]
+            return open_own(self._group(episode), "actions")[start:stop]
 
     def check_totals(self, lengths: list[int]) -> None:
         """Refuse a whole file whose episodes and steps are not as many as the metadata say."""
@@ -103,7 +104,7 @@ class EpisodeFile:
             raise self._damaged(f"it holds {found}")
 
     def _group(self, episode: int) -> Any:
-        return self._file[f"episode_{episode}"]
+        return open_own(self._file, f"episode_{episode}")
 
     @contextmanager
     def _naming(self, episode: int | None = None) -> Iterator[None]:
@@ -124,25 +125,28 @@ def _row_counts(node: Any) -> Iterator[int]:
     """Rows of each array below a group, or of the array itself."""
     if isinstance(node, h5py.Group):
         for key in node:
-            yield from _row_counts(node[key])
+            yield from _row_counts(open_own(node, key))
     else:
         yield len(node)
 
 
 def _read(node: Any, space: spaces.Space[Any], steps: slice, read_image: Callable[[Any], Any]) -> Any:
     if isinstance(space, spaces.Dict):
-        return {key: _read(node[key], part, steps, read_image) for key, part in space.spaces.items()}
+        return {
+            key: _read(open_own(node, key), part, steps, read_image) for key, part in space.spaces.items()
+        }
     if isinstance(space, spaces.Tuple):
         parts = enumerate(space.spaces)
-        return tuple(_read(node[f"_index_{i}"], part, steps, read_image) for i, part in parts)
+        return tuple(_read(open_own(node, f"_index_{i}"), part, steps, read_image) for i, part in parts)
     if is_text(space):
         return None
     return read_image(node[steps]) if is_image_space(space) else node[steps]
 
 
 def _decode(frames: Any) -> NDArray[np.uint8]:
-    """The images of JPEG files, each the bytes of one."""
-    return np.stack([np.asarray(Image.open(io.BytesIO(frame.tobytes()))) for frame in frames])
+    """Decode JPEG files, each the bytes of one. For other formats Pillow may run programs, so they fail."""
+    files = (io.BytesIO(frame.tobytes()) for frame in frames)
+    return np.stack([np.asarray(Image.open(file, formats=("JPEG",))) for file in files])
 
 
 def _as_stored(images: Any) -> Any:

@@ -1,6 +1,7 @@
 """One Minari dataset, found and checked, before its data are read."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,6 +22,12 @@ from rlxf.envs.trajectories.download import download
 from rlxf.envs.trajectories.errors import DatasetError
 from rlxf.envs.trajectories.parts import parts_of
 
+SPACES = ("observation_space", "action_space")
+_UNREADABLE = (
+    *(ValueError, TypeError, OSError, KeyError, AttributeError, AssertionError, ImportError),
+    *(NotImplementedError, RecursionError, OverflowError, MemoryError),
+)
+"""What Minari and Gymnasium raise for metadata that is not theirs."""
 Dataset: TypeAlias = str | minari.MinariDataset
 
 
@@ -106,7 +113,7 @@ def open_source(dataset: Dataset, download_missing: bool = False) -> Source:
     found = _find(dataset, download_missing) if isinstance(dataset, str) else dataset
     if not isinstance(found, minari.MinariDataset):
         raise TypeError(f"a dataset is a Minari id or a MinariDataset, got {dataset!r}")
-    _check_format(found)
+    _check_format(found.id, found.storage.metadata)
     chosen = tuple(np.asarray(found.episode_indices).tolist())
     if not chosen:
         raise DatasetError(f"dataset {found.id} has no episodes; record some, or let the filter pass more")
@@ -124,10 +131,26 @@ def _find(dataset_id: str, download_missing: bool) -> minari.MinariDataset:
         raise DatasetError(_unknown(dataset_id))
     elif damage is not None:
         raise DatasetError(_half_there(dataset_id, damage))
+    _check_readable(dataset_id, folder)
     try:
         return minari.load_dataset(dataset_id)
-    except (ValueError, OSError, KeyError, AssertionError, ImportError) as error:
+    except _UNREADABLE as error:
         raise DatasetError(f"dataset {dataset_id} in {folder} cannot be opened: {_reason(error)}") from error
+
+
+def _check_readable(dataset_id: str, folder: Path) -> None:
+    """Refuse metadata for which Minari would run code: it makes the environment where a space is missing.
+
+    It also imports the reader of other formats, which is of no use here (`_check_format`).
+    """
+    metadata = json.loads((folder / "data" / METADATA_FILE_NAME).read_bytes())
+    missing = [name for name in SPACES if not isinstance(metadata.get(name), str)]
+    if missing:
+        raise DatasetError(
+            f"dataset {dataset_id} in {folder} cannot be opened: its metadata.json lacks {missing[0]}, which "
+            f"is not asked of the environment, since to make that can run code. Record it again"
+        )
+    _check_format(dataset_id, metadata)
 
 
 def _check_id(dataset_id: str) -> None:
@@ -155,11 +178,11 @@ def _half_there(dataset_id: str, damage: str) -> str:
     )
 
 
-def _check_format(dataset: minari.MinariDataset) -> None:
-    data_format = dataset.storage.metadata.get("data_format", "hdf5")
+def _check_format(dataset_id: str, metadata: dict[str, Any]) -> None:
+    data_format = metadata.get("data_format", "hdf5")
     if data_format != "hdf5":
         raise DatasetError(
-            f"dataset {dataset.id} is stored as {data_format}; only hdf5 is read, since Minari's reader of "
+            f"dataset {dataset_id} is stored as {data_format}; only hdf5 is read, since Minari's reader of "
             f"other formats cuts episodes of 32,768 steps and more short. Record it with data_format='hdf5'"
         )
 
