@@ -1,10 +1,12 @@
 """What a user can mend is told in one line; a bug keeps its traceback."""
 
+import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import NoReturn, TextIO
 
 import gymnasium
@@ -16,6 +18,9 @@ BUILDING = (ValueError, TypeError, OSError, ImportError, NotImplementedError, gy
 """While what was asked for is checked and built, these say that it cannot be had."""
 WORKING = (FaultyEnvironmentError, OSError)
 """Later, only these come from outside: an environment that gives NaN, a disk that is full."""
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+"""Signals that end any command, next to Ctrl-C."""
 
 
 @contextmanager
@@ -46,6 +51,32 @@ def disk_errors_told_once() -> Iterator[None]:
         yield
     finally:
         threading.excepthook = before
+
+
+class _Ended(BaseException):
+    """Raised where a signal ends the command."""
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Ended(number)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Leave with 128 + n after signal n of `ENDING`: what is at hand is cleaned up, as after an error.
+
+    Handlers are those of the main thread: elsewhere nothing is changed.
+    """
+    with ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            for each in ENDING:
+                before = signal.signal(each, _end)
+                stack.callback(signal.signal, each, signal.SIG_DFL if before is None else before)
+        try:
+            yield
+        except _Ended as ended:
+            number = signal.Signals(ended.args[0])
+            leave(f"stopped by {number.name}", 128 + number)
 
 
 def leave(message: str, status: int) -> NoReturn:

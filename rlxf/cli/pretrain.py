@@ -14,15 +14,24 @@ from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import TransformerSpec
 from rlxf.cli.counts import check_counts, check_from_zero
-from rlxf.cli.keeping import keep, naming
+from rlxf.cli.keeping import naming
 from rlxf.cli.offline_learner import WindowOptions
 from rlxf.cli.pretrained import PRETRAINING
-from rlxf.cli.resumable import config_read, learn_resumably, options_of, steps_in
+from rlxf.cli.resumable import (
+    Start,
+    config_read,
+    is_complete,
+    learn_resumably,
+    options_of,
+    told_complete,
+    train_to_completion,
+)
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.together import join_others
 from rlxf.envs.trajectories import load_trajectories
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import EVERY_SECONDS
+from rlxf.training.stopping import Stop
 
 OWN = ("dataset", "updates", "chosen", "seed", "log_interval", "checkpoint_seconds")
 """Options of its own that ``config.json`` keeps, by which a run can go on."""
@@ -72,7 +81,7 @@ class Pretrain:
         pretraining = self._made()
         run = RunFolder.create(self._path, self._config(pretraining))
         pretraining.set_logger(run.make_logger())
-        return partial(self._train, pretraining, run, None)
+        return partial(self._train, pretraining, run, Start())
 
     @classmethod
     def of_run(cls, run: RunFolder, progress_bar: bool, trust: bool = False) -> Self:
@@ -91,16 +100,21 @@ class Pretrain:
         """As `prepare`, to go on with a run that was cut off.
 
         Raises:
-            FileNotFoundError: if it has no whole checkpoint.
+            FileNotFoundError: if none of its checkpoints is whole.
         """
         join_others()
-        newest = run.checkpoints.newest()
-        done = steps_in(newest)
-        if done >= self.updates and run.checkpoint.is_file():
-            return partial(show, f"{run.path} has all of its {done} updates")
-        pretraining = self._made()
-        pretraining.set_logger(run.continue_logger(done))
-        return partial(self._train, pretraining, run, newest)
+        if is_complete(run, self.updates):
+            return partial(show, told_complete(run, "updates"))
+        start = Start.of(run)
+        pretraining = self._pretraining_at(start)
+        pretraining.set_logger(run.continue_logger(start.log, start.steps))
+        return partial(self._train, pretraining, run, start)
+
+    def _pretraining_at(self, start: Start) -> MaskedPretraining:
+        """The training to go on with; once all updates are done it needs no data."""
+        if start.file is not None and start.steps >= self.updates:
+            return MaskedPretraining.load(start.file, device=self.learner.device)
+        return self._made()
 
     def _made(self) -> MaskedPretraining:
         return MaskedPretraining(
@@ -124,16 +138,14 @@ class Pretrain:
         core = {"core": pretraining.core.to_dict()}
         return {"agent": PRETRAINING} | own | learner | core
 
-    def _train(self, pretraining: MaskedPretraining, run: RunFolder, cut_off: Path | None) -> None:
+    def _train(self, pretraining: MaskedPretraining, run: RunFolder, start: Start) -> None:
         show(as_table(str(run.path), run.config))
+        learn = partial(self._learn, pretraining, run, start)
         with naming(run), closing(pretraining.logger):
-            if cut_off is not None and steps_in(cut_off) >= self.updates:
-                keep(MaskedPretraining.load(cut_off, device=self.learner.device), run)
-            else:
-                self._learn(pretraining, run, cut_off)
+            train_to_completion(pretraining, run, start, self.updates, learn, finish=lambda: None)
 
-    def _learn(self, pretraining: MaskedPretraining, run: RunFolder, cut_off: Path | None) -> None:
+    def _learn(self, pretraining: MaskedPretraining, run: RunFolder, start: Start, stop: Stop) -> None:
         learn = partial(
             pretraining.learn, self.updates, log_interval=self.log_interval, progress_bar=self.progress_bar
         )
-        learn_resumably(pretraining, run, learn, [], {}, self.checkpoint_seconds, cut_off)
+        learn_resumably(pretraining, run, learn, [], {}, self.checkpoint_seconds, start, stop)

@@ -19,6 +19,7 @@ from rlxf.cli.mistakes import (
     BUILDING,
     WORKING,
     disk_errors_told_once,
+    ended_by_signals,
     in_one_line,
     warnings_in_one_line,
 )
@@ -29,8 +30,12 @@ EXAMPLE = "Example: rlxf train gtrxl --help"
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line: leave with 2 and one line on a user's mistake, with 130 on Ctrl-C."""
-    with warnings_in_one_line(), disk_errors_told_once(), not_writable_by_others():
+    """Run the command line: leave with 2 and one line on a user's mistake, with 130 on Ctrl-C.
+
+    SIGTERM and SIGUSR1 end it as Ctrl-C does, so that temporary files are removed: with 143 and 138. Commands
+    that train handle them themselves.
+    """
+    with warnings_in_one_line(), disk_errors_told_once(), not_writable_by_others(), ended_by_signals():
         with in_one_line(*BUILDING):
             work = parse(args).prepare()
         with in_one_line(*WORKING):

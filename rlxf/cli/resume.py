@@ -15,9 +15,10 @@ class Resume:
     """Go on with a run of "rlxf train" or "rlxf pretrain" that was stopped, killed, or ended by an error.
 
     It goes on from its newest whole checkpoint as if nothing had happened: on the same machine the same
-    weights come out, to the bit. The log goes on, too; what was logged behind the checkpoint is taken back.
-    A run that is done stays as it is. Under torchrun several processes go on with it, as many as began it or
-    another number; then it is the same but for rounding.
+    weights come out, to the bit. The log goes on, too; what was logged after the checkpoint is removed and
+    comes again. A run without any checkpoint begins again. What is left to do after the last update, such as
+    the evaluation, is done. A run that is complete stays as it is. Under torchrun several processes go on
+    with it, as many as began it or another number; then it is the same but for rounding.
 
     Example: rlxf resume runs/dt-rlxf-cartpole-mixed-v0-0
     """
@@ -36,8 +37,10 @@ class Resume:
         from rlxf.cli.pretrained import PRETRAINING
         from rlxf.training import RunFolder
 
-        commands = {GTRXL: "train gtrxl", OFFLINE: "train dt", PRETRAINING: "pretrain"}
         run = RunFolder.reopen(self.run)
+        if "teacher" in run.config:
+            raise ValueError(f"{self.run} is of rlxf distill, which cannot be resumed: distill again")
+        commands = {GTRXL: "train gtrxl", OFFLINE: "train dt", PRETRAINING: "pretrain"}
         command = commands.get(run.config.get("agent", ""))
         if command is None:
             raise ValueError(

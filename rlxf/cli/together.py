@@ -43,9 +43,7 @@ def new_run(path: Path, config: dict[str, Any]) -> RunFolder:
     job = Job.at_hand()
     here().wait()
     if here().writes:
-        RunFolder.create(path, config)
-        if job is not None:
-            job.mark(path)
+        RunFolder.create(path, config, fill=lambda folder: None if job is None else job.mark(folder))
     here().wait()
     return RunFolder(path, config)
 

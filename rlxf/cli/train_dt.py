@@ -17,11 +17,19 @@ from rlxf.agents.decision_transformer import DecisionTransformer, decision_trans
 from rlxf.attention import TransformerSpec
 from rlxf.cli.checkpoints import FOLDERS, draw_targets, tables
 from rlxf.cli.counts import check_counts, check_from_zero
-from rlxf.cli.keeping import keep, naming
+from rlxf.cli.keeping import naming
 from rlxf.cli.offline_env import check_named, make_offline_env
 from rlxf.cli.offline_learner import OfflineLearner
 from rlxf.cli.pretrained import begin_with
-from rlxf.cli.resumable import config_read, learn_resumably, options_of, steps_in
+from rlxf.cli.resumable import (
+    Start,
+    config_read,
+    is_complete,
+    learn_resumably,
+    options_of,
+    told_complete,
+    train_to_completion,
+)
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Json, check_described
 from rlxf.cli.together import join_others, log_of, new_run, started_anew
@@ -31,6 +39,8 @@ from rlxf.evaluation.targets import checked_targets
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import EVERY_SECONDS
 from rlxf.training.joining import here
+from rlxf.training.log_files import replaced_events
+from rlxf.training.stopping import Stop
 
 ENVIRONMENTS = 32
 OWN = (
@@ -120,7 +130,7 @@ class TrainDecisionTransformer:
         run = new_run(self._path, self._config(agent))
         with naming(run):
             agent.set_logger(log_of(run.make_logger))
-        return partial(self._train, agent, run, None)
+        return partial(self._train, agent, run, Start())
 
     @classmethod
     def of_run(cls, run: RunFolder, progress_bar: bool, trust: bool = False) -> Self:
@@ -155,21 +165,25 @@ class TrainDecisionTransformer:
         """As `prepare`, to go on with a run that was cut off.
 
         Raises:
-            FileNotFoundError: if it has no whole checkpoint.
+            FileNotFoundError: if none of its checkpoints is whole.
         """
         join_others()
-        newest = run.checkpoints.newest()
-        done = steps_in(newest)
-        if done < self.updates:
-            agent = self._agent()
-            self._check_evaluation(agent)
-            agent.set_logger(log_of(partial(run.continue_logger, done)))
-            return partial(self._train, agent, run, newest)
-        if run.checkpoint.is_file():
-            return partial(show, f"{run.path} has all of its {done} updates; see: rlxf evaluate {run.path}")
-        agent = DecisionTransformer.load(newest, device=self.learner.device, trust=self.trust_data)
-        agent.set_logger(log_of(partial(run.continue_logger, done)))
-        return partial(self._finish, agent, run)
+        if is_complete(run, self.updates):
+            return partial(show, told_complete(run, "updates", f"; see: rlxf evaluate {run.path}"))
+        start = Start.of(run)
+        agent = self._agent_at(start)
+        self._check_evaluation(agent)
+        agent.set_logger(log_of(partial(run.continue_logger, start.log, start.steps)))
+        return partial(self._train, agent, run, start)
+
+    def _agent_at(self, start: Start) -> DecisionTransformer:
+        """The agent to go on with; once all updates are done it needs no data."""
+        if start.file is not None and start.steps >= self.updates:
+            return DecisionTransformer.load(start.file, device=self.learner.device, trust=self.trust_data)
+        agent = self._agent()
+        if start.file is None:
+            begin_with(agent, self.pretrained)
+        return agent
 
     def _check(self) -> None:
         check_counts(self, "updates", "evaluate_every", "log_interval")
@@ -221,19 +235,13 @@ class TrainDecisionTransformer:
     def _targets(self, agent: DecisionTransformer) -> list[float]:
         return [agent.return_range[1]] if self.target_returns is None else list(self.target_returns)
 
-    def _train(self, agent: DecisionTransformer, run: RunFolder, cut_off: Path | None) -> None:
+    def _train(self, agent: DecisionTransformer, run: RunFolder, start: Start) -> None:
         show(as_table(str(run.path), run.config))
+        learn, finish = partial(self._learn, agent, run, start), partial(self._evaluate, agent, run)
         with naming(run), closing(agent.logger):
-            self._learn(agent, run, cut_off)
-            self._evaluate(agent, run)
+            train_to_completion(agent, run, start, self.updates, learn, finish)
 
-    def _finish(self, agent: DecisionTransformer, run: RunFolder) -> None:
-        """What is left once all updates are done."""
-        with naming(run), closing(agent.logger):
-            keep(agent, run)
-            self._evaluate(agent, run)
-
-    def _learn(self, agent: DecisionTransformer, run: RunFolder, cut_off: Path | None) -> None:
+    def _learn(self, agent: DecisionTransformer, run: RunFolder, start: Start, stop: Stop) -> None:
         learn = partial(
             agent.learn,
             self.updates,
@@ -241,8 +249,8 @@ class TrainDecisionTransformer:
             progress_bar=self.progress_bar and here().writes,
         )
         with self._evaluations(agent, run) as evaluations:
-            callbacks = [*evaluations.values()]
-            learn_resumably(agent, run, learn, callbacks, evaluations, self.checkpoint_seconds, cut_off)
+            callbacks, seconds = [*evaluations.values()], self.checkpoint_seconds
+            learn_resumably(agent, run, learn, callbacks, evaluations, seconds, start, stop)
 
     @contextmanager
     def _evaluations(
@@ -272,7 +280,7 @@ class TrainDecisionTransformer:
         reports = {"last": self._report(agent, agent.logger)}
         if run.best.is_file():
             agents["best"] = DecisionTransformer.load(run.best, device=agent.device)
-            with SummaryWriter(str(run.path / FOLDERS["best"])) as writer:
+            with replaced_events(run.path / FOLDERS["best"]) as writer:
                 reports["best"] = self._report(agents["best"], writer, agent)
         for table in tables(reports, {name: each.num_timesteps for name, each in agents.items()}):
             show(table)

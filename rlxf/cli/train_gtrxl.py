@@ -12,17 +12,25 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 from tyro.conf import arg
 
-from rlxf.agents.gtrxl import GTrXLPPO, checkpoint, gtrxl, resuming
+from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.agents.gtrxl.policy import policy_for
 from rlxf.attention import TransformerSpec
 from rlxf.cli.counts import check_counts
-from rlxf.cli.keeping import keep, naming
+from rlxf.cli.keeping import naming
 from rlxf.cli.learner import Learner
 from rlxf.cli.looks import Looks
 from rlxf.cli.normalization import normalised, normalised_alike
 from rlxf.cli.pretrained import begin_with
 from rlxf.cli.processes import Processes
-from rlxf.cli.resumable import config_read, learn_resumably, options_of, steps_in
+from rlxf.cli.resumable import (
+    Start,
+    config_read,
+    is_complete,
+    learn_resumably,
+    options_of,
+    told_complete,
+    train_to_completion,
+)
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Task, check_described
 from rlxf.cli.together import join_others, log_of, new_run, started_anew
@@ -30,6 +38,7 @@ from rlxf.evaluation import EvaluationCallback, evaluate
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import EVERY_SECONDS
 from rlxf.training.joining import here
+from rlxf.training.stopping import Stop
 
 OWN = (
     "total_timesteps",
@@ -98,7 +107,7 @@ class TrainGTrXL:
         run = new_run(self._path, self._config(agent))
         with naming(run):
             agent.set_logger(log_of(run.make_logger))
-        return partial(self._train, agent, env, run, None)
+        return partial(self._train, agent, env, run, Start())
 
     @classmethod
     def of_run(cls, run: RunFolder, progress_bar: bool, trust: bool = False) -> Self:
@@ -123,22 +132,24 @@ class TrainGTrXL:
                 "core": TransformerSpec.from_dict(run.config["core"]),
             }
             own = {name: run.config[name] for name in OWN}
+        own["pretrained"] = None if own["pretrained"] is None else Path(own["pretrained"])
         return cls(**own | parts, run=run.path, progress_bar=progress_bar)
 
     def prepare_again(self, run: RunFolder) -> Callable[[], None]:
         """As `prepare`, to go on with a run that was cut off.
 
         Raises:
-            FileNotFoundError: if it has no whole checkpoint.
+            FileNotFoundError: if none of its checkpoints is whole.
         """
         join_others()
-        newest = run.checkpoints.newest()
-        done = steps_in(newest)
-        if done >= self.total_timesteps and run.checkpoint.is_file():
-            return partial(show, f"{run.path} has all of its {done} steps; see: rlxf evaluate {run.path}")
+        if is_complete(run, self.total_timesteps):
+            return partial(show, told_complete(run, "steps", f"; see: rlxf evaluate {run.path}"))
+        start = Start.of(run)
         env, agent = self._made()
-        agent.set_logger(log_of(partial(run.continue_logger, done)))
-        return partial(self._train, agent, env, run, newest)
+        if start.file is None:
+            begin_with(agent, self.pretrained)
+        agent.set_logger(log_of(partial(run.continue_logger, start.log, start.steps)))
+        return partial(self._train, agent, env, run, start)
 
     def _check(self) -> None:
         check_counts(self, "total_timesteps", "episodes", "evaluate_every")
@@ -174,22 +185,19 @@ class TrainGTrXL:
         parts = asdict(self.processes) | asdict(self.looks) | asdict(self.learner)
         return {"agent": "gtrxl"} | asdict(self.task) | own | parts | core
 
-    def _train(self, agent: GTrXLPPO, env: VecEnv, run: RunFolder, cut_off: Path | None) -> None:
+    def _train(self, agent: GTrXLPPO, env: VecEnv, run: RunFolder, start: Start) -> None:
         show(as_table(str(run.path), run.config))
+        learn, finish = partial(self._learn, agent, run, start), partial(self._evaluate, agent)
         with naming(run), closing(env), closing(agent.logger):
-            if cut_off is not None and steps_in(cut_off) >= self.total_timesteps:
-                resuming.take_up(agent, checkpoint.read(cut_off))
-                keep(agent, run)
-            else:
-                self._learn(agent, run, cut_off)
-            self._evaluate(agent)
+            train_to_completion(agent, run, start, self.total_timesteps, learn, finish)
 
-    def _learn(self, agent: GTrXLPPO, run: RunFolder, cut_off: Path | None) -> None:
+    def _learn(self, agent: GTrXLPPO, run: RunFolder, start: Start, stop: Stop) -> None:
         bar = self.progress_bar and here().writes
         learn = partial(agent.learn, self.total_timesteps, progress_bar=bar)
         with self._evaluations(agent) as evaluations, self._looks() as looks:
             callbacks = [*evaluations.values(), *looks]
-            learn_resumably(agent, run, learn, callbacks, evaluations, self.checkpoint_seconds, cut_off)
+            seconds = self.checkpoint_seconds
+            learn_resumably(agent, run, learn, callbacks, evaluations, seconds, start, stop)
 
     def _looks(self) -> AbstractContextManager[list[BaseCallback]]:
         """What shows the inside of the agent; it films when evaluations are made."""

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -48,7 +49,7 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
 
 
 def _write_and_rename(target: Path, write: Callable[[BinaryIO], object]) -> None:
-    _sweep(target.parent)
+    sweep(target.parent)
     temporary = target.with_name(TEMPORARY.format(uuid4().hex))
     try:
         with open(temporary, "x+b", opener=_open) as handle:
@@ -64,11 +65,19 @@ def _open(path: str, flags: int) -> int:
     return os.open(path, flags, 0o666 & ~OTHERS_MAY_WRITE)
 
 
-def _sweep(folder: Path) -> None:
+def sweep(folder: Path) -> None:
+    """Remove temporary files and folders that killed processes left in a folder an hour ago or longer."""
     for abandoned in folder.glob(TEMPORARY.format(ANY_UUID)):
         with suppress(OSError):  # gone already, or another user's
-            if time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
-                abandoned.unlink()
+            if time.time() - abandoned.lstat().st_mtime > ABANDONED_SECONDS:
+                _remove(abandoned)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def sync_folder(folder: Path) -> None:

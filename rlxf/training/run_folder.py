@@ -2,16 +2,19 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
 from stable_baselines3.common.logger import Logger, configure
 
-from rlxf.training.atomic import atomic_write, sync_folder
+from rlxf.training.atomic import TEMPORARY, atomic_write, sweep, sync_folder
 from rlxf.training.checkpoints import CheckpointFolder
+from rlxf.training.completion import Completion, sync_files
 from rlxf.training.continued_log import ContinuedCSV, ContinuedTensorBoard
+from rlxf.training.log_files import LogFiles, LogPosition, event_files
 from rlxf.training.plain_json import dump_json, load_json
 from rlxf.utils.permissions import make_folder, not_writable_by_others
 
@@ -37,8 +40,20 @@ class RunFolder:
     config: dict[str, Any]
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], config: dict[str, Any]) -> Self:
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        config: dict[str, Any],
+        fill: Callable[[Path], None] = lambda folder: None,
+    ) -> Self:
         """Make a new folder, with its parents, and write ``config.json`` into it.
+
+        The folder appears at ``path`` with all its first files or not at all, whenever the process dies.
+
+        Args:
+            path: the folder.
+            config: what the run is started with, a JSON object.
+            fill: writes more files into the folder before it appears.
 
         Raises:
             FileExistsError: if ``path`` exists; nothing in it is touched.
@@ -47,18 +62,19 @@ class RunFolder:
         """
         path = Path(path)
         text = dump_json(config, indent=2)
+        if os.path.lexists(path):
+            raise _exists(path)
+        temporary = path.with_name(TEMPORARY.format(uuid4().hex))
         try:
-            make_folder(path)
-        except FileExistsError as error:
-            raise FileExistsError(f"{path} exists; choose another folder or move it away") from error
+            make_folder(temporary)
         except OSError as error:
             raise type(error)(f"{path} cannot be made ({error.strerror}); choose another folder") from error
         try:
-            atomic_write(path / CONFIG, lambda handle: handle.write(text))
-            sync_folder(path.parent)
-        except OSError:
-            shutil.rmtree(path, ignore_errors=True)
-            raise
+            atomic_write(temporary / CONFIG, lambda handle: handle.write(text))
+            fill(temporary)
+            _put_in_place(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
         return cls(path, config)
 
     @classmethod
@@ -126,11 +142,57 @@ class RunFolder:
             raise FileExistsError(f"{self.path / LOG} exists and would be emptied; use a new run folder")
         return configure(str(self.path), list(formats))
 
+    @property
+    def log_files(self) -> LogFiles:
+        """The files that the loggers write; their state belongs into each checkpoint."""
+        return LogFiles(self.path, LOG)
+
     @not_writable_by_others()
-    def continue_logger(self, step: int) -> Logger:
-        """A logger that goes on with what `make_logger` began; points behind ``step`` are taken back."""
-        continued = [ContinuedTensorBoard(self.path, step), ContinuedCSV(self.path / LOG, step)]
+    def continue_logger(self, position: LogPosition, step: int) -> Logger:
+        """Open a logger that goes on with what `make_logger` began.
+
+        Args:
+            position: what was logged after it is removed.
+            step: number of steps at that position.
+        """
+        continued = [
+            ContinuedTensorBoard(self.path, position, step),
+            ContinuedCSV(self.path / LOG, position),
+        ]
         return Logger(str(self.path), continued)
+
+    @property
+    def completion(self) -> Completion | None:
+        """The completion marker; None while something of the run is still to be done."""
+        found = Completion.read(self.path)
+        return None if found is None or found.missing(self.path) else found
+
+    def complete(self, steps: int) -> None:
+        """Write the completion marker, once everything else is written; logs are synced to the disk before.
+
+        Args:
+            steps: steps or updates of the run.
+
+        Raises:
+            OSError: if something cannot be written.
+        """
+        sync_files([*event_files(self.path), *(file for file in [self.path / LOG] if file.is_file())])
+        Completion.of(self.path, steps, (CHECKPOINT, NORMALIZER, BEST)).write(self.path)
+
+
+def _exists(path: Path) -> FileExistsError:
+    return FileExistsError(f"{path} exists; choose another folder or move it away")
+
+
+def _put_in_place(temporary: Path, path: Path) -> None:
+    try:
+        os.rename(temporary, path)
+    except OSError as error:
+        if path.exists():  # another process was faster
+            raise _exists(path) from error
+        raise
+    sync_folder(path.parent)
+    sweep(path.parent)
 
 
 def _check_folder(path: Path) -> None:

@@ -1,7 +1,7 @@
 """A signal asks a training to stop where it can be resumed, in place of ending the process there and then."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -10,6 +10,18 @@ RESUMABLE = 75
 """Exit status of a training that can be resumed: EX_TEMPFAIL of sysexits.h, "try again later"."""
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 """Of Ctrl-C, of ``kill`` and most schedulers, and of Slurm shortly before the time is up."""
+
+
+class Stopped(BaseException):
+    """Raised where a signal ends the work at hand.
+
+    Args:
+        by: the signal.
+    """
+
+    def __init__(self, by: signal.Signals):
+        super().__init__(by.name)
+        self.by = by
 
 
 @dataclass(eq=False)
@@ -35,14 +47,33 @@ def stop_on_signals() -> Iterator[Stop]:
     Handlers are those of the main thread: elsewhere nothing is asked, and signals do as before.
     """
     stop = Stop()
+    with handled(stop.ask):
+        yield stop
+
+
+def raise_stopped(number: int, frame: FrameType | None = None) -> None:
+    """Raise `Stopped`: a handler for work that can be repeated, and may end at any moment.
+
+    Raises:
+        Stopped: always.
+    """
+    raise Stopped(signal.Signals(number))
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle `SIGNALS` by a function meanwhile; their handlers of before return at the end.
+
+    Python runs handlers in the main thread. In another thread nothing is changed.
+    """
     before = {}
     try:
         for each in SIGNALS:
-            before[each] = signal.signal(each, stop.ask)
+            before[each] = signal.signal(each, handler)
     except ValueError:  # not in the main thread
         pass
     try:
-        yield stop
+        yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, signal.SIG_DFL if handler is None else handler)
+        for each, previous in before.items():
+            signal.signal(each, signal.SIG_DFL if previous is None else previous)

@@ -9,14 +9,14 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import DecisionTransformer
 from rlxf.cli import main
 from rlxf.cli.program import parse
+from rlxf.cli.resumable import Start
 from rlxf.cli.train_dt import TrainDecisionTransformer
-from rlxf.training import RunFolder, read_archive
+from rlxf.training import RunFolder
 from rlxf.training.checkpoints import Checkpoints, InBackground
 from tests.cli.running import refused
 from tests.datasets import ID, record_cartpole
@@ -181,17 +181,14 @@ def test_what_dies_behind_its_last_update_is_finished(whole, monkeypatch):
         with pytest.raises(SystemError):
             main(["train", "dt", *TINY, "--run", "cut"])
     main(["resume", "cut", "--no-progress-bar"])
-    one, other = (read_archive(path / "checkpoint.zip").tensors for path in (whole.path, Path("cut")))
-    for group in ("policy", "optimizer", "random"):
-        assert all(torch.equal(one[group][name], other[group][name]) for name in one[group])
-    assert scalars(whole.path) == scalars("cut")
+    assert_same_runs(whole.path, Path("cut"))
 
 
 def test_a_run_that_is_done_says_so_and_stays(whole, capsys):
-    before = whole.checkpoint.read_bytes(), rows(whole.path)
+    before = {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()}
     main(["resume", "whole"])
     assert "whole has all of its 7 updates; see: rlxf evaluate whole" in capsys.readouterr().out
-    assert (whole.checkpoint.read_bytes(), rows(whole.path)) == before
+    assert {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()} == before
 
 
 def test_what_cannot_be_resumed_is_told(minari_root, capsys, tmp_path):
@@ -216,7 +213,89 @@ def test_a_run_says_with_which_options_it_was_started(whole):
     assert again.learner.return_scale == found.return_scale
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_on_from(whole, capsys):
+def test_where_no_checkpoint_is_whole_nothing_is_changed(whole, capsys):
+    Path("whole/completed.json").unlink()
     for file in whole.checkpoints.files():
-        file.unlink()
-    assert "there is no whole checkpoint in" in refused(capsys, "resume", "whole")
+        file.write_bytes(b"")
+    before = {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()}
+    with pytest.warns(UserWarning, match="the one before it is used"), pytest.raises(FileNotFoundError):
+        Start.of(whole)
+    assert "there is no whole checkpoint in" in refused_at_last(capsys, "resume", "whole")
+    assert {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()} == before
+
+
+def refused_at_last(capsys, *words):
+    """The last line that is printed when the command leaves with 2."""
+    with pytest.raises(SystemExit) as left:
+        main(list(words))
+    assert left.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_run_that_died_before_its_first_checkpoint_begins_again(whole, at_update, monkeypatch):
+    at_update(4, [die])
+    with monkeypatch.context() as patch:
+        patch.setattr("rlxf.cli.resumable.keep", lambda *_: None)
+        with pytest.raises(SystemError):
+            main(["train", "dt", *TINY, "--run", "cut", "--checkpoint-seconds", "999"])
+    assert not RunFolder.reopen("cut").checkpoints.files()
+    assert rows(Path("cut"))
+    main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(whole.path, Path("cut"))
+
+
+def test_what_was_not_done_after_the_last_update_is_done_and_nothing_twice(whole):
+    for name in ("completed.json", "checkpoint.zip"):
+        shutil.copytree("whole", "cut")
+        Path("cut", name).unlink()
+        main(["resume", "cut", "--no-progress-bar"])
+        assert_same_runs(whole.path, Path("cut"))
+        assert scalars(whole.path / "evaluation-best") == scalars("cut/evaluation-best")
+        assert Path("cut/completed.json").read_bytes() == Path("whole/completed.json").read_bytes()
+        shutil.rmtree("cut")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_amid_the_last_evaluation_stops_it_where_it_can_be_resumed(whole, monkeypatch, capsys, name):
+    def interrupted(*_, **__):
+        os.kill(os.getpid(), getattr(signal, name))
+        raise AssertionError("the signal was not heeded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rlxf.cli.train_dt.evaluate", interrupted)
+        with pytest.raises(SystemExit) as left:
+            main(["train", "dt", *TINY, "--run", "cut"])
+    assert left.value.code == 75
+    assert f"stopped by {name}; go on with: rlxf resume cut" in capsys.readouterr().err
+    assert not Path("cut/completed.json").exists()
+    main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(whole.path, Path("cut"))
+
+
+def test_an_old_checkpoint_is_not_taken_for_the_result(whole, at_update, monkeypatch):
+    """Stopped, resumed, and killed between its last checkpoint and checkpoint.zip."""
+    at_update(3, [lambda: os.kill(os.getpid(), signal.SIGTERM)])
+    with pytest.raises(SystemExit):
+        main(["train", "dt", *TINY, "--run", "cut"])
+    with monkeypatch.context() as patch:
+        patch.setattr("rlxf.cli.resumable.keep", lambda *_: die())
+        with pytest.raises(SystemError):
+            main(["resume", "cut", "--no-progress-bar"])
+    assert RunFolder.reopen("cut").checkpoints.file(UPDATES).is_file()
+    main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(whole.path, Path("cut"))
+
+
+def test_a_result_that_was_changed_later_stays(whole, capsys):
+    """E.g. by a calibration."""
+    changed = whole.checkpoint.read_bytes() + b"more"
+    whole.checkpoint.write_bytes(changed)
+    main(["resume", "whole"])
+    assert "whole has all of its 7 updates (checkpoint.zip changed since)" in capsys.readouterr().out
+    assert whole.checkpoint.read_bytes() == changed
+
+
+def test_a_distilled_run_is_not_taken_for_one_of_its_teacher(whole, capsys):
+    config = Path("whole/config.json")
+    config.write_text(config.read_text().replace("{", '{"teacher": "other",', 1))
+    assert "is of rlxf distill, which cannot be resumed" in refused(capsys, "resume", "whole")

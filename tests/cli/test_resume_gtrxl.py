@@ -7,13 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
 from rlxf import GTrXLPPO
 from rlxf.cli import main
 from rlxf.cli.program import parse
 from rlxf.cli.train_gtrxl import TrainGTrXL
-from rlxf.training import RunFolder, read_archive
+from rlxf.training import RunFolder
 from rlxf.training.checkpoints import InBackground
 from tests.cli.running import refused
 from tests.cli.test_resume import die, rows, scalars
@@ -109,7 +108,7 @@ def test_a_signal_amid_the_last_update_is_heeded(whole, at_update, capsys):
     assert "stopped by SIGTERM" in capsys.readouterr().err
     assert GTrXLPPO.load("cut/checkpoint.zip", device="cpu").num_timesteps == ROLLOUTS * ROLLOUT
     main(["resume", "cut", "--no-progress-bar"])
-    assert "cut has all of its" in capsys.readouterr().out
+    assert_same_runs(whole.path, Path("cut"))
 
 
 def test_what_dies_behind_its_last_update_is_finished(whole, monkeypatch):
@@ -118,10 +117,28 @@ def test_what_dies_behind_its_last_update_is_finished(whole, monkeypatch):
         with pytest.raises(SystemError):
             main(["train", "gtrxl", *TINY, "--run", "cut"])
     main(["resume", "cut", "--no-progress-bar"])
-    one, other = (read_archive(path / "checkpoint.zip").tensors for path in (whole.path, Path("cut")))
-    for group in ("policy", "optimizer"):
-        assert all(torch.equal(one[group][name], other[group][name]) for name in one[group])
-    assert (whole.path / "normalizer.zip").read_bytes() == Path("cut/normalizer.zip").read_bytes()
+    assert_same_runs(whole.path, Path("cut"))
+
+
+def test_what_was_not_done_after_the_last_update_is_done_and_nothing_twice(whole):
+    for names in (["completed.json"], ["normalizer.zip"], ["checkpoint.zip", "normalizer.zip"]):
+        shutil.copytree("whole", "cut")
+        for name in names:
+            Path("cut", name).unlink()
+        main(["resume", "cut", "--no-progress-bar"])
+        assert_same_runs(whole.path, Path("cut"))
+        shutil.rmtree("cut")
+
+
+def test_an_evaluation_that_failed_is_made_by_resume(whole, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise OSError("no display")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rlxf.cli.train_gtrxl.evaluate", fail)
+        assert "go on with: rlxf resume cut" in refused(capsys, "train", "gtrxl", *TINY, "--run", "cut")
+    main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(whole.path, Path("cut"))
 
 
 def test_a_run_that_is_done_says_so_and_stays(whole, capsys):

@@ -6,7 +6,11 @@ import pytest
 from stable_baselines3.common.logger import CSVOutputFormat, TensorBoardOutputFormat
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlxf.training.continued_log import STEP, ContinuedCSV, ContinuedTensorBoard
+from rlxf.training import CheckpointError
+from rlxf.training.continued_log import ContinuedCSV, ContinuedTensorBoard
+from rlxf.training.log_files import LogFiles, LogPosition, cut_events, replaced_events
+
+STEP = "time/total_timesteps"
 
 
 def write(log, steps, value=1.0, **more):
@@ -25,7 +29,7 @@ def test_rows_behind_the_point_are_taken_back(tmp_path):
     log = CSVOutputFormat(str(path))
     write(log, range(5), value=2)
     log.close()
-    log = ContinuedCSV(path, step=2)
+    log = ContinuedCSV(path, LogPosition(rows=3))
     write(log, range(3, 8))
     log.close()
     assert [float(row["loss"]) for row in rows(path)] == [0, 2, 4, 3, 4, 5, 6, 7]
@@ -36,7 +40,7 @@ def test_new_columns_may_come(tmp_path):
     log = CSVOutputFormat(str(path))
     write(log, range(2), text='with "quotes", and\na line')
     log.close()
-    log = ContinuedCSV(path, step=1)
+    log = ContinuedCSV(path, LogPosition(rows=2))
     write(log, [2], text="plain")
     log.write({STEP: 3, "eval": 0.5}, {STEP: None, "eval": None}, 3)
     log.close()
@@ -48,7 +52,7 @@ def test_new_columns_may_come(tmp_path):
 def test_a_row_that_was_cut_off_does_not_count(tmp_path):
     path = tmp_path / "progress.csv"
     path.write_text(f"{STEP},loss\n0,1\n1,2\n2,")
-    ContinuedCSV(path, step=9).close()
+    ContinuedCSV(path, LogPosition(rows=9)).close()
     assert path.read_text() == f"{STEP},loss\n0,1\n1,2\n"
 
 
@@ -57,19 +61,65 @@ def test_an_empty_or_missing_file_is_begun(tmp_path, made):
     path = tmp_path / "progress.csv"
     if made:
         path.touch()
-    log = ContinuedCSV(path, step=0)
+    log = ContinuedCSV(path, LogPosition())
     write(log, [7])
     log.close()
     assert rows(path) == [{STEP: "7", "loss": "7.0"}]
 
 
-def test_no_point_is_doubled_in_tensorboard(tmp_path):
-    log = TensorBoardOutputFormat(str(tmp_path))
-    write(log, range(6), value=2)
+def test_from_the_beginning_nothing_stays(tmp_path):
+    write(log := CSVOutputFormat(str(tmp_path / "progress.csv")), range(3), other=1.0)
     log.close()
-    log = ContinuedTensorBoard(tmp_path, step=3)
+    write(log := TensorBoardOutputFormat(str(tmp_path)), range(3))
+    log.close()
+    ContinuedCSV(tmp_path / "progress.csv", LogPosition()).close()
+    ContinuedTensorBoard(tmp_path, LogPosition(), step=0).close()
+    assert (tmp_path / "progress.csv").read_bytes() == b""
+    assert not EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
+
+
+def points(folder, tag="loss"):
+    return [(each.step, each.value) for each in EventAccumulator(str(folder)).Reload().Scalars(tag)]
+
+
+def test_no_point_is_doubled_in_tensorboard(tmp_path):
+    """Not even one of the same step, which was written after the position."""
+    log = TensorBoardOutputFormat(str(tmp_path))
+    write(log, range(4), value=2)
+    position = LogPosition.from_json(LogFiles(tmp_path, "progress.csv").state())
+    write(log, range(3, 6), value=2)
+    log.close()
+    killed_again = ContinuedTensorBoard(tmp_path, position, step=3)
+    write(killed_again, range(3, 5))
+    killed_again.close()
+    log = ContinuedTensorBoard(tmp_path, position, step=3)
     write(log, range(4, 8))
     log.close()
-    events = EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
-    assert [event.step for event in events] == list(range(8))
-    assert [event.value for event in events] == [0, 2, 4, 6, 4, 5, 6, 7]
+    assert points(tmp_path) == [(step, step * (2 if step < 4 else 1)) for step in range(8)]
+
+
+def test_a_link_among_the_events_is_not_followed(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "victim").write_bytes(b"mine")
+    link = tmp_path / "run" / "events.out.tfevents.1.host.1.0"
+    link.symlink_to(tmp_path / "victim")
+    cut_events(tmp_path / "run", {link.name: 1})
+    assert (tmp_path / "victim").read_bytes() == b"mine"
+
+
+def test_events_that_are_written_again_replace_those_before_and_leave_others(tmp_path):
+    log = TensorBoardOutputFormat(str(tmp_path))
+    write(log, [1])
+    log.close()
+    for value in (5.0, 6.0):
+        with replaced_events(tmp_path) as writer:
+            writer.add_scalar("loss", value, 9)
+    assert points(tmp_path) == [(1, 1.0), (9, 6.0)]
+
+
+@pytest.mark.parametrize(
+    "document", [None, {}, {"rows": -1, "events": {}}, {"rows": 1, "events": {"a": "b"}}]
+)
+def test_a_position_that_is_none_is_refused(document):
+    with pytest.raises(CheckpointError):
+        LogPosition.from_json(document)

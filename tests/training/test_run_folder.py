@@ -62,6 +62,53 @@ def test_a_full_disk_leaves_no_folder(tmp_path, monkeypatch):
     assert files_in(tmp_path) == set()
 
 
+@pytest.mark.faults
+def test_what_cannot_be_filled_leaves_no_folder_and_meanwhile_there_is_none(tmp_path):
+    """So a process that dies between the files leaves no run that nobody can take up."""
+    found = []
+
+    def fill(folder):
+        found.append((files_in(folder), (tmp_path / "run").exists()))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        RunFolder.create(tmp_path / "run", CONFIG, fill)
+    assert found == [({"config.json"}, False)]
+    assert files_in(tmp_path) == set()
+
+
+@pytest.mark.faults
+def test_a_folder_that_a_killed_process_left_is_removed_later(tmp_path):
+    left, new = (tmp_path / f".rlxf-{digit * 32}.tmp" for digit in "ab")
+    for each in (left, new):
+        each.mkdir()
+        (each / "config.json").touch()
+    os.utime(left, (0, 0))
+    RunFolder.create(tmp_path / "run", CONFIG)
+    assert not left.exists()
+    assert new.exists()
+
+
+def test_a_run_is_complete_once_its_marker_is_written_and_its_results_are_there(run):
+    assert run.completion is None
+    run.checkpoint.write_bytes(b"weights")
+    run.complete(96)
+    assert run.completion.steps == 96
+    assert run.completion.changed(run.path) == []
+    run.checkpoint.write_bytes(b"others")
+    assert run.completion.changed(run.path) == ["checkpoint.zip"]
+    run.checkpoint.unlink()
+    assert run.completion is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"steps": "x", "sha256": {}}', '{"steps": 1, "sha256": 3}']
+)
+def test_a_marker_that_cannot_be_read_marks_nothing(run, text):
+    (run.path / "completed.json").write_text(text)
+    assert run.completion is None
+
+
 def test_a_config_that_is_no_json_makes_no_folder(tmp_path):
     with pytest.raises(TypeError):
         RunFolder.create(tmp_path / "run", {"env": object()})

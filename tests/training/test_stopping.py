@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rlxf.training.stopping import SIGNALS, stop_on_signals
+from rlxf.training.stopping import SIGNALS, Stopped, handled, raise_stopped, stop_on_signals
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
@@ -50,3 +50,12 @@ def test_another_thread_is_left_alone():
     thread.start()
     thread.join()
     assert found == [None]
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_work_that_can_be_repeated_ends_at_once(number):
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped) as stopped, handled(raise_stopped):
+        os.kill(os.getpid(), number)
+    assert stopped.value.by is number
+    assert signal.getsignal(number) is before

@@ -37,13 +37,20 @@ def read_run(agent: "WindowLearner", path: str | os.PathLike[str], steps: int) -
         CheckpointError: if it is damaged, foreign, or holds no states of generators.
         ValueError: if its settings or data differ from the agent's, or it has so many updates already.
     """
+    archive = read_alike(agent, path)
+    done = archive.documents["agent"]["progress"]["num_timesteps"]
+    check_unfinished(done, steps, "steps", newest_file(path))
+    return archive
+
+
+def read_alike(agent: "WindowLearner", path: str | os.PathLike[str]) -> Archive:
+    """As `read_run`, whether or not updates are left."""
     file = newest_file(path)
     archive = checkpoint.read(file, agent.NAME)
     check_resumable(archive, file)
     own, other = checkpoint.describe(agent), archive.documents["agent"]
     for kind in ("settings", "facts"):
         check_alike(own[kind], other[kind], file)
-    check_unfinished(other["progress"]["num_timesteps"], steps, "steps", file)
     return archive
 
 

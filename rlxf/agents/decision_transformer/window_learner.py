@@ -20,7 +20,7 @@ from rlxf.agents.decision_transformer.facts import Facts
 from rlxf.agents.decision_transformer.hyperparameters import record_hyperparameters
 from rlxf.agents.decision_transformer.objective import warm_up
 from rlxf.agents.decision_transformer.progress import ProgressBar
-from rlxf.agents.decision_transformer.resuming import go_on, read_run, resumption
+from rlxf.agents.decision_transformer.resuming import go_on, read_alike, read_run, resumption
 from rlxf.agents.decision_transformer.settings import check_coefficients, check_returns, check_sizes
 from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
 from rlxf.agents.decision_transformer.update import Update, make_optimizer
@@ -331,6 +331,23 @@ class WindowLearner(BaseAlgorithm):
         """What `save` would write now; later updates do not change it. For `rlxf.training.Checkpoints`."""
         archive = checkpoint.contents(self, resumption(self._update))
         return Archive(archive.documents, copied(archive.tensors))
+
+    def load_training_state(self, path: str | os.PathLike[str]) -> Self:
+        """Restore the state that a file of `rlxf.training.Checkpoints` holds, without training on.
+
+        Weights, optimizer, progress, values that wait for the log, and the global generators of torch, numpy
+        and Python are as they were.
+
+        Args:
+            path: of the file, or of their folder.
+
+        Raises:
+            FileNotFoundError, CheckpointError, ValueError: as `learn` with ``resume_from``.
+        """
+        archive = read_alike(self, path)
+        checkpoint.restore(self, archive)
+        go_on(self._update, archive)
+        return self
 
     @classmethod
     def load(  # type: ignore[override]

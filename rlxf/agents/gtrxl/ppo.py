@@ -655,6 +655,24 @@ class GTrXLPPO(OnPolicyAlgorithm):
         documents, tensors = resuming.resumption(self)
         return Archive(archive.documents | documents, copied(archive.tensors | tensors))
 
+    def load_training_state(self, path: str | os.PathLike[str]) -> Self:
+        """Restore the state that a file of `rlxf.training.Checkpoints` holds, without training on.
+
+        Weights, optimizer, progress, statistics of ``VecNormalize``, values that wait for the log, and the
+        global generators of torch, numpy and Python are as they were. The environments are left alone:
+        to continue their episodes, call `learn` with ``resume_from``.
+
+        Args:
+            path: of the file, or of their folder.
+
+        Raises:
+            FileNotFoundError, CheckpointError, ValueError: as `learn` with ``resume_from``.
+        """
+        archive = resuming.read_alike(self, path)
+        resuming.restore(self, archive)
+        resuming.go_on(self, archive)
+        return self
+
     def learn_from(
         self,
         teacher: "GTrXLPPO",

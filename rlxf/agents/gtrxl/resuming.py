@@ -74,12 +74,19 @@ def read_run(agent: "GTrXLPPO", path: str | os.PathLike[str], total_timesteps: i
         CheckpointError: if it is damaged, foreign, or was not written amid a training.
         ValueError: if its settings or spaces differ from the agent's, or it has so many steps already.
     """
+    archive = read_alike(agent, path)
+    done = archive.documents["agent"]["progress"]["num_timesteps"]
+    check_unfinished(done, total_timesteps, "total_timesteps", newest_file(path))
+    return archive
+
+
+def read_alike(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> Archive:
+    """As `read_run`, whether or not steps are left."""
     file = newest_file(path)
     archive = checkpoint.read(file)
     check_resumable(archive, file)
     own, other = checkpoint.describe(agent), archive.documents["agent"]
     check_alike(_compared(own), _compared(other), file)
-    check_unfinished(other["progress"]["num_timesteps"], total_timesteps, "total_timesteps", file)
     return archive
 
 
@@ -87,6 +94,24 @@ def take_up(agent: "GTrXLPPO", archive: Archive) -> None:
     """Put weights, progress, memory and environments where they were in the file.
 
     Where the episodes at hand cannot be gone on with, a warning says why, and the environments will be reset.
+
+    Raises:
+        CheckpointError: if something does not fit.
+        ValueError: if the environment has other wrappers.
+    """
+    env = agent.get_env()
+    assert env is not None
+    environment, own = restore(agent, archive)
+    with described():
+        _take_stand(agent, own[STAND])
+    _go_on_or_begin_fresh(agent, env, environment, own[EPISODES])
+
+
+def restore(agent: "GTrXLPPO", archive: Archive) -> tuple[dict[str, Any], Groups]:
+    """Put weights, progress and statistics where they were in the file.
+
+    Returns:
+        The episodes at hand, and the tensors of this process.
 
     Raises:
         CheckpointError: if something does not fit.
@@ -103,8 +128,7 @@ def take_up(agent: "GTrXLPPO", archive: Archive) -> None:
         agent.iterations = run["iterations"]
         agent.ep_info_buffer = deque(run["episodes"], maxlen=agent._stats_window_size)
         agent.ep_success_buffer = deque(run["successes"], maxlen=agent._stats_window_size)
-        _take_stand(agent, own[STAND])
-    _go_on_or_begin_fresh(agent, env, environment, own[EPISODES])
+    return environment, own
 
 
 def go_on(agent: "GTrXLPPO", archive: Archive) -> None:

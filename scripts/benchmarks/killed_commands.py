@@ -1,0 +1,271 @@
+"""Commands that are killed at a chosen file operation, and resumed until their run is complete."""
+
+import csv
+import json
+import math
+import os
+import random
+import re
+import shlex
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from stable_baselines3.common.logger import CSVOutputFormat, TensorBoardOutputFormat
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import rlxf
+from rlxf.cli import main
+from rlxf.envs.trajectories import ReferenceScores
+
+DATASET = "kills/random-v0"
+SCALE = ReferenceScores(0.0, 500.0, "the bounds of the task")
+CORE = "--core.width 8 --core.layers 1 --no-progress-bar --checkpoint-seconds 0"
+WINDOWS = f"--dataset {DATASET} --log-interval 2 --context-length 4 --batch-size 4 --core.dropout 0.2 {CORE}"
+COMMANDS = {
+    "train gtrxl": shlex.split(
+        "train gtrxl --env CartPole-v1 --total-timesteps 128 --episodes 3 --evaluate-every 50 --n-envs 2"
+        " --n-steps 16 --segment-length 8 --batch-size 16 --normalize-observations --memory-every 2"
+        f" --attention-maps-every None --core.memory.length 8 --no-videos {CORE}"
+    ),
+    "train dt": shlex.split(f"train dt --updates 5 --episodes 3 --evaluate-every 2 {WINDOWS}"),
+    "pretrain": shlex.split(f"pretrain --updates 5 --chosen 0.4 {WINDOWS}"),
+}
+"""Small runs of each command that can be resumed."""
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
+"""Audit events of operations that change files, next to "open"."""
+LOGS = (CSVOutputFormat, TensorBoardOutputFormat)
+STEP_FILE = re.compile(r"os\.rename .* step-")
+OF_THE_CLOCK = "time/"
+
+
+@dataclass
+class Operations:
+    """The file operations of a process on a run, one by one; at one of them the process kills itself.
+
+    To be installed in a process that was forked for one run: it cannot be removed again.
+
+    Args:
+        folder: of the run; operations elsewhere do not count.
+        last: number of the operation at which the process dies, from 1.
+        names: what was done so far.
+    """
+
+    folder: Path
+    last: float = math.inf
+    names: list[str] = field(default_factory=list)
+
+    def install(self) -> None:
+        """Count from now on; each operation before it is done, a line of a log also after it."""
+        sys.addaudithook(self._audit)
+        sync = os.fsync
+        os.fsync = lambda handle: (self.count("fsync"), sync(handle))[1]  # type: ignore[assignment]
+        for kind in LOGS:
+            kind.write = self._counted(kind.write, f"{kind.__name__}.write")  # type: ignore[method-assign]
+
+    def count(self, name: str) -> None:
+        """Count an operation, or die in place of it."""
+        self.names.append(name)
+        if len(self.names) >= self.last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if event in CHANGES or (event == "open" and (args[2] or 0) & WRITING):
+            paths = [os.fsdecode(each) for each in args if isinstance(each, str | bytes | os.PathLike)]
+            if any(self.folder.name in path for path in paths):
+                self.count(" ".join([event, *(Path(path).name for path in paths)]))
+
+    def _counted(self, write: Callable[..., None], name: str) -> Callable[..., None]:
+        def counted(*args: Any) -> None:
+            self.count(name)
+            write(*args)
+            self.count(f"after {name}")
+
+        return counted
+
+
+@dataclass
+class KilledCommands:
+    """What became of runs of a command.
+
+    Args:
+        operations: file operations of the whole run.
+        final: those after the last checkpoint of the training.
+        kills: SIGKILLs that hit a run.
+        runs: runs that were killed and resumed until they were complete.
+        failures: by the operation at which a run was killed, what differs from a run that was left alone.
+    """
+
+    operations: int = 0
+    final: int = 0
+    kills: int = 0
+    runs: int = 0
+    failures: dict[str, list[str]] = field(default_factory=dict)
+
+    def missed(self) -> list[str]:
+        """What should not have come of them."""
+        return [f"killed at {point}: {', '.join(each)}" for point, each in self.failures.items()]
+
+
+def killed_commands(
+    name: str, kills: int, seed: int, root: Path, output: Path | None = None, only_final: bool = False
+) -> KilledCommands:
+    """Kill runs of a command at operations spread over their whole life, each of the final ones included.
+
+    Args:
+        name: of the command.
+        kills: runs; each is killed once or twice.
+        seed: of the choice.
+        root: folder for all of it.
+        output: JSON lines, one for each run; None for none.
+        only_final: leave out operations before the last checkpoint of the training.
+    """
+    prepare(root, name)
+    alone, chance = root / f"{name}-alone", random.Random(seed)
+    operations = operations_of(name, alone)
+    first_final = max(
+        i for i, each in enumerate(operations, 1) if each.startswith("os.rename") and "step-" in each
+    )
+    found = KilledCommands(len(operations), len(operations) - first_final)
+    start = first_final if only_final else 1
+    for point in points(start, first_final, len(operations), kills, chance):
+        folder = root / f"{name}-{point}"
+        again = chance.randint(1, len(operations)) if chance.random() < 0.5 else math.inf
+        began = time.monotonic()
+        deaths, trouble = lived(name, folder, [point, again])
+        trouble = trouble or differences(alone, folder)
+        found.kills, found.runs = found.kills + deaths, found.runs + 1
+        if trouble:
+            found.failures[f"{point} ({operations[point - 1]}), then {again}"] = trouble
+        line = {"command": name, "point": point, "operation": operations[point - 1], "of": len(operations)}
+        line |= {"final": point >= first_final, "again": again if again < math.inf else None}
+        note(output, line | {"kills": deaths, "failures": trouble, "seconds": time.monotonic() - began})
+    return found
+
+
+def prepare(root: Path, name: str) -> None:
+    """Record data, and run the command once in this process, so that what is forked finds all loaded."""
+    torch.set_num_threads(1)
+    os.environ["MINARI_DATASETS_PATH"], os.environ["RLXF_CACHE"] = str(root / "minari"), str(root / "cache")
+    if not (root / "minari" / "kills").exists():
+        (root / "minari").mkdir(parents=True)
+        rlxf.collect(None, "CartPole-v1", DATASET, 20, reference_scores=SCALE)
+    quietly(COMMANDS[name], root / f"{name}-first")
+
+
+def points(start: int, final: int, end: int, number: int, chance: random.Random) -> list[int]:
+    """Numbers of operations: the final ones evenly, then others; beyond all of them, some again."""
+    last, others = list(range(final, end + 1)), list(range(start, final))
+    if number <= len(last):
+        return sorted({last[round(i * (len(last) - 1) / max(1, number - 1))] for i in range(number)})
+    return sorted(last + chance.sample(others, min(number - len(last), len(others))))
+
+
+def operations_of(name: str, folder: Path) -> list[str]:
+    """The file operations of a run that is left alone."""
+    told = folder.with_suffix(".operations")
+    assert in_child(partial(work, name, folder, math.inf, told)) == 0
+    return list(json.loads(told.read_text()))
+
+
+def lived(name: str, folder: Path, deaths: Iterable[float]) -> tuple[int, list[str]]:
+    """Run a command until it is complete, killed at these operations: kills, and what went wrong."""
+    kills, ends = 0, iter(deaths)
+    for _ in range(5):
+        status = in_child(partial(work, name, folder, next(ends, math.inf)))
+        kills += status == -signal.SIGKILL
+        if status not in (0, -signal.SIGKILL):
+            return kills, [f"ended with status {status}"]
+        if status == 0:
+            return kills, []
+    return kills, ["does not come to its end"]
+
+
+def work(name: str, folder: Path, last: float, told: Path | None = None) -> None:
+    """Begin a run, or resume it where it was begun; its file operations are counted."""
+    operations = Operations(folder, last)
+    operations.install()
+    words = ["resume", str(folder), "--no-progress-bar"] if folder.exists() else COMMANDS[name]
+    quietly(words, None if folder.exists() else folder)
+    operations.count("end of the command")
+    if told is not None:
+        told.write_text(json.dumps(operations.names))
+
+
+def quietly(words: list[str], folder: Path | None) -> None:
+    """The command, without what it prints."""
+    with open(os.devnull, "w") as nowhere:
+        before, sys.stdout = sys.stdout, nowhere
+        try:
+            main([*words, *([] if folder is None else ["--run", str(folder)])])
+        finally:
+            sys.stdout = before
+
+
+def in_child(task: Callable[[], Any]) -> int:
+    """Exit status of a forked process that does it; negative: the signal that killed it."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            task()
+            status = 0
+        except SystemExit as left:
+            status = left.code if isinstance(left.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """In what a run differs from another: files, rows of the log, points of TensorBoard."""
+    files = ("checkpoint.zip", "normalizer.zip", "best.zip", "completed.json")
+    found = [name for name in files if contents(one / name) != contents(other / name)]
+    found += ["rows"] * (rows(one) != rows(other))
+    folders = (".", "evaluation-best")
+    return found + [f"points in {name}" for name in folders if log(one / name) != log(other / name)]
+
+
+def contents(path: Path) -> bytes | None:
+    """Of a file; None if there is none."""
+    return path.read_bytes() if path.is_file() else None
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    """Of its log, without what the clock says."""
+    with open(run / "progress.csv", newline="") as file:
+        return [{key: x for key, x in row.items() if x and timeless(key)} for row in csv.DictReader(file)]
+
+
+def log(folder: Path) -> dict[str, list[Any]]:
+    """Tag -> points: steps and values of numbers, steps of pictures and histograms."""
+    if not folder.is_dir():
+        return {}
+    events = EventAccumulator(str(folder), {"scalars": 0, "histograms": 0, "images": 0}).Reload()
+    tags = events.Tags()
+    found = {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in tags["scalars"]}
+    found |= {tag: [each.step for each in events.Histograms(tag)] for tag in tags["histograms"]}
+    found |= {tag: [each.step for each in events.Images(tag)] for tag in tags["images"]}
+    return {tag: each for tag, each in found.items() if timeless(tag)}
+
+
+def timeless(name: str) -> bool:
+    """Whether a number is the same however long it took."""
+    return name == f"{OF_THE_CLOCK}total_timesteps" or not name.startswith(OF_THE_CLOCK)
+
+
+def note(output: Path | None, line: dict[str, Any]) -> None:
+    """Append a line of JSON."""
+    if output is not None:
+        with open(output, "a") as file:
+            file.write(json.dumps(line) + "\n")
