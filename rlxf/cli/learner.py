@@ -33,7 +33,7 @@ class Learner:
     clip_range: str = "0.2"
     """How far the policy may move in one update, a schedule like the learning rate."""
     clip_range_vf: str | None = None
-    """Largest change of a value in one update, in units of the standard deviation of all returns so far, a
+    """Largest change of a value in one update, in units of the standard deviation of recent returns, a
     schedule like the learning rate; None for no bound."""
     normalize_advantage: bool = True
     """Subtract the mean of a rollout's advantages and divide by their deviation."""

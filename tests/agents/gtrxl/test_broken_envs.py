@@ -160,10 +160,10 @@ def test_a_rollout_of_lost_steps_alone_changes_nothing():
     agent = small_agent(scripts(shifted(3)))
     *_, buffer = rollouts(agent, 2)
     buffer.index.episode.fill_(EMPTY)
-    before, variance = parameters(agent), float(agent.returns.var)
+    before, deviation = parameters(agent), agent.policy.value_net.deviation
     agent.train()
     assert same(before, parameters(agent))
-    assert agent.returns.var == variance
+    assert agent.policy.value_net.deviation == deviation
 
 
 def test_a_bound_that_is_reached_ends_the_training(tmp_path):
@@ -225,4 +225,4 @@ class Killing(BaseCallback):
 
 def test_make_vec_env_gives_an_agent_its_processes():
     with closing(make_vec_env("CartPole-v1", 3, 5, workers=Workers(3))) as env:
-        assert math.isfinite(small_agent(env).learn(ROLLOUT).returns.var)
+        assert small_agent(env).learn(ROLLOUT).policy.value_net.variance.isfinite()

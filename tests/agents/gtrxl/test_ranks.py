@@ -74,7 +74,7 @@ def learned(rollouts=2, callbacks=(), resume_from=None, **changes):
         "weights": arrays(learner.policy.state_dict().items()),
         "order": learner.order.get_state().tolist(),
         "drawn": torch.get_rng_state().tolist(),
-        "returns": [learner.returns.mean, learner.returns.var, learner.returns.count],
+        "returns": [float(learner.policy.value_net.mean), float(learner.policy.value_net.variance)],
         "done": [learner.num_timesteps, learner._n_updates],
         "lines": lines.found,
     }

@@ -138,7 +138,7 @@ def test_values_are_clipped_as_in_sb3():
 def test_value_clipping_is_in_units_of_the_deviation_of_returns():
     agent = small_agent(scripts(shifted(3)), clip_range_vf=lambda progress: 0.2 * progress)
     assert small_agent(scripts(shifted(3))).objective().clip_range_vf is None
-    agent.returns.var = np.float64(25.0)
+    agent.policy.value_net.variance.fill_(25.0)
     agent._current_progress_remaining = 0.5
     assert agent.objective().clip_range_vf == pytest.approx(0.1 * 5)
 
