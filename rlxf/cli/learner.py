@@ -17,9 +17,9 @@ class Learner:
     rollouts of at least 2048 steps, 64 with 32 environments."""
     segment_length: int = 64
     """Steps through which gradients flow: how far back the agent learns what to remember in one piece."""
-    batch_size: int = 512
-    """Steps in a minibatch; a multiple of the segment length. 512 makes 4 minibatches of a rollout."""
-    n_epochs: int = 3
+    batch_size: int = 256
+    """Steps in a minibatch; a multiple of the segment length. 256 makes 8 minibatches of a rollout."""
+    n_epochs: int = 6
     """Passes over a rollout."""
     learning_rate: str = "linear:0.001:0"
     """Adam's, a schedule: a number, linear:START:END[:FRACTION] or cosine:START:END, over the training. It

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from benchmarks.kept import made
 from benchmarks.offline_setting import SHORT
+from benchmarks.ours import FEWER_UPDATES
 from benchmarks.promises import promises
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.gtrxl import GTrXLPPO
@@ -175,6 +176,7 @@ class DepthBench:
             make(ENVS, seed),
             core=replace(gtrxl(layers=self.layers), depth=depth),
             seed=seed,
+            **FEWER_UPDATES,
         )
         agent.learn(self.steps)
         play = partial(evaluate, agent, make(ENVS), self.episodes)

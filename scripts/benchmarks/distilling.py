@@ -14,6 +14,7 @@ from rich.table import Table
 from benchmarks.acting import seconds
 from benchmarks.kept import made
 from benchmarks.offline_setting import SHORT
+from benchmarks.ours import FEWER_UPDATES
 from rlxf import DecisionTransformer, GTrXLPPO, evaluate
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.envs.make import make_vec_env
@@ -136,6 +137,7 @@ class Distilling:
                 make_vec_env("rlxf/TMaze-v0", 32, seed, env_kwargs=task),
                 core=core,
                 seed=seed,
+                **FEWER_UPDATES,
             )
             for core in cores
         )

@@ -16,6 +16,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from benchmarks.machine import fresh_processes
+from benchmarks.ours import FEWER_UPDATES
 from benchmarks.techniques import learn_with_each
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.envs.make import make_vec_env
@@ -91,7 +92,7 @@ class Run:
 
 @dataclass
 class Learning:
-    """Success of GTrXLPPO, default settings, and of RecurrentPPO over equal steps of the T-Maze.
+    """Success of GTrXLPPO and of RecurrentPPO over equal steps of the T-Maze.
 
     Or, with --techniques, which technique learns a corridor of 50, at what cost.
     """
@@ -162,8 +163,8 @@ def train(program: str, corridor: int, seed: int, evaluations: int, episodes: in
 
 
 def gtrxl(env: VecEnv, corridor: int, seed: int) -> OnPolicyAlgorithm:
-    """GTrXLPPO with its defaults and what the corridor needs."""
-    return GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, **CORRIDORS[corridor].options)
+    """GTrXLPPO with its defaults, but for fewer updates, and what the corridor needs."""
+    return GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, **FEWER_UPDATES, **CORRIDORS[corridor].options)
 
 
 def recurrent(env: VecEnv, corridor: int, seed: int) -> OnPolicyAlgorithm:

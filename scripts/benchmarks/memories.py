@@ -15,6 +15,7 @@ from torch import Tensor
 from benchmarks.acting import processor_seconds
 from benchmarks.distilling import walked
 from benchmarks.kept import made
+from benchmarks.ours import FEWER_UPDATES
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl
 from rlxf.agents.gtrxl.past import steps_that_count
@@ -135,7 +136,7 @@ class Memories:
         task = {"corridor_length": self.corridor, "penalty_rule": self.penalty_rule}
         env = make_vec_env("rlxf/TMaze-v0", ENVS, seed, env_kwargs=task)
         tests = make_vec_env("rlxf/TMaze-v0", ENVS, env_kwargs=task)
-        agent = GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, core=self.core(name))
+        agent = GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, core=self.core(name), **FEWER_UPDATES)
         callback = TimedEvaluations(tests, self.episodes, self.steps // self.evaluations)
         start = time.process_time()
         agent.learn(self.steps, callback=callback)

@@ -8,6 +8,10 @@ from benchmarks.shapes import Shape
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.attention import Add, GRUGate
 
+FEWER_UPDATES: dict[str, Any] = {"batch_size": 512, "n_epochs": 3}
+"""A quarter of the optimizer steps that the default settings make: the benchmarks of techniques were measured
+with these settings."""
+
 
 def gtrxl_ppo(env: VecEnv, shape: Shape, **options: Any) -> GTrXLPPO:
     """Sizes from the shape, all else GTrXLPPO's default or as given in ``options``."""

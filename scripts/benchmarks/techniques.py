@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import fresh_processes, machine
+from benchmarks.ours import FEWER_UPDATES
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl, resolve_core
 from rlxf.attention import Compressive, Full, RoPE, TransformerSpec
@@ -104,7 +105,7 @@ def train(subject: Subject, seed: int) -> Trial:
     env = make_vec_env("rlxf/TMaze-v0", ENVS, seed, env_kwargs={"corridor_length": LENGTH})
     tests = make_vec_env("rlxf/TMaze-v0", ENVS, env_kwargs={"corridor_length": LENGTH})
     callback = EvaluationCallback(tests, episodes=EPISODES, every_steps=STEPS // EVALUATIONS)
-    agent = GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, core=subject.core)
+    agent = GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, core=subject.core, **FEWER_UPDATES)
     start = time.process_time()
     agent.learn(STEPS, callback=callback)
     seconds = (time.process_time() - start) * 1000 / STEPS
