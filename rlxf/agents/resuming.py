@@ -26,8 +26,8 @@ def check_resumable(archive: Archive, path: Path) -> None:
     """Raise CheckpointError unless the file holds the generators of a training."""
     if GROUP not in archive.tensors:
         raise CheckpointError(
-            f"{path} keeps no generators, so no training goes on from it to the same bits: it is a file of "
-            f"save() or of an older rlxf. Load it and learn on from there"
+            f"{path} keeps no generators, so no training goes on from it to the same bits: it was written by "
+            f"save(), not by Checkpoints. Load it and learn on from there"
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from rlxf import __version__
 from rlxf.cli.keeping import keep
 from rlxf.cli.mistakes import leave
 from rlxf.cli.together import deafen
@@ -62,7 +63,7 @@ def learn_resumably(
 
 @contextmanager
 def config_read(run: RunFolder) -> Iterator[None]:
-    """While options are taken from the ``config.json`` of a run, a missing one is told with the run.
+    """While options are taken from the ``config.json`` of a run, name the run if one is missing.
 
     Raises:
         ValueError: in place of the KeyError.
@@ -70,7 +71,10 @@ def config_read(run: RunFolder) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise ValueError(f"{run.path} was made by another rlxf: its config.json lacks {error}") from error
+        raise ValueError(
+            f"{run.path} cannot be resumed: its config.json lacks {error}. It was altered, or another "
+            f"version of rlxf than {__version__} started the run"
+        ) from error
 
 
 def options_of(kind: type[Options], config: Mapping[str, Any]) -> Options:
