@@ -8,6 +8,7 @@ from typing import Any
 from rlxf.training import Archive, CheckpointError, CheckpointFolder, ResumeError
 from rlxf.training.plain_json import dump_json, load_json
 from rlxf.training.randomness import GROUP
+from rlxf.utils.differences import first_difference
 
 FREE = {"tensorboard_log"}
 """Settings that may differ: where the log is."""
@@ -35,10 +36,11 @@ def check_alike(own: Mapping[str, Any], other: Mapping[str, Any], path: Path) ->
     """Raise ResumeError unless an agent is built as the one in a file; the first difference is named."""
     own = load_json(dump_json(own))
     for name in sorted((own.keys() | other.keys()) - FREE):
-        if own.get(name) != other.get(name):
+        if found := first_difference(name, other.get(name), own.get(name)):
+            place, theirs, ours = found
             raise ResumeError(
-                f"{path} cannot be resumed here: its {name} is {other.get(name)}, the agent's "
-                f"{own.get(name)}; build the agent as the run's, from the same data"
+                f"{path} cannot be resumed here: its {place} is {theirs}, the agent's {ours}; build the "
+                f"agent as the run's, from the same data"
             )
 
 

@@ -125,7 +125,7 @@ def test_so_does_a_pretraining(tmp_path):
     [
         ({"batch_size": 9}, "its batch_size is 8, the agent's 9"),
         ({"learning_rate": 0.5}, "its learning_rate is 0.0001, the agent's 0.5"),
-        ({"core": CORES["RoPE"]}, "its core is"),
+        ({"core": CORES["RoPE"]}, r"its core\.\w+ is \S+, the agent's \S+; build"),
         ({"trajectories": some_trajectories(seed=1)}, "its return_scale is"),
         ({"trajectories": some_trajectories(action_space=ACTIONS["Discrete"])}, "its action_space is"),
     ],
