@@ -42,7 +42,8 @@ def accepted_arguments(spec: EnvSpec) -> list[str]:
     if spec.entry_point is None:
         return []
     creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
-    functions = [base.__init__ for base in creator.__mro__] if isinstance(creator, type) else [creator]
+    classes: list[Any] = list(creator.__mro__[:-1]) if isinstance(creator, type) else []
+    functions = [base.__init__ for base in classes] or [creator]
     names: dict[str, None] = {}
     for function in functions:
         parameters = inspect.signature(function).parameters.values()

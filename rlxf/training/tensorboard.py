@@ -30,5 +30,6 @@ def write_hyperparameters(logger: Logger, values: Mapping[str, bool | int | floa
     for output in logger.output_formats:
         if isinstance(output, TensorBoardOutputFormat):
             _, start, _ = hparams(dict(values), {})
-            output.writer.file_writer.add_summary(start)  # type: ignore[union-attr]
-            output.writer.flush()
+            writer: Any = output.writer
+            writer.file_writer.add_summary(start)
+            writer.flush()

@@ -19,6 +19,7 @@ NAMES = ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "SDL_VIDEODRIVER", "SD
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the others have no headless display to miss")
 def test_a_film_on_a_headless_machine_prints_nothing():
+    pytest.importorskip("pygame")
     environment = {name: value for name, value in os.environ.items() if name not in NAMES}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FILM],
