@@ -1,13 +1,16 @@
 """Weights of one agent as the beginning of another."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlxf.attention import Transformer, TransformerSpec
+from rlxf.training import CheckpointError
+from rlxf.utils.differences import first_difference
 
 NO_WEIGHTS = ("causal", "memory", "pattern", "dropout", "feed_forward_chunk")
 """Choices that two cores may differ in: as a rule no weight depends on them. Where one does, it is named."""
@@ -62,14 +65,43 @@ def of_memory(transformer: Transformer) -> dict[str, Tensor]:
 
 def check_alike(given: TransformerSpec, own: TransformerSpec) -> None:
     """Raise ValueError unless the specs are equal but for `NO_WEIGHTS`; the first difference is named."""
-    for name in [field.name for field in fields(TransformerSpec) if field.name not in NO_WEIGHTS]:
-        read = "inner_width" if name == "feed_forward" else name
-        theirs, ours = getattr(given, read), getattr(own, read)
-        if theirs != ours:
-            raise ValueError(
-                f"the weights do not fit: they are of a core with {name}={theirs}, the agent's has "
-                f"{name}={ours}; build both with the same core"
-            )
+    if found := core_difference(given, own):
+        name, theirs, ours = found
+        raise ValueError(
+            f"the weights do not fit: they are of a core with {name}={theirs}, the agent's has "
+            f"{name}={ours}; build both with the same core"
+        )
+
+
+def core_difference(given: TransformerSpec, own: TransformerSpec) -> tuple[str, Any, Any] | None:
+    """The first option but for `NO_WEIGHTS` in which two specs differ, and its values; None if equal."""
+    theirs, ours = (spec.to_dict() | {"feed_forward": spec.inner_width} for spec in (given, own))
+    found = (first_difference(n, theirs[n], ours[n]) for n in theirs if n not in NO_WEIGHTS)
+    return next((difference for difference in found if difference), None)
+
+
+@contextmanager
+def naming_core(stored: TransformerSpec, given: TransformerSpec | None) -> Iterator[None]:
+    """While weights are loaded, name the option in which a core that was passed differs from the file's.
+
+    Args:
+        stored: the core in the file.
+        given: the one that was passed when loading; None if none was.
+
+    Raises:
+        CheckpointError: in place of one that only says that the weights do not fit.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        found = None if given is None else core_difference(stored, given)
+        if found is None:
+            raise
+        name, theirs, ours = found
+        raise CheckpointError(
+            f"the checkpoint's weights do not fit the core that was passed: the file's has {name}={theirs}, "
+            f"the one passed {name}={ours}; load it without core, or pass the file's"
+        ) from error
 
 
 def check_tensors(part: str, given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from rlxf.training import Archive, CheckpointError, CheckpointFolder, ResumeError
 from rlxf.training.plain_json import dump_json, load_json
 from rlxf.training.randomness import GROUP
+from rlxf.utils.differences import first_difference
 
 
 def newest_file(path: str | os.PathLike[str]) -> Path:
@@ -23,8 +24,8 @@ def check_resumable(archive: Archive, path: Path) -> None:
     """Raise CheckpointError unless the file holds the generators of a training."""
     if GROUP not in archive.tensors:
         raise CheckpointError(
-            f"{path} keeps no generators, so no training goes on from it to the same bits: it is a file of "
-            f"save() or of an older rlxf. Load it and learn on from there"
+            f"{path} keeps no generators, so no training goes on from it to the same bits: it was written by "
+            f"save(), not by Checkpoints. Load it and learn on from there"
         )
 
 
@@ -32,10 +33,11 @@ def check_alike(own: Mapping[str, Any], other: Mapping[str, Any], path: Path) ->
     """Raise ResumeError unless an agent is built as the one in a file; the first difference is named."""
     own = load_json(dump_json(own))
     for name in sorted(own.keys() | other.keys()):
-        if own.get(name) != other.get(name):
+        if found := first_difference(name, other.get(name), own.get(name)):
+            place, theirs, ours = found
             raise ResumeError(
-                f"{path} cannot be resumed here: its {name} is {other.get(name)}, the agent's "
-                f"{own.get(name)}; build the agent as the run's, from the same data"
+                f"{path} cannot be resumed here: its {place} is {theirs}, the agent's {ours}; build the "
+                f"agent as the run's, from the same data"
             )
 
 

@@ -4,6 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
+from rlxf.utils.extras import install_command
+
 
 def faiss() -> Any:
     """The module.
@@ -15,7 +17,7 @@ def faiss() -> Any:
         import faiss as module
     except ImportError as error:
         raise ImportError(
-            f'index="faiss" needs faiss: pip install "rlxf[knn]", or take index="torch" ({error})'
+            f'index="faiss" needs faiss: {install_command("knn")}, or take index="torch" ({error})'
         ) from error
     return module
 

@@ -10,6 +10,7 @@ from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.cli.checkpoints import REMEMBERING
 from rlxf.cli.offline_env import make_offline_env
+from rlxf.cli.pretrained import PRETRAINING
 from rlxf.cli.task import Task, check_described, json_object
 from rlxf.cli.technique_names import read
 from rlxf.evaluation.targets import checked_targets
@@ -18,6 +19,8 @@ from rlxf.training import RunFolder, load_normalizer
 Device = Literal["auto", "cpu", "cuda"]
 GTRXL, OFFLINE = "gtrxl", "decision_transformer"
 """Agents as ``config.json`` names them."""
+KNOWN = f"; known are {GTRXL} and {OFFLINE}"
+WEIGHTS = ", which cannot act: its weights are for rlxf train --pretrained"
 Agent = GTrXLPPO | DecisionTransformer
 
 
@@ -134,5 +137,5 @@ def agent_name(run: RunFolder) -> str:
     """
     name = run.config.get("agent")
     if name not in (GTRXL, OFFLINE):
-        raise ValueError(f"{run.path} is a run of {name!r}; known are {GTRXL} and {OFFLINE}")
+        raise ValueError(f"{run.path} is a run of {name!r}{WEIGHTS if name == PRETRAINING else KNOWN}")
     return name

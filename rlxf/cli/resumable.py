@@ -8,6 +8,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any, Self, TypeVar
 
+from rlxf import __version__
 from rlxf.cli.keeping import keep
 from rlxf.cli.mistakes import leave
 from rlxf.cli.task import trust_option
@@ -162,7 +163,7 @@ def learn_resumably(
 
 @contextmanager
 def config_read(run: RunFolder) -> Iterator[None]:
-    """While options are taken from the ``config.json`` of a run, a missing one is told with the run.
+    """While options are taken from the ``config.json`` of a run, name the run if one is missing.
 
     Raises:
         ValueError: in place of the KeyError.
@@ -170,7 +171,10 @@ def config_read(run: RunFolder) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise ValueError(f"{run.path} was made by another rlxf: its config.json lacks {error}") from error
+        raise ValueError(
+            f"{run.path} cannot be resumed: its config.json lacks {error}. It was altered, or another "
+            f"version of rlxf than {__version__} started the run"
+        ) from error
 
 
 def options_of(kind: type[Options], config: Mapping[str, Any]) -> Options:

@@ -9,6 +9,9 @@ from tyro.conf import Positional
 
 from rlxf.cli.commands import COMMANDS
 
+PROGRAM = "program"
+"""In ``config.json``, the name of the program that started a run, if it was not rlxf."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
@@ -41,6 +44,11 @@ class Resume:
         if "teacher" in run.config:
             raise ValueError(f"{self.run} is of rlxf distill, which cannot be resumed: distill again")
         commands = {GTRXL: "train gtrxl", OFFLINE: "train dt", PRETRAINING: "pretrain"}
+        if PROGRAM in run.config:
+            raise ValueError(
+                f"{self.run} was made by {run.config[PROGRAM]}, which keeps nothing to resume from; run that "
+                f"again, or see: rlxf evaluate {self.run}"
+            )
         command = commands.get(run.config.get("agent", ""))
         if command is None:
             raise ValueError(

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 from stable_baselines3.common import env_util
 from stable_baselines3.common.vec_env import VecEnv
 
+from rlxf.envs.arguments import argument_errors, make_single
 from rlxf.envs.memory_tasks import family_of
 from rlxf.envs.previous_reward import PreviousReward
 from rlxf.envs.previous_transition import PreviousTransition
@@ -24,8 +25,10 @@ from rlxf.envs.side_by_side import side_by_side
 from rlxf.envs.spaces import check_playable
 from rlxf.envs.vector import as_vec_env
 from rlxf.envs.workers import Workers, WorkerVecEnv
+from rlxf.utils.extras import install_command
 
 View = Callable[[gymnasium.Env], gymnasium.Env]
+OTHER_PACKAGE = "If it comes with a package of its own, install that and write 'package:id'"
 
 
 def make_vec_env(
@@ -82,7 +85,7 @@ def make_vec_env(
             vec_env.seed(seed)
             return vec_env
     view = _view(spec.id, wrapper_class, previous_reward, previous_transition)
-    return copies(partial(gymnasium.make, spec, **kwargs), n_envs, seed, view, workers)
+    return copies(partial(make_single, spec, **kwargs), n_envs, seed, view, workers)
 
 
 def copies(
@@ -119,7 +122,7 @@ def make_env(
     """One environment that shows what those of `make_vec_env` show; arguments and errors are the same."""
     spec = find_spec(env_id)
     view = _view(spec.id, wrapper_class, previous_reward, previous_transition)
-    return view(gymnasium.make(spec.id, **(env_kwargs or {})))
+    return view(make_single(spec, **(env_kwargs or {})))
 
 
 def find_spec(env_id: str) -> EnvSpec:
@@ -140,7 +143,8 @@ def find_spec(env_id: str) -> EnvSpec:
         raise ValueError(f"environment id {env_id!r} needs a package: {error}. {_hint(name)}") from error
     except gymnasium.error.Error as error:
         near = ", ".join(get_close_matches(name, gymnasium.registry, n=4)) or "none"
-        raise ValueError(f"unknown environment id {env_id!r}; near names: {near}. {_hint(name)}") from error
+        hint = "" if family else f". {OTHER_PACKAGE}"  # the package of a family was imported
+        raise ValueError(f"unknown environment id {env_id!r}; near names: {near}{hint}") from error
 
 
 def registered_spec(env_id: str) -> EnvSpec:
@@ -176,16 +180,14 @@ def _in_working_folder(module: str) -> bool:
 
 def _hint(name: str) -> str:
     if family_of(name):
-        return "This family of tasks comes with: pip install rlxf[memory]"
-    return "If it comes with a package of its own, install that and write 'package:id'"
+        return f"This family of tasks comes with: {install_command('memory')}"
+    return OTHER_PACKAGE
 
 
 def _own_vector_form(spec: EnvSpec, n_envs: int, kwargs: dict[str, Any]) -> VecEnv | None:
     """The vector form, None if it resets in the next step: its filler rows are a cost without a gain."""
-    try:
+    with argument_errors(spec, kwargs):
         env = gymnasium.make_vec(spec.id, n_envs, vectorization_mode="vector_entry_point", **kwargs)
-    except TypeError as error:  # as `gymnasium.make` does
-        raise TypeError(f"{error}, was raised when {spec.id} was made with {kwargs}") from error
     if env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
         return as_vec_env(env)
     env.close()

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from stable_baselines3.common.type_aliases import PolicyPredictor
 
+from rlxf.evaluation.display import draw_off_screen
 from rlxf.evaluation.environment import opened
 
 RENDER_MODE = "rgb_array"
@@ -21,12 +22,15 @@ SIDE = 320
 class Filmed(gymnasium.Wrapper):
     """Takes a picture of each state; of the last one too, before a ``VecEnv`` resets it away.
 
+    It draws without a display where there is none (`draw_off_screen`).
+
     Attributes:
         episodes: the pictures of each episode, uint8 (H, W, 3).
     """
 
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
+        draw_off_screen()
         self.episodes: list[list[NDArray[np.uint8]]] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:

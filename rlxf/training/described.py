@@ -47,8 +47,11 @@ def check_known(settings: Collection[str], known: Collection[str], written_by: s
         written_by: version of rlxf that wrote the file; None if it does not say.
     """
     if unknown := sorted(set(settings) - set(known)):
-        writer = "another version of rlxf" if written_by is None else f"rlxf {written_by}"
+        writer = "an unknown version of rlxf" if written_by is None else f"rlxf {written_by}"
+        advice = f"load it with {writer}"
+        if written_by == VERSION:
+            advice = "it was altered, or written by other code under the same version"
         raise CheckpointError(
             f"the checkpoint was written by {writer} and has the settings {', '.join(unknown)}, which rlxf "
-            f"{VERSION} does not know; upgrade rlxf"
+            f"{VERSION} does not know; {advice}"
         )

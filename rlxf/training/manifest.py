@@ -30,8 +30,10 @@ def load_manifest(data: bytes) -> dict[str, dict[str, Any]]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ValueError("it does not say that the format is 'rlxf'; give a file written by rlxf")
     version = manifest.get("version")
-    if type(version) is not int or version != VERSION:
-        raise ValueError(f"the format version is {version!r}, this rlxf reads {VERSION}; upgrade rlxf")
+    if version != VERSION or type(version) is not int:
+        newer = type(version) is int and version > VERSION
+        advice = "upgrade rlxf" if newer else "use another copy of the file"
+        raise ValueError(f"the format version is {version!r}, this rlxf reads {VERSION}; {advice}")
     return _check_entries(manifest.get("members"))
 
 

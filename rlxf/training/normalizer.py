@@ -1,6 +1,7 @@
 """Statistics of SB3's ``VecNormalize`` as a file of JSON and safetensors; its own is a pickle."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import Tensor
 
 from rlxf.training.archive import read_archive, write_archive
+from rlxf.training.contents import check_no_folder, misplaced
 from rlxf.training.described import described
 from rlxf.training.errors import CheckpointError
 
@@ -41,12 +43,14 @@ def load_normalizer(path: str | os.PathLike[str], venv: VecEnv) -> VecNormalize:
 
     Raises:
         FileNotFoundError: if there is no such file.
+        IsADirectoryError: if it is a folder.
         CheckpointError: if it is truncated, altered or foreign, or of other observations.
     """
+    check_no_folder(path, Path(path))
     archive = read_archive(path)
     described_as = archive.documents.get("normalizer")
     if not isinstance(described_as, dict) or described_as.get("name") != NAME:
-        raise CheckpointError(f"{path} is whole, but holds no statistics of {NAME}")
+        raise misplaced(path, archive, f"statistics of {NAME}")
     with described():
         normalizer = VecNormalize(venv, **described_as["settings"])
         for name, statistics in _statistics(normalizer).items():

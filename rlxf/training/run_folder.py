@@ -13,13 +13,12 @@ from stable_baselines3.common.logger import Logger, configure
 from rlxf.training.atomic import TEMPORARY, atomic_write, sweep, sync_folder
 from rlxf.training.checkpoints import CheckpointFolder
 from rlxf.training.completion import Completion, sync_files
+from rlxf.training.contents import CHECKPOINT, CONFIG, describe_file, no_run_folder
 from rlxf.training.continued_log import ContinuedCSV, ContinuedTensorBoard
 from rlxf.training.log_files import LogFiles, LogPosition, event_files
 from rlxf.training.plain_json import dump_json, load_json
 from rlxf.utils.permissions import make_folder, not_writable_by_others
 
-CONFIG = "config.json"
-CHECKPOINT = "checkpoint.zip"
 CHECKPOINTS = "checkpoints"
 BEST = "best.zip"
 NORMALIZER = "normalizer.zip"
@@ -199,9 +198,9 @@ def _check_folder(path: Path) -> None:
     if not path.exists():
         raise FileNotFoundError(f"there is no run folder {path}; check the path")
     if not path.is_dir():
-        raise NotADirectoryError(f"{path} is a file; give the folder of a run. {SB3}")
+        raise NotADirectoryError(_file_instead(path))
     if not (path / CONFIG).is_file():
-        raise FileNotFoundError(f"{path} is no run folder: it has no {CONFIG}; give the folder of a run")
+        raise FileNotFoundError(no_run_folder(path))
     _check_no_links(path)
 
 
@@ -215,6 +214,13 @@ def _check_no_links(path: Path) -> None:
                     f"{found} is a symbolic link to {os.readlink(found)}, and a run folder is written to: "
                     f"put a copy of the file or folder in its place, or remove it"
                 )
+
+
+def _file_instead(path: Path) -> str:
+    """The message for a file in place of a folder: the run that it belongs to, or what it holds."""
+    if (path.parent / CONFIG).is_file():
+        return f"{path} is a file; give the folder of its run, {path.parent}"
+    return f"{path} is a file; give the folder of a run. As for the file: {describe_file(path)}. {SB3}"
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -44,7 +44,12 @@ def record(stages: Sequence[PolicyPredictor], episodes: int, seed: int) -> Repor
 
 def make_run(path: Path, updates: int, seed: int) -> RunFolder:
     """The folder of the run, which "rlxf evaluate" can open too."""
-    config = {"agent": "decision_transformer", "dataset": [DATASET], "env": TASK}
+    config = {
+        "agent": "decision_transformer",
+        "dataset": [DATASET],
+        "env": TASK,
+        "program": "scripts/demo.sh",
+    }
     return RunFolder.create(path, config | {"updates": updates, "seed": seed})
 
 

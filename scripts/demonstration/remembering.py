@@ -42,7 +42,7 @@ class Exchanged:
 
 def make_run(path: Path, steps: int, seed: int) -> RunFolder:
     """The folder of the run, which "rlxf evaluate" can open too."""
-    config = {"agent": "gtrxl", "env": TASK, "env_kwargs": {}}
+    config = {"agent": "gtrxl", "env": TASK, "env_kwargs": {}, "program": "scripts/demo.sh"}
     return RunFolder.create(path, config | {"total_timesteps": steps, "seed": seed})
 
 

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from demonstration import asking, remembering
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import DecisionTransformer
@@ -198,7 +199,16 @@ def test_what_cannot_be_resumed_is_told(minari_root, capsys, tmp_path):
         capsys, "resume", str(tmp_path / "other")
     )
     RunFolder.create(tmp_path / "old", {"agent": "decision_transformer"})
-    assert "its config.json lacks" in refused(capsys, "resume", str(tmp_path / "old"))
+    told = refused(capsys, "resume", str(tmp_path / "old"))
+    assert "its config.json lacks 'context_length'. It was altered, or another version" in told
+
+
+def test_a_run_of_the_demonstration_says_why_it_cannot_be_resumed(tmp_path, capsys):
+    for make_run in (remembering.make_run, asking.make_run):
+        run = make_run(tmp_path / make_run.__module__, 10, 0)
+        told = refused(capsys, "resume", str(run.path))
+        assert f"{run.path} was made by scripts/demo.sh, which keeps nothing to resume from" in told
+        assert f"see: rlxf evaluate {run.path}" in told
 
 
 def test_a_run_says_with_which_options_it_was_started(whole):

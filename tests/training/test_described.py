@@ -33,7 +33,13 @@ def test_known_settings_pass():
     check_known({"gamma": 1}, ["gamma", "seed"], "9.9")
 
 
-@pytest.mark.parametrize(("writer", "told"), [("9.9", "rlxf 9.9"), (None, "another version of rlxf")])
+@pytest.mark.parametrize(("writer", "told"), [("9.9", "rlxf 9.9"), (None, "an unknown version of rlxf")])
 def test_unknown_settings_are_told_with_the_version_that_wrote_them(writer, told):
-    with pytest.raises(CheckpointError, match=f"by {told} and has the settings a, b, which rlxf {VERSION}"):
+    message = f"by {told} and has the settings a, b, which rlxf {VERSION} does not know; load it with {told}$"
+    with pytest.raises(CheckpointError, match=message):
         check_known({"gamma": 1, "b": 2, "a": 3}, ["gamma"], writer)
+
+
+def test_an_unknown_setting_of_this_version_is_no_matter_of_versions():
+    with pytest.raises(CheckpointError, match="it was altered, or written by other code under the same"):
+        check_known({"a": 3}, ["gamma"], VERSION)

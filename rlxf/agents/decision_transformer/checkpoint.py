@@ -16,12 +16,12 @@ from rlxf.agents.remembering import check_remembered
 from rlxf.attention import TransformerSpec
 from rlxf.training import (
     Archive,
-    CheckpointError,
     read_archive,
     schedule_from_json,
     schedule_to_json,
     write_archive,
 )
+from rlxf.training.contents import check_no_folder, misplaced
 from rlxf.training.described import VERSION, check_known, described
 from rlxf.training.fit import check_layers, check_weights_fit, misfit
 from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
@@ -84,13 +84,15 @@ def read(path: str | os.PathLike[str], name: str, sha256: str | None = None) -> 
 
     Raises:
         FileNotFoundError: if there is none.
+        IsADirectoryError: if it is a folder.
         CheckpointError: if it is truncated, altered, or no file of such an agent.
     """
+    check_no_folder(path, checkpoint_path(path))
     archive = read_archive(checkpoint_path(path), sha256=sha256)
     agent = archive.documents.get("agent")
     named = isinstance(agent, dict) and agent.get("name") == name
     if not named or not archive.tensors.keys() >= GROUPS:
-        raise CheckpointError(f"{checkpoint_path(path)} is whole, but holds no {name} agent")
+        raise misplaced(checkpoint_path(path), archive, f"{name} agent")
     return archive
 
 

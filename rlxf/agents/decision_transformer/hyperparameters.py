@@ -3,17 +3,12 @@
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from stable_baselines3.common.logger import HParam
-
 from rlxf.agents.decision_transformer.checkpoint import constructor_settings
 from rlxf.training import schedule_to_text
-from rlxf.training.tensorboard import record_for_tensorboard, writes_tensorboard
+from rlxf.training.tensorboard import write_hyperparameters, writes_tensorboard
 
 if TYPE_CHECKING:
     from rlxf.agents.decision_transformer.window_learner import WindowLearner
-
-METRICS = ("train/loss", "rollout/ep_rew_mean", "eval/mean_reward", "eval/iqm", "eval/normalized_score")
-"""Tags whose last values TensorBoard shows beside the hyper-parameters; those not logged stay blank."""
 
 NO_HYPERPARAMETERS = ("verbose", "core")
 Plain = bool | int | float | str
@@ -22,8 +17,7 @@ Plain = bool | int | float | str
 def record_hyperparameters(agent: "WindowLearner") -> None:
     """Have the agent's logger write its `hyperparameters`, if it writes TensorBoard events."""
     if writes_tensorboard(agent.logger):
-        values = HParam(hyperparameters(agent), dict.fromkeys(METRICS, 0.0))
-        record_for_tensorboard(agent.logger, "hparams", values)
+        write_hyperparameters(agent.logger, hyperparameters(agent))
 
 
 def hyperparameters(agent: "WindowLearner") -> dict[str, Plain]:

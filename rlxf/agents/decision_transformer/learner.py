@@ -56,6 +56,7 @@ from rlxf.agents.remembering import Remembering, RememberingChoices, check_depth
 from rlxf.attention import KNNLM, TransformerSpec
 from rlxf.attention.checks import check_whole
 from rlxf.attention.heads.base import OutputHead
+from rlxf.envs.arguments import make_single
 from rlxf.envs.make import copies, make_vec_env
 from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
 from rlxf.envs.side_by_side import side_by_side
@@ -571,7 +572,7 @@ class DecisionTransformer(WindowLearner):
                 f"dataset {', '.join(self.facts.dataset_ids)} does not say which environment it is from: "
                 f"pass one, for example evaluate(agent, env='CartPole-v1')"
             )
-        make = partial(gymnasium.make, spec, **(env_kwargs or {}))
+        make = partial(make_single, spec, **(env_kwargs or {}))
         env = copies(make, n_envs, seed)
         try:
             self.check_env(env)

@@ -25,6 +25,7 @@ from rlxf.agents.decision_transformer.settings import check_coefficients, check_
 from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
 from rlxf.agents.decision_transformer.update import Update, make_optimizer
 from rlxf.agents.finite import naming
+from rlxf.agents.handover import naming_core
 from rlxf.agents.memory import Memory
 from rlxf.agents.together import begin_together
 from rlxf.attention import TransformerSpec
@@ -375,7 +376,8 @@ class WindowLearner(BaseAlgorithm):
             TypeError: if the constructor has no such argument.
         """
         archive = checkpoint.read(path, cls.NAME, sha256)
-        stored = checkpoint.settings(archive, cls) | settings
+        own = checkpoint.settings(archive, cls)
+        stored = own | settings
         heir: Any = cls  # each has the arguments that its files hold
 
         def built(device: torch.device | str, **others: Any) -> Any:
@@ -384,10 +386,11 @@ class WindowLearner(BaseAlgorithm):
             agent._setup_model()
             return agent
 
-        with blaming_the_file(settings):
-            check_buildable(lambda: built("meta", verbose=0).policy, archive.tensors["policy"])
-            agent: Self = built(device)
-        checkpoint.restore(agent, archive)
+        with naming_core(own["core"], settings.get("core")):
+            with blaming_the_file(settings):
+                check_buildable(lambda: built("meta", verbose=0).policy, archive.tensors["policy"])
+                agent: Self = built(device)
+            checkpoint.restore(agent, archive)
         if dataset is not None:
             agent.trajectories = as_trajectories(dataset)
             check_fits(agent.facts, agent.trajectories.observation_space, agent.trajectories.action_space)

@@ -27,6 +27,7 @@ from rlxf.training import (
     space_to_json,
     write_archive,
 )
+from rlxf.training.contents import check_no_folder, misplaced
 from rlxf.training.described import VERSION, check_known, described
 from rlxf.training.fit import check_layers, check_weights_fit
 from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
@@ -87,13 +88,15 @@ def read(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
 
     Raises:
         FileNotFoundError: if there is none.
+        IsADirectoryError: if it is a folder.
         CheckpointError: if it is truncated, altered, or no file of a GTrXLPPO agent.
     """
+    check_no_folder(path, checkpoint_path(path))
     archive = read_archive(checkpoint_path(path), sha256=sha256)
     agent = archive.documents.get("agent")
     named = isinstance(agent, dict) and agent.get("name") == "GTrXLPPO"
     if not named or not {"policy", "optimizer"} <= archive.tensors.keys():
-        raise CheckpointError(f"{checkpoint_path(path)} is whole, but holds no GTrXLPPO agent")
+        raise misplaced(checkpoint_path(path), archive, "GTrXLPPO agent")
     return archive
 
 

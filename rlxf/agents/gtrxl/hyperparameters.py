@@ -5,25 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from stable_baselines3.common.logger import HParam
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.gtrxl.checkpoint import SCHEDULES, constructor_settings
 from rlxf.attention import TransformerSpec
 from rlxf.training import schedule_to_text
-from rlxf.training.tensorboard import record_for_tensorboard, writes_tensorboard
+from rlxf.training.tensorboard import write_hyperparameters, writes_tensorboard
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl.ppo import GTrXLPPO
-
-METRICS = (
-    "rollout/ep_rew_mean",
-    "rollout/success_rate",
-    "eval/mean_reward",
-    "eval/iqm",
-    "eval/success_rate",
-)
-"""Tags whose last values TensorBoard shows beside the hyper-parameters; those not logged stay blank."""
 
 NO_HYPERPARAMETERS = ("stats_window_size", "verbose", "policy_kwargs", "core")
 OF_MAKE_VEC = ("num_envs", "vectorization_mode")
@@ -34,8 +24,7 @@ Plain = bool | int | float | str
 def record_hyperparameters(agent: "GTrXLPPO") -> None:
     """Have the agent's logger write its `hyperparameters`, if it writes TensorBoard events."""
     if writes_tensorboard(agent.logger):
-        values = HParam(hyperparameters(agent), dict.fromkeys(METRICS, 0.0))
-        record_for_tensorboard(agent.logger, "hparams", values)
+        write_hyperparameters(agent.logger, hyperparameters(agent))
 
 
 def hyperparameters(agent: "GTrXLPPO") -> dict[str, Plain]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlxf.agents.gtrxl import checkpoint
+from rlxf.agents.handover import naming_core
 from rlxf.training import Archive
 from rlxf.training.described import blaming_the_file
 from rlxf.training.fit import check_buildable
@@ -30,19 +31,21 @@ def loaded(
     built as they are.
     """
     archive = checkpoint.read(path, sha256)
-    stored = checkpoint.settings(archive, agent_class) | settings
+    own = checkpoint.settings(archive, agent_class)
+    stored = own | settings
     if "policy_kwargs" not in settings:
         stored["policy_kwargs"] = checkpoint.decode_policy_kwargs(stored["policy_kwargs"])
     named = policy or checkpoint.policy_class(archive)
     given = [name for name, value in {"env": env, "policy": policy}.items() if value is not None]
-    if not {"policy", "policy_kwargs"} & {*given, *settings}:
-        with blaming_the_file(settings):
-            check_buildable(
-                lambda: _weightless(agent_class, archive, named, stored), archive.tensors["policy"]
-            )
-    with blaming_the_file([*given, *settings]):
-        agent = _built(agent_class, archive, named, env, device, stored)
-    checkpoint.restore(agent, archive)
+    with naming_core(own["core"], settings.get("core")):
+        if not {"policy", "policy_kwargs"} & {*given, *settings}:
+            with blaming_the_file(settings):
+                check_buildable(
+                    lambda: _weightless(agent_class, archive, named, stored), archive.tensors["policy"]
+                )
+        with blaming_the_file([*given, *settings]):
+            agent = _built(agent_class, archive, named, env, device, stored)
+        checkpoint.restore(agent, archive)
     return agent
 
 

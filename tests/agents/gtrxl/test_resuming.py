@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import (
     VecTransposeImage,
 )
 
-from rlxf.attention import KNN, LSH, Compressive, Full, Performer, RoPE, Routing, Window
+from rlxf.attention import KNN, LSH, Compressive, Full, GRUGate, Performer, RoPE, Routing, Window
 from rlxf.envs import make_vec_env
 from rlxf.envs.replayable import Replayable
 from rlxf.training import CheckpointError, CheckpointFolder, Checkpoints, read_archive, write_archive
@@ -253,11 +253,16 @@ def test_an_environment_that_raises_while_it_is_played_again_begins_anew(tmp_pat
     ("make", "changes", "told"),
     [
         (lively, {"batch_size": 32}, "its batch_size is 16, the agent's 32"),
-        (lively, {"core": replace(small_core(), layers=1)}, "its core is"),
+        (lively, {"core": replace(small_core(), layers=1)}, r"its core\.layers is 2, the agent's 1;"),
+        (
+            lively,
+            {"core": small_core(residual=GRUGate(bias=3))},
+            r"its core\.residual\.bias is 2\.0, the agent's 3;",
+        ),
         (lambda: lively(action_space=ACTIONS["Box"]), {}, "its action_space is"),
         (lambda: VecNormalize(lively()), {}, "wrappers carry"),
     ],
-    ids=["batch", "core", "actions", "wrappers"],
+    ids=["batch", "core", "option", "actions", "wrappers"],
 )
 def test_another_run_is_refused(tmp_path, make, changes, told):
     cut_off(tmp_path, lively, 1)

@@ -144,8 +144,8 @@ DIFFERENCES = {
     "width=16, the agent's has width=32": replace(BASE, width=32),
     "layers=2, the agent's has layers=3": replace(BASE, layers=3),
     "feed_forward=24, the agent's has feed_forward=64": replace(BASE, feed_forward=None),
-    r"position=RoPE\(.*, the agent's has position=XLRelative": replace(BASE, position=XLRelative()),
-    r"residual=Add\(\), the agent's has residual=GRUGate": replace(BASE, residual=GRUGate()),
+    r"position=RoPE, the agent's has position=XLRelative": replace(BASE, position=XLRelative()),
+    r"residual=Add, the agent's has residual=GRUGate": replace(BASE, residual=GRUGate()),
     "norm=pre, the agent's has norm=post": replace(BASE, norm="post"),
     "activation=relu, the agent's has activation=gelu": replace(BASE, activation="gelu"),
 }

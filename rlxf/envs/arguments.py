@@ -1,0 +1,64 @@
+"""Make environments, with an error that names an argument they do not take."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+
+UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
+
+
+def make_single(spec: EnvSpec, **kwargs: Any) -> gymnasium.Env:
+    """``gymnasium.make(spec, **kwargs)`` with the errors of `argument_errors`."""
+    with argument_errors(spec, kwargs):
+        return gymnasium.make(spec, **kwargs)
+
+
+@contextmanager
+def argument_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
+    """While an environment is made, name an argument that it does not take, and those that it takes.
+
+    Raises:
+        TypeError: in place of the environment's own.
+    """
+    try:
+        yield
+    except TypeError as error:
+        found = UNEXPECTED.search(str(error))
+        if found is not None and found[1] in kwargs:
+            raise TypeError(f"{spec.id} takes no argument {found[1]!r}{_advice(spec, found[1])}") from error
+        if spec.id in str(error):
+            raise
+        raise TypeError(f"{error}, raised while {spec.id} was made with {kwargs}") from error
+
+
+def accepted_arguments(spec: EnvSpec) -> list[str]:
+    """Names of the arguments of an environment, also those that it passes on to its base classes."""
+    if spec.entry_point is None:
+        return []
+    creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
+    classes: list[Any] = list(creator.__mro__[:-1]) if isinstance(creator, type) else []
+    functions = [base.__init__ for base in classes] or [creator]
+    names: dict[str, None] = {}
+    for function in functions:
+        parameters = inspect.signature(function).parameters.values()
+        names |= {each.name: None for each in parameters if each.kind in _NAMED and each.name != "self"}
+        if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters):
+            break
+    return list(names)
+
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _advice(spec: EnvSpec, name: str) -> str:
+    accepted = accepted_arguments(spec)
+    near = get_close_matches(name, accepted, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; it takes {', '.join(accepted)}" if accepted else "; it takes none"

@@ -1,0 +1,43 @@
+"""Advice on how to install an extra of rlxf."""
+
+import json
+import shlex
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
+
+
+def install_command(extra: str) -> str:
+    """Return the pip command that adds an extra to this installation of rlxf, quoted for every shell.
+
+    An installation from a folder, a repository or an archive, which pip records in ``direct_url.json`` (PEP
+    610), is repeated from there. Otherwise the package comes from an index.
+    """
+    source = _source()
+    url = str(source.get("url", ""))
+    requirement = f"rlxf[{extra}]"
+    if "dir_info" in source:
+        return _from_folder(Path(url2pathname(unquote(urlsplit(url).path))), extra, source["dir_info"])
+    if "vcs_info" in source:
+        url = f"{source['vcs_info']['vcs']}+{url}"
+    if url:
+        requirement += f" @ {url}"
+    return f"pip install {shlex.quote(requirement)}"
+
+
+def _from_folder(folder: Path, extra: str, info: dict[str, Any]) -> str:
+    edit = "-e " * bool(info.get("editable"))
+    if (folder / "pyproject.toml").is_file():
+        return f"pip install {edit}{shlex.quote(f'{folder}[{extra}]')}"
+    return f"pip install {edit}{shlex.quote(f'.[{extra}]')} in a checkout of rlxf"
+
+
+def _source() -> dict[str, Any]:
+    """What pip recorded of where rlxf was installed from; empty for an index."""
+    try:
+        text = distribution("rlxf").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return {}
+    return dict(json.loads(text)) if text else {}

@@ -1,0 +1,52 @@
+"""Of two values the place in which they differ is named."""
+
+from dataclasses import replace
+
+import pytest
+
+from rlxf.agents.gtrxl import gtrxl
+from rlxf.agents.handover import check_alike, core_difference
+from rlxf.attention import XL, Add, GRUGate
+from rlxf.utils.differences import first_difference
+
+CORE = gtrxl(16, width=16, layers=2, heads=2)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "found"),
+    [
+        (1, 1, None),
+        (1, 2, ("core", 1, 2)),
+        ({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3}}, ("core.b.c", 2, 3)),
+        ({"a": 1}, {"a": 1, "b": 2}, ("core.b", None, 2)),
+        ({"name": "Add"}, {"name": "GRUGate", "bias": 2}, ("core", "Add", "GRUGate")),
+        ({"name": "GRUGate", "bias": 1}, {"name": "GRUGate", "bias": 2}, ("core.bias", 1, 2)),
+        (None, {"name": "RoPE", "base": 3}, ("core", None, "RoPE")),
+        ([{"name": "RoPE"}], [{"name": "Add"}], ("core", [{"name": "RoPE"}], [{"name": "Add"}])),
+    ],
+)
+def test_the_first_difference_is_named(theirs, ours, found):
+    assert first_difference("core", theirs, ours) == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, None),
+        ({"memory": XL(9)}, None),
+        ({"width": 32}, ("width", 16, 32)),
+        ({"feed_forward": 65}, ("feed_forward", 64, 65)),
+        ({"residual": GRUGate(bias=3.0)}, ("residual.bias", 2.0, 3.0)),
+        ({"residual": Add()}, ("residual", "GRUGate", "Add")),
+    ],
+)
+def test_of_two_cores_one_option_is_named(changes, found):
+    other = replace(CORE, **changes)
+    assert core_difference(CORE, other) == found
+    if found is None:
+        check_alike(CORE, other)
+        return
+    name, theirs, ours = found
+    told = f"of a core with {name}={theirs}, the agent's has {name}={ours}; build both with the same core"
+    with pytest.raises(ValueError, match=told):
+        check_alike(CORE, other)
