@@ -160,6 +160,7 @@ def restore(agent: "GTrXLPPO", archive: Archive) -> None:
     agent.set_parameters(parameters(agent, archive))
     for name in PROGRESS:
         setattr(agent, name, archive.documents["agent"]["progress"][name])
+    agent.normalized_observations = bool(archive.documents["agent"]["normalized_observations"])
     for name in RETURNS:
         setattr(agent.returns, name, np.float64(archive.documents["agent"]["returns"][name]))
     if MEMORY in archive.tensors:
@@ -210,6 +211,7 @@ def describe(agent: "GTrXLPPO") -> dict[str, Any]:
         "observation_space": space_to_json(agent.observation_space),
         "action_space": space_to_json(agent.action_space),
         "progress": {name: getattr(agent, name) for name in PROGRESS},
+        "normalized_observations": agent.normalized_observations,
         "returns": {name: float(getattr(agent.returns, name)) for name in RETURNS},
     }
 

@@ -24,7 +24,7 @@ from rlxf.agents.gtrxl.policy import (
 from rlxf.attention import Compressive, TransformerSpec
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.spaces import check_spaces
-from rlxf.envs.vector import as_vec_env, has_filler_rows
+from rlxf.envs.vector import as_vec_env, has_filler_rows, shows_filler_rows
 from rlxf.training.joining import here
 
 
@@ -161,6 +161,18 @@ def warn_of_flattened_images(policy: BasePolicy) -> None:
             f"neighbours: use 'CnnGTrXLPolicy', which reads them with convolutions",
             stacklevel=4,
         )
+
+
+def warn_of_filler_rows(env: VecEnv, observation: Any) -> bool:
+    """Warn if an observation of an agent's own environments holds filler rows; returns whether it does."""
+    if not shows_filler_rows(env, observation):
+        return False
+    warnings.warn(
+        "with across_episodes=True predict takes filler rows, of which the agent learned none, for steps "
+        "and remembers them: predict in environments with autoreset_mode=AutoresetMode.SAME_STEP",
+        stacklevel=3,
+    )
+    return True
 
 
 def check_whole_blocks(core: TransformerSpec, env: VecEnv) -> None:
