@@ -40,9 +40,8 @@ def shows_filler_rows(env: VecEnv, observation: VecEnvObs) -> bool:
     inner = env.unwrapped
     if not isinstance(inner, GymnasiumVecEnv) or not inner.filler_next.any():
         return False
-    normalizer = unwrap_vec_normalize(env)
-    last = inner.last_observation if normalizer is None else normalizer.normalize_obs(inner.last_observation)
-    return _equal(last, observation)
+    normalizer, last = unwrap_vec_normalize(env), inner.last_observation
+    return _equal(last if normalizer is None else normalizer.normalize_obs(last), observation)
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -97,7 +96,7 @@ class GymnasiumVecEnv(VecEnv):
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, dtype=np.int64)
         self._filler = np.zeros(self.num_envs, dtype=np.bool_)
-        self.last_observation: VecEnvObs | None = None
+        self.last_observation: Any = None
 
     @property
     def filler_next(self) -> NDArray[np.bool_]:

@@ -60,7 +60,7 @@ def warn_of_missing_statistics(agent: Any, env: VecEnv) -> None:
             "the agent learned from observations that a VecNormalize made, and sees raw ones here: wrap env "
             "with the statistics of the training, rlxf.training.load_normalizer(path, env), or load the "
             "agent with such an environment, load(path, env=...)",
-            stacklevel=6,
+            stacklevel=3,
         )
 
 
@@ -99,14 +99,9 @@ def normalised_as_in_training(agent: Any, env: VecEnv) -> VecEnv:
     """``env`` as the agent saw it in training: with its ``VecNormalize``, if observations were normalised.
 
     An ``env`` that brings a ``VecNormalize`` of its own is left as it is.
-
-    Warns:
-        UserWarning: if they were, but the agent does not have the statistics.
     """
     get_normalizer = getattr(agent, "get_vec_normalize_env", None)
     trained = None if get_normalizer is None else get_normalizer()
-    if trained is None:
-        warn_of_missing_statistics(agent, env)
     if trained is None or not trained.norm_obs or unwrap_vec_normalize(env) is not None:
         return env
     wrapped = VecNormalize(
@@ -125,7 +120,6 @@ def normalised_as_in_training(agent: Any, env: VecEnv) -> VecEnv:
 def _prepared(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
     if env is None:
         with _own(agent, n_envs) as own:
-            warn_of_missing_statistics(agent, own)
             yield own
     else:
         with vectorised(env, n_envs) as vec_env:

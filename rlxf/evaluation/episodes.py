@@ -23,6 +23,7 @@ from rlxf.evaluation.environment import (
     opened,
     raw_rewards,
     warn_of_filler_rows,
+    warn_of_missing_statistics,
 )
 from rlxf.evaluation.narrowing import Narrowing
 from rlxf.evaluation.references import references_of
@@ -122,6 +123,7 @@ def evaluate(
     targets = None if target_returns is None else checked_targets(target_returns, data_range(agent))
     with opened(agent, env, min(n_envs, episodes), seed) as vec_env, _bar(progress_bar) as progress:
         warn_of_filler_rows(agent, vec_env)
+        warn_of_missing_statistics(agent, vec_env)
         _depth_of(agent)  # what was predicted before is not counted
         play = partial(_play, agent, episodes=episodes, deterministic=deterministic, progress=progress)
         report = play(vec_env) if targets is None else _ask(play, vec_env, targets, seed, data_range(agent))

@@ -358,7 +358,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self._lesson: Lesson = Rewards()
         self._alarms, self._ended = Alarms(self.action_space), Ended()
         self._resting, self.iterations = False, 0
-        self.normalized_observations, self._warned_of_filler = False, False
+        self.normalized_observations = False
+        self._warned_of_filler: bool = False
 
     @cached_property
     def rollout_buffer(self) -> SegmentBuffer:  # type: ignore[override]

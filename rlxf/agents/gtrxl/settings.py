@@ -153,9 +153,10 @@ SMALLEST_IMAGE = 36
 
 def warn_of_flattened_images(policy: BasePolicy) -> None:
     """Warn if the policy flattens images that `CnnGTrXLPolicy` could read."""
-    space, flattens = policy.observation_space, policy.features_extractor_class is FlattenExtractor
-    is_image = policy_for(space) == CnnGTrXLPolicy.__name__ and sorted(space.shape)[-2] >= SMALLEST_IMAGE
-    if isinstance(policy, MlpGTrXLPolicy) and flattens and is_image:
+    space = policy.observation_space
+    flattens = isinstance(policy, MlpGTrXLPolicy) and policy.features_extractor_class is FlattenExtractor
+    is_image = policy_for(space) == CnnGTrXLPolicy.__name__
+    if flattens and is_image and sorted(space.shape or ())[-2] >= SMALLEST_IMAGE:
         warnings.warn(
             f"{type(policy).__name__} flattens images of shape {space.shape} and loses which pixels are "
             f"neighbours: use 'CnnGTrXLPolicy', which reads them with convolutions",
