@@ -27,7 +27,7 @@ class Refused:
 
 
 def explain_unknown(refused: Mapping[str, Refused]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function so that a keyword it does not take raises a TypeError that helps.
+    """Decorate a method so that a keyword it does not take raises a TypeError that helps.
 
     The error of a ``refused`` keyword says what to use instead; that of another one names the parameter with
     the nearest name. A refused keyword with a neutral value is dropped. The signature stays as it is.
@@ -37,11 +37,11 @@ def explain_unknown(refused: Mapping[str, Refused]) -> Callable[[Callable[P, R]]
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        owner = function.__qualname__.removesuffix(".__init__")
         known = list(inspect.signature(function).parameters)
 
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            owner = type(args[0]).__name__ + f".{function.__name__}".removesuffix(".__init__")
             for name in sorted(kwargs.keys() - known):
                 _check_neutral(owner, name, kwargs.pop(name), known, refused.get(name))
             return function(*args, **kwargs)

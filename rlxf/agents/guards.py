@@ -1,5 +1,6 @@
 """A value that is not finite is stopped where it came from, and spoils no statistics."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -13,6 +14,27 @@ from rlxf.envs.finite import check_finite
 
 STATISTICS = ("obs_rms", "ret_rms", "returns")
 """What a ``VecNormalize`` learns from each step."""
+
+
+def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
+    """Whether a ``VecNormalize`` around the environments normalizes observations.
+
+    Args:
+        env: the environments that an agent is about to learn in.
+        before: whether it learned from normalized observations before.
+
+    Warns:
+        UserWarning: if it did and they are raw now.
+    """
+    normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
+    now = normalizer is not None and normalizer.norm_obs
+    if before and not now:
+        warnings.warn(
+            "the agent learned from observations that a VecNormalize made, and goes on with raw ones: wrap "
+            "its environments with those statistics, set_env(rlxf.training.load_normalizer(path, env))",
+            stacklevel=4,
+        )
+    return now
 
 
 @contextmanager

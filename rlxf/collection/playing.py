@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.collection.recorder import Recorder
 from rlxf.collection.skills import Skill
 from rlxf.envs.return_to_go import ReturnToGo
-from rlxf.evaluation.environment import normalised_as_in_training
+from rlxf.evaluation.environment import normalised_as_in_training, warn_of_missing_statistics
 from rlxf.evaluation.tally import is_filler, quotas
 
 
@@ -25,6 +25,7 @@ def play(skill: Skill, env: VecEnv, episodes: int, deterministic: bool, seed: in
     """
     recorder = Recorder(env)
     shown = normalised_as_in_training(skill.agent, recorder)
+    warn_of_missing_statistics(skill.agent, shown)
     if skill.target_return is not None:
         shown = ReturnToGo(shown, skill.target_return)
     player = skill.player(env.action_space, seed)

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from rlxf.envs.errors import EpisodeLostError, FaultyEnvironmentError
@@ -28,6 +28,26 @@ def has_filler_rows(env: VecEnv) -> bool:
     inner = env.unwrapped
     next_step = AutoresetMode.NEXT_STEP
     return isinstance(inner, GymnasiumVecEnv) and inner.env.metadata["autoreset_mode"] is next_step
+
+
+def shows_filler_rows(env: VecEnv, observation: VecEnvObs) -> bool:
+    """Whether an observation is the last one that the environments gave, and one of its rows is a filler.
+
+    Args:
+        env: the environments, also inside of wrappers that pass observations on or normalize them.
+        observation: of all environments.
+    """
+    inner = env.unwrapped
+    if not isinstance(inner, GymnasiumVecEnv) or not inner.filler_next.any():
+        return False
+    normalizer, last = unwrap_vec_normalize(env), inner.last_observation
+    return _equal(last if normalizer is None else normalizer.normalize_obs(last), observation)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return isinstance(other, dict) and all(_equal(part, other.get(key)) for key, part in one.items())
+    return np.array_equal(one, other)
 
 
 class GymnasiumVecEnv(VecEnv):
@@ -54,6 +74,9 @@ class GymnasiumVecEnv(VecEnv):
     Args:
         env: the vector environment. It must return fresh arrays (``copy=True``).
 
+    Attributes:
+        last_observation: that of the last `step` or `reset`; None before the first.
+
     Raises:
         TypeError: if env is not a `VectorEnv` or a space is not supported (`check_playable`).
         ValueError: if env names no autoreset mode, or reuses its observation arrays.
@@ -73,6 +96,12 @@ class GymnasiumVecEnv(VecEnv):
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, dtype=np.int64)
         self._filler = np.zeros(self.num_envs, dtype=np.bool_)
+        self.last_observation: Any = None
+
+    @property
+    def filler_next(self) -> NDArray[np.bool_]:
+        """(N,) bool: environments whose next step is a filler."""
+        return self._filler
 
     def reset(self) -> VecEnvObs:
         """First observations of all environments, with the seed and options set before."""
@@ -81,6 +110,7 @@ class GymnasiumVecEnv(VecEnv):
         self._reset_seeds()
         self._reset_options()
         self._returns[:], self._lengths[:], self._filler[:] = 0.0, 0, False
+        self.last_observation = observations
         return observations
 
     def state(self) -> dict[str, Any]:
@@ -125,6 +155,7 @@ class GymnasiumVecEnv(VecEnv):
             observations, last, last_infos = self._finish(observations, infos, ends)
             self._report(rows, ends, last, last_infos, truncated & ~terminated)
             self._mark(rows, "filler_next")
+        self.last_observation = observations
         return observations, rewards.astype(np.float32), ends, rows
 
     def close(self) -> None:

@@ -53,6 +53,17 @@ def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:
         )
 
 
+def warn_of_missing_statistics(agent: Any, env: VecEnv) -> None:
+    """Warn if the agent learned under a ``VecNormalize``, and sees raw observations here."""
+    if getattr(agent, "normalized_observations", False) and unwrap_vec_normalize(env) is None:
+        warnings.warn(
+            "the agent learned from observations that a VecNormalize made, and sees raw ones here: wrap env "
+            "with the statistics of the training, rlxf.training.load_normalizer(path, env), or load the "
+            "agent with such an environment, load(path, env=...)",
+            stacklevel=3,
+        )
+
+
 def is_monitored(env: VecEnv) -> bool:
     """Whether SB3's monitor puts the raw return of an episode in its last info."""
     return is_vecenv_wrapped(env, VecMonitor) or all(env.env_is_wrapped(Monitor))

@@ -1,5 +1,6 @@
 """Playing episodes with an agent."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from rlxf.evaluation.environment import (
     opened,
     raw_rewards,
     warn_of_filler_rows,
+    warn_of_missing_statistics,
 )
 from rlxf.evaluation.narrowing import Narrowing
 from rlxf.evaluation.references import references_of
@@ -29,7 +31,7 @@ from rlxf.evaluation.report import Report
 from rlxf.evaluation.scalars import write_scalars
 from rlxf.evaluation.sweep import TargetSweep
 from rlxf.evaluation.tally import Tally, is_filler, monitored_score, own_score, quotas
-from rlxf.evaluation.targets import checked_targets, data_range
+from rlxf.evaluation.targets import check_takes_targets, checked_targets, data_range
 
 SEED = 1_000_000
 """Far from the small seeds one trains with, so that generated levels are new to the agent."""
@@ -102,18 +104,26 @@ def evaluate(
             need not take all passes also ``eval/mean_depth``, those that it took on average.
 
     Raises:
-        ValueError: if episodes or n_envs is less than 1, there is no environment, a target is not finite, or
-            a reward or an observation is NaN or infinite: the message names the environment and the step.
+        ValueError: if episodes or n_envs is less than 1, there is no environment, a target is not finite, the
+            agent is not conditioned on a return but ``target_returns`` are given, or a reward or an
+            observation is NaN or infinite: the message names the environment and the step.
         TypeError: if the agent cannot predict, or ``env`` is nothing to play in.
 
     Warns:
-        UserWarning: if a target lies outside of the returns of the data that the agent learned from, or the
-            agent remembers across episodes and ``env`` has filler rows (NEXT_STEP), which it remembers, too.
+        UserWarning: if a target lies outside of the returns of the data that the agent learned from; if
+            ``env`` is another version of the environment of the data; if the agent learned under a
+            ``VecNormalize`` whose statistics are missing; if there is a single episode, so that no interval
+            follows; if the agent remembers across episodes and ``env`` has filler rows (NEXT_STEP), which it
+            remembers, too.
     """
     _check(agent, episodes, n_envs)
+    if target_returns is not None:
+        check_takes_targets(agent)
+    warn_of_one_episode(episodes)
     targets = None if target_returns is None else checked_targets(target_returns, data_range(agent))
     with opened(agent, env, min(n_envs, episodes), seed) as vec_env, _bar(progress_bar) as progress:
         warn_of_filler_rows(agent, vec_env)
+        warn_of_missing_statistics(agent, vec_env)
         _depth_of(agent)  # what was predicted before is not counted
         play = partial(_play, agent, episodes=episodes, deterministic=deterministic, progress=progress)
         report = play(vec_env) if targets is None else _ask(play, vec_env, targets, seed, data_range(agent))
@@ -176,6 +186,16 @@ def _play(
 def _bar(shown: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, disable=not shown)
+
+
+def warn_of_one_episode(episodes: int) -> None:
+    """Warn if there is only one episode, from which no interval follows."""
+    if episodes == 1:
+        warnings.warn(
+            "episodes=1: the return of a single episode says nothing about its spread, so the report's 95% "
+            "interval has width 0 and means nothing; evaluate at least 10 episodes, better 100",
+            stacklevel=3,
+        )
 
 
 def _check(agent: object, episodes: int, n_envs: int) -> None:

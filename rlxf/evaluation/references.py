@@ -4,6 +4,7 @@ from typing import Any
 
 from stable_baselines3.common.vec_env import VecEnv
 
+from rlxf.envs.ids import env_id_of
 from rlxf.envs.trajectories.reference_scores import ReferenceScores, tabled_scores
 
 
@@ -14,8 +15,5 @@ def references_of(agent: Any, env: VecEnv) -> ReferenceScores | None:
 
 
 def _tabled(env: VecEnv) -> ReferenceScores | None:
-    try:
-        spec = env.get_attr("spec", 0)[0]
-    except AttributeError:  # an environment that is none of Gymnasium's
-        return None
-    return None if spec is None else tabled_scores(spec.id)
+    env_id = env_id_of(env)
+    return None if env_id is None else tabled_scores(env_id)

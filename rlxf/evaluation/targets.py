@@ -5,6 +5,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from rlxf.envs.return_to_go import is_return_conditioned
+
 
 def checked_targets(targets: Sequence[float], data_range: tuple[float, float] | None) -> list[float]:
     """The targets as floats; warns of those that lie outside of what the data hold.
@@ -18,6 +20,19 @@ def checked_targets(targets: Sequence[float], data_range: tuple[float, float] | 
     if data_range is not None:
         _warn_outside(values, *data_range)
     return values
+
+
+def check_takes_targets(agent: Any) -> None:
+    """Raise ValueError if the agent is known not to be conditioned on a return.
+
+    Conditioned are agents that learned from data, and all whose observations are those of `ReturnToGo`.
+    """
+    seen = getattr(agent, "observation_space", None)
+    if data_range(agent) is None and seen is not None and not is_return_conditioned(seen):
+        raise ValueError(
+            f"target_returns are for agents that are conditioned on a return, such as DecisionTransformer, "
+            f"which {type(agent).__name__} is not: leave target_returns out"
+        )
 
 
 def data_range(agent: Any) -> tuple[float, float] | None:

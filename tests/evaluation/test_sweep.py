@@ -90,7 +90,7 @@ def test_without_data_there_is_no_warning():
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert evaluate(Free(), episodes=1, target_returns=[4]).data_range is None
+        assert evaluate(Free(), episodes=2, target_returns=[4]).data_range is None
 
 
 @pytest.mark.parametrize("targets", [[], [1, np.nan], [np.inf], [2, 2.0]], ids=str)

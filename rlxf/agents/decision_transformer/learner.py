@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from torch import nn
 
 from rlxf.agents.actions import to_environment
+from rlxf.agents.arguments import explain_unknown
 from rlxf.agents.calibration import (
     THRESHOLDS,
     Calibration,
@@ -38,6 +39,7 @@ from rlxf.agents.decision_transformer.acting import (
 from rlxf.agents.decision_transformer.calibrating import calibrated
 from rlxf.agents.decision_transformer.core import resolve_core
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
+from rlxf.agents.decision_transformer.env_version import warn_of_other_version
 from rlxf.agents.decision_transformer.evaluations import evaluations
 from rlxf.agents.decision_transformer.heads import Categorical, Head, RandomHead
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
@@ -45,6 +47,7 @@ from rlxf.agents.decision_transformer.objectives import Imitation, Objective
 from rlxf.agents.decision_transformer.remembering import remembered, with_memory
 from rlxf.agents.decision_transformer.replay import Replay
 from rlxf.agents.decision_transformer.rounds import Rounds
+from rlxf.agents.decision_transformer.sb3_arguments import SB3_ARGUMENTS, SB3_ONLINE_ARGUMENTS
 from rlxf.agents.decision_transformer.settings import check_same_data, check_sizes
 from rlxf.agents.decision_transformer.steps import Steps
 from rlxf.agents.decision_transformer.update import Update
@@ -53,6 +56,7 @@ from rlxf.agents.distillation import Distillation
 from rlxf.agents.handover import hand_over
 from rlxf.agents.learn_then_test import check_levels
 from rlxf.agents.remembering import Remembering, RememberingChoices, check_depth, check_forgotten
+from rlxf.agents.stateless import StatelessCalls
 from rlxf.attention import KNNLM, TransformerSpec
 from rlxf.attention.checks import check_whole
 from rlxf.attention.heads.base import OutputHead
@@ -117,13 +121,16 @@ class DecisionTransformer(WindowLearner):
 
     Raises:
         DatasetError: if the dataset is unknown, empty, damaged, or holds a NaN.
-        ValueError: if a size or number does not fit; the message says which and what does.
-        TypeError: if a space is not supported.
+        ValueError: if a size or number does not fit; the message says which and what does. Also if the device
+            does not exist: SB3 would use the CPU in place of a missing GPU.
+        TypeError: if a space is not supported, or for other arguments. For those of SB3's algorithms the
+            message says what to use instead.
     """
 
     NAME = "DecisionTransformer"
     policy: DecisionTransformerModel
 
+    @explain_unknown(SB3_ARGUMENTS)
     def __init__(
         self,
         dataset: Dataset | Sequence[Dataset] | Trajectories | None,
@@ -148,6 +155,7 @@ class DecisionTransformer(WindowLearner):
     ):
         self.objective = Imitation() if objective is None else objective
         self.trust = trust
+        self._stateless, self._other_versions = StatelessCalls(), set[str]()
         super().__init__(
             DecisionTransformerModel,
             dataset,
@@ -243,6 +251,7 @@ class DecisionTransformer(WindowLearner):
             update, windows, steps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
         )
 
+    @explain_unknown(SB3_ONLINE_ARGUMENTS)
     def learn_online(
         self,
         steps: int,
@@ -445,6 +454,10 @@ class DecisionTransformer(WindowLearner):
             TypeError: if the observation is not that of a `ReturnToGo`.
             ValueError: if it does not fit the data, or state or starts its batch size; if a number in it is
                 NaN or infinite.
+
+        Warns:
+            UserWarning: once, if there is no state ten times in a row, although time steps are not 0, or if
+                ``episode_start`` says that an observation is not the first of its episode.
         """
         shown, state = self._consider(observation, state, episode_start)
         with torch.no_grad():
@@ -537,6 +550,7 @@ class DecisionTransformer(WindowLearner):
         start = started(shown, episode_start)
         if self.policy.training:  # to look at each module takes a tenth of a step
             self.policy.eval()
+        self._stateless.note(state, None if episode_start is None and not start.all() else bool(start.all()))
         length = self.context_length + self.policy.remembered
         state = no_steps(self.policy, shown, length) if state is None else state
         if len(state.mask) != len(start):
@@ -588,10 +602,15 @@ class DecisionTransformer(WindowLearner):
         return self.facts.env_spec(self.trust, given)
 
     def check_env(self, env: VecEnv) -> None:
-        """Raise DatasetError unless the environments, but for a `ReturnToGo`, have the spaces of the data."""
+        """Raise DatasetError unless the environments, but for a `ReturnToGo`, have the spaces of the data.
+
+        Warns:
+            UserWarning: once, if they are another version of the environment of the data.
+        """
         asking = unwrap_vec_wrapper(env, ReturnToGo)
         seen = env if asking is None else asking.venv
         check_fits(self.facts, seen.observation_space, seen.action_space)
+        warn_of_other_version(self.facts.env_id, seen, self._other_versions)
 
     @property
     def return_range(self) -> tuple[float, float]:
@@ -610,8 +629,11 @@ class DecisionTransformer(WindowLearner):
             TypeError: if it is not.
             DatasetError: if its spaces are not those of the data.
         """
-        if not is_return_conditioned(env.observation_space):
-            raise TypeError(f"{env} asks for no return: wrap it, rlxf.envs.ReturnToGo(env, target_return)")
+        if not isinstance(env, VecEnv) or not is_return_conditioned(env.observation_space):
+            raise TypeError(
+                f"{env!r} asks for no return: make a VecEnv, e.g. rlxf.envs.make_vec_env(id, n_envs), and "
+                f"wrap it, rlxf.envs.ReturnToGo(env, target_return)"
+            )
         self.check_env(env)
         self.env, self.n_envs = env, env.num_envs
 

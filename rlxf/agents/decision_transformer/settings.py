@@ -59,6 +59,15 @@ def check_sizes(**sizes: int | None) -> None:
             raise ValueError(f"{name} must be at least 1, got {value}")
 
 
+def check_no_policy(dataset: Any) -> None:
+    """Raise TypeError if a policy of Stable-Baselines3 stands in the place of the dataset."""
+    if isinstance(dataset, str) and dataset.endswith("Policy"):
+        raise TypeError(
+            f"the first argument is a dataset, not a policy, got {dataset!r}: pass a Minari id, e.g. "
+            f"'mujoco/hopper/medium-v0', and the network as core=decision_transformer(...)"
+        )
+
+
 def check_returns(trajectories: Trajectories) -> None:
     """Raise DatasetError unless all returns to go are finite; those from Minari are."""
     finite = np.isfinite(trajectories.return_to_go)

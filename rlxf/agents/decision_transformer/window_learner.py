@@ -15,15 +15,23 @@ from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
 from stable_baselines3.common.utils import configure_logger, update_learning_rate
 
+from rlxf.agents.arguments import explain_unknown, load_settings
 from rlxf.agents.decision_transformer import checkpoint
 from rlxf.agents.decision_transformer.facts import Facts
 from rlxf.agents.decision_transformer.hyperparameters import record_hyperparameters
 from rlxf.agents.decision_transformer.objective import warm_up
 from rlxf.agents.decision_transformer.progress import ProgressBar
 from rlxf.agents.decision_transformer.resuming import go_on, read_alike, read_run, resumption
-from rlxf.agents.decision_transformer.settings import check_coefficients, check_returns, check_sizes
+from rlxf.agents.decision_transformer.sb3_arguments import SB3_LEARN_ARGUMENTS
+from rlxf.agents.decision_transformer.settings import (
+    check_coefficients,
+    check_no_policy,
+    check_returns,
+    check_sizes,
+)
 from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
 from rlxf.agents.decision_transformer.update import Update, make_optimizer
+from rlxf.agents.devices import check_device
 from rlxf.agents.finite import naming
 from rlxf.agents.handover import naming_core
 from rlxf.agents.memory import Memory
@@ -76,6 +84,8 @@ class WindowLearner(BaseAlgorithm):
         device: torch.device | str,
         _init_setup_model: bool,
     ):
+        check_device(device)
+        check_no_policy(dataset)
         check_sizes(context_length=context_length, batch_size=batch_size, episode_length=episode_length)
         check_coefficients(learning_rate, weight_decay, warmup_updates, max_grad_norm, return_scale)
         self.ranks = here()
@@ -143,6 +153,7 @@ class WindowLearner(BaseAlgorithm):
         steps = self.policy.eval().steps(self.windows(data).starting_at([0]).to(self.device))
         self.policy.read(replace(steps, mask=torch.ones_like(steps.mask)))
 
+    @explain_unknown(SB3_LEARN_ARGUMENTS)
     def learn(
         self,
         steps: int,
@@ -367,14 +378,18 @@ class WindowLearner(BaseAlgorithm):
             device: "auto", "cpu" or "cuda".
             sha256: SHA-256 that the file must have, in hexadecimal digits, from a source that you trust. It
                 is compared before anything is parsed. None to take any file.
-            settings: arguments of the constructor that shall differ from the file's.
+            settings: arguments of the constructor that shall differ from the file's. SB3's ``custom_objects``
+                may hold them, too; ``print_system_info`` prints the versions of this machine.
 
         Raises:
             FileNotFoundError: if there is no such file.
             CheckpointError: if it is truncated, altered or foreign.
             DatasetError: if the dataset's spaces differ from the checkpoint's.
+            ValueError: if there is no such device.
             TypeError: if the constructor has no such argument.
         """
+        check_device(device)
+        settings = load_settings(settings)
         archive = checkpoint.read(path, cls.NAME, sha256)
         own = checkpoint.settings(archive, cls)
         stored = own | settings

@@ -166,6 +166,7 @@ def restore(agent: "GTrXLPPO", archive: Archive) -> None:
     agent.set_parameters(parameters(agent, archive))
     for name in PROGRESS:
         setattr(agent, name, archive.documents["agent"]["progress"][name])
+    agent.normalized_observations = bool(archive.documents["agent"]["normalized_observations"])
     if MEMORY in archive.tensors:
         agent.policy.remembering = with_memory(agent.policy, _memory(agent, archive))
 
@@ -214,6 +215,7 @@ def describe(agent: "GTrXLPPO") -> dict[str, Any]:
         "observation_space": space_to_json(agent.observation_space),
         "action_space": space_to_json(agent.action_space),
         "progress": {name: getattr(agent, name) for name in PROGRESS},
+        "normalized_observations": agent.normalized_observations,
     }
 
 

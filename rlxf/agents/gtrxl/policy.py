@@ -30,6 +30,7 @@ from rlxf.agents.gtrxl.exits import check_exits, lead_of
 from rlxf.agents.gtrxl.sb3_arguments import SB3_POLICY_ARGUMENTS
 from rlxf.agents.gtrxl.value_head import PopArtHead
 from rlxf.agents.remembering import Remembering, RememberingChoices
+from rlxf.agents.stateless import StatelessCalls
 from rlxf.attention import Cache, Index, State, TransformerSpec
 from rlxf.attention.depth.exits import Exits
 from rlxf.attention.linear import orthogonal_linear
@@ -98,6 +99,7 @@ class GTrXLPolicy(BasePolicy):
             optimizer_kwargs=optimizer_kwargs,
         )
         check_exits(core, action_space)
+        self._stateless = StatelessCalls()
         self.core, self.across_episodes = core, across_episodes
         self.features_extractor = self.make_features_extractor()
         features = self.features_extractor.features_dim
@@ -242,6 +244,10 @@ class GTrXLPolicy(BasePolicy):
 
         Raises:
             ValueError: if the observation does not fit the space, or state or starts its batch size.
+
+        Warns:
+            UserWarning: once, if it gets neither state nor episode_start ten times in a row, or no state
+                although episode_start says that an observation is not the first of its episode.
         """
         latent, acting, batched = self._consider(observation, state, episode_start)
         with torch.no_grad():
@@ -345,6 +351,7 @@ class GTrXLPolicy(BasePolicy):
         if self.training:  # to look at each module takes time in every step
             self.set_training_mode(False)
         obs, batched = self.obs_to_tensor(observation)
+        self._stateless.note(state, None if episode_start is None else bool(np.all(episode_start)))
         acting, start = self._continue(state, episode_start, _batch_size(obs))
         latent = self.act_early(obs, acting, acting.advance(start))
         return latent, acting, batched

@@ -62,10 +62,11 @@ from rlxf.agents.gtrxl.settings import (
     default_n_steps,
     policy_named,
     stack_observations,
+    warn_of_filler_rows,
     warn_of_flattened_images,
 )
 from rlxf.agents.gtrxl.update import Objective
-from rlxf.agents.guards import check_first, check_step, unspoiled
+from rlxf.agents.guards import check_first, check_step, normalizes_observations, unspoiled
 from rlxf.agents.handover import hand_over
 from rlxf.agents.learn_then_test import check_levels
 from rlxf.agents.memory import Memory
@@ -169,6 +170,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         UserWarning: if images are flattened, since "MlpGTrXLPolicy" reads them.
     """
 
+    normalized_observations: bool
+    """Whether it has learned from observations that a ``VecNormalize`` made; a file keeps it."""
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = POLICIES | SB3_POLICIES
     policy: GTrXLPolicy  # type: ignore[assignment]
 
@@ -312,6 +315,23 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if seed is not None and self.env is not None:
             self.env.seed(seed + self._env_numbers.start)
 
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, Any]:
+        """Choose actions; see `GTrXLPolicy.predict`.
+
+        Warns:
+            UserWarning: also once, if the agent remembers across episodes and an observation of its own
+                environments holds filler rows (NEXT_STEP): they are taken for steps.
+        """
+        if self.across_episodes and not self._warned_of_filler and self.env is not None:
+            self._warned_of_filler = warn_of_filler_rows(self.env, observation)
+        return self.policy.predict(observation, state, episode_start, deterministic)
+
     @property
     def all_envs(self) -> int:
         """Environments of all processes; ``n_envs`` are those of this one."""
@@ -342,6 +362,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self._lesson: Lesson = Rewards()
         self._alarms, self._ended = Alarms(self.action_space), Ended()
         self._resting, self.iterations = False, 0
+        self.normalized_observations = False
+        self._warned_of_filler: bool = False
 
     @cached_property
     def rollout_buffer(self) -> SegmentBuffer:  # type: ignore[override]
@@ -493,6 +515,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if self.across_episodes and self.env is not None:
             check_whole_blocks(self.core, self.env)
         agreed_statistics(self.env, self.ranks)
+        self.normalized_observations = normalizes_observations(self.env, self.normalized_observations)
         before = self._last_obs
         with unspoiled(self.env):
             ready = super()._setup_learn(*args, **kwargs)
@@ -545,10 +568,10 @@ class GTrXLPPO(OnPolicyAlgorithm):
     def objective(self) -> Objective:
         """What PPO minimises now, by the schedules and the scale of recent returns."""
         progress = self._current_progress_remaining
-        deviation = float(self.policy.value_net.deviation)
+        deviation, bound = float(self.policy.value_net.deviation), self.clip_range_vf_schedule
         return Objective(
             clip_range=self.clip_range_schedule(progress),
-            clip_range_vf=self.clip_range_vf_schedule and self.clip_range_vf_schedule(progress) * deviation,
+            clip_range_vf=None if bound is None else bound(progress) * deviation,
             ent_coef=self.ent_coef_schedule(progress),
             vf_coef=self.vf_coef / deviation**2,
             reconstruction_coef=self.reconstruction_coef,

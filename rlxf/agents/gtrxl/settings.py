@@ -24,7 +24,7 @@ from rlxf.agents.gtrxl.policy import (
 from rlxf.attention import Compressive, TransformerSpec
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.spaces import check_spaces
-from rlxf.envs.vector import as_vec_env, has_filler_rows
+from rlxf.envs.vector import as_vec_env, has_filler_rows, shows_filler_rows
 from rlxf.training.joining import here
 
 ROLLOUT_STEPS = 2048
@@ -170,14 +170,27 @@ SMALLEST_IMAGE = 36
 
 def warn_of_flattened_images(policy: BasePolicy) -> None:
     """Warn if the policy flattens images that `CnnGTrXLPolicy` could read."""
-    space, flattens = policy.observation_space, policy.features_extractor_class is FlattenExtractor
-    is_image = policy_for(space) == CnnGTrXLPolicy.__name__ and sorted(space.shape)[-2] >= SMALLEST_IMAGE
-    if isinstance(policy, MlpGTrXLPolicy) and flattens and is_image:
+    space = policy.observation_space
+    flattens = isinstance(policy, MlpGTrXLPolicy) and policy.features_extractor_class is FlattenExtractor
+    is_image = policy_for(space) == CnnGTrXLPolicy.__name__
+    if flattens and is_image and sorted(space.shape or ())[-2] >= SMALLEST_IMAGE:
         warnings.warn(
             f"{type(policy).__name__} flattens images of shape {space.shape} and loses which pixels are "
             f"neighbours: use 'CnnGTrXLPolicy', which reads them with convolutions",
             stacklevel=4,
         )
+
+
+def warn_of_filler_rows(env: VecEnv, observation: Any) -> bool:
+    """Warn if an observation of an agent's own environments holds filler rows; returns whether it does."""
+    if not shows_filler_rows(env, observation):
+        return False
+    warnings.warn(
+        "with across_episodes=True predict takes filler rows, of which the agent learned none, for steps "
+        "and remembers them: predict in environments with autoreset_mode=AutoresetMode.SAME_STEP",
+        stacklevel=3,
+    )
+    return True
 
 
 def check_whole_blocks(core: TransformerSpec, env: VecEnv) -> None:

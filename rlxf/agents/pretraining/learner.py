@@ -8,7 +8,9 @@ import torch
 from stable_baselines3.common.type_aliases import Schedule
 from torch import nn
 
+from rlxf.agents.arguments import explain_unknown
 from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.agents.decision_transformer.sb3_arguments import SB3_ARGUMENTS
 from rlxf.agents.decision_transformer.window_learner import WindowLearner
 from rlxf.agents.pretraining.masking import MaskedWindows, Masking
 from rlxf.agents.pretraining.model import MaskedModel
@@ -57,6 +59,7 @@ class MaskedPretraining(WindowLearner):
     NAME = "MaskedPretraining"
     policy: MaskedModel
 
+    @explain_unknown(SB3_ARGUMENTS)
     def __init__(
         self,
         dataset: Dataset | Sequence[Dataset] | Trajectories | None,

@@ -109,7 +109,7 @@ def test_a_dataset_that_names_no_environment_says_what_to_pass():
 
 def test_an_environment_that_asks_for_no_return(cartpole):
     agent = DecisionTransformer(cartpole, context_length=3, device="cpu")
-    with pytest.raises(TypeError, match="asks for no return: wrap it"):
+    with pytest.raises(TypeError, match="asks for no return: make a VecEnv"):
         agent.set_env(agent.make_env(1))
 
 

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 from torch.nn.functional import one_hot
 
 from rlxf import GTrXLPPO, evaluate
@@ -242,6 +242,33 @@ def test_evaluation_warns_where_filler_rows_would_be_remembered(world, across):
         evaluate(agent, world(shifted(2)), 2)
     about = [each.filename for each in told if "filler rows" in str(each.message)]
     assert about == [__file__] * (across and world is next_step_scripts)
+
+
+def filler_rows_told(agent, env):
+    """How often predict warns of filler rows in a loop of a user's own."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        obs, state, starts = env.reset(), None, np.ones(env.num_envs, dtype=bool)
+        for _ in range(30):
+            actions, state = agent.predict(obs, state, starts)
+            obs, _, starts, _ = env.step(actions)
+    return sum("filler rows" in str(each.message) for each in told)
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, VecMonitor, VecNormalize])
+def test_predict_warns_once_of_filler_rows_that_it_would_remember(wrap):
+    env = wrap(as_vec_env(next_step_scripts(shifted(2))))
+    agent = small_agent(env, across_episodes=True)
+    assert filler_rows_told(agent, env) == 1
+    assert filler_rows_told(agent, env) == 0
+
+
+@pytest.mark.parametrize("across", [True, False])
+def test_predict_is_silent_where_there_are_no_filler_rows(across):
+    agent = small_agent(as_vec_env(next_step_scripts(shifted(2))), across_episodes=across)
+    assert filler_rows_told(agent, scripts(shifted(2))) == 0
+    agent = small_agent(as_vec_env(next_step_scripts(shifted(2))))
+    assert filler_rows_told(agent, agent.env) == 0
 
 
 def test_evaluation_keeps_the_state_across_the_episodes_of_an_environment():

@@ -58,7 +58,7 @@ def test_a_refused_argument_is_told_in_one_sentence(name):
 
 @pytest.mark.parametrize("name", SB3_POLICY_ARGUMENTS)
 def test_a_refused_argument_of_the_policy_is_told_in_one_sentence(name):
-    with pytest.raises(TypeError, match=f"^GTrXLPolicy takes no argument '{name}': [^\n]*$"):
+    with pytest.raises(TypeError, match=f"^MlpGTrXLPolicy takes no argument '{name}': [^\n]*$"):
         small_agent("CartPole-v1", policy_kwargs={name: object()})
 
 

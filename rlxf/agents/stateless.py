@@ -1,0 +1,43 @@
+"""Detection of agents that act step after step and never get their state back."""
+
+import warnings
+from typing import Any
+
+PATIENCE = 10
+"""Calls in a row without state or episode_start that are taken for a mistake; a few may be independent."""
+
+
+class StatelessCalls:
+    """Warns once if an agent with memory is asked without the state of the step before.
+
+    There is a warning if ``episode_start`` says that an observation is not the first of its episode, and at
+    the `PATIENCE`-th call in a row that has neither a state nor ``episode_start``. To predict for independent
+    observations, pass ``episode_start=np.ones(n, dtype=bool)``: these calls are never counted.
+    """
+
+    def __init__(self) -> None:
+        self._in_a_row, self._warned = 0, False
+
+    def note(self, state: Any, first: bool | None) -> None:
+        """Take note of a call.
+
+        Args:
+            state: that it was given; None for none.
+            first: whether all observations are the first of their episodes; None if nobody said so.
+        """
+        if self._warned:
+            return
+        self._in_a_row = self._in_a_row + 1 if state is None and first is None else 0
+        if self._in_a_row == PATIENCE:
+            self._warn(f"predict was called {PATIENCE} times in a row with neither state nor episode_start")
+        if state is None and first is False:
+            self._warn("predict got no state, although episode_start says that an episode goes on")
+
+    def _warn(self, what: str) -> None:
+        self._warned = True
+        warnings.warn(
+            f"{what}, so the agent acts without memory, as in the first step of an episode: pass on the "
+            f"state of the previous call, actions, state = agent.predict(obs, state, episode_start); for "
+            f"independent observations pass episode_start=np.ones(n, dtype=bool)",
+            stacklevel=5,
+        )
