@@ -31,7 +31,7 @@ def test_runs_datasets_and_caches_of_commands(minari_root, tmp_path):
     main(["train", "dt", "--dataset", ID, "--run", "runs/offline", "--target-returns", "0", "1", *offline])
     assert (tmp_path / "runs/offline/targets.png").exists()
     assert (tmp_path / "cache").exists()
-    assert writable_by_others(tmp_path) == []
+    assert writable_by_others(tmp_path) == [minari_root]  # the test made it
 
 
 def test_files_datasets_and_caches_of_python(minari_root, tmp_path):
