@@ -43,5 +43,11 @@ class OfflineLearner(WindowOptions):
     """What is minimised. MaximumEntropy gives a stochastic policy, which can go on learning online."""
 
     def arguments(self) -> dict[str, Any]:
-        """These options as arguments of the agent."""
+        """These options as arguments of the agent.
+
+        Raises:
+            ValueError: if there is no such objective, as a ``config.json`` may say.
+        """
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")
         return super().arguments() | {"objective": OBJECTIVES[self.objective]()}

@@ -17,9 +17,6 @@ from gymnasium.envs.registration import EnvSpec
 from rlxf.envs.make import registered_spec
 from rlxf.envs.registration import checks_argument
 
-IGNORED = ("render_mode",)
-"""Arguments that do not change the task. They are never taken from a file."""
-
 
 @dataclass(frozen=True)
 class DescribedEnv:
@@ -44,12 +41,6 @@ class DescribedEnv:
         if not isinstance(self.id, str) or not isinstance(self.kwargs, Mapping):
             raise ValueError(f"an environment is an id and its arguments, got {self.id!r}, {self.kwargs!r}")
 
-    @classmethod
-    def of_spec(cls, spec: EnvSpec) -> "DescribedEnv":
-        """The description in a Gymnasium spec, without its entry points."""
-        wrappers = tuple(wrapper.name for wrapper in spec.additional_wrappers)
-        return cls(spec.id, dict(spec.kwargs), spec.max_episode_steps, wrappers)
-
     def needs_trust(self, given: Collection[str] = ()) -> list[str]:
         """Parts of the description that differ from the registered environment and need trust.
 
@@ -65,7 +56,7 @@ class DescribedEnv:
         unknown = [
             f"{name}={value!r}"
             for name, value in self.kwargs.items()
-            if name not in {*given, *IGNORED} and not _is_known(known, name, value)
+            if name not in given and not _is_known(known, name, value)
         ]
         unknown += [f"wrapper {name}" for name in self.wrappers]
         if not self._limit_fits(known):
@@ -100,14 +91,12 @@ class DescribedEnv:
             ValueError: if the environment is not registered.
         """
         known = registered_spec(self.id)
-        own = {name: value for name, value in self.kwargs.items() if name not in IGNORED}
         steps = self.max_episode_steps or known.max_episode_steps
-        return replace(known, kwargs={**known.kwargs, **own}, max_episode_steps=steps)
+        return replace(known, kwargs={**known.kwargs, **self.kwargs}, max_episode_steps=steps)
 
     def _options(self) -> str:
         """Options of the command line that name this environment, without its wrappers."""
-        own = {name: value for name, value in self.kwargs.items() if name not in IGNORED}
-        kwargs = f" --env-kwargs {quote(json.dumps(own, default=repr))}" if own else ""
+        kwargs = f" --env-kwargs {quote(json.dumps(self.kwargs, default=repr))}" if self.kwargs else ""
         return f"--env {quote(self.id)}{kwargs}"
 
     def _limit_fits(self, known: EnvSpec) -> bool:

@@ -91,7 +91,8 @@ def evaluate(
         agent: has SB3's ``predict``. Recurrent agents get their state and the episode starts back.
         env: a Gymnasium id, an ``Env``, a Gymnasium ``VectorEnv`` or an SB3 ``VecEnv``; None for the
             agent's own, which is reset: an agent that goes on learning should get a fresh one. An agent that
-            learned from data makes that of the data.
+            learned from data makes the registered environment of the id that the data name; what else the
+            data say of it is used if the agent has ``trust=True``.
         episodes: number of episodes, for each target. 100 resolve a success rate to about 0.1, 1000 to
             about 0.03.
         target_returns: returns to ask for, one after the other, by `ReturnToGo`; the answer is a

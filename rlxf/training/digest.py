@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from typing import BinaryIO
+from io import BufferedReader
 
 DIGITS = re.compile("[0-9a-fA-F]{64}")
 
@@ -13,7 +13,7 @@ def check_digits(sha256: str | None) -> None:
         raise ValueError(f"sha256 must be 64 hexadecimal digits, as sha256sum prints them, got {sha256!r}")
 
 
-def check_digest(handle: BinaryIO, sha256: str | None) -> None:
+def check_digest(handle: BufferedReader, sha256: str | None) -> None:
     """Raise ValueError unless a file has this SHA-256; None: it may have any.
 
     Args:

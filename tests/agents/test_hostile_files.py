@@ -1,5 +1,6 @@
 """Files under a right seal that ask for what they should not: refused by name, before anything is made."""
 
+import hashlib
 import random
 from contextlib import suppress
 
@@ -104,3 +105,22 @@ def test_what_you_ask_for_yourself_is_not_the_files_fault(files):
         GTrXLPPO.load(files["GTrXLPPO"], device="cpu", gamma=7)
     with pytest.raises(ValueError, match="unknown environment id"):
         GTrXLPPO.load(files["GTrXLPPO"], "Nowhere-v0", device="cpu")
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_file_has_the_sha256_that_is_asked_for_or_is_not_read(files, name, tmp_path):
+    right = hashlib.sha256(files[name].read_bytes()).hexdigest()
+    for digits in (right, right.upper()):
+        assert AGENTS[name].load(files[name], sha256=digits, device="cpu").num_timesteps == 0
+    other = tmp_path / "other.zip"
+    other.write_bytes(files[name].read_bytes() + b"0")  # nothing of it is parsed: the digest is told of
+    with pytest.raises(CheckpointError, match=rf"other\.zip: its SHA-256 is .*, not {right} as asked for"):
+        AGENTS[name].load(other, sha256=right, device="cpu")
+
+
+@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("digits", ["", "0" * 63, "0" * 65, "g" * 64, f"{'0' * 64}\n"])
+def test_what_is_no_sha256_is_refused(files, name, digits):
+    with pytest.raises(ValueError, match="sha256 must be 64 hexadecimal digits") as refusal:
+        AGENTS[name].load(files[name], sha256=digits, device="cpu")
+    assert not isinstance(refusal.value, CheckpointError)

@@ -1,7 +1,7 @@
 """What an agent keeps of its data: enough to act, to be evaluated, and to be saved."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,12 +69,16 @@ class Facts:
     def env(self) -> DescribedEnv | None:
         """The environment to evaluate in, as the data or the file describe it; None if they name none.
 
+        ``render_mode`` is left out. It does not change the task, and one of its values opens windows.
+
         Raises:
             ValueError: if the description is malformed.
         """
         if self.env_id is None:
             return None
-        return DescribedEnv(self.env_id, self.env_kwargs, self.max_episode_steps, self.env_wrappers)
+        described = DescribedEnv(self.env_id, self.env_kwargs, self.max_episode_steps, self.env_wrappers)
+        kwargs = {name: value for name, value in described.kwargs.items() if name != "render_mode"}
+        return replace(described, kwargs=kwargs)
 
     def env_spec(self, trust: bool = False, given: Collection[str] = ()) -> EnvSpec | None:
         """The environment to evaluate in, as Gymnasium knows it here; None if there is none.

@@ -1,0 +1,96 @@
+"""What a run or a dataset says of its environment is used by those who say that they trust it."""
+
+import json
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+from gymnasium.wrappers import ClipReward
+
+from rlxf import DecisionTransformer, evaluate
+from rlxf.cli import main
+from tests.cli.running import refused, train
+from tests.datasets import ID, random_episodes, record
+
+OFFLINE = ["--updates", "2", "--episodes", "2", "--batch-size", "4", "--no-progress-bar"]
+PLAY = ["--episodes", "2", "--no-progress-bar"]
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A package of the user's own, which registers a task."""
+    (tmp_path / "my_tasks.py").write_text(
+        "import gymnasium\ngymnasium.register('my/Maze-v0', entry_point='rlxf.envs.tmaze:TMaze')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "my_tasks:my/Maze-v0"
+    gymnasium.registry.pop("my/Maze-v0", None)
+
+
+def forget():
+    """As in a new process."""
+    sys.modules.pop("my_tasks", None)
+    gymnasium.registry.pop("my/Maze-v0", None)
+
+
+def test_a_module_comes_from_the_command_line_or_with_trust(module, capsys):
+    train("--run", "run", "--env", module, "--env-kwargs", "{}")
+    forget()
+    told = refused(capsys, "evaluate", "run", *PLAY)
+    assert (
+        "names the environment 'my_tasks:my/Maze-v0', and a module that a file names is not imported" in told
+    )
+    assert "my/Maze-v0" not in gymnasium.registry
+    for trusting in (["--trust"], ["--env", module]):
+        forget()
+        main(["evaluate", "run", *PLAY, *trusting])
+        assert "Evaluation over 2 episodes" in capsys.readouterr().out
+
+
+def test_a_run_that_needs_trust_says_how_it_goes_on(module, capsys):
+    from rlxf.cli.task import trust_option
+
+    assert trust_option({"env": module, "env_kwargs": {}}) == " --trust"
+    assert trust_option({"env": "CartPole-v1", "trust_data": True}) == " --trust"
+    assert trust_option({"env": "rlxf/TMaze-v0", "env_kwargs": {"corridor_length": 3}}) == ""
+    assert trust_option({"agent": "pretraining"}) == ""
+
+
+def recorded(env):
+    """Random numbers that are said to come from an environment."""
+    episodes = random_episodes((9, 12), env.observation_space, env.action_space)
+    record(episodes, ID, env.observation_space, env.action_space, env=env)
+    return ID
+
+
+def test_the_wrappers_of_data_are_used_with_trust(minari_root, capsys):
+    data = recorded(ClipReward(gymnasium.make("rlxf/TMaze-v0", corridor_length=3), 0.5, 0.5))
+    command = ["train", "dt", "--dataset", data, "--core.layers", "1", *OFFLINE]
+    assert "wrapper ClipReward, which is not used without trust" in refused(capsys, *command)
+    assert not Path("runs").exists()
+    main([*command, "--trust-data", "--run", "trusted"])
+    assert json.loads(Path("trusted/config.json").read_text())["trust_data"] is True
+    assert "2 " in capsys.readouterr().out
+    assert "was trained with --trust-data" in refused(capsys, "resume", "trusted")
+
+
+def test_a_named_environment_leaves_out_what_data_say(minari_root, capsys):
+    data = recorded(ClipReward(gymnasium.make("rlxf/TMaze-v0", corridor_length=3), 0.5, 0.5))
+    main(["train", "dt", "--dataset", data, "--run", "named", "--env", "rlxf/TMaze-v0", *OFFLINE])
+    assert (
+        "the data describe rlxf/TMaze-v0 with wrapper ClipReward, which is not used"
+        in capsys.readouterr().err
+    )
+
+
+def test_trust_in_python(minari_root):
+    data = recorded(ClipReward(gymnasium.make("rlxf/TMaze-v0", corridor_length=3), 0.5, 0.5))
+    agent = DecisionTransformer(data, device="cpu")
+    with pytest.raises(ValueError, match="wrapper ClipReward, which is not used without trust"):
+        evaluate(agent, episodes=2)
+    agent.save("agent.zip")
+    trusting = DecisionTransformer.load("agent.zip", data, device="cpu", trust=True)
+    report = evaluate(trusting, episodes=2, target_returns=[2.0]).reports[2.0]
+    assert report.mean == pytest.approx(0.5 * 4)
+    assert not DecisionTransformer.load("agent.zip", data, device="cpu").trust

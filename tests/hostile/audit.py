@@ -1,0 +1,104 @@
+"""Watching a process: what it imports, starts and opens for writing, and how much memory it takes."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.hurt_files import highest, resident
+
+STARTS = (
+    *("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"),
+    *("pty.spawn", "os.startfile", "webbrowser.open", "ctypes.dlopen", "pickle.find_class", "marshal.loads"),
+    *("socket.connect", "socket.bind", "socket.getaddrinfo", "urllib.Request", "shutil.unpack_archive"),
+)
+"""Events of which none may happen."""
+CHANGES = {
+    **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.truncate", "shutil.rmtree"), (0,)),
+    **dict.fromkeys(("os.rename", "os.link", "os.symlink"), (0, 1)),
+}
+"""Events that change a folder, and which of their arguments are paths."""
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+@dataclass
+class Seen:
+    """What happened while the watch was on.
+
+    Args:
+        events: that must not happen, as text.
+        memory: bytes at the peak beyond those held when it began.
+    """
+
+    events: list[str] = field(default_factory=list)
+    memory: int = 0
+
+
+class Watch:
+    """An audit hook, which cannot be taken off again, and a switch.
+
+    Args:
+        writable: folders in which files may be written.
+        hostile: the folder with the files of strangers: no code that stands there may run.
+    """
+
+    def __init__(self, writable: list[Path], hostile: Path):
+        self._writable = [str(folder.resolve()) for folder in writable] + ["/dev/null"]
+        self._hostile = str(hostile.resolve())
+        self._known: set[str] = set()
+        self._seen: Seen | None = None
+        sys.addaudithook(self._hook)
+
+    @contextmanager
+    def on(self) -> Iterator[Seen]:
+        """Note what happens in this context. Packages that are imported may import more of their own."""
+        self._known = _packages()
+        seen, before = Seen(), resident()
+        self._seen = seen
+        try:
+            yield seen
+        finally:
+            self._seen = None
+            seen.memory = highest() - before
+            # `importlib.import_module` raises no event of its own.
+            seen.events += [f"import {name}" for name in sorted(_packages() - self._known)]
+
+    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
+        seen, self._seen = self._seen, None
+        if seen is None:
+            return
+        try:
+            told = self._told(event, args)
+            seen.events += [told] if told else []
+        finally:
+            self._seen = seen
+
+    def _told(self, event: str, args: tuple[Any, ...]) -> str | None:
+        if event in STARTS:
+            return f"{event} {args[:2]!r}"
+        if event == "import":  # also of a module that is not there
+            return None if str(args[0]).partition(".")[0] in self._known else f"import {args[0]}"
+        if event == "exec":
+            name = getattr(args[0], "co_filename", "")
+            return f"exec {name}" if name.startswith(self._hostile) else None
+        if event == "open":
+            return self._opened(*args)
+        wrong = [path for place in CHANGES.get(event, ()) if not self._may(path := args[place])]
+        return f"{event} {wrong}" if wrong else None
+
+    def _opened(self, path: Any, mode: str | None, flags: int) -> str | None:
+        writes = bool(set(mode or "") & set("wax+")) or bool(flags & WRITING)
+        return f"open {path} {mode} {flags:o}" if writes and not self._may(path) else None
+
+    def _may(self, path: Any) -> bool:
+        if isinstance(path, int):
+            return True  # it was opened before
+        real = os.path.realpath(os.fsdecode(path))
+        return any(real == folder or real.startswith(f"{folder}/") for folder in self._writable)
+
+
+def _packages() -> set[str]:
+    return {name.partition(".")[0] for name in sys.modules}

@@ -1,0 +1,125 @@
+"""Checkpoints of strangers: they name code and folders, and hold what rlxf never writes."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.hostile.attack import Action, Attack, refused_or_done
+from tests.hostile.world import World
+
+PICKLE = b"cposix\nsystem\n(S'touch victims/ran'\ntR."
+
+
+def agent_class(run: str) -> Any:
+    from rlxf import DecisionTransformer, GTrXLPPO
+
+    return {"gtrxl": GTrXLPPO, "dt": DecisionTransformer}[run]
+
+
+def described(
+    run: str,
+    path: tuple[str, ...],
+    value: Any,
+    told: str | None,
+    use: Callable[[Any], object] = lambda agent: None,
+) -> Attack:
+    """A checkpoint under a right seal with another value in ``agent.json``, which is loaded and used."""
+
+    def prepare(world: World) -> Action:
+        from rlxf.training import read_archive, write_archive
+
+        archive = read_archive(f"runs/{run}/checkpoint.zip")
+        place = archive.documents["agent"]
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
+        file = Path("tmp", f"hostile{len(list(Path('tmp').iterdir()))}.zip")
+        write_archive(file, archive.documents, archive.tensors)
+        return lambda: refused_or_done(lambda: use(agent_class(run).load(file, device="cpu")))
+
+    return Attack(prepare, told)
+
+
+def zipped(change: Callable[[zipfile.ZipFile], None], told: str) -> Attack:
+    """A zip with one more member than a checkpoint, which is loaded."""
+
+    def prepare(world: World) -> Action:
+        file = Path("tmp", f"hostile{len(list(Path('tmp').iterdir()))}.zip")
+        with zipfile.ZipFile("runs/gtrxl/checkpoint.zip") as whole, zipfile.ZipFile(file, "w") as hostile:
+            for name in whole.namelist():
+                hostile.writestr(name, whole.read(name))
+            change(hostile)
+            hostile.comment = b"0" * 64
+        return lambda: refused_or_done(lambda: agent_class("gtrxl").load(file, device="cpu"))
+
+    return Attack(prepare, told)
+
+
+def bytes_of(data: Callable[[], bytes], told: str) -> Attack:
+    """A file that holds anything."""
+
+    def prepare(world: World) -> Action:
+        file = Path("tmp", f"hostile{len(list(Path('tmp').iterdir()))}.zip")
+        file.write_bytes(data())
+        return lambda: refused_or_done(lambda: agent_class("gtrxl").load(file, device="cpu"))
+
+    return Attack(prepare, told)
+
+
+def evaluated(agent: Any) -> None:
+    from rlxf import evaluate
+
+    evaluate(agent, episodes=2)
+
+
+def another_digest(world: World) -> Action:
+    return lambda: refused_or_done(
+        lambda: agent_class("gtrxl").load("runs/gtrxl/checkpoint.zip", sha256="0" * 64, device="cpu")
+    )
+
+
+SETTINGS = ("settings",)
+ATTACKS = {
+    "log folder": described("gtrxl", (*SETTINGS, "tensorboard_log"), "victims", "tensorboard_log"),
+    "log folder, offline": described("dt", (*SETTINGS, "tensorboard_log"), "victims", "tensorboard_log"),
+    "trust": described("dt", (*SETTINGS, "trust"), True, "trust"),
+    "policy that is code": described("gtrxl", ("policy",), "stranger.notes.Policy", "policy of your own"),
+    "features extractor that is code": described(
+        "gtrxl", (*SETTINGS, "policy_kwargs"), {"features_extractor_class": {"class": "os.system"}}, ""
+    ),
+    "optimizer that is code": described(
+        "gtrxl", (*SETTINGS, "policy_kwargs"), {"optimizer_class": {"class": "stranger.notes"}}, ""
+    ),
+    "schedule that is code": described(
+        "gtrxl", (*SETTINGS, "learning_rate"), {"name": "stranger.notes", "call": "os.system"}, ""
+    ),
+    "core that is code": described("dt", (*SETTINGS, "core", "position"), {"name": "os.system"}, ""),
+    "objective that is code": described("dt", (*SETTINGS, "objective"), {"name": "stranger.notes"}, ""),
+    "space that is code": described("gtrxl", ("observation_space",), {"type": "stranger.notes"}, ""),
+    "environment in a module": described(
+        "dt", ("facts", "env_id"), "stranger.notes:CartPole-v1", "is not imported", evaluated
+    ),
+    "environment with arguments": described(
+        "dt", ("facts", "env_kwargs"), {"xml_file": "/etc/passwd"}, "xml_file", evaluated
+    ),
+    "environment in wrappers": described(
+        "dt", ("facts", "env_wrappers"), ["stranger.notes:Wrapper"], "wrapper", evaluated
+    ),
+    "member that is a pickle": zipped(lambda file: file.writestr("data.pkl", PICKLE), "neither JSON nor"),
+    "member in another folder": zipped(
+        lambda file: file.writestr("../victims/ran.json", "{}"), "neither JSON nor"
+    ),
+    "member with a full path": zipped(lambda file: file.writestr("/tmp/ran.json", "{}"), "neither JSON nor"),
+    "member that is compressed": zipped(
+        lambda file: file.writestr("big.json", b" " * 10**8, zipfile.ZIP_DEFLATED), "compressed"
+    ),
+    "member that is there twice": zipped(lambda file: file.writestr("agent.json", "{}"), ""),
+    "a pickle": bytes_of(lambda: PICKLE, "it is no zip file"),
+    "header of tensors that is too long": bytes_of(
+        lambda: (2**62).to_bytes(8, "little") + json.dumps({}).encode(), "it is no zip file"
+    ),
+    "another file than asked for": Attack(another_digest, "not 0000"),
+}
+"""By name."""
