@@ -71,6 +71,7 @@ from rlxf.envs.finite import check_finite
 from rlxf.envs.infos import LOST
 from rlxf.envs.trajectories import Trajectories, as_trajectories
 from rlxf.envs.trajectories.source import Dataset
+from rlxf.envs.watched_processes import watch_processes
 from rlxf.envs.workers import trouble
 from rlxf.training import Archive
 from rlxf.training.checkpoints import copied
@@ -461,6 +462,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if self.across_episodes and self.env is not None:
             check_whole_blocks(self.core, self.env)
         agreed_statistics(self.env, self.ranks)
+        watch_processes(self.env)
         before = self._last_obs
         with unspoiled(self.env):
             ready = super()._setup_learn(*args, **kwargs)
