@@ -64,12 +64,15 @@ class Replay:
             arrays: of `arrays`.
             added: episodes that were added so far, also those that have left.
         """
-        ends = np.cumsum(arrays["lengths"])[:-1] if arrays else []
-        parts = [np.split(arrays[name], ends) for name in PARTS] if arrays else []
+        played: list[Episode] = []
+        if arrays:
+            ends = np.cumsum(arrays["lengths"])[:-1]
+            parts = [np.split(arrays[name], ends) for name in PARTS]
+            played = [Episode(*each) for each in zip(*parts, strict=True)]
         too_many = len(self.episodes) + added - self.capacity
         for _ in range(min(len(self.episodes), too_many)):
             self.episodes.popleft()
-        self.episodes.extend(Episode(*each) for each in zip(*parts, strict=True))
+        self.episodes.extend(played)
         self.added = added
 
     def trajectories(self) -> Trajectories:
