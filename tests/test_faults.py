@@ -7,8 +7,12 @@ import torch
 from benchmarks.broken_envs import BrokenEnvs
 from benchmarks.hostile_files import hostile
 from benchmarks.hurt_files import altered, cut_while_written, mutated
+from benchmarks.killed_commands import COMMANDS, differences, killed_commands
 from benchmarks.killed_runs import AGENTS, killed_runs, same
 from benchmarks.random_settings import random_settings
+from torch.utils.tensorboard import SummaryWriter
+
+from rlxf.training import RunFolder
 
 pytestmark = pytest.mark.faults
 
@@ -24,6 +28,33 @@ def test_killed_runs_end_with_the_bits_of_one_left_alone(tmp_path, name):
     found = killed_runs(name, 1, 0, tmp_path)
     assert found.kills >= 1
     assert found.equal == found.runs > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_killed_in_their_last_second_end_as_one_left_alone(tmp_path, name):
+    """Files, rows of the log and points of TensorBoard."""
+    found = killed_commands(name, 12, 0, tmp_path, only_final=True)
+    assert found.failures == {}
+    assert found.kills >= found.runs == 12
+
+
+def test_runs_with_other_files_rows_or_points_are_told_apart(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    for each in (one, other):
+        logger = RunFolder.create(each, {}).make_logger()
+        logger.record("loss", 1.0)
+        logger.record("time/fps", 3.0 + (each == one))
+        logger.dump(5)
+        logger.close()
+        (each / "checkpoint.zip").write_bytes(b"weights")
+    assert differences(one, other) == []
+    (other / "checkpoint.zip").write_bytes(b"others")
+    with SummaryWriter(str(other)) as writer:
+        writer.add_scalar("loss", 1.0, 5)
+    with open(other / "progress.csv", "a") as file:
+        file.write("1.0,3.0\n")
+    assert differences(one, other) == ["checkpoint.zip", "rows", "points in ."]
 
 
 def test_agents_with_other_bits_are_told_apart(tmp_path):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from rlxf.cli.mistakes import leave
+from rlxf.cli.mistakes import Ended, leave
 from rlxf.cli.screen import show
 from rlxf.cli.task import trust_option
 from rlxf.envs.errors import FaultyEnvironmentError
@@ -16,6 +16,8 @@ from rlxf.training.joining import here
 @contextmanager
 def naming(run: RunFolder) -> Iterator[None]:
     """Where a disk, an environment or the numbers fail amid a run, say which, and how it goes on if it can.
+
+    Where a signal ends it before anything was saved, its folder is removed.
 
     Raises:
         OSError: in place of one that was raised.
@@ -30,6 +32,10 @@ def naming(run: RunFolder) -> Iterator[None]:
         leave(_broken_off(run, error), 2)
     except (CheckpointError, ResumeError) as error:
         leave(str(error), 2)
+    except Ended:
+        if here().writes and not run.checkpoints.files() and not run.checkpoint.is_file():
+            run.discard()
+        raise
 
 
 def _broken_off(run: RunFolder, error: Exception) -> str:

@@ -53,12 +53,12 @@ def disk_errors_told_once() -> Iterator[None]:
         threading.excepthook = before
 
 
-class _Ended(BaseException):
+class Ended(BaseException):
     """Raised where a signal ends the command."""
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    raise _Ended(number)
+    raise Ended(number)
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def ended_by_signals() -> Iterator[None]:
                 stack.callback(signal.signal, each, signal.SIG_DFL if before is None else before)
         try:
             yield
-        except _Ended as ended:
+        except Ended as ended:
             number = signal.Signals(ended.args[0])
             leave(f"stopped by {number.name}", 128 + number)
 

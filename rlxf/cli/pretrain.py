@@ -80,7 +80,8 @@ class Pretrain:
             raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")
         pretraining = self._made()
         run = RunFolder.create(self._path, self._config(pretraining))
-        pretraining.set_logger(run.make_logger())
+        with naming(run):
+            pretraining.set_logger(run.make_logger())
         return partial(self._train, pretraining, run, Start())
 
     @classmethod
@@ -139,9 +140,9 @@ class Pretrain:
         return {"agent": PRETRAINING} | own | learner | core
 
     def _train(self, pretraining: MaskedPretraining, run: RunFolder, start: Start) -> None:
-        show(as_table(str(run.path), run.config))
         learn = partial(self._learn, pretraining, run, start)
         with naming(run), closing(pretraining.logger):
+            show(as_table(str(run.path), run.config))
             train_to_completion(pretraining, run, start, self.updates, learn, finish=lambda: None)
 
     def _learn(self, pretraining: MaskedPretraining, run: RunFolder, start: Start, stop: Stop) -> None:

@@ -236,9 +236,9 @@ class TrainDecisionTransformer:
         return [agent.return_range[1]] if self.target_returns is None else list(self.target_returns)
 
     def _train(self, agent: DecisionTransformer, run: RunFolder, start: Start) -> None:
-        show(as_table(str(run.path), run.config))
         learn, finish = partial(self._learn, agent, run, start), partial(self._evaluate, agent, run)
         with naming(run), closing(agent.logger):
+            show(as_table(str(run.path), run.config))
             train_to_completion(agent, run, start, self.updates, learn, finish)
 
     def _learn(self, agent: DecisionTransformer, run: RunFolder, start: Start, stop: Stop) -> None:

@@ -186,9 +186,9 @@ class TrainGTrXL:
         return {"agent": "gtrxl"} | asdict(self.task) | own | parts | core
 
     def _train(self, agent: GTrXLPPO, env: VecEnv, run: RunFolder, start: Start) -> None:
-        show(as_table(str(run.path), run.config))
         learn, finish = partial(self._learn, agent, run, start), partial(self._evaluate, agent)
         with naming(run), closing(env), closing(agent.logger):
+            show(as_table(str(run.path), run.config))
             train_to_completion(agent, run, start, self.total_timesteps, learn, finish)
 
     def _learn(self, agent: GTrXLPPO, run: RunFolder, start: Start, stop: Stop) -> None:

@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import (
 
 from rlxf.envs.errors import EpisodeLostError
 from rlxf.envs.replayable import Replayable
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.envs.vector import GymnasiumVecEnv
 from rlxf.envs.workers import WorkerVecEnv
 
@@ -41,6 +42,10 @@ def _of_stack(wrapper: Any) -> list[Place]:
     return [(stack, "stacked_obs") for stack in stacks.values()]
 
 
+def _of_return_to_go(wrapper: Any) -> list[Place]:
+    return [(wrapper, name) for name in ("_target", "_return_to_go", "_time_step", "_previous")]
+
+
 PLACES: dict[type[VecEnvWrapper], Callable[[Any], list[Place]]] = {
     VecNormalize: _of_normalize,
     VecMonitor: _of_monitor,
@@ -48,8 +53,9 @@ PLACES: dict[type[VecEnvWrapper], Callable[[Any], list[Place]]] = {
     VecTransposeImage: lambda wrapper: [],
     VecExtractDictObs: lambda wrapper: [],
     VecCheckNan: lambda wrapper: [],
+    ReturnToGo: _of_return_to_go,
 }
-"""What the wrappers of SB3 carry from step to step."""
+"""What wrappers carry from step to step."""
 
 
 def carried(env: VecEnv) -> dict[str, np.ndarray]:

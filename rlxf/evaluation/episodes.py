@@ -17,6 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 from rlxf.envs.finite import check_finite
 from rlxf.envs.resting import rest
 from rlxf.envs.return_to_go import ReturnToGo
+from rlxf.envs.watched_processes import watch_processes
 from rlxf.evaluation.environment import (
     EnvLike,
     is_monitored,
@@ -125,6 +126,7 @@ def evaluate(
     with opened(agent, env, min(n_envs, episodes), seed) as vec_env, _bar(progress_bar) as progress:
         warn_of_filler_rows(agent, vec_env)
         warn_of_missing_statistics(agent, vec_env)
+        watch_processes(vec_env)
         _depth_of(agent)  # what was predicted before is not counted
         play = partial(_play, agent, episodes=episodes, deterministic=deterministic, progress=progress)
         report = play(vec_env) if targets is None else _ask(play, vec_env, targets, seed, data_range(agent))

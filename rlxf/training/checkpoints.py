@@ -89,6 +89,7 @@ class Saved(Protocol):
     """An agent that can be saved amid its training."""
 
     num_timesteps: int
+    _n_updates: int
     at_rest: bool
     """Whether `snapshot` holds all that is needed to go on to the same bits."""
 
@@ -173,7 +174,7 @@ class Checkpoints(BaseCallback):
         self._writer = InBackground()
 
     def _on_training_start(self) -> None:
-        self._last, self._step = time.monotonic(), self.model.num_timesteps
+        self._last, self._saved = time.monotonic(), self._progress()
 
     def _on_rollout_start(self) -> None:
         self._save_if_due()
@@ -183,7 +184,7 @@ class Checkpoints(BaseCallback):
         return not self.stopped
 
     def _on_training_end(self) -> None:
-        if self.model.at_rest and self.model.num_timesteps > self._step:
+        if self.model.at_rest and self._progress() != self._saved:
             self.save()
         self._writer.wait()
 
@@ -212,7 +213,11 @@ class Checkpoints(BaseCallback):
         archive.documents[BESIDE] = {name: each.state() for name, each in self.beside.items()}
         if self.ranks.writes:
             self._writer.start(lambda: self.folder.write(step, archive))
-        self._last, self._step = time.monotonic(), step
+        self._last, self._saved = time.monotonic(), self._progress()
+
+    def _progress(self) -> tuple[int, int]:
+        """Steps and updates so far: updates may follow the last step."""
+        return self.model.num_timesteps, self.model._n_updates
 
 
 def copied(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:

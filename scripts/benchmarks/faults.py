@@ -13,6 +13,7 @@ from rich.table import Table
 from benchmarks.broken_envs import BrokenEnvs, as_table
 from benchmarks.hostile_files import hostile
 from benchmarks.hurt_files import Found, altered, cut_while_written, mutated
+from benchmarks.killed_commands import COMMANDS, KilledCommands, killed_commands
 from benchmarks.killed_runs import AGENTS, SAVED, Killed, cost_of_saving, killed_runs
 from benchmarks.random_settings import Drawn, random_settings
 
@@ -29,6 +30,11 @@ class Faults:
 
     kills: int = 100
     """SIGKILLs for the runs of each agent, at random moments."""
+    operations: int = 67
+    """Runs of each command that are killed at a file operation, spread over their whole life, each of those
+    after the last checkpoint included."""
+    operations_output: Path | None = None
+    """JSON lines of these runs; None for none."""
     writes: int = 200
     """SIGKILLs for writers of a checkpoint, each behind a random byte."""
     alterations: int = 1000
@@ -55,7 +61,12 @@ class Faults:
         """
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
-            found = {"killed": self.killed(root), "files": self.files(root), "settings": self.drawn()}
+            found = {
+                "killed": self.killed(root),
+                "commands": self.commands(root / "commands"),
+                "files": self.files(root),
+                "settings": self.drawn(),
+            }
             found["environments"] = self.broken()
             costs = saving_costs(root)
         told = {kind: {name: asdict(each) for name, each in all_.items()} for kind, all_ in found.items()}
@@ -73,6 +84,13 @@ class Faults:
         """Runs that are killed and resumed."""
         killed = {name: killed_runs(name, self.kills, self.seed, root) for name in AGENTS}
         show_killed(killed)
+        return killed
+
+    def commands(self, root: Path) -> dict[str, Any]:
+        """Runs of commands that are killed at a chosen file operation, and resumed."""
+        given = (self.operations, self.seed, root, self.operations_output)
+        killed = {name: killed_commands(name, *given) for name in COMMANDS}
+        show_commands(killed)
         return killed
 
     def files(self, root: Path) -> dict[str, Any]:
@@ -116,6 +134,23 @@ def show_killed(killed: dict[str, Killed]) -> None:
     table = Table("agent", "runs", "SIGKILLs", "resumed to the same bits", title="Killed at random moments")
     for name, each in killed.items():
         table.add_row(name, str(each.runs), str(each.kills), str(each.equal))
+    Console().print(table)
+
+
+def show_commands(killed: dict[str, KilledCommands]) -> None:
+    """A line for each command."""
+    heads = (
+        "command",
+        "file operations",
+        "after the last checkpoint",
+        "runs",
+        "SIGKILLs",
+        "other than alone",
+    )
+    table = Table(*heads, title="Killed at file operations")
+    for name, each in killed.items():
+        numbers = (each.operations, each.final, each.runs, each.kills, len(each.failures))
+        table.add_row(name, *map(str, numbers))
     Console().print(table)
 
 

@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 from stable_baselines3.common.logger import CSVOutputFormat, TensorBoardOutputFormat
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    EventAccumulator,
+)
 
 import rlxf
 from rlxf.cli import main
@@ -67,7 +69,12 @@ class Operations:
         """Count from now on; each operation before it is done, a line of a log also after it."""
         sys.addaudithook(self._audit)
         sync = os.fsync
-        os.fsync = lambda handle: (self.count("fsync"), sync(handle))[1]  # type: ignore[assignment]
+
+        def counted_sync(handle: int) -> None:
+            self.count("fsync")
+            sync(handle)
+
+        os.fsync = counted_sync  # type: ignore[assignment]
         for kind in LOGS:
             kind.write = self._counted(kind.write, f"{kind.__name__}.write")  # type: ignore[method-assign]
 

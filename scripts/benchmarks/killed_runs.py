@@ -20,7 +20,6 @@ from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.attention import TransformerSpec
-from rlxf.cli.resumable import steps_in
 from rlxf.envs.trajectories import ReferenceScores
 from rlxf.training import CheckpointFolder, Checkpoints, read_archive
 
@@ -116,6 +115,11 @@ def learned(name: str, checkpoints: CheckpointFolder) -> Any:
     if newest is not None and steps_in(newest) >= steps:  # it died between its last checkpoint and its end
         return CLASSES[name].load(newest, device="cpu")
     return make().learn(steps, Checkpoints(checkpoints, EVERY_SECONDS), resume_from=newest)
+
+
+def steps_in(checkpoint: Path) -> int:
+    """How many steps a file of a training has behind it."""
+    return int(read_archive(checkpoint).documents["agent"]["progress"]["num_timesteps"])
 
 
 def finished(folder: Path) -> bool:

@@ -1,5 +1,7 @@
 """A user's mistake is one line; a bug keeps its traceback."""
 
+import os
+import signal
 import threading
 import warnings
 
@@ -71,6 +73,32 @@ def test_unless_it_comes_from_outside(kind, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(monkeypatch, Fails(late=kind("reward is nan")))
     assert capsys.readouterr().err == "rlxf: reward is nan\n"
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 138)])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_signal_ends_a_command_and_what_it_holds_is_cleaned_up(monkeypatch, capsys, name, status, early):
+    held = []
+
+    class Holds:
+        def prepare(self):
+            if early:
+                self.work()
+            return self.work
+
+        def work(self):
+            held.append("a temporary file")
+            try:
+                os.kill(os.getpid(), getattr(signal, name))
+            finally:
+                held.clear()
+
+    before = signal.getsignal(getattr(signal, name))
+    with pytest.raises(SystemExit) as leaving:
+        run(monkeypatch, Holds())
+    assert (leaving.value.code, held) == (status, [])
+    assert capsys.readouterr().err == f"rlxf: stopped by {name}\n"
+    assert signal.getsignal(getattr(signal, name)) is before
 
 
 class Warns:

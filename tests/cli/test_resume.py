@@ -17,6 +17,7 @@ from rlxf.cli import main
 from rlxf.cli.program import parse
 from rlxf.cli.resumable import Start
 from rlxf.cli.train_dt import TrainDecisionTransformer
+from rlxf.envs.trajectories import cache
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import Checkpoints, InBackground
 from tests.cli.running import refused
@@ -309,3 +310,34 @@ def test_a_distilled_run_is_not_taken_for_one_of_its_teacher(whole, capsys):
     config = Path("whole/config.json")
     config.write_text(config.read_text().replace("{", '{"teacher": "other",', 1))
     assert "is of rlxf distill, which cannot be resumed" in refused(capsys, "resume", "whole")
+
+
+def test_a_signal_amid_the_conversion_of_data_leaves_nothing(minari_root, monkeypatch, capsys):
+    record_cartpole()
+    convert = cache.convert
+
+    def interrupted(*given):
+        convert(*given)
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal was not heeded")
+
+    monkeypatch.setattr(cache, "convert", interrupted)
+    with pytest.raises(SystemExit) as left:
+        main(["train", "dt", *TINY, "--run", "cut"])
+    assert left.value.code == 143
+    assert not Path("cut").exists()
+    assert not [path for path in cache.cache_root().rglob("*") if path.is_file()]
+    assert list(cache.cache_root().iterdir()) == []
+
+
+def test_a_signal_before_the_training_begins_removes_the_folder_of_the_run(whole, monkeypatch):
+    def interrupted(*_):
+        assert Path("cut/config.json").is_file()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rlxf.cli.train_dt.as_table", interrupted)
+        with pytest.raises(SystemExit) as left:
+            main(["train", "dt", *TINY, "--run", "cut"])
+    assert left.value.code == 143
+    assert not Path("cut").exists()

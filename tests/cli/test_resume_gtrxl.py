@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import GTrXLPPO
 from rlxf.cli import main
@@ -21,8 +22,8 @@ ROLLOUT, ROLLOUTS = 2 * 16, 6
 TINY = shlex.split(
     f"--env CartPole-v1 --total-timesteps {ROLLOUT * ROLLOUTS} --episodes 3 --evaluate-every 50"
     " --n-envs 2 --n-steps 16 --segment-length 8 --batch-size 16 --checkpoint-seconds 0 --no-progress-bar"
-    " --normalize-observations --memory-every 2 --attention-maps-every 4 --core.width 8 --core.layers 1"
-    " --core.memory.length 8 --no-videos"
+    " --normalize-observations --memory-every 2 --attention-maps-every 4 --histograms-every 1 --no-videos"
+    " --core.width 8 --core.layers 1 --core.memory.length 8"
 )
 OF_THE_CLOCK = ("time/fps", "time/time_elapsed")
 
@@ -68,10 +69,21 @@ def lines(run):
     return [{key: value for key, value in row.items() if key not in OF_THE_CLOCK} for row in rows(run)]
 
 
+def histograms(run):
+    """Steps, smallest, largest and sum of those of weights, gradients and what was played."""
+    events = EventAccumulator(str(run), {"histograms": 0}).Reload()
+    found = {}
+    for tag in events.Tags()["histograms"]:
+        values = [(each.step, each.histogram_value) for each in events.Histograms(tag)]
+        found[tag] = [(step, value.min, value.max, value.sum) for step, value in values]
+    return found
+
+
 def assert_same_runs(one, other):
     assert (one / "checkpoint.zip").read_bytes() == (other / "checkpoint.zip").read_bytes()
     assert (one / "normalizer.zip").read_bytes() == (other / "normalizer.zip").read_bytes()
     assert scalars(one) == scalars(other)
+    assert histograms(one) == histograms(other)
     assert lines(one) == lines(other)
 
 

@@ -15,7 +15,7 @@ class Learner:
     """An agent whose only weight is the number of its steps."""
 
     def __init__(self):
-        self.num_timesteps, self.at_rest = 0, True
+        self.num_timesteps, self._n_updates, self.at_rest = 0, 0, True
         self.weight = torch.zeros(3)
 
     def snapshot(self):

@@ -1,12 +1,15 @@
 """Playing on while learning, and keeping what was played as whole episodes."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.decision_transformer.replay import Episode
+from rlxf.agents.decision_transformer.steps import Steps
 from rlxf.agents.guards import check_first, check_step, unspoiled
 
 
@@ -35,7 +38,7 @@ class Collector:
 
     Args:
         player: chooses the actions.
-        env: wrapped in `ReturnToGo`; it is reset.
+        env: wrapped in `ReturnToGo`; it is reset before the first step.
 
     Raises:
         FaultyEnvironmentError: from `step` too, if an observation or a reward is NaN or infinite; what was
@@ -44,18 +47,42 @@ class Collector:
 
     def __init__(self, player: Player, env: VecEnv):
         self.player, self.env = player, env
-        self._seen: Any = None
-        with unspoiled(env):
-            self._seen = env.reset()
-            check_first(env, self._seen["observation"], 0)
-        self._state: Any = None
-        self._starts = np.ones(env.num_envs, np.bool_)
-        self._steps: list[Step] = []
-        self._first = np.zeros(env.num_envs, np.int64)
         self._taken = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin fresh episodes with the next step."""
+        self._seen: Any = None
+        self._state: Steps | None = None
+        self._starts = np.ones(self.env.num_envs, np.bool_)
+        self._steps: list[Step] = []
+        self._first = np.zeros(self.env.num_envs, np.int64)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What is needed to continue with the episodes at hand."""
+        own = {"starts": self._starts, "first": self._first, "taken": np.array(self._taken)}
+        if self._seen is not None:
+            own |= {f"seen.{name}": np.asarray(part) for name, part in self._seen.items()}
+        if self._state is not None:
+            own |= {f"state.{name}": part.cpu().numpy() for name, part in vars(self._state).items()}
+        if self._steps:
+            parts = zip(Step._fields, zip(*self._steps, strict=True), strict=True)
+            own |= {f"steps.{name}": np.stack(each) for name, each in parts}
+        return own
+
+    def load_arrays(self, arrays: Mapping[str, NDArray[Any]], device: torch.device) -> None:
+        """Continue with what `arrays` gave."""
+        self._starts, self._first, self._taken = arrays["starts"], arrays["first"], int(arrays["taken"])
+        self._seen = _named("seen.", arrays) or None
+        state = {name: torch.from_numpy(part).to(device) for name, part in _named("state.", arrays).items()}
+        self._state = Steps(**state) if state else None
+        steps = [arrays[f"steps.{name}"] for name in Step._fields if f"steps.{name}" in arrays]
+        self._steps = [Step(*parts) for parts in zip(*steps, strict=True)]
 
     def step(self) -> tuple[list[Episode], NDArray[np.bool_], list[dict[str, Any]]]:
         """One step of every environment: the episodes that it ended, who ended, and the infos."""
+        if self._seen is None:
+            self._begin()
         actions, self._state = self.player.predict(self._seen, self._state, self._starts, deterministic=False)
         observations, taken = self.player.encode(self._seen, actions)
         self._taken += 1
@@ -67,15 +94,26 @@ class Collector:
         ended = [self._episode(row) for row in np.flatnonzero(dones & ~fillers).tolist()]
         self._starts = dones | fillers
         self._first[self._starts] = len(self._steps)
-        self._forget()
+        self._drop_ended()
         return ended, dones, infos
+
+    def _begin(self) -> None:
+        with unspoiled(self.env):
+            seen: Any = self.env.reset()
+            check_first(self.env, seen["observation"], self._taken)
+        self._seen = seen
 
     def _episode(self, row: int) -> Episode:
         steps = self._steps[self._first[row] :]
         return Episode(*(np.stack([part[row] for part in parts]) for parts in zip(*steps, strict=True)))
 
-    def _forget(self) -> None:
+    def _drop_ended(self) -> None:
         """Drop the steps before every episode that is still played."""
         over = int(self._first.min())
         del self._steps[:over]
         self._first -= over
+
+
+def _named(start: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Arrays whose names begin so, by the rest of their names."""
+    return {name.removeprefix(start): part for name, part in arrays.items() if name.startswith(start)}

@@ -1,7 +1,7 @@
 """Learning from trajectories to act for a return that is asked for."""
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -28,6 +28,7 @@ from rlxf.agents.calibration import (
     confidence_of,
     forget_calibration,
 )
+from rlxf.agents.decision_transformer import checkpoint
 from rlxf.agents.decision_transformer.acting import (
     Shown,
     encode_observations,
@@ -44,8 +45,14 @@ from rlxf.agents.decision_transformer.evaluations import evaluations
 from rlxf.agents.decision_transformer.heads import Categorical, Head, RandomHead
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.objectives import Imitation, Objective
+from rlxf.agents.decision_transformer.online_state import (
+    load_online_state,
+    online_state,
+    read_online_run,
+)
 from rlxf.agents.decision_transformer.remembering import remembered, with_memory
 from rlxf.agents.decision_transformer.replay import Replay
+from rlxf.agents.decision_transformer.resuming import go_on
 from rlxf.agents.decision_transformer.rounds import Rounds
 from rlxf.agents.decision_transformer.sb3_arguments import SB3_ARGUMENTS, SB3_ONLINE_ARGUMENTS
 from rlxf.agents.decision_transformer.settings import check_same_data, check_sizes
@@ -62,6 +69,7 @@ from rlxf.attention.checks import check_whole
 from rlxf.attention.heads.base import OutputHead
 from rlxf.envs.arguments import make_single
 from rlxf.envs.make import copies, make_vec_env
+from rlxf.envs.replayable import Replayable
 from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
 from rlxf.envs.side_by_side import side_by_side
 from rlxf.envs.trajectories import (
@@ -75,6 +83,9 @@ from rlxf.envs.trajectories import (
 )
 from rlxf.envs.trajectories.source import Dataset
 from rlxf.envs.vector import as_vec_env
+from rlxf.envs.watched_processes import watch_processes
+from rlxf.training import Archive
+from rlxf.training.checkpoints import copied
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl import GTrXLPPO
@@ -129,6 +140,8 @@ class DecisionTransformer(WindowLearner):
 
     NAME = "DecisionTransformer"
     policy: DecisionTransformerModel
+    _rounds: Rounds | None = None
+    """Those of the `learn_online` that is going on."""
 
     @explain_unknown(SB3_ARGUMENTS)
     def __init__(
@@ -266,6 +279,7 @@ class DecisionTransformer(WindowLearner):
         tb_log_name: str = "DecisionTransformer_online",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
+        resume_from: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Go on learning from episodes that the agent plays itself, asked for more than it reaches yet.
 
@@ -291,11 +305,20 @@ class DecisionTransformer(WindowLearner):
             tb_log_name: of the run in TensorBoard.
             reset_num_timesteps: begin counting and schedules anew; False to go on with them.
             progress_bar: show one.
+            resume_from: a file that `rlxf.training.Checkpoints` wrote during such a training, or their
+                folder, of which the newest whole one is taken. It continues from there, within the episodes
+                and with its replay, to ``steps`` steps in all, and on one machine ends with the same bits as
+                if it had never been interrupted. Agent, data and arguments must be the same. Environments
+                that are made here are `Replayable`; others that are neither that nor `Resumable` begin
+                fresh episodes, and a warning says so. Sets the global generators of torch, numpy and Python.
 
         Raises:
-            ValueError: if a number is out of range, the agent was loaded without a dataset, or it cannot
-                explore, since it does not sample: train it with ``objective=MaximumEntropy()``.
+            ValueError: if a number is out of range, the agent was loaded without a dataset, it cannot
+                explore, since it does not sample: train it with ``objective=MaximumEntropy()``; or it is not
+                built as that of the file to resume from.
             DatasetError: if the environment does not fit the data.
+            FileNotFoundError: if there is no file to resume from.
+            CheckpointError: if it is truncated, altered or foreign, or was not written by `learn_online`.
         """
         self.ranks.check_alone("learn_online")
         check_sizes(steps=steps, round_steps=round_steps, round_updates=round_updates)
@@ -305,23 +328,56 @@ class DecisionTransformer(WindowLearner):
             raise ValueError(
                 "the agent does not sample its actions: train it with objective=MaximumEntropy()"
             )
+        options = {
+            "target_return": target_return,
+            "round_steps": round_steps,
+            "round_updates": round_updates,
+            "replay_episodes": replay_episodes,
+        }
+        run = None if resume_from is None else read_online_run(self, resume_from, steps, options)
+        if run is not None:
+            checkpoint.restore(self, run)
+            steps, reset_num_timesteps = steps - self.num_timesteps, False
         with self._playing_in(env, n_envs, target_return):
             total_timesteps, callback = self._setup_learn(
                 steps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
             self._update = Update(self.policy, self.optimizer, self.max_grad_norm)
-            rounds = Rounds(self, replay, round_steps, round_updates, log_interval)
+            rounds = Rounds(self, replay, options, log_interval)
             callback.on_training_start(locals(), globals())
+            if run is not None:
+                load_online_state(rounds, run)
+                go_on(self._update, run)
+            self._play_and_learn(rounds, total_timesteps, callback)
+        return self
+
+    def _play_and_learn(self, rounds: Rounds, total_timesteps: int, callback: BaseCallback) -> None:
+        """Rounds until there are so many steps, or a callback says stop."""
+        self._rounds, self.at_rest = rounds, True
+        try:
             while self.num_timesteps < total_timesteps:
+                rounds.learn_if_due()
                 rounds.play()
                 callback.update_locals(locals())
                 if not callback.on_step():
                     break
-                rounds.learn_if_due()
             else:
+                rounds.learn_if_due()
                 rounds.learn_rest()
             callback.on_training_end()
-        return self
+        finally:
+            self._rounds, self.at_rest = None, False
+
+    def snapshot(self) -> Archive:
+        """What `save` would write now, and all that `learn` or `learn_online` needs to go on.
+
+        Later updates do not change it. For `rlxf.training.Checkpoints`.
+        """
+        own = super().snapshot()
+        if self._rounds is None:
+            return own
+        online = online_state(self._rounds)
+        return Archive(own.documents | online.documents, own.tensors | copied(online.tensors))
 
     @contextmanager
     def _playing_in(
@@ -341,13 +397,14 @@ class DecisionTransformer(WindowLearner):
     def _environments(self, env: str | gymnasium.Env | VectorEnv | VecEnv | None, n_envs: int) -> VecEnv:
         """What `learn_online` plays in."""
         if env is None:
-            return self.make_env(n_envs, self.seed)
+            return self.make_env(n_envs, self.seed, view=Replayable)
         if isinstance(env, str):
             return make_vec_env(env, n_envs, self.seed)
         if isinstance(env, VectorEnv):
             return as_vec_env(env)
         if isinstance(env, gymnasium.Env):
-            return side_by_side([lambda: Monitor(env)])
+            return side_by_side([lambda: Replayable(Monitor(env))])
+        watch_processes(env)
         return env
 
     def remember(
@@ -561,7 +618,11 @@ class DecisionTransformer(WindowLearner):
         return shown, one_step_on(self.policy, state, shown, start)
 
     def make_env(
-        self, n_envs: int, seed: int | None = None, env_kwargs: dict[str, Any] | None = None
+        self,
+        n_envs: int,
+        seed: int | None = None,
+        env_kwargs: dict[str, Any] | None = None,
+        view: Callable[[gymnasium.Env], gymnasium.Env] | None = None,
     ) -> VecEnv:
         """So many of the environments that the dataset names for evaluation, to be wrapped in `ReturnToGo`.
 
@@ -587,7 +648,7 @@ class DecisionTransformer(WindowLearner):
                 f"pass one, for example evaluate(agent, env='CartPole-v1')"
             )
         make = partial(make_single, spec, **(env_kwargs or {}))
-        env = copies(make, n_envs, seed)
+        env = copies(make, n_envs, seed, view)
         try:
             self.check_env(env)
         except DatasetError:

@@ -1,6 +1,7 @@
 """Episodes to go on learning from: the best of the data, then those that the agent plays."""
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlxf.envs.trajectories import Trajectories, return_to_go
+
+PARTS = ("observations", "actions", "rewards")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +40,40 @@ class Replay:
 
     def __init__(self, data: Trajectories, capacity: int):
         best = np.argsort(data.returns, kind="stable")[-capacity:]
-        self.data = data
+        self.data, self.capacity = data, capacity
         self.episodes = deque((self._of_data(e) for e in best.tolist()), maxlen=capacity)
+        self.added = 0
+
+    def extend(self, episodes: Sequence[Episode]) -> None:
+        """Add episodes that were played; as many of the oldest leave."""
+        self.episodes.extend(episodes)
+        self.added += len(episodes)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Episodes that were played, one after the other: those of the data need not be saved."""
+        played = list(self.episodes)[-self.added :] if self.added else []
+        if not played:
+            return {}
+        parts = {name: np.concatenate([getattr(each, name) for each in played]) for name in PARTS}
+        return parts | {"lengths": np.array([len(each.rewards) for each in played])}
+
+    def load_arrays(self, arrays: Mapping[str, NDArray[Any]], added: int) -> None:
+        """Restore what `arrays` gave, into a replay of the same data that nothing was added to yet.
+
+        Args:
+            arrays: of `arrays`.
+            added: episodes that were added so far, also those that have left.
+        """
+        played: list[Episode] = []
+        if arrays:
+            ends = np.cumsum(arrays["lengths"])[:-1]
+            parts = [np.split(arrays[name], ends) for name in PARTS]
+            played = [Episode(*each) for each in zip(*parts, strict=True)]
+        too_many = len(self.episodes) + added - self.capacity
+        for _ in range(min(len(self.episodes), too_many)):
+            self.episodes.popleft()
+        self.episodes.extend(played)
+        self.added = added
 
     def trajectories(self) -> Trajectories:
         """All of them as flat arrays, each step with the return that was had from there (hindsight)."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from rlxf.agents.decision_transformer import checkpoint
 from rlxf.agents.decision_transformer.update import Update
 from rlxf.agents.resuming import check_alike, check_resumable, check_unfinished, newest_file
-from rlxf.training import Archive
+from rlxf.training import Archive, ResumeError
 from rlxf.training.randomness import GROUP, generator_states, set_generator_states
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def read_run(agent: "WindowLearner", path: str | os.PathLike[str], steps: int) -
         ValueError: if its settings or data differ from the agent's, or it has so many updates already.
     """
     archive = read_alike(agent, path)
+    if "online" in archive.documents:
+        raise ResumeError(f"{newest_file(path)} was written during learn_online: resume it there")
     done = archive.documents["agent"]["progress"]["num_timesteps"]
     check_unfinished(done, steps, "steps", newest_file(path))
     return archive

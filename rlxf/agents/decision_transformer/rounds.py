@@ -1,7 +1,9 @@
 """Playing and learning by turns."""
 
 import math
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from stable_baselines3.common.utils import safe_mean
@@ -19,24 +21,49 @@ class Rounds:
     Args:
         agent: plays in its own environments, and learns.
         replay: what it learns from.
-        steps: of the environments in a round, at least.
-        updates: in a round.
+        options: those of `learn_online` that change what is learned: ``round_steps``, steps of the
+            environments in a round, at least; ``round_updates``, updates in a round; others are only kept.
         log_interval: rounds from one line of the log to the next.
+
+    Attributes:
+        finished: whether the updates after the last step were done.
     """
 
     def __init__(
-        self, agent: "DecisionTransformer", replay: Replay, steps: int, updates: int, log_interval: int
+        self, agent: "DecisionTransformer", replay: Replay, options: Mapping[str, Any], log_interval: int
     ):
         assert agent.env is not None
-        self.agent, self.replay = agent, replay
-        self.steps, self.updates, self.log_interval = steps, updates, log_interval
+        self.agent, self.replay, self.options = agent, replay, dict(options)
+        self.steps, self.updates = options["round_steps"], options["round_updates"]
+        self.log_interval = log_interval
         self.collector = Collector(agent, agent.env)
         self._played = self._rounds = 0
+        self.finished = False
+
+    def state(self) -> dict[str, Any]:
+        """The place in the rounds, and the episodes that the log tells of, as JSON."""
+        infos = [
+            {name: float(each[name]) for name in ("r", "l", "t")} for each in self.agent.ep_info_buffer or ()
+        ]
+        return {
+            "played": self._played,
+            "rounds": self._rounds,
+            "added": self.replay.added,
+            "episodes": infos,
+            "successes": [float(each) for each in self.agent.ep_success_buffer or ()],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._played, self._rounds = state["played"], state["rounds"]
+        size = self.agent._stats_window_size
+        self.agent.ep_info_buffer = deque(state["episodes"], maxlen=size)
+        self.agent.ep_success_buffer = deque(state["successes"], maxlen=size)
 
     def play(self) -> None:
         """One step of every environment."""
         episodes, dones, infos = self.collector.step()
-        self.replay.episodes.extend(episodes)
+        self.replay.extend(episodes)
         self.agent._update_info_buffer(infos, dones)
         self.agent.num_timesteps += len(dones)
         self._played += len(dones)
@@ -49,6 +76,7 @@ class Rounds:
 
     def learn_rest(self) -> None:
         """The updates of a last round that was cut short, as many as its steps are worth."""
+        self.finished = True
         if self._played:
             self._learn(math.ceil(self.updates * self._played / self.steps))
 

@@ -79,6 +79,7 @@ from rlxf.envs.finite import check_finite
 from rlxf.envs.infos import LOST
 from rlxf.envs.trajectories import Trajectories, as_trajectories
 from rlxf.envs.trajectories.source import Dataset
+from rlxf.envs.watched_processes import watch_processes
 from rlxf.envs.workers import trouble
 from rlxf.training import Archive
 from rlxf.training.checkpoints import copied
@@ -516,6 +517,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             check_whole_blocks(self.core, self.env)
         agreed_statistics(self.env, self.ranks)
         self.normalized_observations = normalizes_observations(self.env, self.normalized_observations)
+        watch_processes(self.env)
         before = self._last_obs
         with unspoiled(self.env):
             ready = super()._setup_learn(*args, **kwargs)

@@ -31,11 +31,14 @@ from rlxf.envs.errors import EpisodeLostError
 from rlxf.training import Archive
 from rlxf.training.described import described
 from rlxf.training.randomness import GROUP, generator_states, set_generator_states
+from rlxf.training.tensorboard import writes_tensorboard
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl.ppo import GTrXLPPO
 
 RUN = "run"
+GRADIENTS = "gradients"
+"""Tensors of the gradients of the last update, which `HistogramCallback` shows after the next rollout."""
 ALIKE = ("policy", "observation_space", "action_space")
 
 
@@ -58,6 +61,7 @@ def resumption(agent: "GTrXLPPO") -> tuple[dict[str, Any], Groups]:
         ENVIRONMENT: environment,
     }
     groups = {GROUP: generator_states() | {"order": agent.order.get_state()}} | groups
+    groups[GRADIENTS] = _gradients(agent)
     return {RUN: run}, {name: group for name, group in groups.items() if group}
 
 
@@ -128,6 +132,7 @@ def restore(agent: "GTrXLPPO", archive: Archive) -> tuple[dict[str, Any], Groups
         agent.iterations = run["iterations"]
         agent.ep_info_buffer = deque(run["episodes"], maxlen=agent._stats_window_size)
         agent.ep_success_buffer = deque(run["successes"], maxlen=agent._stats_window_size)
+        _put_gradients(agent, archive.tensors.get(GRADIENTS, {}))
     return environment, own
 
 
@@ -140,6 +145,20 @@ def go_on(agent: "GTrXLPPO", archive: Archive) -> None:
             agent.logger.name_to_excluded[name] = tuple(excluded)
         agent.order.set_state(archive.tensors[GROUP]["order"])
     set_generator_states(archive.tensors[GROUP])
+
+
+def _gradients(agent: "GTrXLPPO") -> dict[str, Tensor]:
+    """Those of the last update, where TensorBoard may show them."""
+    if not writes_tensorboard(agent.logger):
+        return {}
+    named = agent.policy.named_parameters()
+    return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+
+
+def _put_gradients(agent: "GTrXLPPO", gradients: Mapping[str, Tensor]) -> None:
+    for name, parameter in agent.policy.named_parameters():
+        if name in gradients:
+            parameter.grad = gradients[name].to(parameter.device)
 
 
 def _compared(document: Mapping[str, Any]) -> dict[str, Any]:
