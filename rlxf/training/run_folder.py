@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from stable_baselines3.common.logger import Logger, configure
+from stable_baselines3.common.logger import KVWriter, Logger, make_output_format
 
 from rlxf.training.atomic import atomic_write, sync_folder
 from rlxf.training.checkpoints import CheckpointFolder
-from rlxf.training.continued_log import ContinuedCSV, ContinuedTensorBoard
+from rlxf.training.continued_log import ContinuedCSV, ContinuedTensorBoard, ProgressCSV
 from rlxf.training.plain_json import dump_json, load_json
 
 CONFIG = "config.json"
@@ -19,6 +19,7 @@ CHECKPOINT = "checkpoint.zip"
 CHECKPOINTS = "checkpoints"
 BEST = "best.zip"
 NORMALIZER = "normalizer.zip"
+BEST_NORMALIZER = "best-normalizer.zip"
 LOG = "progress.csv"
 SB3 = "A file of Stable-Baselines3 is read by rlxf.import_sb3, and by rlxf collect --sb3.files"
 
@@ -103,8 +104,13 @@ class RunFolder:
 
     @property
     def normalizer(self) -> Path:
-        """Where the statistics of normalised observations are, or will be."""
+        """Where the statistics of normalised observations and rewards are, or will be."""
         return self.path / NORMALIZER
+
+    @property
+    def best_normalizer(self) -> Path:
+        """Where the statistics are with which `best` was evaluated during training."""
+        return self.path / BEST_NORMALIZER
 
     def discard(self) -> None:
         """Remove the folder with all that is in it: the run came to nothing."""
@@ -115,14 +121,18 @@ class RunFolder:
 
         Args:
             formats: names of SB3's output formats. The default writes TensorBoard events and
-                ``progress.csv``; add "stdout" for tables on the screen.
+                ``progress.csv``, the latter with columns in a fixed order (`ProgressCSV`); add "stdout" for
+                tables on the screen.
 
         Raises:
             FileExistsError: if the run has a ``progress.csv``, which a second logger would empty.
         """
         if "csv" in formats and (self.path / LOG).exists():
             raise FileExistsError(f"{self.path / LOG} exists and would be emptied; use a new run folder")
-        return configure(str(self.path), list(formats))
+        return Logger(str(self.path), [self._output(name) for name in formats])
+
+    def _output(self, name: str) -> KVWriter:
+        return ProgressCSV(self.path / LOG) if name == "csv" else make_output_format(name, str(self.path))
 
     def continue_logger(self, step: int) -> Logger:
         """A logger that goes on with what `make_logger` began; points behind ``step`` are taken back."""
