@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
-from rlxf.cli.counts import check_counts, check_from_zero
+from rlxf.cli.counts import Count, check_counts, check_from_zero
 from rlxf.cli.screen import show
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ class Calibrate:
     episodes; between 0 and 1."""
     delta: float = 0.05
     """Probability with which the promise may be broken, between 0 and 1."""
-    episodes: int | None = None
+    episodes: Count | None = None
     """Episodes that a GTrXLPPO plays; None is 100. The smaller alpha and delta, the more it takes for any
     threshold to pass: at least log(delta) / log(1 - alpha), which is 59 at 0.05."""
     dataset: tuple[str, ...] = ()
     """Minari ids of episodes for a Decision Transformer, at best such as it has not learned from; none: those
     that it has, which promises less."""
-    n_envs: int = 32
+    n_envs: Count = 32
     """Environments side by side, at most one per episode."""
     seed: int = 2_000_000
     """Of the environments; far from those of training and of rlxf evaluate."""

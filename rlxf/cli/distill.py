@@ -16,7 +16,7 @@ from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl import checkpoint as online_checkpoint
 from rlxf.agents.remembering import check_teaches_by_itself
 from rlxf.attention import TransformerSpec
-from rlxf.cli.counts import check_counts
+from rlxf.cli.counts import Count, check_counts
 from rlxf.cli.keeping import keep, naming
 from rlxf.cli.players import OFFLINE, Agent, agent_name, load_agent
 from rlxf.cli.screen import as_table, show
@@ -38,13 +38,13 @@ class Distill:
 
     teacher: Positional[Path]
     """Folder of the teacher's run."""
-    steps: int = 100_000
+    steps: Count = 100_000
     """Updates of a Decision Transformer; of a GTrXLPPO steps in its environments, over all of them."""
-    width: int | None = None
+    width: Count | None = None
     """Features of a token; None is half of the teacher's."""
-    layers: int | None = None
+    layers: Count | None = None
     """Number of layers; None is the teacher's. Fewer make it act faster."""
-    heads: int | None = None
+    heads: Count | None = None
     """Attention heads; None is the teacher's."""
     temperature: float = 2.0
     """At which distributions are compared; 1 is as they act."""

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from rlxf.cli.counts import Count
 from rlxf.training import parse_schedule
 
 
@@ -10,15 +11,15 @@ from rlxf.training import parse_schedule
 class Learner:
     """PPO."""
 
-    n_envs: int = 32
+    n_envs: Count = 32
     """Environments side by side. More give steadier gradients and faster steps, and take more memory."""
-    n_steps: int = 64
+    n_steps: Count = 64
     """Steps of each environment between updates; a multiple of the segment length."""
-    segment_length: int = 64
+    segment_length: Count = 64
     """Steps through which gradients flow: how far back the agent learns what to remember in one piece."""
-    batch_size: int = 512
+    batch_size: Count = 512
     """Steps in a minibatch; a multiple of the segment length. 512 makes 4 minibatches of a rollout."""
-    n_epochs: int = 3
+    n_epochs: Count = 3
     """Passes over a rollout."""
     learning_rate: str = "linear:0.001:0"
     """Adam's, a schedule: a number, linear:START:END[:FRACTION] or cosine:START:END, over the training. It

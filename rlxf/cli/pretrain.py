@@ -13,7 +13,7 @@ from tyro.conf import arg
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import TransformerSpec
-from rlxf.cli.counts import check_counts, check_from_zero
+from rlxf.cli.counts import Count, check_counts, check_from_zero
 from rlxf.cli.keeping import keep, naming
 from rlxf.cli.offline_learner import WindowOptions
 from rlxf.cli.pretrained import PRETRAINING
@@ -42,7 +42,7 @@ class Pretrain:
 
     dataset: tuple[str, ...]
     """Minari id, or several to be joined; "rlxf datasets" lists those on this machine."""
-    updates: int = 100_000
+    updates: Count = 100_000
     """Updates of the weights, each on one batch."""
     chosen: float = 0.15
     """Share of the tokens that are to be told."""
@@ -52,7 +52,7 @@ class Pretrain:
     """Of weights, windows, masks and dropout: the same seed gives the same run on one machine."""
     run: Path | None = None
     """The new folder; None is runs/pretraining-DATASET-SEED. An existing one is refused."""
-    log_interval: int = 100
+    log_interval: Count = 100
     """Updates from one line of the log to the next."""
     checkpoint_seconds: float = EVERY_SECONDS
     """Seconds from one checkpoint to the next; "rlxf resume" goes on from them, and the last three stay."""

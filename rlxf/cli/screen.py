@@ -1,15 +1,36 @@
 """What commands print."""
 
 import json
-from typing import Any
+import os
+import sys
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
 
+CLOSED_PIPE = 128 + 13
+"""Exit status that shells report of a program which SIGPIPE has ended."""
+
+
+def silence_output() -> NoReturn:
+    """Leave after the reader of the standard output is gone; what is still written goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    sys.exit(CLOSED_PIPE)
+
+
+class Screen(Console):
+    """rich's console; without a reader it leaves with `CLOSED_PIPE`, where rich leaves with 1."""
+
+    def on_broken_pipe(self) -> None:
+        """See `silence_output`."""
+        silence_output()
+
 
 def show(content: str | Table) -> None:
     """Print to the screen. Text is not broken into lines: paths in it are there to be copied."""
-    Console(markup=False, highlight=False).print(content, soft_wrap=isinstance(content, str))
+    Screen(markup=False, highlight=False).print(content, soft_wrap=isinstance(content, str))
 
 
 def as_table(title: str, values: dict[str, Any]) -> Table:

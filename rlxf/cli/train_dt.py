@@ -16,7 +16,7 @@ from tyro.conf import arg
 from rlxf.agents.decision_transformer import DecisionTransformer, decision_transformer
 from rlxf.attention import TransformerSpec
 from rlxf.cli.checkpoints import FOLDERS, draw_targets, tables
-from rlxf.cli.counts import check_counts, check_from_zero
+from rlxf.cli.counts import Count, check_counts, check_from_zero
 from rlxf.cli.keeping import keep, naming
 from rlxf.cli.offline_env import check_named, make_offline_env
 from rlxf.cli.offline_learner import OfflineLearner
@@ -71,7 +71,7 @@ class TrainDecisionTransformer:
     settings: Literal["kzl", "odt"] | None = None
     """Published settings, which other options change: kzl, those of Decision Transformer, or odt, of its form
     that goes on learning online. "--settings kzl --help" shows them."""
-    updates: int = 100_000
+    updates: Count = 100_000
     """Updates of the weights, each on one batch."""
     target_returns: tuple[float, ...] | None = None
     """Returns to ask for in evaluations, one after the other; None is the largest in the data. Of several,
@@ -89,11 +89,11 @@ class TrainDecisionTransformer:
     """Folder of a run whose weights it begins with, e.g. of "rlxf pretrain"; None for fresh ones."""
     run: Path | None = None
     """The new folder; None is runs/dt-DATASET-SEED. An existing one is refused."""
-    episodes: int = 100
+    episodes: Count = 100
     """Episodes of an evaluation, for each target; 0 to train without any."""
-    evaluate_every: int | None = None
+    evaluate_every: Count | None = None
     """Also evaluate each time so many updates are done; None: at the end alone."""
-    log_interval: int = 100
+    log_interval: Count = 100
     """Updates from one line of the log to the next."""
     checkpoint_seconds: float = EVERY_SECONDS
     """Seconds from one checkpoint to the next; "rlxf resume" goes on from them, and the last three stay."""

@@ -15,7 +15,7 @@ from tyro.conf import arg
 from rlxf.agents.gtrxl import GTrXLPPO, checkpoint, gtrxl, resuming
 from rlxf.agents.gtrxl.policy import policy_for
 from rlxf.attention import TransformerSpec
-from rlxf.cli.counts import check_counts
+from rlxf.cli.counts import Count, check_counts
 from rlxf.cli.keeping import keep, naming
 from rlxf.cli.learner import Learner
 from rlxf.cli.looks import Looks
@@ -60,7 +60,7 @@ class TrainGTrXL:
     """
 
     task: Annotated[Task, arg(name="")]
-    total_timesteps: int = 200_000
+    total_timesteps: Count = 200_000
     """Environment steps to train for, over all environments: enough for a T-Maze of 50."""
     seed: int = 0
     """Of weights, actions, minibatches and environments: the same seed gives the same run on one machine."""
@@ -68,9 +68,9 @@ class TrainGTrXL:
     """Folder of a run whose weights it begins with, e.g. of "rlxf pretrain"; None for fresh ones."""
     run: Path | None = None
     """The new folder; None is runs/gtrxl-ENV-SEED. An existing one is refused."""
-    episodes: int = 100
+    episodes: Count = 100
     """Episodes of an evaluation: 100 resolve a success rate to about 0.1."""
-    evaluate_every: int | None = None
+    evaluate_every: Count | None = None
     """Also evaluate each time so many steps are trained; None: at the end alone."""
     policy: Literal["MlpGTrXLPolicy", "CnnGTrXLPolicy", "MultiInputGTrXLPolicy"] | None = None
     """What reads observations; None chooses by the observation space."""
