@@ -105,20 +105,21 @@ class Calibrate:
         return agent
 
     def _env(self, run: "RunFolder") -> "VecEnv":
-        """The task of a run, as its agent saw it in training."""
-        from rlxf.cli.players import as_in_training, make_env
+        """The task of a run; it shows raw observations."""
+        from rlxf.cli.players import make_env
 
-        return as_in_training(run, make_env(run, None, {}, min(self.n_envs, self.episodes or EPISODES)))
+        return make_env(run, None, {}, min(self.n_envs, self.episodes or EPISODES))
 
     def _calibrate(self, agents: Mapping[str, Any], env: "VecEnv | None", run: "RunFolder") -> None:
         from rlxf.cli.checkpoints import HEADINGS, checkpoints_of
+        from rlxf.cli.players import as_in_training
 
         with ExitStack() as stack:
             if env is not None:
                 stack.callback(env.close)
             for name, agent in agents.items():
-                found = self._found(agent, env)
                 path = checkpoints_of(run)[name]
+                found = self._found(agent, env and as_in_training(run, env, path))
                 agent.save(path)
                 table = found.table()
                 table.title = f"{HEADINGS[name].format(agent.num_timesteps)}\n{table.title}"

@@ -72,8 +72,8 @@ def check_counts(options: Any, *names: str) -> None:
 
 
 def check_from_zero(options: Any, *names: str) -> None:
-    """Raise ValueError unless each of these options is finite and at least 0."""
+    """Raise ValueError unless each of these options is None, or finite and at least 0."""
     for name in names:
         value = getattr(options, name)
-        if not 0 <= value < inf:
+        if value is not None and not 0 <= value < inf:
             raise ValueError(f"{name} must be finite and at least 0, got {value}")

@@ -19,6 +19,9 @@ from rlxf.attention import TransformerSpec
 from rlxf.cli.counts import Count, check_counts
 from rlxf.cli.keeping import keep, naming
 from rlxf.cli.players import OFFLINE, Agent, agent_name, load_agent
+from rlxf.cli.progress import OFFLINE as OFFLINE_FIGURES
+from rlxf.cli.progress import ONLINE as ONLINE_FIGURES
+from rlxf.cli.progress import progress
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Task
 from rlxf.cli.together import join_others
@@ -57,7 +60,9 @@ class Distill:
     run: Path | None = None
     """The new folder; None is that of the teacher with "-student" behind. An existing one is refused."""
     progress_bar: bool = True
-    """Show a progress bar."""
+    """Show progress: steps, returns and losses every few seconds."""
+    quiet: bool = False
+    """Print warnings, errors and the final result only: neither the settings nor progress."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; auto takes the GPU if there is one."""
 
@@ -113,10 +118,16 @@ class Distill:
         return taught.config | own | {"teacher": str(self.teacher), "core": student.core.to_dict()}
 
     def _train(self, teacher: Any, student: Any, distillation: Distillation, run: RunFolder) -> None:
-        show(as_table(str(run.path), run.config))
-        actor = {"actor": self.actor} if isinstance(student, GTrXLPPO) else {}
-        with naming(run), closing(student.logger):
+        if not self.quiet:
+            show(as_table(str(run.path), run.config))
+        online = isinstance(student, GTrXLPPO)
+        actor = {"actor": self.actor} if online else {}
+        unit, figures = (
+            ("steps", ONLINE_FIGURES | OFFLINE_FIGURES) if online else ("updates", OFFLINE_FIGURES)
+        )
+        shown = self.progress_bar and not self.quiet
+        with naming(run), closing(student.logger), progress(shown, unit, self.steps, figures) as callbacks:
             try:
-                student.learn_from(teacher, self.steps, distillation, progress_bar=self.progress_bar, **actor)
+                student.learn_from(teacher, self.steps, distillation, callback=callbacks, **actor)
             finally:
                 keep(student, run)

@@ -17,6 +17,7 @@ from rlxf.cli.counts import Count, check_counts, check_from_zero
 from rlxf.cli.keeping import keep, naming
 from rlxf.cli.offline_learner import WindowOptions
 from rlxf.cli.pretrained import PRETRAINING
+from rlxf.cli.progress import OFFLINE, progress
 from rlxf.cli.resumable import config_read, learn_resumably, options_of, steps_in
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.together import join_others
@@ -57,7 +58,9 @@ class Pretrain:
     checkpoint_seconds: float = EVERY_SECONDS
     """Seconds from one checkpoint to the next; "rlxf resume" goes on from them, and the last three stay."""
     progress_bar: bool = True
-    """Show progress bars."""
+    """Show progress: updates and loss every few seconds, and bars."""
+    quiet: bool = False
+    """Print warnings, errors and the final result only: neither the settings nor progress."""
     learner: Annotated[WindowOptions, arg(name="")] = WindowOptions()
     core: TransformerSpec = decision_transformer()
     """The transformer of the agent. Here it looks both ways, and has no memory."""
@@ -75,7 +78,7 @@ class Pretrain:
         return partial(self._train, pretraining, run, None)
 
     @classmethod
-    def of_run(cls, run: RunFolder, progress_bar: bool) -> Self:
+    def of_run(cls, run: RunFolder, progress_bar: bool, quiet: bool = False) -> Self:
         """The options that a run was started with.
 
         Raises:
@@ -85,7 +88,7 @@ class Pretrain:
             own = {name: run.config[name] for name in OWN} | {"dataset": tuple(run.config["dataset"])}
             learner = options_of(WindowOptions, run.config)
             core = TransformerSpec.from_dict(run.config["core"])
-        return cls(**own, run=run.path, progress_bar=progress_bar, learner=learner, core=core)
+        return cls(**own, run=run.path, progress_bar=progress_bar, quiet=quiet, learner=learner, core=core)
 
     def prepare_again(self, run: RunFolder) -> Callable[[], None]:
         """As `prepare`, to go on with a run that was cut off.
@@ -104,7 +107,7 @@ class Pretrain:
 
     def _made(self) -> MaskedPretraining:
         return MaskedPretraining(
-            load_trajectories(self.dataset, download=self.download, progress_bar=self.progress_bar),
+            load_trajectories(self.dataset, download=self.download, progress_bar=self._speaks),
             chosen=self.chosen,
             core=self.core,
             seed=self.seed,
@@ -125,7 +128,8 @@ class Pretrain:
         return {"agent": PRETRAINING} | own | learner | core
 
     def _train(self, pretraining: MaskedPretraining, run: RunFolder, cut_off: Path | None) -> None:
-        show(as_table(str(run.path), run.config))
+        if not self.quiet:
+            show(as_table(str(run.path), run.config))
         with naming(run), closing(pretraining.logger):
             if cut_off is not None and steps_in(cut_off) >= self.updates:
                 keep(MaskedPretraining.load(cut_off, device=self.learner.device), run)
@@ -133,7 +137,11 @@ class Pretrain:
                 self._learn(pretraining, run, cut_off)
 
     def _learn(self, pretraining: MaskedPretraining, run: RunFolder, cut_off: Path | None) -> None:
-        learn = partial(
-            pretraining.learn, self.updates, log_interval=self.log_interval, progress_bar=self.progress_bar
-        )
-        learn_resumably(pretraining, run, learn, [], {}, self.checkpoint_seconds, cut_off)
+        learn = partial(pretraining.learn, self.updates, log_interval=self.log_interval)
+        with progress(self._speaks, "updates", self.updates, OFFLINE) as shown:
+            learn_resumably(pretraining, run, learn, shown, {}, self.checkpoint_seconds, cut_off)
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether progress is shown."""
+        return self.progress_bar and not self.quiet

@@ -25,7 +25,9 @@ class Resume:
     run: Positional[Path]
     """Folder of the run."""
     progress_bar: bool = True
-    """Show progress bars."""
+    """Show progress: steps, returns and losses every few seconds, and bars."""
+    quiet: bool = False
+    """Print warnings, errors and the final result only: neither the settings nor progress."""
 
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
@@ -41,6 +43,6 @@ class Resume:
                 f"{self.run} is of agent {run.config.get('agent')!r}; only a run of rlxf train gtrxl, rlxf "
                 f"train dt or rlxf pretrain can be resumed"
             )
-        begun = resolve_name(COMMANDS[command]).of_run(run, self.progress_bar)
+        begun = resolve_name(COMMANDS[command]).of_run(run, self.progress_bar, self.quiet)
         work: Callable[[], None] = begun.prepare_again(run)
         return work
