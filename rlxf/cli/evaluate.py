@@ -34,6 +34,8 @@ class Evaluate:
 
     run: Positional[Path]
     """Folder of the run."""
+    checkpoint: Literal["last", "best", "all"] = "all"
+    """Which agent plays: the last one, the best one of the evaluations during training, or both."""
     episodes: Count = 200
     """Number of episodes: 200 resolve a success rate to about 0.07."""
     env: str | None = None
@@ -60,7 +62,7 @@ class Evaluate:
 
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
-        from rlxf.cli.checkpoints import checkpoints_of
+        from rlxf.cli.checkpoints import chosen
         from rlxf.cli.players import load_agent, make_env, remembering, targets_of
         from rlxf.training import RunFolder
 
@@ -68,7 +70,7 @@ class Evaluate:
         check_from_zero(self, "seed")
         run = RunFolder.open(self.run)
         env = make_env(run, self.env, self.env_kwargs, min(self.n_envs, self.episodes))
-        files = checkpoints_of(run)
+        files = chosen(run, self.checkpoint)
         agents = {name: load_agent(run, env, path, self.device) for name, path in files.items()}
         targets = targets_of(list(agents.values()), self.target_returns)
         agents = remembering(agents, self.remember, self.head, self.progress_bar)
