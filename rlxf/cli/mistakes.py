@@ -9,9 +9,8 @@ from typing import NoReturn, TextIO
 
 import gymnasium
 from rich import get_console
-from rich.console import Console
 
-from rlxf.cli.screen import silence_output
+from rlxf.cli.screen import console, silence_output
 from rlxf.envs.errors import FaultyEnvironmentError
 
 BUILDING = (ValueError, TypeError, OSError, ImportError, NotImplementedError, gymnasium.error.Error)
@@ -107,4 +106,4 @@ class _Teller:
 
 def _tell(message: str, style: str) -> None:
     line = " ".join(f"rlxf: {message}".split())
-    Console(stderr=True).print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+    console(stderr=True).print(line, style=style, soft_wrap=True)

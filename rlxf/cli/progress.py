@@ -19,7 +19,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter
 from stable_baselines3.common.utils import safe_mean
 
-from rlxf.cli.screen import Screen, show
+from rlxf.cli.screen import Screen, block, show
 from rlxf.evaluation import EvaluationCallback, TargetSweep
 
 LINE_SECONDS = 5.0
@@ -111,7 +111,7 @@ class Panel(View):
 
 def _block(standing: Standing) -> Group:
     head = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=standing.total, completed=standing.done, width=24)
+    bar = ProgressBar(total=standing.total, completed=standing.done, width=24, finished_style="green")
     head.add_row(standing.counted, bar, standing.rate, standing.left)
     lines = ["   ".join(standing.told), standing.evaluation]
     return Group(head, *(Text(line) for line in lines if line))
@@ -120,11 +120,10 @@ def _block(standing: Standing) -> Group:
 @contextmanager
 def view() -> Iterator[View]:
     """A `Panel` where the standard output is a terminal, else `Lines`."""
-    screen = Screen(markup=False, highlight=False)
-    if not (sys.stdout.isatty() and screen.is_interactive):
+    if not (sys.stdout.isatty() and Screen().is_interactive):
         yield Lines()
         return
-    with Live(console=screen, auto_refresh=False) as live:
+    with block() as live:
         yield Panel(live)
 
 

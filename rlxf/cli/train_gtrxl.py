@@ -234,8 +234,6 @@ class TrainGTrXL:
         if not self._interval or not here().writes:
             yield {}
             return
-        normalizer = agent.get_vec_normalize_env()
-        keep_statistics = normalizer and partial(save_normalizer, run.best_normalizer, normalizer)
         with self._fresh_env(agent, self.evaluation_episodes) as env:
             yield {
                 EVALUATION: EvaluationCallback(
@@ -243,7 +241,7 @@ class TrainGTrXL:
                     self.evaluation_episodes,
                     self._interval,
                     best_path=run.best,
-                    on_new_best=keep_statistics,
+                    on_new_best=partial(_keep_statistics, agent, run),
                 )
             }
 
@@ -280,3 +278,10 @@ class TrainGTrXL:
         """Environments to evaluate in, which show what the agent saw in training."""
         with closing(self._envs(min(self.learner.n_envs, episodes), None)) as env:
             yield normalised_alike(env, agent.get_vec_normalize_env())
+
+
+def _keep_statistics(agent: GTrXLPPO, run: RunFolder) -> None:
+    """Save what the best agent's observations are normalised with, if they are."""
+    normalizer = agent.get_vec_normalize_env()
+    if normalizer is not None:
+        save_normalizer(run.best_normalizer, normalizer)

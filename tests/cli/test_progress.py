@@ -10,11 +10,10 @@ import pytest
 from rich.live import Live
 
 from rlxf import DecisionTransformer, GTrXLPPO
-from rlxf.cli import main, progress
+from rlxf.cli import main, progress, screen
 from rlxf.cli.periodic_evaluation import interval
 from rlxf.cli.progress import Lines, Panel, Standing
 from rlxf.cli.screen import Screen
-from rlxf.training import read_archive
 from tests.cli.running import refused, train
 from tests.datasets import ID, record_cartpole
 
@@ -81,9 +80,9 @@ def test_no_progress_where_none_is_wanted(quiet, capsys):
 
 def test_on_a_terminal_a_block_is_redrawn_in_place():
     shown = io.StringIO()
-    screen = Screen(file=shown, force_terminal=True, width=120)
+    terminal = Screen(file=shown, force_terminal=True, width=120)
     figures = {"return": "0.5"}
-    with Live(console=screen, auto_refresh=False) as live:
+    with Live(console=terminal, auto_refresh=False) as live:
         for done in (10, 20):
             Panel(live).show(
                 Standing("steps", done, 40, 10.0, figures, "evaluation at 10: 0.4; best 0.4 at 10")
@@ -93,6 +92,18 @@ def test_on_a_terminal_a_block_is_redrawn_in_place():
     assert "10 steps/s 0:00:02 left" in plain
     assert "return 0.5" in plain
     assert "\x1b[1A" in shown.getvalue(), "the cursor goes up again"
+
+
+def test_what_is_printed_goes_above_the_block(capsys):
+    with screen.block() as live:
+        live.console.file = io.StringIO()
+        live.update("block", refresh=True)
+        screen.show("a line")
+        live.update("block again", refresh=True)
+        shown = live.console.file.getvalue()
+    screen.show("afterwards")
+    assert shown.index("a line") < shown.rindex("block again")
+    assert capsys.readouterr().out == "afterwards\n"
 
 
 def test_without_a_terminal_there_are_lines(capsys):
@@ -126,10 +137,8 @@ def test_evaluations_change_no_bit_of_what_is_learned(tmp_path, data):
         offline = [*OFFLINE[:-1], f"offline-{run}", "--core.dropout", "0.2", "--evaluate-every", every[0]]
         main([*offline, "--quiet"])
     for start in ("", "offline-"):
-        one, other = (read_archive(tmp_path / f"{start}{run}/checkpoint.zip") for run in ("with", "without"))
-        for group in one.tensors:
-            for name, tensor in one.tensors[group].items():
-                assert tensor.equal(other.tensors[group][name]), (group, name)
+        one, other = (tmp_path / f"{start}{run}/checkpoint.zip" for run in ("with", "without"))
+        assert one.read_bytes() == other.read_bytes()
 
 
 def test_the_best_agent_is_kept_by_default(capsys, data):
