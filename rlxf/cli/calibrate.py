@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
-from rlxf.cli.counts import check_counts, check_from_zero
+from rlxf.cli.counts import Count, check_counts, check_from_zero
 from rlxf.cli.screen import show
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ class Calibrate:
     episodes; between 0 and 1."""
     delta: float = 0.05
     """Probability with which the promise may be broken, between 0 and 1."""
-    episodes: int | None = None
+    episodes: Count | None = None
     """Episodes that a GTrXLPPO plays; None is 100. The smaller alpha and delta, the more it takes for any
     threshold to pass: at least log(delta) / log(1 - alpha), which is 59 at 0.05."""
     dataset: tuple[str, ...] = ()
     """Minari ids of episodes for a Decision Transformer, at best such as it has not learned from; none: those
     that it has, which promises less."""
-    n_envs: int = 32
+    n_envs: Count = 32
     """Environments side by side, at most one per episode."""
     seed: int = 2_000_000
     """Of the environments; far from those of training and of rlxf evaluate."""
@@ -108,21 +108,21 @@ class Calibrate:
         return agent
 
     def _env(self, run: "RunFolder") -> "VecEnv":
-        """The task of a run, as its agent saw it in training."""
-        from rlxf.cli.players import as_in_training, make_env
+        """The task of a run; it shows raw observations."""
+        from rlxf.cli.players import make_env
 
-        number = min(self.n_envs, self.episodes or EPISODES)
-        return as_in_training(run, make_env(run, None, {}, number, self.trust))
+        return make_env(run, None, {}, min(self.n_envs, self.episodes or EPISODES), self.trust)
 
     def _calibrate(self, agents: Mapping[str, Any], env: "VecEnv | None", run: "RunFolder") -> None:
         from rlxf.cli.checkpoints import HEADINGS, checkpoints_of
+        from rlxf.cli.players import as_in_training
 
         with ExitStack() as stack:
             if env is not None:
                 stack.callback(env.close)
             for name, agent in agents.items():
-                found = self._found(agent, env)
                 path = checkpoints_of(run)[name]
+                found = self._found(agent, env and as_in_training(run, env, path))
                 agent.save(path)
                 table = found.table()
                 table.title = f"{HEADINGS[name].format(agent.num_timesteps)}\n{table.title}"

@@ -31,6 +31,23 @@ def checkpoints_of(run: RunFolder) -> dict[str, Path]:
     return last | {"best": run.best} if run.best.is_file() else last
 
 
+def chosen(run: RunFolder, which: str) -> dict[str, Path]:
+    """`checkpoints_of`, or only that of this name, "last" or "best"; "all" for each that there is.
+
+    Raises:
+        FileNotFoundError: if there is no best one.
+    """
+    files = checkpoints_of(run)
+    if which == "all":
+        return files
+    if which not in files:
+        raise FileNotFoundError(
+            f"{run.path} has no {run.best.name}: it was trained without evaluations; evaluate the last "
+            f"checkpoint, --checkpoint last"
+        )
+    return {which: files[which]}
+
+
 def tables(reports: Mapping[str, Report | TargetSweep], steps: Mapping[str, int]) -> list[Table]:
     """One for each checkpoint that was evaluated, with its name.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-from rlxf.cli.counts import check_counts, check_from_zero
+from rlxf.cli.counts import Count, check_counts, check_from_zero
 from rlxf.cli.dataset_table import show_summaries
 from rlxf.cli.sb3_files import SB3Files
 from rlxf.cli.task import Json, Task
@@ -36,7 +36,7 @@ class Collect:
     """Folders of runs, such as stages of learning; each plays equally often. None: random play."""
     dataset: str
     """The new Minari id: namespace/name-v0. Datasets are kept in MINARI_DATASETS_PATH, else in ~/.minari."""
-    episodes: int = 1000
+    episodes: Count = 1000
     """Episodes to record in all."""
     mix: tuple[float, ...] = (0.0,)
     """Shares of random actions, from 0 to 1; an equal number of episodes is played with each of them."""
@@ -48,7 +48,7 @@ class Collect:
     """Arguments of the environment as a JSON object; without --env they change those trained with."""
     deterministic: bool = False
     """Take the most likely action instead of a sample."""
-    n_envs: int = 32
+    n_envs: Count = 32
     """Environments side by side."""
     seed: int = 0
     """Of environments, random actions and samples: the same seed records the same dataset."""

@@ -16,9 +16,12 @@ from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl import checkpoint as online_checkpoint
 from rlxf.agents.remembering import check_teaches_by_itself
 from rlxf.attention import TransformerSpec
-from rlxf.cli.counts import check_counts
+from rlxf.cli.counts import Count, check_counts
 from rlxf.cli.keeping import keep, naming
 from rlxf.cli.players import OFFLINE, Agent, agent_name, load_agent
+from rlxf.cli.progress import OFFLINE as OFFLINE_FIGURES
+from rlxf.cli.progress import ONLINE as ONLINE_FIGURES
+from rlxf.cli.progress import progress
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Task
 from rlxf.cli.together import join_others
@@ -38,13 +41,13 @@ class Distill:
 
     teacher: Positional[Path]
     """Folder of the teacher's run."""
-    steps: int = 100_000
+    steps: Count = 100_000
     """Updates of a Decision Transformer; of a GTrXLPPO steps in its environments, over all of them."""
-    width: int | None = None
+    width: Count | None = None
     """Features of a token; None is half of the teacher's."""
-    layers: int | None = None
+    layers: Count | None = None
     """Number of layers; None is the teacher's. Fewer make it act faster."""
-    heads: int | None = None
+    heads: Count | None = None
     """Attention heads; None is the teacher's."""
     temperature: float = 2.0
     """At which distributions are compared; 1 is as they act."""
@@ -60,7 +63,9 @@ class Distill:
     """State that you trust whoever made the run and its data: the module that their environment names is
     imported, its arguments and wrappers are used. Without, the environment is one that is registered here."""
     progress_bar: bool = True
-    """Show a progress bar."""
+    """Show progress: steps, returns and losses every few seconds."""
+    quiet: bool = False
+    """Print warnings, errors and the final result only: neither the settings nor progress."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; auto takes the GPU if there is one."""
 
@@ -116,10 +121,16 @@ class Distill:
         return taught.config | own | {"teacher": str(self.teacher), "core": student.core.to_dict()}
 
     def _train(self, teacher: Any, student: Any, distillation: Distillation, run: RunFolder) -> None:
-        show(as_table(str(run.path), run.config))
-        actor = {"actor": self.actor} if isinstance(student, GTrXLPPO) else {}
-        with naming(run), closing(student.logger):
+        if not self.quiet:
+            show(as_table(str(run.path), run.config))
+        online = isinstance(student, GTrXLPPO)
+        actor = {"actor": self.actor} if online else {}
+        unit, figures = (
+            ("steps", ONLINE_FIGURES | OFFLINE_FIGURES) if online else ("updates", OFFLINE_FIGURES)
+        )
+        shown = self.progress_bar and not self.quiet
+        with naming(run), closing(student.logger), progress(shown, unit, self.steps, figures) as callbacks:
             try:
-                student.learn_from(teacher, self.steps, distillation, progress_bar=self.progress_bar, **actor)
+                student.learn_from(teacher, self.steps, distillation, callback=callbacks, **actor)
             finally:
                 keep(student, run)

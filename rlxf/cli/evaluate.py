@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-from rlxf.cli.counts import check_counts, check_from_zero
+from rlxf.cli.counts import Count, check_counts, check_from_zero
 from rlxf.cli.screen import show
 from rlxf.cli.task import Json
 
@@ -34,7 +34,9 @@ class Evaluate:
 
     run: Positional[Path]
     """Folder of the run."""
-    episodes: int = 200
+    checkpoint: Literal["last", "best", "all"] = "all"
+    """Which agent plays: the last one, the best one of the evaluations during training, or both."""
+    episodes: Count = 200
     """Number of episodes: 200 resolve a success rate to about 0.07."""
     env: str | None = None
     """Gymnasium id of another task with the same spaces; None is the one trained on, or that of the data. An
@@ -43,7 +45,7 @@ class Evaluate:
     """Arguments of the environment as a JSON object; without --env they change those of the run."""
     deterministic: bool = True
     """Take the most likely action instead of a sample."""
-    n_envs: int = 32
+    n_envs: Count = 32
     """Environments side by side, at most one per episode."""
     target_returns: tuple[float, ...] = ()
     """Returns to ask a Decision Transformer for, in the same episodes; none: the highest in its data."""
@@ -63,7 +65,7 @@ class Evaluate:
 
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
-        from rlxf.cli.checkpoints import checkpoints_of
+        from rlxf.cli.checkpoints import chosen
         from rlxf.cli.players import load_agent, make_env, remembering, targets_of
         from rlxf.training import RunFolder
 
@@ -71,7 +73,7 @@ class Evaluate:
         check_from_zero(self, "seed")
         run = RunFolder.open(self.run)
         env = make_env(run, self.env, self.env_kwargs, min(self.n_envs, self.episodes), self.trust)
-        files = checkpoints_of(run)
+        files = chosen(run, self.checkpoint)
         agents = {name: load_agent(run, env, path, self.device) for name, path in files.items()}
         targets = targets_of(list(agents.values()), self.target_returns)
         agents = remembering(agents, self.remember, self.head, self.progress_bar)

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from rlxf.cli.counts import Count
 from rlxf.training import parse_schedule
 
 
@@ -10,16 +11,16 @@ from rlxf.training import parse_schedule
 class Learner:
     """PPO."""
 
-    n_envs: int = 32
+    n_envs: Count = 32
     """Environments side by side. More give steadier gradients and faster steps, and take more memory."""
-    n_steps: int | None = None
+    n_steps: Count | None = None
     """Steps of each environment between updates; a multiple of the segment length. None: as many as make
     rollouts of at least 2048 steps, 64 with 32 environments."""
-    segment_length: int = 64
+    segment_length: Count = 64
     """Steps through which gradients flow: how far back the agent learns what to remember in one piece."""
-    batch_size: int = 256
+    batch_size: Count = 256
     """Steps in a minibatch; a multiple of the segment length. 256 makes 8 minibatches of a rollout."""
-    n_epochs: int = 6
+    n_epochs: Count = 6
     """Passes over a rollout."""
     learning_rate: str = "linear:0.001:0"
     """Adam's, a schedule: a number, linear:START:END[:FRACTION] or cosine:START:END, over the training. It

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlxf.cli.counts import check_counts
+from rlxf.cli.counts import Count, check_counts
 from rlxf.cli.screen import show
 from rlxf.cli.task import Task
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class Looks:
     """What TensorBoard shows of the inside of an agent. The costs are small: two hundredths of the time."""
 
-    attention_maps_every: int | None = 100
+    attention_maps_every: Count | None = 100
     """Rollouts from one picture of where each layer and head looks to the next; None for no picture."""
-    memory_every: int | None = 10
+    memory_every: Count | None = 10
     """Rollouts from one measurement of what is taken of memory to the next; None for no measurement."""
-    histograms_every: int | None = 20
+    histograms_every: Count | None = 20
     """Rollouts from histograms of weights, gradients, advantages ... to the next ones; None for none."""
     videos: bool = True
     """Film an episode each time the agent is evaluated, if the environment draws pictures."""

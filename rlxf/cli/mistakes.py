@@ -10,8 +10,9 @@ from types import FrameType
 from typing import NoReturn, TextIO
 
 import gymnasium
-from rich.console import Console
+from rich import get_console
 
+from rlxf.cli.screen import console, silence_output
 from rlxf.envs.errors import FaultyEnvironmentError
 
 BUILDING = (ValueError, TypeError, OSError, ImportError, NotImplementedError, gymnasium.error.Error)
@@ -30,6 +31,8 @@ def in_one_line(*mistakes: type[Exception]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         leave("interrupted", 130)
+    except BrokenPipeError:
+        raise
     except mistakes as error:
         leave(str(error), 2)
 
@@ -40,6 +43,29 @@ def warnings_in_one_line() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = _Teller(warnings.showwarning)
         yield
+
+
+@contextmanager
+def closed_pipe_ends_quietly() -> Iterator[None]:
+    """Leave with status 141, as ``yes | head`` does, once nobody reads the standard output any more.
+
+    A training that is shown there ends, too, and keeps what was learned.
+    """
+    get_console().on_broken_pipe = silence_output  # type: ignore[method-assign]  # of bars of other packages
+    try:
+        yield
+    except BrokenPipeError:
+        silence_output()
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write what is left now: at the exit of Python a closed pipe would be reported."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence_output()
 
 
 @contextmanager
@@ -111,4 +137,4 @@ class _Teller:
 
 def _tell(message: str, style: str) -> None:
     line = " ".join(f"rlxf: {message}".split())
-    Console(stderr=True).print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+    console(stderr=True).print(line, style=style, soft_wrap=True)

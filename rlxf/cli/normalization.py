@@ -1,31 +1,44 @@
-"""Observations in units of their own deviation, in training and in evaluation."""
+"""Observations and rewards in units of their own deviation, in training and in evaluation."""
 
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 
-def normalised(env: VecEnv) -> VecNormalize:
-    """``env`` with the numbers of its observations scaled by their mean and deviation so far.
+def normalised(env: VecEnv, observations: bool, rewards: bool, gamma: float) -> VecEnv:
+    """``env`` in SB3's ``VecNormalize``, or as it is if nothing is to be normalised.
 
-    Rewards stay as they are: the agent scales its losses itself.
+    Args:
+        env: to train in.
+        observations: scale the numbers of observations by their mean and deviation so far.
+        rewards: divide rewards by the deviation of the discounted returns so far, and clip them to 10.
+        gamma: discount of these returns: that of the agent.
 
     Raises:
-        ValueError: if the observation holds no numbers, or an image.
+        ValueError: if observations are to be normalised and hold no numbers, or an image.
     """
-    space = env.observation_space
-    named = space.spaces if isinstance(space, spaces.Dict) else {"": space}
-    numbers = [key for key, part in named.items() if isinstance(part, spaces.Box)]
-    if not numbers or any(is_image_space(part) for part in named.values()):
-        raise ValueError(f"normalize_observations is for observations that are numbers, not for {space}")
-    keys = numbers if isinstance(space, spaces.Dict) else None
-    return VecNormalize(env, norm_reward=False, norm_obs_keys=keys)
+    if not observations and not rewards:
+        return env
+    keys = _numbers(env.observation_space) if observations else None
+    return VecNormalize(env, norm_obs=observations, norm_reward=rewards, norm_obs_keys=keys, gamma=gamma)
 
 
 def normalised_alike(env: VecEnv, trained: VecEnv | None) -> VecEnv:
-    """``env`` as the agent saw ``trained``: under the same statistics, which only training moves on."""
-    if not isinstance(trained, VecNormalize):
+    """``env`` as the agent saw ``trained``: under the same statistics, which only training moves on.
+
+    Rewards stay raw: those of an evaluation are the environment's.
+    """
+    if not isinstance(trained, VecNormalize) or not trained.norm_obs:
         return env
     alike = VecNormalize(env, training=False, norm_reward=False, norm_obs_keys=trained.norm_obs_keys)
     alike.obs_rms = trained.obs_rms
     return alike
+
+
+def _numbers(space: spaces.Space) -> list[str] | None:
+    """Keys of the numbers in a Dict observation; None for any other."""
+    named = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    numbers = [key for key, part in named.items() if isinstance(part, spaces.Box)]
+    if not numbers or any(is_image_space(part) for part in named.values()):
+        raise ValueError(f"normalize_observations is for observations that are numbers, not for {space}")
+    return numbers if isinstance(space, spaces.Dict) else None

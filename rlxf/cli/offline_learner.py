@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rlxf.agents.decision_transformer.objectives import OBJECTIVES
+from rlxf.cli.counts import Count
 from rlxf.training import parse_schedule
 
 
@@ -11,21 +12,21 @@ from rlxf.training import parse_schedule
 class WindowOptions:
     """AdamW on windows of the data."""
 
-    context_length: int = 20
+    context_length: Count = 20
     """Steps that the agent sees, the present one included."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Windows in an update."""
     learning_rate: str = "0.0001"
     """AdamW's, a schedule: a number, linear:START:END or cosine:START:END, over the training."""
     weight_decay: float = 1e-4
     """How much AdamW lets the weights decay."""
-    warmup_updates: int | None = None
+    warmup_updates: Count | None = None
     """Updates over which the rate rises from 0; None is a tenth of all."""
     max_grad_norm: float = 0.25
     """Largest norm of the gradient."""
     return_scale: float | None = None
     """What returns are divided by; None is the deviation of the returns to go in the data."""
-    episode_length: int | None = None
+    episode_length: Count | None = None
     """Time steps with an embedding of their own; None is the longest episode of the data."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; auto takes the GPU if there is one."""

@@ -70,15 +70,18 @@ def load_agent(run: RunFolder, env: VecEnv, checkpoint: Path, device: Device) ->
         agent = DecisionTransformer.load(checkpoint, device=device)
         agent.check_env(env)
         return agent
-    return GTrXLPPO.load(checkpoint, env=as_in_training(run, env), device=device)
+    return GTrXLPPO.load(checkpoint, env=as_in_training(run, env, checkpoint), device=device)
 
 
-def as_in_training(run: RunFolder, env: VecEnv) -> VecEnv:
-    """``env`` that shows what the agent of a run knows: normalised where it was, by statistics that stay."""
+def as_in_training(run: RunFolder, env: VecEnv, checkpoint: Path) -> VecEnv:
+    """``env`` that shows what the agent of a checkpoint knows: normalised where it was, with raw rewards.
+
+    Statistics are those of the checkpoint, and stay as they are.
+    """
     if not run.config.get("normalize_observations", False):
         return env
-    shown = load_normalizer(run.normalizer, env)
-    shown.training = False
+    shown = load_normalizer(run.best_normalizer if checkpoint == run.best else run.normalizer, env)
+    shown.training = shown.norm_reward = False
     return shown
 
 

@@ -13,10 +13,11 @@ from tyro.conf import arg
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import TransformerSpec
-from rlxf.cli.counts import check_counts, check_from_zero
+from rlxf.cli.counts import Count, check_counts, check_from_zero
 from rlxf.cli.keeping import naming
 from rlxf.cli.offline_learner import WindowOptions
 from rlxf.cli.pretrained import PRETRAINING
+from rlxf.cli.progress import OFFLINE, progress
 from rlxf.cli.resumable import (
     Start,
     config_read,
@@ -51,7 +52,7 @@ class Pretrain:
 
     dataset: tuple[str, ...]
     """Minari id, or several to be joined; "rlxf datasets" lists those on this machine."""
-    updates: int = 100_000
+    updates: Count = 100_000
     """Updates of the weights, each on one batch."""
     chosen: float = 0.15
     """Share of the tokens that are to be told."""
@@ -61,12 +62,14 @@ class Pretrain:
     """Of weights, windows, masks and dropout: the same seed gives the same run on one machine."""
     run: Path | None = None
     """The new folder; None is runs/pretraining-DATASET-SEED. An existing one is refused."""
-    log_interval: int = 100
+    log_interval: Count = 100
     """Updates from one line of the log to the next."""
     checkpoint_seconds: float = EVERY_SECONDS
     """Seconds from one checkpoint to the next; "rlxf resume" goes on from them, and the last three stay."""
     progress_bar: bool = True
-    """Show progress bars."""
+    """Show progress: updates and loss every few seconds, and bars."""
+    quiet: bool = False
+    """Print warnings, errors and the final result only: neither the settings nor progress."""
     learner: Annotated[WindowOptions, arg(name="")] = WindowOptions()
     core: TransformerSpec = decision_transformer()
     """The transformer of the agent. Here it looks both ways, and has no memory."""
@@ -85,7 +88,7 @@ class Pretrain:
         return partial(self._train, pretraining, run, Start())
 
     @classmethod
-    def of_run(cls, run: RunFolder, progress_bar: bool, trust: bool = False) -> Self:
+    def of_run(cls, run: RunFolder, progress_bar: bool, quiet: bool = False, trust: bool = False) -> Self:
         """The options that a run was started with. It has no environment, so ``trust`` changes nothing.
 
         Raises:
@@ -95,7 +98,7 @@ class Pretrain:
             own = {name: run.config[name] for name in OWN} | {"dataset": tuple(run.config["dataset"])}
             learner = options_of(WindowOptions, run.config)
             core = TransformerSpec.from_dict(run.config["core"])
-        return cls(**own, run=run.path, progress_bar=progress_bar, learner=learner, core=core)
+        return cls(**own, run=run.path, progress_bar=progress_bar, quiet=quiet, learner=learner, core=core)
 
     def prepare_again(self, run: RunFolder) -> Callable[[], None]:
         """As `prepare`, to go on with a run that was cut off.
@@ -119,7 +122,7 @@ class Pretrain:
 
     def _made(self) -> MaskedPretraining:
         return MaskedPretraining(
-            load_trajectories(self.dataset, download=self.download, progress_bar=self.progress_bar),
+            load_trajectories(self.dataset, download=self.download, progress_bar=self._speaks),
             chosen=self.chosen,
             core=self.core,
             seed=self.seed,
@@ -141,12 +144,17 @@ class Pretrain:
 
     def _train(self, pretraining: MaskedPretraining, run: RunFolder, start: Start) -> None:
         learn = partial(self._learn, pretraining, run, start)
-        with naming(run), closing(pretraining.logger):
+        if not self.quiet:
             show(as_table(str(run.path), run.config))
+        with naming(run), closing(pretraining.logger):
             train_to_completion(pretraining, run, start, self.updates, learn, finish=lambda: None)
 
     def _learn(self, pretraining: MaskedPretraining, run: RunFolder, start: Start, stop: Stop) -> None:
-        learn = partial(
-            pretraining.learn, self.updates, log_interval=self.log_interval, progress_bar=self.progress_bar
-        )
-        learn_resumably(pretraining, run, learn, [], {}, self.checkpoint_seconds, start, stop)
+        learn = partial(pretraining.learn, self.updates, log_interval=self.log_interval)
+        with progress(self._speaks, "updates", self.updates, OFFLINE) as shown:
+            learn_resumably(pretraining, run, learn, shown, {}, self.checkpoint_seconds, start, stop)
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether progress is shown."""
+        return self.progress_bar and not self.quiet

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlxf.cli.counts import Count
+
 if TYPE_CHECKING:
     from rlxf.envs.workers import Workers
 
@@ -11,14 +13,14 @@ if TYPE_CHECKING:
 class Processes:
     """Processes of environments: for those that take long, and for those that raise, die or hang."""
 
-    workers: int = 0
+    workers: Count = 0
     """Processes to spread the environments over; 0 for none but this one, which is faster for small tasks. An
     environment that raises, dies or hangs there begins a new episode, while the others go on; with as many
     processes as environments, none takes others along."""
     env_timeout: float = 60.0
     """Seconds in which a process must have stepped its environments, and for which all others wait. One that
     hangs is killed, with the programs that its environments have started."""
-    env_restarts: int = 5
+    env_restarts: Count = 5
     """How often in a row one environment may break before the run ends: without an episode that ends, or 1000
     steps, in between."""
 

@@ -2,9 +2,9 @@
 
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from pkgutil import resolve_name
 from typing import Annotated, Any, NoReturn
@@ -15,27 +15,42 @@ from tyro.constructors import ConstructorRegistry
 
 from rlxf import __version__
 from rlxf.cli.commands import COMMANDS, SUMMARIES, Command
+from rlxf.cli.counts import NotACountError
 from rlxf.cli.mistakes import (
     BUILDING,
     WORKING,
+    closed_pipe_ends_quietly,
     disk_errors_told_once,
     ended_by_signals,
     in_one_line,
+    leave,
     warnings_in_one_line,
 )
+from rlxf.cli.near_names import option_names, refuse_unknown_command, refuse_unknown_options
+from rlxf.cli.screen import show
 from rlxf.utils.permissions import not_writable_by_others
 
-DESCRIPTION = f"rlxf {__version__}: transformer agents for reinforcement learning."
+DESCRIPTION = (
+    f"rlxf {__version__}: transformer agents for reinforcement learning. --version prints the version."
+)
 EXAMPLE = "Example: rlxf train gtrxl --help"
+HELP = {"-h", "--help"}
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line: leave with 2 and one line on a user's mistake, with 130 on Ctrl-C.
+    """Run the command line.
 
-    SIGTERM and SIGUSR1 end it as Ctrl-C does, so that temporary files are removed: with 143 and 138. Commands
-    that train handle them themselves.
+    Exit status: 2 with one line on a user's mistake, 130 on Ctrl-C, 75 after a signal from which a training
+    can be resumed, 141 without a message if nobody reads the standard output any more. SIGTERM and SIGUSR1
+    end other commands as Ctrl-C does, so that temporary files are removed: with 143 and 138.
     """
-    with warnings_in_one_line(), disk_errors_told_once(), not_writable_by_others(), ended_by_signals():
+    with (
+        closed_pipe_ends_quietly(),
+        warnings_in_one_line(),
+        disk_errors_told_once(),
+        not_writable_by_others(),
+        ended_by_signals(),
+    ):
         with in_one_line(*BUILDING):
             work = parse(args).prepare()
         with in_one_line(*WORKING):
@@ -46,9 +61,12 @@ def parse(args: Sequence[str] | None = None) -> Command:
     """The command that the arguments ask for, with its options; None: those of the program.
 
     Raises:
-        SystemExit: with 0 behind a help text, with 2 if the arguments are wrong.
+        SystemExit: with 0 after a help text or the version, with 2 if the arguments are wrong.
     """
     args = sys.argv[1:] if args is None else list(args)
+    if args == ["--version"]:
+        show(f"rlxf {__version__}")
+        sys.exit(0)
     words = next((words for words in COMMANDS if args[: len(words.split())] == words.split()), None)
     if words is None:
         show_overview(args)
@@ -56,15 +74,33 @@ def parse(args: Sequence[str] | None = None) -> Command:
 
 
 def read_options(words: str, args: list[str]) -> Command:
-    """The dataclass of a command, filled from the arguments behind its words."""
+    """The dataclass of a command, filled from the arguments after its words.
+
+    Raises:
+        SystemExit: as `parse`.
+    """
     options = resolve_name(COMMANDS[words])
-    return tyro.cli(
+    read = partial(
+        tyro.cli,
         options,
         prog=f"rlxf {words}",
-        args=args,
         default=_defaults(options, args),
         registry=_registry(options, args),
     )
+    return _read_or_refuse(read, words, args)
+
+
+def _read_or_refuse(read: Callable[..., Command], words: str, args: list[str]) -> Command:
+    """Read the options; of what is wrong, an unknown option or a number that is no count comes first."""
+    try:
+        return read(args=args, console_outputs=bool(HELP.intersection(args)))
+    except NotACountError as error:
+        leave(error.told(args), 2)
+    except SystemExit as leaving:
+        if leaving.code != 2:
+            raise
+    refuse_unknown_options(args, option_names(read), f"rlxf {words} --help")
+    return read(args=args)  # tyro says what else is wrong
 
 
 def _defaults(options: type, args: list[str]) -> Any:
@@ -91,6 +127,7 @@ def show_overview(args: list[str]) -> NoReturn:
     group = args[0] if args and args[0] in SUMMARIES else ""
     description = f"{SUMMARIES.get(group, DESCRIPTION)}\n\n{EXAMPLE}"
     rest = args[1:] if group else args
+    refuse_unknown_command(group, rest)
     tyro.cli(_choices(group), prog=f"rlxf {group}".strip(), description=description, args=rest)
     raise AssertionError(f"{args} was taken for a command, and no command has these words")
 

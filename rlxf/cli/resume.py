@@ -32,7 +32,9 @@ class Resume:
     """State that you trust whoever made the run and its data: the module that their environment names is
     imported, its arguments and wrappers are used. Without, the environment is one that is registered here."""
     progress_bar: bool = True
-    """Show progress bars."""
+    """Show progress: steps, returns and losses every few seconds, and bars."""
+    quiet: bool = False
+    """Print warnings, errors and the final result only: neither the settings nor progress."""
 
     def prepare(self) -> Callable[[], None]:
         """See `Command`."""
@@ -55,6 +57,7 @@ class Resume:
                 f"{self.run} is of agent {run.config.get('agent')!r}; only a run of rlxf train gtrxl, rlxf "
                 f"train dt or rlxf pretrain can be resumed"
             )
-        begun = resolve_name(COMMANDS[command]).of_run(run, self.progress_bar, self.trust)
+        options = resolve_name(COMMANDS[command])
+        begun = options.of_run(run, self.progress_bar, self.quiet, trust=self.trust)
         work: Callable[[], None] = begun.prepare_again(run)
         return work

@@ -1,15 +1,61 @@
 """What commands print."""
 
 import json
-from typing import Any
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
+
+CLOSED_PIPE = 128 + 13
+"""Exit status that shells report of a program which SIGPIPE has ended."""
+
+
+def silence_output() -> NoReturn:
+    """Leave after the reader of the standard output is gone; what is still written goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    sys.exit(CLOSED_PIPE)
+
+
+class Screen(Console):
+    """rich's console; without a reader it leaves with `CLOSED_PIPE`, where rich leaves with 1."""
+
+    def on_broken_pipe(self) -> None:
+        """See `silence_output`."""
+        silence_output()
+
+
+_blocks: list[Live] = []
+"""The block at the bottom of the terminal that is redrawn in place, if there is one."""
+
+
+@contextmanager
+def block() -> Iterator[Live]:
+    """A block that is redrawn in place; what `show` prints meanwhile goes above it."""
+    with Live(console=Screen(markup=False, highlight=False), auto_refresh=False) as live:
+        _blocks.append(live)
+        try:
+            yield live
+        finally:
+            _blocks.remove(live)
+
+
+def console(stderr: bool = False) -> Console:
+    """Where to print: above the `block` if there is one on the same terminal."""
+    if _blocks and (sys.stderr.isatty() or not stderr):
+        return _blocks[-1].console
+    return Screen(markup=False, highlight=False, stderr=stderr)
 
 
 def show(content: str | Table) -> None:
     """Print to the screen. Text is not broken into lines: paths in it are there to be copied."""
-    Console(markup=False, highlight=False).print(content, soft_wrap=isinstance(content, str))
+    console().print(content, soft_wrap=isinstance(content, str))
 
 
 def as_table(title: str, values: dict[str, Any]) -> Table:

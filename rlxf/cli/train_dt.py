@@ -16,11 +16,13 @@ from tyro.conf import arg
 from rlxf.agents.decision_transformer import DecisionTransformer, decision_transformer
 from rlxf.attention import TransformerSpec
 from rlxf.cli.checkpoints import FOLDERS, draw_targets, tables
-from rlxf.cli.counts import check_counts, check_from_zero
+from rlxf.cli.counts import Count, check_counts, check_from_zero
 from rlxf.cli.keeping import naming
 from rlxf.cli.offline_env import check_named, make_offline_env
 from rlxf.cli.offline_learner import OfflineLearner
+from rlxf.cli.periodic_evaluation import EVALUATION, best_told, interval
 from rlxf.cli.pretrained import begin_with
+from rlxf.cli.progress import OFFLINE, progress
 from rlxf.cli.resumable import (
     Start,
     config_read,
@@ -53,6 +55,7 @@ OWN = (
     "pretrained",
     "episodes",
     "evaluate_every",
+    "evaluation_episodes",
     "log_interval",
     "checkpoint_seconds",
     "trust_data",
@@ -65,10 +68,10 @@ class TrainDecisionTransformer:
     """Train a Decision Transformer on Minari datasets, evaluate it, and keep all of it in a new folder.
 
     The folder holds config.json, checkpoint.zip, progress.csv and TensorBoard events; look at them with
-    "tensorboard --logdir runs". Ctrl-C, SIGTERM and SIGUSR1 end the training and keep what was learned, and
-    "rlxf resume" goes on with it, also after a crash. With --evaluate-every
-    there is also best.zip, the agent at its best evaluation; it is reported beside the last one. Several
-    processes share each batch if torchrun starts them: torchrun --nproc-per-node 4 -m rlxf train dt ...
+    "tensorboard --logdir runs". It also holds best.zip, the agent of the best evaluation during training,
+    which is reported next to the last one. Ctrl-C, SIGTERM and SIGUSR1 end the training and keep what was
+    learned, and "rlxf resume" goes on with it, also after a crash. Several processes share each batch if
+    torchrun starts them: torchrun --nproc-per-node 4 -m rlxf train dt ...
 
     Every part of the transformer is chosen by name, e.g. --core.position rope; upper and lower case are
     the same. --help then shows the options of what was chosen, "rlxf techniques" what there is to choose.
@@ -82,7 +85,7 @@ class TrainDecisionTransformer:
     settings: Literal["kzl", "odt"] | None = None
     """Published settings, which other options change: kzl, those of Decision Transformer, or odt, of its form
     that goes on learning online. "--settings kzl --help" shows them."""
-    updates: int = 100_000
+    updates: Count = 100_000
     """Updates of the weights, each on one batch."""
     target_returns: tuple[float, ...] | None = None
     """Returns to ask for in evaluations, one after the other; None is the largest in the data. Of several,
@@ -102,16 +105,21 @@ class TrainDecisionTransformer:
     """Folder of a run whose weights it begins with, e.g. of "rlxf pretrain"; None for fresh ones."""
     run: Path | None = None
     """The new folder; None is runs/dt-DATASET-SEED. An existing one is refused."""
-    episodes: int = 100
-    """Episodes of an evaluation, for each target; 0 to train without any."""
-    evaluate_every: int | None = None
-    """Also evaluate each time so many updates are done; None: at the end alone."""
-    log_interval: int = 100
+    episodes: Count = 100
+    """Episodes of the evaluation at the end, for each target; 0 to train without any evaluation."""
+    evaluate_every: Count | None = None
+    """Updates from one evaluation during training to the next; None for a tenth of the training, 0 for
+    none."""
+    evaluation_episodes: Count = 20
+    """Episodes of an evaluation during training, for each target: few, as the training waits meanwhile."""
+    log_interval: Count = 100
     """Updates from one line of the log to the next."""
     checkpoint_seconds: float = EVERY_SECONDS
     """Seconds from one checkpoint to the next; "rlxf resume" goes on from them, and the last three stay."""
     progress_bar: bool = True
-    """Show progress bars."""
+    """Show progress: updates, loss and evaluations every few seconds, and bars."""
+    quiet: bool = False
+    """Print warnings, errors and the final result only: neither the settings nor progress."""
     learner: Annotated[OfflineLearner, arg(name="")] = OfflineLearner()
     core: TransformerSpec = decision_transformer()
     """The transformer. With the defaults it is the published one."""
@@ -121,7 +129,7 @@ class TrainDecisionTransformer:
         join_others()
         run = started_anew(self._path)
         if run is not None:
-            again = self.of_run(run, self.progress_bar, trust=True)  # this job wrote it
+            again = self.of_run(run, self.progress_bar, self.quiet, trust=True)  # this job wrote it
             return replace(again, trust_data=self.trust_data).prepare_again(run)
         self._check()
         agent = self._agent()
@@ -133,7 +141,7 @@ class TrainDecisionTransformer:
         return partial(self._train, agent, run, Start())
 
     @classmethod
-    def of_run(cls, run: RunFolder, progress_bar: bool, trust: bool = False) -> Self:
+    def of_run(cls, run: RunFolder, progress_bar: bool, quiet: bool = False, trust: bool = False) -> Self:
         """The options that a run was started with.
 
         Args:
@@ -144,7 +152,10 @@ class TrainDecisionTransformer:
         Raises:
             ValueError: if its ``config.json`` lacks one, or its environment needs trust.
         """
-        config = {"env_kwargs": {}, "trust_data": False} | run.config  # missing where there was no choice yet
+        config: dict[str, Any] = {
+            "env_kwargs": {},
+            "trust_data": False,
+        } | run.config  # missing where there was no choice yet
         if not trust:
             _check_untrusted(run)
         with config_read(run):
@@ -153,12 +164,8 @@ class TrainDecisionTransformer:
             core = TransformerSpec.from_dict(config["core"])
         pretrained = None if own["pretrained"] is None else Path(own["pretrained"])
         again = own | {name: tuple(own[name]) for name in ("dataset", "target_returns")}
-        again |= {
-            "pretrained": pretrained,
-            "run": run.path,
-            "progress_bar": progress_bar,
-            "trust_data": trust,
-        }
+        again |= {"pretrained": pretrained, "run": run.path, "trust_data": trust}
+        again |= {"progress_bar": progress_bar, "quiet": quiet}
         return cls(**again, learner=learner, core=core)
 
     def prepare_again(self, run: RunFolder) -> Callable[[], None]:
@@ -186,9 +193,9 @@ class TrainDecisionTransformer:
         return agent
 
     def _check(self) -> None:
-        check_counts(self, "updates", "evaluate_every", "log_interval")
-        check_from_zero(self, "episodes", "checkpoint_seconds", "seed")
-        if self.evaluate_every is not None and self.episodes == 0:
+        check_counts(self, "updates", "evaluation_episodes", "log_interval")
+        check_from_zero(self, "episodes", "evaluate_every", "checkpoint_seconds", "seed")
+        if self.evaluate_every and self.episodes == 0:
             raise ValueError(
                 f"evaluate_every {self.evaluate_every} needs episodes to play, got episodes 0: leave one out"
             )
@@ -201,7 +208,7 @@ class TrainDecisionTransformer:
         if self.episodes == 0:
             return
         check_named(agent, self.env, ", or train without evaluation: --episodes 0")
-        with self._fresh_env(agent):
+        with self._fresh_env(agent, 1):
             pass
 
     @property
@@ -210,8 +217,8 @@ class TrainDecisionTransformer:
         return Path("runs", f"dt-{name}-{self.seed}") if self.run is None else self.run
 
     def _agent(self) -> DecisionTransformer:
-        options = {"download": self.download, "progress_bar": self.progress_bar}
-        data = here().first_then_all(partial(load_trajectories, self.dataset, **options))
+        loading = {"download": self.download, "progress_bar": self._speaks}
+        data = here().first_then_all(partial(load_trajectories, self.dataset, **loading))
         options = self.learner.arguments()
         return DecisionTransformer(data, core=self.core, seed=self.seed, trust=self.trust_data, **options)
 
@@ -221,6 +228,7 @@ class TrainDecisionTransformer:
             "dataset": list(self.dataset),
             "target_returns": self._targets(agent),
             "env": self.env or agent.facts.env_id,
+            "evaluate_every": self._interval,
             "pretrained": None if self.pretrained is None else str(self.pretrained),
         }
         read_off = {"return_scale": agent.return_scale, "episode_length": agent.episode_length}
@@ -237,39 +245,51 @@ class TrainDecisionTransformer:
 
     def _train(self, agent: DecisionTransformer, run: RunFolder, start: Start) -> None:
         learn, finish = partial(self._learn, agent, run, start), partial(self._evaluate, agent, run)
-        with naming(run), closing(agent.logger):
+        if not self.quiet:
             show(as_table(str(run.path), run.config))
+        with naming(run), closing(agent.logger):
             train_to_completion(agent, run, start, self.updates, learn, finish)
 
+    @property
+    def _interval(self) -> int:
+        """Updates from one evaluation to the next."""
+        return interval(self.evaluate_every, self.updates) if self.episodes else 0
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether progress is shown here."""
+        return self.progress_bar and not self.quiet and here().writes
+
     def _learn(self, agent: DecisionTransformer, run: RunFolder, start: Start, stop: Stop) -> None:
-        learn = partial(
-            agent.learn,
-            self.updates,
-            log_interval=self.log_interval,
-            progress_bar=self.progress_bar and here().writes,
-        )
-        with self._evaluations(agent, run) as evaluations:
-            callbacks, seconds = [*evaluations.values()], self.checkpoint_seconds
+        learn = partial(agent.learn, self.updates, log_interval=self.log_interval)
+        with (
+            self._evaluations(agent, run) as evaluations,
+            progress(self._speaks, "updates", self.updates, OFFLINE, evaluations.values()) as shown,
+        ):
+            callbacks, seconds = [*evaluations.values(), *shown], self.checkpoint_seconds
             learn_resumably(agent, run, learn, callbacks, evaluations, seconds, start, stop)
 
     @contextmanager
     def _evaluations(
         self, agent: DecisionTransformer, run: RunFolder
     ) -> Iterator[dict[str, EvaluationCallback]]:
-        """What evaluates while the agent learns, if that is asked for; by name."""
-        if self.evaluate_every is None or not here().writes:
+        """What evaluates while the agent learns, unless that is turned off; by name."""
+        if not self._interval or not here().writes:
             yield {}
             return
-        with self._fresh_env(agent) as env:
-            targets = self._targets(agent)
+        with self._fresh_env(agent, self.evaluation_episodes) as env:
             yield {
-                "evaluation": EvaluationCallback(
-                    env, self.episodes, self.evaluate_every, target_returns=targets, best_path=run.best
+                EVALUATION: EvaluationCallback(
+                    env,
+                    self.evaluation_episodes,
+                    self._interval,
+                    target_returns=self._targets(agent),
+                    best_path=run.best,
                 )
             }
 
     def _evaluate(self, agent: DecisionTransformer, run: RunFolder) -> None:
-        """Report the last checkpoint, and the best one beside it if evaluations chose one."""
+        """Report the last checkpoint, and the best one next to it if evaluations chose one."""
         if not here().writes:
             return
         if self.episodes == 0:
@@ -284,6 +304,8 @@ class TrainDecisionTransformer:
                 reports["best"] = self._report(agents["best"], writer, agent)
         for table in tables(reports, {name: each.num_timesteps for name, each in agents.items()}):
             show(table)
+        if told := best_told(run, "update"):
+            show(told)
         draw_targets(reports, {"last": run.path, "best": run.path / FOLDERS["best"]})
 
     def _report(
@@ -293,20 +315,20 @@ class TrainDecisionTransformer:
         with_data: DecisionTransformer | None = None,
     ) -> TargetSweep:
         """What an agent reaches in the environments of one that has its data, by default its own."""
-        with self._fresh_env(with_data or agent) as env:
+        with self._fresh_env(with_data or agent, self.episodes) as env:
             return evaluate(
                 agent,
                 env,
                 self.episodes,
                 target_returns=self._targets(agent),
-                progress_bar=self.progress_bar,
+                progress_bar=self._speaks,
                 logger=logger,
             )
 
     @contextmanager
-    def _fresh_env(self, agent: DecisionTransformer) -> Iterator[VecEnv]:
+    def _fresh_env(self, agent: DecisionTransformer, episodes: int) -> Iterator[VecEnv]:
         """Environments to evaluate in."""
-        number = min(ENVIRONMENTS, self.episodes)
+        number = min(ENVIRONMENTS, episodes)
         with closing(make_offline_env(agent, self.env, self.env_kwargs, number)) as env:
             yield env
 

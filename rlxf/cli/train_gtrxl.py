@@ -9,19 +9,24 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv
+from torch.utils.tensorboard import SummaryWriter
 from tyro.conf import arg
 
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.agents.gtrxl.policy import policy_for
 from rlxf.attention import TransformerSpec
-from rlxf.cli.counts import check_counts
+from rlxf.cli.checkpoints import FOLDERS, tables
+from rlxf.cli.counts import Count, check_counts, check_from_zero
 from rlxf.cli.keeping import naming
 from rlxf.cli.learner import Learner
 from rlxf.cli.looks import Looks
 from rlxf.cli.normalization import normalised, normalised_alike
+from rlxf.cli.periodic_evaluation import EVALUATION, best_told, interval
 from rlxf.cli.pretrained import begin_with
 from rlxf.cli.processes import Processes
+from rlxf.cli.progress import ONLINE, progress
 from rlxf.cli.resumable import (
     Start,
     config_read,
@@ -34,10 +39,11 @@ from rlxf.cli.resumable import (
 from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Task, check_described
 from rlxf.cli.together import join_others, log_of, new_run, started_anew
-from rlxf.evaluation import EvaluationCallback, evaluate
-from rlxf.training import RunFolder
+from rlxf.evaluation import EvaluationCallback, Report, evaluate
+from rlxf.training import RunFolder, save_normalizer
 from rlxf.training.checkpoints import EVERY_SECONDS
 from rlxf.training.joining import here
+from rlxf.training.log_files import replaced_events
 from rlxf.training.stopping import Stop
 
 OWN = (
@@ -46,8 +52,10 @@ OWN = (
     "pretrained",
     "episodes",
     "evaluate_every",
+    "evaluation_episodes",
     "policy",
     "normalize_observations",
+    "normalize_rewards",
     "checkpoint_seconds",
 )
 """Options of its own that ``config.json`` keeps, by which a run can go on."""
@@ -58,9 +66,10 @@ class TrainGTrXL:
     """Train a Gated Transformer-XL with PPO, evaluate it, and keep all of it in a new folder.
 
     The folder holds config.json, checkpoint.zip, progress.csv and TensorBoard events; look at them with
-    "tensorboard --logdir runs". Ctrl-C, SIGTERM and SIGUSR1 end the training and keep what was learned, and
-    "rlxf resume" goes on with it, also after a crash. Several processes share the environments if torchrun
-    starts them: torchrun --nproc-per-node 4 -m rlxf train gtrxl ...
+    "tensorboard --logdir runs". It also holds best.zip, the agent of the best evaluation during training,
+    which is reported next to the last one. Ctrl-C, SIGTERM and SIGUSR1 end the training and keep what was
+    learned, and "rlxf resume" goes on with it, also after a crash. Several processes share the environments
+    if torchrun starts them: torchrun --nproc-per-node 4 -m rlxf train gtrxl ...
 
     Every part of the transformer is chosen by name, e.g. --core.position alibi; upper and lower case are
     the same. --help then shows the options of what was chosen, "rlxf techniques" what there is to choose.
@@ -69,26 +78,33 @@ class TrainGTrXL:
     """
 
     task: Annotated[Task, arg(name="")]
-    total_timesteps: int = 200_000
-    """Environment steps to train for, over all environments: enough for a T-Maze of 50."""
+    total_timesteps: Count = 200_000
+    """Environment steps to train for, over all environments, e.g. 1e6; rounded up to whole rollouts of
+    n_envs * n_steps steps. The default is enough for a T-Maze of 50."""
     seed: int = 0
     """Of weights, actions, minibatches and environments: the same seed gives the same run on one machine."""
     pretrained: Path | None = None
     """Folder of a run whose weights it begins with, e.g. of "rlxf pretrain"; None for fresh ones."""
     run: Path | None = None
     """The new folder; None is runs/gtrxl-ENV-SEED. An existing one is refused."""
-    episodes: int = 100
-    """Episodes of an evaluation: 100 resolve a success rate to about 0.1."""
-    evaluate_every: int | None = None
-    """Also evaluate each time so many steps are trained; None: at the end alone."""
+    episodes: Count = 100
+    """Episodes of the evaluation at the end: 100 resolve a success rate to about 0.1."""
+    evaluate_every: Count | None = None
+    """Steps from one evaluation during training to the next; None for a tenth of the training, 0 for none."""
+    evaluation_episodes: Count = 20
+    """Episodes of an evaluation during training: few, as each is played while the training waits."""
     policy: Literal["MlpGTrXLPolicy", "CnnGTrXLPolicy", "MultiInputGTrXLPolicy"] | None = None
     """What reads observations; None chooses by the observation space."""
     normalize_observations: bool = False
     """Scale each number of the observation by its mean and deviation so far. The run keeps both."""
+    normalize_rewards: bool = False
+    """Divide rewards by the deviation of the discounted returns so far. Evaluations report raw rewards."""
     checkpoint_seconds: float = EVERY_SECONDS
     """Seconds from one checkpoint to the next; "rlxf resume" goes on from them, and the last three stay."""
     progress_bar: bool = True
-    """Show progress bars."""
+    """Show progress: steps, returns and losses every few seconds, and bars."""
+    quiet: bool = False
+    """Print warnings, errors and the final result only: neither the settings nor progress."""
     processes: Annotated[Processes, arg(name="")] = Processes()
     looks: Annotated[Looks, arg(name="")] = Looks()
     learner: Annotated[Learner, arg(name="")] = Learner()
@@ -100,7 +116,8 @@ class TrainGTrXL:
         join_others()
         run = started_anew(self._path)
         if run is not None:
-            return self.of_run(run, self.progress_bar, trust=True).prepare_again(run)  # this job wrote it
+            again = self.of_run(run, self.progress_bar, self.quiet, trust=True)  # this job wrote it
+            return again.prepare_again(run)
         self._check()
         env, agent = self._made()
         begin_with(agent, self.pretrained)
@@ -110,7 +127,7 @@ class TrainGTrXL:
         return partial(self._train, agent, env, run, Start())
 
     @classmethod
-    def of_run(cls, run: RunFolder, progress_bar: bool, trust: bool = False) -> Self:
+    def of_run(cls, run: RunFolder, progress_bar: bool, quiet: bool = False, trust: bool = False) -> Self:
         """The options that a run was started with.
 
         Args:
@@ -133,7 +150,7 @@ class TrainGTrXL:
             }
             own = {name: run.config[name] for name in OWN}
         own["pretrained"] = None if own["pretrained"] is None else Path(own["pretrained"])
-        return cls(**own | parts, run=run.path, progress_bar=progress_bar)
+        return cls(**own | parts, run=run.path, progress_bar=progress_bar, quiet=quiet)
 
     def prepare_again(self, run: RunFolder) -> Callable[[], None]:
         """As `prepare`, to go on with a run that was cut off.
@@ -152,7 +169,8 @@ class TrainGTrXL:
         return partial(self._train, agent, env, run, start)
 
     def _check(self) -> None:
-        check_counts(self, "total_timesteps", "episodes", "evaluate_every")
+        check_counts(self, "total_timesteps", "episodes", "evaluation_episodes")
+        check_from_zero(self, "evaluate_every")
         self.looks.check()
         if self._path.exists():
             raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")
@@ -166,7 +184,8 @@ class TrainGTrXL:
         """Environments, and an agent in them."""
         number = here().part("n_envs", self.learner.n_envs)
         env = self._envs(number, self.seed + here().rows(number).start)
-        return env, self._agent(normalised(env) if self.normalize_observations else env)
+        asked = self.normalize_observations, self.normalize_rewards
+        return env, self._agent(normalised(env, *asked, self.learner.gamma))
 
     def _envs(self, number: int, seed: int | None) -> VecEnv:
         return self.task.make(number, seed, self.processes.asked(number))
@@ -179,6 +198,7 @@ class TrainGTrXL:
         """What the run is started with, defaults included."""
         own = {name: getattr(self, name) for name in OWN} | {
             "pretrained": None if self.pretrained is None else str(self.pretrained),
+            "evaluate_every": self._interval(agent),
             "policy": type(agent.policy).__name__,
         }
         core = {"core": agent.core.to_dict()}
@@ -186,43 +206,93 @@ class TrainGTrXL:
         return {"agent": "gtrxl"} | asdict(self.task) | own | parts | core
 
     def _train(self, agent: GTrXLPPO, env: VecEnv, run: RunFolder, start: Start) -> None:
-        learn, finish = partial(self._learn, agent, run, start), partial(self._evaluate, agent)
-        with naming(run), closing(env), closing(agent.logger):
+        learn, finish = partial(self._learn, agent, run, start), partial(self._evaluate, agent, run)
+        if not self.quiet:
             show(as_table(str(run.path), run.config))
+        with naming(run), closing(env), closing(agent.logger):
             train_to_completion(agent, run, start, self.total_timesteps, learn, finish)
 
+    def _interval(self, agent: GTrXLPPO) -> int:
+        """Steps from one evaluation to the next; 0 for none."""
+        return interval(self.evaluate_every, self.total_timesteps, agent.all_envs * agent.n_steps)
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether progress is shown here."""
+        return self.progress_bar and not self.quiet and here().writes
+
     def _learn(self, agent: GTrXLPPO, run: RunFolder, start: Start, stop: Stop) -> None:
-        bar = self.progress_bar and here().writes
-        learn = partial(agent.learn, self.total_timesteps, progress_bar=bar)
-        with self._evaluations(agent) as evaluations, self._looks() as looks:
-            callbacks = [*evaluations.values(), *looks]
-            seconds = self.checkpoint_seconds
+        learn, rollout = partial(agent.learn, self.total_timesteps), agent.all_envs * agent.n_steps
+        total = -(-self.total_timesteps // rollout) * rollout
+        with (
+            self._evaluations(agent, run) as evaluations,
+            self._looks(agent) as looks,
+            progress(self._speaks, "steps", total, ONLINE, evaluations.values()) as shown,
+        ):
+            callbacks, seconds = [*evaluations.values(), *looks, *shown], self.checkpoint_seconds
             learn_resumably(agent, run, learn, callbacks, evaluations, seconds, start, stop)
 
-    def _looks(self) -> AbstractContextManager[list[BaseCallback]]:
+    def _looks(self, agent: GTrXLPPO) -> AbstractContextManager[list[BaseCallback]]:
         """What shows the inside of the agent; it films when evaluations are made."""
         if not here().writes:
             return nullcontext([])
-        return self.looks.callbacks(self.task, self.evaluate_every or self.total_timesteps)
+        return self.looks.callbacks(self.task, self._interval(agent) or self.total_timesteps)
 
     @contextmanager
-    def _evaluations(self, agent: GTrXLPPO) -> Iterator[dict[str, EvaluationCallback]]:
-        """What evaluates while the agent learns, if that is asked for; by name."""
-        if self.evaluate_every is None or not here().writes:
+    def _evaluations(self, agent: GTrXLPPO, run: RunFolder) -> Iterator[dict[str, EvaluationCallback]]:
+        """What evaluates while the agent learns, unless that is turned off; by name."""
+        every = self._interval(agent)
+        if not every or not here().writes:
             yield {}
             return
-        with self._fresh_env(agent) as env:
-            yield {"evaluation": EvaluationCallback(env, self.episodes, self.evaluate_every)}
+        with self._fresh_env(agent, self.evaluation_episodes) as env:
+            yield {
+                EVALUATION: EvaluationCallback(
+                    env,
+                    self.evaluation_episodes,
+                    every,
+                    best_path=run.best,
+                    on_new_best=partial(_keep_statistics, agent, run),
+                )
+            }
 
-    def _evaluate(self, agent: GTrXLPPO) -> None:
+    def _evaluate(self, agent: GTrXLPPO, run: RunFolder) -> None:
+        """Report the last checkpoint, and the best one next to it if evaluations chose one."""
         if not here().writes:
             return
-        with self._fresh_env(agent) as env:
-            report = evaluate(agent, env, self.episodes, progress_bar=self.progress_bar, logger=agent.logger)
-        show(report.table())
+        with self._fresh_env(agent, self.episodes) as env:
+            reports, steps = {"last": self._report(agent, env, agent.logger)}, {"last": agent.num_timesteps}
+        if run.best.is_file():
+            reports["best"], steps["best"] = self._report_best(run)
+        for table in tables(reports, steps):
+            show(table)
+        if told := best_told(run, "step"):
+            show(told)
+
+    def _report(self, agent: GTrXLPPO, env: VecEnv, logger: Logger | SummaryWriter) -> Report:
+        return evaluate(agent, env, self.episodes, progress_bar=self._speaks, logger=logger)
+
+    def _report_best(self, run: RunFolder) -> tuple[Report, int]:
+        """What the best checkpoint reaches in the same episodes as the last one, and its steps."""
+        from rlxf.cli.players import load_agent  # needs what reads datasets, which trainings do without
+
+        with (
+            closing(self._envs(min(self.learner.n_envs, self.episodes), None)) as env,
+            replaced_events(run.path / FOLDERS["best"]) as writer,
+        ):
+            best = load_agent(run, env, run.best, self.learner.device)
+            assert isinstance(best, GTrXLPPO)
+            return self._report(best, env, writer), best.num_timesteps
 
     @contextmanager
-    def _fresh_env(self, agent: GTrXLPPO) -> Iterator[VecEnv]:
+    def _fresh_env(self, agent: GTrXLPPO, episodes: int) -> Iterator[VecEnv]:
         """Environments to evaluate in, which show what the agent saw in training."""
-        with closing(self._envs(min(self.learner.n_envs, self.episodes), None)) as env:
+        with closing(self._envs(min(self.learner.n_envs, episodes), None)) as env:
             yield normalised_alike(env, agent.get_vec_normalize_env())
+
+
+def _keep_statistics(agent: GTrXLPPO, run: RunFolder) -> None:
+    """Save what the best agent's observations are normalised with, if they are."""
+    normalizer = agent.get_vec_normalize_env()
+    if normalizer is not None:
+        save_normalizer(run.best_normalizer, normalizer)

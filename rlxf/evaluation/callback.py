@@ -1,7 +1,6 @@
 """Evaluation while an agent learns."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization, un
 from rlxf.evaluation.environment import EnvLike
 from rlxf.evaluation.episodes import evaluate
 from rlxf.evaluation.every_steps import EverySteps
+from rlxf.evaluation.isolation import generators_kept
 from rlxf.evaluation.report import Report
 from rlxf.evaluation.sweep import TargetSweep
 
@@ -22,6 +22,7 @@ class EvaluationCallback(EverySteps):
 
     Every evaluation plays the same episodes (same seed), so that their difference is the agent's.
     Observations are normalised as in training; a ``VecNormalize`` around ``env`` gets its statistics.
+    An evaluation changes no bit of the training: the global generators are put back to where they were.
 
     The highest of many evaluations is high by luck, too. So what is kept in ``best_path`` has to be judged by
     other episodes, which those of `evaluate` are, and reported beside the last checkpoint, not in its place.
@@ -37,9 +38,12 @@ class EvaluationCallback(EverySteps):
         seed: of the environments.
         best_path: where the agent is saved each time its mean return is higher than ever before; None for
             nowhere.
+        on_new_best: called without arguments before the agent is saved so, e.g. to save what belongs to it.
 
     Attributes:
         reports: the `Report` of each evaluation, of the first target, by the number of steps before it.
+        last: what the last evaluation found; a `TargetSweep` with ``target_returns``. None before the first.
+        best: the highest mean return so far; None before the first evaluation.
         best_step: the number of steps before the best evaluation; None before the first.
 
     Raises:
@@ -57,6 +61,7 @@ class EvaluationCallback(EverySteps):
         n_envs: int = 32,
         seed: int | None = SEED,
         best_path: str | Path | None = None,
+        on_new_best: Callable[[], object] | None = None,
     ):
         super().__init__(every_steps)
         if episodes < 1:
@@ -67,16 +72,25 @@ class EvaluationCallback(EverySteps):
         self.n_envs = n_envs
         self.seed = seed
         self.target_returns = target_returns
-        self.best_path = best_path
+        self.best_path, self.on_new_best = best_path, on_new_best
         self.reports: dict[int, Report] = {}
+        self.last: Report | TargetSweep | None = None
+        self.best: float | None = None
         self.best_step: int | None = None
-        self._best = -math.inf
 
     def act(self) -> None:
         """Evaluate and log; keep the agent if it is the best so far."""
         if isinstance(self.env, VecEnv) and unwrap_vec_normalize(self.env) is not None:
             sync_envs_normalization(self.training_env, self.env)
-        found = evaluate(
+        with generators_kept():
+            self.last = self._evaluate()
+        report = self.last.first if isinstance(self.last, TargetSweep) else self.last
+        self.reports[self.num_timesteps] = report
+        if self.best is None or report.mean > self.best:
+            self._keep(report.mean)
+
+    def _evaluate(self) -> Report | TargetSweep:
+        return evaluate(
             self.model,
             self.env,
             self.episodes,
@@ -86,21 +100,18 @@ class EvaluationCallback(EverySteps):
             seed=self.seed,
             logger=self.logger,
         )
-        report = found.first if isinstance(found, TargetSweep) else found
-        self.reports[self.num_timesteps] = report
-        if report.mean > self._best:
-            self._keep(report.mean)
 
     def state(self) -> dict[str, Any]:
         """What it has seen, as JSON, for a training that is resumed: the best mean return, and when."""
-        return {"best": self._best if math.isfinite(self._best) else None, "best_step": self.best_step}
+        return {"best": self.best, "best_step": self.best_step}
 
     def take_up(self, state: dict[str, Any]) -> None:
-        """Go on behind `state`; the reports before it are not kept."""
-        self._best = -math.inf if state["best"] is None else state["best"]
-        self.best_step = state["best_step"]
+        """Go on after `state`; the reports before it are not kept."""
+        self.best, self.best_step = state["best"], state["best_step"]
 
     def _keep(self, mean: float) -> None:
-        self._best, self.best_step = mean, self.num_timesteps
+        self.best, self.best_step = mean, self.num_timesteps
+        if self.on_new_best is not None:
+            self.on_new_best()
         if self.best_path is not None:
             self.model.save(self.best_path)

@@ -1,33 +1,96 @@
-"""A log that goes on where a resumed run does: what was logged after that point is removed."""
+"""Logs of a run: a CSV file with a fixed order of columns, and continuation after a resume."""
 
 import csv
 import io
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from stable_baselines3.common.logger import CSVOutputFormat, TensorBoardOutputFormat
+from stable_baselines3.common.logger import (
+    Figure,
+    FormatUnsupportedError,
+    HParam,
+    Image,
+    KVWriter,
+    TensorBoardOutputFormat,
+    Video,
+    filter_excluded_keys,
+)
 from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.training.atomic import atomic_write
-from rlxf.training.log_files import LogPosition, cut_events, read_rows
+from rlxf.training.log_files import LogPosition, Row, cut_events, read_rows
+
+STEP = "time/total_timesteps"
+"""The column that says how many steps were done, in every row. It is the first one."""
+PICTURES = (Figure, HParam, Image, Video)
 
 
-class ContinuedCSV(CSVOutputFormat):
-    """Goes on with a ``progress.csv`` after so many rows: later rows are removed, the header stays.
+class ProgressCSV(KVWriter):
+    """A CSV log whose columns have a fixed order: `STEP`, then all others sorted by name.
+
+    Equal runs write equal files. (SB3's ``CSVOutputFormat`` appends new columns in the order of a set of
+    strings, which differs from process to process.) A key that was not logged before adds a column: the
+    file is then replaced as a whole, with empty fields in earlier rows.
+
+    Args:
+        path: the file; it is replaced.
+        rows: what it begins with, by column.
+
+    Raises:
+        OSError: if it cannot be written, e.g. the disk is full.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], rows: Iterable[Row] = ()):
+        self.path = Path(path)
+        self._replace(list(rows))
+
+    def write(
+        self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
+    ) -> None:
+        """Append a row.
+
+        Raises:
+            FormatUnsupportedError: for a figure, a video and the like that is not excluded from "csv".
+        """
+        logged = filter_excluded_keys(key_values, key_excluded, "csv")
+        for value in logged.values():
+            if isinstance(value, PICTURES):
+                raise FormatUnsupportedError(["csv"], type(value).__name__.lower())
+        row = {name: str(value) for name, value in logged.items() if value is not None}
+        if row.keys() - set(self.columns):
+            self.file.close()
+            self._replace([*read_rows(self.path), row])
+        else:
+            _writer(self.file, self.columns).writerow(row)
+            self.file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+    def _replace(self, rows: list[Row]) -> None:
+        self.columns = sorted({name for row in rows for name in row}, key=lambda name: (name != STEP, name))
+        text = io.StringIO(newline="")
+        table = _writer(text, self.columns)
+        if self.columns:
+            table.writeheader()
+        table.writerows(rows)
+        atomic_write(self.path, lambda handle: handle.write(text.getvalue().encode()))
+        self.file = open(self.path, "a", newline="")  # noqa: SIM115  # `close` closes it
+
+
+class ContinuedCSV(ProgressCSV):
+    """Goes on with a ``progress.csv`` after so many rows: later rows go, and columns that only they had.
 
     Args:
         path: the file; it may be missing.
-        position: its first rows stay. Without any, the header goes, too.
+        position: its first rows stay.
     """
 
     def __init__(self, path: str | os.PathLike[str], position: LogPosition):
-        header, *rows = (read_rows(Path(path)) if position.rows else []) or [[]]
-        text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows([header, *rows[: position.rows]] if header else [])
-        atomic_write(path, lambda handle: handle.write(text.getvalue().encode()))
-        self.file = open(path, "r+")  # noqa: SIM115  # SB3's format closes it
-        self.file.seek(0, os.SEEK_END)
-        self.keys, self.separator, self.quotechar = header, ",", '"'
+        super().__init__(path, read_rows(Path(path))[: position.rows])
 
 
 class ContinuedTensorBoard(TensorBoardOutputFormat):
@@ -45,3 +108,7 @@ class ContinuedTensorBoard(TensorBoardOutputFormat):
         cut_events(Path(folder), position.events)
         self.writer = SummaryWriter(log_dir=str(folder), purge_step=step + 1)
         self._is_closed = False
+
+
+def _writer(file: Any, columns: list[str]) -> "csv.DictWriter[str]":
+    return csv.DictWriter(file, columns, lineterminator="\n")

@@ -17,6 +17,8 @@ from rlxf.training.errors import CheckpointError
 EVENTS = "events.out.tfevents.*"
 FINAL = ".final"
 """End of the names of event files that `replaced_events` writes."""
+Row = dict[str, str]
+"""A row of a CSV file, by column."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +63,24 @@ class LogFiles:
 
     def state(self) -> dict[str, Any]:
         """Return the current `LogPosition`, as JSON."""
-        rows = max(0, len(read_rows(self.folder / self.csv_name)) - 1)
+        rows = len(read_rows(self.folder / self.csv_name))
         return {"rows": rows, "events": {file.name: file.stat().st_size for file in event_files(self.folder)}}
 
     def take_up(self, state: Any) -> None:
         """Do nothing: the logger of a resumed run was opened at this position."""
 
 
-def read_rows(path: Path) -> list[list[str]]:
-    """All rows of a CSV file, header first, without a last one that was cut off; none without the file."""
+def read_rows(path: Path) -> list[Row]:
+    """All rows of a ``progress.csv``, by column, without empty fields; none if there is no file.
+
+    The last row is left out if the file ends in the middle of it.
+    """
     if not path.exists():
         return []
     text = path.read_bytes().decode(errors="replace")
     whole = text[: text.rfind("\n") + 1]
-    return list(csv.reader(io.StringIO(whole, newline="")))
+    rows = csv.DictReader(io.StringIO(whole, newline=""))
+    return [{name: value for name, value in row.items() if name and value} for row in rows]
 
 
 def event_files(folder: Path) -> list[Path]:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-from stable_baselines3.common.logger import Logger, configure
+from stable_baselines3.common.logger import KVWriter, Logger, make_output_format
 
 from rlxf.training.atomic import TEMPORARY, atomic_write, sweep, sync_folder
 from rlxf.training.checkpoints import CheckpointFolder
 from rlxf.training.completion import Completion, sync_files
 from rlxf.training.contents import CHECKPOINT, CONFIG, describe_file, no_run_folder
-from rlxf.training.continued_log import ContinuedCSV, ContinuedTensorBoard
+from rlxf.training.continued_log import ContinuedCSV, ContinuedTensorBoard, ProgressCSV
 from rlxf.training.log_files import LogFiles, LogPosition, event_files
 from rlxf.training.plain_json import dump_json, load_json
 from rlxf.utils.permissions import make_folder, not_writable_by_others
@@ -22,6 +22,7 @@ from rlxf.utils.permissions import make_folder, not_writable_by_others
 CHECKPOINTS = "checkpoints"
 BEST = "best.zip"
 NORMALIZER = "normalizer.zip"
+BEST_NORMALIZER = "best-normalizer.zip"
 LOG = "progress.csv"
 SB3 = "A file of Stable-Baselines3 is read by rlxf.import_sb3, and by rlxf collect --sb3.files"
 
@@ -119,8 +120,13 @@ class RunFolder:
 
     @property
     def normalizer(self) -> Path:
-        """Where the statistics of normalised observations are, or will be."""
+        """Where the statistics of normalised observations and rewards are, or will be."""
         return self.path / NORMALIZER
+
+    @property
+    def best_normalizer(self) -> Path:
+        """Where the statistics are with which `best` was evaluated during training."""
+        return self.path / BEST_NORMALIZER
 
     def discard(self) -> None:
         """Remove the folder with all that is in it: the run came to nothing."""
@@ -132,14 +138,18 @@ class RunFolder:
 
         Args:
             formats: names of SB3's output formats. The default writes TensorBoard events and
-                ``progress.csv``; add "stdout" for tables on the screen.
+                ``progress.csv``, the latter with columns in a fixed order (`ProgressCSV`); add "stdout" for
+                tables on the screen.
 
         Raises:
             FileExistsError: if the run has a ``progress.csv``, which a second logger would empty.
         """
         if "csv" in formats and (self.path / LOG).exists():
             raise FileExistsError(f"{self.path / LOG} exists and would be emptied; use a new run folder")
-        return configure(str(self.path), list(formats))
+        return Logger(str(self.path), [self._output(name) for name in formats])
+
+    def _output(self, name: str) -> KVWriter:
+        return ProgressCSV(self.path / LOG) if name == "csv" else make_output_format(name, str(self.path))
 
     @property
     def log_files(self) -> LogFiles:
@@ -176,7 +186,7 @@ class RunFolder:
             OSError: if something cannot be written.
         """
         sync_files([*event_files(self.path), *(file for file in [self.path / LOG] if file.is_file())])
-        Completion.of(self.path, steps, (CHECKPOINT, NORMALIZER, BEST)).write(self.path)
+        Completion.of(self.path, steps, (CHECKPOINT, NORMALIZER, BEST, BEST_NORMALIZER)).write(self.path)
 
 
 def _exists(path: Path) -> FileExistsError:

@@ -143,7 +143,7 @@ def train(task: Task, program: str, seed: int, episodes: int) -> Run:
     start = time.perf_counter()
     agent.learn(task.steps, callback=curve)
     seconds = time.perf_counter() - start
-    env = make_sb3_env(task.env, EVALUATION_ENVS, EVALUATION_SEED)  # type: ignore[arg-type]
+    env = make_sb3_env(task.env, EVALUATION_ENVS, EVALUATION_SEED)
     returns, _ = evaluate_policy(agent, env, episodes, return_episode_rewards=True)
     explained = float(np.median(curve.explained_variances[len(curve.explained_variances) // 2 :]))
     return Run(

@@ -9,7 +9,7 @@ from rlxf.cli import main
 TINY = shlex.split(
     "--n-envs 2 --n-steps 16 --segment-length 8 --batch-size 16 --core.memory.length 4"
     " --core.width 8 --core.heads 2 --total-timesteps 64 --episodes 3 --no-progress-bar"
-    " --attention-maps-every None --no-videos"
+    " --attention-maps-every None --no-videos --evaluate-every 0"
 )
 TASK = ["--env", "rlxf/TMaze-v0", "--env-kwargs", '{"corridor_length": 3}']
 

@@ -218,10 +218,10 @@ def test_help_lists_the_names(axis, capsys):
     [
         ("--core.position rop", "there is no position named 'rop'; there are None, Sinusoidal"),
         ("--core.position", "--core.position"),
-        ("--core.position alibi --core.position.base 3", "Unrecognized options: --core.position.base"),
+        ("--core.position alibi --core.position.base 3", "unknown option --core.position.base"),
         ("--core.pattern zigzag|window", "there is no pattern named 'zigzag'; there are fitting, Full"),
         ("--core.pattern etc&window", "ETC(radius=64, global_tokens=4, farthest=None) has projections"),
-        ("--core.pattern full|full --core.pattern.size 3", "Unrecognized options: --core.pattern.size"),
+        ("--core.pattern full|full --core.pattern.size 3", "unknown option --core.pattern.size"),
         ('--core.kernel {"name":"RFA","gate":"no"}', "RFA gate must be True or False, got 'no'"),
         ('--core.memory {"name":', "is no JSON"),
         ("--core.heads 7", "heads must divide width, got 7 heads and width 64"),

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 import re
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ from pkgutil import resolve_name
 
 import pytest
 
+import rlxf
 from rlxf.cli.commands import COMMANDS, SUMMARIES
 from rlxf.cli.program import main, parse
 from tests.cli.running import train
@@ -48,16 +50,72 @@ def test_an_overview_lists_the_command(words, capsys):
     [
         ([], "Expected one of {train, resume, evaluate"),
         (["train"], "Expected one of {gtrxl"),
-        (["evalaute"], "Available subcommands: train, resume, evaluate"),
-        (["train", "gtxrl"], "Available subcommands: gtrxl"),
+        (["evalaute"], "rlxf: unknown command evalaute; did you mean evaluate?\n"),
+        (["train", "gtxrl"], "rlxf: unknown command train gtxrl; did you mean train gtrxl?\n"),
+        (["train", "lstm"], "rlxf: unknown command train lstm; there are: gtrxl, dt\n"),
         (["--", "evaluate"], "Unrecognized options"),
     ],
-    ids=["nothing", "no agent", "misspelt", "misspelt agent", "behind dashes"],
+    ids=["nothing", "no agent", "misspelt", "misspelt agent", "unlike any agent", "behind dashes"],
 )
 def test_what_is_no_command_leaves_with_2(args, told, capsys):
     status, text = shown(capsys, *args)
     assert status == 2
     assert told in text
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--env x --total-timestep 5", "unknown option --total-timestep; did you mean --total-timesteps?\n"),
+        ("--total_timestep=5", "unknown option --total-timestep; did you mean --total-timesteps?\n"),
+        ("--env x --core.position rope --core.position.bas 9", "did you mean --core.position.base?\n"),
+        ("--env x --whatever", "unknown option --whatever; see: rlxf train gtrxl --help\n"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_name(words, told, capsys):
+    status, text = shown(capsys, "train", "gtrxl", *words.split())
+    assert status == 2
+    assert text.startswith("rlxf: unknown option ")
+    assert text.endswith(told)
+
+
+def test_every_option_of_the_help_text_is_known(capsys):
+    """A known one is left to tyro, which says that its value is missing."""
+    _, text = shown(capsys, "train", "gtrxl", "--help")
+    for name in set(re.findall(r"│ (--[a-z.-]+)", text)):
+        status, text = shown(capsys, "train", "gtrxl", name, "--seed", "no number")
+        assert (status, "unknown option" in text) == (2, False), name
+
+
+@pytest.mark.parametrize("text", ["1e5", "100_000", "100000", "1.0e5", "0.1e6"])
+@pytest.mark.parametrize("words", ["train gtrxl --env x --total-timesteps", "train dt --dataset x --updates"])
+def test_counts_may_be_written_with_an_exponent(words, text):
+    options = parse([*words.split(), text])
+    assert getattr(options, words.rpartition("--")[2].replace("-", "_")) == 100_000
+
+
+@pytest.mark.parametrize("text", ["1.5", "1e-3", "many", "nan", "inf", "1e30", "1e999999999", ""])
+@pytest.mark.parametrize("option", ["--total-timesteps", "--evaluate-every"])
+def test_what_is_no_count_is_refused_in_one_sentence(option, text, capsys):
+    for words in ([option, text], [f"{option}={text}"]):
+        status, told = shown(capsys, "train", "gtrxl", "--env", "x", *words)
+        expected = f"rlxf: {option} must be a whole number such as 100000, 100_000 or 1e5, got {text}"
+        assert (status, told) == (2, f"{expected.rstrip()}\n")
+
+
+def test_the_version(capsys):
+    assert shown(capsys, "--version") == (0, f"rlxf {rlxf.__version__}\n")
+
+
+@pytest.mark.parametrize("words", ["--help", "train gtrxl --help", "techniques", "datasets", "--version"])
+def test_a_closed_pipe_is_no_error(words):
+    """The reader is gone before anything is written, as that of ``yes | head -1`` is soon."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "rlxf", *words.split()]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("command", WITHOUT_TORCH)

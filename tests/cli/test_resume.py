@@ -99,6 +99,8 @@ def assert_same_runs(one, other):
     assert (one / "best.zip").read_bytes() == (other / "best.zip").read_bytes()
     assert scalars(one) == scalars(other)
     assert rows(one) == rows(other)
+    headers = [(run / "progress.csv").read_text().splitlines()[0] for run in (one, other)]
+    assert headers[0] == headers[1]
 
 
 @pytest.mark.parametrize("number", [1, 4, 6])

@@ -22,7 +22,8 @@ ROLLOUT, ROLLOUTS = 2 * 16, 6
 TINY = shlex.split(
     f"--env CartPole-v1 --total-timesteps {ROLLOUT * ROLLOUTS} --episodes 3 --evaluate-every 50"
     " --n-envs 2 --n-steps 16 --segment-length 8 --batch-size 16 --checkpoint-seconds 0 --no-progress-bar"
-    " --normalize-observations --memory-every 2 --attention-maps-every 4 --histograms-every 1 --no-videos"
+    " --normalize-observations --normalize-rewards --evaluation-episodes 2 --memory-every 2"
+    " --attention-maps-every 4 --histograms-every 1 --no-videos"
     " --core.width 8 --core.layers 1 --core.memory.length 8"
 )
 OF_THE_CLOCK = ("time/fps", "time/time_elapsed")
@@ -79,9 +80,14 @@ def histograms(run):
     return found
 
 
+def header(run):
+    return (run / "progress.csv").read_text().splitlines()[0]
+
+
 def assert_same_runs(one, other):
-    assert (one / "checkpoint.zip").read_bytes() == (other / "checkpoint.zip").read_bytes()
-    assert (one / "normalizer.zip").read_bytes() == (other / "normalizer.zip").read_bytes()
+    for name in ("checkpoint.zip", "normalizer.zip", "best.zip", "best-normalizer.zip"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    assert header(one) == header(other)
     assert scalars(one) == scalars(other)
     assert histograms(one) == histograms(other)
     assert lines(one) == lines(other)

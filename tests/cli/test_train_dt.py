@@ -29,7 +29,7 @@ from tests.datasets import ID, random_episodes, record, record_cartpole
 SETTABLE = {field.name for field in fields(OfflineLearner)}
 TINY = shlex.split(
     "--updates 4 --log-interval 2 --episodes 3 --context-length 4 --batch-size 4 --no-progress-bar"
-    " --core.width 8 --core.layers 1 --core.position rope"
+    " --core.width 8 --core.layers 1 --core.position rope --evaluate-every 0"
 )
 
 

@@ -127,7 +127,8 @@ def test_the_same_seed_trains_the_same_agent(tmp_path):
         (["--env", "CartPole-v1", "--core.dropout", "0.1"], "dropout must be 0, got 0.1"),
         (["--env", "CartPole-v1", "--total-timesteps", "0"], "total_timesteps must be at least 1, got 0"),
         (["--env", "CartPole-v1", "--episodes", "0"], "episodes must be at least 1, got 0"),
-        (["--env", "CartPole-v1", "--evaluate-every", "0"], "evaluate_every must be at least 1, got 0"),
+        (["--env", "CartPole-v1", "--evaluate-every", "-1"], "evaluate_every must be finite and at least 0"),
+        (["--env", "CartPole-v1", "--evaluation-episodes", "0"], "evaluation_episodes must be at least 1"),
         (["--env", "CartPole-v1", "--n-envs", "0"], "n_envs must be at least 1, got 0"),
         (["--env", "CartPole-v1", "--policy", "CnnGTrXLPolicy"], "MlpGTrXLPolicy"),
         (["--env", "CartPole-v1", "--learning-rate", "fast"], "fast"),
@@ -220,7 +221,7 @@ def test_every_environment_is_closed(monkeypatch):
 
     monkeypatch.setattr(Task, "make", watched)
     train("--evaluate-every", "32")
-    assert len(made) == 3, "to train in, to evaluate in meanwhile, and at the end"
+    assert len(made) == 4, "to train in, to evaluate in meanwhile, and at the end: the last and the best"
     assert closed == made[1:] + made[:1]
 
 
@@ -271,6 +272,51 @@ def test_what_is_no_number_is_not_normalised(env_id, capsys, tmp_path):
     told = refused(capsys, "train", "gtrxl", "--env", env_id, "--normalize-observations")
     assert "normalize_observations is for observations that are numbers" in told
     assert list(tmp_path.iterdir()) == []
+
+
+# Normalised rewards
+
+
+class Paid(Poisoned):
+    """Episodes of 4 steps, each of which pays 100."""
+
+    def __init__(self):
+        super().__init__(step=0)
+
+    def step(self, action):
+        self.left += 1
+        return np.zeros(2, np.float32), 100.0, self.left % 4 == 0, False, {}
+
+
+def test_normalised_rewards_are_learned_from_and_raw_ones_reported(monkeypatch, tmp_path):
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    gymnasium.register("tests/Paid-v0", Paid)
+    learned_from = []
+    act = GTrXLPPO._paid
+    monkeypatch.setattr(
+        GTrXLPPO, "_paid", lambda self, paid, *rest: learned_from.append(paid) or act(self, paid, *rest)
+    )
+    words = [
+        "--env",
+        "tests/Paid-v0",
+        *TINY,
+        "--normalize-rewards",
+        "--gamma",
+        "0.5",
+        "--evaluate-every",
+        "32",
+    ]
+    main(["train", "gtrxl", *words, "--run", "run"])
+    assert 0 < np.max(learned_from) <= 10
+    events = EventAccumulator("run").Reload()
+    for tag in ("eval/mean_reward", "rollout/ep_rew_mean"):
+        assert {event.value for event in events.Scalars(tag)} == {400.0}
+    kept = load_normalizer(tmp_path / "run/normalizer.zip", make_vec_env("tests/Paid-v0", 2))
+    assert (kept.norm_obs, kept.norm_reward, kept.gamma) == (False, True, 0.5)
+    assert kept.ret_rms.count == pytest.approx(64, abs=1)
+    assert json.loads((tmp_path / "run/config.json").read_text())["normalize_rewards"] is True
+    main(["evaluate", "run", "--episodes", "2", "--no-progress-bar"])
+    assert EventAccumulator("run/evaluation").Reload().Scalars("eval/mean_reward")[-1].value == 400.0
 
 
 # Interruption

@@ -2,8 +2,11 @@
 
 import inspect
 import json
+import random
 
+import numpy as np
 import pytest
+import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import configure
@@ -82,6 +85,39 @@ def test_the_best_is_kept_by_the_first_target(tmp_path):
     Learner([0.2, 0.9, 0.5, 0.9, 0.1]).learn(5, callback)
     assert callback.best_step == max(callback.reports, key=lambda step: callback.reports[step].mean) == 2
     assert best.read_text() == "2"
+
+
+def test_what_belongs_to_the_best_is_kept_with_it():
+    noted = []
+    callback = EvaluationCallback(
+        vec(Purse()), 1, 1, target_returns=[0.2], on_new_best=lambda: noted.append(callback.best)
+    )
+    Learner([0.2, 0.9, 0.5, 0.95]).learn(4, callback)
+    assert noted == sorted(noted)
+    assert len(noted) == 3
+    assert callback.best == noted[-1] == callback.last.first.mean
+
+
+class Noisy(Countdown):
+    """Draws from every global generator, as some environments do."""
+
+    def step(self, action):
+        random.random(), np.random.random(), torch.rand(())  # noqa: NPY002
+        return super().step(action)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_an_evaluation_changes_no_bit_of_a_training(deterministic):
+    """Also if the environment and the policy draw from the generators that the training draws from."""
+    trained = []
+    for callbacks in ([], [EvaluationCallback(Noisy(4), 2, every_steps=5, deterministic=deterministic)]):
+        agent = learner(vec(Countdown(3)))
+        agent.learn(32, callbacks)
+        trained.append((agent.policy.state_dict(), random.getstate(), np.random.random()))  # noqa: NPY002
+        random.seed(0)
+    (alone, *generators), (watched, *others) = trained
+    assert all(torch.equal(alone[name], watched[name]) for name in alone)
+    assert generators == others
 
 
 def test_without_a_path_nothing_is_kept():

@@ -3,14 +3,12 @@
 import csv
 
 import pytest
-from stable_baselines3.common.logger import CSVOutputFormat, TensorBoardOutputFormat
+from stable_baselines3.common.logger import TensorBoardOutputFormat
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf.training import CheckpointError
-from rlxf.training.continued_log import ContinuedCSV, ContinuedTensorBoard
+from rlxf.training.continued_log import STEP, ContinuedCSV, ContinuedTensorBoard, ProgressCSV
 from rlxf.training.log_files import LogFiles, LogPosition, cut_events, replaced_events
-
-STEP = "time/total_timesteps"
 
 
 def write(log, steps, value=1.0, **more):
@@ -26,7 +24,7 @@ def rows(path):
 
 def test_rows_behind_the_point_are_taken_back(tmp_path):
     path = tmp_path / "progress.csv"
-    log = CSVOutputFormat(str(path))
+    log = ProgressCSV(path)
     write(log, range(5), value=2)
     log.close()
     log = ContinuedCSV(path, LogPosition(rows=3))
@@ -37,7 +35,7 @@ def test_rows_behind_the_point_are_taken_back(tmp_path):
 
 def test_new_columns_may_come(tmp_path):
     path = tmp_path / "progress.csv"
-    log = CSVOutputFormat(str(path))
+    log = ProgressCSV(path)
     write(log, range(2), text='with "quotes", and\na line')
     log.close()
     log = ContinuedCSV(path, LogPosition(rows=2))
@@ -56,6 +54,38 @@ def test_a_row_that_was_cut_off_does_not_count(tmp_path):
     assert path.read_text() == f"{STEP},loss\n0,1\n1,2\n"
 
 
+KEYS = [f"{group}/{name}" for group in ("train", "eval", "rollout") for name in "pqxyzabc"]
+
+
+@pytest.mark.parametrize("order", [KEYS, KEYS[::-1]])
+def test_columns_are_sorted_from_the_first_row_on(tmp_path, order):
+    path = tmp_path / "progress.csv"
+    log = ProgressCSV(path)
+    for number in range(1, len(order) + 1):
+        logged = dict.fromkeys(order[:number], 0.5) | {STEP: number}
+        log.write(logged, dict.fromkeys(logged), number)
+        header = path.read_text().splitlines()[0].split(",")
+        assert header == [STEP, *sorted(order[:number])]
+    log.close()
+    found = rows(path)
+    assert [row[STEP] for row in found] == [str(number) for number in range(1, len(order) + 1)]
+    assert [sum(value != "" for value in row.values()) for row in found] == list(range(2, len(order) + 2))
+
+
+def test_a_resumed_log_is_that_of_a_run_left_alone(tmp_path):
+    """Columns that came after the point go with their rows: the file is equal, byte for byte."""
+    whole, cut = ProgressCSV(tmp_path / "whole.csv"), ProgressCSV(tmp_path / "cut.csv")
+    for log in (whole, cut):
+        write(log, range(3))
+    write(cut, [3, 4], only_here=1)
+    cut.close()
+    cut = ContinuedCSV(tmp_path / "cut.csv", step=2)
+    for log in (whole, cut):
+        write(log, range(3, 6), new=0.5)
+        log.close()
+    assert (tmp_path / "cut.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
 @pytest.mark.parametrize("made", [True, False])
 def test_an_empty_or_missing_file_is_begun(tmp_path, made):
     path = tmp_path / "progress.csv"
@@ -68,7 +98,7 @@ def test_an_empty_or_missing_file_is_begun(tmp_path, made):
 
 
 def test_from_the_beginning_nothing_stays(tmp_path):
-    write(log := CSVOutputFormat(str(tmp_path / "progress.csv")), range(3), other=1.0)
+    write(log := ProgressCSV(tmp_path / "progress.csv"), range(3), other=1.0)
     log.close()
     write(log := TensorBoardOutputFormat(str(tmp_path)), range(3))
     log.close()

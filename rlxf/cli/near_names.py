@@ -1,0 +1,63 @@
+"""Unknown options and commands are refused with the name that was most likely meant."""
+
+import io
+import re
+from collections.abc import Callable, Collection, Sequence
+from contextlib import redirect_stdout, suppress
+from difflib import get_close_matches
+from typing import Any
+
+from rlxf.cli.commands import COMMANDS
+from rlxf.cli.mistakes import leave
+
+OPTION = re.compile(r"(?:│|\s) (?:-h, )?(--[a-z][\w.-]*)(?:, (--[a-z][\w.-]*))?")
+"""The names of an option in a help text of tyro, which frames them where the output can show frames."""
+NEAR = 0.7
+"""Least similarity of a name that is proposed, from 0 to 1, as `difflib` measures it."""
+
+
+def option_names(read: Callable[..., Any]) -> set[str]:
+    """Names of all options of a command, as its help text shows them.
+
+    Args:
+        read: ``tyro.cli`` for the command, but for the arguments.
+    """
+    with redirect_stdout(io.StringIO()) as shown, suppress(SystemExit):
+        read(args=["--help"])
+    return {name for names in OPTION.findall(shown.getvalue()) for name in names if name}
+
+
+def refuse_unknown_options(args: Sequence[str], known: Collection[str], help_command: str) -> None:
+    """Leave with status 2 and one line if an option is unknown; ``_`` and ``-`` in names are the same.
+
+    Args:
+        args: words of the command line, after those of the command.
+        known: names of its options.
+        help_command: shows them.
+    """
+    for word in args:
+        name = word.partition("=")[0].replace("_", "-")
+        if name.startswith("--") and len(name) > 2 and name not in known:
+            near = _nearest(name, known)
+            leave(f"unknown option {name}; {f'did you mean {near}?' if near else f'see: {help_command}'}", 2)
+
+
+def refuse_unknown_command(group: str, args: Sequence[str]) -> None:
+    """Leave with status 2 and one line if the next word is no command.
+
+    Args:
+        group: the word that was read already, "train"; "" for none.
+        args: the words after it.
+    """
+    if not args or args[0].startswith("-"):
+        return
+    start = f"{group} " if group else ""
+    known = {words.removeprefix(start).split()[0]: None for words in COMMANDS if words.startswith(start)}
+    near = _nearest(args[0], known)
+    hint = f"did you mean {start}{near}?" if near else f"there are: {', '.join(known)}"
+    leave(f"unknown command {start}{args[0]}; {hint}", 2)
+
+
+def _nearest(name: str, known: Collection[str]) -> str | None:
+    """The known name that is nearest; None if none is near."""
+    return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=NEAR)), None)

@@ -1,0 +1,257 @@
+"""What a training shows while it goes on: a line every few seconds, or a panel on a terminal."""
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import KVWriter
+from stable_baselines3.common.utils import safe_mean
+
+from rlxf.cli.screen import Screen, block, show
+from rlxf.evaluation import EvaluationCallback, TargetSweep
+
+LINE_SECONDS = 5.0
+"""From one line to the next, where the output is no terminal."""
+PANEL_SECONDS = 0.5
+"""From one refresh of the panel on a terminal to the next."""
+NUMBERS = (int, float, np.number)
+ONLINE = {"explained variance": ("train/explained_variance", 1), "entropy": ("train/entropy_loss", -1)}
+"""What is shown of an agent that plays: label -> tag of the log, and a factor."""
+OFFLINE = {"loss": ("train/loss", 1)}
+"""What is shown of a training on data."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a training stands.
+
+    Args:
+        unit: what is counted, "steps" or "updates".
+        done: how many are done.
+        total: how many are asked for, rounded up to what can be done.
+        per_second: since the training began or was resumed.
+        figures: label -> value as text: returns, losses.
+        evaluation: the last evaluation and the best; "" before the first.
+    """
+
+    unit: str
+    done: int
+    total: int
+    per_second: float
+    figures: dict[str, str] = field(default_factory=dict)
+    evaluation: str = ""
+
+    @property
+    def left(self) -> str:
+        """The time left at this rate, as hours, minutes and seconds."""
+        seconds = (self.total - self.done) / self.per_second if self.per_second else 0.0
+        return f"{timedelta(seconds=round(max(seconds, 0.0)))} left"
+
+    @property
+    def counted(self) -> str:
+        """What is done, of how much."""
+        return f"{self.unit} {self.done:,}/{self.total:,}"
+
+    @property
+    def rate(self) -> str:
+        """Of steps or updates per second."""
+        return f"{self.per_second:,.{0 if self.per_second >= 10 else 1}f} {self.unit}/s"
+
+    @property
+    def told(self) -> list[str]:
+        """The figures, each with its label."""
+        return [f"{label} {value}" for label, value in self.figures.items()]
+
+
+class View(ABC):
+    """Shows standings, one after the other."""
+
+    every_seconds: float
+
+    @abstractmethod
+    def show(self, standing: Standing) -> None:
+        """Show the newest one."""
+
+
+class Lines(View):
+    """A line for each: for log files."""
+
+    every_seconds = LINE_SECONDS
+
+    def show(self, standing: Standing) -> None:
+        """Print it."""
+        parts = [standing.counted, *standing.told, standing.rate, standing.left, standing.evaluation]
+        show(" | ".join(filter(None, parts)))
+
+
+class Panel(View):
+    """A block of three lines on a terminal, redrawn in place."""
+
+    every_seconds = PANEL_SECONDS
+
+    def __init__(self, live: Live):
+        self._live = live
+
+    def show(self, standing: Standing) -> None:
+        """Redraw the block."""
+        self._live.update(_block(standing), refresh=True)
+
+
+def _block(standing: Standing) -> Group:
+    head = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=standing.total, completed=standing.done, width=24, finished_style="green")
+    head.add_row(standing.counted, bar, standing.rate, standing.left)
+    lines = ["   ".join(standing.told), standing.evaluation]
+    return Group(head, *(Text(line) for line in lines if line))
+
+
+@contextmanager
+def view() -> Iterator[View]:
+    """A `Panel` where the standard output is a terminal, else `Lines`."""
+    if not (sys.stdout.isatty() and Screen().is_interactive):
+        yield Lines()
+        return
+    with block() as live:
+        yield Panel(live)
+
+
+class Latest(KVWriter):
+    """An output of a logger that keeps the newest value of each tag."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def write(
+        self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
+    ) -> None:
+        """Keep those that are numbers."""
+        numbers = {tag: value for tag, value in key_values.items() if isinstance(value, NUMBERS)}
+        self.values.update(numbers)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Progress(BaseCallback):
+    """Shows how a training goes: every few seconds, after each evaluation, and at the end.
+
+    It draws no random number and changes nothing that is learned or logged.
+
+    Args:
+        view: where it is shown.
+        unit: what is counted.
+        total: steps or updates in all.
+        figures: what is shown of the log, `ONLINE` or `OFFLINE`.
+        evaluation: evaluates during the training; None for no evaluation. It comes before this callback.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        unit: str,
+        total: int,
+        figures: dict[str, tuple[str, int]],
+        evaluation: EvaluationCallback | None = None,
+    ):
+        super().__init__()
+        self.view, self.unit, self.total = view, unit, total
+        self.figures, self.evaluation = figures, evaluation
+        self._latest = Latest()
+
+    def _on_training_start(self) -> None:
+        self.logger.output_formats.append(self._latest)
+        self._began, self._before = time.monotonic(), self.model.num_timesteps
+        self._shown, self._evaluated = self._began, self._evaluations
+
+    def _on_step(self) -> bool:
+        due = time.monotonic() - self._shown >= self.view.every_seconds
+        if due or self._evaluations != self._evaluated:
+            self._show()
+        return True
+
+    def _on_training_end(self) -> None:
+        self._show()
+        self.logger.output_formats.remove(self._latest)
+
+    @property
+    def _evaluations(self) -> int:
+        return 0 if self.evaluation is None else len(self.evaluation.reports)
+
+    def _show(self) -> None:
+        self._shown, self._evaluated = time.monotonic(), self._evaluations
+        self.view.show(self._standing())
+
+    def _standing(self) -> Standing:
+        done = self.model.num_timesteps
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        return Standing(
+            self.unit,
+            done,
+            max(self.total, done),
+            (done - self._before) / seconds,
+            self._played() | self._logged(),
+            "" if self.evaluation is None else evaluation_told(self.evaluation),
+        )
+
+    def _played(self) -> dict[str, str]:
+        """Of the last episodes that ended in training, by default 100; nothing before the first."""
+        played, successes = self.model.ep_info_buffer, self.model.ep_success_buffer
+        found = {"return": f"{safe_mean([each['r'] for each in played]):.4g}"} if played else {}
+        return found | ({"success": f"{safe_mean(successes):.1%}"} if successes else {})
+
+    def _logged(self) -> dict[str, str]:
+        logged = self._latest.values
+        return {
+            label: f"{factor * logged[tag]:.3g}"
+            for label, (tag, factor) in self.figures.items()
+            if tag in logged
+        }
+
+
+def evaluation_told(evaluation: EvaluationCallback) -> str:
+    """The last evaluation, at each target return if there are some, and the best one."""
+    last, best = evaluation.last, ""
+    if evaluation.best is not None:
+        best = f"best {evaluation.best:.4g} at {evaluation.best_step:,}"
+    if last is None:
+        return best
+    step = max(evaluation.reports)
+    if isinstance(last, TargetSweep):
+        reached = ", ".join(f"{target:g} -> {report.mean:.4g}" for target, report in last.reports.items())
+    else:
+        reached = f"{last.mean:.4g}"
+    return f"evaluation at {step:,}: {reached}; {best}"
+
+
+@contextmanager
+def progress(
+    shown: bool,
+    unit: str,
+    total: int,
+    figures: dict[str, tuple[str, int]],
+    evaluations: Iterable[EvaluationCallback] = (),
+) -> Iterator[list[BaseCallback]]:
+    """Callbacks that show a training: one, or none if nothing is to be shown.
+
+    Args:
+        shown: whether anything is.
+        unit, total, figures: as in `Progress`.
+        evaluations: at most one, which is shown, too.
+    """
+    if not shown:
+        yield []
+        return
+    with view() as where:
+        yield [Progress(where, unit, total, figures, next(iter(evaluations), None))]

@@ -1,0 +1,191 @@
+"""What a training shows while it goes on, and which agent it keeps."""
+
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from rich.live import Live
+
+from rlxf import DecisionTransformer, GTrXLPPO
+from rlxf.cli import main, progress, screen
+from rlxf.cli.periodic_evaluation import interval
+from rlxf.cli.progress import Lines, Panel, Standing
+from rlxf.cli.screen import Screen
+from tests.cli.running import refused, train
+from tests.datasets import ID, record_cartpole
+
+SHOWN = ["--progress-bar", "--evaluation-episodes", "2"]
+OFFLINE = shlex.split(
+    f"train dt --dataset {ID} --updates 4 --log-interval 1 --episodes 2 --evaluation-episodes 2"
+    " --context-length 4 --batch-size 4 --core.width 8 --core.layers 1 --run run"
+)
+
+
+@pytest.fixture(autouse=True)
+def at_each_step(monkeypatch):
+    """Something is shown at each step, not every few seconds."""
+    monkeypatch.setattr(Lines, "every_seconds", 0.0)
+
+
+@pytest.fixture
+def data(minari_root):
+    record_cartpole()
+
+
+def lines(text):
+    return [line for line in text.splitlines() if re.match("(steps|updates) [0-9,]+/", line)]
+
+
+# What is shown
+
+
+def test_returns_are_shown_while_an_agent_plays(capsys):
+    train("--run", "run", "--total-timesteps", "70", *SHOWN, "--evaluate-every", "None")
+    found = lines(capsys.readouterr().out)
+    assert [line.split()[1] for line in found[:2]] == ["2/96", "4/96"], "whole rollouts of 32 steps"
+    assert found[-1].startswith("steps 96/96 | return ")
+    for part in (" | success ", "% | explained variance ", " | entropy ", " steps/s | 0:00:00 left | "):
+        assert part in found[-1]
+    assert re.search(r"evaluation at 96: \S+; best \S+ at (32|64|96)$", found[-1])
+
+
+def test_loss_and_evaluations_at_each_target_are_shown_of_a_training_on_data(data, capsys):
+    main([*OFFLINE, "--target-returns", "9", "3"])
+    found = lines(capsys.readouterr().out)
+    assert found[-1].startswith("updates 4/4 | loss ")
+    assert re.search(r"evaluation at 4: 9 -> \S+, 3 -> \S+; best \S+ at [1-4]$", found[-1])
+
+
+def test_pretraining_and_distillation_show_their_loss(data, capsys):
+    sizes = shlex.split("--context-length 4 --batch-size 4 --core.width 8 --core.layers 1 --log-interval 1")
+    main(["pretrain", "--dataset", ID, "--updates", "2", "--run", "pre", *sizes])
+    assert lines(capsys.readouterr().out)[-1].startswith("updates 2/2 | loss ")
+    train("--run", "teacher")
+    main(["distill", "teacher", "--steps", "32", "--run", "student"])
+    assert re.match("steps 32/32 \\| return ", lines(capsys.readouterr().out)[-1])
+
+
+@pytest.mark.parametrize("quiet", [["--quiet"], ["--no-progress-bar"]])
+def test_no_progress_where_none_is_wanted(quiet, capsys):
+    train("--run", "run", *SHOWN, "--evaluate-every", "32", *quiet)
+    shown = capsys.readouterr().out
+    assert not lines(shown)
+    assert ("total_timesteps" in shown) is ("--quiet" not in quiet)
+    assert "Evaluation over 3 episodes" in shown
+    assert "best evaluation during training: mean return " in shown
+
+
+def test_on_a_terminal_a_block_is_redrawn_in_place():
+    shown = io.StringIO()
+    terminal = Screen(file=shown, force_terminal=True, width=120)
+    figures = {"return": "0.5"}
+    with Live(console=terminal, auto_refresh=False) as live:
+        for done in (10, 20):
+            Panel(live).show(
+                Standing("steps", done, 40, 10.0, figures, "evaluation at 10: 0.4; best 0.4 at 10")
+            )
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
+    assert "steps 20/40" in plain
+    assert "10 steps/s 0:00:02 left" in plain
+    assert "return 0.5" in plain
+    assert "\x1b[1A" in shown.getvalue(), "the cursor goes up again"
+
+
+def test_what_is_printed_goes_above_the_block(capsys):
+    with screen.block() as live:
+        live.console.file = io.StringIO()
+        live.update("block", refresh=True)
+        screen.show("a line")
+        live.update("block again", refresh=True)
+        shown = live.console.file.getvalue()
+    screen.show("afterwards")
+    assert shown.index("a line") < shown.rindex("block again")
+    assert capsys.readouterr().out == "afterwards\n"
+
+
+def test_without_a_terminal_there_are_lines(capsys):
+    with progress.view() as view:
+        assert isinstance(view, Lines)
+
+
+def test_progress_changes_no_bit(tmp_path):
+    train("--run", "shown", *SHOWN)
+    train("--run", "silent", "--quiet")
+    assert (tmp_path / "shown/checkpoint.zip").read_bytes() == (
+        tmp_path / "silent/checkpoint.zip"
+    ).read_bytes()
+
+
+# How often is evaluated, and what is kept
+
+
+def test_a_tenth_of_the_training_lies_between_evaluations():
+    assert interval(None, 200_000, least=2_048) == 20_000
+    assert interval(None, 200_001) == 20_001
+    assert interval(None, 5_000, least=2_048) == 2_048
+    assert interval(0, 5_000, least=2_048) == 0
+    assert interval(7, 5_000, least=2_048) == 7
+
+
+def test_evaluations_change_no_bit_of_what_is_learned(tmp_path, data):
+    """The same weights come out with and without them."""
+    for run, every in (("with", "32"), ("without", "0")):
+        train("--run", run, "--normalize-observations", "--evaluate-every", every)
+        offline = [*OFFLINE[:-1], f"offline-{run}", "--core.dropout", "0.2", "--evaluate-every", every[0]]
+        main([*offline, "--quiet"])
+    for start in ("", "offline-"):
+        one, other = (tmp_path / f"{start}{run}/checkpoint.zip" for run in ("with", "without"))
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_the_best_agent_is_kept_by_default(capsys, data):
+    train("--run", "run", "--evaluate-every", "None", "--normalize-observations")
+    told = capsys.readouterr().out
+    best = GTrXLPPO.load("run/best.zip", device="cpu")
+    assert best.num_timesteps in (32, 64)
+    assert f"at step {best.num_timesteps}, kept in run/best.zip\n" in told
+    assert Path("run/best-normalizer.zip").is_file()
+    assert json.loads(Path("run/config.json").read_text())["evaluate_every"] == 32
+    main([*OFFLINE[:-1], "offline", "--quiet"])
+    best = DecisionTransformer.load("offline/best.zip", device="cpu")
+    assert f"at update {best.num_timesteps}, kept in offline/best.zip\n" in capsys.readouterr().out
+
+
+def test_without_evaluations_nothing_is_kept_as_best(capsys):
+    train("--run", "run", "--evaluate-every", "0")
+    assert not Path("run/best.zip").exists()
+    assert "best" not in capsys.readouterr().out.lower()
+    assert "run has no best.zip" in refused(capsys, "evaluate", "run", "--checkpoint", "best")
+
+
+@pytest.mark.parametrize("asked", ["last", "best", "all"])
+def test_either_checkpoint_can_be_evaluated(asked, finished, capsys):
+    words = ["evaluate", str(finished), "--episodes", "2", "--no-progress-bar", "--checkpoint", asked]
+    main(words)
+    shown = capsys.readouterr().out
+    assert ("Last checkpoint" in shown, "Best checkpoint" in shown) == (asked != "best", asked != "last")
+
+
+def test_the_best_one_is_shown_what_it_saw(monkeypatch):
+    """The statistics of observations go on after the best evaluation: it keeps its own."""
+    for seed, run in enumerate(("run", "other")):
+        cartpole = ["--env", "CartPole-v1", "--env-kwargs", "{}", "--seed", str(seed)]
+        train("--run", run, *cartpole, "--normalize-observations")
+    Path("run/best.zip").write_bytes(Path("run/checkpoint.zip").read_bytes())
+    Path("run/best-normalizer.zip").write_bytes(Path("other/normalizer.zip").read_bytes())
+    seen, predict = [], GTrXLPPO.predict
+
+    def watched(self, observation, *rest, **more):
+        seen.append(observation.copy())
+        return predict(self, observation, *rest, **more)
+
+    monkeypatch.setattr(GTrXLPPO, "predict", watched)
+    first = {}
+    for which in ("last", "best"):
+        seen.clear()
+        main(["evaluate", "run", "--episodes", "1", "--no-progress-bar", "--checkpoint", which])
+        first[which] = seen[0]
+    assert (first["last"] != first["best"]).any()
