@@ -79,7 +79,7 @@ def test_a_resumed_log_is_that_of_a_run_left_alone(tmp_path):
         write(log, range(3))
     write(cut, [3, 4], only_here=1)
     cut.close()
-    cut = ContinuedCSV(tmp_path / "cut.csv", step=2)
+    cut = ContinuedCSV(tmp_path / "cut.csv", LogPosition(rows=3))
     for log in (whole, cut):
         write(log, range(3, 6), new=0.5)
         log.close()
