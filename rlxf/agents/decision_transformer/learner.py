@@ -148,7 +148,7 @@ class DecisionTransformer(WindowLearner):
         _init_setup_model: bool = True,
     ):
         self.objective = Imitation() if objective is None else objective
-        self._stateless, self._other_versions = StatelessCalls(), set[str]()
+        self._stateless, self._other_versions = StatelessCalls(stacklevel=5), set[str]()
         super().__init__(
             DecisionTransformerModel,
             dataset,
