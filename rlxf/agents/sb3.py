@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
+from rlxf.agents.devices import check_device
 from rlxf.agents.gtrxl.checkpoint import checkpoint_path
 from rlxf.agents.gtrxl.settings import as_training_env
 from rlxf.agents.sb3_algorithms import algorithm_of, class_of
@@ -51,7 +52,8 @@ def import_sb3(
         The agent, of the algorithm's own class.
 
     Raises:
-        ValueError: if it is not trusted, the algorithm is not known, or ``normalizer`` comes without ``env``.
+        ValueError: if it is not trusted, the algorithm is not known, ``normalizer`` comes without ``env``, or
+            there is no such device.
         FileNotFoundError: if there is no such file.
         CheckpointError: if a file is damaged, of something else, or does not fit ``env``.
         ImportError: if sb3-contrib is needed and not installed.
@@ -59,6 +61,7 @@ def import_sb3(
     Warns:
         UserWarning: if the RL Zoo's statistics lie beside the file and none are passed.
     """
+    check_device(device)
     path = checkpoint_path(path)
     _check_trusted(path, trust)
     _check_normalizer(path, env is not None, normalizer)

@@ -13,10 +13,13 @@ class StatelessCalls:
     There is a warning if ``episode_start`` says that an observation is not the first of its episode, and at
     the `PATIENCE`-th call in a row that has neither a state nor ``episode_start``. To predict for independent
     observations, pass ``episode_start=np.ones(n, dtype=bool)``: these calls are never counted.
+
+    Args:
+        stacklevel: frames from the warning to the caller of ``predict``, as in ``warnings.warn``.
     """
 
-    def __init__(self) -> None:
-        self._in_a_row, self._warned = 0, False
+    def __init__(self, stacklevel: int) -> None:
+        self._in_a_row, self._warned, self._stacklevel = 0, False, stacklevel
 
     def note(self, state: Any, first: bool | None) -> None:
         """Take note of a call.
@@ -39,5 +42,5 @@ class StatelessCalls:
             f"{what}, so the agent acts without memory, as in the first step of an episode: pass on the "
             f"state of the previous call, actions, state = agent.predict(obs, state, episode_start); for "
             f"independent observations pass episode_start=np.ones(n, dtype=bool)",
-            stacklevel=5,
+            stacklevel=self._stacklevel,
         )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlxf import GTrXLPPO
+from rlxf import GTrXLPPO, import_sb3
 from rlxf.agents.devices import check_device
 
 
@@ -44,3 +44,9 @@ def test_an_agent_does_not_fall_back_to_the_cpu(monkeypatch, tmp_path):
     GTrXLPPO("MlpGTrXLPolicy", "CartPole-v1", n_envs=8, device="auto").save(tmp_path / "agent")
     with pytest.raises(ValueError, match=r"asks for a GPU"):
         GTrXLPPO.load(tmp_path / "agent", device="cuda")
+
+
+def test_an_imported_agent_does_not_fall_back_to_the_cpu(monkeypatch, tmp_path):
+    gpus(monkeypatch, 0)
+    with pytest.raises(ValueError, match="asks for a GPU"):
+        import_sb3(tmp_path / "agent.zip", trust=True, device="cuda")

@@ -34,7 +34,7 @@ def test_a_loop_that_drops_the_state(agent):
         for _ in range(3 * PATIENCE):
             agent.predict(OBSERVATION)
 
-    assert len(told(play)) == 1
+    assert told(play) == [__file__]
     assert told(play) == []
 
 
@@ -82,7 +82,7 @@ def test_a_decision_transformer_knows_by_its_time_steps():
             agent.predict(observation)
 
     assert told(lambda: play(first)) == []
-    assert len(told(lambda: play(later))) == 1
+    assert told(lambda: play(later)) == [__file__]
 
 
 def test_a_decision_transformer_that_is_told():
@@ -93,7 +93,7 @@ def test_a_decision_transformer_that_is_told():
 
 
 def test_calls_with_a_state_start_the_count_again():
-    calls = StatelessCalls()
+    calls = StatelessCalls(stacklevel=2)
 
     def play():
         for state in ([None] * (PATIENCE - 1) + ["state"]) * 3:

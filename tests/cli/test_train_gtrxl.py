@@ -346,3 +346,11 @@ def wait_for(log, process) -> None:
     while not (log.exists() and log.read_text().count("\n") > 2):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
+
+
+def test_a_missing_gpu_is_told_in_one_line(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    run = tmp_path / "run"
+    message = refused(capsys, "train", "gtrxl", *TASK, *TINY, "--device", "cuda", "--run", str(run))
+    assert "device='cuda' asks for a GPU, and torch finds none" in message
+    assert not run.exists()

@@ -168,7 +168,7 @@ class DecisionTransformer(WindowLearner):
     ):
         self.objective = Imitation() if objective is None else objective
         self.trust = trust
-        self._stateless, self._other_versions = StatelessCalls(), set[str]()
+        self._stateless, self._other_versions = StatelessCalls(stacklevel=5), set[str]()
         super().__init__(
             DecisionTransformerModel,
             dataset,

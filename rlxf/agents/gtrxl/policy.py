@@ -99,7 +99,7 @@ class GTrXLPolicy(BasePolicy):
             optimizer_kwargs=optimizer_kwargs,
         )
         check_exits(core, action_space)
-        self._stateless = StatelessCalls()
+        self._stateless = StatelessCalls(stacklevel=7)
         self.core, self.across_episodes = core, across_episodes
         self.features_extractor = self.make_features_extractor()
         features = self.features_extractor.features_dim

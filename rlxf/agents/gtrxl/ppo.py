@@ -173,9 +173,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
     normalized_observations: bool
     """Whether it has learned from observations that a ``VecNormalize`` made; a file keeps it."""
+    _warned_of_filler = False
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = POLICIES | SB3_POLICIES
     policy: GTrXLPolicy  # type: ignore[assignment]
-    _warned_of_filler: bool
 
     @explain_unknown(SB3_ARGUMENTS)
     def __init__(
@@ -365,7 +365,6 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self._alarms, self._ended = Alarms(self.action_space), Ended()
         self._resting, self.iterations = False, 0
         self.normalized_observations = False
-        self._warned_of_filler = False
 
     @cached_property
     def rollout_buffer(self) -> SegmentBuffer:  # type: ignore[override]
