@@ -29,7 +29,7 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 VARY = "<!-- numbers vary -->"
-NUMBER = re.compile(r"-?\d[\d,]*(\.\d+)?(e[+-]?\d+)?")
+NUMBER = re.compile(r"-?\d+(,\d{3})*(\.\d+)?(e[+-]?\d+)?")
 RUN = re.compile(r"([━─])\1+")
 ASSIGNMENT = re.compile(r"\w+=.*")
 

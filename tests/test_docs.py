@@ -109,6 +109,7 @@ def page_with(code: str, output: str, vary: bool = False) -> str:
         page_with("print('a')\nprint('b')", "a\nb"),
         page_with("print('a -0.5 b')", "a 1e-05 b", vary=True),
         page_with("print('┌──┐')", "┌────┐", vary=True),
+        page_with("print('from 1,000 to 0, surely')", "from 2 to 0.5, surely", vary=True),
         "```bash\necho 2\n```\n\n```text\n2\n```\n",
         "```bash\necho 2\n```\n",
     ],

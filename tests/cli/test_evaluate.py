@@ -220,6 +220,7 @@ def test_an_environment_that_gives_nan_is_named(finished, capsys, monkeypatch):
     ("config", "told"),
     [
         ({}, "is a run of None"),
+        ({"agent": "pretraining"}, "which cannot act: its weights are for rlxf train --pretrained"),
         ({"agent": "gtrxl"}, "config.json names no env but None: restore it, or give --env"),
         ({"agent": "gtrxl", "env": 3}, "config.json names no env but 3"),
         ({"agent": "gtrxl", "env": "rlxf/TMaze-v0", "env_kwargs": 3}, "must be a JSON object, got 3"),
