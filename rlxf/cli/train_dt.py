@@ -134,7 +134,8 @@ class TrainDecisionTransformer:
         Raises:
             ValueError: if its ``config.json`` lacks one, or its environment needs trust.
         """
-        config = {"env_kwargs": {}, "trust_data": False} | run.config  # missing where there was no choice yet
+        defaults: dict[str, Any] = {"env_kwargs": {}, "trust_data": False}
+        config = defaults | run.config  # missing where there was no choice yet
         if not trust:
             _check_untrusted(run)
         with config_read(run):
@@ -198,8 +199,8 @@ class TrainDecisionTransformer:
     def _agent(self) -> DecisionTransformer:
         options = {"download": self.download, "progress_bar": self.progress_bar}
         data = here().first_then_all(partial(load_trajectories, self.dataset, **options))
-        options = self.learner.arguments()
-        return DecisionTransformer(data, core=self.core, seed=self.seed, trust=self.trust_data, **options)
+        settings = self.learner.arguments()
+        return DecisionTransformer(data, core=self.core, seed=self.seed, trust=self.trust_data, **settings)
 
     def _config(self, agent: DecisionTransformer) -> dict[str, Any]:
         """What the run is started with, defaults included."""

@@ -122,7 +122,7 @@ class World:
     def untouched(self) -> bool:
         """Whether nothing was written among the files that are not the project's."""
         names = sorted(path.name for path in self.victims.iterdir())
-        return names == ["text"] and (self.victims / "text").read_text() == "mine"
+        return names == ["text"] and (self.victims / "text").read_bytes() == b"mine"
 
 
 def configured(path: Path, **changes: Any) -> Path:
