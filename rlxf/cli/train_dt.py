@@ -152,10 +152,8 @@ class TrainDecisionTransformer:
         Raises:
             ValueError: if its ``config.json`` lacks one, or its environment needs trust.
         """
-        config: dict[str, Any] = {
-            "env_kwargs": {},
-            "trust_data": False,
-        } | run.config  # missing where there was no choice yet
+        defaults: dict[str, Any] = {"env_kwargs": {}, "trust_data": False}
+        config = defaults | run.config  # missing where there was no choice yet
         if not trust:
             _check_untrusted(run)
         with config_read(run):

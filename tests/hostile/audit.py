@@ -12,15 +12,17 @@ from benchmarks.hurt_files import highest, resident
 
 STARTS = (
     *("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"),
-    *("pty.spawn", "os.startfile", "webbrowser.open", "ctypes.dlopen", "pickle.find_class", "marshal.loads"),
+    *("pty.spawn", "os.startfile", "webbrowser.open", "ctypes.dlopen", "pickle.find_class"),
     *("socket.connect", "socket.bind", "socket.getaddrinfo", "urllib.Request", "shutil.unpack_archive"),
 )
 """Events of which none may happen."""
-CHANGES = {
-    **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.truncate", "shutil.rmtree"), (0,)),
-    **dict.fromkeys(("os.rename", "os.link", "os.symlink"), (0, 1)),
+CHANGES: dict[str, tuple[tuple[int, int], ...]] = {
+    **dict.fromkeys(("os.remove", "os.rmdir", "shutil.rmtree"), ((0, 1),)),
+    **dict.fromkeys(("os.mkdir", "os.chmod"), ((0, 2),)),
+    **dict.fromkeys(("os.rename", "os.link"), ((0, 2), (1, 3))),
+    "os.symlink": ((1, 2),),
 }
-"""Events that change a folder, and which of their arguments are paths."""
+"""Events that change a folder: which arguments are paths, and the descriptors they are relative to."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -86,7 +88,8 @@ class Watch:
             return f"exec {name}" if name.startswith(self._hostile) else None
         if event == "open":
             return self._opened(*args)
-        wrong = [path for place in CHANGES.get(event, ()) if not self._may(path := args[place])]
+        paths = [_from(args[path], args[folder]) for path, folder in CHANGES.get(event, ())]
+        wrong = [path for path in paths if not self._may(path)]
         return f"{event} {wrong}" if wrong else None
 
     def _opened(self, path: Any, mode: str | None, flags: int) -> str | None:
@@ -98,6 +101,11 @@ class Watch:
             return True  # it was opened before
         real = os.path.realpath(os.fsdecode(path))
         return any(real == folder or real.startswith(f"{folder}/") for folder in self._writable)
+
+
+def _from(path: Any, folder: Any) -> Any:
+    """A path relative to an open folder as one by itself."""
+    return path if folder in (-1, None) else f"/proc/self/fd/{folder}/{os.fsdecode(path)}"
 
 
 def _packages() -> set[str]:

@@ -29,7 +29,8 @@ ATTACKS: dict[str, Attack] = {
 
 
 def attacked(world: World, watch: Watch, attack: Attack) -> dict[str, Any]:
-    """What came of one attack."""
+    """What came of one attack, whatever those before it have left."""
+    world.restore()
     action = attack.prepare(world)
     with watch.on() as seen:
         try:

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class World:
         self.minari, self.cache = self.root / "minari", self.root / "cache"
         for folder in (self.victims, self.minari, self.cache, self.root / "tmp", self.root / "runs"):
             folder.mkdir()
-        (self.victims / "text").write_text("mine")
+        self.restore()
         os.environ |= {"MINARI_DATASETS_PATH": str(self.minari), "RLXF_CACHE": str(self.cache)}
         os.environ |= {"TMPDIR": str(self.root / "tmp"), "MPLCONFIGDIR": str(self.root / "tmp")}
         module = self.root / "stranger"
@@ -110,10 +111,18 @@ class World:
         """The HDF5 file of a dataset."""
         return self.minari / dataset_id / "data/main_data.hdf5"
 
+    def restore(self) -> None:
+        """Undo what an attack has done: no module of the stranger is imported, no file is changed."""
+        for name in [name for name in sys.modules if name.partition(".")[0] in {"stranger", "antigravity"}]:
+            del sys.modules[name]
+        for path in self.victims.iterdir():
+            path.unlink()
+        (self.victims / "text").write_text("mine")
+
     def untouched(self) -> bool:
         """Whether nothing was written among the files that are not the project's."""
         names = sorted(path.name for path in self.victims.iterdir())
-        return names == ["text"] and (self.victims / "text").read_text() == "mine"
+        return names == ["text"] and (self.victims / "text").read_bytes() == b"mine"
 
 
 def configured(path: Path, **changes: Any) -> Path:
