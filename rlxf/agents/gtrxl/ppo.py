@@ -39,7 +39,7 @@ from rlxf.agents.gtrxl import checkpoint, loading, resuming
 from rlxf.agents.gtrxl.acting import Acting, without
 from rlxf.agents.gtrxl.alarms import Alarms
 from rlxf.agents.gtrxl.calibrating import Rehearsal, calibrated, check_independent
-from rlxf.agents.gtrxl.core import check_endless, resolve_core
+from rlxf.agents.gtrxl.core import check_endless, check_episode_length, resolve_core
 from rlxf.agents.gtrxl.distillation import Actor, Teaching
 from rlxf.agents.gtrxl.ended import Ended
 from rlxf.agents.gtrxl.hyperparameters import record_hyperparameters
@@ -233,6 +233,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
             device=device,
             _init_setup_model=_init_setup_model,
         )
+        if self.env is not None:
+            check_episode_length(self.core, self.env)
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         if policy_name not in POLICIES:
@@ -460,6 +462,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         check_forgotten(self.memory)
         if self.across_episodes and self.env is not None:
             check_whole_blocks(self.core, self.env)
+        if self.env is not None:
+            check_episode_length(self.core, self.env)
         agreed_statistics(self.env, self.ranks)
         before = self._last_obs
         with unspoiled(self.env):
