@@ -19,7 +19,11 @@ class Choices(Protocol):
     @property
     def depth(self) -> object: ...
     @property
+    def width(self) -> int: ...
+    @property
     def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
     @property
     def norm(self) -> str: ...
     @property
@@ -40,4 +44,7 @@ class Technique:
     cost: ClassVar[str]
 
     def check(self, choices: Choices) -> None:
-        """Raise ValueError unless it goes with the other choices of a transformer."""
+        """Raise ValueError unless it goes with the sizes and the other choices of a transformer.
+
+        What passes all checks can be built: `build` refuses nothing.
+        """

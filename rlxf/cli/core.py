@@ -1,7 +1,9 @@
 """The options of the transformer: its techniques by name, with the options of those that are chosen."""
 
+import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any, get_type_hints
@@ -15,7 +17,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from rlxf.attention import Full, TransformerSpec
+from rlxf.attention import ALiBi, Full, RoPE, Sinusoidal, TransformerSpec
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.patterns.window import bounded
@@ -37,6 +39,10 @@ SIZES = {
 """What is said of each choice that is no technique. Agents are causal and look at no other context."""
 
 
+OTHER_POSITIONS = (RoPE(), Sinusoidal(), ALiBi(), None)
+"""Positions to choose, in this order, where the default one does not go with what is named."""
+
+
 def core_registry(args: Sequence[str]) -> ConstructorRegistry:
     """How tyro reads a `TransformerSpec`, with the options of the techniques that ``args`` name.
 
@@ -44,7 +50,7 @@ def core_registry(args: Sequence[str]) -> ConstructorRegistry:
     object, ``--core.pattern '{"name": "Window", "size": 9}'``, has its options inside.
     """
     registry = ConstructorRegistry()
-    registry.struct_rule(partial(_spec_rule, named(args)))
+    registry.struct_rule(partial(_spec_rule, named(args), _names_position(args)))
     return registry
 
 
@@ -72,7 +78,14 @@ def narrowed(memory: Memory | None, asked: Pattern) -> Pattern:
     return pattern
 
 
-def _spec_rule(names: dict[str, str], info: StructTypeInfo) -> StructConstructorSpec | None:
+def _names_position(args: Sequence[str]) -> bool:
+    """Whether the position or one of its options is given."""
+    return any(re.match(r"--(no-)?core\.position([.=]|$)", word.lower()) for word in args)
+
+
+def _spec_rule(
+    names: dict[str, str], position_named: bool, info: StructTypeInfo
+) -> StructConstructorSpec | None:
     if info.type is not TransformerSpec:
         return None
     types = get_type_hints(TransformerSpec)
@@ -80,7 +93,8 @@ def _spec_rule(names: dict[str, str], info: StructTypeInfo) -> StructConstructor
     axes = [
         field for axis in TECHNIQUES for field in _axis(axis, getattr(info.default, axis), names.get(axis))
     ]
-    return StructConstructorSpec(_build, (*sizes, *axes))
+    join = TransformerSpec if position_named else with_some_position
+    return StructConstructorSpec(partial(_build, join), (*sizes, *axes))
 
 
 def _axis(axis: str, default: Any, name: str | None) -> Iterator[StructFieldSpec]:
@@ -116,13 +130,37 @@ def _options(axis: str) -> str:
     return f"{axis}_options"
 
 
-def _build(**values: Any) -> TransformerSpec:
+def with_some_position(**choices: Any) -> TransformerSpec:
+    """The spec of these choices; where the default position does not go with the others, one that does.
+
+    Raises:
+        ValueError: if no position goes with them; the refusal of the default one.
+
+    Warns:
+        UserWarning: if the position is another one than the default.
+    """
+    try:
+        return TransformerSpec(**choices)
+    except ValueError as refusal:
+        for position in OTHER_POSITIONS:
+            with suppress(ValueError):
+                spec = TransformerSpec(**choices | {"position": position})
+                warnings.warn(
+                    f"the default position does not go with the other choices: {refusal}; it is {position} "
+                    f"instead. To choose another one, give --core.position",
+                    stacklevel=2,
+                )
+                return spec
+        raise
+
+
+def _build(join: Callable[..., TransformerSpec], **values: Any) -> TransformerSpec:
     chosen = {axis: _technique(axis, values) for axis in TECHNIQUES if values[axis] != FITTING}
     sizes = {name: values[name] for name in SIZES}
     asked = chosen.pop("pattern", None)
     memory = chosen["memory"]
     pattern = within(memory, Full()) if asked is None else narrowed(memory, asked)
-    return TransformerSpec(**sizes, pattern=pattern, **chosen)
+    return join(**sizes, pattern=pattern, **chosen)
 
 
 def _technique(axis: str, values: dict[str, Any]) -> Any:

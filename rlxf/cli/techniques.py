@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from rlxf.cli.questions import CONTEXT_QUESTION, HEAD_QUESTION, QUESTIONS, summary
 from rlxf.cli.screen import show
@@ -74,7 +75,7 @@ def _show_table(title: str, techniques: Mapping[str, type[Any]], told: Callable[
     table = Table("technique", "what it does", title=title, expand=True)
     for technique in techniques.values():
         lines = (summary(technique), told(technique), technique.paper)
-        table.add_row(repr(technique()), "\n".join(lines))
+        table.add_row(Text(repr(technique())), Text("\n".join(lines)))
     show(table)
 
 

@@ -132,6 +132,12 @@ RECIPES = {
         pattern=Longformer(2, global_tokens=3),
         position=XLRelative(),
     ),
+    "spans without the token itself": replace(
+        DEFAULT, kernel=AdaptiveSpan(limit=4, ramp=3, include_self=False), position=XLRelative()
+    ),
+    "spans of tokens without the token itself": replace(
+        DEFAULT, kernel=DynamicSpan(limit=6, ramp=2, include_self=False)
+    ),
     "Linformer, one for all": replace(
         DEFAULT, kernel=Linformer(2, 2, sharing="layer", bias=True), position=RoPE(), memory=XL(MEMORY)
     ),

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlxf.attention import (
     XL,
@@ -96,8 +98,8 @@ class OfNoPair(Kernel):
 
 @pytest.mark.parametrize("technique", TECHNIQUES["position"].values(), ids=TECHNIQUES["position"])
 def test_what_changes_the_weight_of_pairs_needs_a_kernel_that_has_one(technique):
-    technique().check(SimpleNamespace(kernel=Softmax()))
-    other = SimpleNamespace(kernel=OfNoPair())
+    technique().check(SimpleNamespace(kernel=Softmax(), width=8, heads=2))
+    other = SimpleNamespace(kernel=OfNoPair(), width=8, heads=2)
     layer = technique().build(8, 2)
     shared = technique().build_embedding(8, 2)
     changes = type(layer).bias is not LayerPosition.bias or type(shared).bias is not Embedding.bias
@@ -152,12 +154,30 @@ def test_options_are_in_range(make, message):
 )
 def test_odd_widths(position, message):
     with pytest.raises(ValueError, match=message):
-        TransformerSpec(width=9, heads=3, position=position).build()
+        TransformerSpec(width=9, heads=3, position=position)
 
 
 def test_ntk_needs_a_slowest_pair():
     with pytest.raises(ValueError, match=r"RoPE\(.*scaling='ntk'.*needs more than 2 features per head"):
-        TransformerSpec(width=8, heads=4, position=RoPE(scaling="ntk", factor=2.0)).build()
+        TransformerSpec(width=8, heads=4, position=RoPE(scaling="ntk", factor=2.0))
+
+
+@pytest.mark.parametrize(
+    ("axis", "technique"),
+    [(axis, technique) for axis, techniques in TECHNIQUES.items() for technique in techniques.values()],
+)
+@given(heads=st.integers(1, 5), size=st.integers(1, 6), layers=st.integers(1, 3), causal=st.booleans())
+@settings(max_examples=12)
+def test_a_spec_that_can_be_made_can_be_built(axis, technique, heads, size, layers, causal):
+    """Sizes are refused when the spec is made, in a sentence, and never later."""
+    sizes = {"width": heads * size, "heads": heads, "layers": layers, "feed_forward": 3}
+    try:
+        spec = TransformerSpec(**sizes, causal=causal, **{axis: technique()})
+    except ValueError:
+        return
+    model = spec.build()
+    x = numbers(2, 3, spec.width, dtype=torch.float32)
+    assert model(x, Index.range(2, 3))[0].shape == x.shape
 
 
 # Files.

@@ -5,6 +5,8 @@ from itertools import combinations, pairwise
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from rlxf.attention import RFA, XL, Full, Index, Performer, RoPE, Transformer, TransformerSpec, Window
@@ -17,7 +19,7 @@ from rlxf.attention.relation import Relation
 from tests.attention.passes import act, agree
 from tests.attention.specs import each, fresh
 from tests.attention.test_gathering import Largest
-from tests.attention.worlds import World, numbers
+from tests.attention.worlds import World, numbers, segmented
 
 SMALL = TransformerSpec(width=8, heads=2, layers=2, feed_forward=12)
 KERNELS = {
@@ -341,11 +343,52 @@ def test_waves_estimate_the_gaussian_kernel():
     torch.testing.assert_close(found, expected, rtol=0, atol=5 / 100_000**0.5)
 
 
-def test_denominators_keep_away_from_0():
-    """Two keys whose weights cancel but for a billionth: the quotient would be a billion."""
-    sums = torch.tensor([[3.0, 1e-9], [3.0, -1e-9], [3.0, 0.5], [3.0, -0.5], [0.0, 0.0]])
-    y = linear_attention.quotient(sums, 0.01)[:, 0]
-    torch.testing.assert_close(y, torch.tensor([300.0, -300.0, 6.0, -6.0, 0.0]))
+def test_quotients_are_exact_above_the_noise_and_continuous_below():
+    """One key and 16 draws: denominators of at least 1 / 2 in size divide."""
+    module = RFA(16).build(4, 1)
+    denominator = torch.tensor([0.75, -0.75, 0.5, -0.5, 0.25, -0.25, 1e-9, -1e-9, 0.0])
+    found = torch.stack([torch.full_like(denominator, 3.0), denominator, torch.ones(9)], dim=-1)
+    expected = torch.tensor([4.0, -4.0, 6.0, -6.0, 3.0, -3.0, 0.0, 0.0, 0.0])
+    torch.testing.assert_close(module.quotient(found)[:, 0], expected, rtol=0, atol=1e-7)
+    assert (module.quotient(torch.zeros(1, 3)) == 0).all()
+
+
+@pytest.mark.parametrize("gate", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("features", [None, 32])
+@given(drawn=segmented(), sigma=st.floats(0.25, 2.0), width=st.sampled_from([8, 64]), seed=st.integers(0, 99))
+@settings(max_examples=15)
+def test_acting_equals_learning_for_any_sigma(gate, features, drawn, sigma, width, seed):
+    """In float32, to 1e-5: a small sigma gives sums that cancel."""
+    index, lengths = drawn
+    kernel = RFA(features, sigma=sigma, gate=gate, gate_bias=1.0)
+    spec = TransformerSpec(width=width, heads=2, layers=2, feed_forward=12, kernel=kernel)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = spec.build()
+    run = World(numbers(*index.shape, width, seed=seed, dtype=torch.float32), index, None)
+    with torch.no_grad():
+        learned, _ = model(run.x, run.index)
+        acted, _ = act(model, run, model.cache(model.initial_state(index.shape[0]), sum(lengths)))
+    torch.testing.assert_close(acted[run.filled], learned[run.filled], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("gate", [False, True], ids=["plain", "gated"])
+def test_rounding_of_inputs_is_not_amplified_by_the_length(gate):
+    """Queries, keys and values that differ by a rounding of float32, over hundreds of tokens."""
+    module = RFA(16, sigma=0.25, gate=gate).build(16, 1).double()
+    length = 400
+    index = Index.range(1, length)
+    relation = Relation(index, index, Full(), True, torch.float64)
+    found = []
+    for rounding in (0.0, 6e-8):
+        q, k, v = (
+            numbers(1, 1, length, 16, seed=n) * (1 + rounding * numbers(1, 1, length, 16, seed=n + 9))
+            for n in range(3)
+        )
+        k = torch.cat([k, numbers(1, 1, length, 1, seed=3)], dim=-1) if gate else k
+        asking, keys = module.meet(q, k, relation)
+        found.append(module(asking, keys, v, None, relation, 0.0))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-5)
 
 
 def test_sums_by_episode_and_position():

@@ -155,15 +155,45 @@ def test_joined_patterns_go_to_json_and_back():
 
 def blocks(pattern: BigBird, count: int, head: int) -> Tensor:
     first = torch.arange(count) * pattern.block
-    return pattern.for_heads(head + 1)[head].allows(first[:, None], first)
+    rules = pattern.for_heads(head + 1)
+    return rules[head % len(rules)].allows(first[:, None], first)
 
 
-def test_each_block_draws_as_many_as_it_should_from_those_before_its_window():
-    pattern = BigBird(4, window=3, random=3, global_blocks=0)
-    seen = blocks(pattern, 60, 0)
-    drawn = (seen & torch.ones(60, 60).tril(-2).bool()).sum(1)
-    assert drawn.tolist() == [min(3, max(0, block - 1)) for block in range(60)]
-    assert torch.equal(seen, seen.T)
+@given(
+    window=st.sampled_from([1, 3, 5]),
+    random=st.integers(0, 9),
+    global_blocks=st.integers(0, 3),
+    seed=st.integers(0, 99),
+    head=st.integers(0, 2),
+    count=st.integers(1, 40),
+)
+@settings(max_examples=60)
+def test_each_block_draws_as_many_different_ones_as_asked(window, random, global_blocks, seed, head, count):
+    """Neither global blocks nor those of the window; fewer only where fewer exist, both ways and causal."""
+    pattern = BigBird(4, window, random, global_blocks, seed)
+    seen = blocks(pattern, count, head)
+    a, b = torch.arange(count)[:, None], torch.arange(count)
+    is_global = (a < global_blocks) | (b < global_blocks)
+    left = ~is_global & ((a - b).abs() > window // 2)
+    assert seen[~left].equal((is_global | ((a - b).abs() <= window // 2))[~left])
+    asking = torch.arange(count) >= global_blocks
+    for some in (left, left & (b < a)):
+        wanted = some.sum(1).clamp(max=random)
+        assert torch.equal((seen & some).sum(1)[asking], wanted[asking])
+
+
+def test_each_block_before_the_window_is_drawn_as_often():
+    drawn = torch.stack([blocks(BigBird(1, 3, 3, 2, seed), 32, 0)[31, 2:30] for seed in range(1000)])
+    assert (drawn.sum(1) == 3).all()
+    assert (drawn.double().mean(0) - 3 / 28).abs().max() < 6 * (3 / 28 / 1000) ** 0.5
+
+
+def test_blocks_of_global_tokens_alone_are_not_drawn():
+    pattern = BigBirdETC(2, 1, random=2, global_tokens=5)
+    local = pattern.local.for_heads(1)[0]
+    seen = local.allows(torch.arange(40)[:, None], torch.arange(40))
+    assert not seen[6:, :4].any()
+    assert (seen[8:, 4:].sum(1) == 6).all()
 
 
 def test_draws_differ_by_seed_and_head_but_not_by_length():

@@ -12,9 +12,11 @@ VECTOR = load("adaptive_span")
 LIMIT, RAMP, Z = int(VECTOR["cfg_span"]), int(VECTOR["cfg_ramp"]), VECTOR["cfg_z"]
 
 
-def kernel(penalty: float = 0.0) -> AdaptiveSpanAverage:
+def kernel(penalty: float = 0.0, include_self: bool = True) -> AdaptiveSpanAverage:
     heads = len(Z)
-    module = AdaptiveSpan(LIMIT, RAMP, penalty=penalty).build(4 * heads, heads).double()
+    module = (
+        AdaptiveSpan(LIMIT, RAMP, penalty=penalty, include_self=include_self).build(4 * heads, heads).double()
+    )
     put(module.span, Z / LIMIT)
     return module
 
@@ -25,12 +27,10 @@ def test_attention_with_positions_in_keys():
     queries, keys = q.shape[2], k.shape[2]
     index = Index.range(1, keys)
     distance = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
-    seen = (distance >= 1) & (distance <= LIMIT)
     by_distance = (q @ VECTOR["w_key_pe"]) / q.shape[-1] ** 0.5
     bias = by_distance.gather(-1, (LIMIT - distance).clamp(0, LIMIT - 1).expand(*q.shape[:2], -1, -1))
-    bias = bias.masked_fill(~seen, -torch.inf)  # never itself
     relation = Relation(index.last(queries), index, Window(LIMIT + 1), True, torch.float64)
-    close(kernel()(q, k, v, bias, relation, 0.0), VECTOR["out_formula_paper"][None], 1e-7)
+    close(kernel(include_self=False)(q, k, v, bias, relation, 0.0), VECTOR["out_formula_paper"][None], 1e-7)
 
 
 def test_weight_by_distance():

@@ -1,6 +1,7 @@
 """The options of the transformer: every technique by name, every one of its options."""
 
 import json
+import warnings
 from dataclasses import Field, fields, replace
 from typing import Any, get_args, get_type_hints
 
@@ -14,6 +15,7 @@ from rlxf.attention import (
     Dilated,
     Full,
     GRUGate,
+    RoPE,
     Routing,
     Strided,
     TransformerSpec,
@@ -26,7 +28,7 @@ from rlxf.cli.core import SIZES
 from rlxf.cli.mistakes import BUILDING, in_one_line
 from rlxf.cli.pattern_picture import read_pattern
 from rlxf.cli.program import parse
-from tests.cli.running import TASK, TINY, refused, wrong_usage
+from tests.cli.running import TASK, TINY, wrong_usage
 
 ALL = [(axis, technique) for axis, techniques in TECHNIQUES.items() for technique in techniques.values()]
 CUT = pytest.mark.filterwarnings("ignore:pattern .* sees farther back than memory")
@@ -198,6 +200,32 @@ def test_sizes_and_words_arrive():
     assert spec == replace(wanted, norm="post", final_norm=False, activation="gelu", position=ALiBi())
 
 
+@pytest.mark.parametrize(("axis", "technique"), ALL, ids=in_words)
+def test_each_technique_goes_with_the_defaults(axis, technique):
+    """Named alone, whatever else has to change for it; patterns are cut to what memory holds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        chosen = getattr(core(f"--core.{axis}", technique.__name__), axis)
+    assert axis == "pattern" or type(chosen) is technique
+
+
+@pytest.mark.parametrize("kernel", ["RFA", "Performer", "Linformer"])
+def test_a_position_that_goes_with_the_kernel_is_chosen_and_told(kernel):
+    with pytest.warns(UserWarning, match=r"default position does not go .* it is RoPE\(.*--core.position"):
+        assert core("--core.kernel", kernel).position == RoPE()
+
+
+def test_a_position_for_an_odd_width_is_chosen_and_told():
+    with pytest.warns(UserWarning, match=r"XLRelative needs an even width, got 9; it is ALiBi\(\) instead"):
+        assert core("--core.width", "9", "--core.heads", "3").position == ALiBi()
+
+
+@pytest.mark.parametrize("named", [["--core.position", "xlrelative"], ["--core.position.base", "100"]])
+def test_a_position_that_is_named_is_not_replaced(named, capsys):
+    shown = wrong_usage(capsys, "train", "gtrxl", "--env", "x", "--core.kernel", "rfa", *named)
+    assert "choose another position or kernel" in shown
+
+
 def test_help_shows_the_options_of_what_is_named(capsys):
     for name, shown in (("rope", True), ("alibi", False)):
         with pytest.raises(SystemExit):
@@ -242,9 +270,8 @@ def test_what_cannot_be_chosen_is_told(args, told, capsys, tmp_path):
 def test_an_agent_is_built_with_it_or_one_sentence_says_why_not(axis, technique, capsys):
     try:
         with in_one_line(*BUILDING):
-            without = ["--core.position", "none"] if axis == "kernel" else []
             sizes = without_length(TINY) if technique is Compressive else TINY
-            parse(["train", "gtrxl", *TASK, *sizes, *without, f"--core.{axis}", technique.__name__]).prepare()
+            parse(["train", "gtrxl", *TASK, *sizes, f"--core.{axis}", technique.__name__]).prepare()
     except SystemExit:
         assert capsys.readouterr().err.startswith(f"rlxf: {technique.__name__}(")
 
@@ -257,4 +284,4 @@ def without_length(args: list[str]) -> list[str]:
 
 def test_a_pair_that_cannot_work_is_one_sentence(capsys):
     odd = ["--core.position", "rope", "--core.heads", "64"]
-    assert "RoPE needs an even width per head" in refused(capsys, "train", "gtrxl", *TASK, *odd)
+    assert "RoPE needs an even width per head" in wrong_usage(capsys, "train", "gtrxl", *TASK, *odd)

@@ -13,7 +13,7 @@ from rlxf.attention.positions.base import Position
 from rlxf.attention.techniques import HEADS, OPTIONAL, TECHNIQUES
 from rlxf.cli import main
 from rlxf.cli.pattern_picture import panels, read_pattern, seen
-from rlxf.cli.questions import QUESTIONS
+from rlxf.cli.questions import QUESTIONS, summary
 from rlxf.cli.technique_pairs import pairs
 from rlxf.cli.techniques import with_memory
 from tests.cli.running import refused
@@ -44,6 +44,15 @@ def test_what_is_read_at_the_output_is_listed_beside_them(capsys, monkeypatch):
     for name, head in (HEADS | WAYS).items():
         row = shown.split(f"│ {name}(")[1].split(head.paper)[0]
         assert f"causal form: {head.causal}; cost: {head.cost}" in row
+
+
+def test_formulas_are_printed_whole(capsys, monkeypatch):
+    """The first paragraph of a docstring is what is printed: it has to be one sentence or more."""
+    monkeypatch.setenv("COLUMNS", "400")
+    main(["techniques"])
+    assert "h = tanh(W_g y + U_g (r * x))" in capsys.readouterr().out
+    told = [summary(technique) for table in TECHNIQUES.values() for technique in table.values()]
+    assert [text for text in told if not text.endswith(".")] == []
 
 
 class Forgetful(Position):

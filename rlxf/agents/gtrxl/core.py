@@ -1,5 +1,7 @@
 """The core that a Gated Transformer-XL is, and what PPO asks of any core."""
 
+from stable_baselines3.common.vec_env import VecEnv
+
 from rlxf.attention import (
     XL,
     Floater,
@@ -83,6 +85,29 @@ def check_endless(core: TransformerSpec) -> None:
             f"across_episodes=True counts positions on without end, and {core.position} ends or gets slower "
             f"with them; use a relative position, e.g. position=XLRelative()"
         )
+
+
+def check_episode_length(core: TransformerSpec, env: VecEnv) -> None:
+    """Raise ValueError if an episode may be longer than the core has positions.
+
+    An episode that is cut at the limit of its environment has one observation more than steps: its value
+    stands for what is lost. Environments that are not Gymnasium's, or have no limit, are not checked.
+    """
+    most = None if core.position is None else core.position.max_positions
+    limit = None if most is None else _max_episode_steps(env)
+    if most is not None and limit is not None and most <= limit:
+        raise ValueError(
+            f"an episode has up to max_episode_steps={limit} steps, and so {limit + 1} observations, but "
+            f"{core.position} has only {most} positions; use max_length={limit + 1} or a relative position"
+        )
+
+
+def _max_episode_steps(env: VecEnv) -> int | None:
+    try:
+        spec = env.get_attr("spec", 0)[0]
+    except (AttributeError, NotImplementedError):  # an environment that is none of Gymnasium's
+        return None
+    return None if spec is None else spec.max_episode_steps
 
 
 def _check_core(core: TransformerSpec) -> None:

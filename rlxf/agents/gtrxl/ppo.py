@@ -40,7 +40,7 @@ from rlxf.agents.gtrxl import checkpoint, loading, resuming
 from rlxf.agents.gtrxl.acting import Acting, without
 from rlxf.agents.gtrxl.alarms import Alarms
 from rlxf.agents.gtrxl.calibrating import Rehearsal, calibrated, check_independent
-from rlxf.agents.gtrxl.core import check_endless, resolve_core
+from rlxf.agents.gtrxl.core import check_endless, check_episode_length, resolve_core
 from rlxf.agents.gtrxl.distillation import Actor, Teaching
 from rlxf.agents.gtrxl.ended import Ended
 from rlxf.agents.gtrxl.hyperparameters import record_hyperparameters
@@ -270,6 +270,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         )
         if _init_setup_model:
             warn_of_flattened_images(self.policy)
+        if self.env is not None:
+            check_episode_length(self.core, self.env)
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         return policy_named(policy_name)
@@ -515,6 +517,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         check_forgotten(self.memory)
         if self.across_episodes and self.env is not None:
             check_whole_blocks(self.core, self.env)
+        if self.env is not None:
+            check_episode_length(self.core, self.env)
         agreed_statistics(self.env, self.ranks)
         self.normalized_observations = normalizes_observations(self.env, self.normalized_observations)
         watch_processes(self.env)

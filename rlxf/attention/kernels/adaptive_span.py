@@ -20,7 +20,6 @@ class AdaptiveSpan(PairwiseKernel):
     not at all: they are not computed. The loss gets ``penalty mean_h z_h`` for each layer (lambda / M times
     the sum over M heads), so that spans are no longer than they pay for.
 
-    A token sees itself, as in the paper's formula; the authors' code counts distances from the token before.
     A transformer that is not causal takes ``|i - j|``; that form is ours.
 
     Source: Sukhbaatar et al. 2019, arXiv:1905.07799, section 2.2.
@@ -31,9 +30,13 @@ class AdaptiveSpan(PairwiseKernel):
         start: z of every head at first, in tokens; None for S / 2. The paper starts near 0. A head learns
             nothing of tokens that it does not see, and memory tasks live by far ones.
         penalty: lambda; 2e-6 as in the paper. 0 lets spans grow for free.
+        include_self: whether a token sees itself. The paper's sum, over t - S to t - 1, leaves it out: there
+            a token's own content goes on through the residual alone, and the first token of an episode gets
+            0 from attention. True by default, which is ours: an agent acts by its current observation, and
+            its heads can then weigh it against the past.
 
     Raises:
-        TypeError: if limit or ramp is no whole number.
+        TypeError: if limit or ramp is no whole number, or include_self neither True nor False.
         ValueError: if one is less than 1, start is outside [0, S] or penalty is negative or not finite.
     """
 
@@ -44,6 +47,7 @@ class AdaptiveSpan(PairwiseKernel):
     ramp: int = 32
     start: float | None = None
     penalty: float = 2e-6
+    include_self: bool = True
 
     def __post_init__(self) -> None:
         check_span(self)

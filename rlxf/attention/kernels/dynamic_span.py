@@ -25,9 +25,10 @@ class DynamicSpan(PairwiseKernel):
         limit: S, the longest span, in tokens.
         ramp: R, over how many tokens the weight falls from 1 to 0; 32 as in the paper.
         penalty: lambda; 2e-6 as in the paper. 0 lets spans grow for free.
+        include_self: whether a token sees itself; see `AdaptiveSpan`. The paper's form is False.
 
     Raises:
-        TypeError: if limit or ramp is no whole number.
+        TypeError: if limit or ramp is no whole number, or include_self neither True nor False.
         ValueError: if one is less than 1, or penalty is negative or not finite.
     """
 
@@ -37,6 +38,7 @@ class DynamicSpan(PairwiseKernel):
     limit: int = 128
     ramp: int = 32
     penalty: float = 2e-6
+    include_self: bool = True
 
     def __post_init__(self) -> None:
         check_span(self)

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from rlxf.attention.checks import MOST_SEED
 from rlxf.attention.index import EMPTY, Index
 from rlxf.attention.kernels.base import LayerMemory, LayerRecurrent, RecurrentKernel
 from rlxf.attention.kernels.reading import read
-from rlxf.attention.kernels.sums import LOWEST, Keys, Sums, over_pairs, over_past, quotient, with_ones
+from rlxf.attention.kernels.sums import LOWEST, Keys, Sums, over_pairs, over_past, with_ones
 from rlxf.attention.patterns.full import Full
 from rlxf.attention.relation import Relation, Share
 
@@ -49,8 +49,19 @@ class LinearAttention(LayerRecurrent):
     features: int
     """M."""
 
-    least: float
-    """How near to 0 a denominator may come, in units of the heaviest key in view."""
+    precision: ClassVar[torch.dtype] = torch.float32
+    """Features and sums have this floating-point type at least."""
+
+    @abstractmethod
+    def quotient(self, found: Tensor) -> Tensor:
+        """The average (..., V) of what `over_pairs` or `over_past` found (..., V + 2).
+
+        That is the numerator, the denominator, and the sum of squared norms of the features of keys.
+        """
+
+    def wide(self, x: Tensor) -> Tensor:
+        """x in `precision` or better: exponents and long sums need it."""
+        return x.to(torch.promote_types(x.dtype, self.precision))
 
     @abstractmethod
     def asking(self, q: Tensor) -> Tensor:
@@ -80,12 +91,12 @@ class LinearAttention(LayerRecurrent):
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: Relation, dropout: float
     ) -> Tensor:
         """See `LayerKernel`."""
-        values = with_ones(wide(v))
+        values = with_ones(self.wide(v))
         if is_one_stretch(relation):
             sums = self._by_sums(q, k, values, relation)
         else:
             sums = over_pairs(self.asking(q), self.heard(k), values, relation.allowed_by_head)
-        return quotient(sums, self.least).to(v.dtype)
+        return self.quotient(sums).to(v.dtype)
 
     def _by_sums(self, q: Tensor, k: Tensor, values: Tensor, relation: Relation) -> Tensor:
         empty = relation.key.episode == EMPTY
@@ -111,14 +122,15 @@ class LinearAttention(LayerRecurrent):
         for part in zip(k.split(STRETCH, 2), values.split(STRETCH, 2), empty.split(STRETCH, 1), strict=True):
             sums = self._with(sums, *part)
         for some in q.split(STRETCH, 2):
-            yield self.asking(some) @ sums.total
+            found = self.asking(some) @ sums.total
+            yield torch.cat([found, sums.energy.expand(-1, -1, found.shape[2], -1)], dim=-1)
 
     def _with(self, sums: Sums, k: Tensor, values: Tensor, empty: Tensor) -> Sums:
         return sums.plus(self.heard(k).without(empty), values)
 
     def begin(self, k: Tensor, v: Tensor, index: Index) -> "Remembered":
         """See `LayerRecurrent`. Tokens of the last episode alone will be seen again."""
-        none = Sums.none(self.features, with_ones(wide(v)))
+        none = Sums.none(self.features, with_ones(self.wide(v)))
         memory = Remembered(none, latest(index))
         keys, values, _ = self._now(k, v, index.episode != memory.episode[:, None], index)
         memory.sums = none.plus(keys, values)
@@ -130,7 +142,7 @@ class LinearAttention(LayerRecurrent):
         keys, values, faded = self._now(k, v, index.episode == EMPTY, index)
         before = memory.before(index, faded)
         memory.sums = before.plus(keys, values)
-        return quotient(over_past(self.asking(q), keys, values, before)[0], self.least).to(v.dtype)
+        return self.quotient(over_past(self.asking(q), keys, values, before)[0]).to(v.dtype)
 
     def _now(self, k: Tensor, v: Tensor, without: Tensor, index: Index) -> tuple[Keys, Tensor, Tensor]:
         """Keys as seen from the last of S tokens, their values, and what these leave of all before (B, H).
@@ -141,7 +153,7 @@ class LinearAttention(LayerRecurrent):
             without: those that do not count, (B, S) bool.
             index: where the tokens stand.
         """
-        values = with_ones(wide(v)).masked_fill(without[:, None, :, None], 0.0)
+        values = with_ones(self.wide(v)).masked_fill(without[:, None, :, None], 0.0)
         faded = self.fading(k).masked_fill(without[:, None], 0.0).sum(-1)
         keys = self.heard(self.among(k, index))
         scale = (keys.scale + faded[..., None]).to(values.dtype)
@@ -162,17 +174,17 @@ class Remembered(LayerMemory):
 
     def rows(self, rows: Tensor) -> "Remembered":
         """See `LayerMemory`."""
-        total, scale = self.sums
-        return Remembered(Sums(total[rows], scale[rows]), self.episode[rows])
+        return Remembered(Sums(*(part[rows] for part in self.sums)), self.episode[rows])
 
     def before(self, index: Index, faded: Tensor) -> Sums:
         """What the next token (B, 1) sees of it, leaving ``e^faded`` (B, H); of another episode, nothing."""
         episode = torch.where(index.episode == EMPTY, self.episode[:, None], index.episode)[:, 0]
         other = (episode != self.episode)[:, None]
         self.episode = episode
-        total, scale = self.sums
+        total, scale, energy = self.sums
         scale = (scale + faded).to(scale.dtype).masked_fill(other, LOWEST)
-        return Sums(total.masked_fill(other[..., None, None], 0.0), scale)
+        gone = other[..., None, None]
+        return Sums(total.masked_fill(gone, 0.0), scale, energy.masked_fill(gone, 0.0))
 
 
 def is_one_stretch(relation: Relation) -> bool:
@@ -199,11 +211,6 @@ def latest(index: Index) -> Tensor:
     filled = F.pad(index.episode != EMPTY, (1, 0))
     last = (filled * place).amax(1, keepdim=True)
     return F.pad(index.episode, (1, 0), value=EMPTY).gather(1, last)[:, 0]
-
-
-def wide(x: Tensor) -> Tensor:
-    """x, in float32 at least: exponents and long sums need it."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def pieces(length: int, size: int) -> list[int]:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.checks import check_seed, check_whole, check_word
 from rlxf.attention.kernels.base import RecurrentKernel
-from rlxf.attention.kernels.linear_attention import LinearAttention, wide, with_own_seeds
+from rlxf.attention.kernels.linear_attention import LinearAttention, with_own_seeds
 from rlxf.attention.kernels.sums import Keys
 
 DEPTH = 40.0
@@ -87,7 +87,6 @@ class PerformerAverage(LinearAttention):
 
     projection: Tensor
     updates: Tensor
-    least = LEAST
 
     def __init__(self, spec: Performer, size: int):
         super().__init__()
@@ -104,14 +103,18 @@ class PerformerAverage(LinearAttention):
     def heard(self, k: Tensor) -> Keys:
         """See `LinearAttention`: the largest exponent is the scale."""
         raised = self._raised(k)
-        half = wide(k).square().sum(-1, keepdim=True) / (2 * k.shape[-1] ** 0.5)
+        half = self.wide(k).square().sum(-1, keepdim=True) / (2 * k.shape[-1] ** 0.5)
         top = raised.detach().amax(-1, keepdim=True)
         features = _exponential(raised.sub_(top + (half - half.detach())))
         return Keys(features, (top - half.detach())[..., 0])
 
+    def quotient(self, found: Tensor) -> Tensor:
+        """See `LinearAttention`: features are positive, so only a query that sees nothing has none below."""
+        return found[..., :-2] / found[..., -2:-1].clamp(min=LEAST)
+
     def _raised(self, x: Tensor) -> Tensor:
         """P x' (B, H, T, M)."""
-        return wide(x) @ (self.projection.to(wide(x).dtype).T * x.shape[-1] ** -0.25)
+        return self.wide(x) @ (self.projection.to(self.wide(x).dtype).T * x.shape[-1] ** -0.25)
 
     @torch.no_grad()
     def after_update(self) -> None:
@@ -135,7 +138,7 @@ class ReLUAverage(PerformerAverage):
 
     def heard(self, k: Tensor) -> Keys:
         """See `LinearAttention`."""
-        return Keys(self.asking(k), k.new_zeros(k.shape[:-1], dtype=wide(k).dtype))
+        return Keys(self.asking(k), k.new_zeros(k.shape[:-1], dtype=self.wide(k).dtype))
 
 
 def orthogonal_rows(rows: int, size: int, generator: torch.Generator) -> Tensor:

@@ -54,9 +54,10 @@ class _Read(torch.autograd.Function):
         empty: Tensor,
         total: Tensor,
         scale: Tensor,
+        energy: Tensor,
         *parameters: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        before, keys = Sums(total, scale), kernel.heard(k).without(empty)
+    ) -> tuple[Tensor, ...]:
+        before, keys = Sums(total, scale, energy), kernel.heard(k).without(empty)
         after = before.plus(keys, values)
         ctx.kernel = kernel
         found, weights = over_past(kernel.asking(q), keys, values, before)
@@ -66,19 +67,24 @@ class _Read(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_found: Tensor, of_after: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, values, empty, weights, total, scale, end, *parameters = ctx.saved_tensors
+    def backward(
+        ctx: Any, of_found: Tensor, of_total: Tensor, _: Tensor, of_energy: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        q, k, values, empty, weights, total, scale, energy, end, *parameters = ctx.saved_tensors
         with torch.enable_grad():
             q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
             queries, keys = ctx.kernel.asking(q), ctx.kernel.heard(k)
         known = Keys(keys.features.detach(), keys.scale).without(empty)
+        before = Sums(total, scale, energy)
+        of_norms, of_energy = _energy_gradients(known, before, end, of_found[..., -1:], of_energy)
         of_queries, of_keys, of_values, of_total = _gradients(
-            queries.detach(), known, values, weights, Sums(total, scale), end, of_found, of_after
+            queries.detach(), known, values, weights, before, end, of_found[..., :-1], of_total
         )
+        of_keys = torch.addcmul(of_keys, known.features, of_norms, value=2)
         of_inputs = torch.autograd.grad(
             (queries, keys.features), (q, k, *parameters), (of_queries, of_keys), allow_unused=True
         )
-        return None, *of_inputs[:2], of_values, None, of_total, None, *of_inputs[2:]
+        return None, *of_inputs[:2], of_values, None, of_total, None, of_energy, *of_inputs[2:]
 
 
 def _gradients(
@@ -104,6 +110,16 @@ def _gradients(
         weights.mT @ of_found + joined * (keys.features @ of_after),
         kept * of_after + queries.mT @ of_past,
     )
+
+
+def _energy_gradients(
+    keys: Keys, before: Sums, end: Tensor, of_found: Tensor, of_after: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of the squared norms of keys (B, H, T, 1) and of the energy before, from those found and after."""
+    past, pairs = (factor.square() for factor in seen(keys, before))
+    kept, joined = (factor.square() for factor in before.rescaled(keys, end))
+    of_norms = pairs.mT @ of_found + joined * of_after
+    return of_norms, (past * of_found).sum(-2, keepdim=True) + kept * of_after
 
 
 def _flat(*tensors: Tensor) -> tuple[Tensor, ...]:

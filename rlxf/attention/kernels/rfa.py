@@ -10,12 +10,9 @@ from torch.nn import functional as F
 from rlxf.attention.checks import check_finite_number, check_flag, check_seed, check_whole
 from rlxf.attention.index import Index
 from rlxf.attention.kernels.base import Linear, RecurrentKernel
-from rlxf.attention.kernels.linear_attention import LinearAttention, wide, with_own_seeds
+from rlxf.attention.kernels.linear_attention import LinearAttention, with_own_seeds
 from rlxf.attention.kernels.sums import Keys
 from rlxf.attention.technique import Choices
-
-LEAST = 0.01
-"""How near to 0 a denominator may come."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +27,13 @@ class RFA(RecurrentKernel):
     ``S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t``, and the same below. So the weight of a pair is
     ``phi(q_i) . phi(k_j) (1 - g_j) g_{j+1} ... g_i``: whatever the pattern, all tokens between the two count.
 
-    Products of waves may be negative, so weights may be, and denominators may come near 0. The paper's
-    formula says nothing of that. Here a denominator is at least 0.01, with its sign, where the heaviest key
-    in view adds at most 1; what is nearer to 0 is no average any more. (The authors' code wants about 1.6
-    for as many draws as features, which it lacks while it has seen little.)
+    Products of waves may be negative, so weights may be, and a denominator d may come near 0. The paper's
+    formula says nothing of that. An average over n keys has a standard error of up to ``(n / 2 D)^1/2`` in
+    its denominator, and within about three of these it is noise. Here numerators are divided by d where
+    ``d^2 >= 4 sum_j |phi(k_j)|^2 / D``, which is 4 n / D without a gate. Elsewhere they are multiplied by d
+    and divided by that bound. The divisor is positive, bounded away from 0, and the result has no jump where
+    d changes its sign. (The authors' code divides by ``max(d, 100 / D)``, where it acts, and by |d| where it
+    learns.) Features and sums are float64: for small sigma, sums cancel to a small part of their terms.
 
     While acting with the pattern `Full`, a layer keeps ``sum_j phi(k_j) [v_j, 1]`` in place of keys and
     values. Attention weights are not dropped: there are none.
@@ -100,7 +100,7 @@ class RFAAverage(LinearAttention):
 
     waves: Tensor
     frequency: Tensor
-    least = LEAST
+    precision = torch.float64
 
     def __init__(self, spec: RFA, width: int, heads: int):
         super().__init__()
@@ -117,13 +117,19 @@ class RFAAverage(LinearAttention):
 
     def asking(self, q: Tensor) -> Tensor:
         """See `LinearAttention`."""
-        w = wide(self.waves) * self.frequency
-        angle = F.normalize(wide(q), dim=-1) @ w.mT
+        w = self.wide(self.waves) * self.frequency
+        angle = F.normalize(self.wide(q), dim=-1) @ w.mT
         return torch.cat([angle.sin(), angle.cos()], dim=-1) * w.shape[1] ** -0.5
 
     def heard(self, k: Tensor) -> Keys:
         """See `LinearAttention`."""
-        return Keys(self.asking(k), k.new_zeros(k.shape[:-1], dtype=wide(k).dtype))
+        return Keys(self.asking(k), k.new_zeros(k.shape[:-1], dtype=self.wide(k).dtype))
+
+    def quotient(self, found: Tensor) -> Tensor:
+        """See `LinearAttention`: division by d that is continuous at d = 0; see `RFA`."""
+        over, under, energy = found[..., :-2], found[..., -2:-1], found[..., -1:]
+        noise = (4 * energy / self.waves.shape[1]).clamp(min=torch.finfo(energy.dtype).tiny)
+        return over * under / torch.maximum(under.square(), noise)
 
 
 class GatedRFAAverage(RFAAverage):
@@ -131,8 +137,8 @@ class GatedRFAAverage(RFAAverage):
 
     The mark of a key is its gate's logit. Where keys meet queries, it becomes the logarithm of its share
     ``l_j = log(1 - g_j) - log g_j - ... - log g_1``, from the first token of the episode that is there: what
-    is the same for all keys of a query cancels. l grows with time while its differences count, so it is found
-    in float64 and kept as two numbers, a rounded one and what is left.
+    is the same for all keys of a query cancels. l grows with time while its differences count, so it is
+    float64. It is kept as two numbers: its value, and a 0 that has its gradient.
     """
 
     def __init__(self, spec: RFA, width: int, heads: int):
@@ -152,15 +158,13 @@ class GatedRFAAverage(RFAAverage):
     def among(self, k: Tensor, index: Index) -> Tensor:
         """See `LinearAttention`: in place of its mark, a key gets the two parts of l."""
         log_weight = F.logsigmoid(-k[..., -1].double()) - cumulated(self.fading(k), index)
-        large = log_weight.detach().to(wide(k).dtype)
-        return torch.cat(
-            [k[..., :-1], torch.stack([large, (log_weight - large).to(large.dtype)], -1)], dim=-1
-        )
+        value = log_weight.detach()
+        return torch.cat([k[..., :-1], torch.stack([value, log_weight - value], dim=-1)], dim=-1)
 
     def heard(self, k: Tensor) -> Keys:
         """See `LinearAttention`."""
-        k, rounded, rest = k[..., :-2], k[..., -2], k[..., -1:]
-        return Keys(self.asking(k) * rest.exp(), rounded.detach())
+        k, value, zero = k[..., :-2], k[..., -2], k[..., -1:]
+        return Keys(self.asking(k) * zero.exp(), value.detach())
 
 
 def cumulated(x: Tensor, index: Index) -> Tensor:

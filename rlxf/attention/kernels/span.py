@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_not_negative, check_whole
+from rlxf.attention.checks import check_flag, check_not_negative, check_whole
 from rlxf.attention.kernels.softmax import SoftmaxAverage, averaged
 from rlxf.attention.relation import Relation
 
@@ -23,6 +23,9 @@ class Span(Protocol):
     @property
     def penalty(self) -> float: ...
 
+    @property
+    def include_self(self) -> bool: ...
+
 
 def check_span(span: Span) -> None:
     """Raise TypeError or ValueError unless a span's settings are in range."""
@@ -31,12 +34,14 @@ def check_span(span: Span) -> None:
     check_whole(f"{name} ramp", span.ramp)
     check_whole(f"{name} limit + ramp", span.limit + span.ramp)
     check_not_negative(f"{name} penalty", span.penalty)
+    check_flag(f"{name} include_self", span.include_self)
 
 
 class SpanAverage(SoftmaxAverage):
     """``a_ij = m(i - j) exp(s_ij) / sum_k m(i - k) exp(s_ik)``, ``m(x) = min(max((R + z - x) / R, 0), 1)``.
 
-    ``log m`` is added to the scores; where m is 0 a key is hidden, as by a mask.
+    ``log m`` is added to the scores; where m is 0 a key is hidden, as by a mask. Without ``include_self``
+    the token itself is hidden as well.
     """
 
     def __init__(self, spec: Span):
@@ -60,7 +65,7 @@ class SpanAverage(SoftmaxAverage):
         q, z = self.split(q)
         ramp = self.spec.ramp
         m = ((ramp + z - relation.distance.abs()[:, None]) / ramp).clamp(0, 1)
-        within = m > 0
+        within = m > 0 if self.spec.include_self else (m > 0) & (relation.distance != 0)[:, None]
         blind = ~(within & relation.allowed_by_head).any(-1, keepdim=True)
         fading = torch.where(within, m, 1.0).log().masked_fill(~within & ~blind, -torch.inf)
         bias = fading if bias is None else bias + fading

@@ -21,29 +21,39 @@ class Keys(NamedTuple):
     features: Tensor
     scale: Tensor
 
+    @property
+    def energy(self) -> Tensor:
+        """``|phi(k_j)|^2``, (B, H, T, 1)."""
+        return self.features.square().sum(-1, keepdim=True)
+
     def without(self, gone: Tensor) -> "Keys":
         """These, some of which, (B, T) bool, do not count: their values have to be 0."""
         return Keys(self.features, self.scale.masked_fill(gone[:, None], LOWEST))
 
 
 class Sums(NamedTuple):
-    """``sum_j phi(k_j) [v_j, 1]``: total (B, H, M, V + 1), times e^scale (B, H)."""
+    """``sum_j phi(k_j) [v_j, 1]``: total (B, H, M, V + 1), times e^scale (B, H).
+
+    ``energy`` (B, H, 1, 1), times e^(2 scale), is ``sum_j |phi(k_j)|^2``: how much noise an estimate has.
+    """
 
     total: Tensor
     scale: Tensor
+    energy: Tensor
 
     @classmethod
     def none(cls, features: int, values: Tensor) -> "Sums":
         """Of no key, for M features and values (B, H, T, V + 1)."""
         batch, heads, _, size = values.shape
         total = values.new_zeros(batch, heads, features, size)
-        return cls(total, values.new_full((batch, heads), LOWEST))
+        return cls(total, values.new_full((batch, heads), LOWEST), values.new_zeros(batch, heads, 1, 1))
 
     def plus(self, keys: Keys, values: Tensor) -> "Sums":
         """With more keys, and their values (B, H, T, V + 1)."""
         scale = torch.cat([self.scale[..., None], keys.scale], dim=-1).amax(-1)
         kept, joined = self.rescaled(keys, scale)
-        return Sums(kept * self.total + keys.features.mT @ (joined * values), scale)
+        energy = kept.square() * self.energy + joined.square().mT @ keys.energy
+        return Sums(kept * self.total + keys.features.mT @ (joined * values), scale, energy)
 
     def rescaled(self, keys: Keys, scale: Tensor) -> tuple[Tensor, Tensor]:
         """The factors of these sums (B, H, 1, 1) and of keys (B, H, T, 1) in sums of a scale (B, H)."""
@@ -52,7 +62,9 @@ class Sums(NamedTuple):
 
 
 def over_pairs(queries: Tensor, keys: Keys, values: Tensor, allowed: Tensor) -> Tensor:
-    """``sum_j phi(q_i) . phi(k_j) [v_j, 1]``, divided by the largest e^scale that query i sees.
+    """``sum_j phi(q_i) . phi(k_j) [v_j, 1]`` and ``sum_j |phi(k_j)|^2``.
+
+    They are divided by e^s and e^(2 s), with s the largest scale that query i sees.
 
     Args:
         queries: features (B, H, Tq, M).
@@ -61,11 +73,12 @@ def over_pairs(queries: Tensor, keys: Keys, values: Tensor, allowed: Tensor) -> 
         allowed: who may see whom, (B, 1 or H, Tq, Tk) bool.
 
     Returns:
-        (B, H, Tq, V + 1); 0 for a query that sees nothing.
+        (B, H, Tq, V + 2); 0 for a query that sees nothing.
     """
     scale = keys.scale[:, :, None].masked_fill(~allowed, -torch.inf)
     factor = (scale - scale.amax(-1, keepdim=True).clamp(min=LOWEST)).exp()
-    return (queries @ keys.features.mT * factor) @ values
+    found = (queries @ keys.features.mT * factor) @ values
+    return torch.cat([found, factor.square() @ keys.energy], dim=-1)
 
 
 def over_past(queries: Tensor, keys: Keys, values: Tensor, before: Sums) -> tuple[Tensor, Tensor]:
@@ -74,8 +87,10 @@ def over_past(queries: Tensor, keys: Keys, values: Tensor, before: Sums) -> tupl
     Also the weights of these pairs, (B, H, T, T).
     """
     past, pairs = seen(keys, before)
+    energy = pairs.square() @ keys.energy + past.square() * before.energy
     weights = pairs.mul_(queries @ keys.features.mT)
-    return weights @ values + past * (queries @ before.total), weights
+    found = weights @ values + past * (queries @ before.total)
+    return torch.cat([found, energy], dim=-1), weights
 
 
 def seen(keys: Keys, before: Sums) -> tuple[Tensor, Tensor]:
@@ -89,13 +104,3 @@ def seen(keys: Keys, before: Sums) -> tuple[Tensor, Tensor]:
 def with_ones(v: Tensor) -> Tensor:
     """Values (B, H, T, V) and a 1, which adds up to the denominator: (B, H, T, V + 1)."""
     return F.pad(v, (0, 1), value=1.0)
-
-
-def quotient(sums: Tensor, least: float) -> Tensor:
-    """Numerator over denominator, (..., V + 1) -> (..., V).
-
-    A denominator nearer to 0 than ``least`` is moved there, on its own side of 0.
-    """
-    over, under = sums[..., :-1], sums[..., -1:]
-    nearest = torch.full_like(under, least).copysign(under)
-    return over / torch.where(under.abs() < least, nearest, under)

@@ -22,10 +22,13 @@ class BigBird(BlockPattern):
     This is ITC: existing tokens are global, here the first blocks of an episode. In the authors' code the
     last one is, too; while an episode goes on, nobody knows it. `BigBirdETC` has extra tokens.
 
-    Each head draws for each block ``random`` of the blocks before its window, one from each of as many
-    stretches of equal length, and the two see each other. The paper draws from all blocks; for that the
-    length must be known. So in a causal transformer a query sees ``random`` such blocks, in a bidirectional
-    one twice as many on average. All layers have the same draw; in HuggingFace's code each has its own.
+    Each head draws for each block ``random`` different blocks that are neither global nor in its window: one
+    from each of as many stretches of equal length, from the first block that is not global to the window.
+    Where fewer blocks stand before the window, all of them are taken, and in a bidirectional transformer the
+    ones directly after the window as well. So each block sees ``random`` drawn blocks, or as many as exist;
+    in a causal transformer, as many as exist before it. The paper draws from all blocks. That needs the
+    length, which a rule on positions does not know. All layers have the same draw; in HuggingFace's code
+    each has its own.
 
     Source: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D.
 
@@ -58,7 +61,7 @@ class BigBird(BlockPattern):
     @property
     def local(self) -> "NearAndRandom":
         """The window and the random blocks."""
-        return NearAndRandom(self.block, self.window, self.random, self.seed)
+        return NearAndRandom(self.block, self.window, self.random, self.seed, self.global_blocks)
 
     @property
     def reach(self) -> int:
@@ -77,12 +80,13 @@ class BigBird(BlockPattern):
 
 @dataclass(frozen=True)
 class NearAndRandom(BlockPattern):
-    """The blocks around a block, and those that it drew or that drew it; see `BigBird`."""
+    """The blocks around a block, and those that it drew after the global ones; see `BigBird`."""
 
     block: int
     window: int
     random: int
     seed: int
+    global_blocks: int
 
     def __post_init__(self) -> None:
         check_whole("BigBird block", self.block)
@@ -129,7 +133,7 @@ class DrawnByHead(BlockPattern):
 
     def meets(self, a: Tensor, b: Tensor) -> Tensor:
         """See `BlockPattern`."""
-        return self.of.near(a, b) | self._drew(a, b) | self._drew(b, a)
+        return self.of.near(a, b) | self._drew(a, b)
 
     def _drew(self, a: Tensor, b: Tensor) -> Tensor:
         """Whether block a drew block b."""
@@ -140,12 +144,17 @@ class DrawnByHead(BlockPattern):
 
 @lru_cache(maxsize=64)
 def drawn(rule: NearAndRandom, head: int, blocks: int) -> Tensor:
-    """(blocks, random) int64: what each of the first blocks draws; -1 for nothing."""
+    """(blocks, random) int64: what each of the first blocks draws.
+
+    Where fewer than ``random`` stand before the window, the others are those directly after it.
+    """
     a, number = torch.arange(blocks)[:, None], torch.arange(rule.random)
-    before = (a - rule.window // 2).clamp(min=0)
-    first, end = number * before // rule.random, (number + 1) * before // rule.random
-    chosen = first + (draw(rule.seed, head, number, a) * (end - first)).long()
-    return torch.where(end > first, chosen, -1)
+    near, first = rule.window // 2, rule.global_blocks
+    before = (a - near - first).clamp(min=0)
+    start, end = number * before // rule.random, (number + 1) * before // rule.random
+    chosen = first + start + (draw(rule.seed, head, number, a) * (end - start)).long()
+    missing = end == start
+    return torch.where(missing, (a + near).clamp(min=first - 1) + missing.cumsum(1), chosen)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ class BigBirdETC(ExtraTokens):
     """A token sees the blocks around its own, some at random, and all global tokens, which see all.
 
     Global tokens are extra ones, with projections of their own; causal, the first ones of an episode: see
-    `ExtraTokens`. Blocks are drawn as `BigBird` says; they count from the first global token.
+    `ExtraTokens`. Blocks are drawn as `BigBird` says; they count from the first global token,
+    and those of global tokens alone are not drawn.
 
     Source: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D.
 
@@ -50,5 +51,7 @@ class BigBirdETC(ExtraTokens):
     @property
     def local(self) -> Pattern:
         """The window and the random blocks."""
-        local = NearAndRandom(self.block, self.window, self.random, self.seed)
+        local = NearAndRandom(
+            self.block, self.window, self.random, self.seed, self.global_tokens // self.block
+        )
         return bounded(local, self.farthest)

@@ -90,6 +90,11 @@ class Position(Technique):
     causal: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "L"
 
+    @property
+    def max_positions(self) -> int | None:
+        """Number of positions, in tokens, from 0; None for no end."""
+        return None
+
     def build_embedding(self, width: int, heads: int) -> Embedding:
         """The module that all layers share."""
         return Embedding()

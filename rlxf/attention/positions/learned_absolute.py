@@ -30,6 +30,11 @@ class LearnedAbsolute(Position):
     def __post_init__(self) -> None:
         check_whole("LearnedAbsolute max_length", self.max_length)
 
+    @property
+    def max_positions(self) -> int:
+        """See `Position`: one vector for each."""
+        return self.max_length
+
     def build_embedding(self, width: int, heads: int) -> "LearnedEmbedding":
         return LearnedEmbedding(self, width)
 

@@ -34,6 +34,11 @@ class Multiplicative(Position):
     def __post_init__(self) -> None:
         check_whole("Multiplicative max_length", self.max_length)
 
+    @property
+    def max_positions(self) -> int:
+        """See `Position`: one vector for each."""
+        return self.max_length
+
     def build_embedding(self, width: int, heads: int) -> "MultiplicativeEmbedding":
         return MultiplicativeEmbedding(self, width)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from rlxf.attention.checks import check_finite_number, check_word
 from rlxf.attention.positions.base import LayerPosition, Position
 from rlxf.attention.positions.sinusoidal import check_base, frequencies
+from rlxf.attention.technique import Choices
 
 Scaling = Literal["linear", "ntk"]
 
@@ -36,8 +37,8 @@ class RoPE(Position):
 
     Raises:
         TypeError: if factor is no number.
-        ValueError: if base is not above 1 or not finite, if factor is less than 1, or if the width of a
-            head is odd, or 2 with "ntk".
+        ValueError: if base is not above 1 or not finite, if factor is less than 1; in a spec, if the
+            width of a head is odd, or 2 with "ntk".
     """
 
     paper: ClassVar[str] = "Su et al. 2021, arXiv:2104.09864"
@@ -52,12 +53,17 @@ class RoPE(Position):
             raise ValueError(f"RoPE factor must be at least 1, got {self.factor}")
         check_word("RoPE scaling", self.scaling, get_args(Scaling))
 
-    def build(self, width: int, heads: int) -> "RoPERotation":
-        size = width // heads
+    def check(self, choices: Choices) -> None:
+        """See `Position`: features of a head turn in pairs."""
+        size = choices.width // choices.heads
         if size % 2:
-            raise ValueError(f"RoPE needs an even width per head, got {width} / {heads} = {size}")
+            raise ValueError(
+                f"RoPE needs an even width per head, got {choices.width} / {choices.heads} = {size}"
+            )
         if size == 2 and self.scaling == "ntk":
             raise ValueError(f"{self} needs more than 2 features per head: with one pair, it has no slowest")
+
+    def build(self, width: int, heads: int) -> "RoPERotation":
         return RoPERotation(self)
 
     def frequencies(self, size: int, device: torch.device | None = None) -> Tensor:

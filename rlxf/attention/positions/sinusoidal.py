@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlxf.attention.checks import check_finite_number
 from rlxf.attention.positions.base import Embedding, Position
+from rlxf.attention.technique import Choices
 
 
 def frequencies(width: int, base: float, device: torch.device | None = None) -> Tensor:
@@ -23,6 +24,12 @@ def check_base(technique: str, base: float) -> None:
         raise ValueError(f"{technique} base must be above 1, got {base}")
 
 
+def check_even_width(position: Position, choices: Choices) -> None:
+    """Raise ValueError if the width is odd: the position has a sine and a cosine for each frequency."""
+    if choices.width % 2:
+        raise ValueError(f"{type(position).__name__} needs an even width, got {choices.width}")
+
+
 @dataclass(frozen=True)
 class Sinusoidal(Position):
     r"""``x_t += p_t``, ``p_t[2m] = sin(t * base^(-2m/d))``, ``p_t[2m+1] = cos(t * base^(-2m/d))``.
@@ -36,7 +43,7 @@ class Sinusoidal(Position):
         base: longest wavelength over 2 pi, in tokens; above 1.
 
     Raises:
-        ValueError: if base is not above 1 or not finite, or the width is odd.
+        ValueError: if base is not above 1 or not finite; in a spec, if the width is odd.
     """
 
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
@@ -45,9 +52,11 @@ class Sinusoidal(Position):
     def __post_init__(self) -> None:
         check_base("Sinusoidal", self.base)
 
+    def check(self, choices: Choices) -> None:
+        """See `Position`: waves come in pairs, a sine and a cosine."""
+        check_even_width(self, choices)
+
     def build_embedding(self, width: int, heads: int) -> "SinusoidalEmbedding":
-        if width % 2:
-            raise ValueError(f"Sinusoidal needs an even width, got {width}")
         return SinusoidalEmbedding(self)
 
     def encode(self, position: Tensor, width: int) -> Tensor:

@@ -57,6 +57,11 @@ class Tupe(PairwisePosition):
         if self.buckets is not None:
             check_buckets("Tupe", self.buckets, self.max_distance)
 
+    @property
+    def max_positions(self) -> int:
+        """See `Position`: one vector for each."""
+        return self.max_length
+
     def build_embedding(self, width: int, heads: int) -> "TupePositions":
         return (TupePositions if self.buckets is None else TupeDistances)(self, width, heads)
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.positions.base import Embedding, Position
-from rlxf.attention.positions.sinusoidal import Sinusoidal, check_base
+from rlxf.attention.positions.sinusoidal import Sinusoidal, check_base, check_even_width
+from rlxf.attention.technique import Choices
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class UniversalSinusoid(Position):
         base: longest wavelength over 2 pi, in tokens; above 1.
 
     Raises:
-        ValueError: if base is not above 1 or not finite, or the width is odd.
+        ValueError: if base is not above 1 or not finite; in a spec, if the width is odd.
     """
 
     paper: ClassVar[str] = "Dehghani et al. 2019, arXiv:1807.03819"
@@ -29,10 +30,12 @@ class UniversalSinusoid(Position):
     def __post_init__(self) -> None:
         check_base("UniversalSinusoid", self.base)
 
+    def check(self, choices: Choices) -> None:
+        """See `Position`: waves come in pairs, a sine and a cosine."""
+        check_even_width(self, choices)
+
     def build_embedding(self, width: int, heads: int) -> "UniversalSinusoidEmbedding":
         """See `Position`."""
-        if width % 2:
-            raise ValueError(f"UniversalSinusoid needs an even width, got {width}")
         return UniversalSinusoidEmbedding(self)
 
 

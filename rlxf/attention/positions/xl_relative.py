@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.positions.base import LayerPosition, PairwisePosition
-from rlxf.attention.positions.sinusoidal import check_base, frequencies
+from rlxf.attention.positions.sinusoidal import check_base, check_even_width, frequencies
 from rlxf.attention.relation import Relation
+from rlxf.attention.technique import Choices
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class XLRelative(PairwisePosition):
         base: longest wavelength over 2 pi, in tokens; above 1.
 
     Raises:
-        ValueError: if base is not above 1 or not finite, or the width is odd.
+        ValueError: if base is not above 1 or not finite; in a spec, if the width is odd.
     """
 
     paper: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860"
@@ -34,9 +35,12 @@ class XLRelative(PairwisePosition):
     def __post_init__(self) -> None:
         check_base("XLRelative", self.base)
 
+    def check(self, choices: Choices) -> None:
+        """See `Position`: waves come in pairs, a sine and a cosine."""
+        super().check(choices)
+        check_even_width(self, choices)
+
     def build(self, width: int, heads: int) -> "XLRelativeBias":
-        if width % 2:
-            raise ValueError(f"XLRelative needs an even width, got {width}")
         return XLRelativeBias(self, width, heads)
 
     def encode(self, distances: Tensor, width: int) -> Tensor:

@@ -14,7 +14,6 @@ from rlxf.attention.residuals.base import Biased, Gate
 @dataclass(frozen=True)
 class GRUGate(Biased):
     r"""``g(x, y) = (1 - z) * x + z * h`` with, * elementwise,
-
     ``r = sigmoid(W_r y + U_r x)``, ``z = sigmoid(W_z y + U_z x - b)``, ``h = tanh(W_g y + U_g (r * x))``.
 
     b starts large, so that the layer starts near the identity: at 2, z is about 0.12.
