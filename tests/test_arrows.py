@@ -12,11 +12,12 @@ from tests.sources import imported, parsed
 
 MAY_IMPORT = {
     "attention": {"attention"},
-    "envs": {"envs"},
-    "training": {"training"},
+    "utils": {"utils"},
+    "envs": {"envs", "utils"},
+    "training": {"training", "utils"},
     "evaluation": {"evaluation", "envs"},
     "collection": {"collection", "envs", "evaluation"},
-    "agents": {"agents", "attention", "envs", "training"},
+    "agents": {"agents", "attention", "envs", "training", "utils"},
     "cli": {"agents", "attention", "cli", "collection", "envs", "evaluation", "training"},
     "__main__": {"cli"},
     "": {"agents", "attention", "collection", "envs", "evaluation"},  # rlxf/__init__.py: the public names

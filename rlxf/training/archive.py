@@ -32,6 +32,11 @@ class Archive:
     documents: dict[str, Any]
     tensors: dict[str, dict[str, Tensor]]
 
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for group in self.tensors.values() for tensor in group.values())
+
 
 def write_archive(
     path: str | os.PathLike[str], documents: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]
@@ -66,7 +71,8 @@ def write_archive(
 def read_archive(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> Archive:
     """Read a checkpoint file and check all of it; no code in it can run.
 
-    Memory stays below twice the size of the file plus that of the parsed JSON.
+    Memory stays below twice the size of the file plus that of the parsed JSON, which is estimated before it
+    is parsed and stays within the budget of `memory_budget`.
 
     Args:
         path: a file written by `write_archive`.
@@ -76,7 +82,8 @@ def read_archive(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> Ar
     Raises:
         FileNotFoundError: if there is no file.
         IsADirectoryError: if ``path`` is a folder.
-        CheckpointError: if the file is truncated, altered, foreign, too large or of a newer format.
+        CheckpointError: if the file is truncated, altered, foreign, too large or of a newer format, or asks
+            for more memory than the budget.
     """
     path = Path(path)
     _check_is_file(path)

@@ -3,11 +3,13 @@
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.decision_transformer.replay import Episode
 from rlxf.agents.guards import check_first, check_step, unspoiled
+from rlxf.envs.step_checks import with_checked_steps
 
 
 class Player(Protocol):
@@ -43,11 +45,13 @@ class Collector:
     """
 
     def __init__(self, player: Player, env: VecEnv):
-        self.player, self.env = player, env
+        self.player, self.env = player, with_checked_steps(env)
+        assert isinstance(env.observation_space, spaces.Dict)  # of a `ReturnToGo`
+        self._space = env.observation_space["observation"]
         self._seen: Any = None
         with unspoiled(env):
             self._seen = env.reset()
-            check_first(env, self._seen["observation"], 0)
+            check_first(env, self._seen["observation"], 0, space=self._space)
         self._state: Any = None
         self._starts = np.ones(env.num_envs, np.bool_)
         self._steps: list[Step] = []
@@ -61,7 +65,7 @@ class Collector:
         self._taken += 1
         with unspoiled(self.env):
             self._seen, rewards, dones, infos = self.env.step(actions)
-            check_step(self.env, self._seen["observation"], rewards, self._taken)
+            check_step(self.env, self._seen["observation"], rewards, self._taken, space=self._space)
         self._steps.append(Step(observations, taken, np.asarray(rewards, np.float32)))
         fillers = np.array([info.get("filler", False) for info in infos], np.bool_)
         ended = [self._episode(row) for row in np.flatnonzero(dones & ~fillers).tolist()]

@@ -15,6 +15,7 @@ from rlxf.agents.gtrxl.policy import POLICIES
 from rlxf.agents.gtrxl.remembering import with_memory
 from rlxf.agents.memory import MEMORY, Memory
 from rlxf.agents.remembering import check_remembered
+from rlxf.agents.stored_settings import PROGRESS, SEED, setting_rules
 from rlxf.attention import TransformerSpec
 from rlxf.training import (
     Archive,
@@ -28,6 +29,7 @@ from rlxf.training import (
     write_archive,
 )
 from rlxf.training.described import VERSION, check_known, described
+from rlxf.training.field_rules import MAPPING, NOTHING, check_fields, number, whole
 from rlxf.training.fit import check_layers, check_weights_fit
 from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
 
@@ -35,8 +37,28 @@ if TYPE_CHECKING:
     from rlxf.agents.gtrxl.ppo import GTrXLPPO
 
 SCHEDULES = ("learning_rate", "clip_range", "ent_coef")
-PROGRESS = ("num_timesteps", "_total_timesteps", "_n_updates", "_current_progress_remaining")
-RETURNS = ("mean", "var", "count")
+RETURNS = {"mean": number(), "var": number(0), "count": number(above=0)}
+"""Statistics of all returns so far, and what each may be."""
+BOUNDS = {
+    "n_steps": whole(1),
+    "segment_length": whole(1),
+    "batch_size": whole(1),
+    "n_epochs": whole(1),
+    "n_envs": whole(1),
+    "gamma": number(0, 1),
+    "gae_lambda": number(0, 1),
+    "critic_lambda": number(0, 1) | NOTHING,
+    "vf_coef": number(0),
+    "max_grad_norm": number(above=0),
+    "target_kl": number(above=0) | NOTHING,
+    "advantage_epsilon": number(above=0),
+    "reconstruction_coef": number(0),
+    "stats_window_size": whole(1),
+    "policy_kwargs": MAPPING,
+    "seed": SEED,
+    "verbose": whole(0),
+}
+"""Settings with a range; those of the others are told by the annotations of the constructor."""
 NOT_SETTINGS = ("self", "policy", "env", "memory_length", "device", "_init_setup_model")
 CLASSES: dict[str, type] = {
     cls.__name__: cls
@@ -91,6 +113,9 @@ def read(path: str | os.PathLike[str]) -> Archive:
     named = isinstance(agent, dict) and agent.get("name") == "GTrXLPPO"
     if not named or not {"policy", "optimizer"} <= archive.tensors.keys():
         raise CheckpointError(f"{checkpoint_path(path)} is whole, but holds no GTrXLPPO agent")
+    check_fields(agent.get("settings"), {}, "settings")
+    check_fields(agent.get("progress"), PROGRESS, "progress")
+    check_fields(agent.get("returns"), RETURNS, "returns")
     return archive
 
 
@@ -103,6 +128,7 @@ def settings(archive: Archive, agent: type["GTrXLPPO"]) -> dict[str, Any]:
     """
     stored = dict(archive.documents["agent"]["settings"])
     check_known(stored, setting_names(agent), archive.documents["agent"].get("rlxf"))
+    check_fields(stored, setting_rules(agent, setting_names(agent), BOUNDS), "settings")
     stored["core"] = TransformerSpec.from_dict(stored["core"])
     check_layers(stored["core"].kinds, archive.tensors["policy"])
     for name in SCHEDULES:
@@ -136,8 +162,8 @@ def decode_policy_kwargs(stored: dict[str, Any]) -> dict[str, Any]:
 @described()
 def spaces(archive: Archive) -> tuple[Space[Any], Space[Any]]:
     """The observation and the action space that the agent was trained on."""
-    stored = archive.documents["agent"]
-    return space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])
+    stored, size = archive.documents["agent"], archive.tensor_bytes
+    return space_from_json(stored["observation_space"], size), space_from_json(stored["action_space"], size)
 
 
 def check_spaces_match(agent: "GTrXLPPO", archive: Archive) -> None:
@@ -179,7 +205,8 @@ def parameters(agent: "GTrXLPPO", archive: Archive) -> dict[str, Any]:
         CheckpointError: if a tensor has no place in the agent, or another shape there.
     """
     check_weights_fit(agent.policy, archive.tensors["policy"], "policy")
-    state = optimizer_state(agent.policy.optimizer, archive.tensors["optimizer"])
+    updates = archive.documents["agent"]["progress"]["_n_updates"]
+    state = optimizer_state(agent.policy.optimizer, archive.tensors["optimizer"], updates)
     return {"policy": archive.tensors["policy"], "policy.optimizer": state}
 
 
