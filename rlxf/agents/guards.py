@@ -4,13 +4,16 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
+from rlxf.envs.bounds import warn_outside
 from rlxf.envs.errors import FaultyEnvironmentError
-from rlxf.envs.finite import check_finite
+from rlxf.envs.finite import check_finite, check_shapes
 
 STATISTICS = ("obs_rms", "ret_rms", "returns")
 """What a ``VecNormalize`` learns from each step."""
@@ -54,20 +57,30 @@ def unspoiled(env: VecEnv | None) -> Iterator[None]:
 
 
 def check_first(
-    env: VecEnv | None, obs: VecEnvObs, step: int, environments: Sequence[int] | None = None
+    env: VecEnv | None,
+    obs: VecEnvObs,
+    step: int,
+    environments: Sequence[int] | None = None,
+    space: spaces.Space[Any] | None = None,
 ) -> None:
-    """Raise `FaultyEnvironmentError` unless the observations that episodes begin with are finite.
+    """Raise `FaultyEnvironmentError` unless the observations that episodes begin with are finite and fit.
 
     Args:
         env: gave them.
         obs: as the agent sees them.
         step: steps that each environment has taken.
         environments: number of the environment of each row; None for 0, 1, 2 ...
+        space: of one observation; None for that of ``env``.
+
+    Warns:
+        UserWarning: once, if an observation is outside of the bounds of its space.
     """
     normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
     if normalizer is not None and "old_obs" in vars(normalizer):  # it has none before its first reset
         check_finite("first observation", normalizer.old_obs, step, environments)
     check_finite("first observation", obs, step, environments)
+    if env is not None:
+        _check_space(env, space or env.observation_space, obs, step, environments)
 
 
 def check_step(
@@ -76,8 +89,9 @@ def check_step(
     rewards: np.ndarray,
     step: int,
     environments: Sequence[int] | None = None,
+    space: spaces.Space[Any] | None = None,
 ) -> None:
-    """Raise `FaultyEnvironmentError` unless all that the environments gave in a step is finite.
+    """Raise `FaultyEnvironmentError` unless all that the environments gave in a step is finite and fits.
 
     Under a ``VecNormalize`` what they gave is looked at first: one NaN makes the mean of all of them NaN.
 
@@ -87,10 +101,38 @@ def check_step(
         rewards: (E,), as the agent sees them.
         step: steps that each environment has taken.
         environments: number of the environment of each row; None for 0, 1, 2 ...
+        space: of one observation; None for that of ``env``.
+
+    Warns:
+        UserWarning: once, if an observation is outside of the bounds of its space.
     """
     normalizer = unwrap_vec_normalize(env)
     if normalizer is not None:
         check_finite("reward", normalizer.get_original_reward(), step, environments)
         check_finite("observation", normalizer.old_obs, step, environments)
+    if rewards.dtype.kind not in "biuf":
+        raise FaultyEnvironmentError(
+            f"rewards at step {step} are {rewards.tolist()}, not numbers; correct the environment, or wrap it"
+        )
     check_finite("reward", rewards, step, environments)
     check_finite("observation", obs, step, environments)
+    _check_space(env, space or env.observation_space, obs, step, environments)
+
+
+def _check_space(
+    env: VecEnv,
+    space: spaces.Space[Any],
+    obs: VecEnvObs,
+    step: int,
+    environments: Sequence[int] | None,
+) -> None:
+    """Refuse observations of another shape than the space, and warn of those outside of its bounds.
+
+    A ``VecNormalize`` keeps the space of what it normalizes: its bounds are those of the numbers before.
+    """
+    check_shapes(space, obs, step)
+    normalizer = unwrap_vec_normalize(env)
+    if normalizer is None:
+        warn_outside(env, space, obs, step, environments)
+    elif "old_obs" in vars(normalizer):
+        warn_outside(env, normalizer.venv.observation_space, normalizer.old_obs, step, environments)

@@ -1,8 +1,10 @@
 """Values that no network can read are stopped where they come in."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from rlxf.envs.errors import FaultyEnvironmentError
@@ -33,3 +35,23 @@ def check_finite(what: str, values: VecEnvObs, step: int, environments: Sequence
         f"{what} of environment {environment} is not finite at its step {step}: "
         f"{values[row, *place]}{f' at index {place}' if place else ''}; mend the environment, or wrap it"
     )
+
+
+def check_shapes(space: spaces.Space[Any], values: VecEnvObs, step: int) -> None:
+    """Raise FaultyEnvironmentError unless a batch of observations has the shapes of its space.
+
+    Args:
+        space: of one observation.
+        values: one row for each environment, or a dict of such arrays.
+        step: steps that each environment has taken.
+    """
+    if isinstance(space, spaces.Dict):
+        for key, part in space.items():
+            check_shapes(part, values[key], step)  # type: ignore[call-overload]
+        return
+    shape = np.shape(values)[1:]  # type: ignore[arg-type]
+    if isinstance(space, spaces.Box) and shape != space.shape:
+        raise FaultyEnvironmentError(
+            f"observations at step {step} have shape {shape}, but their space {space} has shape "
+            f"{space.shape}; correct the environment, or wrap it"
+        )

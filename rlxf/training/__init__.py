@@ -19,6 +19,7 @@ from rlxf.training.schedules import (
 from rlxf.training.space_difference import describe_difference
 from rlxf.training.spaces import space_from_json, space_to_json
 from rlxf.training.stopping import stop_on_signals
+from rlxf.utils.memory_budget import memory_budget
 
 __all__ = [
     "Archive",
@@ -45,4 +46,5 @@ __all__ = [
     "space_from_json",
     "space_to_json",
     "stop_on_signals",
+    "memory_budget",
 ]

@@ -33,6 +33,11 @@ class Archive:
     documents: dict[str, Any]
     tensors: dict[str, dict[str, Tensor]]
 
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for group in self.tensors.values() for tensor in group.values())
+
 
 def write_archive(
     path: str | os.PathLike[str], documents: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]
@@ -69,7 +74,8 @@ def read_archive(
 ) -> Archive:
     """Read a checkpoint file and check all of it; no code in it can run.
 
-    Memory stays below twice the size of the file plus that of the parsed JSON.
+    Memory stays below twice the size of the file plus that of the parsed JSON, which is estimated before it
+    is parsed and stays within the budget of `memory_budget`.
 
     Args:
         path: a file written by `write_archive`.
@@ -82,8 +88,8 @@ def read_archive(
     Raises:
         FileNotFoundError: if there is no file.
         IsADirectoryError: if ``path`` is a folder.
-        CheckpointError: if the file is truncated, altered, foreign, too large or of a newer format, or its
-            SHA-256 is another.
+        CheckpointError: if the file is truncated, altered, foreign, too large or of a newer format, asks for
+            more memory than the budget, or its SHA-256 is another.
         ValueError: if ``sha256`` is not 64 hexadecimal digits.
     """
     path = Path(path)

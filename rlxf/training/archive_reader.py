@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from rlxf.training.manifest import MANIFEST, check_complete, check_unaltered, load_manifest
-from rlxf.training.plain_json import MAX_JSON_BYTES, load_json
-from rlxf.training.tensor_bytes import load_tensors
+from rlxf.training.plain_json import MAX_JSON_BYTES, json_memory, load_json
+from rlxf.training.tensor_bytes import load_tensors, tensors_memory
 from rlxf.training.zip_layout import check_ends, check_members, check_seal
+from rlxf.utils.memory_budget import check_budget
 
 # What the zip reader raises on nonsense: its own error and what its calls let through.
 _ZIP_ERRORS = (
@@ -27,16 +28,20 @@ _ZIP_ERRORS = (
 def read_members(handle: BinaryIO, max_bytes: int) -> dict[str, Any]:
     """Give the members of a checkpoint by name: a JSON value for .json, tensors for .safetensors.
 
+    Memory beyond the bytes of the members, which parsed JSON takes, stays within the budget of
+    `rlxf.utils.memory_budget`: it is estimated before a member is parsed, and summed over the members.
+
     Raises:
-        ValueError: if anything in the file is not as rlxf writes it.
+        ValueError: if anything in the file is not as rlxf writes it, or it asks for more than the budget.
     """
     size = check_ends(handle, max_bytes)
+    asked: dict[str, int] = {}
     with _broken_zip("the directory"), zipfile.ZipFile(handle) as archive:
         _check_manifest(archive)
         check_members(archive.infolist(), size)  # before anything is read that could be deflated
-        listed = _decode(MANIFEST, _read(archive, MANIFEST), load_manifest)
+        listed = _decode(MANIFEST, _read(archive, MANIFEST), load_manifest, asked)
         check_complete(set(listed), set(archive.namelist()) - {MANIFEST})
-        members = {name: _read_listed(archive, name, entry) for name, entry in listed.items()}
+        members = {name: _read_listed(archive, name, entry, asked) for name, entry in listed.items()}
     check_seal(handle)
     return members
 
@@ -49,10 +54,10 @@ def _check_manifest(archive: zipfile.ZipFile) -> None:
         raise ValueError(f"its {MANIFEST} of {size:,} bytes exceeds the limit of {MAX_JSON_BYTES:,}")
 
 
-def _read_listed(archive: zipfile.ZipFile, name: str, entry: dict[str, Any]) -> Any:
+def _read_listed(archive: zipfile.ZipFile, name: str, entry: dict[str, Any], asked: dict[str, int]) -> Any:
     data = _read(archive, name)
     check_unaltered(name, data, entry)
-    return _decode(name, data, load_json if name.endswith(".json") else load_tensors)
+    return _decode(name, data, load_json if name.endswith(".json") else load_tensors, asked)
 
 
 def _read(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -68,7 +73,9 @@ def _broken_zip(part: str) -> Iterator[None]:
         raise ValueError(f"{part} is damaged ({error}); use another copy of the file") from error
 
 
-def _decode(name: str, data: bytes, load: Callable[[bytes], Any]) -> Any:
+def _decode(name: str, data: bytes, load: Callable[[bytes], Any], asked: dict[str, int]) -> Any:
+    asked[f"the member {name!r}"] = json_memory(data) if name.endswith(".json") else tensors_memory(data)
+    check_budget(asked)
     try:
         return load(data)
     except ValueError as error:

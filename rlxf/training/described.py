@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version
 
 from rlxf.training.errors import CheckpointError
+from rlxf.utils.memory_budget import MemoryBudgetError
 
 VERSION = version("rlxf")
 UNFIT = (
@@ -27,6 +28,8 @@ def described() -> Iterator[None]:
         yield
     except CheckpointError:
         raise
+    except MemoryBudgetError as error:
+        raise CheckpointError(f"the checkpoint is not loaded: {error}") from error
     except UNFIT as error:
         raise CheckpointError(
             f"the checkpoint is whole, but this version of rlxf cannot build its agent: {error!r}"

@@ -4,8 +4,10 @@ import json
 import math
 from typing import Any
 
-MAX_JSON_BYTES = 8 * 2**20  # parsed, the worst JSON takes about 25 times its size in memory
+MAX_JSON_BYTES = 8 * 2**20
 MAX_DEPTH = 64
+_MEMORY = {b",": 48, b"[": 72, b"{": 128, b":": 160, b'"': 32}
+"""Bytes of Python objects per separator, measured for the worst texts made of each."""
 
 
 def dump_json(value: Any, indent: int | None = None) -> bytes:
@@ -24,6 +26,15 @@ def dump_json(value: Any, indent: int | None = None) -> bytes:
     if len(data) > MAX_JSON_BYTES:
         raise ValueError(f"{len(data):,} bytes of JSON exceed {MAX_JSON_BYTES:,}; store arrays as tensors")
     return data
+
+
+def json_memory(data: bytes) -> int:
+    """Return an upper estimate of the memory, in bytes, that parsing a JSON text takes.
+
+    Separators are counted without parsing, those inside of strings included.
+    """
+    per_byte = 3 if data.isascii() else 9
+    return per_byte * len(data) + sum(size * data.count(mark) for mark, size in _MEMORY.items())
 
 
 def load_json(data: bytes) -> Any:

@@ -10,8 +10,16 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 from rlxf.training.box_bounds import INTEGERS, box_from_json, box_to_json
+from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
-MAX_BOUNDS = 2**24  # a constant bound is one number on disk and a whole array in memory
+SPACE_BYTES = 2**14
+"""Upper estimate of the memory of a space without its arrays, and of what a policy builds for it."""
+BOUND_BYTES = 48
+"""Upper estimate of the memory per number of a Box: two bounds, where they bound, and a row of it."""
+CHOICE_BYTES = 64
+"""Upper estimate of the memory per choice or bit: one-hot rows, and Python's list of the sizes."""
+CHARACTER_BYTES = 512
+"""Upper estimate of the memory per character of a Text: Gymnasium keeps a set, a tuple and a dict."""
 
 
 def space_to_json(space: Space[Any]) -> dict[str, Any]:
@@ -33,19 +41,54 @@ def space_to_json(space: Space[Any]) -> dict[str, Any]:
     return {"type": name, **_CODECS[name].encode(space)}
 
 
-def space_from_json(data: dict[str, Any]) -> Space[Any]:
+def space_from_json(data: dict[str, Any], file_bytes: int = 0) -> Space[Any]:
     """Build the space that `space_to_json` described.
 
+    Args:
+        data: the description.
+        file_bytes: bytes of the arrays in the file that the description is from; a space may be larger if
+            its file is.
+
     Raises:
-        ValueError: if ``data`` describes no space, or its Boxes have more than 2**24 elements in all.
+        ValueError: if ``data`` describes no space.
+        MemoryBudgetError: if the space asks for more memory than the budget (`rlxf.utils.memory_budget`).
     """
     try:
-        elements = _box_elements(data)
-        if elements > MAX_BOUNDS:
-            raise ValueError(f"its Boxes have {elements:,} elements, the limit is {MAX_BOUNDS:,}")
+        check_budget({reprlib.repr(data): space_memory(data)}, file_bytes)
         return _decode(data)
+    except MemoryBudgetError:
+        raise
     except (TypeError, ValueError, KeyError, AttributeError, AssertionError, OverflowError) as error:
         raise ValueError(f"no space is described by {reprlib.repr(data)} ({error})") from error
+
+
+def space_memory(data: dict[str, Any]) -> int:
+    """Return an upper estimate of the memory, in bytes, of a described space and of one flattened value.
+
+    Raises:
+        TypeError, ValueError, KeyError, AttributeError: if ``data`` describes no space.
+    """
+    if "spaces" in data:
+        parts = data["spaces"]
+        return SPACE_BYTES + sum(map(space_memory, parts.values() if isinstance(parts, dict) else parts))
+    bounds, bits = _product(data.get("shape", [0])), data.get("n", 0)
+    choices = _product(bits if isinstance(bits, list) else [bits]) + _sum(data.get("nvec", 0))
+    text = CHARACTER_BYTES * len(data.get("characters", ""))
+    return SPACE_BYTES + BOUND_BYTES * bounds + CHOICE_BYTES * choices + text
+
+
+def _product(sizes: list[int]) -> int:
+    return math.prod(map(_whole, sizes))
+
+
+def _sum(sizes: int | list[Any]) -> int:
+    return sum(map(_sum, sizes)) if isinstance(sizes, list) else _whole(sizes)
+
+
+def _whole(size: Any) -> int:
+    if type(size) is not int or size < 0:
+        raise ValueError(f"a size must be a whole number of at least 0, got {size!r}")
+    return size
 
 
 def _decode(data: dict[str, Any]) -> Space[Any]:
@@ -53,16 +96,6 @@ def _decode(data: dict[str, Any]) -> Space[Any]:
     if fields.get("type") not in _CODECS:
         raise ValueError(f"its type must be one of {', '.join(_CODECS)}")
     return _CODECS[fields.pop("type")].decode(**fields)
-
-
-def _box_elements(data: dict[str, Any]) -> int:
-    if "spaces" in data:
-        parts = data["spaces"]
-        return sum(map(_box_elements, parts.values() if isinstance(parts, dict) else parts))
-    shape = data.get("shape", [0])
-    if not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError(f"a shape is a list of sizes, got {shape!r}")
-    return math.prod(shape)
 
 
 def _discrete_to_json(space: Discrete[Any]) -> dict[str, Any]:

@@ -7,7 +7,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rlxf.training.plain_json import MAX_JSON_BYTES
+from rlxf.training.plain_json import MAX_JSON_BYTES, json_memory
+
+TENSOR_BYTES = 2048
+"""Upper estimate of the memory of a tensor without its numbers: the Python object, its storage, its name."""
 
 DTYPES = (
     torch.bool,
@@ -39,6 +42,12 @@ def check_tensors(tensors: Mapping[str, Tensor]) -> None:
 def dump_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Bytes of the tensors, from any device; views and shared storages are written out in full."""
     return safetensors.torch.save({name: _own_copy(tensor) for name, tensor in tensors.items()})
+
+
+def tensors_memory(data: bytes) -> int:
+    """Return an upper estimate of the memory, in bytes, that tensors take in addition to their numbers."""
+    header = data[8 : 8 + min(int.from_bytes(data[:8], "little"), MAX_JSON_BYTES)]
+    return json_memory(header) + TENSOR_BYTES * header.count(b'"data_offsets"')
 
 
 def load_tensors(data: bytes) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlxf.training import describe_difference, space_from_json, space_to_json
+from rlxf.training import describe_difference, memory_budget, space_from_json, space_to_json
 from rlxf.training.plain_json import dump_json, load_json
 
 INTEGERS = st.sampled_from(["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
@@ -165,7 +165,6 @@ BOX = {"type": "Box", "shape": [2], "dtype": "float32", "low": 0.0, "high": 1.0}
         {"type": "Tuple", "spaces": [{"type": "Box"}]},
         BOX | {"shape": [-1]},
         BOX | {"shape": ["x", 10**10]},
-        BOX | {"shape": [10**6, 10**6]},
         BOX | {"shape": 3},
         BOX | {"dtype": "U9"},
         BOX | {"dtype": "uint8", "high": 256},
@@ -173,13 +172,40 @@ BOX = {"type": "Box", "shape": [2], "dtype": "float32", "low": 0.0, "high": 1.0}
         BOX | {"low": 2.0},
         BOX | {"low": None},
         BOX | {"low": [0.0, 0.0, 0.0]},
-        {"type": "Tuple", "spaces": [BOX | {"shape": [2**23]}] * 3},
     ],
     ids=str,
 )
 def test_what_describes_no_space_is_refused(data):
     with pytest.raises(ValueError, match="no space is described by"):
         space_from_json(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        BOX | {"shape": [10**6, 10**6]},
+        {"type": "Tuple", "spaces": [BOX | {"shape": [2**21]}] * 3},
+        {"type": "Dict", "spaces": {str(i): BOX for i in range(10**4)}},
+        {"type": "Discrete", "n": 5 * 10**8, "start": 0, "dtype": "int64"},
+        {"type": "MultiDiscrete", "nvec": [10**9, 2], "start": [0, 0], "dtype": "int64"},
+        {"type": "MultiBinary", "n": [10**5, 10**5]},
+        {"type": "Text", "min_length": 1, "max_length": 2, "characters": "".join(map(chr, range(32, 50000)))},
+    ],
+    ids=lambda data: data["type"],
+)
+def test_a_space_larger_than_the_budget_is_refused_before_it_is_made(data, monkeypatch):
+    monkeypatch.setenv("RLXF_MEMORY_BUDGET", str(20 * 2**20))
+    with pytest.raises(ValueError, match=r"asks for .*[MG]B of memory .*the budget is 21.0 MB"):
+        space_from_json(data)
+
+
+def test_a_large_space_is_read_within_a_larger_budget_or_from_a_larger_file():
+    data = {"type": "Discrete", "n": 3 * 10**6, "start": 0, "dtype": "int64"}
+    with pytest.raises(ValueError, match="raise the budget with RLXF_MEMORY_BUDGET=2016"):
+        space_from_json(data)
+    with memory_budget(2 * 10**8):
+        assert space_from_json(data).n == 3 * 10**6
+    assert space_from_json(data, file_bytes=10**8).n == 3 * 10**6
 
 
 @settings(deadline=None)

@@ -1,6 +1,7 @@
 """What learns from windows as a checkpoint file, and back: JSON and safetensors, nothing that runs."""
 
 import inspect
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from rlxf.agents.acting_memory import state_memory, window_memory
 from rlxf.agents.actions import action_form
+from rlxf.agents.decision_transformer.core import remembered_steps
 from rlxf.agents.decision_transformer.facts import Facts
 from rlxf.agents.decision_transformer.objectives import objective_from_json, objective_to_json
 from rlxf.agents.memory import MEMORY, Memory
 from rlxf.agents.remembering import check_remembered
+from rlxf.agents.stored_settings import PROGRESS, SEED, setting_rules
 from rlxf.attention import TransformerSpec
 from rlxf.training import (
     Archive,
@@ -23,6 +27,7 @@ from rlxf.training import (
 )
 from rlxf.training.contents import check_no_folder, misplaced
 from rlxf.training.described import VERSION, check_known, described
+from rlxf.training.field_rules import NOTHING, check_fields, number, whole
 from rlxf.training.fit import check_layers, check_weights_fit, misfit
 from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
 from rlxf.utils.permissions import make_folder
@@ -31,7 +36,19 @@ if TYPE_CHECKING:
     from rlxf.agents.decision_transformer.window_learner import WindowLearner
 
 GROUPS = {"policy", "optimizer", "random"}
-PROGRESS = ("num_timesteps", "_total_timesteps", "_n_updates", "_current_progress_remaining")
+BOUNDS = {
+    "context_length": whole(1),
+    "batch_size": whole(1),
+    "weight_decay": number(0),
+    "warmup_updates": whole(0) | NOTHING,
+    "max_grad_norm": number(above=0),
+    "return_scale": number(above=0),
+    "episode_length": whole(1),
+    "chosen": number(0, 1),
+    "seed": SEED,
+    "verbose": whole(0),
+}
+"""Settings with a range; those of the others are told by the annotations of the constructor."""
 TO_JSON: dict[str, Callable[[Any], Any]] = {
     "core": TransformerSpec.to_dict,
     "objective": objective_to_json,
@@ -90,9 +107,10 @@ def read(path: str | os.PathLike[str], name: str, sha256: str | None = None) -> 
     check_no_folder(path, checkpoint_path(path))
     archive = read_archive(checkpoint_path(path), sha256=sha256)
     agent = archive.documents.get("agent")
-    named = isinstance(agent, dict) and agent.get("name") == name
-    if not named or not archive.tensors.keys() >= GROUPS:
+    if not isinstance(agent, dict) or agent.get("name") != name or not archive.tensors.keys() >= GROUPS:
         raise misplaced(checkpoint_path(path), archive, f"{name} agent")
+    check_fields(agent.get("settings"), {}, "settings")
+    check_fields(agent.get("progress"), PROGRESS, "progress")
     return archive
 
 
@@ -105,6 +123,7 @@ def settings(archive: Archive, agent: type["WindowLearner"]) -> dict[str, Any]:
     """
     stored = dict(archive.documents["agent"]["settings"])
     check_known(stored, setting_names(agent), archive.documents["agent"].get("rlxf"))
+    check_fields(stored, setting_rules(agent, setting_names(agent), BOUNDS), "settings")
     own = setting_names(agent)
     stored |= {name: read(stored[name]) for name, read in FROM_JSON.items() if name in own}
     check_layers(stored["core"].kinds, archive.tensors["policy"])
@@ -114,7 +133,23 @@ def settings(archive: Archive, agent: type["WindowLearner"]) -> dict[str, Any]:
 @described()
 def facts(archive: Archive) -> Facts:
     """What the agent keeps of its data."""
-    return Facts.from_json(archive.documents["agent"]["facts"])
+    return Facts.from_json(archive.documents["agent"]["facts"], archive.tensor_bytes)
+
+
+def acting_bytes(archive: Archive, stored: Mapping[str, Any]) -> dict[str, int]:
+    """Upper estimates of the memory that an agent of these settings needs to act, by what it is for.
+
+    Args:
+        archive: for the spaces of the agent's data.
+        stored: the constructor's arguments, as `settings` gives them.
+    """
+    known, core = facts(archive), stored["core"]
+    numbers = math.prod(known.encoder.shape) + action_form(known.action_space).width
+    steps = stored["context_length"] + remembered_steps(core)
+    return {
+        "acting with the core's memory": state_memory(core),
+        "the context of an episode": window_memory(steps, numbers, core.width),
+    }
 
 
 @described()
@@ -125,8 +160,9 @@ def restore(agent: "WindowLearner", archive: Archive) -> None:
         CheckpointError: if they do not fit.
     """
     check_weights_fit(agent.policy, archive.tensors["policy"], "policy")
+    updates = archive.documents["agent"]["progress"]["_n_updates"]
     agent.policy.load_state_dict(archive.tensors["policy"])
-    agent.optimizer.load_state_dict(optimizer_state(agent.optimizer, archive.tensors["optimizer"]))
+    agent.optimizer.load_state_dict(optimizer_state(agent.optimizer, archive.tensors["optimizer"], updates))
     _restore_order(agent, archive)
     for name in PROGRESS:
         setattr(agent, name, archive.documents["agent"]["progress"][name])

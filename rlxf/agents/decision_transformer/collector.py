@@ -5,12 +5,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.decision_transformer.replay import Episode
 from rlxf.agents.decision_transformer.steps import Steps
 from rlxf.agents.guards import check_first, check_step, unspoiled
+from rlxf.envs.step_checks import with_checked_steps
 
 
 class Player(Protocol):
@@ -46,7 +48,9 @@ class Collector:
     """
 
     def __init__(self, player: Player, env: VecEnv):
-        self.player, self.env = player, env
+        self.player, self.env = player, with_checked_steps(env)
+        assert isinstance(env.observation_space, spaces.Dict)  # of a `ReturnToGo`
+        self._space = env.observation_space["observation"]
         self._taken = 0
         self.forget()
 
@@ -88,7 +92,7 @@ class Collector:
         self._taken += 1
         with unspoiled(self.env):
             self._seen, rewards, dones, infos = self.env.step(actions)
-            check_step(self.env, self._seen["observation"], rewards, self._taken)
+            check_step(self.env, self._seen["observation"], rewards, self._taken, space=self._space)
         self._steps.append(Step(observations, taken, np.asarray(rewards, np.float32)))
         fillers = np.array([info.get("filler", False) for info in infos], np.bool_)
         ended = [self._episode(row) for row in np.flatnonzero(dones & ~fillers).tolist()]
@@ -100,7 +104,7 @@ class Collector:
     def _begin(self) -> None:
         with unspoiled(self.env):
             seen: Any = self.env.reset()
-            check_first(self.env, seen["observation"], self._taken)
+            check_first(self.env, seen["observation"], self._taken, space=self._space)
         self._seen = seen
 
     def _episode(self, row: int) -> Episode:

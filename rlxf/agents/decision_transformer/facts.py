@@ -132,13 +132,13 @@ class Facts:
         }
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Facts":
-        """What `to_json` described; raises as its parts do."""
+    def from_json(cls, data: dict[str, Any], file_bytes: int = 0) -> "Facts":
+        """What `to_json` described, in a file with so many bytes of arrays; raises as its parts do."""
         scores = data["reference_scores"]
         read = {
             "dataset_ids": tuple(data["dataset_ids"]),
-            "observation_space": space_from_json(data["observation_space"]),
-            "action_space": space_from_json(data["action_space"]),
+            "observation_space": space_from_json(data["observation_space"], file_bytes),
+            "action_space": space_from_json(data["action_space"], file_bytes),
             "return_range": tuple(data["return_range"]),
             "reference_scores": None if scores is None else ReferenceScores(**scores),
             "env_wrappers": tuple(data.get("env_wrappers", ())),

@@ -403,7 +403,11 @@ class WindowLearner(BaseAlgorithm):
 
         with naming_core(own["core"], settings.get("core")):
             with blaming_the_file(settings):
-                check_buildable(lambda: built("meta", verbose=0).policy, archive.tensors["policy"])
+                check_buildable(
+                    lambda: built("meta", verbose=0).policy,
+                    archive.tensors["policy"],
+                    checkpoint.acting_bytes(archive, stored),
+                )
                 agent: Self = built(device)
             checkpoint.restore(agent, archive)
         if dataset is not None:

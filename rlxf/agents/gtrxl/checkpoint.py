@@ -13,8 +13,10 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 from rlxf.agents.actions import action_form
 from rlxf.agents.gtrxl.policy import POLICIES
 from rlxf.agents.gtrxl.remembering import with_memory
+from rlxf.agents.gtrxl.value_head import check_statistics
 from rlxf.agents.memory import MEMORY, Memory
 from rlxf.agents.remembering import check_remembered
+from rlxf.agents.stored_settings import PROGRESS, SEED, setting_rules
 from rlxf.attention import TransformerSpec
 from rlxf.training import (
     Archive,
@@ -29,6 +31,7 @@ from rlxf.training import (
 )
 from rlxf.training.contents import check_no_folder, misplaced
 from rlxf.training.described import VERSION, check_known, described
+from rlxf.training.field_rules import MAPPING, NOTHING, check_fields, number, whole
 from rlxf.training.fit import check_layers, check_weights_fit
 from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
 from rlxf.utils.permissions import make_folder
@@ -37,7 +40,26 @@ if TYPE_CHECKING:
     from rlxf.agents.gtrxl.ppo import GTrXLPPO
 
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
-PROGRESS = ("num_timesteps", "_total_timesteps", "_n_updates", "_current_progress_remaining")
+BOUNDS = {
+    "n_steps": whole(1),
+    "segment_length": whole(1),
+    "batch_size": whole(1),
+    "n_epochs": whole(1),
+    "n_envs": whole(1),
+    "gamma": number(0, 1),
+    "gae_lambda": number(0, 1),
+    "critic_lambda": number(0, 1) | NOTHING,
+    "vf_coef": number(0),
+    "max_grad_norm": number(above=0),
+    "target_kl": number(above=0) | NOTHING,
+    "advantage_epsilon": number(above=0),
+    "reconstruction_coef": number(0),
+    "stats_window_size": whole(1),
+    "policy_kwargs": MAPPING,
+    "seed": SEED,
+    "verbose": whole(0),
+}
+"""Settings with a range; those of the others are told by the annotations of the constructor."""
 NOT_SETTINGS = (
     *("self", "policy", "env", "memory_length", "tensorboard_log", "device", "_init_setup_model"),
 )
@@ -94,9 +116,14 @@ def read(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
     check_no_folder(path, checkpoint_path(path))
     archive = read_archive(checkpoint_path(path), sha256=sha256)
     agent = archive.documents.get("agent")
-    named = isinstance(agent, dict) and agent.get("name") == "GTrXLPPO"
-    if not named or not {"policy", "optimizer"} <= archive.tensors.keys():
+    if (
+        not isinstance(agent, dict)
+        or agent.get("name") != "GTrXLPPO"
+        or not {"policy", "optimizer"} <= archive.tensors.keys()
+    ):
         raise misplaced(checkpoint_path(path), archive, "GTrXLPPO agent")
+    check_fields(agent.get("settings"), {}, "settings")
+    check_fields(agent.get("progress"), PROGRESS, "progress")
     return archive
 
 
@@ -109,6 +136,7 @@ def settings(archive: Archive, agent: type["GTrXLPPO"]) -> dict[str, Any]:
     """
     stored = dict(archive.documents["agent"]["settings"])
     check_known(stored, setting_names(agent), archive.documents["agent"].get("rlxf"))
+    check_fields(stored, setting_rules(agent, setting_names(agent), BOUNDS), "settings")
     stored["core"] = TransformerSpec.from_dict(stored["core"])
     check_layers(stored["core"].kinds, archive.tensors["policy"])
     for name in SCHEDULES:
@@ -142,8 +170,8 @@ def decode_policy_kwargs(stored: dict[str, Any]) -> dict[str, Any]:
 @described()
 def spaces(archive: Archive) -> tuple[Space[Any], Space[Any]]:
     """The observation and the action space that the agent was trained on."""
-    stored = archive.documents["agent"]
-    return space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])
+    stored, size = archive.documents["agent"], archive.tensor_bytes
+    return space_from_json(stored["observation_space"], size), space_from_json(stored["action_space"], size)
 
 
 def check_spaces_match(agent: "GTrXLPPO", archive: Archive) -> None:
@@ -184,7 +212,9 @@ def parameters(agent: "GTrXLPPO", archive: Archive) -> dict[str, Any]:
         CheckpointError: if a tensor has no place in the agent, or another shape there.
     """
     check_weights_fit(agent.policy, archive.tensors["policy"], "policy")
-    state = optimizer_state(agent.policy.optimizer, archive.tensors["optimizer"])
+    check_statistics(archive.tensors["policy"])
+    updates = archive.documents["agent"]["progress"]["_n_updates"]
+    state = optimizer_state(agent.policy.optimizer, archive.tensors["optimizer"], updates)
     return {"policy": archive.tensors["policy"], "policy.optimizer": state}
 
 

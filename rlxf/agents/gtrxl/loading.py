@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlxf.agents.acting_memory import state_memory
 from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.handover import naming_core
 from rlxf.training import Archive
@@ -41,7 +42,9 @@ def loaded(
         if not {"policy", "policy_kwargs"} & {*given, *settings}:
             with blaming_the_file(settings):
                 check_buildable(
-                    lambda: _weightless(agent_class, archive, named, stored), archive.tensors["policy"]
+                    lambda: _weightless(agent_class, archive, named, stored),
+                    archive.tensors["policy"],
+                    {"acting with the core's memory": state_memory(stored["core"])},
                 )
         with blaming_the_file([*given, *settings]):
             agent = _built(agent_class, archive, named, env, device, stored)

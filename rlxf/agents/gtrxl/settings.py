@@ -24,6 +24,7 @@ from rlxf.agents.gtrxl.policy import (
 from rlxf.attention import Compressive, TransformerSpec
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.spaces import check_spaces
+from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.vector import as_vec_env, has_filler_rows, shows_filler_rows
 from rlxf.training.joining import here
 
@@ -47,7 +48,7 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
     if not isinstance(env, Env | VecEnv):
         raise TypeError(f"env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got {env!r}")
     check_spaces(env.observation_space, env.action_space)
-    return env
+    return with_checked_steps(env)
 
 
 def default_n_steps(env: Env | VecEnv | None, n_envs: int, segment_length: int) -> int:

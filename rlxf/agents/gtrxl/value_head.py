@@ -1,13 +1,28 @@
 """Linear value head whose outputs are normalized by statistics of the returns (PopArt)."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
+
+from rlxf.training import CheckpointError
 
 LEAST_DEVIATION = 1e-2
 """Smallest standard deviation of returns that values are measured in. Before the first reward is paid the
 returns are the rounding noise of the critic itself, and must not be scaled up."""
 LEAST_RATE = 0.05
 """Weight of the newest rollout in the statistics once 20 rollouts have been seen."""
+
+
+def check_statistics(state: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError if the statistics in the weights of a policy are none that `PopArtHead` makes.
+
+    Args:
+        state: the policy's ``state_dict``.
+    """
+    for name in ("value_net.variance", "value_net.rollouts"):
+        if name in state and not state[name].item() >= 0:
+            raise CheckpointError(f"its weight {name} must be at least 0, got {state[name].item()}")
 
 
 class PopArtHead(nn.Linear):

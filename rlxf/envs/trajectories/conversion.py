@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from gymnasium import spaces
+from numpy.typing import DTypeLike, NDArray
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rlxf.envs.trajectories.array_file import ArrayFile
@@ -18,9 +20,16 @@ from rlxf.envs.trajectories.errors import DatasetError, RowError
 from rlxf.envs.trajectories.moments import Moments
 from rlxf.envs.trajectories.returns import return_to_go
 from rlxf.envs.trajectories.source import Source
+from rlxf.utils.memory_budget import FILE_SHARE, MemoryBudgetError, check_budget
 
 PIECE_BYTES = 2**23
 """How much of an episode is held in memory at once."""
+STEP_BYTES = 32
+"""Memory per step of an episode beyond its pieces: rewards, returns and their temporaries."""
+RATIO = 100
+"""Bytes of arrays that a dataset may become for each byte of its file, in addition to the memory budget."""
+ACTION_TOLERANCE = 1e-4
+"""Share of a bound, at least of 1, by which an action may overstep its Box: rounding is no fault."""
 
 
 def convert(sources: Sequence[Source], folder: Path, progress_bar: bool = False) -> list[ArrayFile]:
@@ -36,7 +45,7 @@ def convert(sources: Sequence[Source], folder: Path, progress_bar: bool = False)
         progress = stack.enter_context(_bar(progress_bar))
         files = [stack.enter_context(EpisodeFile(source)) for source in sources]
         lengths = [_lengths(file) for file in files]
-        arrays = _Arrays(folder, sources[0], sum(map(sum, lengths)), stack)
+        arrays = _Arrays(folder, sources[0], sum(map(sum, lengths)), stack, _file_bytes(sources))
         task = progress.add_task("convert", total=arrays.steps)
         for file, steps in zip(files, lengths, strict=True):
             for episode, length in zip(file.source.episodes, steps, strict=True):
@@ -49,17 +58,33 @@ def convert(sources: Sequence[Source], folder: Path, progress_bar: bool = False)
 def _lengths(file: EpisodeFile) -> list[int]:
     lengths = [file.length(episode) for episode in file.source.episodes]
     file.check_totals(lengths)
+    size = file.source.file.stat().st_size
+    with _as_dataset_error(file.source.id):
+        check_budget({"the rewards of its longest episode": STEP_BYTES * max(lengths)}, size)
     return lengths
+
+
+def _file_bytes(sources: Sequence[Source]) -> int:
+    return sum(source.file.stat().st_size for source in sources)
+
+
+@contextmanager
+def _as_dataset_error(name: str) -> Iterator[None]:
+    try:
+        yield
+    except MemoryBudgetError as error:
+        raise DatasetError(f"dataset {name} is not converted: {error}") from error
 
 
 class _Arrays:
     """The arrays while they are written. Files opened here are closed by the stack."""
 
-    def __init__(self, folder: Path, source: Source, steps: int, stack: ExitStack):
+    def __init__(self, folder: Path, source: Source, steps: int, stack: ExitStack, file_bytes: int):
         self.folder, self.steps, self._stack = folder, steps, stack
         self.files: list[ArrayFile] = []
         self._observe = observation_encoder(source.observation_space)
-        self._act = action_encoder(source.action_space)
+        self._act = _in_space(action_encoder(source.action_space), source.action_space)
+        self._check_size(source, file_bytes)
         self._moments = Moments(self._observe.shape[0]) if isinstance(self._observe, VectorEncoder) else None
         self._observations = self._new("observations", (steps, *self._observe.shape), self._observe.dtype)
         self._actions = self._new("actions", (steps, *self._act.shape), self._act.dtype)
@@ -67,6 +92,13 @@ class _Arrays:
         self._return_to_go = self._new("return_to_go", (steps,), np.float32)
         self._offsets = [0]
         self._endings: list[tuple[bool, bool]] = []
+
+    def _check_size(self, source: Source, file_bytes: int) -> None:
+        """Raise DatasetError if compressed arrays become far larger than the files, before any is written."""
+        row = sum(map(_row_bytes, (self._observe, self._act)))
+        with _as_dataset_error(source.id):
+            check_budget({"one step": 8 * row}, file_bytes)
+            check_budget({"its converted arrays": self.steps * (row + 8)}, RATIO * file_bytes // FILE_SHARE)
 
     def add(self, file: EpisodeFile, episode: int, length: int) -> None:
         """Append an episode."""
@@ -108,12 +140,53 @@ class _Arrays:
         return file
 
 
+@dataclass(frozen=True)
+class _InBox:
+    """Encodes actions that lie in their Box, and refuses others."""
+
+    encode: VectorEncoder
+    space: spaces.Box[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a row."""
+        return self.encode.shape
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """Of its numbers."""
+        return self.encode.dtype
+
+    def __call__(self, values: Any) -> NDArray[np.float32]:
+        """See `Encoder`; raises RowError also if an action is outside of the Box."""
+        rows = self.encode(values)
+        low, high = self.space.low.ravel(), self.space.high.ravel()
+        inside = ((rows >= low - _slack(low)) & (rows <= high + _slack(high))).all(axis=1)
+        if not inside.all():
+            row = int(np.argmin(inside))
+            raise RowError(row, f"is {rows[row].tolist()}, outside of {self.space}")
+        return rows
+
+
+def _slack(bound: NDArray[Any]) -> NDArray[np.float64]:
+    return ACTION_TOLERANCE * np.maximum(1.0, np.abs(np.where(np.isfinite(bound), bound, 0.0)))
+
+
+def _in_space(encode: Encoder, space: spaces.Space[Any]) -> Encoder:
+    """An encoder that also refuses Box actions outside of their space, as those of choices do."""
+    is_box = isinstance(space, spaces.Box) and isinstance(encode, VectorEncoder)
+    return _InBox(encode, space) if is_box else encode  # type: ignore[arg-type]
+
+
+def _row_bytes(encode: Encoder) -> int:
+    return max(1, math.prod(encode.shape) * np.dtype(encode.dtype).itemsize)
+
+
 def _pieces(
     read: Callable[[int, int], Any], encode: Encoder, length: int, what: str
 ) -> Iterator[NDArray[Any]]:
     """The encoded rows of an episode, a few at a time."""
-    row_bytes = math.prod(encode.shape) * np.dtype(encode.dtype).itemsize
-    piece = max(1, PIECE_BYTES // row_bytes)
+    piece = max(1, PIECE_BYTES // _row_bytes(encode))
     for start in range(0, length, piece):
         values = read(start, min(start + piece, length))
         try:

@@ -7,6 +7,8 @@ import h5py
 from minari.dataset.minari_storage import METADATA_FILE_NAME
 
 HDF5 = "main_data.hdf5"
+METADATA_BYTES = 4 * 2**20
+"""Largest metadata that are parsed: Python objects take up to 40 times the bytes of their text."""
 
 
 def find_damage(folder: Path) -> str | None:
@@ -21,6 +23,9 @@ def find_damage(folder: Path) -> str | None:
     metadata, episodes = folder / "data" / METADATA_FILE_NAME, folder / "data" / HDF5
     if not metadata.is_file():
         return f"{metadata} is missing"
+    size = metadata.stat().st_size
+    if size > METADATA_BYTES:
+        return f"{metadata} has {size:,} bytes, at most {METADATA_BYTES:,} are read"
     try:
         described = dict(json.loads(metadata.read_bytes()))
     except (ValueError, TypeError, RecursionError) as error:

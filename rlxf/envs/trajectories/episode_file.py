@@ -1,7 +1,8 @@
 """Reading episodes from Minari's HDF5 files, piece by piece."""
 
 import io
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +17,18 @@ from rlxf.envs.trajectories.errors import DatasetError
 from rlxf.envs.trajectories.hdf5_links import open_own
 from rlxf.envs.trajectories.parts import is_text
 from rlxf.envs.trajectories.source import Source
+from rlxf.envs.trajectories.stored_form import (
+    ENDS,
+    chunk_bytes,
+    episode_fault,
+    own_arrays,
+)
+from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
+READ = ("observations", "actions", "rewards", *ENDS)
+"""What is read of an episode."""
+ReadImages = Callable[[Any, spaces.Space[Any]], Any]
+"""From stored images of a space, a few steps of them, to arrays."""
 # What h5py raises for damaged files: its own checks are OSError and RuntimeError, names that lead to
 # nothing are KeyError, and damaged types and sizes are the others.
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError, MemoryError)
@@ -50,7 +62,8 @@ class EpisodeFile:
         """
         with self._naming(episode):
             group = self._group(episode)
-            steps = len(open_own(group, "rewards"))
+            arrays = [array for name in READ for array in own_arrays(group, name)]
+            steps = len(group["rewards"])
             wanted = {
                 "actions": steps,
                 "observations": steps + 1,
@@ -63,7 +76,20 @@ class EpisodeFile:
         wrong += [f"a note of {noted} steps"] * (noted != steps) + ["no step"] * (not steps)
         if wrong:
             raise self._damaged(f"it has {steps} rewards, but {', '.join(wrong)}", episode)
+        self._check_form(group, arrays, episode)
         return steps
+
+    def _check_form(self, group: Any, arrays: Sequence[h5py.Dataset], episode: int) -> None:
+        """Refuse arrays of other shapes and dtypes than the metadata say, and chunks that fill the memory."""
+        with self._naming(episode):
+            fault = episode_fault(group, self.source)
+        if fault:
+            raise self._damaged(fault, episode)
+        chunk = max(map(chunk_bytes, arrays))
+        try:
+            check_budget({"a chunk of an array": chunk}, self.source.file.stat().st_size)
+        except MemoryBudgetError as error:
+            raise DatasetError(f"{self.source.file}, episode {episode}: {error}") from error
 
     def rewards(self, episode: int) -> NDArray[np.float64]:
         """(T,)"""
@@ -77,10 +103,17 @@ class EpisodeFile:
         return rewards
 
     def ending(self, episode: int) -> tuple[bool, bool]:
-        """Whether the last step was terminated, and whether it was truncated."""
+        """Whether the last step was terminated, and whether it was truncated; no step before may be."""
         with self._naming(episode):
             group = self._group(episode)
-            return bool(open_own(group, "terminations")[-1]), bool(open_own(group, "truncations")[-1])
+            ends = [np.asarray(open_own(group, name)[()]).reshape(-1).astype(bool) for name in ENDS]
+        for name, each in zip(ENDS, ends, strict=True):
+            if each[:-1].any():
+                raise self._damaged(
+                    f"its {name} end it at step {int(np.argmax(each))} of {len(each)}, not at the last",
+                    episode,
+                )
+        return bool(ends[0][-1]), bool(ends[1][-1])
 
     def observations(self, episode: int, start: int, stop: int) -> Any:
         """Observations of these steps: arrays (n, ...), nested as the space is; None where it is text."""
@@ -130,7 +163,9 @@ def _row_counts(node: Any) -> Iterator[int]:
         yield len(node)
 
 
-def _read(node: Any, space: spaces.Space[Any], steps: slice, read_image: Callable[[Any], Any]) -> Any:
+def _read(
+    node: Any, space: spaces.Space[Any], steps: slice, read_image: Callable[[Any, spaces.Space[Any]], Any]
+) -> Any:
     if isinstance(space, spaces.Dict):
         return {
             key: _read(open_own(node, key), part, steps, read_image) for key, part in space.spaces.items()
@@ -140,14 +175,22 @@ def _read(node: Any, space: spaces.Space[Any], steps: slice, read_image: Callabl
         return tuple(_read(open_own(node, f"_index_{i}"), part, steps, read_image) for i, part in parts)
     if is_text(space):
         return None
-    return read_image(node[steps]) if is_image_space(space) else node[steps]
+    return read_image(node[steps], space) if is_image_space(space) else node[steps]
 
 
-def _decode(frames: Any) -> NDArray[np.uint8]:
+def _decode(frames: Any, space: spaces.Space[Any]) -> NDArray[np.uint8]:
     """Decode JPEG files, each the bytes of one. For other formats Pillow may run programs, so they fail."""
-    files = (io.BytesIO(frame.tobytes()) for frame in frames)
-    return np.stack([np.asarray(Image.open(file, formats=("JPEG",))) for file in files])
+    return np.stack([_decoded(frame.tobytes(), space) for frame in frames])
 
 
-def _as_stored(images: Any) -> Any:
+def _decoded(frame: bytes, space: spaces.Space[Any]) -> NDArray[np.uint8]:
+    """An image; its size is compared with the space before it is decoded."""
+    with Image.open(io.BytesIO(frame), formats=["JPEG"]) as image:
+        numbers = image.height * image.width * len(image.getbands())
+        if numbers != math.prod(space.shape or ()):
+            raise ValueError(f"an image has {image.height} x {image.width} pixels, its space is {space}")
+        return np.asarray(image).reshape(space.shape or ())
+
+
+def _as_stored(images: Any, space: spaces.Space[Any]) -> Any:
     return images

@@ -50,14 +50,20 @@ def _numbers(space: spaces.Box[Any] | spaces.MultiBinary, values: Any) -> Rows:
 
 @flatten_rows.register(spaces.Discrete)
 def _one_hot(space: spaces.Discrete[Any], values: Any) -> Rows:
-    return np.eye(int(space.n), dtype=np.float32)[counted(space, values)[:, 0]]
+    return _as_one_hot(counted(space, values)[:, 0], int(space.n))
 
 
 @flatten_rows.register(spaces.MultiDiscrete)
 def _one_hots(space: spaces.MultiDiscrete[Any], values: Any) -> Rows:
     columns = counted(space, values).T
-    parts = [np.eye(n, dtype=np.float32)[column] for n, column in zip(space.nvec.flat, columns, strict=True)]
-    return np.concatenate(parts, axis=1)
+    return np.concatenate(list(map(_as_one_hot, columns, space.nvec.flat)), axis=1)
+
+
+def _as_one_hot(choices: NDArray[np.int64], size: int) -> Rows:
+    """(n,) -> (n, size); memory does not grow with the square of the size, as it would by an identity."""
+    rows = np.zeros((len(choices), size), np.float32)
+    rows[np.arange(len(choices)), choices] = 1
+    return rows
 
 
 @flatten_rows.register(spaces.Dict)

@@ -18,6 +18,7 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from rlxf.envs.side_by_side import Make, is_one_level, side_by_side
+from rlxf.envs.step_checks import with_checked_steps
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 """Name of a method of `Served`, and its arguments."""
@@ -57,7 +58,7 @@ class Served:
         env = make()
         if not is_one_level(env.observation_space):
             raise TypeError(f"{env.observation_space} has parts within parts: such are made without workers")
-        self.env = side_by_side([lambda: env])
+        self.env = with_checked_steps(side_by_side([lambda: env]))
 
     def spaces(self) -> tuple[gymnasium.Space, gymnasium.Space]:
         """Of observations and actions."""

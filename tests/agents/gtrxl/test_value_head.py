@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl.settings import default_n_steps
 from rlxf.agents.gtrxl.value_head import LEAST_DEVIATION, PopArtHead
+from rlxf.training import CheckpointError
 from tests.agents.gtrxl.worlds import scripts, shifted, small_core
 
 
@@ -128,6 +129,15 @@ def test_statistics_are_in_the_file(tmp_path):
     assert loaded.policy.value_net.rollouts == 4
     latent = torch.randn(5, 16)
     assert torch.equal(loaded.policy.value_net(latent), copy.deepcopy(agent.policy.value_net)(latent))
+
+
+@pytest.mark.parametrize("name", ["variance", "rollouts"])
+def test_statistics_that_cannot_be_are_refused(tmp_path, name):
+    agent = GTrXLPPO("MlpGTrXLPolicy", Countdown(1.0), core=small_core())
+    getattr(agent.policy.value_net, name).fill_(-1)
+    agent.save(tmp_path / "agent.zip")
+    with pytest.raises(CheckpointError, match=f"value_net.{name} must be at least 0, got -1"):
+        GTrXLPPO.load(tmp_path / "agent.zip")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,28 @@
+"""What settings and progress of an agent in a file may be."""
+
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from rlxf.training.field_rules import NOTHING, Rule, number, rule_of, whole
+
+SEED = whole(0, 2**32 - 1) | NOTHING
+PROGRESS = {
+    "num_timesteps": whole(0),
+    "_total_timesteps": whole(0),
+    "_n_updates": whole(0),
+    "_current_progress_remaining": number(most=1),
+}
+"""Attributes of the agent that say how far it has come; the last is negative where a rollout overshot."""
+
+
+def setting_rules(agent: type[Any], names: Collection[str], bounds: Mapping[str, Rule]) -> dict[str, Rule]:
+    """Return the rule of each setting in a file: by its range, else by its annotation in the constructor.
+
+    Args:
+        agent: the class.
+        names: of the settings that its files hold, arguments of its constructor.
+        bounds: rules of those with a range.
+    """
+    arguments = inspect.signature(agent).parameters
+    return {name: bounds.get(name) or rule_of(arguments[name].annotation) for name in names}

@@ -1,0 +1,87 @@
+"""Form of the arrays in a Minari HDF5 file, told without reading their numbers."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import h5py
+import numpy as np
+from gymnasium import spaces
+from minari.dataset.minari_storage import is_image_space
+
+from rlxf.envs.trajectories.hdf5_links import open_own
+from rlxf.envs.trajectories.parts import is_text, parts_of
+from rlxf.envs.trajectories.source import Source
+
+ENDS = ("terminations", "truncations")
+
+
+def own_arrays(group: h5py.Group, name: str) -> Iterator[h5py.Dataset]:
+    """The array of this name in a group, or all that are in the group of this name.
+
+    Raises:
+        ValueError, KeyError: as `open_own`.
+    """
+    node = open_own(group, name)
+    if isinstance(node, h5py.Group):
+        for key in node:
+            yield from own_arrays(node, key)
+    else:
+        yield node
+
+
+def chunk_bytes(array: h5py.Dataset) -> int:
+    """Memory that reading one number takes: a chunk is decompressed as a whole."""
+    return 0 if array.chunks is None else math.prod(array.chunks) * array.dtype.itemsize
+
+
+def episode_fault(group: h5py.Group, source: Source) -> str | None:
+    """Say which array of an episode has another form than the metadata of its dataset say; None if none."""
+    faults = {
+        "observations": form_fault(group["observations"], source.observation_space, source.has_jpeg),
+        "actions": form_fault(group["actions"], source.action_space, jpeg=False),
+        **{name: single_fault(group[name]) for name in ("rewards", *ENDS)},
+    }
+    return next((f"{name} {fault}" for name, fault in faults.items() if fault), None)
+
+
+def form_fault(node: Any, space: spaces.Space[Any], jpeg: bool) -> str | None:
+    """Say why the rows of an array have another shape or dtype than a space; None if they have not.
+
+    Args:
+        node: a group for a Dict or a Tuple, else an array (rows, ...).
+        space: of one row. Numbers of another dtype are allowed where they can be cast without loss of kind.
+        jpeg: whether images are stored as JPEG.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        keyed = isinstance(space, spaces.Dict)
+        parts = ((key if keyed else f"_index_{key}", part) for key, part in parts_of(space).items())
+        faults = ((key, form_fault(node[key], part, jpeg)) for key, part in parts)
+        return next((f"{key!r} {fault}" for key, fault in faults if fault), None)
+    if is_text(space) or (jpeg and is_image_space(space)):
+        return None
+    return _array_fault(node, space)
+
+
+def _array_fault(array: h5py.Dataset, space: spaces.Space[Any]) -> str | None:
+    rows = array.shape[1:]
+    is_choice = isinstance(space, spaces.Discrete) and rows == (1,)
+    if rows != space.shape and not is_choice:
+        return f"have rows of shape {rows}, the metadata say {space.shape} ({space})"
+    if array.dtype.kind not in "biuf" or not _castable(array.dtype, space.dtype):
+        return f"are of {array.dtype}, the metadata say {space.dtype} ({space})"
+    return None
+
+
+def _castable(stored: np.dtype[Any], wanted: Any) -> bool:
+    """Whole numbers of any width stand for one another: that they are in the space is checked by value."""
+    both_whole = stored.kind in "biu" and wanted.kind in "biu"
+    return both_whole or bool(np.can_cast(stored, wanted, "same_kind"))
+
+
+def single_fault(array: h5py.Dataset) -> str | None:
+    """Say why an array is not one number for each step; None if it is."""
+    numbers = math.prod(array.shape[1:])
+    if numbers != 1 or array.dtype.kind not in "biuf":
+        return f"are of {array.dtype} with rows of shape {array.shape[1:]}, not one number each"
+    return None

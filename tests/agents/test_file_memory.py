@@ -1,0 +1,150 @@
+"""Small files under a right seal that ask for much memory: refused by name, within 200 MB."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rlxf import DecisionTransformer
+from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.training import CheckpointError, memory_budget, read_archive, write_archive
+from tests.agents.decision_transformer import worlds as offline
+from tests.agents.gtrxl import worlds as online
+from tests.agents.test_hostile_files import put
+from tests.training.samples import crafted
+
+pytestmark = pytest.mark.faults
+MOST_BYTES = 200 * 10**6
+CHOICE = {"type": "Discrete", "n": 5 * 10**8, "start": 0, "dtype": "int64"}
+BITS = {"type": "MultiBinary", "n": 5 * 10**8}
+PICTURE = {"type": "Box", "shape": [4000, 4000], "dtype": "float64", "low": 0.0, "high": 1.0}
+PARTS = {"type": "Dict", "spaces": {str(i): CHOICE | {"n": 2} for i in range(50_000)}}
+ATTACKS = {
+    "GTrXLPPO": {
+        "one-hot observations": (("observation_space",), CHOICE),
+        "one-hot actions": (("action_space",), CHOICE),
+        "bits": (("action_space",), BITS),
+        "bounds": (("observation_space",), PICTURE),
+        "many spaces": (("observation_space",), PARTS),
+        "width": (("settings", "core", "width"), 10**6),
+        "memory": (("settings", "core", "memory", "length"), 10**7),
+    },
+    "DecisionTransformer": {
+        "one-hot observations": (("facts", "observation_space"), CHOICE),
+        "one-hot actions": (("facts", "action_space"), CHOICE),
+        "choices": (
+            ("facts", "action_space"),
+            {"type": "MultiDiscrete", "nvec": [5 * 10**8, 2], "start": [0, 0], "dtype": "int64"},
+        ),
+        "bits": (("facts", "action_space"), BITS),
+        "context": (("settings", "context_length"), 10**9),
+        "long context": (("settings", "context_length"), 4 * 10**5),
+        "time steps": (("settings", "episode_length"), 10**9),
+    },
+}
+NESTED = b"[" + b"[[]]," * (7 * 2**20 // 5) + b"0]"
+OBJECTS = b"[" + b'{"a":{}},' * (7 * 2**20 // 9) + b"0]"
+EMPTY_TENSOR = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+LOAD = """
+import json, sys
+import rlxf
+from rlxf.training import CheckpointError, read_archive
+
+def status(name):
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
+
+loads = {"GTrXLPPO": rlxf.GTrXLPPO.load, "DecisionTransformer": rlxf.DecisionTransformer.load}
+found = {}
+for name, kind, path in json.loads(sys.argv[1]):
+    open("/proc/self/clear_refs", "w").write("5")
+    before = status("VmRSS")
+    try:
+        loads[kind](path, device="cpu") if kind in loads else read_archive(path)
+        told = "loaded"
+    except CheckpointError as error:
+        told = str(error)
+    found[name] = told, status("VmHWM") - before
+print(json.dumps(found))
+"""
+
+
+def saved(kind, path):
+    core = decision_transformer(width=16, layers=2, heads=2)
+    made = {
+        "GTrXLPPO": lambda: online.small_agent(online.scripts(online.shifted(3))),
+        "DecisionTransformer": lambda: offline.small_agent(core=core),
+    }
+    made[kind]().save(path)
+    return read_archive(path)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """What came of each attack, in one process of its own: the message, and the memory that it took."""
+    folder = tmp_path_factory.mktemp("attacks")
+    files = []
+    for kind, attacks in ATTACKS.items():
+        archive = saved(kind, folder / "whole.zip")
+        files.append((f"{kind}: whole", kind, folder / f"{kind}-whole.zip"))
+        write_archive(files[-1][2], archive.documents, archive.tensors)
+        for name, (path, value) in attacks.items():
+            files.append((f"{kind}: {name}", kind, folder / f"{len(files)}.zip"))
+            documents = archive.documents | {"agent": put(archive.documents["agent"], path, value)}
+            write_archive(files[-1][2], documents, archive.tensors)
+    header = json.dumps({str(i): EMPTY_TENSOR for i in range(110_000)}).encode()
+    tensors = len(header).to_bytes(8, "little") + header
+    members = {
+        "nested lists": {f"m{i}.json": NESTED for i in range(8)},
+        "nested objects": {f"m{i}.json": OBJECTS for i in range(8)},
+        "empty tensors": {f"m{i}.safetensors": tensors for i in range(4)},
+    }
+    for name, own in members.items():
+        files.append((f"archive: {name}", "archive", folder / f"{len(files)}.zip"))
+        files[-1][2].write_bytes(crafted(own))
+    asked = json.dumps([(name, kind, str(path)) for name, kind, path in files])
+    done = subprocess.run([sys.executable, "-c", LOAD, asked], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", [f"{kind}: {name}" for kind, attacks in ATTACKS.items() for name in attacks])
+def test_a_small_file_that_asks_for_much_is_refused_within_200_mb(outcomes, name):
+    told, taken = outcomes[name]
+    assert "asks for" in told or "shape" in told or "overflow" in told
+    assert taken < MOST_BYTES
+
+
+@pytest.mark.parametrize("name", ["nested lists", "nested objects", "empty tensors"])
+def test_members_that_parse_to_many_objects_are_refused_within_200_mb(outcomes, name):
+    told, taken = outcomes[f"archive: {name}"]
+    assert "asks for" in told
+    assert "the member" in told
+    assert taken < MOST_BYTES
+
+
+def test_ordinary_files_never_meet_the_budget(outcomes):
+    assert [outcomes[f"{kind}: whole"][0] for kind in ATTACKS] == ["loaded", "loaded"]
+
+
+def test_the_error_says_how_to_raise_the_budget_and_then_the_file_is_loaded(tmp_path):
+    archive = saved("DecisionTransformer", tmp_path / "whole.zip")
+    agent = put(archive.documents["agent"], ("settings", "context_length"), 10**5)
+    write_archive(tmp_path / "long.zip", archive.documents | {"agent": agent}, archive.tensors)
+    with pytest.raises(CheckpointError, match=r"memory_budget\((\d+)\)") as refusal:
+        DecisionTransformer.load(tmp_path / "long.zip", device="cpu")
+    needed = int(str(refusal.value).rpartition("memory_budget(")[2].rstrip(")"))
+    with memory_budget(needed):
+        assert DecisionTransformer.load(tmp_path / "long.zip", device="cpu").context_length == 10**5
+
+
+def test_a_space_as_large_as_its_weights_is_loaded_without_a_larger_budget(tmp_path):
+    """What a file brings itself does not count."""
+    space = offline.spaces.Discrete(10**5)
+    data = offline.some_trajectories(observation_space=space)
+    agent = offline.small_agent(data, core=decision_transformer(width=16, layers=1, heads=1))
+    agent.save(tmp_path / "large.zip")
+    with memory_budget(10**6):
+        loaded = DecisionTransformer.load(tmp_path / "large.zip", device="cpu")
+    assert loaded.observation_space == space

@@ -1,0 +1,175 @@
+"""What an environment returns is refused where a vector environment would cast it without a word."""
+
+import pickle
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from rlxf import GTrXLPPO
+from rlxf.envs import FaultyEnvironmentError
+from rlxf.envs.bounds import warn_outside
+from rlxf.envs.step_checks import CheckedSteps, observation_fault, with_checked_steps
+from tests.agents.gtrxl.worlds import small_agent
+
+BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (4, 4), np.uint8)
+
+
+class Returning(gymnasium.Env):
+    """Returns what it is told to from its third step on."""
+
+    observation_space, action_space = BOX, spaces.Discrete(2)
+
+    def __init__(self, **returned):
+        self.returned, self.steps = returned, 0
+
+    def reset(self, *, seed=None, options=None):
+        return self.returned.get("first", np.zeros(3, np.float32)), {}
+
+    def step(self, action):
+        self.steps += 1
+        own = {"obs": np.zeros(3, np.float32), "reward": 1.0, "terminated": False, "truncated": False}
+        own |= self.returned if self.steps >= 3 else {}
+        return own["obs"], own["reward"], own["terminated"], own["truncated"], {}
+
+
+FAULTS = {
+    "first observation of environment 1 at its step 0 has shape (1,)": {"first": np.zeros(1, np.float32)},
+    "observation of environment 1 at its step 3 has shape (1,), but its space": {
+        "obs": np.ones(1, np.float32)
+    },
+    "observation of environment 1 at its step 3 has shape (), but its space": {"obs": 0.5},
+    "observation of environment 1 at its step 3 is None": {"obs": None},
+    "observation of environment 1 at its step 3 is ['a', 'b', 'c']": {"obs": ["a", "b", "c"]},
+    "reward of environment 1 at its step 3 is '1' (str), not a number": {"reward": "1"},
+    "reward of environment 1 at its step 3 is None": {"reward": None},
+    "reward of environment 1 at its step 3 is array([1., 2.])": {"reward": np.array([1.0, 2.0])},
+    "terminated of environment 1 at its step 3 is None": {"terminated": None},
+    "truncated of environment 1 at its step 3 is 'no' (str), not True or False": {"truncated": "no"},
+    "terminated of environment 1 at its step 3 is 0.5": {"terminated": 0.5},
+}
+
+
+def vector_env(kind, returned):
+    makes = [Returning, lambda: Returning(**returned), Returning]
+    return kind(makes)
+
+
+@pytest.mark.parametrize("kind", [DummyVecEnv, SyncVectorEnv], ids=["DummyVecEnv", "SyncVectorEnv"])
+@pytest.mark.parametrize("told", FAULTS)
+def test_an_agent_learns_from_none_of_it(told, kind):
+    with pytest.raises(FaultyEnvironmentError) as fault:
+        small_agent(vector_env(kind, FAULTS[told])).learn(3 * 16)
+    assert told in str(fault.value)
+
+
+def test_a_single_environment_is_checked_too():
+    agent = small_agent(Returning(obs=np.ones(1, np.float32)))
+    with pytest.raises(FaultyEnvironmentError, match=r"has shape \(1,\)"):
+        agent.learn(16)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        {"obs": np.zeros(3)},
+        {"obs": [0, 1, 0]},
+        {"obs": np.array([True, False, True])},
+        {"reward": 1},
+        {"reward": np.float64(1.0)},
+        {"reward": np.array(1.0)},
+        {"reward": True},
+        {"terminated": np.False_, "truncated": 0},
+    ],
+    ids=str,
+)
+def test_what_can_be_cast_without_loss_is_taken(returned):
+    small_agent(DummyVecEnv([lambda: Returning(**returned)] * 3)).learn(3 * 16)
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "fault"),
+    [
+        (IMAGE, np.zeros((4, 4), np.int64), None),
+        (IMAGE, np.full((4, 4), 256), "is of int64, which cannot be cast to uint8"),
+        (IMAGE, np.zeros((4, 4)), "is of float64, which cannot be cast to uint8"),
+        (spaces.Discrete(3), 1, None),
+        (spaces.Discrete(3), np.int32(1), None),
+        (spaces.Discrete(3), 1.0, "cannot be cast to int64"),
+        (spaces.Dict(a=BOX, b=IMAGE), {"a": np.zeros(3, np.float32)}, "lacks the part 'b'"),
+        (spaces.Dict(a=BOX), {"a": np.zeros(2, np.float32)}, r"in its part 'a' has shape \(2,\)"),
+        (spaces.Dict(a=BOX), {"a": np.zeros(3, np.float32), "more": 1}, None),
+        (spaces.Dict(a=BOX), np.zeros(3), "not a dict"),
+        (spaces.Tuple([BOX, spaces.Text(3)]), (np.zeros(3, np.float32), "go"), None),
+        (spaces.Tuple([BOX, BOX]), (np.zeros(3, np.float32),), "lacks the part 1"),
+    ],
+    ids=str,
+)
+def test_an_observation_fits_its_space_or_the_reason_is_given(space, observation, fault):
+    found = observation_fault(space, observation)
+    assert (found is None) == (fault is None)
+    if fault is not None:
+        with pytest.raises(AssertionError, match=fault):
+            raise AssertionError(found)
+
+
+def test_environments_are_wrapped_once_and_stay_what_they_were():
+    env = DummyVecEnv([lambda: Returning(mark=7)] * 2)
+    first = with_checked_steps(with_checked_steps(env)).envs[0]
+    assert isinstance(first, CheckedSteps)
+    assert isinstance(first.env, Returning)
+    assert first.returned == {"mark": 7}
+    assert pickle.loads(pickle.dumps(first)).returned == {"mark": 7}  # noqa: S301
+
+
+def warned(values, space=BOX, steps=3):
+    env = DummyVecEnv([Returning] * 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(steps):
+            warn_outside(env, space, values, step)
+    return [str(each.message) for each in caught]
+
+
+def test_a_value_outside_of_the_bounds_is_warned_of_once():
+    (message,) = warned(np.array([[0, 0, 0], [0, 1.5, 0]], np.float32))
+    assert (
+        "observation of environment 1 at its step 0 is 1.5 at index [1], outside of its space Box" in message
+    )
+
+
+@pytest.mark.parametrize(
+    ("space", "values"),
+    [
+        (BOX, np.full((2, 3), 1 + 5e-5, np.float32)),
+        (BOX, np.full((2, 3), -1.0, np.float32)),
+        (spaces.Box(-np.inf, np.inf, (3,)), np.full((2, 3), 1e30)),
+        (spaces.Box(-1e6, 1e6, (3,)), np.full((2, 3), 1e6 + 10)),
+        (IMAGE, np.full((2, 4, 4), 255, np.uint8)),
+        (spaces.Discrete(3), np.array([0, 2])),
+    ],
+    ids=str,
+)
+def test_rounding_and_what_has_no_bounds_are_not_warned_of(space, values):
+    assert warned(values, space) == []
+
+
+def test_a_part_of_a_dict_is_named():
+    values = {"a": np.zeros((2, 3)), "b": np.array([[9.0], [0.0]])}
+    (message,) = warned(values, spaces.Dict(a=BOX, b=spaces.Box(0, 1, (1,))))
+    assert "observation 'b' of environment 0" in message
+
+
+def test_an_agent_warns_of_bounds_and_learns_on():
+    env = DummyVecEnv([lambda: Returning(obs=np.array([0, 2, 0], np.float32))] * 3)
+    with pytest.warns(
+        UserWarning, match=r"at its step 3 is 2.0 at index \[1\], outside of its space"
+    ) as caught:
+        agent = small_agent(env).learn(3 * 16)
+    assert isinstance(agent, GTrXLPPO)
+    assert sum("outside of its space" in str(each.message) for each in caught) == 1
