@@ -37,6 +37,7 @@ from rlxf.cli.task import Json, check_described
 from rlxf.cli.together import join_others, log_of, new_run, started_anew
 from rlxf.envs.trajectories import load_trajectories
 from rlxf.evaluation import EvaluationCallback, TargetSweep, evaluate
+from rlxf.evaluation.isolation import generators_kept
 from rlxf.evaluation.targets import checked_targets
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import EVERY_SECONDS
@@ -327,7 +328,9 @@ class TrainDecisionTransformer:
     def _fresh_env(self, agent: DecisionTransformer, episodes: int) -> Iterator[VecEnv]:
         """Environments to evaluate in."""
         number = min(ENVIRONMENTS, episodes)
-        with closing(make_offline_env(agent, self.env, self.env_kwargs, number)) as env:
+        with generators_kept():  # SB3 draws from numpy's where it is given no seed
+            env = make_offline_env(agent, self.env, self.env_kwargs, number)
+        with closing(env):
             yield env
 
 

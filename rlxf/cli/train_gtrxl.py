@@ -40,6 +40,7 @@ from rlxf.cli.screen import as_table, show
 from rlxf.cli.task import Task, check_described
 from rlxf.cli.together import join_others, log_of, new_run, started_anew
 from rlxf.evaluation import EvaluationCallback, Report, evaluate
+from rlxf.evaluation.isolation import generators_kept
 from rlxf.training import RunFolder, save_normalizer
 from rlxf.training.checkpoints import EVERY_SECONDS
 from rlxf.training.joining import here
@@ -287,7 +288,9 @@ class TrainGTrXL:
     @contextmanager
     def _fresh_env(self, agent: GTrXLPPO, episodes: int) -> Iterator[VecEnv]:
         """Environments to evaluate in, which show what the agent saw in training."""
-        with closing(self._envs(min(self.learner.n_envs, episodes), None)) as env:
+        with generators_kept():  # SB3 draws from numpy's where it is given no seed
+            env = self._envs(min(self.learner.n_envs, episodes), None)
+        with closing(env):
             yield normalised_alike(env, agent.get_vec_normalize_env())
 
 
