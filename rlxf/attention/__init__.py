@@ -39,6 +39,7 @@ from rlxf.attention.patterns.window import Window
 from rlxf.attention.positions.alibi import ALiBi
 from rlxf.attention.positions.deberta import Deberta
 from rlxf.attention.positions.distance_aware import DistanceAware
+from rlxf.attention.positions.etc_labels import ETCLabels
 from rlxf.attention.positions.floater import Floater
 from rlxf.attention.positions.learned_absolute import LearnedAbsolute
 from rlxf.attention.positions.multiplicative import Multiplicative
@@ -88,6 +89,7 @@ __all__ = [
     "Either",
     "DistanceAware",
     "DynamicSpan",
+    "ETCLabels",
     "EncoderDecoder",
     "Fixed",
     "FixedColumns",

@@ -11,6 +11,7 @@ from rlxf.attention import (
     ALiBi,
     Deberta,
     DistanceAware,
+    ETCLabels,
     Index,
     RoPE,
     ShawRelative,
@@ -117,6 +118,17 @@ def distance_aware(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head
     return torch.clamp(q @ k, min=0) * weight / math.sqrt(len(q))
 
 
+def etc_labels(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
+    learned, spec = module.position, module.position.spec
+    most, count = spec.max_distance, spec.global_tokens
+    if (i < count) == (j < count):
+        label = min(j - i, most) if j >= i else most + min(i - j, most)
+    else:
+        first, token = min(i, j), max(i, j) - count
+        label = 2 * most + 1 + (spec.segment is not None and token // spec.segment == first)
+    return (q @ (k + learned.keys[label, head]) + learned.numbers[label, head]) / math.sqrt(len(q))
+
+
 def nothing(module: Attention, i: int, j: int) -> Tensor:
     return module.qkv.weight.new_zeros(())
 
@@ -131,6 +143,7 @@ SCORES: dict[type, Score] = {
     Tupe: tupe,
     Deberta: deberta,
     DistanceAware: distance_aware,
+    ETCLabels: etc_labels,
 }
 VALUES: dict[type, Value] = {ShawRelative: shaw_value}
 

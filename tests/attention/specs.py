@@ -24,6 +24,7 @@ from rlxf.attention import (
     DepthAdaptive,
     Dilated,
     DynamicSpan,
+    ETCLabels,
     FixedColumns,
     GRUGate,
     LearnedAbsolute,
@@ -80,6 +81,7 @@ SHORT: dict[str, Any] = {
     "LearnedAbsolute": LearnedAbsolute(64),
     "Multiplicative": Multiplicative(64),
     "ShawRelative": ShawRelative(2),
+    "ETCLabels": ETCLabels(2, 2, segment=2),
     "T5Bias": T5Bias(buckets=4, max_distance=5),
     "Tupe": Tupe(64, buckets=4, max_distance=5),
     "Deberta": Deberta(2),
@@ -116,6 +118,10 @@ RECIPES = {
     "FixedColumns, a summary for each head": replace(DEFAULT, pattern=FixedColumns(3, 1, summaries=2)),
     "ETC, any distance": replace(DEFAULT, pattern=ETC(1, 2)),
     "encoder, ETC, any distance": replace(DEFAULT, pattern=ETC(1, 2), causal=False),
+    "ETC, labels": replace(DEFAULT, pattern=ETC(1, 2), position=ETCLabels(2, 2, segment=2)),
+    "encoder, ETC, labels": replace(
+        DEFAULT, pattern=ETC(1, 2), position=ETCLabels(2, 2, segment=2), causal=False
+    ),
     "BigBirdETC, any distance": replace(DEFAULT, pattern=BigBirdETC(1, 1, 2, 2)),
     "Longformer, any distance": replace(DEFAULT, pattern=Longformer(2, global_tokens=2)),
     "Longformer, dilated": replace(DEFAULT, pattern=Longformer(2, 2, plain_heads=1, global_tokens=2)),

@@ -12,6 +12,7 @@ from rlxf.attention import (
     ALiBi,
     Deberta,
     DistanceAware,
+    ETCLabels,
     Full,
     Index,
     RoPE,
@@ -42,6 +43,8 @@ POSITIONS = {
     "Deberta": Deberta(4),
     "Deberta, paper's form": Deberta(4, form="paper"),
     "DistanceAware": DistanceAware(),
+    "ETCLabels": ETCLabels(3, 2),
+    "ETCLabels, segments": ETCLabels(2, 3, segment=2),
 }
 
 

@@ -6,19 +6,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention import ETC, BigBird, Dilated, Full, Index, Longformer, TransformerSpec
+from rlxf.attention import ETC, BigBird, Dilated, ETCLabels, Full, Index, Longformer, TransformerSpec
 from rlxf.attention.index import EMPTY
 from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Pattern
-from rlxf.attention.positions.base import LayerPosition
+from rlxf.attention.positions.base import Position
 from rlxf.attention.relation import Relation
 from rlxf.attention.sides import self_attention
-from tests.attention.oracle import Vector, close, fill, load
+from tests.attention.oracle import Vector, close, fill, load, put
 
 LONGFORMER, LABELLED, BIGBIRD = load("longformer"), load("etc"), load("bigbird")
 
 
-def attention(pattern: Pattern, width: int, heads: int) -> nn.Module:
-    return self_attention(TransformerSpec(width=width, heads=heads, causal=False, pattern=pattern)).double()
+def attention(pattern: Pattern, width: int, heads: int, position: Position | None = None) -> nn.Module:
+    sizes = {"width": width, "heads": heads}
+    spec = TransformerSpec(**sizes, causal=False, pattern=pattern, position=position)
+    return self_attention(spec).double()
 
 
 def relation(pattern: Pattern, index: Index, heads: int, causal: bool = False) -> Relation:
@@ -104,38 +106,52 @@ COUNT, WIDTH = FIRST.shape[1:]
 SIDES = LABELLED["w_rel_long"].shape[1]
 
 
-class Labels(LayerPosition):
-    """A learned key and number for each label of a pair, for one side."""
-
-    def __init__(self, side: str):
-        super().__init__()
-        labels = LABELLED[f"cfg_labels_{side}"]
-        missing = labels.shape[1] - labels.shape[0]
-        above = missing if side == "long" else 0
-        self.labels = nn.functional.pad(labels, (0, 0, above, missing - above))
-        self.keys, self.numbers = LABELLED[f"w_rel_{side}"], LABELLED[f"w_bias_{side}"]
-
-    def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
-        of_label = torch.einsum("bhid,lhd->bhil", q, self.keys) + self.numbers.T[:, None]
-        scores = of_label.gather(-1, self.labels.expand(*of_label.shape[:2], -1, -1))
-        return scores * q.shape[-1] ** -0.5
+def swapped(table: Tensor) -> Tensor:
+    """The last two rows exchanged: the vector has the label of the own segment before that of others."""
+    return torch.cat([table[:-2], table[-2:].flip(0)])
 
 
 def test_etc():
     pattern = ETC(int(LABELLED["cfg_radius"]), COUNT)
-    module = attention(pattern, WIDTH, SIDES)
+    most = (len(LABELLED["w_rel_long"]) - 3) // 2
+    position = ETCLabels(most, COUNT, segment=LONG.shape[1] // COUNT)
+    module = attention(pattern, WIDTH, SIDES, position)
     for side, name, short in ((module.others, "long", "l"), (module.globals, "global", "g")):
         pairs = [f"w_{short}2{other}_{kind}" for other in "lg" for kind in "kv"]
         fill(side.qkv, torch.cat([LABELLED[key].T for key in (f"w_{short}_q", *pairs)]))
         fill(side.out, LABELLED[f"w_{short}_o"].T)
-        side.position = Labels(name)
+        put(side.position.keys, swapped(LABELLED[f"w_rel_{name}"]))
+        put(side.position.numbers, swapped(LABELLED[f"w_bias_{name}"]))
     x = torch.cat([FIRST, LONG], dim=1)
     among = relation(pattern, Index.range(*x.shape[:2]), SIDES)
     assert torch.equal(among.allowed[0, COUNT:], LABELLED["cfg_mask_long"])
     assert among.allowed[0, :COUNT].all()
+    index, labels = torch.arange(x.shape[1]), LABELLED["cfg_labels_long"]
+    ours = position.label(index[:, None], index)
+    assert torch.equal(ours[COUNT:, COUNT:], labels[:, COUNT:])
+    assert torch.equal(ours[COUNT:, :COUNT] == 2 * most + 2, labels[:, :COUNT] == 2 * most + 1)
     y = module(x, None, among)
     close(y[:, :COUNT], LABELLED["out_global"])
     close(y[:, COUNT:], LABELLED["out_long"])
+
+
+def test_labels_as_the_paper_numbers_them():
+    """K = 2, two global tokens, two tokens each: rows are queries."""
+    index = torch.arange(6)
+    label = ETCLabels(2, 2, segment=2).label(index[:, None], index)
+    assert label.tolist() == [
+        [0, 1, 6, 6, 5, 5],
+        [3, 0, 5, 5, 6, 6],
+        [6, 5, 0, 1, 2, 2],
+        [6, 5, 3, 0, 1, 2],
+        [5, 6, 4, 3, 0, 1],
+        [5, 6, 4, 4, 3, 0],
+    ]
+
+
+def test_labels_and_pattern_agree_on_what_is_global():
+    with pytest.raises(ValueError, match=r"ETCLabels\(.*\) and ETC\(.*\) disagree .* set .*global_tokens=3"):
+        TransformerSpec(pattern=ETC(4, 3), position=ETCLabels())
 
 
 # BigBird.
