@@ -195,6 +195,7 @@ def test_memory_does_not_grow_with_the_data(minari_root, tmp_path, monkeypatch):
         name: np.repeat(getattr(episode, name), 20_000, axis=0)
         for name in ("actions", "rewards", "terminations", "truncations")
     }
+    long["terminations"][:-1] = False
     observations = np.zeros((20_001, 256), np.float32)  # 20 MB
     record([type(episode)(observations=observations, **long)], observation_space=wide)
     del observations
