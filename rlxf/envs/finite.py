@@ -47,7 +47,7 @@ def check_shapes(space: spaces.Space[Any], values: VecEnvObs, step: int) -> None
     """
     if isinstance(space, spaces.Dict):
         for key, part in space.items():
-            check_shapes(part, values[key], step)  # type: ignore[call-overload, index]
+            check_shapes(part, values[key], step)  # type: ignore[call-overload]
         return
     shape = np.shape(values)[1:]  # type: ignore[arg-type]
     if isinstance(space, spaces.Box) and shape != space.shape:

@@ -100,7 +100,7 @@ def read(path: str | os.PathLike[str], name: str) -> Archive:
         CheckpointError: if it is truncated, altered, or no file of such an agent.
     """
     archive = read_archive(checkpoint_path(path))
-    agent = archive.documents.get("agent")
+    agent: Any = archive.documents.get("agent")
     named = isinstance(agent, dict) and agent.get("name") == name
     if not named or not archive.tensors.keys() >= GROUPS:
         raise CheckpointError(f"{checkpoint_path(path)} is whole, but holds no {name} agent")

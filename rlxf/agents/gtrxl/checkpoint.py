@@ -109,7 +109,7 @@ def read(path: str | os.PathLike[str]) -> Archive:
         CheckpointError: if it is truncated, altered, or no file of a GTrXLPPO agent.
     """
     archive = read_archive(checkpoint_path(path))
-    agent = archive.documents.get("agent")
+    agent: Any = archive.documents.get("agent")
     named = isinstance(agent, dict) and agent.get("name") == "GTrXLPPO"
     if not named or not {"policy", "optimizer"} <= archive.tensors.keys():
         raise CheckpointError(f"{checkpoint_path(path)} is whole, but holds no GTrXLPPO agent")
