@@ -16,7 +16,7 @@ from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from rlxf.envs.errors import FaultyEnvironmentError
-from rlxf.envs.trajectories.parts import FLAT
+from rlxf.envs.trajectories.parts import FLAT, parts_of
 from rlxf.envs.vector import GymnasiumVecEnv
 
 _FLAGS = (bool, np.bool_)
@@ -120,20 +120,17 @@ def _parts_fault(space: spaces.Dict | spaces.Tuple, observation: Any) -> str | N
     keyed = isinstance(space, spaces.Dict)
     if not isinstance(observation, Mapping if keyed else tuple | list):
         return f"is {_shown(observation)}, not a {'dict' if keyed else 'tuple'}"
-    given: Mapping[Any, Any] = (
-        observation if isinstance(observation, Mapping) else dict(enumerate(observation))
-    )
-    parts = space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
-    for key, part in parts.items():
-        if key not in given:
+    present = observation if keyed else range(len(observation))
+    for key, part in parts_of(space).items():
+        if key not in present:
             return f"lacks the part {key!r}"
-        fault = observation_fault(part, given[key])
+        fault = observation_fault(part, observation[key])
         if fault is not None:
             return f"in its part {key!r} {fault}"
     return None
 
 
-def _cast_fault(space: spaces.Space[Any], observation: Any) -> str | None:
+def _cast_fault(space: Any, observation: Any) -> str | None:
     try:
         array = np.asarray(observation)
     except (TypeError, ValueError, RuntimeError):

@@ -106,8 +106,9 @@ def read(path: str | os.PathLike[str], name: str, sha256: str | None = None) -> 
     """
     check_no_folder(path, checkpoint_path(path))
     archive = read_archive(checkpoint_path(path), sha256=sha256)
-    agent = archive.documents.get("agent")
-    if not isinstance(agent, dict) or agent.get("name") != name or not archive.tensors.keys() >= GROUPS:
+    agent: Any = archive.documents.get("agent")
+    named = isinstance(agent, dict) and agent.get("name") == name
+    if not named or not archive.tensors.keys() >= GROUPS:
         raise misplaced(checkpoint_path(path), archive, f"{name} agent")
     check_fields(agent.get("settings"), {}, "settings")
     check_fields(agent.get("progress"), PROGRESS, "progress")

@@ -115,12 +115,9 @@ def read(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
     """
     check_no_folder(path, checkpoint_path(path))
     archive = read_archive(checkpoint_path(path), sha256=sha256)
-    agent = archive.documents.get("agent")
-    if (
-        not isinstance(agent, dict)
-        or agent.get("name") != "GTrXLPPO"
-        or not {"policy", "optimizer"} <= archive.tensors.keys()
-    ):
+    agent: Any = archive.documents.get("agent")
+    named = isinstance(agent, dict) and agent.get("name") == "GTrXLPPO"
+    if not named or not {"policy", "optimizer"} <= archive.tensors.keys():
         raise misplaced(checkpoint_path(path), archive, "GTrXLPPO agent")
     check_fields(agent.get("settings"), {}, "settings")
     check_fields(agent.get("progress"), PROGRESS, "progress")
