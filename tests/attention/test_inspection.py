@@ -66,7 +66,8 @@ def allowed(spec, run: World, state, layer: int):
         here, there = int(query.position[b, i]), int(key.position[b, j])
         same = query.episode[b, i] == key.episode[b, j] != EMPTY
         ruled = bool(rules[h].allows(torch.tensor(here), torch.tensor(there)))
-        meets[b, h, i, j] = bool(same) and ruled and (here >= there or not spec.causal)
+        own = here != there or getattr(spec.kernel, "include_self", True)
+        meets[b, h, i, j] = bool(same) and ruled and own and (here >= there or not spec.causal)
     return meets.expand(-1, spec.heads, -1, -1)
 
 
@@ -89,6 +90,10 @@ def test_weights_are_shares_of_what_may_be_seen(spec):
             whole = whole * (total > 0)
         if getattr(spec.kernel, "softmax1", False):
             assert ((total < whole) | (whole == 0)).all()
+        elif isinstance(spec.kernel, RFA):  # less than 1 where the denominator is within its noise
+            assert ((total > 0) == (whole > 0)).all()
+            assert (total < whole + 1e-9).all()
+            assert (total > 1 - 1e-9).any()
         else:
             agree(total, whole)
 

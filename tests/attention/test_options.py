@@ -95,6 +95,7 @@ def test_no_number_is_larger_than_can_be_computed(axis, technique, name):
         (lambda: Window(MOST + 2), f"Window size must be at most {MOST + 1}, got {MOST + 2}"),
         (lambda: BigBird(seed=2**63), f"BigBird seed must be at most {MOST_SEED}, got {2**63}"),
         (lambda: BigBird(random=2**16 + 1), "BigBird random must be at most 65536, got 65537"),
+        (lambda: BigBirdETC(block=0), "BigBirdETC block must be at least 1, got 0"),
         (lambda: BigBirdETC(farthest=2.5), "BigBirdETC farthest must be a whole number, got 2.5"),
         (lambda: Blockwise(permutations=(3,)), "permutations must be a tuple of tuples, got \\(3,\\)"),
         (lambda: RFA(sigma=1e-300), "RFA sigma must be 0 or from 1.2e-38 to 3.4e\\+38 in size, got 1e-300"),

@@ -135,13 +135,15 @@ def test_nothing_can_be_named_where_it_is_a_choice(axis):
 def test_every_option_of_a_technique_arrives(axis, technique, option):
     value = another(technique, option)
     assert value != option.default
-    flag = f"--core.{axis}.{option.name.replace('_', '-')}"
-    given = [flag, *([] if value is True else spelled(value))]
+    name = option.name.replace("_", "-")
+    given = [f"--core.{axis}.no-{name}"] if value is False else [f"--core.{axis}.{name}", *spelled(value)]
     assert getattr(free(axis, technique, *given), axis) == technique(**{option.name: value})
 
 
 def spelled(value: object) -> list[str]:
-    """A value in words of the command line."""
+    """A value in words of the command line; an option that is there is True."""
+    if value is True:
+        return []
     return [word for one in value for word in spelled(one)] if isinstance(value, tuple) else [str(value)]
 
 

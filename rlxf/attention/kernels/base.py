@@ -74,9 +74,9 @@ class LayerKernel(nn.Module, ABC):
     def look(self, q: Tensor, k: Tensor, bias: Tensor | None, relation: "Relation", dropout: float) -> Tensor:
         """What a query takes of each value, for people to look at, (B, H, Tq, Tk).
 
-        By default the average of one-hot values. Arguments as in `forward`.
+        By default the average of one-hot values, of the type of q. Arguments as in `forward`.
         """
-        y: Tensor = self(q, k, one_hot(k), bias, relation, dropout)
+        y: Tensor = self(q, k, one_hot(q, k), bias, relation, dropout)
         return y
 
     def shares(self, relation: "Relation") -> "tuple[Share, ...] | None":
@@ -213,6 +213,9 @@ def check_whole_sequence(kernel: Kernel, option: str, choices: Choices) -> None:
         )
 
 
-def one_hot(k: Tensor) -> Tensor:
-    """A value for each key (B, H, Tk, D) that shows where it went, (B, H, Tk, Tk)."""
-    return torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
+def one_hot(q: Tensor, k: Tensor) -> Tensor:
+    """A value for each key (B, H, Tk, D) that shows where it went, (B, H, Tk, Tk).
+
+    It has the type of q: keys have a wider one where `LayerKernel.meet` adds logarithms to them.
+    """
+    return torch.eye(k.shape[2], dtype=q.dtype, device=k.device).expand(*k.shape[:2], -1, -1)

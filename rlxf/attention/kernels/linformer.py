@@ -154,7 +154,7 @@ class LinformerAverage(LayerKernel):
 
         Learned ones have the share that F gives them, which may be negative; otherwise it is even.
         """
-        return self._average(q, k, one_hot(k), relation, dropout, self.of_values.look)
+        return self._average(q, k, one_hot(q, k), relation, dropout, self.of_values.look)
 
     def _average(
         self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, dropout: float, summarize: Summarize

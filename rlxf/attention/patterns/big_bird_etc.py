@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rlxf.attention.checks import check_whole
 from rlxf.attention.patterns.base import Pattern, check_global_tokens
 from rlxf.attention.patterns.big_bird import NearAndRandom
 from rlxf.attention.patterns.etc import ExtraTokens
@@ -45,6 +46,7 @@ class BigBirdETC(ExtraTokens):
     farthest: int | None = None
 
     def __post_init__(self) -> None:
+        check_whole("BigBirdETC block", self.block)  # global tokens are counted in blocks
         check_global_tokens(self)
         _ = self.local  # checks the other options
 
