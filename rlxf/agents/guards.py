@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from rlxf.envs.bounds import warn_outside
 from rlxf.envs.errors import FaultyEnvironmentError
 from rlxf.envs.finite import check_finite, check_shapes
+from rlxf.envs.step_checks import range_fault
 
 STATISTICS = ("obs_rms", "ret_rms", "returns")
 """What a ``VecNormalize`` learns from each step."""
@@ -90,6 +91,7 @@ def check_step(
     step: int,
     environments: Sequence[int] | None = None,
     space: spaces.Space[Any] | None = None,
+    dones: np.ndarray | None = None,
 ) -> None:
     """Raise `FaultyEnvironmentError` unless all that the environments gave in a step is finite and fits.
 
@@ -102,10 +104,16 @@ def check_step(
         step: steps that each environment has taken.
         environments: number of the environment of each row; None for 0, 1, 2 ...
         space: of one observation; None for that of ``env``.
+        dones: (E,), as the environments gave them, to be booleans or numbers; None if they are not checked.
 
     Warns:
         UserWarning: once, if an observation is outside of the bounds of its space.
     """
+    if dones is not None and dones.dtype.kind not in "biuf":
+        raise FaultyEnvironmentError(
+            f"dones at step {step} are {dones.tolist()}, not True or False; correct the environment, or wrap "
+            f"it"
+        )
     normalizer = unwrap_vec_normalize(env)
     if normalizer is not None:
         check_finite("reward", normalizer.get_original_reward(), step, environments)
@@ -126,13 +134,28 @@ def _check_space(
     step: int,
     environments: Sequence[int] | None,
 ) -> None:
-    """Refuse observations of another shape than the space, and warn of those outside of its bounds.
+    """Refuse observations of another shape than the space or that are no choice of it, and warn of those
+    outside of its bounds.
 
     A ``VecNormalize`` keeps the space of what it normalizes: its bounds are those of the numbers before.
     """
     check_shapes(space, obs, step)
+    _check_choices(space, obs, step)
     normalizer = unwrap_vec_normalize(env)
     if normalizer is None:
         warn_outside(env, space, obs, step, environments)
     elif "old_obs" in vars(normalizer):
         warn_outside(env, normalizer.venv.observation_space, normalizer.old_obs, step, environments)
+
+
+def _check_choices(space: spaces.Space[Any], obs: VecEnvObs, step: int) -> None:
+    """Refuse a choice or bit that its space does not have: not every vector environment looks at each."""
+    if isinstance(space, spaces.Dict):
+        for key, part in space.items():
+            _check_choices(part, obs[key], step)  # type: ignore[call-overload]
+        return
+    fault = range_fault(space, obs)
+    if fault is not None:
+        raise FaultyEnvironmentError(
+            f"an observation at step {step} {fault}; correct the environment, or wrap it"
+        )

@@ -1,27 +1,41 @@
 """A training that is saved while it goes on, stops where it can be resumed, and is completed step by step."""
 
+import reprlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from signal import Signals
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, get_type_hints
+
+import torch
 
 from rlxf import __version__
+from rlxf.agents.acting_memory import CACHE_COPIES, state_memory
+from rlxf.attention import TransformerSpec
 from rlxf.cli.keeping import keep
+from rlxf.cli.learner import Learner
 from rlxf.cli.mistakes import leave
+from rlxf.cli.offline_learner import WindowOptions
 from rlxf.cli.task import trust_option
 from rlxf.cli.together import deafen
 from rlxf.training import Checkpoints, RunFolder, read_archive, stop_on_signals
 from rlxf.training.checkpoints import BESIDE, Stateful
+from rlxf.training.contents import CONFIG
 from rlxf.training.described import described
+from rlxf.training.field_rules import rule_of
 from rlxf.training.joining import here
 from rlxf.training.log_files import LogPosition
 from rlxf.training.stopping import RESUMABLE, Stop, Stopped, handled, raise_stopped
+from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
 LOG = "log"
 """Name of the state of the log files in a checkpoint, next to those of callbacks."""
+NUMBER = 4
+"""Bytes of a number of float32."""
+ENVIRONMENT = 16 * 2**10
+"""Bytes of a small environment in its wrappers."""
 Options = TypeVar("Options")
 
 
@@ -184,6 +198,78 @@ def options_of(kind: type[Options], config: Mapping[str, Any]) -> Options:
         KeyError: if one is missing.
     """
     return kind(**{each.name: config[each.name] for each in fields(kind)})  # type: ignore[arg-type]
+
+
+def check_types(options: type[Any], run: RunFolder) -> None:
+    """Raise ValueError if a value in the ``config.json`` of a run is of another type than its option.
+
+    Args:
+        options: the dataclass of a command's options, which may have parts that are dataclasses.
+        run: the folder.
+    """
+    for name, annotation in get_type_hints(options).items():
+        if annotation is TransformerSpec:  # it checks its own values
+            continue
+        if is_dataclass(annotation):
+            check_types(annotation, run)  # type: ignore[arg-type]  # a class: it is an annotation
+            continue
+        rule = rule_of(annotation)
+        if name in run.config and not rule.holds(run.config[name]):
+            raise ValueError(
+                f"{run.path / CONFIG} has {name} = {reprlib.repr(run.config[name])}, which must be "
+                f"{rule.allowed}; correct it"
+            )
+
+
+def check_memory(run: RunFolder, core: TransformerSpec, learner: Learner | WindowOptions) -> None:
+    """Raise ValueError if the ``config.json`` of a run asks for more memory than the budget allows.
+
+    The budget is that of `rlxf.utils.memory_budget`; the checkpoints of the run add to it as any file does.
+    Memory is estimated from below: a run that has a checkpoint of its own passes.
+
+    Args:
+        run: the folder.
+        core: that it asks for.
+        learner: options that it asks for.
+    """
+    files = [*run.checkpoints.files(), run.checkpoint]
+    brought = max((file.stat().st_size for file in files if file.is_file()), default=0)
+    try:
+        asked = _online_bytes(core, learner) if isinstance(learner, Learner) else _window_bytes(core, learner)
+        least = NUMBER * core.kinds * core.width * (core.width + core.inner_width)
+        check_budget({_told_sizes(core): least, **asked}, brought)
+        with torch.device("meta"):
+            module = core.build()
+        weights = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+        check_budget({_told_sizes(core): weights, **asked}, brought)
+    except (MemoryBudgetError, RuntimeError, OverflowError) as error:  # torch counts up to 2^63
+        raise ValueError(f"{run.path / CONFIG} asks for too much memory: {error}") from error
+
+
+def _told_sizes(core: TransformerSpec) -> str:
+    return f"weights of core.width {core.width}, core.layers {core.layers}"
+
+
+def _online_bytes(core: TransformerSpec, learner: Learner) -> dict[str, int]:
+    """Environments, and what is remembered of them and of the steps of a rollout."""
+    remembered = state_memory(core) // CACHE_COPIES
+    steps = (learner.n_steps or learner.segment_length) * core.layers * core.width * NUMBER
+    sizes = f"n_envs {learner.n_envs}, n_steps {learner.n_steps}, segment_length {learner.segment_length}"
+    return {
+        f"environments and steps of {sizes}": learner.n_envs * (ENVIRONMENT + steps),
+        f"the core.memory of n_envs {learner.n_envs}": learner.n_envs * remembered,
+    }
+
+
+def _window_bytes(core: TransformerSpec, learner: WindowOptions) -> dict[str, int]:
+    """Tokens of a batch, three for each step, and the embeddings of time steps."""
+    tokens = 3 * learner.context_length * learner.batch_size
+    return {
+        f"windows of batch_size {learner.batch_size}, context_length {learner.context_length}": tokens
+        * core.width
+        * NUMBER,
+        f"episode_length {learner.episode_length}": (learner.episode_length or 0) * core.width * NUMBER,
+    }
 
 
 def _take_up(beside: Mapping[str, Stateful], cut_off: Path) -> None:

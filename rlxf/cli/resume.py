@@ -40,6 +40,7 @@ class Resume:
         """See `Command`."""
         from rlxf.cli.players import GTRXL, OFFLINE
         from rlxf.cli.pretrained import PRETRAINING
+        from rlxf.cli.resumable import check_memory, check_types
         from rlxf.training import RunFolder
 
         run = RunFolder.reopen(self.run)
@@ -58,6 +59,8 @@ class Resume:
                 f"train dt or rlxf pretrain can be resumed"
             )
         options = resolve_name(COMMANDS[command])
+        check_types(options, run)
         begun = options.of_run(run, self.progress_bar, self.quiet, trust=self.trust)
+        check_memory(run, begun.core, begun.learner)
         work: Callable[[], None] = begun.prepare_again(run)
         return work

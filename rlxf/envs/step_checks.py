@@ -25,9 +25,9 @@ _FLAGS = (bool, np.bool_)
 class CheckedSteps(gymnasium.Wrapper):
     """Raise FaultyEnvironmentError where an environment returns what its spaces do not allow.
 
-    Checked are shape and dtype of observations, and that rewards and ends are single numbers. Values outside
-    of a Box are not: `rlxf.envs.bounds` warns of them. Attributes of the environment can be read through the
-    wrapper.
+    Checked are shape and dtype of observations, that choices and bits are among those of their space, and
+    that rewards and ends are single numbers. Values outside of a Box are not: `rlxf.envs.bounds` warns of
+    them. Attributes of the environment can be read through the wrapper.
 
     Args:
         env: the environment, in all its other wrappers.
@@ -102,18 +102,40 @@ def with_checked_steps(env: gymnasium.Env | VecEnv) -> Any:
 
 
 def observation_fault(space: spaces.Space[Any], observation: Any) -> str | None:
-    """Say why an observation has another shape or dtype than its space; None if it has not.
+    """Say why an observation has another shape or dtype than its space, or is no choice of it; else None.
 
     Numbers of another dtype are allowed where they can be cast without loss of kind: float64 for float32, or
-    whole numbers for float32, but no real numbers for whole ones.
+    whole numbers for float32, but no real numbers for whole ones. Values of a Box may be outside of it.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _parts_fault(space, observation)
     if not isinstance(space, FLAT):
         return None
     if type(observation) is np.ndarray and observation.dtype == space.dtype:
-        return None if observation.shape == space.shape else _shape_fault(space, observation.shape)
-    return _cast_fault(space, observation)
+        fault = None if observation.shape == space.shape else _shape_fault(space, observation.shape)
+    else:
+        fault = _cast_fault(space, observation)
+    return fault or range_fault(space, observation)
+
+
+def range_fault(space: spaces.Space[Any], values: Any) -> str | None:
+    """Say which value is no choice of a Discrete or MultiDiscrete space, or no bit of a MultiBinary one.
+
+    Args:
+        space: of one observation; any other has no such values.
+        values: whole numbers of the shape of the space, or a batch of them.
+    """
+    if isinstance(space, spaces.Discrete):
+        least, most = np.asarray(space.start), np.asarray(space.start + space.n - 1)
+    elif isinstance(space, spaces.MultiDiscrete):
+        least, most = space.start, space.start + space.nvec - 1
+    elif isinstance(space, spaces.MultiBinary):
+        least, most = np.asarray(0), np.asarray(1)
+    else:
+        return None
+    array = np.asarray(values)
+    outside = (array < least) | (array > most)
+    return f"holds {array[outside][0]}, which is not in its space {space}" if outside.any() else None
 
 
 def _parts_fault(space: spaces.Dict | spaces.Tuple, observation: Any) -> str | None:

@@ -68,6 +68,26 @@ def test_an_agent_learns_from_none_of_it(told, kind):
     assert told in str(fault.value)
 
 
+class Choosing(Returning):
+    """Its observation is one of three."""
+
+    observation_space = spaces.Discrete(3)
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return (obs if self.steps >= 3 else 0, *rest)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+
+@pytest.mark.parametrize("kind", [DummyVecEnv, SyncVectorEnv], ids=["DummyVecEnv", "SyncVectorEnv"])
+@pytest.mark.parametrize("choice", [7, -1])
+def test_an_agent_learns_from_no_choice_that_is_not_there(choice, kind):
+    with pytest.raises(FaultyEnvironmentError, match=f"at its step 3 holds {choice}, which is not in"):
+        small_agent(kind([lambda: Choosing(obs=choice)] * 3)).learn(3 * 16)
+
+
 def test_a_single_environment_is_checked_too():
     agent = small_agent(Returning(obs=np.ones(1, np.float32)))
     with pytest.raises(FaultyEnvironmentError, match=r"has shape \(1,\)"):
@@ -101,6 +121,18 @@ def test_what_can_be_cast_without_loss_is_taken(returned):
         (spaces.Discrete(3), 1, None),
         (spaces.Discrete(3), np.int32(1), None),
         (spaces.Discrete(3), 1.0, "cannot be cast to int64"),
+        (spaces.Discrete(3), 7, "holds 7, which is not in its space Discrete"),
+        (spaces.Discrete(3), np.int64(-1), "holds -1"),
+        (spaces.Discrete(3), np.array(3), "holds 3"),
+        (spaces.Discrete(3, start=-1), -1, None),
+        (spaces.Discrete(3, start=-1), 2, "holds 2"),
+        (spaces.Discrete(2), True, None),
+        (spaces.MultiDiscrete([2, 3]), np.array([1, 2]), None),
+        (spaces.MultiDiscrete([2, 3]), np.array([2, 2]), "holds 2"),
+        (spaces.MultiDiscrete([2, 3], start=[5, 0]), [4, 0], "holds 4"),
+        (spaces.MultiBinary(2), np.array([0, 1], np.int8), None),
+        (spaces.MultiBinary(2), np.array([0, 2], np.int8), "holds 2"),
+        (spaces.Dict(a=spaces.Discrete(3)), {"a": 3}, "in its part 'a' holds 3"),
         (spaces.Dict(a=BOX, b=IMAGE), {"a": np.zeros(3, np.float32)}, "lacks the part 'b'"),
         (spaces.Dict(a=BOX), {"a": np.zeros(2, np.float32)}, r"in its part 'a' has shape \(2,\)"),
         (spaces.Dict(a=BOX), {"a": np.zeros(3, np.float32), "more": 1}, None),

@@ -1,5 +1,8 @@
 """Tensors of a file are taken when each has its place, else the first that has none is named."""
 
+import math
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -41,15 +44,35 @@ def test_a_tensor_of_another_shape_is_named(network, shape):
         check_weights_fit(network, weights(network, **{"0.weight": torch.zeros(shape)}), "policy")
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.SGD])
+OPTIMIZERS = {
+    "Adam": torch.optim.Adam,
+    "Adam with amsgrad": partial(torch.optim.Adam, amsgrad=True),
+    "AdamW": torch.optim.AdamW,
+    "RMSprop": torch.optim.RMSprop,
+    "RMSprop, centered": partial(torch.optim.RMSprop, centered=True, momentum=0.9),
+    "SGD": torch.optim.SGD,
+    "SGD with momentum": partial(torch.optim.SGD, momentum=0.9),
+    "NAdam": torch.optim.NAdam,
+    "ASGD": torch.optim.ASGD,
+    "Rprop": torch.optim.Rprop,
+    "Adagrad": torch.optim.Adagrad,
+    "Adamax": torch.optim.Adamax,
+    "RAdam": torch.optim.RAdam,
+    "Adadelta": torch.optim.Adadelta,
+    "Adafactor": torch.optim.Adafactor,
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_an_optimiser_goes_on_as_if_it_had_not_been_stored(kind):
     networks = [nn.Linear(3, 4) for _ in range(2)]
     networks[1].load_state_dict(networks[0].state_dict())
     first, second = (kind(network.parameters(), lr=0.1) for network in networks)
-    step(networks[0], first)
+    for _ in range(3):
+        step(networks[0], first)
     networks[1].load_state_dict(networks[0].state_dict())
     stored = {name: tensor.clone() for name, tensor in optimizer_tensors(first).items()}
-    second.load_state_dict(optimizer_state(second, stored))
+    second.load_state_dict(optimizer_state(second, stored, updates=3))
     for network, optimizer in zip(networks, (first, second), strict=True):
         step(network, optimizer)
     assert torch.equal(networks[0].weight, networks[1].weight)
@@ -59,6 +82,43 @@ def step(network, optimizer) -> None:
     optimizer.zero_grad()
     network(torch.ones(5, 3)).square().sum().backward()
     optimizer.step()
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_no_tensor_of_an_optimiser_may_hold_what_is_not_finite(kind, number):
+    network = nn.Linear(3, 4)
+    optimizer = kind(network.parameters(), lr=0.1)
+    step(network, optimizer)
+    stored = optimizer_tensors(optimizer)
+    for name, tensor in stored.items():
+        with pytest.raises(CheckpointError, match=f"'{name}' holds {number}"):
+            optimizer_state(optimizer, stored | {name: torch.full_like(tensor, number)})
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_each_tensor_of_an_optimiser_has_its_shape_and_kind(kind):
+    network = nn.Linear(3, 4)
+    optimizer = kind(network.parameters(), lr=0.1)
+    step(network, optimizer)
+    stored = optimizer_tensors(optimizer)
+    for name, tensor in stored.items():
+        for other, told in ((tensor[None], "has shape"), (tensor.to(torch.float16), "is of torch.float16")):
+            with pytest.raises(CheckpointError, match=f"'{name}' {told}"):
+                optimizer_state(optimizer, stored | {name: other})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("Adam", "exp_avg_sq"), ("RMSprop", "square_avg"), ("Adamax", "exp_inf"), ("Adam", "step")],
+)
+def test_a_mean_of_squares_is_not_negative(kind, name):
+    network = nn.Linear(3, 4)
+    optimizer = OPTIMIZERS[kind](network.parameters(), lr=0.1)
+    step(network, optimizer)
+    stored = optimizer_tensors(optimizer)
+    with pytest.raises(CheckpointError, match=f"'0.{name}' holds -"):
+        optimizer_state(optimizer, stored | {f"0.{name}": -stored[f"0.{name}"]})
 
 
 @pytest.mark.parametrize(
@@ -72,5 +132,6 @@ def step(network, optimizer) -> None:
 )
 def test_what_an_optimiser_has_no_place_for_is_named(key, shape, told):
     optimizer = torch.optim.Adam(nn.Linear(3, 4).parameters())
+    others = {"0.exp_avg_sq": torch.zeros(4, 3), "0.step": torch.tensor(1.0)} if key == "0.exp_avg" else {}
     with pytest.raises(CheckpointError, match=f"optimizer.*{told}"):
-        optimizer_state(optimizer, {key: torch.zeros(shape)})
+        optimizer_state(optimizer, {key: torch.zeros(shape), **others})

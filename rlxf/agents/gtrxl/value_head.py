@@ -13,16 +13,31 @@ returns are the rounding noise of the critic itself, and must not be scaled up."
 LEAST_RATE = 0.05
 """Weight of the newest rollout in the statistics once 20 rollouts have been seen."""
 
+MEAN = "value_net.mean"
+MOST = {
+    MEAN: torch.finfo(torch.float32).max,
+    "value_net.variance": torch.finfo(torch.float32).max ** 2,
+    "value_net.rollouts": torch.iinfo(torch.int64).max,
+}
+"""Largest absolute values of the statistics, by their names in the weights of a policy."""
+
 
 def check_statistics(state: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError if the statistics in the weights of a policy are none that `PopArtHead` makes.
 
+    The mean and the standard deviation must be finite numbers of float32, in which values are computed.
+
     Args:
         state: the policy's ``state_dict``.
     """
-    for name in ("value_net.variance", "value_net.rollouts"):
-        if name in state and not state[name].item() >= 0:
-            raise CheckpointError(f"its weight {name} must be at least 0, got {state[name].item()}")
+    for name, most in MOST.items():
+        if name not in state:
+            continue
+        value = state[name].item()
+        if name != MEAN and not value >= 0:
+            raise CheckpointError(f"its weight {name} must be at least 0, got {value}")
+        if not abs(value) <= most:
+            raise CheckpointError(f"its weight {name} must be a number of at most {most:.3g}, got {value}")
 
 
 class PopArtHead(nn.Linear):

@@ -1,6 +1,7 @@
 """The value head: normalization that keeps values, and a critic that learns returns of any scale."""
 
 import copy
+import math
 from typing import Any
 
 import gymnasium
@@ -137,6 +138,16 @@ def test_statistics_that_cannot_be_are_refused(tmp_path, name):
     getattr(agent.policy.value_net, name).fill_(-1)
     agent.save(tmp_path / "agent.zip")
     with pytest.raises(CheckpointError, match=f"value_net.{name} must be at least 0, got -1"):
+        GTrXLPPO.load(tmp_path / "agent.zip")
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e300])
+@pytest.mark.parametrize("name", ["mean", "variance"])
+def test_statistics_that_make_values_infinite_are_refused(tmp_path, name, value):
+    agent = GTrXLPPO("MlpGTrXLPolicy", Countdown(1.0), core=small_core())
+    getattr(agent.policy.value_net, name).fill_(value)
+    agent.save(tmp_path / "agent.zip")
+    with pytest.raises(CheckpointError, match=f"value_net.{name}"):
         GTrXLPPO.load(tmp_path / "agent.zip")
 
 

@@ -1,0 +1,46 @@
+"""What a vector environment gives is refused where it cannot be learned from."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from rlxf.agents.guards import check_first, check_step
+from rlxf.envs import FaultyEnvironmentError
+from tests.envs.test_step_checks import Choosing
+
+
+@pytest.fixture
+def env():
+    return DummyVecEnv([Choosing] * 2)
+
+
+@pytest.mark.parametrize("dones", [[None, False], [None, None], ["no", "no"], [[], False]], ids=str)
+def test_ends_that_are_no_numbers_are_refused(env, dones):
+    ends = np.empty(2, object)
+    ends[:] = dones
+    with pytest.raises(FaultyEnvironmentError, match="dones at step 3 are"):
+        check_step(env, np.zeros(2, int), np.zeros(2), 3, dones=ends)
+
+
+@pytest.mark.parametrize("kind", [bool, np.int64, np.float32, np.uint8])
+def test_ends_may_be_numbers(env, kind):
+    check_step(env, np.zeros(2, int), np.zeros(2), 3, dones=np.array([True, False]).astype(kind))
+
+
+@pytest.mark.parametrize(
+    ("space", "values", "told"),
+    [
+        (spaces.Discrete(3), np.array([0, 7]), "holds 7"),
+        (spaces.Discrete(3), np.array([0, -1]), "holds -1"),
+        (spaces.MultiDiscrete([2, 3]), np.array([[1, 2], [0, 3]]), "holds 3"),
+        (spaces.MultiBinary(2), np.array([[1, 0], [0, 2]]), "holds 2"),
+        (spaces.Dict(a=spaces.Discrete(3)), {"a": np.array([3, 0])}, "holds 3"),
+    ],
+    ids=str,
+)
+def test_a_choice_that_is_not_there_is_refused_in_a_batch(env, space, values, told):
+    with pytest.raises(FaultyEnvironmentError, match=f"{told}, which is not in its space"):
+        check_step(env, values, np.zeros(2), 3, space=space)
+    with pytest.raises(FaultyEnvironmentError, match=f"{told}, which is not in its space"):
+        check_first(env, values, 0, space=space)
