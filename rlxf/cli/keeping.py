@@ -32,8 +32,13 @@ def naming(run: RunFolder) -> Iterator[None]:
         leave(_broken_off(run, error), 2)
     except (CheckpointError, ResumeError) as error:
         leave(str(error), 2)
-    except Ended:
-        if here().writes and not run.checkpoints.files() and not run.checkpoint.is_file():
+    except (Ended, KeyboardInterrupt):
+        if (
+            here().writes
+            and run.path.exists()
+            and not run.checkpoints.files()
+            and not run.checkpoint.is_file()
+        ):
             run.discard()
         raise
 

@@ -18,8 +18,8 @@ class Learner:
     rollouts of at least 2048 steps, 64 with 32 environments."""
     segment_length: Count = 64
     """Steps through which gradients flow: how far back the agent learns what to remember in one piece."""
-    batch_size: Count = 256
-    """Steps in a minibatch; a multiple of the segment length. 256 makes 8 minibatches of a rollout."""
+    batch_size: Count | None = None
+    """Steps in a minibatch; a multiple of the segment length. None: 256, or the next multiple of it."""
     n_epochs: Count = 6
     """Passes over a rollout."""
     learning_rate: str = "linear:0.001:0"
@@ -47,7 +47,8 @@ class Learner:
     target_kl: float | None = None
     """End an update once the policy has moved 1.5 times as far; None for no bound."""
     advantage_epsilon: float = 0.05
-    """Share of all returns' deviation added to that of advantages: noise stays small once all is learned."""
+    """Share of the standard deviation of recent returns that is added to that of advantages, which keeps
+    noise small once everything is learned."""
     previous_action: bool = True
     """The action before is part of each step's input: observations alone do not tell what was done."""
     across_episodes: bool = False

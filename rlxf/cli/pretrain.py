@@ -78,7 +78,7 @@ class Pretrain:
         """See `Command`."""
         join_others()
         check_counts(self, "updates", "log_interval")
-        check_from_zero(self, "checkpoint_seconds")
+        check_from_zero(self, "checkpoint_seconds", "seed")
         if self._path.exists():
             raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")
         pretraining = self._made()
@@ -144,9 +144,9 @@ class Pretrain:
 
     def _train(self, pretraining: MaskedPretraining, run: RunFolder, start: Start) -> None:
         learn = partial(self._learn, pretraining, run, start)
-        if not self.quiet:
-            show(as_table(str(run.path), run.config))
         with naming(run), closing(pretraining.logger):
+            if not self.quiet:
+                show(as_table(str(run.path), run.config))
             train_to_completion(pretraining, run, start, self.updates, learn, finish=lambda: None)
 
     def _learn(self, pretraining: MaskedPretraining, run: RunFolder, start: Start, stop: Stop) -> None:

@@ -183,9 +183,9 @@ class TrainDecisionTransformer:
         return partial(self._train, agent, run, start)
 
     def _agent_at(self, start: Start) -> DecisionTransformer:
-        """The agent to go on with; once all updates are done it needs no data."""
-        if start.file is not None and start.steps >= self.updates:
-            return DecisionTransformer.load(start.file, device=self.learner.device, trust=self.trust_data)
+        """The agent to go on with. Once all updates are done, only a trusted environment needs the data."""
+        if start.file is not None and start.steps >= self.updates and not self.trust_data:
+            return DecisionTransformer.load(start.file, device=self.learner.device)
         agent = self._agent()
         if start.file is None:
             begin_with(agent, self.pretrained)
@@ -244,9 +244,9 @@ class TrainDecisionTransformer:
 
     def _train(self, agent: DecisionTransformer, run: RunFolder, start: Start) -> None:
         learn, finish = partial(self._learn, agent, run, start), partial(self._evaluate, agent, run)
-        if not self.quiet:
-            show(as_table(str(run.path), run.config))
         with naming(run), closing(agent.logger):
+            if not self.quiet:
+                show(as_table(str(run.path), run.config))
             train_to_completion(agent, run, start, self.updates, learn, finish)
 
     @property

@@ -171,7 +171,7 @@ class TrainGTrXL:
 
     def _check(self) -> None:
         check_counts(self, "total_timesteps", "episodes", "evaluation_episodes")
-        check_from_zero(self, "evaluate_every")
+        check_from_zero(self, "evaluate_every", "checkpoint_seconds", "seed")
         self.looks.check()
         if self._path.exists():
             raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")
@@ -204,13 +204,14 @@ class TrainGTrXL:
         }
         core = {"core": agent.core.to_dict()}
         parts = asdict(self.processes) | asdict(self.looks) | asdict(self.learner)
+        parts |= {"n_steps": agent.n_steps, "batch_size": agent.batch_size}
         return {"agent": "gtrxl"} | asdict(self.task) | own | parts | core
 
     def _train(self, agent: GTrXLPPO, env: VecEnv, run: RunFolder, start: Start) -> None:
         learn, finish = partial(self._learn, agent, run, start), partial(self._evaluate, agent, run)
-        if not self.quiet:
-            show(as_table(str(run.path), run.config))
         with naming(run), closing(env), closing(agent.logger):
+            if not self.quiet:
+                show(as_table(str(run.path), run.config))
             train_to_completion(agent, run, start, self.total_timesteps, learn, finish)
 
     def _interval(self, agent: GTrXLPPO) -> int:

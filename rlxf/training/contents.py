@@ -75,7 +75,7 @@ def runs_in(path: Path) -> Iterator[Path]:
     """Yield the folders of runs inside a folder, at most `DEPTH` levels below it, sorted."""
     levels = ["/".join("*" * depth) for depth in range(1, DEPTH + 1)]
     found = {config.parent for level in levels for config in path.glob(f"{level}/{CONFIG}")}
-    yield from sorted(found)
+    yield from sorted(run for run in found if not run.name.startswith("."))  # being made, or abandoned
 
 
 def _name(documents: dict[str, Any]) -> str | None:

@@ -51,7 +51,7 @@ def check_known(settings: Collection[str], known: Collection[str], written_by: s
     """
     if unknown := sorted(set(settings) - set(known)):
         writer = "an unknown version of rlxf" if written_by is None else f"rlxf {written_by}"
-        advice = f"load it with {writer}"
+        advice = f"load it with {writer if written_by else 'the version that wrote it'}"
         if written_by == VERSION:
             advice = "it was altered, or written by other code under the same version"
         raise CheckpointError(

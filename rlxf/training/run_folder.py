@@ -221,8 +221,8 @@ def _check_no_links(path: Path) -> None:
             found = Path(folder, name)
             if found.is_symlink():
                 raise ValueError(
-                    f"{found} is a symbolic link to {os.readlink(found)}, and a run folder is written to: "
-                    f"put a copy of the file or folder in its place, or remove it"
+                    f"{found} is a symbolic link to {os.readlink(found)}, and links in a run folder are not "
+                    f"followed: put a copy of the file or folder in its place, or remove it"
                 )
 
 

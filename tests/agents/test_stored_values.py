@@ -123,7 +123,6 @@ SETTINGS = {
         "policy_kwargs": [None, []],
         "verbose": ["x", -1],
         "seed": [-1, 1.5, 2**40],
-        "tensorboard_log": [3],
     },
     "DecisionTransformer": {
         "context_length": [0, -1, "x", None],
@@ -143,9 +142,8 @@ PROGRESS = {
     "_n_updates": [-2, True],
     "_current_progress_remaining": [1.5, "x"],
 }
-RETURNS = {"var": [-1.0], "count": [0, None], "mean": ["x"]}
 PARTS = {
-    "GTrXLPPO": {"settings": SETTINGS["GTrXLPPO"], "progress": PROGRESS, "returns": RETURNS},
+    "GTrXLPPO": {"settings": SETTINGS["GTrXLPPO"], "progress": PROGRESS},
     "DecisionTransformer": {"settings": SETTINGS["DecisionTransformer"], "progress": PROGRESS},
 }
 FIELDS = [

@@ -21,12 +21,12 @@ from tests.ranks import on_ranks
 
 ROLLOUT = 32
 ONLINE = shlex.split(
-    "train gtrxl --total-timesteps 96 --n-epochs 1 --episodes 1 --checkpoint-seconds 0"
+    "train gtrxl --total-timesteps 96 --n-epochs 1 --episodes 2 --checkpoint-seconds 0"
     " --evaluate-every 32 --evaluation-episodes 2"
 )
 ONLINE = [*ONLINE[:2], *TASK, *TINY, *ONLINE[2:]]
 OFFLINE = shlex.split(
-    f"train dt --dataset {ID} --updates 4 --log-interval 2 --episodes 1 --context-length 4 --batch-size 4"
+    f"train dt --dataset {ID} --updates 4 --log-interval 2 --episodes 2 --context-length 4 --batch-size 4"
     " --evaluate-every 2 --checkpoint-seconds 0 --core.width 8 --core.layers 1"
 )
 AGENTS = {"GTrXL": (GTrXLPPO, ONLINE, 2 * ROLLOUT), "Decision Transformer": (DecisionTransformer, OFFLINE, 1)}

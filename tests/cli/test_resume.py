@@ -20,6 +20,8 @@ from rlxf.cli.train_dt import TrainDecisionTransformer
 from rlxf.envs.trajectories import cache
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import Checkpoints, InBackground
+from rlxf.training.plain_json import dump_json, load_json
+from tests.cli import running
 from tests.cli.running import refused
 from tests.datasets import ID, record_cartpole
 
@@ -332,14 +334,95 @@ def test_a_signal_amid_the_conversion_of_data_leaves_nothing(minari_root, monkey
     assert list(cache.cache_root().iterdir()) == []
 
 
-def test_a_signal_before_the_training_begins_removes_the_folder_of_the_run(whole, monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [("train_dt", ["train", "dt", *TINY]), ("train_gtrxl", ["train", "gtrxl", *running.TASK, *running.TINY])],
+    ids=["dt", "gtrxl"],
+)
+def test_a_signal_before_the_training_begins_removes_the_folder_of_the_run(whole, monkeypatch, module, words):
     def interrupted(*_):
         assert Path("cut/config.json").is_file()
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.train_dt.as_table", interrupted)
+        patch.setattr(f"rlxf.cli.{module}.as_table", interrupted)
         with pytest.raises(SystemExit) as left:
-            main(["train", "dt", *TINY, "--run", "cut"])
+            main([*words, "--run", "cut"])
     assert left.value.code == 143
     assert not Path("cut").exists()
+
+
+@pytest.fixture
+def altered(whole, tmp_path):
+    """Makes a run of a program without its completion marker, whose ``config.json`` was altered."""
+
+    def make(program, **changes):
+        path = Path("altered")
+        if program == "gtrxl":
+            running.train("--run", str(path))
+        else:
+            shutil.copytree("whole", path)
+        Path(path, "completed.json").unlink()
+        config = load_json((path / "config.json").read_bytes())
+        for name, value in changes.items():
+            where = config["core"] if name in config["core"] else config
+            where[name] = value
+        (path / "config.json").write_bytes(dump_json(config))
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("program", "changes", "told"),
+    [
+        ("gtrxl", {"width": 40_000}, "core.width 40000"),
+        ("gtrxl", {"width": 2**28, "heads": 1}, "core.width"),
+        ("gtrxl", {"feed_forward": 10**9}, "core.width 8"),
+        ("gtrxl", {"n_envs": 10**7}, "n_envs 10000000"),
+        ("gtrxl", {"n_steps": 8 * 10**9}, "n_steps 8000000000"),
+        ("gtrxl", {"memory": {"name": "XL", "length": 10**9}, "pattern": {"name": "Full"}}, ""),
+        ("dt", {"width": 40_000}, "core.width 40000"),
+        ("dt", {"context_length": 10**9}, "context_length 1000000000"),
+        ("dt", {"batch_size": 10**9}, "batch_size 1000000000"),
+        ("dt", {"episode_length": 10**9}, "episode_length 1000000000"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_asks_for_much_memory_is_refused(altered, capsys, program, changes, told):
+    error = refused_at_last(capsys, "resume", str(altered(program, **changes)))
+    assert "altered/config.json asks for too much memory: the file asks for" in error
+    assert told in error
+    assert "the budget is" in error
+
+
+@pytest.mark.parametrize(
+    ("program", "changes", "told"),
+    [
+        ("gtrxl", {"n_envs": "2"}, "has n_envs = '2', which must be a whole number"),
+        ("gtrxl", {"n_envs": 2.5}, "has n_envs = 2.5, which must be a whole number"),
+        ("gtrxl", {"total_timesteps": None}, "has total_timesteps = None, which must be a whole number"),
+        ("gtrxl", {"gamma": [0.9]}, "has gamma = [0.9], which must be a number"),
+        ("gtrxl", {"refresh": 1}, "has refresh = 1, which must be true or false"),
+        ("gtrxl", {"env_timeout": "long"}, "has env_timeout = 'long', which must be a number"),
+        ("dt", {"updates": True}, "has updates = True, which must be a whole number"),
+        ("dt", {"context_length": {}}, "has context_length = {}, which must be a whole number"),
+        ("dt", {"learning_rate": 0.1}, "has learning_rate = 0.1, which must be a text"),
+    ],
+    ids=str,
+)
+def test_a_configuration_of_other_types_is_refused(altered, capsys, program, changes, told):
+    error = refused_at_last(capsys, "resume", str(altered(program, **changes)))
+    assert f"altered/config.json {told}" in error
+
+
+def test_a_budget_that_is_raised_lets_a_run_go_on(altered, capsys, monkeypatch):
+    """One without checkpoints has but the budget."""
+    path = altered("dt")
+    shutil.rmtree(path / "checkpoints")
+    (path / "checkpoint.zip").unlink()
+    with monkeypatch.context() as patch:
+        patch.setenv("RLXF_MEMORY_BUDGET", "1000")
+        assert "asks for too much memory" in refused_at_last(capsys, "resume", str(path))
+    main(["resume", str(path), "--no-progress-bar"])
+    assert (path / "completed.json").is_file()

@@ -29,9 +29,9 @@ def test_from_recording_to_evaluation(observations, actions, minari_root, capsys
     dataset = minari.load_dataset(ID)
     assert dataset.observation_space == OBSERVATIONS[observations]
     assert dataset.action_space == ACTIONS[actions]
-    main(["train", "dt", "--dataset", ID, "--run", "run", *TINY])
+    main(["train", "dt", "--dataset", ID, "--run", "run", "--trust-data", *TINY])
     capsys.readouterr()
-    main(["evaluate", "run", "--episodes", "2", "--no-progress-bar"])
+    main(["evaluate", "run", "--trust", "--episodes", "2", "--no-progress-bar"])
     assert "achieved" in capsys.readouterr().out
 
 

@@ -9,6 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf.training import Archive, CheckpointFolder, RunFolder, run_folder
+from rlxf.training.log_files import LogPosition
 from tests.training.samples import files_in
 
 CONFIG = {"agent": "gtrxl", "env": "rlxf/TMaze-v0", "seed": 3}
@@ -161,7 +162,7 @@ def test_nothing_in_a_run_is_writable_by_others_whatever_the_umask(tmp_path):
         run = RunFolder.create(tmp_path / "runs/first", CONFIG)
         run.make_logger().close()
         CheckpointFolder(run.path / "checkpoints").write(3, Archive({"agent": {}}, {}))
-        run.continue_logger(3).close()
+        run.continue_logger(LogPosition.from_json(run.log_files.state()), 3).close()
     finally:
         os.umask(before)
     made = [tmp_path / "runs", *(tmp_path / "runs").rglob("*")]

@@ -72,7 +72,9 @@ def test_sb3_evaluates_beside_an_environment_of_the_agents_own(cartpole):
 
 def test_an_evaluation_that_asks_for_no_return_is_refused_before_the_training(cartpole):
     agent = DecisionTransformer(cartpole, 4, batch_size=4, core=TINY, seed=0, device="cpu")
-    with pytest.raises(TypeError, match=r"asks for no return: wrap it, rlxf\.envs\.ReturnToGo"):
+    with pytest.raises(
+        TypeError, match=r"asks for no return: make a VecEnv, .+ wrap it, rlxf\.envs\.ReturnToGo\("
+    ):
         agent.learn(4, EvalCallback(agent.make_env(1), eval_freq=2))
     assert agent._n_updates == 0
 

@@ -133,7 +133,7 @@ def test_nothing_is_remembered_from_before_a_break(broken):
 
 def gradients(agent, batch):
     agent.policy.zero_grad()
-    Objective(0.2, 0.01, 0.5, 0.0)(agent.policy, batch)["loss"].backward()
+    Objective(0.2, None, 0.01, 0.5, 0.0)(agent.policy, batch)["loss"].backward()
     return [p.grad.clone() for p in agent.policy.parameters() if p.grad is not None]
 
 

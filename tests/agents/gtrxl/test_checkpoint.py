@@ -300,14 +300,16 @@ def test_a_tensor_that_does_not_fit_is_named(trained, tmp_path, group, name, cha
         GTrXLPPO.load(path)
 
 
-@pytest.mark.parametrize(("writer", "named"), [("7.1.0", "rlxf 7.1.0"), (None, "another version of rlxf")])
+@pytest.mark.parametrize(("writer", "named"), [("7.1.0", "rlxf 7.1.0"), (None, "an unknown version of rlxf")])
 def test_a_file_of_a_newer_version_is_told_by_what_is_unknown(trained, tmp_path, writer, named):
     def change(documents):
         documents["agent"]["rlxf"] = writer
         documents["agent"]["settings"]["dreams"] = 5
 
     path = altered(trained[1], tmp_path / "newer.zip", change)
-    with pytest.raises(CheckpointError, match=f"written by {named}.*dreams.*{rlxf.__version__}.*upgrade"):
+    with pytest.raises(
+        CheckpointError, match=f"written by {named}.*dreams.*{rlxf.__version__}.*load it with"
+    ):
         GTrXLPPO.load(path)
 
 

@@ -23,6 +23,7 @@ from rlxf.attention import KNN, LSH, Compressive, Full, GRUGate, Performer, RoPE
 from rlxf.envs import make_vec_env
 from rlxf.envs.replayable import Replayable
 from rlxf.training import CheckpointError, CheckpointFolder, Checkpoints, read_archive, write_archive
+from rlxf.training.checkpoints import InBackground
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     DICT,
@@ -40,6 +41,12 @@ from tests.agents.gtrxl.worlds import (
 
 ENVS, ROLLOUT = 3, 3 * 16
 TOTAL = 5 * ROLLOUT
+
+
+@pytest.fixture(autouse=True)
+def _every_checkpoint(monkeypatch):
+    """On a slow disk the next one waits for the one before, in place of being left out."""
+    monkeypatch.setattr(InBackground, "busy", False)
 
 
 class Lively(Scripted):

@@ -161,7 +161,7 @@ def test_one_filler_row_follows_each_end(with_fillers):
 
 def gradients(agent, buffer):
     agent.policy.zero_grad()
-    Objective(0.2, 0.01, 0.5, 0.0)(agent.policy, all_segments(buffer))["loss"].backward()
+    Objective(0.2, None, 0.01, 0.5, 0.0)(agent.policy, all_segments(buffer))["loss"].backward()
     return [p.grad.clone() for p in agent.policy.parameters() if p.grad is not None]
 
 
