@@ -164,7 +164,7 @@ def train(program: str, corridor: int, seed: int, evaluations: int, episodes: in
 
 def gtrxl(env: VecEnv, corridor: int, seed: int) -> OnPolicyAlgorithm:
     """GTrXLPPO with its defaults, but for fewer updates, and what the corridor needs."""
-    return GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, **FEWER_UPDATES, **CORRIDORS[corridor].options)
+    return GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, **(FEWER_UPDATES | CORRIDORS[corridor].options))
 
 
 def recurrent(env: VecEnv, corridor: int, seed: int) -> OnPolicyAlgorithm:

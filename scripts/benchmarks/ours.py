@@ -8,7 +8,7 @@ from benchmarks.shapes import Shape
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.attention import Add, GRUGate
 
-FEWER_UPDATES: dict[str, Any] = {"batch_size": 512, "n_epochs": 3}
+FEWER_UPDATES: dict[str, Any] = {"n_steps": 64, "batch_size": 512, "n_epochs": 3}
 """A quarter of the optimizer steps that the default settings make: the benchmarks of techniques were measured
 with these settings."""
 

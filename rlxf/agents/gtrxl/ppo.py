@@ -59,6 +59,7 @@ from rlxf.agents.gtrxl.settings import (
     check_sizes,
     check_value_clipping,
     check_whole_blocks,
+    default_batch_size,
     default_n_steps,
     policy_named,
     stack_observations,
@@ -114,8 +115,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
         n_steps: steps of each environment between updates; a multiple of ``segment_length``. None: as many as
             make a rollout of at least 2048 steps over all environments, SB3's rollout, and at least one
             segment: 64 with 32 environments, 2048 with one.
-        batch_size: steps in a minibatch; a multiple of ``segment_length``.
-        n_epochs: passes over a rollout.
+        batch_size: steps in a minibatch; a multiple of ``segment_length``. None: 256, or the next multiple.
+        n_epochs: passes over a rollout. 6 passes over minibatches of 256 steps are 48 steps of the optimizer
+            for each rollout: with a quarter of them, Acrobot is not learned within 100,000 steps.
         gamma: discount.
         gae_lambda: lambda of generalised advantages, by which the policy learns.
         clip_range: epsilon of the clipped objective; a number or a schedule.
@@ -184,7 +186,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         env: str | Env | VecEnv | VectorEnv | None,
         learning_rate: float | Schedule = LEARNING_RATE,
         n_steps: int | None = None,
-        batch_size: int = 256,
+        batch_size: int | None = None,
         n_epochs: int = 6,
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
@@ -215,9 +217,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         _init_setup_model: bool = True,
     ):
         check_device(device)
-        training_env = as_training_env(env, n_envs, seed)
-        n_steps = default_n_steps(training_env, n_envs, segment_length) if n_steps is None else n_steps
-        check_sizes(n_steps=n_steps, segment_length=segment_length, batch_size=batch_size, n_epochs=n_epochs)
+        batch_size = default_batch_size(segment_length) if batch_size is None else batch_size
+        check_sizes(n_steps, segment_length, batch_size, n_epochs)
         check_coefficients(
             gamma,
             gae_lambda,
@@ -248,11 +249,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self.critic_lambda, self.previous_action = critic_lambda, previous_action
         torch.set_flush_denormal(True)
         self.ranks = here()
+        training_env = as_training_env(env, n_envs, seed)
         super().__init__(
             policy,  # type: ignore[arg-type]  # SB3 asks for its own actor-critic here
             training_env,
             learning_rate=learning_rate,
-            n_steps=n_steps,
+            n_steps=n_steps or default_n_steps(training_env, n_envs, segment_length),
             gamma=gamma,
             gae_lambda=gae_lambda,
             ent_coef=ent_coef,  # type: ignore[arg-type]  # a schedule is welcome here

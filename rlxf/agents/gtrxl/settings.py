@@ -30,6 +30,8 @@ from rlxf.training.joining import here
 
 ROLLOUT_STEPS = 2048
 """Steps of a rollout, over all environments, where ``n_steps`` is not given: as in SB3's PPO."""
+BATCH_STEPS = 256
+"""Steps of a minibatch, where ``batch_size`` is not given."""
 
 
 def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, seed: int | None) -> Any:
@@ -65,9 +67,18 @@ def default_n_steps(env: Env | VecEnv | None, n_envs: int, segment_length: int) 
     return max(1, segments) * segment_length
 
 
-def check_sizes(n_steps: int, segment_length: int, batch_size: int, n_epochs: int) -> None:
-    """Raise ValueError unless the rollout is a whole number of segments and minibatches hold some."""
-    sizes = {"n_steps": n_steps, "segment_length": segment_length, "n_epochs": n_epochs}
+def default_batch_size(segment_length: int) -> int:
+    """Steps of a minibatch: whole segments, and at least `BATCH_STEPS`."""
+    return max(1, -(-BATCH_STEPS // max(1, segment_length))) * segment_length
+
+
+def check_sizes(n_steps: int | None, segment_length: int, batch_size: int, n_epochs: int) -> None:
+    """Raise ValueError unless the rollout is a whole number of segments and minibatches hold some.
+
+    ``n_steps`` may be None: `default_n_steps` are whole segments.
+    """
+    n_steps = segment_length if n_steps is None else n_steps
+    sizes = {"segment_length": segment_length, "n_steps": n_steps, "n_epochs": n_epochs}
     for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
