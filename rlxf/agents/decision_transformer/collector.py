@@ -92,7 +92,9 @@ class Collector:
         self._taken += 1
         with unspoiled(self.env):
             self._seen, rewards, dones, infos = self.env.step(actions)
-            check_step(self.env, self._seen["observation"], rewards, self._taken, space=self._space)
+            check_step(
+                self.env, self._seen["observation"], rewards, self._taken, space=self._space, dones=dones
+            )
         self._steps.append(Step(observations, taken, np.asarray(rewards, np.float32)))
         fillers = np.array([info.get("filler", False) for info in infos], np.bool_)
         ended = [self._episode(row) for row in np.flatnonzero(dones & ~fillers).tolist()]

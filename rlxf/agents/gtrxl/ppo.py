@@ -447,7 +447,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self._acting.took(self.policy.encode_actions(actions), index)
         new_obs, rewards, dones, infos = env.step(self.policy.to_environment(actions))
         self.num_timesteps += self.all_envs
-        check_step(env, new_obs, rewards, self._env_steps, self._env_numbers)
+        check_step(env, new_obs, rewards, self._env_steps, self._env_numbers, dones=dones)
         callback.update_locals(locals())
         goes_on = callback.on_step()  # if not, the step counts all the same: another `learn` may follow
         self._update_info_buffer(infos, dones)
