@@ -1,4 +1,4 @@
-"""Arguments that users of Stable-Baselines3 pass: taken, or refused in a sentence that names what to use."""
+"""Handling of Stable-Baselines3 arguments: accept them, or raise an error that names the alternative."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ class Refused:
     """An argument of Stable-Baselines3 that does not exist here.
 
     Args:
-        advice: why, and what to use instead: the end of the error's sentence.
-        neutral: values that ask for nothing, e.g. the default of Stable-Baselines3; they are accepted.
+        advice: the reason and the alternative, which end the error message.
+        neutral: values without an effect, e.g. the default of Stable-Baselines3; they are accepted.
     """
 
     advice: str
@@ -27,10 +27,10 @@ class Refused:
 
 
 def explain_unknown(refused: Mapping[str, Refused]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a method so that a keyword it does not take raises a TypeError that helps.
+    """Decorate a method so that an unknown keyword raises a TypeError with advice.
 
-    The error of a ``refused`` keyword says what to use instead; that of another one names the parameter with
-    the nearest name. A refused keyword with a neutral value is dropped. The signature stays as it is.
+    The error for a ``refused`` keyword names the alternative. The error for any other keyword names the most
+    similar parameter. A refused keyword with a neutral value is dropped. The signature stays as it is.
 
     Args:
         refused: known keywords that the function does not take.
@@ -52,7 +52,7 @@ def explain_unknown(refused: Mapping[str, Refused]) -> Callable[[Callable[P, R]]
 
 
 def load_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Constructor arguments among the keywords of ``load``, without those of Stable-Baselines3's ``load``.
+    """Return the constructor arguments among the keywords of ``load``, without those of SB3's ``load``.
 
     ``custom_objects`` holds constructor arguments; those passed as keywords take precedence.
     ``print_system_info=True`` prints the versions of this machine. ``force_reset=True`` changes nothing.

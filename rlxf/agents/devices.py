@@ -1,16 +1,16 @@
-"""Devices that an agent can be asked to use."""
+"""Devices that an agent can use."""
 
 import torch
 
 
 def check_device(device: torch.device | str) -> None:
-    """Check that a device exists here. Stable-Baselines3 takes the CPU in place of a missing GPU, silently.
+    """Check that a device exists. Stable-Baselines3 silently uses the CPU instead of a missing GPU.
 
     Args:
         device: as the agents take it: "auto", "cpu", "cuda", "cuda:1" ... or a ``torch.device``.
 
     Raises:
-        ValueError: if torch knows no such device, or there is no such GPU.
+        ValueError: if torch does not support the device, or there is no such GPU.
     """
     if device == "auto":
         return

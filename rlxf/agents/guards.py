@@ -21,14 +21,14 @@ STATISTICS = ("obs_rms", "ret_rms", "returns")
 
 
 def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
-    """Whether a ``VecNormalize`` around the environments normalizes observations.
+    """Return True if a ``VecNormalize`` around the environments normalizes observations.
 
     Args:
-        env: the environments that an agent is about to learn in.
-        before: whether it learned from normalized observations before.
+        env: the environments for the next training of an agent.
+        before: whether the agent learned from normalized observations before.
 
     Warns:
-        UserWarning: if it did and they are raw now.
+        UserWarning: if it did and the observations are raw now.
     """
     normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
     now = normalizer is not None and normalizer.norm_obs
@@ -64,7 +64,7 @@ def check_first(
     environments: Sequence[int] | None = None,
     space: spaces.Space[Any] | None = None,
 ) -> None:
-    """Raise `FaultyEnvironmentError` unless the observations that episodes begin with are finite and fit.
+    """Raise `FaultyEnvironmentError` unless initial observations are finite and fit their space.
 
     Args:
         env: gave them.
@@ -93,7 +93,7 @@ def check_step(
     space: spaces.Space[Any] | None = None,
     dones: np.ndarray | None = None,
 ) -> None:
-    """Raise `FaultyEnvironmentError` unless all that the environments gave in a step is finite and fits.
+    """Raise `FaultyEnvironmentError` unless all results of an environment step are finite and valid.
 
     Under a ``VecNormalize`` what they gave is looked at first: one NaN makes the mean of all of them NaN.
 
@@ -134,8 +134,7 @@ def _check_space(
     step: int,
     environments: Sequence[int] | None,
 ) -> None:
-    """Refuse observations of another shape than the space or that are no choice of it, and warn of those
-    outside of its bounds.
+    """Reject observations of a wrong shape or with invalid choices, and warn of those outside of the bounds.
 
     A ``VecNormalize`` keeps the space of what it normalizes: its bounds are those of the numbers before.
     """
@@ -149,7 +148,7 @@ def _check_space(
 
 
 def _check_choices(space: spaces.Space[Any], obs: VecEnvObs, step: int) -> None:
-    """Refuse a choice or bit that its space does not have: not every vector environment looks at each."""
+    """Reject invalid choices and bits: some vector environments do not check each environment."""
     if isinstance(space, spaces.Dict):
         for key, part in space.items():
             _check_choices(part, obs[key], step)  # type: ignore[call-overload]

@@ -74,7 +74,7 @@ def check_alike(given: TransformerSpec, own: TransformerSpec) -> None:
 
 
 def core_difference(given: TransformerSpec, own: TransformerSpec) -> tuple[str, Any, Any] | None:
-    """The first option but for `NO_WEIGHTS` in which two specs differ, and its values; None if equal."""
+    """Return the first option but `NO_WEIGHTS` that differs in two specs, and its values; None if equal."""
     theirs, ours = (spec.to_dict() | {"feed_forward": spec.inner_width} for spec in (given, own))
     found = (first_difference(n, theirs[n], ours[n]) for n in theirs if n not in NO_WEIGHTS)
     return next((difference for difference in found if difference), None)
@@ -89,7 +89,7 @@ def naming_core(stored: TransformerSpec, given: TransformerSpec | None) -> Itera
         given: the one that was passed when loading; None if none was.
 
     Raises:
-        CheckpointError: in place of one that only says that the weights do not fit.
+        CheckpointError: instead of an error that only reports that the weights do not fit.
     """
     try:
         yield

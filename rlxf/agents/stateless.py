@@ -1,4 +1,4 @@
-"""Detection of agents that act step after step and never get their state back."""
+"""Detection of agents that act repeatedly without their previous state."""
 
 import warnings
 from typing import Any
@@ -8,9 +8,9 @@ PATIENCE = 10
 
 
 class StatelessCalls:
-    """Warns once if an agent with memory is asked without the state of the step before.
+    """Warns once if an agent with memory predicts without the state of the previous step.
 
-    There is a warning if ``episode_start`` says that an observation is not the first of its episode, and at
+    There is a warning if ``episode_start`` marks an observation as not the first of its episode, and at
     the `PATIENCE`-th call in a row that has neither a state nor ``episode_start``. To predict for independent
     observations, pass ``episode_start=np.ones(n, dtype=bool)``: these calls are never counted.
 
@@ -22,11 +22,11 @@ class StatelessCalls:
         self._in_a_row, self._warned, self._stacklevel = 0, False, stacklevel
 
     def note(self, state: Any, first: bool | None) -> None:
-        """Take note of a call.
+        """Record a call.
 
         Args:
-            state: that it was given; None for none.
-            first: whether all observations are the first of their episodes; None if nobody said so.
+            state: the state that was given; None if there was none.
+            first: whether all observations are the first of their episodes; None if unknown.
         """
         if self._warned:
             return

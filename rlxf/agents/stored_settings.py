@@ -1,4 +1,4 @@
-"""What settings and progress of an agent in a file may be."""
+"""Validation rules for the settings and progress of an agent in a file."""
 
 import inspect
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ PROGRESS = {
     "_n_updates": whole(0),
     "_current_progress_remaining": number(most=1),
 }
-"""Attributes of the agent that say how far it has come; the last is negative where a rollout overshot."""
+"""Progress attributes of the agent; the last is negative if a rollout exceeded the total."""
 
 
 def setting_rules(agent: type[Any], names: Collection[str], bounds: Mapping[str, Rule]) -> dict[str, Rule]:

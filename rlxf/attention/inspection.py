@@ -32,9 +32,9 @@ def attention_weights(
     Returns:
         (B, H, T, M + T) for each pass, in order: row i is what token i takes of each
         token of memory and segment, 0 where it may not look. Rows add up to 1, with softmax1 to at
-        most 1, and to 0 for a token that sees nothing. They add up to less than 1 where the denominator of
-        an `RFA` is within its noise, and to anything where it is learned how tokens are summed up, as in a
-        `Linformer`. What is taken of tokens that memory has compressed is shared evenly by them. Extra
+        most 1, and to 0 for a token that attends to nothing. The sum is below 1 where the denominator
+        of an `RFA` is within its noise. It can be any number where the projection of tokens is learned, as in
+        `Linformer`. The weight of a compressed memory slot is divided evenly among its tokens. Extra
         tokens of the pattern come first among the keys.
     """
     _, hidden = transformer.encode(x, index, state, context)

@@ -44,7 +44,7 @@ class Technique:
     cost: ClassVar[str]
 
     def check(self, choices: Choices) -> None:
-        """Raise ValueError unless it goes with the sizes and the other choices of a transformer.
+        """Raise ValueError unless it is compatible with the sizes and the other choices of a transformer.
 
-        What passes all checks can be built: `build` refuses nothing.
+        A spec that passes all checks can be built: `build` raises no further errors.
         """

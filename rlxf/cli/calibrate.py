@@ -54,8 +54,8 @@ class Calibrate:
     seed: int = 2_000_000
     """Of the environments; far from those of training and of rlxf evaluate."""
     trust: bool = False
-    """State that you trust whoever made the run and its data: the module that their environment names is
-    imported, its arguments and wrappers are used. Without, the environment is one that is registered here."""
+    """Trust the authors of the run and its data: the module that their environment names is imported, and its
+    arguments and wrappers are used. Without this flag only registered environments are used."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; auto takes the GPU if there is one."""
 
@@ -108,7 +108,7 @@ class Calibrate:
         return agent
 
     def _env(self, run: "RunFolder") -> "VecEnv":
-        """The task of a run; it shows raw observations."""
+        """Return the task of a run, with raw observations."""
         from rlxf.cli.players import make_env
 
         return make_env(run, None, {}, min(self.n_envs, self.episodes or EPISODES), self.trust)

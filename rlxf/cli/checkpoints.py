@@ -32,10 +32,10 @@ def checkpoints_of(run: RunFolder) -> dict[str, Path]:
 
 
 def chosen(run: RunFolder, which: str) -> dict[str, Path]:
-    """`checkpoints_of`, or only that of this name, "last" or "best"; "all" for each that there is.
+    """Return `checkpoints_of` a run, or only the one of this name, "last" or "best"; "all" for all of them.
 
     Raises:
-        FileNotFoundError: if there is no best one.
+        FileNotFoundError: if "best" is requested and there is none.
     """
     files = checkpoints_of(run)
     if which == "all":

@@ -55,8 +55,8 @@ class Collect:
     author: str | None = None
     """Who is to be named as author of the dataset."""
     trust: bool = False
-    """State that you trust whoever made the run and its data: the module that their environment names is
-    imported, its arguments and wrappers are used. Without, the environment is one that is registered here."""
+    """Trust the authors of the run and its data: the module that their environment names is imported, and its
+    arguments and wrappers are used. Without this flag only registered environments are used."""
     progress_bar: bool = True
     """Show a progress bar."""
     sb3: SB3Files = field(default_factory=SB3Files)

@@ -40,7 +40,7 @@ SIZES = {
 
 
 OTHER_POSITIONS = (RoPE(), Sinusoidal(), ALiBi(), None)
-"""Positions to choose, in this order, where the default one does not go with what is named."""
+"""Positions to choose, in this order, if the default one is incompatible with the other choices."""
 
 
 def core_registry(args: Sequence[str]) -> ConstructorRegistry:
@@ -79,7 +79,7 @@ def narrowed(memory: Memory | None, asked: Pattern) -> Pattern:
 
 
 def _names_position(args: Sequence[str]) -> bool:
-    """Whether the position or one of its options is given."""
+    """True if the position or one of its options is given."""
     return any(re.match(r"--(no-)?core\.position([.=]|$)", word.lower()) for word in args)
 
 
@@ -131,13 +131,13 @@ def _options(axis: str) -> str:
 
 
 def with_some_position(**choices: Any) -> TransformerSpec:
-    """The spec of these choices; where the default position does not go with the others, one that does.
+    """Build the spec of these choices, with another position if the default one is incompatible.
 
     Raises:
-        ValueError: if no position goes with them; the refusal of the default one.
+        ValueError: if no position is compatible; with the message for the default one.
 
     Warns:
-        UserWarning: if the position is another one than the default.
+        UserWarning: if a position other than the default is chosen.
     """
     try:
         return TransformerSpec(**choices)

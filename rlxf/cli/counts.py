@@ -30,7 +30,7 @@ class NotACountError(Exception):
 
 
 def whole_number(text: str) -> int:
-    """The whole number that a text such as ``100000``, ``100_000``, ``1e5`` or ``1.5e3`` stands for.
+    """Parse the whole number that a text such as ``100000``, ``100_000``, ``1e5`` or ``1.5e3`` stands for.
 
     Raises:
         NotACountError: if it is no number, has a fraction, or is 10**19 or more.
@@ -45,7 +45,7 @@ def whole_number(text: str) -> int:
 
 
 def _read(words: list[str]) -> int:
-    if words == ["None"]:  # a count that may be left out: tyro goes on with None
+    if words == ["None"]:  # an optional count: tyro accepts None
         raise ValueError(words[0])
     return whole_number(words[0])
 

@@ -17,7 +17,7 @@ NUMBERS = ("steps", "episodes", "return: min", "mean", "max", "MB")
 
 
 def show_summaries(title: str, summaries: "Sequence[DatasetSummary]") -> None:
-    """Print a row for each dataset, with ids that are never broken: they are there to be copied.
+    """Print a row for each dataset, without line breaks inside ids, so that they can be copied.
 
     A terminal that is wide enough shows a frame. A file, a pipe and a narrow terminal get the title and plain
     columns, each dataset on one line that begins with its id.

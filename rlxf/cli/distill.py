@@ -60,8 +60,8 @@ class Distill:
     run: Path | None = None
     """The new folder; None is that of the teacher with "-student" behind. An existing one is refused."""
     trust: bool = False
-    """State that you trust whoever made the run and its data: the module that their environment names is
-    imported, its arguments and wrappers are used. Without, the environment is one that is registered here."""
+    """Trust the authors of the run and its data: the module that their environment names is imported, and its
+    arguments and wrappers are used. Without this flag only registered environments are used."""
     progress_bar: bool = True
     """Show progress: steps, returns and losses every few seconds."""
     quiet: bool = False

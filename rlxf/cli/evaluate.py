@@ -56,8 +56,8 @@ class Evaluate:
     seed: int = 1_000_000
     """Of the environments; far from the seeds one trains with, so that generated levels are new."""
     trust: bool = False
-    """State that you trust whoever made the run and its data: the module that their environment names is
-    imported, its arguments and wrappers are used. Without, the environment is one that is registered here."""
+    """Trust the authors of the run and its data: the module that their environment names is imported, and its
+    arguments and wrappers are used. Without this flag only registered environments are used."""
     progress_bar: bool = True
     """Show a progress bar."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -17,7 +17,7 @@ from rlxf.training.joining import here
 def naming(run: RunFolder) -> Iterator[None]:
     """Where a disk, an environment or the numbers fail amid a run, say which, and how it goes on if it can.
 
-    Where a signal ends it before anything was saved, its folder is removed.
+    If a signal ends it before anything was saved, its folder is removed.
 
     Raises:
         OSError: in place of one that was raised.

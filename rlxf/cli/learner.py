@@ -48,7 +48,7 @@ class Learner:
     """End an update once the policy has moved 1.5 times as far; None for no bound."""
     advantage_epsilon: float = 0.05
     """Share of the standard deviation of recent returns that is added to that of advantages, which keeps
-    noise small once everything is learned."""
+    noise small after convergence."""
     previous_action: bool = True
     """The action before is part of each step's input: observations alone do not tell what was done."""
     across_episodes: bool = False

@@ -47,9 +47,9 @@ def warnings_in_one_line() -> Iterator[None]:
 
 @contextmanager
 def closed_pipe_ends_quietly() -> Iterator[None]:
-    """Leave with status 141, as ``yes | head`` does, once nobody reads the standard output any more.
+    """Leave with status 141, as ``yes | head`` does, after the reader of the standard output has closed it.
 
-    A training that is shown there ends, too, and keeps what was learned.
+    A training that prints there ends, too, and keeps its progress.
     """
     get_console().on_broken_pipe = silence_output  # type: ignore[method-assign]  # of bars of other packages
     try:
@@ -61,7 +61,7 @@ def closed_pipe_ends_quietly() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Write what is left now: at the exit of Python a closed pipe would be reported."""
+    """Flush the output now: at the exit of Python a closed pipe would be reported."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -80,7 +80,7 @@ def disk_errors_told_once() -> Iterator[None]:
 
 
 class Ended(BaseException):
-    """Raised where a signal ends the command."""
+    """Raised when a signal ends the command."""
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
@@ -89,7 +89,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Leave with 128 + n after signal n of `ENDING`: what is at hand is cleaned up, as after an error.
+    """Leave with 128 + n after signal n of `ENDING`: temporary state is cleaned up, as after an error.
 
     Handlers are those of the main thread: elsewhere nothing is changed.
     """

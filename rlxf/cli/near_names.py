@@ -1,4 +1,4 @@
-"""Unknown options and commands are refused with the name that was most likely meant."""
+"""Errors for unknown options and commands that propose the most similar name."""
 
 import io
 import re
@@ -11,13 +11,13 @@ from rlxf.cli.commands import COMMANDS
 from rlxf.cli.mistakes import leave
 
 OPTION = re.compile(r"(?:│|\s) (?:-h, )?(--[a-z][\w.-]*)(?:, (--[a-z][\w.-]*))?")
-"""The names of an option in a help text of tyro, which frames them where the output can show frames."""
+"""Pattern of option names in a help text of tyro, with or without frames."""
 NEAR = 0.7
 """Least similarity of a name that is proposed, from 0 to 1, as `difflib` measures it."""
 
 
 def option_names(read: Callable[..., Any]) -> set[str]:
-    """Names of all options of a command, as its help text shows them.
+    """Return the names of all options of a command, as its help text shows them.
 
     Args:
         read: ``tyro.cli`` for the command, but for the arguments.
@@ -59,5 +59,5 @@ def refuse_unknown_command(group: str, args: Sequence[str]) -> None:
 
 
 def _nearest(name: str, known: Collection[str]) -> str | None:
-    """The known name that is nearest; None if none is near."""
+    """Return the most similar known name; None if none is similar."""
     return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=NEAR)), None)

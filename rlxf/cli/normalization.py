@@ -6,10 +6,10 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 
 def normalised(env: VecEnv, observations: bool, rewards: bool, gamma: float) -> VecEnv:
-    """``env`` in SB3's ``VecNormalize``, or as it is if nothing is to be normalised.
+    """Wrap ``env`` in SB3's ``VecNormalize``; return it unchanged if nothing is to be normalised.
 
     Args:
-        env: to train in.
+        env: the training environments.
         observations: scale the numbers of observations by their mean and deviation so far.
         rewards: divide rewards by the deviation of the discounted returns so far, and clip them to 10.
         gamma: discount of these returns: that of the agent.
@@ -24,7 +24,7 @@ def normalised(env: VecEnv, observations: bool, rewards: bool, gamma: float) -> 
 
 
 def normalised_alike(env: VecEnv, trained: VecEnv | None) -> VecEnv:
-    """``env`` as the agent saw ``trained``: under the same statistics, which only training moves on.
+    """Normalise ``env`` by the statistics of ``trained``, which only training updates.
 
     Rewards stay raw: those of an evaluation are the environment's.
     """
@@ -36,7 +36,7 @@ def normalised_alike(env: VecEnv, trained: VecEnv | None) -> VecEnv:
 
 
 def _numbers(space: spaces.Space) -> list[str] | None:
-    """Keys of the numbers in a Dict observation; None for any other."""
+    """Return the keys of the numbers in a Dict observation; None for other spaces."""
     named = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     numbers = [key for key, part in named.items() if isinstance(part, spaces.Box)]
     if not numbers or any(is_image_space(part) for part in named.values()):

@@ -26,7 +26,7 @@ def make_offline_env(
         TypeError: if it does not take the arguments.
 
     Warns:
-        UserWarning: if ``env`` is that of the data, and their description needs trust: it is left out.
+        UserWarning: if ``env`` is that of the data and its description needs trust, so it is ignored.
     """
     check_named(agent, env)
     given = json_object(env_kwargs)
@@ -45,7 +45,7 @@ def make_offline_env(
 
 
 def _left_out(agent: DecisionTransformer, env: str | None, given: dict[str, Any]) -> list[str]:
-    """What the data say of the environment that was named, and nobody trusts."""
+    """Return the untrusted parts of the data's description of the named environment."""
     if agent.trust or env is None or env != agent.facts.env_id or agent.facts.env is None:
         return []
     return agent.facts.env.needs_trust(given)

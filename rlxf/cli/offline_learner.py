@@ -44,10 +44,10 @@ class OfflineLearner(WindowOptions):
     """What is minimised. MaximumEntropy gives a stochastic policy, which can go on learning online."""
 
     def arguments(self) -> dict[str, Any]:
-        """These options as arguments of the agent.
+        """Return these options as arguments of the agent.
 
         Raises:
-            ValueError: if there is no such objective, as a ``config.json`` may say.
+            ValueError: if the objective is unknown, e.g. in a ``config.json``.
         """
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")

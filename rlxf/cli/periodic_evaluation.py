@@ -1,31 +1,31 @@
-"""Evaluations while an agent trains: how often, and what is said of the best one."""
+"""Evaluations during training: their interval, and the report on the best one."""
 
 from rlxf.training import RunFolder, read_archive
 from rlxf.training.checkpoints import BESIDE
 
 EVALUATION = "evaluation"
-"""Name of the evaluation among what is saved with each checkpoint."""
+"""Name of the evaluation in the state that is saved with each checkpoint."""
 SHARE = 10
-"""Evaluations in a training, unless another interval is asked for."""
+"""Number of evaluations in a training by default."""
 
 
 def interval(asked: int | None, total: int, least: int = 1) -> int:
-    """Steps or updates from one evaluation to the next; 0 for no evaluation.
+    """Return the steps or updates between two evaluations; 0 for no evaluation.
 
     Args:
-        asked: as asked for; None for a tenth of the training.
+        asked: the requested interval; None for a tenth of the training.
         total: steps or updates of the training.
-        least: fewer than so many change nothing: the weights are those of the evaluation before.
+        least: minimum; within fewer, the weights do not change after the previous evaluation.
     """
     return max(-(-total // SHARE), least) if asked is None else asked
 
 
 def best_told(run: RunFolder, unit: str) -> str:
-    """One line on the best evaluation of a training and where that agent is; "" if there was none.
+    """Return one line on the best evaluation and the path of its agent; "" if there was none.
 
     Args:
         run: with the checkpoint that its training ended with.
-        unit: what is counted, "step" or "update".
+        unit: unit of progress, "step" or "update".
 
     Raises:
         FileNotFoundError: if there is no whole checkpoint.

@@ -34,16 +34,16 @@ def make_env(
         env: Gymnasium id; None for the one trained on, or that of the data.
         env_kwargs: arguments of the environment; without ``env`` they change those of the run.
         n_envs: how many.
-        trust: use all that the run and its data say of their environment, code included.
+        trust: use the full description of the environment in the run and its data, including code.
 
     Raises:
-        ValueError, TypeError: if there is no such environment, the run is of no agent known here, or its
+        ValueError, TypeError: if there is no such environment, the agent of the run is unknown, or its
             environment needs trust.
     """
     if agent_name(run) == GTRXL:
         return Task.of_run(run.config, env, env_kwargs, trust).make(n_envs, None)
     agent = DecisionTransformer.load(run.checkpoint, device="cpu", trust=trust)
-    if trust and agent.facts.env_wrappers:  # they are code: the data hold them, the file does not
+    if trust and agent.facts.env_wrappers:  # they are code: only the data hold them
         agent = DecisionTransformer.load(run.checkpoint, agent.facts.dataset_ids, device="cpu", trust=True)
     if env is None and not trust:
         check_described(run.config, env_kwargs)
@@ -74,9 +74,9 @@ def load_agent(run: RunFolder, env: VecEnv, checkpoint: Path, device: Device) ->
 
 
 def as_in_training(run: RunFolder, env: VecEnv, checkpoint: Path) -> VecEnv:
-    """``env`` that shows what the agent of a checkpoint knows: normalised where it was, with raw rewards.
+    """Normalise the observations of ``env`` as in the training of a checkpoint; rewards stay raw.
 
-    Statistics are those of the checkpoint, and stay as they are.
+    The statistics of the checkpoint are used and not updated.
     """
     if not run.config.get("normalize_observations", False):
         return env

@@ -89,7 +89,7 @@ class Pretrain:
 
     @classmethod
     def of_run(cls, run: RunFolder, progress_bar: bool, quiet: bool = False, trust: bool = False) -> Self:
-        """The options that a run was started with. It has no environment, so ``trust`` changes nothing.
+        """Return the original options of a run. It has no environment, so ``trust`` changes nothing.
 
         Raises:
             ValueError: if its ``config.json`` lacks one.
@@ -115,7 +115,7 @@ class Pretrain:
         return partial(self._train, pretraining, run, start)
 
     def _pretraining_at(self, start: Start) -> MaskedPretraining:
-        """The training to go on with; once all updates are done it needs no data."""
+        """Load the training to continue; after all updates it needs no data."""
         if start.file is not None and start.steps >= self.updates:
             return MaskedPretraining.load(start.file, device=self.learner.device)
         return self._made()
@@ -156,5 +156,5 @@ class Pretrain:
 
     @property
     def _speaks(self) -> bool:
-        """Whether progress is shown."""
+        """True if progress is shown."""
         return self.progress_bar and not self.quiet

@@ -41,7 +41,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the command line.
 
     Exit status: 2 with one line on a user's mistake, 130 on Ctrl-C, 75 after a signal from which a training
-    can be resumed, 141 without a message if nobody reads the standard output any more. SIGTERM and SIGUSR1
+    can be resumed, 141 without a message if the standard output is closed. SIGTERM and SIGUSR1
     end other commands as Ctrl-C does, so that temporary files are removed: with 143 and 138.
     """
     with (
@@ -74,7 +74,7 @@ def parse(args: Sequence[str] | None = None) -> Command:
 
 
 def read_options(words: str, args: list[str]) -> Command:
-    """The dataclass of a command, filled from the arguments after its words.
+    """Return the dataclass of a command, filled from the arguments after its words.
 
     Raises:
         SystemExit: as `parse`.
@@ -91,7 +91,7 @@ def read_options(words: str, args: list[str]) -> Command:
 
 
 def _read_or_refuse(read: Callable[..., Command], words: str, args: list[str]) -> Command:
-    """Read the options; of what is wrong, an unknown option or a number that is no count comes first."""
+    """Read the options; unknown options and invalid counts are reported first."""
     try:
         return read(args=args, console_outputs=bool(HELP.intersection(args)))
     except NotACountError as error:
@@ -100,7 +100,7 @@ def _read_or_refuse(read: Callable[..., Command], words: str, args: list[str]) -
         if leaving.code != 2:
             raise
     refuse_unknown_options(args, option_names(read), f"rlxf {words} --help")
-    return read(args=args)  # tyro says what else is wrong
+    return read(args=args)  # tyro reports all other errors
 
 
 def _defaults(options: type, args: list[str]) -> Any:

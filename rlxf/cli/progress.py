@@ -1,4 +1,4 @@
-"""What a training shows while it goes on: a line every few seconds, or a panel on a terminal."""
+"""Progress display of a training: a line every few seconds, or a panel on a terminal."""
 
 import sys
 import time
@@ -23,25 +23,25 @@ from rlxf.cli.screen import Screen, block, show
 from rlxf.evaluation import EvaluationCallback, TargetSweep
 
 LINE_SECONDS = 5.0
-"""From one line to the next, where the output is no terminal."""
+"""Seconds between two lines if the output is not a terminal."""
 PANEL_SECONDS = 0.5
-"""From one refresh of the panel on a terminal to the next."""
+"""Seconds between two refreshes of the panel on a terminal."""
 NUMBERS = (int, float, np.number)
 ONLINE = {"explained variance": ("train/explained_variance", 1), "entropy": ("train/entropy_loss", -1)}
-"""What is shown of an agent that plays: label -> tag of the log, and a factor."""
+"""Figures of an online training: label -> tag of the log, and a factor."""
 OFFLINE = {"loss": ("train/loss", 1)}
-"""What is shown of a training on data."""
+"""Figures of an offline training: label -> tag of the log, and a factor."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a training stands.
+    """Current state of a training.
 
     Args:
-        unit: what is counted, "steps" or "updates".
+        unit: unit of progress, "steps" or "updates".
         done: how many are done.
-        total: how many are asked for, rounded up to what can be done.
-        per_second: since the training began or was resumed.
+        total: requested number, rounded up to whole rollouts or updates.
+        per_second: rate since the training began or was resumed.
         figures: label -> value as text: returns, losses.
         evaluation: the last evaluation and the best; "" before the first.
     """
@@ -61,12 +61,12 @@ class Standing:
 
     @property
     def counted(self) -> str:
-        """What is done, of how much."""
+        """Steps or updates done, and their total."""
         return f"{self.unit} {self.done:,}/{self.total:,}"
 
     @property
     def rate(self) -> str:
-        """Of steps or updates per second."""
+        """Steps or updates per second."""
         return f"{self.per_second:,.{0 if self.per_second >= 10 else 1}f} {self.unit}/s"
 
     @property
@@ -76,7 +76,7 @@ class Standing:
 
 
 class View(ABC):
-    """Shows standings, one after the other."""
+    """Display of successive states of a training."""
 
     every_seconds: float
 
@@ -86,7 +86,7 @@ class View(ABC):
 
 
 class Lines(View):
-    """A line for each: for log files."""
+    """Print one line for each state, for log files."""
 
     every_seconds = LINE_SECONDS
 
@@ -119,7 +119,7 @@ def _block(standing: Standing) -> Group:
 
 @contextmanager
 def view() -> Iterator[View]:
-    """A `Panel` where the standard output is a terminal, else `Lines`."""
+    """Return a `Panel` if the standard output is a terminal, else `Lines`."""
     if not (sys.stdout.isatty() and Screen().is_interactive):
         yield Lines()
         return
@@ -128,7 +128,7 @@ def view() -> Iterator[View]:
 
 
 class Latest(KVWriter):
-    """An output of a logger that keeps the newest value of each tag."""
+    """Logger output that keeps the newest value of each tag."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -136,24 +136,24 @@ class Latest(KVWriter):
     def write(
         self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
     ) -> None:
-        """Keep those that are numbers."""
+        """Keep the values that are numbers."""
         numbers = {tag: value for tag, value in key_values.items() if isinstance(value, NUMBERS)}
         self.values.update(numbers)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class Progress(BaseCallback):
-    """Shows how a training goes: every few seconds, after each evaluation, and at the end.
+    """Show the progress of a training every few seconds, after each evaluation, and at the end.
 
-    It draws no random number and changes nothing that is learned or logged.
+    It draws no random number and does not affect training or logs.
 
     Args:
-        view: where it is shown.
-        unit: what is counted.
-        total: steps or updates in all.
-        figures: what is shown of the log, `ONLINE` or `OFFLINE`.
+        view: the display.
+        unit: unit of progress.
+        total: total number of steps or updates.
+        figures: logged values to show, `ONLINE` or `OFFLINE`.
         evaluation: evaluates during the training; None for no evaluation. It comes before this callback.
     """
 
@@ -206,7 +206,7 @@ class Progress(BaseCallback):
         )
 
     def _played(self) -> dict[str, str]:
-        """Of the last episodes that ended in training, by default 100; nothing before the first."""
+        """Return figures of the last training episodes, by default 100; none before the first."""
         played, successes = self.model.ep_info_buffer, self.model.ep_success_buffer
         found = {"return": f"{safe_mean([each['r'] for each in played]):.4g}"} if played else {}
         return found | ({"success": f"{safe_mean(successes):.1%}"} if successes else {})
@@ -243,10 +243,10 @@ def progress(
     figures: dict[str, tuple[str, int]],
     evaluations: Iterable[EvaluationCallback] = (),
 ) -> Iterator[list[BaseCallback]]:
-    """Callbacks that show a training: one, or none if nothing is to be shown.
+    """Return the callbacks that show progress: one, or none if nothing is shown.
 
     Args:
-        shown: whether anything is.
+        shown: whether progress is shown.
         unit, total, figures: as in `Progress`.
         evaluations: at most one, which is shown, too.
     """

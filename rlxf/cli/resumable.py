@@ -1,4 +1,4 @@
-"""A training that is saved while it goes on, stops where it can be resumed, and is completed step by step."""
+"""Trainings that are saved periodically, stop at resumable points, and are completed in stages."""
 
 import reprlib
 import sys
@@ -46,7 +46,7 @@ class Start:
     Args:
         file: the checkpoint to resume from; None for the beginning.
         steps: steps or updates before it.
-        log: how much was logged before it.
+        log: position of the log at that point.
     """
 
     file: Path | None = None
@@ -55,7 +55,7 @@ class Start:
 
     @classmethod
     def of(cls, run: RunFolder) -> Self:
-        """The newest whole checkpoint of a run. One that was killed before its first has to begin again.
+        """Return the newest whole checkpoint. A run that was killed before its first one starts over.
 
         Raises:
             FileNotFoundError: if no checkpoint is whole, or there is only one of weights.
@@ -71,18 +71,18 @@ class Start:
 
 
 def is_complete(run: RunFolder, total: int) -> bool:
-    """Whether a run of so many steps has its completion marker: the process that writes decides for all."""
+    """Return True if a run of so many steps has its completion marker; the writing process decides."""
     done = here().writes and run.completion is not None and run.completion.steps >= total
     return bool(here().largest(int(done)))
 
 
 def told_complete(run: RunFolder, unit: str, hint: str = "") -> str:
-    """Text that says that a run is complete, and which of its files were changed since.
+    """Return the message for a complete run, with the names of files that were changed since.
 
     Args:
         run: has its completion marker, at least in the process that writes.
         unit: "steps" or "updates".
-        hint: what to do with it.
+        hint: advice at the end of the message.
     """
     if run.completion is None:
         return ""
@@ -99,16 +99,16 @@ def train_to_completion(
     learn: Callable[[Stop], None],
     finish: Callable[[], None],
 ) -> None:
-    """Train to the end, save the agent, do what is left, and write the completion marker last.
+    """Train to the end, save the agent, run the final stages, and write the completion marker last.
 
-    What comes after the last update depends on its checkpoint alone. So where it is interrupted, all of it is
-    repeated by ``rlxf resume``, and replaces what was written before. After a signal the process leaves with
-    status 75.
+    All stages after the last update depend on its checkpoint alone. If they are interrupted, ``rlxf resume``
+    repeats all of them and replaces the files that were written before. After a signal the process leaves
+    with status 75.
 
     Args:
         agent: learns.
         run: where it is saved.
-        start: where to go on from.
+        start: the point to continue from.
         total: steps or updates of the run.
         learn: trains until ``total``, e.g. by `learn_resumably`; it is not called if ``start`` is there.
         finish: e.g. the last evaluation; it can be interrupted at any moment and repeated.
@@ -145,7 +145,7 @@ def learn_resumably(
     start: Start,
     stop: Stop,
 ) -> None:
-    """Train to the end, or leave with status 75 after a signal; what was learned is kept.
+    """Train to the end, or leave with status 75 after a signal; progress is kept.
 
     Several processes leave together, once it is kept.
 
@@ -156,8 +156,8 @@ def learn_resumably(
         callbacks: SB3's.
         beside: those among them that go on with the training, by name.
         every_seconds: from one checkpoint to the next.
-        start: where to go on from.
-        stop: says whether to stop.
+        start: the point to continue from.
+        stop: reports whether to stop.
     """
     saving = Checkpoints(run.checkpoints, every_seconds, {**beside, LOG: run.log_files}, stop)
     if start.file is not None:
@@ -222,15 +222,15 @@ def check_types(options: type[Any], run: RunFolder) -> None:
 
 
 def check_memory(run: RunFolder, core: TransformerSpec, learner: Learner | WindowOptions) -> None:
-    """Raise ValueError if the ``config.json`` of a run asks for more memory than the budget allows.
+    """Raise ValueError if the ``config.json`` of a run requests more memory than the budget allows.
 
     The budget is that of `rlxf.utils.memory_budget`; the checkpoints of the run add to it as any file does.
     Memory is estimated from below: a run that has a checkpoint of its own passes.
 
     Args:
         run: the folder.
-        core: that it asks for.
-        learner: options that it asks for.
+        core: the requested core.
+        learner: the requested options.
     """
     files = [*run.checkpoints.files(), run.checkpoint]
     brought = max((file.stat().st_size for file in files if file.is_file()), default=0)
@@ -251,7 +251,7 @@ def _told_sizes(core: TransformerSpec) -> str:
 
 
 def _online_bytes(core: TransformerSpec, learner: Learner) -> dict[str, int]:
-    """Environments, and what is remembered of them and of the steps of a rollout."""
+    """Return the memory of environments, their recurrent states, and the steps of a rollout."""
     remembered = state_memory(core) // CACHE_COPIES
     steps = (learner.n_steps or learner.segment_length) * core.layers * core.width * NUMBER
     sizes = f"n_envs {learner.n_envs}, n_steps {learner.n_steps}, segment_length {learner.segment_length}"
@@ -262,7 +262,7 @@ def _online_bytes(core: TransformerSpec, learner: Learner) -> dict[str, int]:
 
 
 def _window_bytes(core: TransformerSpec, learner: WindowOptions) -> dict[str, int]:
-    """Tokens of a batch, three for each step, and the embeddings of time steps."""
+    """Return the memory of a batch's tokens, three for each step, and of the time-step embeddings."""
     tokens = 3 * learner.context_length * learner.batch_size
     return {
         f"windows of batch_size {learner.batch_size}, context_length {learner.context_length}": tokens

@@ -29,8 +29,8 @@ class Resume:
     run: Positional[Path]
     """Folder of the run."""
     trust: bool = False
-    """State that you trust whoever made the run and its data: the module that their environment names is
-    imported, its arguments and wrappers are used. Without, the environment is one that is registered here."""
+    """Trust the authors of the run and its data: the module that their environment names is imported, and its
+    arguments and wrappers are used. Without this flag only registered environments are used."""
     progress_bar: bool = True
     """Show progress: steps, returns and losses every few seconds, and bars."""
     quiet: bool = False

@@ -16,7 +16,7 @@ CLOSED_PIPE = 128 + 13
 
 
 def silence_output() -> NoReturn:
-    """Leave after the reader of the standard output is gone; what is still written goes nowhere."""
+    """Leave after the reader of the standard output is gone; further output is discarded."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -24,7 +24,7 @@ def silence_output() -> NoReturn:
 
 
 class Screen(Console):
-    """rich's console; without a reader it leaves with `CLOSED_PIPE`, where rich leaves with 1."""
+    """rich's console; without a reader it leaves with `CLOSED_PIPE`, unlike rich, which leaves with 1."""
 
     def on_broken_pipe(self) -> None:
         """See `silence_output`."""
@@ -37,7 +37,7 @@ _blocks: list[Live] = []
 
 @contextmanager
 def block() -> Iterator[Live]:
-    """A block that is redrawn in place; what `show` prints meanwhile goes above it."""
+    """Show a block that is redrawn in place; output of `show` goes above it."""
     with Live(console=Screen(markup=False, highlight=False), auto_refresh=False) as live:
         _blocks.append(live)
         try:
@@ -47,7 +47,7 @@ def block() -> Iterator[Live]:
 
 
 def console(stderr: bool = False) -> Console:
-    """Where to print: above the `block` if there is one on the same terminal."""
+    """Return the console for output: above the `block` if there is one on the same terminal."""
     if _blocks and (sys.stderr.isatty() or not stderr):
         return _blocks[-1].console
     return Screen(markup=False, highlight=False, stderr=stderr)

@@ -86,10 +86,10 @@ def json_object(env_kwargs: Any) -> dict[str, Any]:
 
 
 def check_described(config: dict[str, Any], given: Collection[str] = ()) -> None:
-    """Raise ValueError if what the ``config.json`` of a run says of its environment needs trust.
+    """Raise ValueError if the environment in the ``config.json`` of a run needs trust.
 
-    That is an id with a module, and arguments which the environment is not registered with. A run that names
-    no environment passes.
+    An id with a module needs trust, and so do arguments with which the environment is not registered. A run
+    without an environment passes.
 
     Args:
         config: of the run.
@@ -102,7 +102,7 @@ def check_described(config: dict[str, Any], given: Collection[str] = ()) -> None
 
 
 def trust_option(config: dict[str, Any]) -> str:
-    """`` --trust`` if commands on a run with this configuration need it, else nothing."""
+    """Return `` --trust`` if commands on a run with this configuration need it, else nothing."""
     try:
         check_described(config)
     except ValueError:

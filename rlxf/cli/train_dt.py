@@ -70,8 +70,8 @@ class TrainDecisionTransformer:
 
     The folder holds config.json, checkpoint.zip, progress.csv and TensorBoard events; look at them with
     "tensorboard --logdir runs". It also holds best.zip, the agent of the best evaluation during training,
-    which is reported next to the last one. Ctrl-C, SIGTERM and SIGUSR1 end the training and keep what was
-    learned, and "rlxf resume" goes on with it, also after a crash. Several processes share each batch if
+    which is reported next to the last one. Ctrl-C, SIGTERM and SIGUSR1 end the training and keep its
+    progress, and "rlxf resume" continues it, also after a crash. Several processes share each batch if
     torchrun starts them: torchrun --nproc-per-node 4 -m rlxf train dt ...
 
     Every part of the transformer is chosen by name, e.g. --core.position rope; upper and lower case are
@@ -94,10 +94,10 @@ class TrainDecisionTransformer:
     download: bool = False
     """Download a dataset that is not on this machine."""
     trust_data: bool = False
-    """State that you trust whoever made the data: what they say of their environment is used, which is code:
-    entry point, arguments, wrappers. Without, it is the environment of that id that is registered here."""
+    """Trust the authors of the data: their full description of the environment (entry point, arguments,
+    wrappers) is used, which can run code. Without this flag the registered environment is used."""
     env: str | None = None
-    """Gymnasium id to evaluate in; None is what the data name; package:id imports the package first."""
+    """Gymnasium id to evaluate in; None for that of the data; package:id imports the package first."""
     env_kwargs: Json = field(default_factory=dict)
     """Arguments of the environment as a JSON object; in that of the data they change those of the data."""
     seed: int = 0
@@ -148,13 +148,13 @@ class TrainDecisionTransformer:
         Args:
             run: the folder.
             progress_bar: show progress bars.
-            trust: use all that its ``config.json`` says of the environment, and its data, code included.
+            trust: use the environment of its ``config.json`` and data in full, including code.
 
         Raises:
             ValueError: if its ``config.json`` lacks one, or its environment needs trust.
         """
         defaults: dict[str, Any] = {"env_kwargs": {}, "trust_data": False}
-        config = defaults | run.config  # missing where there was no choice yet
+        config = defaults | run.config  # missing in runs from before the option existed
         if not trust:
             _check_untrusted(run)
         with config_read(run):
@@ -183,7 +183,7 @@ class TrainDecisionTransformer:
         return partial(self._train, agent, run, start)
 
     def _agent_at(self, start: Start) -> DecisionTransformer:
-        """The agent to go on with. Once all updates are done, only a trusted environment needs the data."""
+        """Load the agent to continue. After all updates, only a trusted environment needs the data."""
         if start.file is not None and start.steps >= self.updates and not self.trust_data:
             return DecisionTransformer.load(start.file, device=self.learner.device)
         agent = self._agent()
@@ -256,7 +256,7 @@ class TrainDecisionTransformer:
 
     @property
     def _speaks(self) -> bool:
-        """Whether progress is shown here."""
+        """True if this process shows progress."""
         return self.progress_bar and not self.quiet and here().writes
 
     def _learn(self, agent: DecisionTransformer, run: RunFolder, start: Start, stop: Stop) -> None:
@@ -272,7 +272,7 @@ class TrainDecisionTransformer:
     def _evaluations(
         self, agent: DecisionTransformer, run: RunFolder
     ) -> Iterator[dict[str, EvaluationCallback]]:
-        """What evaluates while the agent learns, unless that is turned off; by name."""
+        """Provide the evaluation callbacks of the training by name; none if evaluation is turned off."""
         if not self._interval or not here().writes:
             yield {}
             return
@@ -328,7 +328,7 @@ class TrainDecisionTransformer:
     def _fresh_env(self, agent: DecisionTransformer, episodes: int) -> Iterator[VecEnv]:
         """Environments to evaluate in."""
         number = min(ENVIRONMENTS, episodes)
-        with generators_kept():  # SB3 draws from numpy's where it is given no seed
+        with generators_kept():  # without a seed, SB3 draws from numpy's
             env = make_offline_env(agent, self.env, self.env_kwargs, number)
         with closing(env):
             yield env

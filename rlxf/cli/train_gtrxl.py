@@ -68,8 +68,8 @@ class TrainGTrXL:
 
     The folder holds config.json, checkpoint.zip, progress.csv and TensorBoard events; look at them with
     "tensorboard --logdir runs". It also holds best.zip, the agent of the best evaluation during training,
-    which is reported next to the last one. Ctrl-C, SIGTERM and SIGUSR1 end the training and keep what was
-    learned, and "rlxf resume" goes on with it, also after a crash. Several processes share the environments
+    which is reported next to the last one. Ctrl-C, SIGTERM and SIGUSR1 end the training and keep its
+    progress, and "rlxf resume" continues it, also after a crash. Several processes share the environments
     if torchrun starts them: torchrun --nproc-per-node 4 -m rlxf train gtrxl ...
 
     Every part of the transformer is chosen by name, e.g. --core.position alibi; upper and lower case are
@@ -134,7 +134,7 @@ class TrainGTrXL:
         Args:
             run: the folder.
             progress_bar: show progress bars.
-            trust: use all that its ``config.json`` says of the environment, code included.
+            trust: use the environment of its ``config.json`` in full, including code.
 
         Raises:
             ValueError: if its ``config.json`` lacks one, or its environment needs trust.
@@ -220,7 +220,7 @@ class TrainGTrXL:
 
     @property
     def _speaks(self) -> bool:
-        """Whether progress is shown here."""
+        """True if this process shows progress."""
         return self.progress_bar and not self.quiet and here().writes
 
     def _learn(self, agent: GTrXLPPO, run: RunFolder, start: Start, stop: Stop) -> None:
@@ -242,7 +242,7 @@ class TrainGTrXL:
 
     @contextmanager
     def _evaluations(self, agent: GTrXLPPO, run: RunFolder) -> Iterator[dict[str, EvaluationCallback]]:
-        """What evaluates while the agent learns, unless that is turned off; by name."""
+        """Provide the evaluation callbacks of the training by name; none if evaluation is turned off."""
         every = self._interval(agent)
         if not every or not here().writes:
             yield {}
@@ -275,8 +275,8 @@ class TrainGTrXL:
         return evaluate(agent, env, self.episodes, progress_bar=self._speaks, logger=logger)
 
     def _report_best(self, run: RunFolder) -> tuple[Report, int]:
-        """What the best checkpoint reaches in the same episodes as the last one, and its steps."""
-        from rlxf.cli.players import load_agent  # needs what reads datasets, which trainings do without
+        """Evaluate the best checkpoint in the episodes of the last one; return the report and its steps."""
+        from rlxf.cli.players import load_agent  # imports dataset readers, which training does not need
 
         with (
             closing(self._envs(min(self.learner.n_envs, self.episodes), None)) as env,
@@ -289,14 +289,14 @@ class TrainGTrXL:
     @contextmanager
     def _fresh_env(self, agent: GTrXLPPO, episodes: int) -> Iterator[VecEnv]:
         """Environments to evaluate in, which show what the agent saw in training."""
-        with generators_kept():  # SB3 draws from numpy's where it is given no seed
+        with generators_kept():  # without a seed, SB3 draws from numpy's
             env = self._envs(min(self.learner.n_envs, episodes), None)
         with closing(env):
             yield normalised_alike(env, agent.get_vec_normalize_env())
 
 
 def _keep_statistics(agent: GTrXLPPO, run: RunFolder) -> None:
-    """Save what the best agent's observations are normalised with, if they are."""
+    """Save the normalisation statistics of the best agent, if there are any."""
     normalizer = agent.get_vec_normalize_env()
     if normalizer is not None:
         save_normalizer(run.best_normalizer, normalizer)

@@ -14,17 +14,17 @@ UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 def make_single(spec: EnvSpec, **kwargs: Any) -> gymnasium.Env:
-    """``gymnasium.make(spec, **kwargs)`` with the errors of `argument_errors`."""
+    """Call ``gymnasium.make(spec, **kwargs)`` with the errors of `argument_errors`."""
     with argument_errors(spec, kwargs):
         return gymnasium.make(spec, **kwargs)
 
 
 @contextmanager
 def argument_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
-    """While an environment is made, name an argument that it does not take, and those that it takes.
+    """Raise an error that names an unknown argument and the allowed ones while an environment is made.
 
     Raises:
-        TypeError: in place of the environment's own.
+        TypeError: instead of the environment's own.
     """
     try:
         yield
@@ -38,7 +38,7 @@ def argument_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
 
 
 def accepted_arguments(spec: EnvSpec) -> list[str]:
-    """Names of the arguments of an environment, also those that it passes on to its base classes."""
+    """Return the names of the arguments of an environment, also those that it passes to its base classes."""
     if spec.entry_point is None:
         return []
     creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)

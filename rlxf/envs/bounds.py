@@ -1,6 +1,6 @@
 """Warning of observations outside of the bounds of their space.
 
-Gymnasium's own checker warns, too, and many environments overstep their bounds a little: no error, therefore.
+Gymnasium's own checker warns, too, and many environments slightly exceed their bounds. So it is no error.
 """
 
 import warnings
@@ -13,11 +13,11 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
 TOLERANCE = 1e-4
-"""Share of a bound, at least of 1, by which a number may overstep it: rounding is no fault."""
+"""Share of a bound, at least of 1, by which a number may exceed it because of rounding."""
 
 _Limits = dict[Any, tuple[np.ndarray, np.ndarray]]
 _LIMITS: WeakKeyDictionary[VecEnv, _Limits] = WeakKeyDictionary()
-"""Limits of each part of the observations; none once the warning was given."""
+"""Limits of each part of the observations; empty after the warning was given."""
 
 
 def warn_outside(
@@ -30,8 +30,8 @@ def warn_outside(
     """Warn, once for each vector environment, of the first observation outside of a bounded Box.
 
     Args:
-        env: gave the observations.
-        space: of one of them; of a Dict, the parts that are a Box are looked at.
+        env: source of the observations.
+        space: of one of them; of a Dict, only the parts that are a Box are checked.
         observations: one row for each environment, or a dict of such arrays.
         step: steps that each environment has taken.
         environments: number of the environment of each row; None for 0, 1, 2 ...
@@ -78,7 +78,7 @@ def _compared(space: spaces.Box[Any]) -> Any:
 
 
 def _is_whole_range(space: spaces.Box[Any]) -> bool:
-    """Whether no value of the dtype is outside, as in images of bytes and in unbounded spaces."""
+    """Return True if all values of the dtype are inside, as in images of bytes and unbounded spaces."""
     if space.dtype.kind in "iu":
         limits = np.iinfo(space.dtype)
         return bool((space.low == limits.min).all() and (space.high == limits.max).all())

@@ -5,16 +5,16 @@ from stable_baselines3.common.vec_env import VecEnv
 
 
 def env_id_of(env: VecEnv) -> str | None:
-    """Gymnasium id of the first environment; None if it was not made by id."""
+    """Return the Gymnasium id of the first environment; None if it was not made by id."""
     try:
         spec = env.get_attr("spec", 0)[0]
-    except AttributeError:  # an environment that is none of Gymnasium's
+    except AttributeError:  # not a Gymnasium environment
         return None
     return getattr(spec, "id", None)
 
 
 def is_other_version(one: str, other: str) -> bool:
-    """Whether two ids differ in nothing but their version, as Walker2d-v4 and Walker2d-v5 do."""
+    """Return True if two ids differ only in their version, as Walker2d-v4 and Walker2d-v5 do."""
     *name, version = parse_env_id(one)
     *other_name, other_version = parse_env_id(other)
     return name == other_name and version != other_version

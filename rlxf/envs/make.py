@@ -128,7 +128,7 @@ def make_env(
 def find_spec(env_id: str) -> EnvSpec:
     """The registered spec of ``env_id``, after importing the package that brings it.
 
-    For ids that a user wrote: ``module:id`` imports the module. Those of files go to `registered_spec`.
+    It is for ids from users: ``module:id`` imports the module. For ids from files use `registered_spec`.
 
     Raises:
         ValueError: if nothing of this name is registered; it lists the nearest names.
@@ -148,7 +148,7 @@ def find_spec(env_id: str) -> EnvSpec:
 
 
 def registered_spec(env_id: str) -> EnvSpec:
-    """The registered spec of an id that was read from a file.
+    """Return the registered spec of an id that was read from a file.
 
     Only the package of a known family (`rlxf.envs.memory_tasks`) is imported, and not from the working
     directory, where a folder of that name may be part of the file's own folder.

@@ -26,5 +26,5 @@ def register_envs() -> None:
 
 
 def checks_argument(spec: EnvSpec, name: str) -> bool:
-    """Whether ``spec`` is a task of this package that accepts no harmful value for the argument ``name``."""
+    """Return True if ``spec`` is a task of this package that rejects harmful values of ``name``."""
     return spec.entry_point == _ENTRY_POINT and name in _CHECKED

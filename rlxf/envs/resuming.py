@@ -55,7 +55,7 @@ PLACES: dict[type[VecEnvWrapper], Callable[[Any], list[Place]]] = {
     VecCheckNan: lambda wrapper: [],
     ReturnToGo: _of_return_to_go,
 }
-"""What wrappers carry from step to step."""
+"""State that wrappers keep between steps, by class."""
 
 
 def carried(env: VecEnv) -> dict[str, np.ndarray]:

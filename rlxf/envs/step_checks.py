@@ -1,4 +1,4 @@
-"""Checks of what an environment returns, before a vector environment casts it to its arrays.
+"""Checks of the results of an environment, before a vector environment casts them to its arrays.
 
 `DummyVecEnv` writes observations, rewards and ends into arrays of its own: an observation of shape (1,) is
 broadcast to (3,), the reward "1" becomes 1.0 and the end None becomes False, without an error.
@@ -23,10 +23,10 @@ _FLAGS = (bool, np.bool_)
 
 
 class CheckedSteps(gymnasium.Wrapper):
-    """Raise FaultyEnvironmentError where an environment returns what its spaces do not allow.
+    """Raise FaultyEnvironmentError if an environment returns invalid values.
 
-    Checked are shape and dtype of observations, that choices and bits are among those of their space, and
-    that rewards and ends are single numbers. Values outside of a Box are not: `rlxf.envs.bounds` warns of
+    It checks the shape and dtype of observations, that choices and bits are among those of their space, and
+    that rewards and ends are single numbers. It accepts values outside of a Box: `rlxf.envs.bounds` warns of
     them. Attributes of the environment can be read through the wrapper.
 
     Args:
@@ -45,7 +45,7 @@ class CheckedSteps(gymnasium.Wrapper):
 
     @property
     def spec(self) -> EnvSpec | None:  # type: ignore[override]  # as in `gymnasium.Wrapper`
-        """Of the environment inside: made again by it, it shows the same."""
+        """Spec of the wrapped environment, which creates an equal environment."""
         return self.env.spec
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -86,8 +86,8 @@ class CheckedSteps(gymnasium.Wrapper):
 def with_checked_steps(env: gymnasium.Env | VecEnv) -> Any:
     """Return a single environment in `CheckedSteps`; of a vector environment, wrap each one in place.
 
-    That is done in a `DummyVecEnv` and in a `SyncVectorEnv`. Others are returned as they are: they stack what
-    their environments return, so that it is still to be seen in the batch.
+    This applies to a `DummyVecEnv` and a `SyncVectorEnv`. Others are returned unchanged: they stack the
+    results of their environments, so errors remain visible in the batch.
     """
     if isinstance(env, gymnasium.Env):
         return CheckedSteps(env)
@@ -102,7 +102,7 @@ def with_checked_steps(env: gymnasium.Env | VecEnv) -> Any:
 
 
 def observation_fault(space: spaces.Space[Any], observation: Any) -> str | None:
-    """Say why an observation has another shape or dtype than its space, or is no choice of it; else None.
+    """Describe how the shape, dtype or choices of an observation violate its space; None if they do not.
 
     Numbers of another dtype are allowed where they can be cast without loss of kind: float64 for float32, or
     whole numbers for float32, but no real numbers for whole ones. Values of a Box may be outside of it.
@@ -119,7 +119,7 @@ def observation_fault(space: spaces.Space[Any], observation: Any) -> str | None:
 
 
 def range_fault(space: spaces.Space[Any], values: Any) -> str | None:
-    """Say which value is no choice of a Discrete or MultiDiscrete space, or no bit of a MultiBinary one.
+    """Describe an invalid choice of a Discrete or MultiDiscrete space, or bit of a MultiBinary one.
 
     Args:
         space: of one observation; any other has no such values.
@@ -169,7 +169,7 @@ def _cast_fault(space: Any, observation: Any) -> str | None:
 
 
 def _whole_within(array: np.ndarray, dtype: Any) -> bool:
-    """Whether whole numbers fit into an integer type, such as small ones of int64 into uint8."""
+    """Return True if whole numbers fit into an integer type, such as small int64 values into uint8."""
     if array.dtype.kind not in "iu" or dtype.kind not in "iu" or not array.size:
         return False
     limits = np.iinfo(dtype)

@@ -1,8 +1,8 @@
 """Environments that a file describes, and which parts of the description are used without trust.
 
-A dataset, a checkpoint and the ``config.json`` of a run name an environment. Whoever made the file chose the
-name, so it is only looked up among the environments that are registered in this process. Everything else in a
-description can run code or open files: an entry point and a wrapper are imported, and an argument such as
+A dataset, a checkpoint and the ``config.json`` of a run name an environment. The author of the file chose
+the name, so it is only looked up among the environments registered in this process. Everything else in
+a description can run code or open files: an entry point and a wrapper are imported, and an argument such as
 ``xml_file`` is a path. It is used only if the caller trusts the file.
 """
 

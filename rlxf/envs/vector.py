@@ -31,7 +31,7 @@ def has_filler_rows(env: VecEnv) -> bool:
 
 
 def shows_filler_rows(env: VecEnv, observation: VecEnvObs) -> bool:
-    """Whether an observation is the last one that the environments gave, and one of its rows is a filler.
+    """Return True if an observation is the last one of the environments and has a filler row.
 
     Args:
         env: the environments, also inside of wrappers that pass observations on or normalize them.

@@ -1,4 +1,4 @@
-"""Detection of dead processes in a ``SubprocVecEnv``: Stable-Baselines3 waits for their answer for ever."""
+"""Detection of dead processes in a ``SubprocVecEnv``: Stable-Baselines3 waits forever for their reply."""
 
 from multiprocessing.connection import wait
 from typing import Any
@@ -8,14 +8,14 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 from rlxf.envs.errors import BrokenEnvironmentError
 
 EXIT_SECONDS = 5.0
-"""How long the exit code of a process that has closed its pipe may take."""
+"""Seconds to wait for the exit code of a process that has closed its pipe."""
 
 
 class WatchedRemote:
-    """The end of the pipe to the process of an environment, which raises once that process is gone.
+    """Pipe to the process of an environment that raises an error after that process has ended.
 
     Args:
-        env: has the pipe.
+        env: owner of the pipe.
         number: of the environment.
 
     Raises:
@@ -40,7 +40,7 @@ class WatchedRemote:
         raise self._gone()
 
     def send(self, message: Any) -> None:
-        """Send a message; to close a process that is gone is no error."""
+        """Send a message; closing a process that has ended is not an error."""
         try:
             self._remote.send(message)
         except OSError as error:
@@ -57,7 +57,7 @@ class WatchedRemote:
 
 
 def watch_processes(env: VecEnv | None) -> None:
-    """Have a ``SubprocVecEnv``, also one in wrappers, raise where one of its processes dies.
+    """Let a ``SubprocVecEnv``, also inside wrappers, raise an error if one of its processes dies.
 
     Args:
         env: any environments; others stay as they are.

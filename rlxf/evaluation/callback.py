@@ -22,7 +22,7 @@ class EvaluationCallback(EverySteps):
 
     Every evaluation plays the same episodes (same seed), so that their difference is the agent's.
     Observations are normalised as in training; a ``VecNormalize`` around ``env`` gets its statistics.
-    An evaluation changes no bit of the training: the global generators are put back to where they were.
+    An evaluation changes no bit of the training: the states of the global generators are restored.
 
     The highest of many evaluations is high by luck, too. So what is kept in ``best_path`` has to be judged by
     other episodes, which those of `evaluate` are, and reported beside the last checkpoint, not in its place.
@@ -42,7 +42,7 @@ class EvaluationCallback(EverySteps):
 
     Attributes:
         reports: the `Report` of each evaluation, of the first target, by the number of steps before it.
-        last: what the last evaluation found; a `TargetSweep` with ``target_returns``. None before the first.
+        last: report of the last evaluation; a `TargetSweep` with ``target_returns``. None before the first.
         best: the highest mean return so far; None before the first evaluation.
         best_step: the number of steps before the best evaluation; None before the first.
 
@@ -106,7 +106,7 @@ class EvaluationCallback(EverySteps):
         return {"best": self.best, "best_step": self.best_step}
 
     def take_up(self, state: dict[str, Any]) -> None:
-        """Go on after `state`; the reports before it are not kept."""
+        """Continue after `state`; the reports before it are not kept."""
         self.best, self.best_step = state["best"], state["best_step"]
 
     def _keep(self, mean: float) -> None:

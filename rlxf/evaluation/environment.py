@@ -54,7 +54,7 @@ def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:
 
 
 def warn_of_missing_statistics(agent: Any, env: VecEnv) -> None:
-    """Warn if the agent learned under a ``VecNormalize``, and sees raw observations here."""
+    """Warn if the agent learned under a ``VecNormalize`` and gets raw observations here."""
     if getattr(agent, "normalized_observations", False) and unwrap_vec_normalize(env) is None:
         warnings.warn(
             "the agent learned from observations that a VecNormalize made, and sees raw ones here: wrap env "

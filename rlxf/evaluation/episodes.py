@@ -92,8 +92,8 @@ def evaluate(
         agent: has SB3's ``predict``. Recurrent agents get their state and the episode starts back.
         env: a Gymnasium id, an ``Env``, a Gymnasium ``VectorEnv`` or an SB3 ``VecEnv``; None for the
             agent's own, which is reset: an agent that goes on learning should get a fresh one. An agent that
-            learned from data makes the registered environment of the id that the data name; what else the
-            data say of it is used if the agent has ``trust=True``.
+            learned from data makes the registered environment of the id that the data name; the rest of
+            its description is used if the agent has ``trust=True``.
         episodes: number of episodes, for each target. 100 resolve a success rate to about 0.1, 1000 to
             about 0.03.
         target_returns: returns to ask for, one after the other, by `ReturnToGo`; the answer is a
@@ -114,8 +114,8 @@ def evaluate(
     Warns:
         UserWarning: if a target lies outside of the returns of the data that the agent learned from; if
             ``env`` is another version of the environment of the data; if the agent learned under a
-            ``VecNormalize`` whose statistics are missing; if there is a single episode, so that no interval
-            follows; if the agent remembers across episodes and ``env`` has filler rows (NEXT_STEP), which it
+            ``VecNormalize`` whose statistics are missing; if there is a single episode, so that there is no
+            interval; if the agent remembers across episodes and ``env`` has filler rows (NEXT_STEP), which it
             remembers, too.
     """
     _check(agent, episodes, n_envs)
@@ -192,7 +192,7 @@ def _bar(shown: bool) -> Progress:
 
 
 def warn_of_one_episode(episodes: int) -> None:
-    """Warn if there is only one episode, from which no interval follows."""
+    """Warn if there is only one episode, which gives no interval."""
     if episodes == 1:
         warnings.warn(
             "episodes=1: the return of a single episode says nothing about its spread, so the report's 95% "

@@ -1,4 +1,4 @@
-"""Evaluation that leaves the random generators of a training alone."""
+"""Evaluation that preserves the random generators of a training."""
 
 import random
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ import torch
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Put the global generators of Python, numpy and torch (CPU and GPUs) back to where they were.
+    """Restore the states of the global generators of Python, numpy and torch (CPU and GPUs).
 
-    What is drawn meanwhile, e.g. by an environment or by a policy that samples, is not missing afterwards.
+    Random numbers that an environment or a policy draws meanwhile do not affect later draws.
     """
     python, twister = random.getstate(), np.random.get_state()  # noqa: NPY002  # environments draw from it
     try:

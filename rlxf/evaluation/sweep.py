@@ -106,7 +106,7 @@ class TargetSweep(Tabular):
         return compare(named, title, "target")
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Write `figure` to a new file, in place of one that is there; the suffix names the format.
+        """Write `figure` to a new file, replacing an existing one; the suffix names the format.
 
         Raises:
             OSError: if it cannot be written.

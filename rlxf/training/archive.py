@@ -83,12 +83,12 @@ def read_archive(
             still keeps a hostile file from filling the memory of a large machine.
         sha256: SHA-256 that the whole file must have, 64 hexadecimal digits, as ``sha256sum`` prints it. It
             is compared before anything is parsed. None to take any file. The checksums inside a file show
-            damage only: whoever alters a file can alter them, too.
+            damage only: an attacker who alters a file can alter them, too.
 
     Raises:
         FileNotFoundError: if there is no file.
         IsADirectoryError: if ``path`` is a folder.
-        CheckpointError: if the file is truncated, altered, foreign, too large or of a newer format, asks for
+        CheckpointError: if the file is truncated, altered, foreign, too large or of a newer format, requires
             more memory than the budget, or its SHA-256 is another.
         ValueError: if ``sha256`` is not 64 hexadecimal digits.
     """

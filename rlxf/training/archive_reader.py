@@ -32,7 +32,7 @@ def read_members(handle: BinaryIO, max_bytes: int) -> dict[str, Any]:
     `rlxf.utils.memory_budget`: it is estimated before a member is parsed, and summed over the members.
 
     Raises:
-        ValueError: if anything in the file is not as rlxf writes it, or it asks for more than the budget.
+        ValueError: if the file violates the format of rlxf, or requires more memory than the budget.
     """
     size = check_ends(handle, max_bytes)
     asked: dict[str, int] = {}

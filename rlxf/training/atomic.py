@@ -26,7 +26,7 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
     The bytes go to a temporary file ``.rlxf-*.tmp`` in the same folder, are synced to the disk and
     renamed to ``path``; then the folder is synced. A link at ``path`` is replaced, not followed: the file
     that it leads to stays as it is. Group and others may not write to the file, whatever the umask is.
-    Whatever ``write`` raises is raised here, the temporary file is removed and the file at ``path`` is as
+    Errors of ``write`` are raised again, the temporary file is removed and the file at ``path`` is as
     before. Temporary files that killed processes left in the folder an hour ago or longer are removed too.
 
     Args:

@@ -1,4 +1,4 @@
-"""The completion marker of a run: written last, once everything that belongs to the run is on the disk."""
+"""The completion marker of a run: written last, after all files of the run are on the disk."""
 
 import hashlib
 import os
@@ -63,7 +63,7 @@ class Completion:
 
 
 def sync_files(files: Sequence[Path]) -> None:
-    """Have the bytes of files outlast a loss of power."""
+    """Write the bytes of files to the disk, so that they survive a loss of power."""
     for file in files:
         with open(file, "rb+") as handle:
             os.fsync(handle.fileno())

@@ -1,4 +1,4 @@
-"""Describe what a file or a folder holds and what opens it, for the errors of what cannot."""
+"""Descriptions of the content of a file or folder and the function that opens it, for error messages."""
 
 import os
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ LOADERS = {
     "MaskedPretraining": "MaskedPretraining.load",
     "VecNormalize": "rlxf.training.load_normalizer",
 }
-"""What opens a file, by the name that it gives its content."""
+"""Functions that open a file, by the name of its content."""
 DEPTH = 2
-"""Levels of folders below a folder in which its runs are looked for."""
+"""Levels of subfolders that are searched for runs."""
 MOST = 12
-"""Runs that a message lists."""
+"""Largest number of runs that a message lists."""
 
 
 def misplaced(path: str | os.PathLike[str], archive: Archive, wanted: str) -> CheckpointError:
@@ -51,7 +51,7 @@ def check_no_folder(path: str | os.PathLike[str], file: Path) -> None:
 
     Args:
         path: as it was given.
-        file: what it stands for, with ".zip" added where it has no suffix.
+        file: the file that it denotes, with ".zip" added where it has no suffix.
     """
     path = Path(path)
     if file.is_file() or not path.is_dir():

@@ -23,7 +23,7 @@ from rlxf.training.atomic import atomic_write
 from rlxf.training.log_files import LogPosition, Row, cut_events, read_rows
 
 STEP = "time/total_timesteps"
-"""The column that says how many steps were done, in every row. It is the first one."""
+"""Name of the first column, the number of steps, which every row has."""
 PICTURES = (Figure, HParam, Image, Video)
 
 
@@ -36,7 +36,7 @@ class ProgressCSV(KVWriter):
 
     Args:
         path: the file; it is replaced.
-        rows: what it begins with, by column.
+        rows: initial rows, by column.
 
     Raises:
         OSError: if it cannot be written, e.g. the disk is full.
@@ -82,11 +82,11 @@ class ProgressCSV(KVWriter):
 
 
 class ContinuedCSV(ProgressCSV):
-    """Goes on with a ``progress.csv`` after so many rows: later rows go, and columns that only they had.
+    """Continue a ``progress.csv`` after so many rows; later rows and columns only they used are removed.
 
     Args:
         path: the file; it may be missing.
-        position: its first rows stay.
+        position: number of rows that are kept.
     """
 
     def __init__(self, path: str | os.PathLike[str], position: LogPosition):
@@ -94,13 +94,13 @@ class ContinuedCSV(ProgressCSV):
 
 
 class ContinuedTensorBoard(TensorBoardOutputFormat):
-    """Goes on with the events of a folder: later ones are cut off.
+    """Continue the events of a folder; later ones are cut off.
 
     A TensorBoard that has read them drops them, too.
 
     Args:
         folder: of the events.
-        position: how much of each file stays.
+        position: size of each file that is kept.
         step: the last one that stays.
     """
 

@@ -1,4 +1,4 @@
-"""The SHA-256 of a whole file, which its reader got from elsewhere."""
+"""Check of the SHA-256 of a whole file, which its reader obtained separately."""
 
 import hashlib
 import re

@@ -27,7 +27,7 @@ class Rule:
     holds: Callable[[Any], bool]
 
     def __or__(self, other: "Rule") -> "Rule":
-        """Allow what either of two rules allows."""
+        """Allow the values of either of two rules."""
         return Rule(
             f"{self.allowed} or {other.allowed}", lambda value: self.holds(value) or other.holds(value)
         )
@@ -80,7 +80,7 @@ _KINDS: dict[Any, Rule] = {
 
 
 def rule_of(annotation: Any) -> Rule:
-    """Return the rule for values of an annotated argument; of a class that is no plain data, `ANYTHING`."""
+    """Return the rule for values of an annotated argument; `ANYTHING` for classes that are not plain data."""
     origin = get_origin(annotation) or annotation
     if origin in (Union, types.UnionType):
         return reduce(or_, map(rule_of, get_args(annotation)))

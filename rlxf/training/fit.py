@@ -21,7 +21,7 @@ def check_buildable(
     Args:
         build: makes the module on torch's device "meta"; it may raise whatever it likes.
         tensors: by name, from a file.
-        asked: bytes that the policy needs besides its weights and buffers, by what they are for.
+        asked: bytes that the policy needs in addition to its weights and buffers, by purpose.
 
     Raises:
         CheckpointError: if a tensor does not fit its place.
@@ -82,7 +82,7 @@ def check_numbers(group: str, name: str, tensor: Tensor, infinite: bool = False,
     Args:
         group: name of the tensors in the file, for the message.
         name: of the tensor.
-        tensor: of any dtype; only floating-point numbers are looked at.
+        tensor: of any dtype; only floating-point numbers are checked.
         infinite: whether numbers may be infinite.
         least: the smallest number that is allowed.
     """
@@ -95,7 +95,7 @@ def check_numbers(group: str, name: str, tensor: Tensor, infinite: bool = False,
 
 
 def _check_kind(group: str, name: str, tensor: Tensor, place: Tensor) -> None:
-    """Floating-point numbers of one width may stand for those of another, as in torch."""
+    """Accept floating-point numbers of one width for those of another, as in torch."""
     both_real = tensor.is_floating_point() and place.is_floating_point()
     if tensor.dtype != place.dtype and not both_real:
         raise misfit(f"in {group}, the tensor {name!r} is of {tensor.dtype}, not {place.dtype}")

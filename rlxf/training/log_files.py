@@ -1,4 +1,4 @@
-"""Log files of a run, and how much of them was written at a checkpoint, to continue from there."""
+"""Log files of a run, and their positions at a checkpoint, to continue from there."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class LogPosition:
-    """How much of a log was written at some moment.
+    """Amount of a log that was written at some moment.
 
     Args:
         rows: of ``progress.csv``, without its header.
@@ -36,7 +36,7 @@ class LogPosition:
     @classmethod
     @described()
     def from_json(cls, document: Any) -> Self:
-        """Read what `LogFiles.state` gave.
+        """Read the result of `LogFiles.state`.
 
         Raises:
             CheckpointError: if it is something else.
@@ -48,9 +48,9 @@ class LogPosition:
 
 
 class LogFiles:
-    """The log files of a run; their `state` belongs into each checkpoint.
+    """The log files of a run; their `state` is part of each checkpoint.
 
-    For the argument ``beside`` of `Checkpoints`. Each line of the log is flushed when it is dumped, so the
+    It can be passed as ``beside`` to `Checkpoints`. Each line of the log is flushed when it is dumped, so the
     files hold all of it at any checkpoint.
 
     Args:
@@ -71,7 +71,7 @@ class LogFiles:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All rows of a ``progress.csv``, by column, without empty fields; none if there is no file.
+    """Return all rows of a ``progress.csv``, by column, without empty fields; none if there is no file.
 
     The last row is left out if the file ends in the middle of it.
     """
@@ -84,7 +84,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def event_files(folder: Path) -> list[Path]:
-    """Files of TensorBoard events in a folder, by name."""
+    """Return the files of TensorBoard events in a folder, by name."""
     return sorted(folder.glob(EVENTS))
 
 

@@ -29,7 +29,7 @@ SETTINGS = {
     "epsilon": number(above=0),
     "norm_obs_keys": TEXTS | NOTHING,
 }
-"""Arguments of ``VecNormalize``, and what each may be."""
+"""Arguments of ``VecNormalize``, and the rule for each."""
 PARTS = {"mean": -math.inf, "var": 0.0, "count": 0.0}
 """Parts of a ``RunningMeanStd``, and the smallest number of each."""
 RETURNS, OBSERVATION = "returns", "observation"
@@ -98,7 +98,7 @@ def _restore(statistics: RunningMeanStd, name: str, tensors: dict[str, Tensor]) 
 
 
 def _checked(tensors: dict[str, Tensor], name: str, least: float) -> NDArray[np.float64]:
-    """The numbers of a tensor; raises CheckpointError unless they are finite and at least so large."""
+    """Return the numbers of a tensor; raise CheckpointError unless they are finite and at least so large."""
     if name not in tensors:
         raise misfit(f"statistics lack the tensor {name!r}")
     if tensors[name].dtype != torch.float64:

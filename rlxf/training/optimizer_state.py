@@ -37,7 +37,7 @@ def optimizer_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], updates
         updates: of the agent in the file so far; after the first one, its moments cannot be missing.
 
     Raises:
-        CheckpointError: if a tensor is of no parameter, is missing, has another shape or dtype than the
+        CheckpointError: if a tensor is without a parameter, is missing, has another shape or dtype than the
             optimizer keeps for its parameter, or holds NaN, infinity or a negative mean of squares.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -75,9 +75,9 @@ def _check_moment(key: str, name: str, tensor: Tensor, wanted: Tensor) -> None:
 
 
 def _kept(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """The tensors that an optimizer keeps for a parameter, by name, on the device "meta".
+    """Return the tensors that an optimizer keeps for a parameter, by name, on the device "meta".
 
-    A step of an optimizer like it, on a small parameter with as many axes, shows them. Axes that are as long
+    A step of a similar optimizer on a small parameter with equally many axes shows them. Axes as long
     as those of the small parameter are as long as those of ``parameter``; other shapes, such as (), stay.
     """
     small = tuple(range(2, 2 + parameter.dim()))  # all different, and none is 1
@@ -92,7 +92,7 @@ def _kept(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
 def _shown_by_a_step(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
     probe = nn.Parameter(parameter)
     probe.grad = torch.zeros_like(parameter)
-    other = type(optimizer)([probe])  # type: ignore[call-arg]  # the base class asks for defaults
+    other = type(optimizer)([probe])  # type: ignore[call-arg]  # the base class requires defaults
     own = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
     other.param_groups[0].update(own)
     other.step()

@@ -52,7 +52,7 @@ class RunFolder:
 
         Args:
             path: the folder.
-            config: what the run is started with, a JSON object.
+            config: the configuration of the run, a JSON object.
             fill: writes more files into the folder before it appears.
 
         Raises:
@@ -120,12 +120,12 @@ class RunFolder:
 
     @property
     def normalizer(self) -> Path:
-        """Where the statistics of normalised observations and rewards are, or will be."""
+        """Path of the statistics of normalised observations and rewards; it may not exist yet."""
         return self.path / NORMALIZER
 
     @property
     def best_normalizer(self) -> Path:
-        """Where the statistics are with which `best` was evaluated during training."""
+        """Path of the statistics with which `best` was evaluated during training."""
         return self.path / BEST_NORMALIZER
 
     def discard(self) -> None:
@@ -153,15 +153,15 @@ class RunFolder:
 
     @property
     def log_files(self) -> LogFiles:
-        """The files that the loggers write; their state belongs into each checkpoint."""
+        """The files that the loggers write; their state is part of each checkpoint."""
         return LogFiles(self.path, LOG)
 
     @not_writable_by_others()
     def continue_logger(self, position: LogPosition, step: int) -> Logger:
-        """Open a logger that goes on with what `make_logger` began.
+        """Open a logger that continues the logs of `make_logger`.
 
         Args:
-            position: what was logged after it is removed.
+            position: later log entries are removed.
             step: number of steps at that position.
         """
         continued = [
@@ -172,12 +172,12 @@ class RunFolder:
 
     @property
     def completion(self) -> Completion | None:
-        """The completion marker; None while something of the run is still to be done."""
+        """The completion marker; None while the run is incomplete."""
         found = Completion.read(self.path)
         return None if found is None or found.missing(self.path) else found
 
     def complete(self, steps: int) -> None:
-        """Write the completion marker, once everything else is written; logs are synced to the disk before.
+        """Write the completion marker after all other files; logs are synced to the disk before.
 
         Args:
             steps: steps or updates of the run.
@@ -215,7 +215,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _check_no_links(path: Path) -> None:
-    """Raise ValueError if a name in the folder is a symbolic link, by which writing would go elsewhere."""
+    """Raise ValueError if a name in the folder is a symbolic link, which would redirect writes."""
     for folder, folders, files in os.walk(path):
         for name in sorted(folders + files):
             found = Path(folder, name)
@@ -227,7 +227,7 @@ def _check_no_links(path: Path) -> None:
 
 
 def _file_instead(path: Path) -> str:
-    """The message for a file in place of a folder: the run that it belongs to, or what it holds."""
+    """Return the message for a file in place of a folder: the run that it belongs to, or what it holds."""
     if (path.parent / CONFIG).is_file():
         return f"{path} is a file; give the folder of its run, {path.parent}"
     return f"{path} is a file; give the folder of a run. As for the file: {describe_file(path)}. {SB3}"

@@ -13,9 +13,9 @@ from rlxf.training.box_bounds import INTEGERS, box_from_json, box_to_json
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
 SPACE_BYTES = 2**14
-"""Upper estimate of the memory of a space without its arrays, and of what a policy builds for it."""
+"""Upper estimate of the memory of a space without its arrays, and of the policy's modules for it."""
 BOUND_BYTES = 48
-"""Upper estimate of the memory per number of a Box: two bounds, where they bound, and a row of it."""
+"""Upper estimate of the memory per number of a Box: two bounds, their masks, and a row of it."""
 CHOICE_BYTES = 64
 """Upper estimate of the memory per choice or bit: one-hot rows, and Python's list of the sizes."""
 CHARACTER_BYTES = 512
@@ -51,7 +51,7 @@ def space_from_json(data: dict[str, Any], file_bytes: int = 0) -> Space[Any]:
 
     Raises:
         ValueError: if ``data`` describes no space.
-        MemoryBudgetError: if the space asks for more memory than the budget (`rlxf.utils.memory_budget`).
+        MemoryBudgetError: if the space requires more memory than the budget (`rlxf.utils.memory_budget`).
     """
     try:
         check_budget({reprlib.repr(data): space_memory(data)}, file_bytes)

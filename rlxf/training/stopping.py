@@ -13,7 +13,7 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1
 
 
 class Stopped(BaseException):
-    """Raised where a signal ends the work at hand.
+    """Raised when a signal ends the current work.
 
     Args:
         by: the signal.
@@ -62,7 +62,7 @@ def raise_stopped(number: int, frame: FrameType | None = None) -> None:
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle `SIGNALS` by a function meanwhile; their handlers of before return at the end.
+    """Handle `SIGNALS` by a function within this context; restore their previous handlers at the end.
 
     Python runs handlers in the main thread. In another thread nothing is changed.
     """

@@ -21,10 +21,10 @@ def record_for_tensorboard(logger: Logger, tag: str, value: Any) -> None:
 
 
 def write_hyperparameters(logger: Logger, values: Mapping[str, bool | int | float | str]) -> None:
-    """Write the hyper-parameters of a run for TensorBoard's HPARAMS tab, where the logger writes events.
+    """Write the hyper-parameters of a run for TensorBoard's HPARAMS tab, if the logger writes events.
 
     Only the start of a session is written. SB3's ``HParam`` also writes an "experiment", a list of columns;
-    TensorBoard takes that of one run for all runs of a log folder, and so hides the hyper-parameters of
+    TensorBoard applies that of one run to all runs of a log folder, and so hides the hyper-parameters of
     agents of another kind. Without it TensorBoard shows the hyper-parameters and the scalars of all runs.
     """
     for output in logger.output_formats:

@@ -3,7 +3,7 @@
 from typing import Any
 
 KINDS = ("name", "type")
-"""Keys that say what a dictionary describes: the name of a technique, the type of a space."""
+"""Keys that identify the object of a dictionary: the name of a technique, the type of a space."""
 
 
 def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any] | None:
@@ -18,7 +18,7 @@ def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any] 
         ours: the other.
 
     Returns:
-        Dotted name of the place, e.g. "core.residual.bias", and what stands there.
+        Dotted name of the place, e.g. "core.residual.bias", and the two values there.
     """
     if theirs == ours:
         return None
@@ -31,5 +31,5 @@ def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any] 
 
 
 def _kind(value: Any) -> Any:
-    """What a dictionary describes; None if it does not say, or for other values."""
+    """Return the name of the object that a dictionary describes; None if it has none."""
     return next((value[key] for key in KINDS if key in value), None) if isinstance(value, dict) else None

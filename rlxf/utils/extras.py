@@ -35,7 +35,7 @@ def _from_folder(folder: Path, extra: str, info: dict[str, Any]) -> str:
 
 
 def _source() -> dict[str, Any]:
-    """What pip recorded of where rlxf was installed from; empty for an index."""
+    """Return pip's record of the origin of this installation; empty for an index."""
     try:
         text = distribution("rlxf").read_text("direct_url.json")
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Limit on the memory that a file may ask for beyond its own size.
+"""Limit on the memory that a file may require beyond its own size.
 
 A few letters in a file can name a space, a width or a memory length whose arrays fill any machine. Readers
-therefore compute the size of what a file asks for before they build it, and compare the sum with this budget.
+therefore compute the size of the objects in a file before building them and compare the sum with this budget.
 """
 
 import os
@@ -13,13 +13,13 @@ VARIABLE = "RLXF_MEMORY_BUDGET"
 """Environment variable that sets the budget, in bytes."""
 DEFAULT = 128 * 2**20
 FILE_SHARE = 4
-"""Bytes that a file may ask for per byte of its arrays, in addition to the budget."""
+"""Bytes that a file may require per byte of its arrays, in addition to the budget."""
 
 _chosen: ContextVar[int | None] = ContextVar("memory_budget", default=None)
 
 
 class MemoryBudgetError(ValueError):
-    """A file asks for more memory than the budget allows.
+    """Raised if a file requires more memory than the budget allows.
 
     The message names the requested size, its largest parts, the budget and how to raise it.
     """
@@ -27,7 +27,7 @@ class MemoryBudgetError(ValueError):
 
 @contextmanager
 def memory_budget(max_bytes: int) -> Iterator[None]:
-    """Set the memory that a file may ask for beyond its own size, inside a ``with`` block.
+    """Set the memory that a file may require beyond its own size, inside a ``with`` block.
 
     It applies to checkpoints, statistics files and datasets that are read in this thread. What a file brings
     itself, such as weights or recorded episodes, does not count. Outside of a block the environment variable
@@ -73,10 +73,10 @@ def budget_bytes() -> int:
 
 
 def check_budget(asked: Mapping[str, int], file_bytes: int = 0) -> None:
-    """Raise MemoryBudgetError if what a file asks for exceeds the budget.
+    """Raise MemoryBudgetError if the requirements of a file exceed the budget.
 
     Args:
-        asked: bytes by what they are for, estimated from above before anything is built.
+        asked: bytes by purpose, estimated from above before anything is built.
         file_bytes: bytes of arrays that the file brings; `FILE_SHARE` times as many are allowed on top.
     """
     total, allowed = sum(asked.values()), budget_bytes() + FILE_SHARE * file_bytes
@@ -84,7 +84,7 @@ def check_budget(asked: Mapping[str, int], file_bytes: int = 0) -> None:
         return
     largest = sorted(asked, key=lambda name: -asked[name])[:3]
     parts = ", ".join(f"{_readable(asked[name])} for {name}" for name in largest if asked[name])
-    needed = (total - FILE_SHARE * file_bytes) * 21 // 20  # with room for what is known only once it is built
+    needed = (total - FILE_SHARE * file_bytes) * 21 // 20  # margin for sizes not known in advance
     raise MemoryBudgetError(
         f"the file asks for {_readable(total)} of memory ({parts}), the budget is {_readable(allowed)}; if "
         f"you trust the file, raise the budget with {VARIABLE}={needed} or "

@@ -48,7 +48,7 @@ BOUNDS = {
     "seed": SEED,
     "verbose": whole(0),
 }
-"""Settings with a range; those of the others are told by the annotations of the constructor."""
+"""Settings with a range; the annotations of the constructor define the other settings."""
 TO_JSON: dict[str, Callable[[Any], Any]] = {
     "core": TransformerSpec.to_dict,
     "objective": objective_to_json,
@@ -63,7 +63,7 @@ FROM_JSON: dict[str, Callable[[Any], Any]] = {
 NOT_SETTINGS = (
     *("self", "dataset", "env", "download", "trust", "tensorboard_log", "device", "_init_setup_model"),
 )
-"""Arguments of the constructor that a file does not hold: neither where to write nor whom to trust."""
+"""Arguments of the constructor that a file does not hold: the log folder and the trust setting."""
 
 
 def checkpoint_path(path: str | os.PathLike[str]) -> Path:
@@ -97,7 +97,7 @@ def save(archive: Archive, path: str | os.PathLike[str]) -> None:
 
 
 def read(path: str | os.PathLike[str], name: str, sha256: str | None = None) -> Archive:
-    """The checked file of an agent of this name, which must have this SHA-256 if one is given.
+    """Return the checked file of an agent of this name; a given SHA-256 must match.
 
     Raises:
         FileNotFoundError: if there is none.
@@ -138,7 +138,7 @@ def facts(archive: Archive) -> Facts:
 
 
 def acting_bytes(archive: Archive, stored: Mapping[str, Any]) -> dict[str, int]:
-    """Upper estimates of the memory that an agent of these settings needs to act, by what it is for.
+    """Return upper estimates of the memory that an agent of these settings needs to act, by what it is for.
 
     Args:
         archive: for the spaces of the agent's data.

@@ -63,7 +63,7 @@ class Collector:
         self._first = np.zeros(self.env.num_envs, np.int64)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What is needed to continue with the episodes at hand."""
+        """Return the state that is needed to continue the current episodes."""
         own = {"starts": self._starts, "first": self._first, "taken": np.array(self._taken)}
         if self._seen is not None:
             own |= {f"seen.{name}": np.asarray(part) for name, part in self._seen.items()}
@@ -75,7 +75,7 @@ class Collector:
         return own
 
     def load_arrays(self, arrays: Mapping[str, NDArray[Any]], device: torch.device) -> None:
-        """Continue with what `arrays` gave."""
+        """Continue from the result of `arrays`."""
         self._starts, self._first, self._taken = arrays["starts"], arrays["first"], int(arrays["taken"])
         self._seen = _named("seen.", arrays) or None
         state = {name: torch.from_numpy(part).to(device) for name, part in _named("state.", arrays).items()}
@@ -121,5 +121,5 @@ class Collector:
 
 
 def _named(start: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Arrays whose names begin so, by the rest of their names."""
+    """Return the arrays whose names begin with a prefix, by the rest of their names."""
     return {name.removeprefix(start): part for name, part in arrays.items() if name.startswith(start)}

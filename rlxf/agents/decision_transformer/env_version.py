@@ -13,8 +13,8 @@ def warn_of_other_version(data_env: str | None, env: VecEnv, warned: set[str]) -
     Versions may differ in dynamics and rewards even if their spaces are equal.
 
     Args:
-        data_env: Gymnasium id of the environment that the data are from; None if they do not say.
-        env: the environments to play in.
+        data_env: Gymnasium id of the environment of the data; None if it is unknown.
+        env: the environments in which the agent acts.
         warned: ids that were warned of; the new one is added.
     """
     played = env_id_of(env)

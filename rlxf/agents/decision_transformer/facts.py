@@ -67,7 +67,7 @@ class Facts:
 
     @property
     def env(self) -> DescribedEnv | None:
-        """The environment to evaluate in, as the data or the file describe it; None if they name none.
+        """Evaluation environment as described by the data or the file; None if there is no description.
 
         ``render_mode`` is left out. It does not change the task, and one of its values opens windows.
 
@@ -81,14 +81,14 @@ class Facts:
         return replace(described, kwargs=kwargs)
 
     def env_spec(self, trust: bool = False, given: Collection[str] = ()) -> EnvSpec | None:
-        """The environment to evaluate in, as Gymnasium knows it here; None if there is none.
+        """The environment to evaluate in, as registered in Gymnasium; None if there is none.
 
         Args:
-            trust: use all arguments of the description. They may be paths, or ask for much memory.
+            trust: use all arguments of the description. They may be paths or require much memory.
             given: names of arguments for which the caller gives values.
 
         Raises:
-            ValueError: if Gymnasium knows no such environment here, the data's was wrapped, or, without
+            ValueError: if the environment is not registered, that of the data was wrapped, or, without
                 trust, the description has more than the registered environment (`DescribedEnv`).
         """
         described = self.env
@@ -133,7 +133,14 @@ class Facts:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file_bytes: int = 0) -> "Facts":
-        """What `to_json` described, in a file with so many bytes of arrays; raises as its parts do."""
+        """Create the facts from the result of `to_json`.
+
+        Args:
+            data: the description.
+            file_bytes: bytes of the arrays in the file that contains it.
+
+        Raises the errors of its parts, such as those of `space_from_json`.
+        """
         scores = data["reference_scores"]
         read = {
             "dataset_ids": tuple(data["dataset_ids"]),

@@ -122,7 +122,7 @@ class DecisionTransformer(WindowLearner):
         core: the transformer; None for `decision_transformer`. Any that is causal will do.
         env: wrapped in `ReturnToGo`, for callbacks that ask the agent for an environment; None for none.
         download: whether a dataset that is not on this machine is downloaded.
-        trust: use everything that the dataset, or the file of `load`, says of its environment: entry point,
+        trust: use the full description of the environment in the dataset or the file of `load`: entry point,
             arguments and wrappers, which can run code. If False, `make_env`, `evaluate` and `learn_online`
             use, without ``env``, the environment of that id that is registered here. Not saved.
         tensorboard_log: folder of the TensorBoard log; None for no log.
@@ -132,16 +132,16 @@ class DecisionTransformer(WindowLearner):
 
     Raises:
         DatasetError: if the dataset is unknown, empty, damaged, or holds a NaN.
-        ValueError: if a size or number does not fit; the message says which and what does. Also if the device
-            does not exist: SB3 would use the CPU in place of a missing GPU.
+        ValueError: if a size or number does not fit; the message names it and an allowed value. Also if the
+            device does not exist: SB3 would use the CPU instead of a missing GPU.
         TypeError: if a space is not supported, or for other arguments. For those of SB3's algorithms the
-            message says what to use instead.
+            message names the alternative.
     """
 
     NAME = "DecisionTransformer"
     policy: DecisionTransformerModel
     _rounds: Rounds | None = None
-    """Those of the `learn_online` that is going on."""
+    """Rounds of the current `learn_online`, if any."""
 
     @explain_unknown(SB3_ARGUMENTS)
     def __init__(
@@ -310,7 +310,7 @@ class DecisionTransformer(WindowLearner):
                 and with its replay, to ``steps`` steps in all, and on one machine ends with the same bits as
                 if it had never been interrupted. Agent, data and arguments must be the same. Environments
                 that are made here are `Replayable`; others that are neither that nor `Resumable` begin
-                fresh episodes, and a warning says so. Sets the global generators of torch, numpy and Python.
+                fresh episodes, with a warning. Sets the global generators of torch, numpy and Python.
 
         Raises:
             ValueError: if a number is out of range, the agent was loaded without a dataset, it cannot
@@ -352,7 +352,7 @@ class DecisionTransformer(WindowLearner):
         return self
 
     def _play_and_learn(self, rounds: Rounds, total_timesteps: int, callback: BaseCallback) -> None:
-        """Rounds until there are so many steps, or a callback says stop."""
+        """Run rounds until the number of steps is reached or a callback stops the training."""
         self._rounds, self.at_rest = rounds, True
         try:
             while self.num_timesteps < total_timesteps:
@@ -369,7 +369,7 @@ class DecisionTransformer(WindowLearner):
             self._rounds, self.at_rest = None, False
 
     def snapshot(self) -> Archive:
-        """What `save` would write now, and all that `learn` or `learn_online` needs to go on.
+        """Return the content of `save` and the state that `learn` or `learn_online` needs to continue.
 
         Later updates do not change it. For `rlxf.training.Checkpoints`.
         """
@@ -514,7 +514,7 @@ class DecisionTransformer(WindowLearner):
 
         Warns:
             UserWarning: once, if there is no state ten times in a row, although time steps are not 0, or if
-                ``episode_start`` says that an observation is not the first of its episode.
+                ``episode_start`` marks an observation as not the first of its episode.
         """
         shown, state = self._consider(observation, state, episode_start)
         with torch.no_grad():
@@ -626,8 +626,9 @@ class DecisionTransformer(WindowLearner):
     ) -> VecEnv:
         """So many of the environments that the dataset names for evaluation, to be wrapped in `ReturnToGo`.
 
-        It is looked up by its id among the environments that are registered here. What else the dataset says
-        of it, entry point, arguments, wrappers, is used if the agent was built or loaded with ``trust=True``.
+        It is looked up by its id among the environments that are registered here. The rest of its
+        description (entry point, arguments, wrappers) is used if the agent was built or loaded with
+        ``trust=True``.
 
         Args:
             n_envs: how many, at least 1.

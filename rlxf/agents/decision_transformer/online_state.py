@@ -1,4 +1,4 @@
-"""State of online fine-tuning in a file: replay, episodes at hand, and the place in the rounds."""
+"""State of online fine-tuning in a file: replay, current episodes, and the position in the rounds."""
 
 import os
 import warnings
@@ -30,7 +30,7 @@ LOST = "lost"
 
 
 def online_state(rounds: "Rounds") -> Archive:
-    """Return all that `learn_online` needs to go on, next to the agent."""
+    """Return the state, in addition to the agent, that `learn_online` needs to continue."""
     env = rounds.collector.env
     document: dict[str, Any] = {"options": rounds.options, "finished": rounds.finished}
     document["rounds"] = rounds.state()
@@ -52,12 +52,12 @@ def online_state(rounds: "Rounds") -> Archive:
 def read_online_run(
     agent: "DecisionTransformer", path: str | os.PathLike[str], steps: int, options: dict[str, Any]
 ) -> Archive:
-    """Read the file of a `learn_online` that this agent began alike, or could have begun.
+    """Read the file of a `learn_online` with the settings of this agent.
 
     Args:
         agent: with its data.
         path: of the file, or of a folder of `Checkpoints`.
-        steps: steps that the agent is asked for, those in the file included.
+        steps: requested steps, including those in the file.
         options: those of `learn_online` that change what is learned.
 
     Raises:
@@ -81,9 +81,9 @@ def read_online_run(
 
 
 def load_online_state(rounds: "Rounds", archive: Archive) -> None:
-    """Put replay, rounds and environments where they were in the file.
+    """Restore replay, rounds and environments from the file.
 
-    Where the episodes at hand cannot be continued, a warning says why, and fresh ones begin.
+    If the current episodes cannot be continued, a warning gives the reason and fresh ones begin.
 
     Raises:
         CheckpointError: if something does not fit.
@@ -104,7 +104,7 @@ def load_online_state(rounds: "Rounds", archive: Archive) -> None:
 
 
 def _why_lost(env: VecEnv, document: Mapping[str, Any], actions: Mapping[str, NDArray[Any]]) -> str | None:
-    """Continue the episodes at hand, or return why that cannot be done."""
+    """Continue the current episodes, or return the reason why that is impossible."""
     if LOST in document:
         return str(document[LOST])
     try:
@@ -115,7 +115,7 @@ def _why_lost(env: VecEnv, document: Mapping[str, Any], actions: Mapping[str, ND
 
 
 def _seed_anew(env: VecEnv, agent: "DecisionTransformer") -> None:
-    """New episodes, of seeds that the run has not played."""
+    """Seed the environments for new episodes that the run has not played."""
     if agent.seed is not None:
         seeds = np.random.SeedSequence([agent.seed, agent.num_timesteps])
         env.seed(int(seeds.generate_state(1)[0]))

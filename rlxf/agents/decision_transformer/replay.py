@@ -45,12 +45,12 @@ class Replay:
         self.added = 0
 
     def extend(self, episodes: Sequence[Episode]) -> None:
-        """Add episodes that were played; as many of the oldest leave."""
+        """Add collected episodes; the same number of the oldest ones is removed."""
         self.episodes.extend(episodes)
         self.added += len(episodes)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Episodes that were played, one after the other: those of the data need not be saved."""
+        """Return the collected episodes, concatenated; those of the data need not be saved."""
         played = list(self.episodes)[-self.added :] if self.added else []
         if not played:
             return {}
@@ -58,11 +58,11 @@ class Replay:
         return parts | {"lengths": np.array([len(each.rewards) for each in played])}
 
     def load_arrays(self, arrays: Mapping[str, NDArray[Any]], added: int) -> None:
-        """Restore what `arrays` gave, into a replay of the same data that nothing was added to yet.
+        """Restore the result of `arrays` in a replay of the same data without added episodes.
 
         Args:
             arrays: of `arrays`.
-            added: episodes that were added so far, also those that have left.
+            added: episodes that were added so far, including those that were removed.
         """
         played: list[Episode] = []
         if arrays:

@@ -46,7 +46,7 @@ def read_run(agent: "WindowLearner", path: str | os.PathLike[str], steps: int) -
 
 
 def read_alike(agent: "WindowLearner", path: str | os.PathLike[str]) -> Archive:
-    """As `read_run`, whether or not updates are left."""
+    """Read a run like `read_run`, even if no updates are left."""
     file = newest_file(path)
     archive = checkpoint.read(file, agent.NAME)
     check_resumable(archive, file)

@@ -41,7 +41,7 @@ class Rounds:
         self.finished = False
 
     def state(self) -> dict[str, Any]:
-        """The place in the rounds, and the episodes that the log tells of, as JSON."""
+        """Return the position in the rounds and the episode statistics of the log, as JSON."""
         infos = [
             {name: float(each[name]) for name in ("r", "l", "t")} for each in self.agent.ep_info_buffer or ()
         ]
@@ -54,7 +54,7 @@ class Rounds:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from the result of `state`."""
         self._played, self._rounds = state["played"], state["rounds"]
         size = self.agent._stats_window_size
         self.agent.ep_info_buffer = deque(state["episodes"], maxlen=size)

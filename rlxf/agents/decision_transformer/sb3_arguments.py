@@ -1,4 +1,4 @@
-"""Arguments of SB3's algorithms that learning from a dataset does not have."""
+"""Arguments of SB3's algorithms that offline training does not support."""
 
 from rlxf.agents.arguments import Refused
 
@@ -47,12 +47,12 @@ SB3_ARGUMENTS = {
     "action_space": Refused("the spaces are those of the dataset; leave it out"),
     "lr_schedule": Refused("use learning_rate, which may be a schedule"),
 }
-"""Of the constructors."""
+"""Unsupported arguments of the constructors."""
 
 SB3_LEARN_ARGUMENTS = {
     "total_timesteps": Refused("it counts updates, not steps of an environment; use steps=...")
 }
-"""Of ``learn``."""
+"""Unsupported arguments of ``learn``."""
 
 SB3_ONLINE_ARGUMENTS = {
     "total_timesteps": Refused("use steps=..., which counts steps over all environments"),
@@ -60,4 +60,4 @@ SB3_ONLINE_ARGUMENTS = {
     "train_freq": Refused("use round_steps=..."),
     "gradient_steps": Refused("use round_updates=..."),
 }
-"""Of ``learn_online``."""
+"""Unsupported arguments of ``learn_online``."""

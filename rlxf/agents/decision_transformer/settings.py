@@ -60,7 +60,7 @@ def check_sizes(**sizes: int | None) -> None:
 
 
 def check_no_policy(dataset: Any) -> None:
-    """Raise TypeError if a policy of Stable-Baselines3 stands in the place of the dataset."""
+    """Raise TypeError if a policy of Stable-Baselines3 is given instead of the dataset."""
     if isinstance(dataset, str) and dataset.endswith("Policy"):
         raise TypeError(
             f"the first argument is a dataset, not a policy, got {dataset!r}: pass a Minari id, e.g. "

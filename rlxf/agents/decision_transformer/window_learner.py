@@ -345,7 +345,7 @@ class WindowLearner(BaseAlgorithm):
         return Archive(archive.documents, copied(archive.tensors))
 
     def load_training_state(self, path: str | os.PathLike[str]) -> Self:
-        """Restore the state that a file of `rlxf.training.Checkpoints` holds, without training on.
+        """Restore the state that a file of `rlxf.training.Checkpoints` holds, without further training.
 
         Weights, optimizer, progress, values that wait for the log, and the global generators of torch, numpy
         and Python are as they were.

@@ -59,11 +59,11 @@ BOUNDS = {
     "seed": SEED,
     "verbose": whole(0),
 }
-"""Settings with a range; those of the others are told by the annotations of the constructor."""
+"""Settings with a range; the annotations of the constructor define the other settings."""
 NOT_SETTINGS = (
     *("self", "policy", "env", "memory_length", "tensorboard_log", "device", "_init_setup_model"),
 )
-"""Arguments of the constructor that a file does not hold. It does not decide where to write logs."""
+"""Arguments of the constructor that a file does not hold: the log folder."""
 CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
@@ -106,7 +106,7 @@ def save(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> None:
 
 
 def read(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
-    """The checked file of a GTrXLPPO agent, which must have this SHA-256 if one is given.
+    """Return the checked file of a GTrXLPPO agent; a given SHA-256 must match.
 
     Raises:
         FileNotFoundError: if there is none.

@@ -90,8 +90,8 @@ def check_endless(core: TransformerSpec) -> None:
 def check_episode_length(core: TransformerSpec, env: VecEnv) -> None:
     """Raise ValueError if an episode may be longer than the core has positions.
 
-    An episode that is cut at the limit of its environment has one observation more than steps: its value
-    stands for what is lost. Environments that are not Gymnasium's, or have no limit, are not checked.
+    An episode that is truncated by its time limit has one observation more than steps: the value of the
+    last one is bootstrapped. Environments that are not Gymnasium's, or have no limit, are not checked.
     """
     most = None if core.position is None else core.position.max_positions
     limit = None if most is None else _max_episode_steps(env)
@@ -105,7 +105,7 @@ def check_episode_length(core: TransformerSpec, env: VecEnv) -> None:
 def _max_episode_steps(env: VecEnv) -> int | None:
     try:
         spec = env.get_attr("spec", 0)[0]
-    except (AttributeError, NotImplementedError):  # an environment that is none of Gymnasium's
+    except (AttributeError, NotImplementedError):  # not a Gymnasium environment
         return None
     return None if spec is None else spec.max_episode_steps
 

@@ -63,7 +63,7 @@ class GTrXLPolicy(BasePolicy):
 
     Raises:
         ValueError: if the features extractor cannot be made for the observations: images are too small.
-        TypeError: for other arguments, also those of SB3's policies; the message says what to use instead.
+        TypeError: for other arguments, also those of SB3's policies; the message names the alternative.
     """
 
     extractor_class: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
@@ -247,7 +247,7 @@ class GTrXLPolicy(BasePolicy):
 
         Warns:
             UserWarning: once, if it gets neither state nor episode_start ten times in a row, or no state
-                although episode_start says that an observation is not the first of its episode.
+                although episode_start marks an observation as not the first of its episode.
         """
         latent, acting, batched = self._consider(observation, state, episode_start)
         with torch.no_grad():

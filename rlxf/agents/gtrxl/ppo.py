@@ -164,17 +164,17 @@ class GTrXLPPO(OnPolicyAlgorithm):
         device: "auto", "cpu" or "cuda".
 
     Raises:
-        ValueError: if a size or a name does not fit; the message says which and what does. Also if the device
-            does not exist: SB3 would use the CPU in place of a missing GPU.
+        ValueError: if a size or a name does not fit; the message names it and an allowed value. Also if the
+            device does not exist: SB3 would use the CPU instead of a missing GPU.
         TypeError: if a space is not supported, or for other arguments. For those of SB3's PPO and
-            RecurrentPPO the message says what to use instead.
+            RecurrentPPO the message names the alternative.
 
     Warns:
         UserWarning: if images are flattened, since "MlpGTrXLPolicy" reads them.
     """
 
     normalized_observations: bool
-    """Whether it has learned from observations that a ``VecNormalize`` made; a file keeps it."""
+    """True if training observations came from a ``VecNormalize``; saved with the agent."""
     _warned_of_filler = False
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = POLICIES | SB3_POLICIES
     policy: GTrXLPolicy  # type: ignore[assignment]
@@ -574,7 +574,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return self.ranks.gathered(x)[weight == 1]
 
     def objective(self) -> Objective:
-        """What PPO minimises now, by the schedules and the scale of recent returns."""
+        """Return the current PPO objective, given the schedules and the scale of recent returns."""
         progress = self._current_progress_remaining
         deviation, bound = float(self.policy.value_net.deviation), self.clip_range_vf_schedule
         return Objective(
@@ -687,7 +687,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return Archive(archive.documents | documents, copied(archive.tensors | tensors))
 
     def load_training_state(self, path: str | os.PathLike[str]) -> Self:
-        """Restore the state that a file of `rlxf.training.Checkpoints` holds, without training on.
+        """Restore the state that a file of `rlxf.training.Checkpoints` holds, without further training.
 
         Weights, optimizer, progress, statistics of ``VecNormalize``, values that wait for the log, and the
         global generators of torch, numpy and Python are as they were. The environments are left alone:

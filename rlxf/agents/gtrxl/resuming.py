@@ -85,7 +85,7 @@ def read_run(agent: "GTrXLPPO", path: str | os.PathLike[str], total_timesteps: i
 
 
 def read_alike(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> Archive:
-    """As `read_run`, whether or not steps are left."""
+    """Read a run like `read_run`, even if no steps are left."""
     file = newest_file(path)
     archive = checkpoint.read(file)
     check_resumable(archive, file)
@@ -112,10 +112,10 @@ def take_up(agent: "GTrXLPPO", archive: Archive) -> None:
 
 
 def restore(agent: "GTrXLPPO", archive: Archive) -> tuple[dict[str, Any], Groups]:
-    """Put weights, progress and statistics where they were in the file.
+    """Restore weights, progress and statistics from the file.
 
     Returns:
-        The episodes at hand, and the tensors of this process.
+        The current episodes, and the tensors of this process.
 
     Raises:
         CheckpointError: if something does not fit.
@@ -148,7 +148,7 @@ def go_on(agent: "GTrXLPPO", archive: Archive) -> None:
 
 
 def _gradients(agent: "GTrXLPPO") -> dict[str, Tensor]:
-    """Those of the last update, where TensorBoard may show them."""
+    """Return the gradients of the last update if the logger writes TensorBoard events, else {}."""
     if not writes_tensorboard(agent.logger):
         return {}
     named = agent.policy.named_parameters()

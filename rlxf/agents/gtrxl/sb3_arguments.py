@@ -1,4 +1,4 @@
-"""Arguments of SB3's PPO and RecurrentPPO that `GTrXLPPO` and its policies do not have."""
+"""Arguments of SB3's PPO and RecurrentPPO that `GTrXLPPO` and its policies do not support."""
 
 from rlxf.agents.arguments import Refused
 
@@ -34,7 +34,7 @@ SB3_ARGUMENTS = {
     "action_space": _STORED_SPACE,
     "net_arch": Refused(_LAYERS.format("the hidden layers", "width=..., layers=..., feed_forward=...")),
 }
-"""Of the constructors."""
+"""Unsupported arguments of the constructors."""
 
 SB3_POLICY_ARGUMENTS = {
     "net_arch": Refused(
@@ -58,4 +58,4 @@ SB3_POLICY_ARGUMENTS = {
     "enable_critic_lstm": Refused("actor and critic share the transformer; leave it out", neutral=(False,)),
     "lstm_kwargs": _LSTM,
 }
-"""Of the policies: what ``policy_kwargs`` may hold there."""
+"""Unsupported arguments of the policies, i.e. entries of ``policy_kwargs`` in SB3."""

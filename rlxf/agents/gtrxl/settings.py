@@ -57,7 +57,7 @@ def default_n_steps(env: Env | VecEnv | None, n_envs: int, segment_length: int) 
     """Steps of each environment that make a rollout of at least `ROLLOUT_STEPS`, in whole segments.
 
     Args:
-        env: what the agent trains in; None if it is not known yet.
+        env: the training environments; None if they are not known yet.
         n_envs: environments of all processes where ``env`` is not known.
         segment_length: steps of a segment.
     """
@@ -128,7 +128,7 @@ def check_schedule(name: str, value: float | Schedule, progress: float = 1.0) ->
 
 
 def check_has_env(env: VecEnv | None) -> None:
-    """Raise ValueError if the agent has no environment to learn in."""
+    """Raise ValueError if the agent has no training environment."""
     if env is None:
         raise ValueError(
             "the agent was loaded without an environment and has none to learn in: load it with "

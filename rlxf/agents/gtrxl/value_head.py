@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from rlxf.training import CheckpointError
 
 LEAST_DEVIATION = 1e-2
-"""Smallest standard deviation of returns that values are measured in. Before the first reward is paid the
+"""Smallest standard deviation of returns that values are measured in. Before the first nonzero reward the
 returns are the rounding noise of the critic itself, and must not be scaled up."""
 LEAST_RATE = 0.05
 """Weight of the newest rollout in the statistics once 20 rollouts have been seen."""
@@ -23,7 +23,7 @@ MOST = {
 
 
 def check_statistics(state: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError if the statistics in the weights of a policy are none that `PopArtHead` makes.
+    """Raise CheckpointError if the statistics in the weights are not possible for `PopArtHead`.
 
     The mean and the standard deviation must be finite numbers of float32, in which values are computed.
 
@@ -43,7 +43,7 @@ def check_statistics(state: Mapping[str, Tensor]) -> None:
 class PopArtHead(nn.Linear):
     r"""``V = mu + sigma (w^T h + b)``, with the mean mu and standard deviation sigma of the returns.
 
-    The linear layer sees targets of mean 0 and variance 1, whatever the scale of the rewards, so one learning
+    The linear layer predicts targets of mean 0 and variance 1 for any scale of the rewards, so one learning
     rate fits tasks whose returns are 1 and tasks whose returns are -1000. `update` moves mu and sigma to the
     returns of a rollout and rescales w and b such that every value stays what it was:
     ``w' = sigma w / sigma'`` and ``b' = (sigma b + mu - mu') / sigma'``.
@@ -79,7 +79,7 @@ class PopArtHead(nn.Linear):
 
     @torch.no_grad()
     def update(self, returns: Tensor) -> None:
-        """Take the returns (N,) of a rollout into the statistics; all values stay what they were."""
+        """Update the statistics with the returns (N,) of a rollout; all values stay unchanged."""
         mean, deviation = self.mean.clone(), self.deviation
         self._update_statistics(returns.double())
         ratio = deviation / self.deviation

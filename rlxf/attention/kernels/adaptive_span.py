@@ -30,10 +30,11 @@ class AdaptiveSpan(PairwiseKernel):
         start: z of every head at first, in tokens; None for S / 2. The paper starts near 0. A head learns
             nothing of tokens that it does not see, and memory tasks live by far ones.
         penalty: lambda; 2e-6 as in the paper. 0 lets spans grow for free.
-        include_self: whether a token sees itself. The paper's sum, over t - S to t - 1, leaves it out: there
-            a token's own content goes on through the residual alone, and the first token of an episode gets
-            0 from attention. True by default, which is ours: an agent acts by its current observation, and
-            its heads can then weigh it against the past.
+        include_self: whether a token attends to itself. The paper's sum, over t - S to t - 1, excludes it:
+            a token's own content is then available through the residual only. The weighted average of the
+            first token of an episode is 0, so its attention output is the bias of the output projection.
+            True by default, unlike the paper: an agent acts on its current observation, and its heads can
+            weigh it against the past.
 
     Raises:
         TypeError: if limit or ramp is no whole number, or include_self neither True nor False.

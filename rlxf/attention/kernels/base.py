@@ -74,7 +74,7 @@ class LayerKernel(nn.Module, ABC):
     def look(self, q: Tensor, k: Tensor, bias: Tensor | None, relation: "Relation", dropout: float) -> Tensor:
         """What a query takes of each value, for people to look at, (B, H, Tq, Tk).
 
-        By default the average of one-hot values, of the type of q. Arguments as in `forward`.
+        The default is the average of one-hot values, in the dtype of q. Arguments as in `forward`.
         """
         y: Tensor = self(q, k, one_hot(q, k), bias, relation, dropout)
         return y
@@ -214,7 +214,7 @@ def check_whole_sequence(kernel: Kernel, option: str, choices: Choices) -> None:
 
 
 def one_hot(q: Tensor, k: Tensor) -> Tensor:
-    """A value for each key (B, H, Tk, D) that shows where it went, (B, H, Tk, Tk).
+    """One-hot values (B, H, Tk, Tk) that identify the keys (B, H, Tk, D).
 
     It has the type of q: keys have a wider one where `LayerKernel.meet` adds logarithms to them.
     """

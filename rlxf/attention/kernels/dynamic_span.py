@@ -25,7 +25,7 @@ class DynamicSpan(PairwiseKernel):
         limit: S, the longest span, in tokens.
         ramp: R, over how many tokens the weight falls from 1 to 0; 32 as in the paper.
         penalty: lambda; 2e-6 as in the paper. 0 lets spans grow for free.
-        include_self: whether a token sees itself; see `AdaptiveSpan`. The paper's form is False.
+        include_self: whether a token attends to itself; see `AdaptiveSpan`. The paper's form is False.
 
     Raises:
         TypeError: if limit or ramp is no whole number, or include_self neither True nor False.

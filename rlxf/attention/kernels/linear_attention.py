@@ -50,17 +50,17 @@ class LinearAttention(LayerRecurrent):
     """M."""
 
     precision: ClassVar[torch.dtype] = torch.float32
-    """Features and sums have this floating-point type at least."""
+    """Lowest precision of features and sums."""
 
     @abstractmethod
     def quotient(self, found: Tensor) -> Tensor:
-        """The average (..., V) of what `over_pairs` or `over_past` found (..., V + 2).
+        """Compute the average (..., V) from the result (..., V + 2) of `over_pairs` or `over_past`.
 
-        That is the numerator, the denominator, and the sum of squared norms of the features of keys.
+        That result contains the numerator, the denominator, and the sum of squared norms of key features.
         """
 
     def wide(self, x: Tensor) -> Tensor:
-        """x in `precision` or better: exponents and long sums need it."""
+        """Convert x to at least `precision`, which exponents and long sums need."""
         return x.to(torch.promote_types(x.dtype, self.precision))
 
     @abstractmethod

@@ -109,7 +109,7 @@ class PerformerAverage(LinearAttention):
         return Keys(features, (top - half.detach())[..., 0])
 
     def quotient(self, found: Tensor) -> Tensor:
-        """See `LinearAttention`: features are positive, so only a query that sees nothing has none below."""
+        """See `LinearAttention`: features are positive, so the denominator is 0 only without visible keys."""
         return found[..., :-2] / found[..., -2:-1].clamp(min=LEAST)
 
     def _raised(self, x: Tensor) -> Tensor:

@@ -115,7 +115,10 @@ def _gradients(
 def _energy_gradients(
     keys: Keys, before: Sums, end: Tensor, of_found: Tensor, of_after: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of the squared norms of keys (B, H, T, 1) and of the energy before, from those found and after."""
+    """Return the gradients of the squared norms of keys (B, H, T, 1) and of the energy before.
+
+    They are computed from the gradients of the energy that was found and of the energy after.
+    """
     past, pairs = (factor.square() for factor in seen(keys, before))
     kept, joined = (factor.square() for factor in before.rescaled(keys, end))
     of_norms = pairs.mT @ of_found + joined * of_after

@@ -28,12 +28,12 @@ class RFA(RecurrentKernel):
     ``phi(q_i) . phi(k_j) (1 - g_j) g_{j+1} ... g_i``: whatever the pattern, all tokens between the two count.
 
     Products of waves may be negative, so weights may be, and a denominator d may come near 0. The paper's
-    formula says nothing of that. An average over n keys has a standard error of up to ``(n / 2 D)^1/2`` in
+    formula does not cover that. An average over n keys has a standard error of up to ``(n / 2 D)^1/2`` in
     its denominator, and within about three of these it is noise. Here numerators are divided by d where
     ``d^2 >= 4 sum_j |phi(k_j)|^2 / D``, which is 4 n / D without a gate. Elsewhere they are multiplied by d
-    and divided by that bound. The divisor is positive, bounded away from 0, and the result has no jump where
-    d changes its sign. (The authors' code divides by ``max(d, 100 / D)``, where it acts, and by |d| where it
-    learns.) Features and sums are float64: for small sigma, sums cancel to a small part of their terms.
+    and divided by that bound. The divisor is positive and bounded away from 0, and the result is continuous
+    where d changes its sign. (The authors' code divides by ``max(d, 100 / D)`` when acting and by |d| when
+    learning.) Features and sums are float64: for small sigma, sums cancel to a small part of their terms.
 
     While acting with the pattern `Full`, a layer keeps ``sum_j phi(k_j) [v_j, 1]`` in place of keys and
     values. Attention weights are not dropped: there are none.
@@ -136,9 +136,9 @@ class GatedRFAAverage(RFAAverage):
     """The same with a gate, ``gate`` (C -> H), which reads the token.
 
     The mark of a key is its gate's logit. Where keys meet queries, it becomes the logarithm of its share
-    ``l_j = log(1 - g_j) - log g_j - ... - log g_1``, from the first token of the episode that is there: what
-    is the same for all keys of a query cancels. l grows with time while its differences count, so it is
-    float64. It is kept as two numbers: its value, and a 0 that has its gradient.
+    ``l_j = log(1 - g_j) - log g_j - ... - log g_1``, from the first available token of the episode: terms
+    that all keys of a query share cancel. l grows with time while its differences count, so it is
+    float64. It is stored as two numbers: its value, and a 0 that carries its gradient.
     """
 
     def __init__(self, spec: RFA, width: int, heads: int):

@@ -34,7 +34,7 @@ class Keys(NamedTuple):
 class Sums(NamedTuple):
     """``sum_j phi(k_j) [v_j, 1]``: total (B, H, M, V + 1), times e^scale (B, H).
 
-    ``energy`` (B, H, 1, 1), times e^(2 scale), is ``sum_j |phi(k_j)|^2``: how much noise an estimate has.
+    ``energy`` (B, H, 1, 1), times e^(2 scale), is ``sum_j |phi(k_j)|^2``: a measure of an estimate's noise.
     """
 
     total: Tensor
@@ -64,7 +64,7 @@ class Sums(NamedTuple):
 def over_pairs(queries: Tensor, keys: Keys, values: Tensor, allowed: Tensor) -> Tensor:
     """``sum_j phi(q_i) . phi(k_j) [v_j, 1]`` and ``sum_j |phi(k_j)|^2``.
 
-    They are divided by e^s and e^(2 s), with s the largest scale that query i sees.
+    They are divided by e^s and e^(2 s), with s the largest scale among the keys of query i.
 
     Args:
         queries: features (B, H, Tq, M).
@@ -73,7 +73,7 @@ def over_pairs(queries: Tensor, keys: Keys, values: Tensor, allowed: Tensor) -> 
         allowed: who may see whom, (B, 1 or H, Tq, Tk) bool.
 
     Returns:
-        (B, H, Tq, V + 2); 0 for a query that sees nothing.
+        (B, H, Tq, V + 2); 0 for a query without visible keys.
     """
     scale = keys.scale[:, :, None].masked_fill(~allowed, -torch.inf)
     factor = (scale - scale.amax(-1, keepdim=True).clamp(min=LOWEST)).exp()

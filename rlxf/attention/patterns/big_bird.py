@@ -25,9 +25,9 @@ class BigBird(BlockPattern):
     Each head draws for each block ``random`` different blocks that are neither global nor in its window: one
     from each of as many stretches of equal length, from the first block that is not global to the window.
     Where fewer blocks stand before the window, all of them are taken, and in a bidirectional transformer the
-    ones directly after the window as well. So each block sees ``random`` drawn blocks, or as many as exist;
-    in a causal transformer, as many as exist before it. The paper draws from all blocks. That needs the
-    length, which a rule on positions does not know. All layers have the same draw; in HuggingFace's code
+    ones directly after the window as well. So each block attends to ``random`` drawn blocks, or as many as
+    exist; in a causal transformer, as many as exist before it. The paper draws from all blocks. That requires
+    the length, which a rule on positions does not have. All layers have the same draw; in HuggingFace's code
     each has its own.
 
     Source: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D.
@@ -80,7 +80,7 @@ class BigBird(BlockPattern):
 
 @dataclass(frozen=True)
 class NearAndRandom(BlockPattern):
-    """The blocks around a block, and those that it drew after the global ones; see `BigBird`."""
+    """Blocks around a block, and the blocks drawn for it after the global ones; see `BigBird`."""
 
     block: int
     window: int
@@ -144,7 +144,7 @@ class DrawnByHead(BlockPattern):
 
 @lru_cache(maxsize=64)
 def drawn(rule: NearAndRandom, head: int, blocks: int) -> Tensor:
-    """(blocks, random) int64: what each of the first blocks draws.
+    """Draw (blocks, random) int64 blocks for each of the first blocks.
 
     Where fewer than ``random`` stand before the window, the others are those directly after it.
     """

@@ -15,8 +15,8 @@ class BigBirdETC(ExtraTokens):
     """A token sees the blocks around its own, some at random, and all global tokens, which see all.
 
     Global tokens are extra ones, with projections of their own; causal, the first ones of an episode: see
-    `ExtraTokens`. Blocks are drawn as `BigBird` says; they count from the first global token,
-    and those of global tokens alone are not drawn.
+    `ExtraTokens`. Blocks are drawn as in `BigBird`; they count from the first global token,
+    and blocks of only global tokens are not drawn.
 
     Source: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D.
 

@@ -25,7 +25,7 @@ class ETC(ExtraTokens):
     """Global tokens see all and are seen by all; other tokens see those with ``|i - j| <= radius``.
 
     Global tokens are extra ones, with projections of their own; causal, the first ones of an episode: see
-    `ExtraTokens`. The paper's labels, which say how two tokens are related, are the position `ETCLabels`.
+    `ExtraTokens`. The paper's labels for the relation of two tokens are the position `ETCLabels`.
 
     Source: Ainslie et al. 2020, arXiv:2004.08483, section 3.2.
 

@@ -92,7 +92,7 @@ class Position(Technique):
 
     @property
     def max_positions(self) -> int | None:
-        """Number of positions, in tokens, from 0; None for no end."""
+        """Number of positions, in tokens, from 0; None if unlimited."""
         return None
 
     def build_embedding(self, width: int, heads: int) -> Embedding:

@@ -29,7 +29,7 @@ STEP_BYTES = 32
 RATIO = 100
 """Bytes of arrays that a dataset may become for each byte of its file, in addition to the memory budget."""
 ACTION_TOLERANCE = 1e-4
-"""Share of a bound, at least of 1, by which an action may overstep its Box: rounding is no fault."""
+"""Share of a bound, at least of 1, by which an action may exceed its Box because of rounding."""
 
 
 def convert(sources: Sequence[Source], folder: Path, progress_bar: bool = False) -> list[ArrayFile]:
@@ -142,19 +142,19 @@ class _Arrays:
 
 @dataclass(frozen=True)
 class _InBox:
-    """Encodes actions that lie in their Box, and refuses others."""
+    """Encoder that rejects actions outside of their Box."""
 
     encode: VectorEncoder
     space: spaces.Box[Any]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a row."""
+        """Shape of a row."""
         return self.encode.shape
 
     @property
     def dtype(self) -> DTypeLike:
-        """Of its numbers."""
+        """Dtype of a row."""
         return self.encode.dtype
 
     def __call__(self, values: Any) -> NDArray[np.float32]:
@@ -173,7 +173,7 @@ def _slack(bound: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _in_space(encode: Encoder, space: spaces.Space[Any]) -> Encoder:
-    """An encoder that also refuses Box actions outside of their space, as those of choices do."""
+    """Return an encoder that also rejects Box actions outside of their space, as those of choices do."""
     is_box = isinstance(space, spaces.Box) and isinstance(encode, VectorEncoder)
     return _InBox(encode, space) if is_box else encode  # type: ignore[arg-type]
 

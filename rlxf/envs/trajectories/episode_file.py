@@ -26,9 +26,9 @@ from rlxf.envs.trajectories.stored_form import (
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
 READ = ("observations", "actions", "rewards", *ENDS)
-"""What is read of an episode."""
+"""Names of the arrays that are read from an episode."""
 ReadImages = Callable[[Any, spaces.Space[Any]], Any]
-"""From stored images of a space, a few steps of them, to arrays."""
+"""Function that decodes a few steps of stored images of a space into arrays."""
 # What h5py raises for damaged files: its own checks are OSError and RuntimeError, names that lead to
 # nothing are KeyError, and damaged types and sizes are the others.
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError, MemoryError)
@@ -80,7 +80,7 @@ class EpisodeFile:
         return steps
 
     def _check_form(self, group: Any, arrays: Sequence[h5py.Dataset], episode: int) -> None:
-        """Refuse arrays of other shapes and dtypes than the metadata say, and chunks that fill the memory."""
+        """Reject arrays whose shape or dtype differs from the metadata, and chunks that exceed memory."""
         with self._naming(episode):
             fault = episode_fault(group, self.source)
         if fault:
@@ -103,7 +103,7 @@ class EpisodeFile:
         return rewards
 
     def ending(self, episode: int) -> tuple[bool, bool]:
-        """Whether the last step was terminated, and whether it was truncated; no step before may be."""
+        """Return the terminated and truncated flags of the last step; earlier steps must not be ends."""
         with self._naming(episode):
             group = self._group(episode)
             ends = [np.asarray(open_own(group, name)[()]).reshape(-1).astype(bool) for name in ENDS]

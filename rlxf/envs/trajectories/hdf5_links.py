@@ -8,13 +8,13 @@ FILTERS = {
     *(h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SZIP),
     *(h5py.h5z.FILTER_NBIT, h5py.h5z.FILTER_SCALEOFFSET, h5py.h5z.FILTER_LZF),
 }
-"""Those that are part of HDF5 and h5py. It searches folders for the library of any other."""
+"""Filters that are part of HDF5 and h5py. HDF5 searches folders for the library of any other filter."""
 
 
 def open_own(group: Any, name: str) -> Any:
-    """The group or array of this name, if all of it is in the same file.
+    """Return the group or array of this name if all of it is in the same file.
 
-    External links, external and virtual storage let a file show what is in other files of the machine.
+    External links, external and virtual storage let a file expose the content of other files on the machine.
 
     Args:
         group: an ``h5py.Group``.

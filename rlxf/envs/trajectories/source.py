@@ -27,7 +27,7 @@ _UNREADABLE = (
     *(ValueError, TypeError, OSError, KeyError, AttributeError, AssertionError, ImportError),
     *(NotImplementedError, RecursionError, OverflowError, MemoryError),
 )
-"""What Minari and Gymnasium raise for metadata that is not theirs."""
+"""Exceptions that Minari and Gymnasium raise for invalid metadata."""
 Dataset: TypeAlias = str | minari.MinariDataset
 
 
@@ -139,7 +139,7 @@ def _find(dataset_id: str, download_missing: bool) -> minari.MinariDataset:
 
 
 def _check_readable(dataset_id: str, folder: Path) -> None:
-    """Refuse metadata for which Minari would run code: it makes the environment where a space is missing.
+    """Reject metadata for which Minari would run code: it creates the environment if a space is missing.
 
     It also imports the reader of other formats, which is of no use here (`_check_format`).
     """

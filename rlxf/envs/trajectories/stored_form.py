@@ -1,4 +1,4 @@
-"""Form of the arrays in a Minari HDF5 file, told without reading their numbers."""
+"""Form of the arrays in a Minari HDF5 file, determined without reading their numbers."""
 
 import math
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ ENDS = ("terminations", "truncations")
 
 
 def own_arrays(group: h5py.Group, name: str) -> Iterator[h5py.Dataset]:
-    """The array of this name in a group, or all that are in the group of this name.
+    """Return the array of this name in a group, or all arrays in the group of this name.
 
     Raises:
         ValueError, KeyError: as `open_own`.
@@ -36,7 +36,7 @@ def chunk_bytes(array: h5py.Dataset) -> int:
 
 
 def episode_fault(group: h5py.Group, source: Source) -> str | None:
-    """Say which array of an episode has another form than the metadata of its dataset say; None if none."""
+    """Describe an array of an episode whose form differs from the metadata of its dataset; None if none."""
     faults = {
         "observations": form_fault(group["observations"], source.observation_space, source.has_jpeg),
         "actions": form_fault(group["actions"], source.action_space, jpeg=False),
@@ -46,7 +46,7 @@ def episode_fault(group: h5py.Group, source: Source) -> str | None:
 
 
 def form_fault(node: Any, space: spaces.Space[Any], jpeg: bool) -> str | None:
-    """Say why the rows of an array have another shape or dtype than a space; None if they have not.
+    """Describe how the rows of an array differ from a space in shape or dtype; None if they do not.
 
     Args:
         node: a group for a Dict or a Tuple, else an array (rows, ...).
@@ -74,13 +74,13 @@ def _array_fault(array: h5py.Dataset, space: spaces.Space[Any]) -> str | None:
 
 
 def _castable(stored: np.dtype[Any], wanted: Any) -> bool:
-    """Whole numbers of any width stand for one another: that they are in the space is checked by value."""
+    """Accept whole numbers of any width for one another; their values are checked separately."""
     both_whole = stored.kind in "biu" and wanted.kind in "biu"
     return both_whole or bool(np.can_cast(stored, wanted, "same_kind"))
 
 
 def single_fault(array: h5py.Dataset) -> str | None:
-    """Say why an array is not one number for each step; None if it is."""
+    """Describe why an array is not one number for each step; None if it is."""
     numbers = math.prod(array.shape[1:])
     if numbers != 1 or array.dtype.kind not in "biuf":
         return f"are of {array.dtype} with rows of shape {array.shape[1:]}, not one number each"
