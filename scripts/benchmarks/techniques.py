@@ -162,7 +162,7 @@ def rows(chosen: list[Subject], trials: list[Trial]) -> Iterator[tuple[str, ...]
     usual = mean(trial.seconds for trial in trials if not trial.axis)
     for one in chosen:
         own = [trial for trial in trials if (trial.axis, trial.name) == (one.axis, one.name)]
-        yield one.axis, one.name, *(cells(own, usual) if own else (one.refused, "", "", ""))
+        yield one.axis, one.name, *(cells(own, usual) if own else (one.refused or "not measured", "", "", ""))
 
 
 def cells(own: list[Trial], usual: float) -> tuple[str, ...]:

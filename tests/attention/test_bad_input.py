@@ -98,8 +98,8 @@ class OfNoPair(Kernel):
 
 @pytest.mark.parametrize("technique", TECHNIQUES["position"].values(), ids=TECHNIQUES["position"])
 def test_what_changes_the_weight_of_pairs_needs_a_kernel_that_has_one(technique):
-    technique().check(SimpleNamespace(kernel=Softmax(), width=8, heads=2))
-    other = SimpleNamespace(kernel=OfNoPair(), width=8, heads=2)
+    technique().check(SimpleNamespace(kernel=Softmax(), pattern=Full(), width=8, heads=2))
+    other = SimpleNamespace(kernel=OfNoPair(), pattern=Full(), width=8, heads=2)
     layer = technique().build(8, 2)
     shared = technique().build_embedding(8, 2)
     changes = type(layer).bias is not LayerPosition.bias or type(shared).bias is not Embedding.bias

@@ -19,6 +19,7 @@ from rlxf.attention import (
     Deberta,
     Dilated,
     DistanceAware,
+    ETCLabels,
     FixedColumns,
     Full,
     Index,
@@ -83,6 +84,7 @@ POSITIONS = (
     Tupe(128, buckets=4, max_distance=5),
     Deberta(3),
     DistanceAware(),
+    ETCLabels(3, global_tokens=54),
 )
 
 SPECS = {

@@ -35,7 +35,10 @@ def test_known_settings_pass():
 
 @pytest.mark.parametrize(("writer", "told"), [("9.9", "rlxf 9.9"), (None, "an unknown version of rlxf")])
 def test_unknown_settings_are_told_with_the_version_that_wrote_them(writer, told):
-    message = f"by {told} and has the settings a, b, which rlxf {VERSION} does not know; load it with {told}$"
+    loader = "the version that wrote it" if writer is None else told
+    message = (
+        f"by {told} and has the settings a, b, which rlxf {VERSION} does not know; load it with {loader}$"
+    )
     with pytest.raises(CheckpointError, match=message):
         check_known({"gamma": 1, "b": 2, "a": 3}, ["gamma"], writer)
 
