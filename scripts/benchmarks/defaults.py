@@ -12,6 +12,7 @@ import gymnasium
 import matplotlib.pyplot as plt
 import numpy as np
 from gymnasium.wrappers import TransformObservation
+from matplotlib.lines import Line2D
 from rich.console import Console
 from rich.table import Table
 from sb3_contrib import RecurrentPPO
@@ -231,12 +232,12 @@ def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
     colours = dict(zip(PROGRAMS, ("tab:blue", "tab:orange", "tab:gray"), strict=True))
     for (task, program), group in groups.items():
         axis = axes.flat[names.index(task)]
-        for number, run in enumerate(group):
+        for run in group:
             steps, returns = zip(*((step / 1000, value) for step, value in run["curve"]), strict=True)
-            label = None if number else program
-            axis.plot(steps, returns, color=colours[program], alpha=0.7, label=label)
+            axis.plot(steps, returns, color=colours[program], alpha=0.7)
         axis.set(title=task, xlabel="environment steps, thousands")
     axes[0, 0].set_ylabel("mean training return")
-    axes[0, 0].legend()
-    figure.tight_layout()
+    lines = [Line2D([], [], color=colour, label=program) for program, colour in colours.items()]
+    figure.legend(handles=lines, loc="lower right", ncols=len(lines))
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(path, dpi=120)
