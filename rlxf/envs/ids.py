@@ -1,16 +1,21 @@
-"""Gymnasium ids of environments."""
+"""Gymnasium specs and ids of vector environments."""
 
-from gymnasium.envs.registration import parse_env_id
+from gymnasium.envs.registration import EnvSpec, parse_env_id
 from stable_baselines3.common.vec_env import VecEnv
+
+
+def spec_of(env: VecEnv) -> EnvSpec | None:
+    """Return the Gymnasium spec of the first environment; None if it was not made by id."""
+    try:
+        spec: EnvSpec | None = env.get_attr("spec", 0)[0]
+    except (AttributeError, NotImplementedError):  # not a Gymnasium environment
+        return None
+    return spec
 
 
 def env_id_of(env: VecEnv) -> str | None:
     """Return the Gymnasium id of the first environment; None if it was not made by id."""
-    try:
-        spec = env.get_attr("spec", 0)[0]
-    except AttributeError:  # not a Gymnasium environment
-        return None
-    return getattr(spec, "id", None)
+    return getattr(spec_of(env), "id", None)
 
 
 def is_other_version(one: str, other: str) -> bool:

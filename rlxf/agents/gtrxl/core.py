@@ -16,6 +16,7 @@ from rlxf.attention import (
 )
 from rlxf.attention.patterns.window import bounded
 from rlxf.attention.residuals.base import Residual
+from rlxf.envs.ids import spec_of
 
 MEMORY_LENGTH = 128
 ENDING = (LearnedAbsolute, Multiplicative, Tupe, Floater)
@@ -94,20 +95,12 @@ def check_episode_length(core: TransformerSpec, env: VecEnv) -> None:
     last one is bootstrapped. Environments that are not Gymnasium's, or have no limit, are not checked.
     """
     most = None if core.position is None else core.position.max_positions
-    limit = None if most is None else _max_episode_steps(env)
+    limit = None if most is None else getattr(spec_of(env), "max_episode_steps", None)
     if most is not None and limit is not None and most <= limit:
         raise ValueError(
             f"an episode has up to max_episode_steps={limit} steps, and so {limit + 1} observations, but "
             f"{core.position} has only {most} positions; use max_length={limit + 1} or a relative position"
         )
-
-
-def _max_episode_steps(env: VecEnv) -> int | None:
-    try:
-        spec = env.get_attr("spec", 0)[0]
-    except (AttributeError, NotImplementedError):  # not a Gymnasium environment
-        return None
-    return None if spec is None else spec.max_episode_steps
 
 
 def _check_core(core: TransformerSpec) -> None:
