@@ -22,7 +22,7 @@ class NotACountError(Exception):
         super().__init__(f"must be a whole number such as 100000, 100_000 or 1e5, got {text}")
         self.text = text
 
-    def told(self, args: Sequence[str]) -> str:
+    def message(self, args: Sequence[str]) -> str:
         """The message, with the option among ``args`` that the text belongs to."""
         options = [args[place - 1] for place, word in enumerate(args) if place and word == self.text]
         options += [word.partition("=")[0] for word in args if word.endswith(f"={self.text}")]

@@ -20,7 +20,7 @@ def interval(asked: int | None, total: int, least: int = 1) -> int:
     return max(-(-total // SHARE), least) if asked is None else asked
 
 
-def best_told(run: RunFolder, unit: str) -> str:
+def describe_best(run: RunFolder, unit: str) -> str:
     """Return one line on the best evaluation and the path of its agent; "" if there was none.
 
     Args:

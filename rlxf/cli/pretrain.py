@@ -21,10 +21,10 @@ from rlxf.cli.progress import OFFLINE, progress
 from rlxf.cli.resumable import (
     Start,
     config_read,
+    describe_completion,
     is_complete,
     learn_resumably,
     options_of,
-    told_complete,
     train_to_completion,
 )
 from rlxf.cli.screen import as_table, show
@@ -108,7 +108,7 @@ class Pretrain:
         """
         join_others()
         if is_complete(run, self.updates):
-            return partial(show, told_complete(run, "updates"))
+            return partial(show, describe_completion(run, "updates"))
         start = Start.of(run)
         pretraining = self._pretraining_at(start)
         pretraining.set_logger(run.continue_logger(start.log, start.steps))

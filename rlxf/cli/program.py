@@ -95,7 +95,7 @@ def _read_or_refuse(read: Callable[..., Command], words: str, args: list[str]) -
     try:
         return read(args=args, console_outputs=bool(HELP.intersection(args)))
     except NotACountError as error:
-        leave(error.told(args), 2)
+        leave(error.message(args), 2)
     except SystemExit as leaving:
         if leaving.code != 2:
             raise

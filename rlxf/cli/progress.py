@@ -70,7 +70,7 @@ class Standing:
         return f"{self.per_second:,.{0 if self.per_second >= 10 else 1}f} {self.unit}/s"
 
     @property
-    def told(self) -> list[str]:
+    def metrics(self) -> list[str]:
         """The figures, each with its label."""
         return [f"{label} {value}" for label, value in self.figures.items()]
 
@@ -92,7 +92,7 @@ class Lines(View):
 
     def show(self, standing: Standing) -> None:
         """Print it."""
-        parts = [standing.counted, *standing.told, standing.rate, standing.left, standing.evaluation]
+        parts = [standing.counted, *standing.metrics, standing.rate, standing.left, standing.evaluation]
         show(" | ".join(filter(None, parts)))
 
 
@@ -113,7 +113,7 @@ def _block(standing: Standing) -> Group:
     head = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=standing.total, completed=standing.done, width=24, finished_style="green")
     head.add_row(standing.counted, bar, standing.rate, standing.left)
-    lines = ["   ".join(standing.told), standing.evaluation]
+    lines = ["   ".join(standing.metrics), standing.evaluation]
     return Group(head, *(Text(line) for line in lines if line))
 
 

@@ -76,7 +76,7 @@ def is_complete(run: RunFolder, total: int) -> bool:
     return bool(here().largest(int(done)))
 
 
-def told_complete(run: RunFolder, unit: str, hint: str = "") -> str:
+def describe_completion(run: RunFolder, unit: str, hint: str = "") -> str:
     """Return the message for a complete run, with the names of files that were changed since.
 
     Args:

@@ -20,16 +20,16 @@ from rlxf.cli.counts import Count, check_counts, check_from_zero
 from rlxf.cli.keeping import naming
 from rlxf.cli.offline_env import check_named, make_offline_env
 from rlxf.cli.offline_learner import OfflineLearner
-from rlxf.cli.periodic_evaluation import EVALUATION, best_told, interval
+from rlxf.cli.periodic_evaluation import EVALUATION, describe_best, interval
 from rlxf.cli.pretrained import begin_with
 from rlxf.cli.progress import OFFLINE, progress
 from rlxf.cli.resumable import (
     Start,
     config_read,
+    describe_completion,
     is_complete,
     learn_resumably,
     options_of,
-    told_complete,
     train_to_completion,
 )
 from rlxf.cli.screen import as_table, show
@@ -175,7 +175,7 @@ class TrainDecisionTransformer:
         """
         join_others()
         if is_complete(run, self.updates):
-            return partial(show, told_complete(run, "updates", f"; see: rlxf evaluate {run.path}"))
+            return partial(show, describe_completion(run, "updates", f"; see: rlxf evaluate {run.path}"))
         start = Start.of(run)
         agent = self._agent_at(start)
         self._check_evaluation(agent)
@@ -303,8 +303,8 @@ class TrainDecisionTransformer:
                 reports["best"] = self._report(agents["best"], writer, agent)
         for table in tables(reports, {name: each.num_timesteps for name, each in agents.items()}):
             show(table)
-        if told := best_told(run, "update"):
-            show(told)
+        if summary := describe_best(run, "update"):
+            show(summary)
         draw_targets(reports, {"last": run.path, "best": run.path / FOLDERS["best"]})
 
     def _report(

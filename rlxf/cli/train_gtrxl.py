@@ -23,17 +23,17 @@ from rlxf.cli.keeping import naming
 from rlxf.cli.learner import Learner
 from rlxf.cli.looks import Looks
 from rlxf.cli.normalization import normalised, normalised_alike
-from rlxf.cli.periodic_evaluation import EVALUATION, best_told, interval
+from rlxf.cli.periodic_evaluation import EVALUATION, describe_best, interval
 from rlxf.cli.pretrained import begin_with
 from rlxf.cli.processes import Processes
 from rlxf.cli.progress import ONLINE, progress
 from rlxf.cli.resumable import (
     Start,
     config_read,
+    describe_completion,
     is_complete,
     learn_resumably,
     options_of,
-    told_complete,
     train_to_completion,
 )
 from rlxf.cli.screen import as_table, show
@@ -161,7 +161,7 @@ class TrainGTrXL:
         """
         join_others()
         if is_complete(run, self.total_timesteps):
-            return partial(show, told_complete(run, "steps", f"; see: rlxf evaluate {run.path}"))
+            return partial(show, describe_completion(run, "steps", f"; see: rlxf evaluate {run.path}"))
         start = Start.of(run)
         env, agent = self._made()
         if start.file is None:
@@ -268,8 +268,8 @@ class TrainGTrXL:
             reports["best"], steps["best"] = self._report_best(run)
         for table in tables(reports, steps):
             show(table)
-        if told := best_told(run, "step"):
-            show(told)
+        if summary := describe_best(run, "step"):
+            show(summary)
 
     def _report(self, agent: GTrXLPPO, env: VecEnv, logger: Logger | SummaryWriter) -> Report:
         return evaluate(agent, env, self.episodes, progress_bar=self._speaks, logger=logger)
