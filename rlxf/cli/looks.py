@@ -24,7 +24,8 @@ class Looks:
     histograms_every: Count | None = 20
     """Rollouts from histograms of weights, gradients, advantages ... to the next ones; None for none."""
     videos: bool = True
-    """Film an episode each time the agent is evaluated, if the environment draws pictures."""
+    """Film an episode at each evaluation, by default every tenth of the training, if the environment draws
+    pictures."""
 
     def check(self) -> None:
         """Raise ValueError unless each number is None or at least 1."""

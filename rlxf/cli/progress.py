@@ -70,6 +70,11 @@ class Standing:
         return f"{self.per_second:,.{0 if self.per_second >= 10 else 1}f} {self.unit}/s"
 
     @property
+    def content(self) -> tuple[Any, ...]:
+        """What a line shows, without the rate and the time left."""
+        return self.done, self.figures, self.evaluation
+
+    @property
     def metrics(self) -> list[str]:
         """The figures, each with its label."""
         return [f"{label} {value}" for label, value in self.figures.items()]
@@ -169,6 +174,7 @@ class Progress(BaseCallback):
         self.view, self.unit, self.total = view, unit, total
         self.figures, self.evaluation = figures, evaluation
         self._latest = Latest()
+        self._content: tuple[Any, ...] = ()
 
     def _on_training_start(self) -> None:
         self.logger.output_formats.append(self._latest)
@@ -191,7 +197,10 @@ class Progress(BaseCallback):
 
     def _show(self) -> None:
         self._shown, self._evaluated = time.monotonic(), self._evaluations
-        self.view.show(self._standing())
+        standing = self._standing()
+        if standing.content != self._content:
+            self._content = standing.content
+            self.view.show(standing)
 
     def _standing(self) -> Standing:
         done = self.model.num_timesteps
@@ -212,7 +221,7 @@ class Progress(BaseCallback):
         return found | ({"success": f"{safe_mean(successes):.1%}"} if successes else {})
 
     def _logged(self) -> dict[str, str]:
-        logged = self._latest.values
+        logged = self._latest.values | dict(self.logger.name_to_value)
         return {
             label: f"{factor * logged[tag]:.3g}"
             for label, (tag, factor) in self.figures.items()

@@ -14,7 +14,7 @@ from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
 
-from rlxf.envs.make import registered_spec
+from rlxf.envs.make import find_spec, registered_spec
 from rlxf.envs.registration import checks_argument
 
 
@@ -80,17 +80,20 @@ class DescribedEnv:
                 f"env=...), or state that you trust the author of the file (--trust-data for a dataset, "
                 f"--trust for a run; in Python trust=True)"
             )
-        return self.spec_with_all()
+        return self._completed(registered_spec(self.id))
 
-    def spec_with_all(self) -> EnvSpec:
-        """The registered environment with all arguments and the time limit of the description.
+    def trusted_spec(self) -> EnvSpec:
+        """The environment with all arguments and the time limit of the description.
 
-        Only for a description that was checked by `needs_trust` or is trusted. Wrappers are left out.
+        Only for a file that the caller trusts: the module of an id ``module:id`` is imported. Wrappers are
+        left out.
 
         Raises:
             ValueError: if the environment is not registered.
         """
-        known = registered_spec(self.id)
+        return self._completed(find_spec(self.id))
+
+    def _completed(self, known: EnvSpec) -> EnvSpec:
         steps = self.max_episode_steps or known.max_episode_steps
         return replace(known, kwargs={**known.kwargs, **self.kwargs}, max_episode_steps=steps)
 

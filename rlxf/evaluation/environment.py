@@ -123,7 +123,7 @@ def _prepared(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
             yield own
     else:
         with vectorised(env, n_envs) as vec_env:
-            if hasattr(agent, "check_env"):  # it knows its data, and no environment yet
+            if hasattr(agent, "check_env"):
                 agent.check_env(vec_env)
             yield normalised_as_in_training(agent, vec_env)
 

@@ -52,6 +52,16 @@ def test_returns_are_shown_while_an_agent_plays(capsys):
     assert re.search(r"evaluation at 96: \S+; best \S+ at (32|64|96)$", found[-1])
 
 
+def test_a_training_of_one_rollout_shows_its_update_and_no_line_twice(capsys):
+    """SB3 writes the figures of an update with the rollout after it, and here there is none."""
+    train("--run", "run", "--total-timesteps", "32", *SHOWN, "--evaluate-every", "0")
+    found = lines(capsys.readouterr().out)
+    for part in (" | explained variance ", " | entropy "):
+        assert part in found[-1]
+    contents = [re.sub(r"\| [0-9,.]+ steps/s \| \S+ left", "", line) for line in found]
+    assert len(set(contents)) == len(contents)
+
+
 def test_loss_and_evaluations_at_each_target_are_shown_of_a_training_on_data(data, capsys):
     main([*OFFLINE, "--target-returns", "9", "3"])
     found = lines(capsys.readouterr().out)

@@ -10,6 +10,7 @@ from gymnasium.wrappers import ClipReward
 
 from rlxf import DecisionTransformer, evaluate
 from rlxf.cli import main
+from rlxf.envs.trust import DescribedEnv
 from tests.cli.running import refused, train
 from tests.datasets import ID, random_episodes, record
 
@@ -94,3 +95,13 @@ def test_trust_in_python(minari_root):
     report = evaluate(trusting, episodes=2, target_returns=[2.0]).reports[2.0]
     assert report.mean == pytest.approx(0.5 * 4)
     assert not DecisionTransformer.load("agent.zip", data, device="cpu").trust
+
+
+def test_a_module_that_a_file_names_is_imported_with_trust(module):
+    forget()
+    described = DescribedEnv(module, {"corridor_length": 3})
+    with pytest.raises(ValueError, match="a module that a file names is not imported"):
+        described.local_spec()
+    assert "my_tasks" not in sys.modules
+    spec = described.trusted_spec()
+    assert (spec.id, spec.kwargs) == ("my/Maze-v0", {"corridor_length": 3})

@@ -1,6 +1,6 @@
 """What an agent keeps of its data: enough to act, to be evaluated, and to be saved."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from torch import nn
 
-from rlxf.envs.make import registered_spec
+from rlxf.envs.make import find_spec, registered_spec
 from rlxf.envs.trajectories import ReferenceScores, Trajectories, observation_encoder
 from rlxf.envs.trajectories.encoders import ImageEncoder, VectorEncoder
 from rlxf.envs.trajectories.normalization import ScaleImages, Standardize
@@ -84,7 +84,8 @@ class Facts:
         """The environment to evaluate in, as registered in Gymnasium; None if there is none.
 
         Args:
-            trust: use all arguments of the description. They may be paths or require much memory.
+            trust: use all arguments of the description, which may be paths or require much memory, and import
+                the module of an id ``module:id``.
             given: names of arguments for which the caller gives values.
 
         Raises:
@@ -94,7 +95,7 @@ class Facts:
         described = self.env
         if described is None:
             return None
-        self._check_registered(described)
+        self._check_registered(described, find_spec if trust else registered_spec)
         if not trust:
             return described.local_spec(given)
         if described.wrappers:
@@ -102,11 +103,11 @@ class Facts:
                 f"the data are from {self.env_id!r} in {', '.join(self.env_wrappers)}, and a file holds no "
                 f"wrappers: pass the environment, or load the agent with its dataset and trust=True"
             )
-        return described.spec_with_all()
+        return described.trusted_spec()
 
-    def _check_registered(self, described: DescribedEnv) -> None:
+    def _check_registered(self, described: DescribedEnv, find: Callable[[str], EnvSpec]) -> None:
         try:
-            registered_spec(described.id)
+            find(described.id)
         except ValueError as error:
             raise ValueError(
                 f"the data are from {self.env_id!r}, which Gymnasium does not know here: {error}. Import the "

@@ -273,7 +273,11 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if _init_setup_model:
             warn_of_flattened_images(self.policy)
         if self.env is not None:
-            check_episode_length(self.core, self.env)
+            self.check_env(self.env)
+
+    def check_env(self, env: VecEnv) -> None:
+        """Raise ValueError if episodes of ``env`` may be longer than the core has positions."""
+        check_episode_length(self.core, env)
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         return policy_named(policy_name)
@@ -520,7 +524,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if self.across_episodes and self.env is not None:
             check_whole_blocks(self.core, self.env)
         if self.env is not None:
-            check_episode_length(self.core, self.env)
+            self.check_env(self.env)
         agreed_statistics(self.env, self.ranks)
         self.normalized_observations = normalizes_observations(self.env, self.normalized_observations)
         watch_processes(self.env)

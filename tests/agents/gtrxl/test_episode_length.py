@@ -6,7 +6,7 @@ import pytest
 from gymnasium.wrappers import TimeLimit
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from rlxf import GTrXLPPO
+from rlxf import GTrXLPPO, evaluate
 from rlxf.attention import XL, LearnedAbsolute, Multiplicative, RoPE, TransformerSpec, Tupe, Window
 from rlxf.envs import make_vec_env
 
@@ -45,3 +45,12 @@ def test_another_environment_is_checked_when_it_is_learned_from():
 
 def test_relative_positions_have_no_end():
     assert agent(RoPE()).core.position.max_positions is None
+
+
+def test_evaluation_in_longer_episodes_is_refused_before_the_first_step():
+    env = make_vec_env("MountainCar-v0", 1)
+    model = agent(LearnedAbsolute(LIMIT + 1), env)
+    longer = DummyVecEnv([lambda: TimeLimit(env.envs[0].unwrapped, 500)])
+    longer.step_async = None  # a step would raise TypeError
+    with pytest.raises(ValueError, match=re.escape("max_episode_steps=500")):
+        evaluate(model, longer, episodes=1)
