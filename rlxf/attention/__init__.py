@@ -1,4 +1,4 @@
-"""The shared attention core: six choices, one transformer. Imports torch only; knows nothing of RL."""
+"""Attention core: a transformer configured along six axes. Depends on torch only and is independent of RL."""
 
 from rlxf.attention.cache import Cache
 from rlxf.attention.context import Context

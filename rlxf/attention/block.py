@@ -1,4 +1,4 @@
-"""One layer: attention and feed-forward, each with its norm and residual."""
+"""Transformer layer: attention and feed-forward sublayers, each with layer norm and residual connection."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CrossAttention(nn.Module):
-    """A decoder's look at its context: norm, attention and residual, without positions."""
+    """Cross-attention sublayer of a decoder: norm, attention without positions, and residual."""
 
     def __init__(self, spec: "TransformerSpec"):
         super().__init__()
@@ -28,17 +28,20 @@ class CrossAttention(nn.Module):
         self.dropout = Dropout(spec.dropout)
 
     def project(self, context: Tensor) -> Projected:
-        """Keys and values of the context's tokens (B, N, C)."""
+        """Project keys and values of the context tokens (B, N, C)."""
         return self.attention.project(context)
 
     def forward(self, x: Tensor, context: Projected, relation: Relation) -> Tensor:
-        """x (B, T, C) over the context's projected keys and values (B, H, S, D) -> (B, T, C)."""
+        """Attend from x (B, T, C) over the projected context (B, H, N, D) -> (B, T, C)."""
         y = self.attention.cross(self.join.enter(x), context, relation)
         return self.join.leave(x, self.dropout(y))
 
 
 class Block(nn.Module):
-    """One layer of a `Transformer`: `attend` or `step`, in a decoder `cross`, then `think`."""
+    """One layer of a `Transformer`.
+
+    The order is `attend` for a segment or `step` for one token, then `cross` in a decoder, then `think`.
+    """
 
     def __init__(self, spec: "TransformerSpec"):
         super().__init__()
@@ -54,76 +57,76 @@ class Block(nn.Module):
         self.dropout = Dropout(spec.dropout)
 
     def forget_globals(self) -> None:
-        """Leave out what only extra tokens ask: in the last layer nobody reads them any more."""
+        """Remove the global attention: in the last layer the outputs of global tokens are unused."""
         assert isinstance(self.attention, SidedAttention)
         self.attention = self.attention.others
 
     def attend(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
-        """Self-attention of the segment x (B, T, C) over memory (B, M, C) and itself -> (B, Tq, C)."""
+        """Apply self-attention of the segment x (B, T, C) over memory (B, M, C) and x -> (B, Tq, C)."""
         join = self.join_attention
         return join.leave(relation.queries(x), self.look(join.enter(x), memory, relation))
 
     def look(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
-        """What attention adds to the stream, for x (B, T, C) behind its norm."""
+        """Compute the attention branch for normalized x (B, T, C), without the residual connection."""
         y: Tensor = self.dropout(self.attention(x, self.remembered(memory), relation))
         return y
 
     def weights(self, x: Tensor, memory: Tensor | None, relation: Relation) -> Tensor:
-        """What each token of x (B, T, C) takes of memory (B, M, C) and of x: (B, H, T, M + T)."""
+        """Return attention weights (B, H, T, M + T) of x (B, T, C) over memory (B, M, C) and x."""
         return self.attention.weights(self.join_attention.read(x), self.remembered(memory), relation)
 
     def step(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> Tensor:
-        """Self-attention of one token x (B, 1, C) over the cache, itself included -> (B, 1, C)."""
+        """Apply self-attention of one token x (B, 1, C) over the cache, which includes x -> (B, 1, C)."""
         join = self.join_attention
         y = self.attention.step(join.enter(x), cache, slot, relation)
         return join.leave(x, self.dropout(y))
 
     def write(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> None:
-        """Put one token x (B, 1, C) into the cache, for later ones to see."""
+        """Write one token x (B, 1, C) into the cache without computing its output."""
         self.attention.write(self.join_attention.enter(x), cache, slot, relation)
 
     def think(self, x: Tensor) -> Tensor:
-        """Feed-forward: x (B, T, C) -> (B, T, C)."""
+        """Apply the feed-forward sublayer: x (B, T, C) -> (B, T, C)."""
         join = self.join_feed_forward
         return join.leave(x, self.consider(join.enter(x)))
 
     def consider(self, x: Tensor) -> Tensor:
-        """What feed-forward adds to the stream, for x (B, T, C) behind its norm."""
+        """Compute the feed-forward branch for normalized x (B, T, C), without the residual connection."""
         y: Tensor = self.dropout(self.feed_forward(x))
         return y
 
     def cache(self, memory: Tensor, index: Index, tables: Tables) -> LayerCache:
-        """Keys and values of the tokens of memory (B, S, C)."""
+        """Create the KV cache of the memory tokens (B, S, C)."""
         return self.attention.cache(self._project(memory), index, tables)
 
     def far_cache(self, near: LayerCache, tokens: Tensor) -> FarLayerCache:
-        """The cache of a layer that finds tokens (B, F, C) far back, given that of the near ones."""
+        """Extend the cache of the local tokens by far tokens (B, F, C), for a layer with kNN attention."""
         assert isinstance(self.attention, MemorizingAttention)
         far = self.attention.far(self._project(tokens))
         return FarLayerCache(near.keys, near.values, near.table, *far)
 
     def heard(self, x: Tensor, index: Index) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, S, D), as queries meet them, of tokens x (B, S, C) at an index (B, S)."""
+        """Return position-encoded keys and values (B, H, S, D) of tokens x (B, S, C) at an index (B, S)."""
         assert isinstance(self.attention, Attention)
         return self.attention.heard(self._project(x), index.position)
 
     def content_query(self, x: Tensor) -> Tensor:
-        """Queries (B, H, T, D) of tokens x (B, T, C), before positions change them."""
+        """Return queries (B, H, T, D) of tokens x (B, T, C), without position encoding."""
         assert isinstance(self.attention, Attention)
         return self.attention.ask(self.join_attention.read(x))[..., : self.attention.size]
 
     def content(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, S, D) of tokens x (B, S, C), before positions change them."""
+        """Return keys and values (B, H, S, D) of tokens x (B, S, C), without position encoding."""
         k, v, *_ = self._project(x)
         return k, v
 
     def remember(self, memory: Tensor, index: Index) -> LayerMemory:
-        """What a recurrent kernel keeps of the tokens of memory (B, S, C)."""
+        """Compute the state of a recurrent kernel from the memory tokens (B, S, C)."""
         assert isinstance(self.attention, Attention)
         return self.attention.remember(self._project(memory), index)
 
     def remembered(self, memory: Tensor | None) -> Projected | None:
-        """Keys and values of the tokens of memory (B, M, C), if there is one."""
+        """Project keys and values of the memory tokens (B, M, C); None without memory."""
         return None if memory is None else self._project(memory)
 
     def _project(self, memory: Tensor) -> Projected:

@@ -1,4 +1,4 @@
-"""What acting token by token keeps between steps."""
+"""KV cache for acting one token at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from rlxf.attention.relation import Relation, Tables
 
 @dataclass(eq=False)
 class Cache:
-    """Projected keys and values of the last S tokens, in a ring: a step costs the same at any age.
+    """KV cache of the last S tokens, in ring buffers: the cost of a step is constant over the episode.
 
-    A recurrent kernel that sees all of an episode keeps sums over it in their place; S is then 1.
-    `Transformer.step` writes into it. To keep an older one, `copy` it first.
+    A recurrent kernel that attends to the whole episode keeps its recurrent state instead; S is then 1.
+    `Transformer.step` updates the cache in place. Use `copy` to keep the earlier contents.
 
     Args:
-        layers: one ring a layer, or what a recurrent kernel remembers there.
-        index: (B, S), where the token of each slot stands.
-        slot: where the next token goes.
-        tables: the distances of the layers' tables, and what the layers share.
-        context: what cross-attention reads; None without it.
+        layers: for each pass, a ring buffer, or the state of a recurrent kernel.
+        index: (B, S), position and episode of the token in each slot.
+        slot: slot of the next token.
+        tables: distances of the layers' tables, and the table that the layers share.
+        context: projected context for cross-attention; None without it.
     """
 
     layers: Sequence[LayerCache | LayerMemory]
@@ -35,7 +35,7 @@ class Cache:
     context: ProjectedContext | None
 
     def write(self, index: Index) -> int:
-        """Note where the next token (B, 1) stands; returns its slot."""
+        """Store the position and episode of the next token (B, 1) and return its slot."""
         slot = self.slot
         self.index.position[:, slot : slot + 1] = index.position
         self.index.episode[:, slot : slot + 1] = index.episode
@@ -43,19 +43,27 @@ class Cache:
         return slot
 
     def related(self, relations: Sequence[Relation]) -> Sequence[Relation]:
-        """What a token and the slots are to one another in each pass, given what index and pattern say."""
+        """Return the attention masks between a token and the slots in each pass, adapted to this cache.
+
+        Args:
+            relations: masks of each pass, as derived from index and pattern.
+        """
         return relations
 
     def enter(self, number: int, x: Tensor) -> None:
-        """Hear what the token x (B, 1, C) is as it enters a pass; `write` was told where it stands."""
+        """Process the input x (B, 1, C) of a pass. `write` has already stored the token's index."""
 
     def rows(self, rows: Tensor) -> "Cache":
-        """A copy of the chosen rows of the batch: ``rows`` is a bool (B,) or an int64 (N,) tensor."""
+        """Return a copy of the selected rows of the batch.
+
+        Args:
+            rows: bool (B,) mask or int64 (N,) row numbers.
+        """
         rows = rows.nonzero()[:, 0] if rows.dtype is torch.bool else rows
         layers = [layer.rows(rows) for layer in self.layers]
         context = None if self.context is None else self.context.rows(rows)
         return Cache(layers, self.index.rows(rows), self.slot, self.tables, context)
 
     def copy(self) -> "Cache":
-        """A copy of every row."""
+        """Return a copy of all rows."""
         return self.rows(torch.arange(self.index.shape[0], device=self.index.episode.device))

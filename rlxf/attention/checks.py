@@ -1,24 +1,24 @@
-"""Checks that every technique's options share."""
+"""Validation of the options of techniques."""
 
 import math
 from typing import Any
 
 MOST = 2**31 - 1
-"""No size, distance or number of things may be larger: products of two of them fit into an int64."""
+"""Largest accepted size, distance or count: the product of two of them fits into an int64."""
 
 MOST_SEED = 2**63 - 1
-"""As large as an int64 can be."""
+"""Largest accepted seed: the maximum of int64."""
 
 LEAST_SIZE, MOST_SIZE = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-"""Between these a number that is not 0 is one in float32, too."""
+"""Smallest and largest magnitude of a normal float32."""
 
 
 def check_whole(name: str, value: Any, least: int = 1, most: int = MOST) -> None:
-    """Raise unless ``value`` is a whole number from ``least`` to ``most``.
+    """Check that ``value`` is an int from ``least`` to ``most``.
 
     Raises:
-        TypeError: if it is no int.
-        ValueError: if it is less or more.
+        TypeError: if it is not an int.
+        ValueError: if it is out of range.
     """
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
@@ -29,16 +29,16 @@ def check_whole(name: str, value: Any, least: int = 1, most: int = MOST) -> None
 
 
 def check_seed(name: str, value: Any) -> None:
-    """Raise as `check_whole` does unless ``value`` is a whole number from 0 to `MOST_SEED`."""
+    """Check that ``value`` is an int from 0 to `MOST_SEED`. Raises like `check_whole`."""
     check_whole(name, value, least=0, most=MOST_SEED)
 
 
 def check_finite_number(name: str, value: Any) -> None:
-    """Raise unless ``value`` is a finite number, and 0 or no farther from it or nearer than float32 can tell.
+    """Check that ``value`` is a finite number that float32 represents without overflow or underflow.
 
     Raises:
-        TypeError: if it is no number.
-        ValueError: if it is nan or infinite, or float32 would make infinity or nothing of it.
+        TypeError: if it is not a number.
+        ValueError: if it is NaN, infinite, or outside the range of normal float32 numbers and not 0.
     """
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r}")
@@ -49,19 +49,19 @@ def check_finite_number(name: str, value: Any) -> None:
 
 
 def check_not_negative(name: str, value: Any) -> None:
-    """Raise as `check_finite_number` does, and ValueError if ``value`` is less than 0."""
+    """Check that ``value`` is a finite number and at least 0. Raises like `check_finite_number`."""
     check_finite_number(name, value)
     if value < 0:
         raise ValueError(f"{name} must not be negative, got {value}")
 
 
 def check_word(name: str, value: Any, words: tuple[str, ...]) -> None:
-    """Raise ValueError unless ``value`` is one of the words."""
+    """Raise ValueError unless ``value`` is one of the given words."""
     if value not in words:
         raise ValueError(f"{name} must be one of {words}, got {value!r}")
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Raise TypeError unless ``value`` is True or False: any text or number would count as one of them."""
+    """Raise TypeError unless ``value`` is a bool. The truth value of other types is not accepted."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")

@@ -1,4 +1,4 @@
-"""What a decoder looks at beside its own tokens."""
+"""Encoder context for cross-attention."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from rlxf.attention.index import Index
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """Tokens for cross-attention, the output of an encoder as a rule.
+    """Tokens that a decoder reads through cross-attention, usually the output of an encoder.
 
-    A query sees the context tokens of its own episode, all of them.
+    A query attends to all context tokens of its own episode.
 
     Args:
-        x: (B, N, C).
-        index: (B, N), where they stand; episode -1 for padding.
+        x: context tokens, (B, N, C).
+        index: their positions and episodes, (B, N); episode -1 marks padding.
     """
 
     x: Tensor
@@ -24,12 +24,12 @@ class Context:
 
 @dataclass(frozen=True, eq=False)
 class ProjectedContext:
-    """Keys and values (B, H, N, D) of a context, a pair for each layer."""
+    """Projected keys and values (B, H, N, D) of a context, one pair per pass."""
 
     layers: list[tuple[Tensor, ...]]
     index: Index
 
     def rows(self, rows: Tensor) -> "ProjectedContext":
-        """The chosen rows of the batch."""
+        """Return the selected rows of the batch."""
         layers = [tuple(part[rows] for part in layer) for layer in self.layers]
         return ProjectedContext(layers, self.index.rows(rows))

@@ -1,18 +1,18 @@
-"""Dropout, with random numbers that are cheap to draw."""
+"""Dropout with fast random number generation on CPU."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 LEVELS = 2**16
-"""Probabilities are multiples of 1 / LEVELS on CPU: a 64-bit random number is good for four entries."""
+"""Resolution of probabilities on CPU: each entry uses 16 bits, so a 64-bit random number serves four."""
 
 
 class Dropout(nn.Module):
-    """`dropout` in training; x as it is in evaluation.
+    """Module form of `dropout`; the identity in evaluation mode.
 
     Args:
-        probability: of setting a feature to 0, in [0, 1).
+        probability: probability of setting a feature to 0, in [0, 1).
     """
 
     def __init__(self, probability: float):
@@ -25,16 +25,16 @@ class Dropout(nn.Module):
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:
-    """``x m / (1 - p)`` with m 0 with probability p, else 1, for each entry by itself.
+    """Compute ``x m / (1 - p)``, where each entry of m is independently 0 with probability p, else 1.
 
-    Drawn from torch's global generator. On CPU torch's own takes several times longer, as long as a product
-    of x with a matrix.
+    Random numbers come from torch's global generator. On CPU torch's own dropout is several times slower:
+    it takes as long as a matrix product.
 
     Source: Srivastava et al. 2014, "Dropout: A Simple Way to Prevent Neural Networks from Overfitting".
 
     Args:
-        x: of any shape.
-        probability: p, in [0, 1). On CPU the nearest multiple of 2^-16 counts in both places.
+        x: tensor of any shape.
+        probability: p, in [0, 1). On CPU p is rounded to a multiple of 2^-16, both in m and in the scale.
     """
     if not probability:
         return x
@@ -42,7 +42,7 @@ def dropout(x: Tensor, probability: float) -> Tensor:
 
 
 def _scales(x: Tensor, probability: float) -> Tensor:
-    """0 or ``1 / (1 - p)`` for each entry of x."""
+    """Sample the factor of each entry of x: 0 or ``1 / (1 - p)``."""
     words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
     numbers = words.view(torch.int16)[: x.numel()].view(x.shape)
     dropped = min(round(LEVELS * probability), LEVELS - 1)

@@ -1,4 +1,4 @@
-"""Learned tokens that stand before the tokens of each episode."""
+"""Learned global tokens that precede the tokens of each episode."""
 
 import torch
 from torch import Tensor, nn
@@ -7,22 +7,22 @@ from rlxf.attention.index import Index
 
 
 class NoExtraTokens(nn.Module):
-    """Tokens stay as they are."""
+    """No global tokens: the sequence is unchanged."""
 
     def index(self, index: Index) -> Index:
-        """Where all tokens stand, extra ones first."""
+        """Return the index of all tokens, global tokens first."""
         return index
 
     def forward(self, x: Tensor, index: Index) -> Tensor:
-        """Tokens x (B, T, C) behind the extra ones, of which ``index`` (B, E + T) tells."""
+        """Prepend the global tokens to x (B, T, C); ``index`` (B, E + T) is the index of all tokens."""
         return x
 
 
 class LearnedTokens(NoExtraTokens):
-    """g vectors (g, C) at the positions 0 to g - 1 of each episode; its own tokens stand g positions later.
+    """Learned embeddings (g, C) at positions 0 to g - 1 of each episode; its own tokens shift by g positions.
 
     Args:
-        count: g.
+        count: number of global tokens g per episode.
         width: features of a token C.
     """
 
@@ -31,7 +31,7 @@ class LearnedTokens(NoExtraTokens):
         self.weight = nn.Parameter(torch.randn(count, width))
 
     def index(self, index: Index) -> Index:
-        """See `NoExtraTokens`. Rows with fewer episodes than others have empty slots."""
+        """Return the index of all tokens. Rows with fewer episodes than others get empty slots."""
         count, episode = self.weight.shape[0], index.episodes
         position = torch.arange(count, device=episode.device).repeat(episode.shape[1])
         extra = Index(position.expand(len(episode), -1), episode.repeat_interleave(count, dim=1))

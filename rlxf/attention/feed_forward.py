@@ -17,27 +17,26 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
-"""By name; they may overwrite what they are given."""
+"""Activation functions by name. They may modify their input in place."""
 
 
 class FeedForward(nn.Module):
-    """``W_2 activation(W_1 x)``, with biases.
+    """Position-wise feed-forward network: ``W_2 activation(W_1 x)``, with biases.
 
-    What lies in between is the largest tensor of a layer: it is written once, and changed in place.
+    The hidden activations are the largest tensor of a layer, so they are computed in place.
 
-    With ``chunk``, so many tokens are thought through at a time, and once more for the gradient: what lies in
-    between is never there for more of them. Numbers are the same. In chunks alone, without the second time,
-    all of it would be kept for the gradient.
+    With ``chunk``, tokens are processed in chunks with gradient checkpointing: the hidden activations exist
+    for one chunk at a time, and backward recomputes them. The results are the same. Without checkpointing,
+    autograd would keep the hidden activations of all chunks.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.3; GELU: Hendrycks and Gimpel 2016,
-    arXiv:1606.08415; chunks: Kitaev et
-    al. 2020, arXiv:2001.04451, section 3.
+    arXiv:1606.08415; chunks: Kitaev et al. 2020, arXiv:2001.04451, section 3.
 
     Args:
         width: features of a token C.
-        inner: features in between F.
+        inner: hidden features F.
         activation: "relu"; "gelu", as in BERT; or "gelu_tanh", its approximation in GPT-2.
-        chunk: tokens at a time; None for all.
+        chunk: tokens per chunk; None processes all tokens at once.
     """
 
     def __init__(self, width: int, inner: int, activation: Activation, chunk: int | None = None):
@@ -55,7 +54,7 @@ class FeedForward(nn.Module):
         return torch.cat(parts, dim=1)
 
     def think(self, x: Tensor) -> Tensor:
-        """All tokens at a time: x (B, T, C) -> (B, T, C)."""
-        inside = (x.flatten(0, -2) @ self.inner.weight.T).add_(self.inner.bias)
-        y: Tensor = self.outer(self.activation(inside))
+        """Apply the network to all tokens at once: x (B, T, C) -> (B, T, C)."""
+        hidden = (x.flatten(0, -2) @ self.inner.weight.T).add_(self.inner.bias)
+        y: Tensor = self.outer(self.activation(hidden))
         return y.view_as(x)

@@ -1,7 +1,7 @@
-"""Tokens picked for groups, and put back: what attention in parts is made of.
+"""Gather and scatter operations of block-sparse attention.
 
-A picked key is a copy for the group that reads it. So time and memory grow with the pairs that are computed;
-no tensor is as large as all queries times all keys.
+Each group of queries gets its own copy of the keys it reads. Time and memory grow with the number of computed
+pairs; no tensor has the size of all queries times all keys.
 """
 
 from collections.abc import Sequence
@@ -15,38 +15,38 @@ from rlxf.attention.relation import Share
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """x (B, H, T, D) -> (B T, H, D)."""
+    """Flatten batch and time: x (B, H, T, D) -> (B T, H, D)."""
     return x.transpose(1, 2).flatten(0, 1)
 
 
 def pick(rows: Tensor, slots: Tensor) -> Tensor:
-    """Of rows (R, H, D) those that stand in slots (N, G), any for padding: (N, H, G, D)."""
+    """Gather rows (R, H, D) at slots (N, G) -> (N, H, G, D); padding slots get an arbitrary row."""
     picked = F.embedding(slots.clamp(min=0), rows.flatten(1))
     return picked.unflatten(-1, rows.shape[1:]).transpose(1, 2)
 
 
 def put_back(shares: Sequence[Share], parts: Sequence[Sequence[Tensor]], like: Tensor) -> Tensor:
-    """What each query got, shaped as ``like`` (B, H, Tq, D); 0 where a query is in no group.
+    """Scatter the outputs of groups back to queries, (B, H, Tq, D); 0 for a query that is in no group.
 
     Args:
-        shares: which heads and which groups.
-        parts: for each share, (N, heads, G, D) for each of its parts.
-        like: the queries.
+        shares: head groups with their block groups.
+        parts: for each head group, outputs (N, heads, G, D) of each of its block groups.
+        like: tensor with the shape of the result.
     """
     batch, _, length, size = like.shape
     if not any(parts):  # every slot is empty
         return torch.zeros_like(like)
-    columns = [_column(share, some, batch * length) for share, some in zip(shares, parts, strict=True)]
-    together = torch.cat(columns, dim=1) if len(columns) > 1 else columns[0]
-    together = together.unflatten(0, (batch, length)).unflatten(-1, (-1, size)).transpose(1, 2)
+    outputs = [_scatter(share, some, batch * length) for share, some in zip(shares, parts, strict=True)]
+    merged = torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
+    merged = merged.unflatten(0, (batch, length)).unflatten(-1, (-1, size)).transpose(1, 2)
     if len(shares) == 1:
-        return together
-    order = torch.arange(like.shape[1], device=like.device)
-    return together[:, torch.cat([order[share.heads] for share in shares]).argsort()]
+        return merged
+    heads = torch.arange(like.shape[1], device=like.device)
+    return merged[:, torch.cat([heads[share.heads] for share in shares]).argsort()]
 
 
-def _column(share: Share, parts: Sequence[Tensor], queries: int) -> Tensor:
-    """(B Tq, heads D) of one share. Padding is written into a row that is then left out."""
+def _scatter(share: Share, parts: Sequence[Tensor], queries: int) -> Tensor:
+    """Scatter the outputs of one head group: (B Tq, heads D). Padding goes to an extra row, then dropped."""
     rows = torch.cat([part.transpose(1, 2).flatten(2).flatten(0, 1) for part in parts])
     slots = torch.cat([gathered.part.query.flatten() for gathered in share.parts])
     slots = torch.where(slots == PADDING, queries, slots)

@@ -1,4 +1,4 @@
-"""What a transformer does inside, for people to look at. A pass that nobody looks at does none of this."""
+"""Inspection of attention weights and gates. The normal forward pass does not pay for it."""
 
 from contextlib import ExitStack
 
@@ -20,27 +20,27 @@ def attention_weights(
     state: State | None = None,
     context: Context | None = None,
 ) -> list[Tensor]:
-    """The weights of self-attention in a segment pass; the arguments are those of `Transformer`.
+    """Return the self-attention weights of a segment. Arguments are those of `Transformer.forward`.
 
     Args:
-        transformer: in training mode its dropout is seen too.
+        transformer: the model; in training mode the weights include dropout.
         x: tokens, (B, T, C).
-        index: where they stand, (B, T).
-        state: what is remembered from before, M tokens; None for nothing.
-        context: what a decoder looks at beside its own tokens.
+        index: their positions and episodes, (B, T).
+        state: memory of the M tokens before the segment; None for no memory.
+        context: encoder output for cross-attention; None without it.
 
     Returns:
-        (B, H, T, M + T) for each pass, in order: row i is what token i takes of each
-        token of memory and segment, 0 where it may not look. Rows add up to 1, with softmax1 to at
-        most 1, and to 0 for a token that attends to nothing. The sum is below 1 where the denominator
-        of an `RFA` is within its noise. It can be any number where the projection of tokens is learned, as in
-        `Linformer`. The weight of a compressed memory slot is divided evenly among its tokens. Extra
-        tokens of the pattern come first among the keys.
+        One tensor (B, H, T, M + T) per pass, in order. Row i holds the weights of query i over the
+        tokens of memory and segment, 0 where masked. A row sums to 1, with softmax1 to at
+        most 1, and to 0 for a token without visible keys. The sum is below 1 where the denominator
+        of `RFA` is within its noise. The sum is arbitrary where the projection over tokens is learned, as in
+        `Linformer`. The weight of a compressed memory slot is divided evenly among its tokens. Global
+        tokens added by the pattern come first among the keys.
     """
     _, hidden = transformer.encode(x, index, state, context)
-    _, whole, _ = transformer.enter(x, index)
-    recall = transformer.recall(state, whole)
-    relations = recall.related(transformer.relations(whole, recall.key))
+    _, full_index, _ = transformer.enter(x, index)
+    recall = transformer.recall(state, full_index)
+    relations = recall.related(transformer.relations(full_index, recall.key))
     weights = [
         recall.by_token(n, transformer.blocks[layer].weights(h, recall.tokens(n, h), relations[n]))
         for n, (layer, h) in enumerate(zip(transformer.order, hidden, strict=True))
@@ -56,19 +56,19 @@ def gate_openness(
     state: State | None = None,
     context: Context | None = None,
 ) -> dict[str, Tensor]:
-    """z of every GRU gate in a segment pass; the arguments are those of `attention_weights`.
+    """Return the activation z of every GRU gate for a segment. Arguments are those of `attention_weights`.
 
     Returns:
-        (B, T, C) by the name of the gate's module; nothing where residuals are no GRU gates.
+        Module name of each gate -> z (B, T, C); empty if the residuals are not GRU gates.
     """
     gates = {module: name for name, module in transformer.named_modules() if isinstance(module, GRU)}
     openness = {}
 
-    def note(gate: GRU, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    def record(gate: GRU, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         openness[gates[gate]] = gate.openness(*inputs)
 
     with ExitStack() as hooks:
         for gate in gates:
-            hooks.callback(gate.register_forward_hook(note).remove)
+            hooks.callback(gate.register_forward_hook(record).remove)
         transformer.encode(x, index, state, context)
     return openness

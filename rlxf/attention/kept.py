@@ -1,4 +1,4 @@
-"""Results that are kept as long as there is room."""
+"""Memoization with a least-recently-used cache of bounded size in bytes."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -9,40 +9,40 @@ Result = TypeVar("Result")
 
 
 class Kept(Generic[Result]):
-    """A function that is called once for each of its arguments, as long as what it gave is kept.
+    """Memoized function with a least-recently-used cache. Calls are thread-safe.
 
     Args:
-        make: the function.
-        most: bytes that are kept; of the results, those used last.
-        size: bytes of a result.
+        make: the function; its arguments must be hashable.
+        most: maximum total size of the cached results, in bytes.
+        size: function that returns the size of a result, in bytes.
     """
 
     def __init__(self, make: Callable[..., Result], most: int, size: Callable[[Result], int]):
         self.make, self.most, self.size = make, most, size
         self.held = 0
-        self._found: OrderedDict[tuple[Hashable, ...], Result] = OrderedDict()
+        self._results: OrderedDict[tuple[Hashable, ...], Result] = OrderedDict()
         self._lock = Lock()
 
-    def __call__(self, *given: Hashable) -> Result:
-        """What the function gives."""
+    def __call__(self, *args: Hashable) -> Result:
+        """Return the cached result, or compute and cache it."""
         with self._lock:
-            if given in self._found:
-                self._found.move_to_end(given)
-                return self._found[given]
-        made = self.make(*given)
+            if args in self._results:
+                self._results.move_to_end(args)
+                return self._results[args]
+        result = self.make(*args)
         with self._lock:
-            self._keep(given, made)
-        return made
+            self._insert(args, result)
+        return result
 
-    def _keep(self, given: tuple[Hashable, ...], made: Result) -> None:
-        if given not in self._found:
-            self.held += self.size(made)
-        self._found[given] = made
+    def _insert(self, args: tuple[Hashable, ...], result: Result) -> None:
+        if args not in self._results:
+            self.held += self.size(result)
+        self._results[args] = result
         while self.held > self.most:
-            _, oldest = self._found.popitem(last=False)
+            _, oldest = self._results.popitem(last=False)
             self.held -= self.size(oldest)
 
 
 def kept(most: int, size: Callable[[Result], int]) -> Callable[[Callable[..., Result]], Kept[Result]]:
-    """Keep what a function gives, at most so many bytes of it; see `Kept`."""
+    """Return a decorator that caches up to ``most`` bytes of results; see `Kept`."""
     return lambda make: Kept(make, most, size)

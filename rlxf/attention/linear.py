@@ -1,14 +1,14 @@
-"""Linear layers that start orthogonal."""
+"""Linear layers with orthogonal initialization."""
 
 import torch
 from torch import nn
 
 
 def stacked(matrices: int, rows: int, columns: int) -> nn.Parameter:
-    """Matrices on top of one another, (matrices * rows, columns), each of them orthogonal.
+    """Create a parameter (matrices * rows, columns) of stacked matrices, each initialized orthogonally.
 
-    torch's default for a Linear layer shrinks a projection by sqrt(3): gates then starve the
-    memory of signal. Orthogonal ones keep its length.
+    torch's default initialization of Linear scales a projection down by sqrt(3), which weakens the
+    signal that gated residuals pass to memory. Orthogonal matrices preserve its norm.
     """
     weight = torch.empty(matrices, rows, columns)
     for matrix in weight:
@@ -17,7 +17,7 @@ def stacked(matrices: int, rows: int, columns: int) -> nn.Parameter:
 
 
 def orthogonal_linear(columns: int, rows: int, matrices: int = 1, bias: bool = True) -> nn.Linear:
-    """``matrices`` projections of ``columns`` to ``rows`` features in one Linear; bias 0."""
+    """Create one Linear of ``matrices`` stacked projections from ``columns`` to ``rows`` features; bias 0."""
     linear = nn.Linear(columns, matrices * rows, bias=bias)
     linear.weight = stacked(matrices, rows, columns)
     if bias:

@@ -1,4 +1,4 @@
-"""Attention that also finds, among many tokens far back, those whose keys are nearest."""
+"""kNN-augmented attention over a large memory of distant tokens, as in Memorizing Transformers."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.attention import Attention, LayerCache, Projected
-from rlxf.attention.dropout import dropout as drop_some
+from rlxf.attention.dropout import dropout as apply_dropout
 from rlxf.attention.kernels.base import Kernel, LayerMemory
 from rlxf.attention.memory.far import FarRelation
 from rlxf.attention.memory.nearest import NEAREST, Finder
@@ -17,21 +17,21 @@ from rlxf.attention.relation import Relation
 from rlxf.attention.with_faiss import check_index
 
 SCORES = 2**24
-"""Scores that are held at a time while the nearest are looked for: 64 MB in float32."""
+"""Maximum number of scores in memory at a time during the search: 64 MB in float32."""
 
-RARE = 4
-"""Where less than one in so many of the tokens may be found by anyone, those are taken out first."""
+MIN_SPARSITY = 4
+"""Candidate tokens are compacted before the search if fewer than 1 / MIN_SPARSITY are visible to a query."""
 
 START = 20.0
-"""exp(s) at first, as in public code: scores of unit vectors alone are too even to choose by."""
+"""Initial value of exp(s), as in public code: unscaled cosine scores are too uniform to select by."""
 
 
 @dataclass(frozen=True, eq=False)
 class FarLayerCache(LayerCache):
-    """A `LayerCache`, and room of F slots for tokens that may be far.
+    """`LayerCache` with an additional buffer of F slots for far tokens.
 
     Args:
-        far_keys: (B, H, F, D), of unit length, without positions.
+        far_keys: (B, H, F, D), of unit length, without position encoding.
         far_values: (B, H, F, D).
     """
 
@@ -39,26 +39,29 @@ class FarLayerCache(LayerCache):
     far_values: Tensor
 
     def write_far(self, slot: int, k: Tensor, v: Tensor) -> None:
-        """As `write`, into the room for far tokens."""
+        """Write k and v to a slot of the far buffer, in place. Shapes as in `write`."""
         self.far_keys[:, :, slot : slot + 1] = k
         self.far_values[:, :, slot : slot + 1] = v
 
     def rows(self, rows: Tensor) -> "FarLayerCache":
         """See `LayerCache`."""
-        some = super().rows(rows)
+        near = super().rows(rows)
         far = (x.index_select(0, rows) for x in (self.far_keys, self.far_values))
-        return FarLayerCache(some.keys, some.values, some.table, *far)
+        return FarLayerCache(near.keys, near.values, near.table, *far)
 
     def moved(self, kept: slice) -> "FarLayerCache":
-        """The same, with a few of the far tokens at the start of other room, as large."""
+        """Return a cache with the kept far tokens at the start of a new buffer of the same size."""
         far = [torch.zeros_like(self.far_keys), torch.zeros_like(self.far_values)]
-        for room, old in zip(far, (self.far_keys, self.far_values), strict=True):
-            room[:, :, : kept.stop - kept.start] = old[:, :, kept]
+        for buffer, old in zip(far, (self.far_keys, self.far_values), strict=True):
+            buffer[:, :, : kept.stop - kept.start] = old[:, :, kept]
         return FarLayerCache(self.keys, self.values, self.table, *far)
 
 
 class MemorizingAttention(Attention):
-    """The layer of a `KNN` memory that finds far tokens: ``log_scale`` (H,) is s, ``gate`` (H,) is w."""
+    """Attention layer that retrieves far tokens from a `KNN` memory.
+
+    Parameter ``log_scale`` (H,) is s and ``gate`` (H,) is w in the formulas of `KNN`.
+    """
 
     def __init__(
         self,
@@ -78,14 +81,14 @@ class MemorizingAttention(Attention):
         self.gate = nn.Parameter(torch.zeros(heads))
 
     def forward(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
-        """See `Attention`; the first keys and values of memory are of the tokens that may be far."""
-        far, near = self._parted(memory, relation)
+        """Attend over far and local tokens. The first keys and values of memory belong to far tokens."""
+        far, near = self._split_memory(memory, relation)
         q, k, v = self.read(x, near, relation)
-        return self._joined(self._with_far(q, self.averaged(q, k, v, relation), far, relation), relation)
+        return self._merge_heads(self._add_far(q, self.averaged(q, k, v, relation), far, relation), relation)
 
     def weights(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
-        """See `Attention`: (B, H, T, F + M + T)."""
-        (k, _), near = self._parted(memory, relation)
+        """Return the attention weights over far and local tokens, (B, H, T, F + M + T)."""
+        (k, _), near = self._split_memory(memory, relation)
         of_near = super().weights(x, near, relation)
         assert isinstance(relation, FarRelation)
         q = self.ask(relation.queries(x))
@@ -96,82 +99,85 @@ class MemorizingAttention(Attention):
     def step(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> Tensor:
         """See `Attention`."""
         assert isinstance(cache, FarLayerCache)
-        q, own = self._among_themselves(x)
-        self._keep(own, cache, slot, relation)
+        q, projected = self._project_jointly(x)
+        self._write(projected, cache, slot, relation)
         near = self.average(q, cache.keys, cache.values, relation, cache.table)
-        return self._joined(self._with_far(q, near, (cache.far_keys, cache.far_values), relation), relation)
+        return self._merge_heads(
+            self._add_far(q, near, (cache.far_keys, cache.far_values), relation), relation
+        )
 
     def write(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> None:
         """See `Attention`."""
         assert isinstance(cache, FarLayerCache)
-        self._keep(self.project(x), cache, slot, relation)
+        self._write(self.project(x), cache, slot, relation)
 
-    def _keep(self, own: Projected, cache: FarLayerCache, slot: int, relation: Relation) -> None:
+    def _write(self, projected: Projected, cache: FarLayerCache, slot: int, relation: Relation) -> None:
         assert isinstance(relation, FarRelation)
-        cache.write(slot, *self.heard(own, relation.query.position))
-        cache.write_far(relation.slot, *self.far(own))
+        cache.write(slot, *self.heard(projected, relation.query.position))
+        cache.write_far(relation.slot, *self.far(projected))
 
     def far(self, projected: Projected) -> tuple[Tensor, Tensor]:
-        """Keys and values of tokens that may be far: without positions and gradient."""
+        """Return keys and values for the kNN search, without position encoding and gradient."""
         return self.as_key(projected[0]).detach(), projected[1].detach()
 
     def as_key(self, k: Tensor) -> Tensor:
-        """See `Attention`: of length 1."""
+        """Normalize keys to length 1."""
         return F.normalize(k, dim=-1)
 
-    def _marked(self, q: Tensor, x: Tensor) -> Tensor:
-        """Queries of such a length that ``q . k / sqrt(D)`` is the scaled cosine."""
+    def _with_query_extras(self, q: Tensor, x: Tensor) -> Tensor:
+        """Scale queries so that ``q . k / sqrt(D)`` is the scaled cosine similarity."""
         scale = self.log_scale.exp()[:, None, None] * self.size**0.5
-        return super()._marked(F.normalize(q, dim=-1) * scale, x)
+        return super()._with_query_extras(F.normalize(q, dim=-1) * scale, x)
 
-    def _parted(
+    def _split_memory(
         self, memory: Projected | None, relation: Relation
     ) -> tuple[tuple[Tensor, Tensor], Projected]:
-        """What may be far, and what is near, of the keys and values of memory."""
+        """Split keys and values of memory into those of far and of local tokens."""
         assert memory is not None
         assert isinstance(relation, FarRelation)
         count = relation.far.shape[1]
         far = tuple(part[:, :, :count] for part in memory)
         return self.far(far), tuple(part[:, :, count:] for part in memory)
 
-    def _with_far(self, q: Tensor, near: Tensor, far: tuple[Tensor, Tensor], relation: Relation) -> Tensor:
-        """``g o_far + (1 - g) o_near``: near (B, H, Tq, D), far keys and values (B, H, F, D).
+    def _add_far(self, q: Tensor, near: Tensor, far: tuple[Tensor, Tensor], relation: Relation) -> Tensor:
+        """Compute ``g o_far + (1 - g) o_near``: near (B, H, Tq, D), far keys and values (B, H, F, D).
 
-        Some queries at a time: what lies between all of them and thousands of tokens is too much to hold.
+        Queries are processed in chunks, because the scores of all queries against thousands of keys may
+        not fit into memory.
         """
         assert isinstance(relation, FarRelation)
         if not far[0].shape[2]:
             return near
         size = max(1, SCORES // far[0][..., 0].numel())
-        stretches = (slice(start, start + size) for start in range(0, q.shape[2], size))
-        mixed = [self._mixed(q[:, :, s], near[:, :, s], far, relation.findable(s)) for s in stretches]
+        chunks = (slice(start, start + size) for start in range(0, q.shape[2], size))
+        mixed = [self._mix(q[:, :, c], near[:, :, c], far, relation.findable(c)) for c in chunks]
         return torch.cat(mixed, dim=2)
 
-    def _mixed(self, q: Tensor, near: Tensor, far: tuple[Tensor, ...], found: Tensor) -> Tensor:
-        """The same for all queries at once, given what they may find, (B, Tq, F)."""
-        columns = found.flatten(0, 1).any(0).nonzero()[:, 0]
-        if RARE * len(columns) < found.shape[-1]:
-            far, found = tuple(part[:, :, columns] for part in far), found[..., columns]
+    def _mix(self, q: Tensor, near: Tensor, far: tuple[Tensor, ...], mask: Tensor) -> Tensor:
+        """Compute `_add_far` for all queries at once, given their mask over far tokens (B, Tq, F)."""
+        columns = mask.flatten(0, 1).any(0).nonzero()[:, 0]
+        if MIN_SPARSITY * len(columns) < mask.shape[-1]:
+            far, mask = tuple(part[:, :, columns] for part in far), mask[..., columns]
         keys, values = far
-        chosen, weight, g = self._nearest(q, keys, found)
+        chosen, weight, g = self._nearest(q, keys, mask)
         o = (weight[..., None] * picked(values, chosen)).sum(-2)
         return g * o + (1 - g) * near
 
-    def _nearest(self, q: Tensor, keys: Tensor, found: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Which k keys have the largest scores; their softmax, 0 where not found; and the gate.
+    def _nearest(self, q: Tensor, keys: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return indices of the k best keys, their softmax weights (0 where masked) and the gate.
 
-        The first two are (B, H, Tq, k), the gate (B, H, Tq, 1), 0 for queries that have nothing to find.
+        Indices and weights are (B, H, Tq, k). The gate is (B, H, Tq, 1), 0 for queries without far tokens.
         """
         with torch.no_grad():
-            chosen = self.nearest(q, keys, found, self.top)
-        seen = found[:, None].expand(-1, q.shape[1], -1, -1).gather(-1, chosen)
+            chosen = self.nearest(q, keys, mask, self.top)
+        visible = mask[:, None].expand(-1, q.shape[1], -1, -1).gather(-1, chosen)
         scores = (q[..., None, :] * picked(keys, chosen)).sum(-1) * self.size**-0.5
-        weight = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1)
-        g = self.gate.sigmoid()[:, None, None] * seen.any(-1, keepdim=True)
-        return chosen, drop_some(weight * seen, self._dropout), g
+        weight = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
+        g = self.gate.sigmoid()[:, None, None] * visible.any(-1, keepdim=True)
+        return chosen, apply_dropout(weight * visible, self._dropout), g
 
 
 def picked(x: Tensor, chosen: Tensor) -> Tensor:
-    """Of x (B, H, F, D) those chosen (B, H, Tq, k): (B, H, Tq, k, D)."""
+    """Gather x (B, H, F, D) at indices chosen (B, H, Tq, k) -> (B, H, Tq, k, D)."""
     slots = chosen.flatten(2)[..., None].expand(-1, -1, -1, x.shape[-1])
     return x.gather(2, slots).unflatten(2, chosen.shape[2:])

@@ -1,4 +1,4 @@
-"""Where the layer norm stands: before a sublayer or behind it."""
+"""Placement of layer norm: before a sublayer (pre-norm) or after its residual connection (post-norm)."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ Norm = Literal["pre", "post"]
 
 
 class PreNorm(nn.Module):
-    """``residual(x, f(norm(x)))``: the stream itself is never normalised.
+    """Pre-norm: ``residual(x, f(norm(x)))``. The residual stream itself is never normalized.
 
     Source: Xiong et al. 2020, arXiv:2002.04745; Parisotto et al. 2020, arXiv:1910.06764, section
     3.1 ("identity map reordering").
@@ -25,55 +25,55 @@ class PreNorm(nn.Module):
         self.residual = residual.build(width, heads)
 
     def enter(self, x: Tensor) -> Tensor:
-        """What the sublayer reads of the stream: (B, T, C) -> (B, T, C)."""
+        """Compute the input of the sublayer from the residual stream: (B, T, C) -> (B, T, C)."""
         return self.read(x)
 
     def read(self, x: Tensor) -> Tensor:
-        """What the sublayer makes of tokens x (B, T, C) before all else."""
+        """Normalize the input x (B, T, C) of the sublayer."""
         h: Tensor = self.norm(x)
         return h
 
     def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """``weight enter(x) + bias`` for an x that needs no gradient.
+        """Compute ``weight read(x) + bias`` for an x that needs no gradient.
 
-        The norm's own scale and shift join the weight and the bias. So its gradient needs no product as
-        large as x: backward costs as much as forward, not twice.
+        Scale and shift of the norm are folded into weight and bias. Their gradients then need no product
+        of the size of x, so backward costs as much as forward instead of twice as much.
         """
         norm = self.norm
-        standard = F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
-        return F.linear(standard, weight * norm.weight, torch.addmv(bias, weight, norm.bias))
+        normalized = F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
+        return F.linear(normalized, weight * norm.weight, torch.addmv(bias, weight, norm.bias))
 
     def leave(self, x: Tensor, y: Tensor) -> Tensor:
-        """Join the sublayer's output y to the stream x."""
-        joined: Tensor = self.residual(x, y)
-        return joined
+        """Combine the residual stream x and the sublayer's output y."""
+        combined: Tensor = self.residual(x, y)
+        return combined
 
 
 class PostNorm(PreNorm):
-    """``norm(residual(x, f(x)))``, as in the original transformer.
+    """Post-norm: ``norm(residual(x, f(x)))``, as in the original transformer.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
     """
 
     def read(self, x: Tensor) -> Tensor:
-        """x as it is."""
+        """Return x unchanged."""
         return x
 
     def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """``weight x + bias``."""
+        """Compute ``weight x + bias``."""
         return F.linear(x, weight, bias)
 
     def leave(self, x: Tensor, y: Tensor) -> Tensor:
-        """Join, then normalise."""
-        joined: Tensor = self.norm(self.residual(x, y))
-        return joined
+        """Combine stream and sublayer output, then normalize."""
+        combined: Tensor = self.norm(self.residual(x, y))
+        return combined
 
 
 class HalfNorm(PreNorm):
-    """`PreNorm` on one of the two streams of a `Reversible`, added to the other.
+    """Pre-norm for `Reversible` layers: reads one of the two streams and updates the other.
 
     Args:
-        reads: which one is read, 0 or 1.
+        reads: number of the stream that the sublayer reads, 0 or 1.
     """
 
     def __init__(self, width: int, heads: int, residual: Residual, reads: int):
@@ -81,18 +81,18 @@ class HalfNorm(PreNorm):
         self.reads = reads
 
     def enter(self, x: Tensor) -> Tensor:
-        """What the sublayer reads of the stream: (B, T, 2 C) -> (B, T, C)."""
+        """Compute the input of the sublayer from the two streams: (B, T, 2 C) -> (B, T, C)."""
         return self.read(x.chunk(2, dim=-1)[self.reads])
 
     def leave(self, x: Tensor, y: Tensor) -> Tensor:
-        """Join y (B, T, C) to the other stream of x (B, T, 2 C)."""
+        """Combine y (B, T, C) with the stream of x (B, T, 2 C) that the sublayer does not read."""
         halves = list(x.chunk(2, dim=-1))
         halves[1 - self.reads] = super().leave(halves[1 - self.reads], y)
         return torch.cat(halves, dim=-1)
 
 
 def joins(norm: Norm, width: int, heads: int, residual: Residual) -> tuple[PreNorm, PreNorm]:
-    """How attention and feed-forward of a layer join the stream."""
+    """Build the norm and residual of the attention and the feed-forward sublayer of a layer."""
     if isinstance(residual, Reversible):
         return HalfNorm(width, heads, residual, reads=1), HalfNorm(width, heads, residual, reads=0)
     attention, feed_forward = (NORMS[norm](width, heads, residual) for _ in range(2))

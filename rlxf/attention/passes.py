@@ -1,4 +1,4 @@
-"""The passes of tokens through the layers of a transformer: of a segment, and of one token that acts."""
+"""Passes through the layer stack of a transformer, for a segment and for one token at a time."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -18,23 +18,23 @@ from rlxf.attention.residuals.base import Residual
 
 
 def unasked() -> MutableSequence[Tensor]:
-    """A list for what nobody asks for: it stays empty."""
+    """Return a sequence that discards every appended item, for layer inputs that are not needed."""
     return deque(maxlen=0)
 
 
 @dataclass(eq=False, kw_only=True)
 class LayerPasses(ABC):
-    """What a segment's passes and a step's have in common. See `Passes`.
+    """Common implementation of `Passes` for segments and for single steps.
 
     Args:
-        embedding: the position's module for all passes.
-        residual: what the stream is.
-        blocks: the layer of each pass.
-        index: (B, T), where the tokens stand.
-        relations: what queries and keys are to one another, in each pass.
-        seen: keys and values of a decoder's context in each pass; None without.
-        across: what queries and context are to one another; None without.
-        hidden: what each pass so far was entered with, (B, T, C); `unasked` keeps none of it.
+        embedding: position module that is shared by all passes.
+        residual: technique that defines the residual stream.
+        blocks: layer of each pass.
+        index: (B, T), positions and episodes of the tokens.
+        relations: self-attention mask of each pass.
+        seen: projected context of a decoder; None without cross-attention.
+        across: cross-attention mask; None without cross-attention.
+        hidden: inputs of the passes so far, (B, T, C) each; `unasked` discards them.
     """
 
     embedding: Embedding
@@ -70,7 +70,7 @@ class LayerPasses(ABC):
         return x
 
     def signal(self, number: int, x: Tensor) -> Tensor | None:
-        """What is added to the stream x before a pass."""
+        """Return the position signal that is added to the stream x before a pass; None for none."""
         signal = self.embedding.signal(self.read(x), self.index.position, number)
         return None if signal is None else self.residual.opened(signal)
 
@@ -100,11 +100,11 @@ class LayerPasses(ABC):
 
 @dataclass(eq=False, kw_only=True)
 class SegmentPasses(LayerPasses):
-    """The passes of a segment.
+    """Passes of a segment.
 
     Args:
-        recall: what is seen of the tokens before.
-        wanted: the tokens whose outputs are wanted, None for all: the last pass works for those alone.
+        recall: view of the memory before the segment.
+        wanted: tokens whose outputs are needed; None for all. The last pass computes only these.
     """
 
     recall: Recall
@@ -112,13 +112,13 @@ class SegmentPasses(LayerPasses):
 
     def run(self, number: int, x: Tensor) -> Tensor:
         """See `Passes`."""
-        asking = self.wanted if number == self.count - 1 else None
+        queries = self.wanted if number == self.count - 1 else None
         memory = self.recall.tokens(number, self.read(x))
-        y = self.blocks[number].attend(x, memory, self.relations[number].asked_by(asking))
-        return self._after_attention(number, y, self.across and self.across.asked_by(asking))
+        y = self.blocks[number].attend(x, memory, self.relations[number].asked_by(queries))
+        return self._after_attention(number, y, self.across and self.across.asked_by(queries))
 
     def leave_out(self, number: int, x: Tensor) -> None:
-        """See `Passes`: x is in the state, and that is all."""
+        """Do nothing: the state already contains x."""
 
     def asking(self, x: Tensor) -> Tensor:
         """See `Passes`."""
@@ -127,11 +127,11 @@ class SegmentPasses(LayerPasses):
 
 @dataclass(eq=False, kw_only=True)
 class StepPasses(LayerPasses):
-    """The passes of one token, which reads a cache and writes into it.
+    """Passes of one token per row, which reads and updates a KV cache.
 
     Args:
-        cache: changed in place.
-        slot: where the token goes.
+        cache: KV cache, updated in place.
+        slot: slot of the token in the cache.
     """
 
     cache: Cache
@@ -149,5 +149,5 @@ class StepPasses(LayerPasses):
         self.blocks[number].write(x, self.cache.layers[number], self.slot, self.relations[number])
 
     def asking(self, x: Tensor) -> Tensor:
-        """See `Passes`: the token asks."""
+        """Return x: the output of the token is always needed."""
         return x

@@ -1,4 +1,4 @@
-"""Who may see whom, and from how far: what queries and keys are to one another."""
+"""Attention masks and relative distances between queries and keys."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """What is computed from distances alone, once for many steps.
+    """Distance tables that are computed once and reused for many steps.
 
     Args:
         distances: (R,) int64, descending.
-        shared: what the position makes of them for all layers, or None.
+        shared: table of the position encoding for all layers, or None.
     """
 
     distances: Tensor
@@ -29,24 +29,24 @@ class Tables:
 
 
 SAVING, SMALL, LARGE = 1.5, 1 << 16, 1 << 22
-"""Keys are gathered for groups of queries where a row has SMALL pairs and SAVING times as many as that
-leaves; from LARGE on twice as many, as copies of keys take much memory."""
+"""Thresholds of block-sparse attention: at least SMALL query-key pairs per row, and at least SAVING times
+fewer pairs than dense attention. From LARGE pairs on the factor doubles, as copied keys take much memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Relation:
-    """Distances and permissions between Tq queries and Tk keys, computed once for all layers.
+    """Attention mask and relative distances between Tq queries and Tk keys, computed once for all layers.
 
     Args:
         query: index of the queries, (B, Tq).
         key: index of the keys, (B, Tk).
-        pattern: which keys a query may see by its position.
-        causal: whether keys ahead of the query are hidden.
-        dtype: floating type of the mask.
-        position: how order enters for all layers; None for not at all.
-        tables: those made before; None: those that this pass needs.
-        asking: which tokens of the segment the queries are; None for all of them.
-        heads: number of heads H: patterns may differ by head.
+        pattern: attention pattern, a rule on positions.
+        causal: whether future keys are masked.
+        dtype: floating-point type of the mask.
+        position: position module that is shared by all layers; None for none.
+        tables: precomputed distance tables; None computes the tables that this pass needs.
+        asking: tokens of the segment that are queries; None for all.
+        heads: number of heads H; patterns may differ by head.
     """
 
     query: Index
@@ -60,28 +60,28 @@ class Relation:
     heads: int = 1
 
     def asked_by(self, tokens: slice | None) -> "Relation":
-        """The same for these queries alone, None for all: what lies between them and all keys."""
+        """Restrict the mask to some of the queries, over all keys; None selects all queries."""
         return self if tokens is None else replace(self, query=self.query.at(tokens), asking=tokens)
 
     def queries(self, x: Tensor) -> Tensor:
-        """Those tokens of a segment (B, T, C) that ask, (B, Tq, C)."""
+        """Select the tokens of a segment (B, T, C) that are queries, (B, Tq, C)."""
         return x if self.asking is None else x[:, self.asking]
 
     @cached_property
     def distance(self) -> Tensor:
-        """(B, Tq, Tk) int64: position of the query minus position of the key."""
+        """Position of the query minus position of the key: (B, Tq, Tk) int64."""
         return self.query.position[:, :, None] - self.key.position[:, None, :]
 
     @cached_property
     def sides(self) -> "tuple[Relation, Relation]":
-        """What tokens that are not global may see, and what global ones may."""
+        """Masks of the queries that are not global tokens, and of those that are."""
         assert isinstance(self.pattern, GlobalTokens)
         others, globals_ = self.pattern.sides
         return replace(self, pattern=others), replace(self, pattern=globals_)
 
     @cached_property
     def rules(self) -> dict[Pattern, list[int]]:
-        """Each rule and the heads that have it; all heads, if there is one rule."""
+        """Distinct patterns of the heads, and the heads that use each; all heads if there is one pattern."""
         heads: dict[Pattern, list[int]] = {}
         for head, rule in enumerate(self.pattern.for_heads(self.heads)):
             heads.setdefault(rule, []).append(head)
@@ -89,7 +89,10 @@ class Relation:
 
     @cached_property
     def allowed_by_head(self) -> Tensor:
-        """(B, 1 or H, Tq, Tk) bool: same episode, slot not empty, allowed by the pattern, not ahead."""
+        """Boolean attention mask (B, 1 or H, Tq, Tk), True where the query may attend to the key.
+
+        Both tokens are in the same episode and the pattern allows the pair. If causal, the key is not later.
+        """
         same = self.query.episode[:, :, None] == self.key.episode[:, None, :]
         same &= (self.key.episode != EMPTY)[:, None, :]
         if self.causal:
@@ -102,51 +105,54 @@ class Relation:
 
     @property
     def allowed(self) -> Tensor:
-        """(B, Tq, Tk) bool: `allowed_by_head` in some head."""
+        """Union of `allowed_by_head` over the heads: (B, Tq, Tk) bool."""
         allowed = self.allowed_by_head
         return allowed[:, 0] if allowed.shape[1] == 1 else allowed.any(1)
 
     @cached_property
     def blind_by_head(self) -> Tensor | None:
-        """(B, 1 or H, Tq) bool: queries that see no key in that head; None if there is none."""
+        """Fully masked queries by head: (B, 1 or H, Tq) bool; None if there are none."""
         empty = self.query.episode == EMPTY
-        blind = empty[:, None] if self._all_see_themselves else ~self.allowed_by_head.any(-1)
+        blind = empty[:, None] if self._self_visible else ~self.allowed_by_head.any(-1)
         return blind if bool(blind.any()) else None
 
     @cached_property
-    def _all_see_themselves(self) -> bool:
-        """Whether each token that asks is among the keys, and all rules let it see itself.
+    def _self_visible(self) -> bool:
+        """Return whether every query is also a key, and every pattern allows it to attend to itself.
 
-        That is found in the time of a sort. While acting, all pairs are few.
+        The check costs a sort instead of the full mask. It is skipped while acting, where pairs are few.
         """
         if self.tables is not None:
             return False
         position, filled = self.query.position, self.query.episode != EMPTY
-        seen = filled & (find_slots(self.key, self.query) >= 0)
-        seen &= torch.stack([rule.allows(position, position) for rule in self.rules]).all(0)
-        return bool((seen == filled).all())
+        visible = filled & (find_slots(self.key, self.query) >= 0)
+        visible &= torch.stack([rule.allows(position, position) for rule in self.rules]).all(0)
+        return bool((visible == filled).all())
 
     @cached_property
     def blind(self) -> Tensor | None:
-        """(B, Tq) bool: queries that see no key at all; None if there is none."""
-        if not self._all_see_themselves and self.shares is not None:
-            blind = ~self._seeing(self.shares)
+        """Queries that are fully masked in all heads: (B, Tq) bool; None if there are none."""
+        if not self._self_visible and self.shares is not None:
+            blind = ~self._has_keys(self.shares)
         elif self.blind_by_head is None:
             return None
         else:
             blind = self.blind_by_head.all(1)
         return blind if bool(blind.any()) else None
 
-    def _seeing(self, shares: "tuple[Share, ...]") -> Tensor:
-        """(B, Tq) bool: queries that see a key in some head."""
-        seeing = torch.zeros_like(self.query.position, dtype=torch.bool)
+    def _has_keys(self, shares: "tuple[Share, ...]") -> Tensor:
+        """Return which queries have a visible key in some head: (B, Tq) bool."""
+        has_keys = torch.zeros_like(self.query.position, dtype=torch.bool)
         for gathered in (gathered for share in shares for gathered in share.parts):
-            seeing.view(-1)[gathered.part.query[gathered.allowed.any(-1)]] = True
-        return seeing
+            has_keys.view(-1)[gathered.part.query[gathered.allowed.any(-1)]] = True
+        return has_keys
 
     @cached_property
     def mask(self) -> Tensor:
-        """(B, 1 or H, Tq, Tk): 0 where allowed, -inf elsewhere; 0 in blind rows, lest softmax be nan."""
+        """Additive mask (B, 1 or H, Tq, Tk): 0 where allowed, -inf elsewhere.
+
+        Fully masked rows are 0, because softmax over -inf only is NaN.
+        """
         allowed = self.allowed_by_head
         if self.blind_by_head is not None:
             allowed = allowed | self.blind_by_head[..., None]
@@ -154,7 +160,7 @@ class Relation:
 
     @cached_property
     def shares(self) -> "tuple[Share, ...] | None":
-        """Groups of queries with the keys gathered for them; None where all pairs at once are faster."""
+        """Head groups with their block groups for sparse attention; None where dense attention is faster."""
         queries, keys = self.query.shape[1], self.key.shape[1]
         if self.tables is not None or queries * keys < SMALL:
             return None
@@ -162,48 +168,48 @@ class Relation:
         if places is None:
             return None
         pairs = sum(count_pairs(rule, self.causal, places) for rule in self.rules) / len(self.rules)
-        if pairs * self._saving(queries * keys) > self.query.position.numel() * keys:
+        if pairs * self._required_saving(queries * keys) > self.query.position.numel() * keys:
             return None
         device = self.key.position.device
         parts = [arrange(rule, self.causal, places, device) for rule in self.rules]
         shares = zip(self.rules.items(), parts, strict=True)
-        alone = len(parts) == 1
+        single_rule = len(parts) == 1
         return tuple(
             Share(
-                slice(None) if alone else heads,
-                [gathered for part in some for gathered in self._gathered(rule, part)],
+                slice(None) if single_rule else heads,
+                [gathered for part in rule_parts for gathered in self._gather(rule, part)],
             )
-            for (rule, heads), some in shares
+            for (rule, heads), rule_parts in shares
         )
 
-    def _saving(self, pairs: int) -> float:
-        """How many times fewer pairs have to be left for keys to be gathered, where a row has so many."""
+    def _required_saving(self, pairs: int) -> float:
+        """Return the factor by which sparse attention must reduce the given pairs per row to be used."""
         dearer = 1.0 if self.position is None else self.position.dearer_gathered
         return SAVING * dearer * (2 if pairs >= LARGE else 1)
 
-    def _gathered(self, rule: Pattern, part: Part) -> "list[Gathered]":
-        """The relations of a part, whose groups are the rows of the batch.
+    def _gather(self, rule: Pattern, part: Part) -> "list[Gathered]":
+        """Return the masks of a block group, with its groups as batch rows.
 
-        There are several where the groups have too many different distances for one table.
+        The block group is split where it has too many distinct distances for one table.
         """
-        query, key = _picked(self.query, part.query), _picked(self.key, part.key)
-        whole = Gathered(query, key, rule, self.causal, self.dtype, self.position, part=part)
+        query, key = _gather_index(self.query, part.query), _gather_index(self.key, part.key)
+        gathered = Gathered(query, key, rule, self.causal, self.dtype, self.position, part=part)
         size = part.key.shape[1]
-        if self.position is None or len(whole.distances) <= 4 * size:
-            return [whole]
-        return whole.split(max(1, 2 * size // part.query.shape[1]))
+        if self.position is None or len(gathered.distances) <= 4 * size:
+            return [gathered]
+        return gathered.split(max(1, 2 * size // part.query.shape[1]))
 
     @property
     def _offset(self) -> int:
-        """Slots of memory before the first query, if queries are the last of the keys."""
+        """Number of memory slots before the first query, if the queries are the last keys."""
         return self.key.shape[1] - self.query.shape[1]
 
     @cached_property
     def aligned(self) -> bool:
-        """Whether the distance of two tokens of one episode is the distance of their slots.
+        """Return whether the distance of two tokens of one episode equals the distance of their slots.
 
-        True for one stretch of time, however it is cut into episodes. Then scores by distance
-        become scores by key through one shifted view instead of a gather.
+        True for a contiguous segment with any episode boundaries. Scores by distance then
+        become scores by key through a shifted view (relative shift) instead of a gather.
         """
         queries = self.query.shape[1]
         if queries == 1 or self._offset < 0:
@@ -214,42 +220,42 @@ class Relation:
 
     @cached_property
     def distances(self) -> Tensor:
-        """(R,) int64, descending: every distance needed, from the farthest back down to 0 or ahead."""
+        """Distances that the tables cover, (R,) int64, descending; future keys have negative distances."""
         if self.tables is not None:
             return self.tables.distances
-        back, ahead = (self.key.shape[1] - 1, self.query.shape[1] - 1)
+        past, future = (self.key.shape[1] - 1, self.query.shape[1] - 1)
         if not self.aligned:
-            seen = self.distance[self.allowed]
-            back = int(seen.max()) if seen.numel() else 0
-            ahead = -int(seen.min()) if seen.numel() else 0
-        back = max(0, min(back, self.pattern.reach))
-        ahead = 0 if self.causal else max(0, min(ahead, self.pattern.reach))
-        return torch.arange(back, -ahead - 1, -1, device=self.key.position.device)
+            visible = self.distance[self.allowed]
+            past = int(visible.max()) if visible.numel() else 0
+            future = -int(visible.min()) if visible.numel() else 0
+        past = max(0, min(past, self.pattern.reach))
+        future = 0 if self.causal else max(0, min(future, self.pattern.reach))
+        return torch.arange(past, -future - 1, -1, device=self.key.position.device)
 
     @cached_property
     def table(self) -> Tensor | None:
-        """What the position makes of `distances` for all layers."""
+        """Table of the position encoding over `distances`, shared by all layers; None for none."""
         if self.tables is not None:
             return self.tables.shared
         return None if self.position is None else self.position.table(self.distances, self.causal)
 
     @cached_property
     def bias(self) -> Tensor | None:
-        """(B or 1, H, Tq, Tk): what is added to the scores of every layer; None for nothing."""
+        """Bias that is added to the scores of every layer, (B or 1, H, Tq, Tk); None for none."""
         return None if self.position is None else self.position.bias(self)
 
     @cached_property
     def _columns(self) -> Tensor:
-        """(B, 1, Tq, Tk): which of `distances` is that of query and key; any where not allowed."""
+        """Column in `distances` of each query-key pair, (B, 1, Tq, Tk); arbitrary where masked."""
         columns: Tensor = self.distances[0] - self.distance
         return columns.clamp_(0, self.distances.shape[0] - 1)[:, None]
 
     def scores(self, q: Tensor, table: Tensor) -> Tensor:
-        """``q_i . table[distance(i, j)]`` for each query and key; anything where not allowed.
+        """Compute ``q_i . table[distance(i, j)]`` for each query and key; arbitrary where masked.
 
         Args:
-            q: (B, H, Tq, D).
-            table: (H, D, R), one column for each of `distances`.
+            q: queries, (B, H, Tq, D).
+            table: (H, D, R), one column per entry of `distances`.
 
         Returns:
             (B, H, Tq, Tk).
@@ -257,29 +263,29 @@ class Relation:
         return self.by_key(_by_head(q, table))
 
     def key_scores(self, k: Tensor, table: Tensor) -> Tensor:
-        """``k_j . table[distance(i, j)]``: as `scores`, for k (B, H, Tk, D)."""
+        """Compute ``k_j . table[distance(i, j)]`` for keys k (B, H, Tk, D); otherwise like `scores`."""
         scores = _by_head(k, table.flip(-1))
         if self.aligned:
-            farthest_ahead = -int(self.distances[-1])
-            return _shift(scores, self._offset + farthest_ahead, self.query.shape[1]).transpose(-1, -2)
+            max_future = -int(self.distances[-1])
+            return _shift(scores, self._offset + max_future, self.query.shape[1]).transpose(-1, -2)
         columns = self.distances.shape[0] - 1 - self._columns.transpose(-1, -2)
         return scores.gather(-1, columns.expand(-1, k.shape[1], -1, -1)).transpose(-1, -2)
 
     def spread(self, table: Tensor) -> Tensor:
-        """``table[distance(i, j)]``, of a table (H, R) -> (B or 1, H, Tq, Tk); see `scores`."""
+        """Look up ``table[distance(i, j)]``: table (H, R) -> (B or 1, H, Tq, Tk); arbitrary where masked."""
         return self.by_key(table[None, :, None].expand(-1, -1, self.query.shape[1], -1))
 
     def by_key(self, scores: Tensor) -> Tensor:
-        """Scores (B or 1, H, Tq, R) by distance -> (B or 1, H, Tq, Tk); anything where not allowed."""
+        """Convert scores by distance (B or 1, H, Tq, R) to (B or 1, H, Tq, Tk); arbitrary where masked."""
         if self.aligned:
             return _shift(scores, int(self.distances[0]) - self._offset, self.key.shape[1])
         columns = self._columns.expand(-1, scores.shape[1], -1, -1)
         return scores.expand(columns.shape[0], -1, -1, -1).gather(-1, columns)
 
     def by_distance(self, weights: Tensor) -> Tensor:
-        """Weights (B, H, Tq, Tk), 0 where not allowed -> those of each distance, (B, H, Tq, R).
+        """Sum weights (B, H, Tq, Tk), 0 where masked, by distance -> (B, H, Tq, R).
 
-        Rows of queries that see no key mean nothing; they are 0.
+        Rows of fully masked queries are 0.
         """
         size = self.distances.shape[0]
         if self.blind_by_head is not None:
@@ -293,59 +299,59 @@ class Relation:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Gathered(Relation):
-    """Queries (N, G) and the keys (N, K) gathered for them: N groups are the rows of a batch.
+    """Mask of N groups of queries (N, G) and their gathered keys (N, K); the groups are batch rows.
 
     Args:
-        part: where they come from.
+        part: block group that the queries and keys come from.
     """
 
     part: Part
 
     def split(self, groups: int) -> "list[Gathered]":
-        """This relation for so many groups at a time."""
+        """Split into masks of at most ``groups`` groups each."""
         count = self.part.query.shape[0]
-        some = [slice(start, start + groups) for start in range(0, count, groups)]
+        chunks = [slice(start, start + groups) for start in range(0, count, groups)]
         return [
-            replace(self, query=_groups(self.query, n), key=_groups(self.key, n), part=self.part.groups(n))
-            for n in some
+            replace(self, query=_groups(self.query, c), key=_groups(self.key, c), part=self.part.groups(c))
+            for c in chunks
         ]
 
     @property
     def allowed_by_head(self) -> Tensor:
-        """(N, 1, G, K) bool: found when they were arranged."""
+        """Boolean attention mask of the block group, (N, 1, G, K)."""
         return self.part.allowed[:, None]
 
     @property
     def aligned(self) -> bool:
-        """Gathered keys are no stretch of time."""
+        """Return False: gathered keys are not contiguous."""
         return False
 
     @cached_property
     def distances(self) -> Tensor:
-        """(R,) int64, descending: those distances that there are, and no others."""
-        seen = self.distance[self.allowed]
-        if not seen.numel():
-            return seen.new_zeros(1)
-        least = seen.min()
-        found = torch.zeros(int(seen.max() - least) + 1, dtype=torch.bool, device=seen.device)
-        found[seen - least] = True
-        return found.nonzero()[:, 0].flip(0) + least
+        """Distinct distances of visible pairs, (R,) int64, descending."""
+        visible = self.distance[self.allowed]
+        if not visible.numel():
+            return visible.new_zeros(1)
+        least = visible.min()
+        present = torch.zeros(int(visible.max() - least) + 1, dtype=torch.bool, device=visible.device)
+        present[visible - least] = True
+        return present.nonzero()[:, 0].flip(0) + least
 
     @cached_property
     def _columns(self) -> Tensor:
-        """(N, 1, G, K): which of `distances` is that of query and key; any where not allowed."""
+        """Column in `distances` of each query-key pair, (N, 1, G, K); arbitrary where masked."""
         ascending = self.distances.flip(0)
-        place = torch.searchsorted(ascending, self.distance).clamp_(max=len(ascending) - 1)
-        return (len(ascending) - 1 - place)[:, None]
+        rank = torch.searchsorted(ascending, self.distance).clamp_(max=len(ascending) - 1)
+        return (len(ascending) - 1 - rank)[:, None]
 
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """What heads with the same rule see.
+    """Heads with the same pattern, and their block groups.
 
     Args:
-        heads: their numbers, or all.
-        parts: each query is in one of them at most.
+        heads: head numbers, or a slice of all heads.
+        parts: masks of the block groups; each query is in at most one group.
     """
 
     heads: list[int] | slice
@@ -353,34 +359,37 @@ class Share:
 
 
 def find_slots(index: Index, tokens: Index) -> Tensor:
-    """The slot (B, T) in which each of some tokens (B, T) stands in its row of an index; -1 for none."""
-    slots, wanted = ((one.episode << 32) + one.position for one in (index, tokens))
-    if not slots.shape[1]:
-        return torch.full_like(wanted, -1)
-    slots, order = slots.sort(dim=1)
-    place = torch.searchsorted(slots, wanted.contiguous()).clamp(max=slots.shape[1] - 1)
-    return torch.where(slots.gather(1, place) == wanted, order.gather(1, place), -1)
+    """Return the slot (B, T) of each of the tokens (B, T) in its row of an index; -1 if it is missing."""
+    keys, targets = ((one.episode << 32) + one.position for one in (index, tokens))
+    if not keys.shape[1]:
+        return torch.full_like(targets, -1)
+    keys, order = keys.sort(dim=1)
+    rank = torch.searchsorted(keys, targets.contiguous()).clamp(max=keys.shape[1] - 1)
+    return torch.where(keys.gather(1, rank) == targets, order.gather(1, rank), -1)
 
 
 def _groups(index: Index, groups: slice) -> Index:
     return Index(index.position[groups], index.episode[groups])
 
 
-def _picked(index: Index, slots: Tensor) -> Index:
-    """Where the tokens of flat slots (N, G) stand; empty for padding. A group is of one episode: 0."""
+def _gather_index(index: Index, slots: Tensor) -> Index:
+    """Return the index of the tokens in flat slots (N, G). Padding is empty; other tokens get episode 0.
+
+    A group belongs to one episode, so its number does not matter.
+    """
     filled = slots != PADDING
     position = index.position.flatten()[slots.clamp(min=0)]
     return Index(position, torch.where(filled, 0, EMPTY))
 
 
 def _by_head(q: Tensor, table: Tensor) -> Tensor:
-    """q (B, H, T, D), table (H, D, R) -> (B, H, T, R); ``@`` alone would copy the table for every row."""
+    """Multiply q (B, H, T, D) by table (H, D, R) -> (B, H, T, R), without a copy of the table per row."""
     rows = q.transpose(0, 1).flatten(1, 2)
     return (rows @ table).unflatten(1, (q.shape[0], q.shape[2])).transpose(0, 1)
 
 
 def _shift(scores: Tensor, first: int, columns: int) -> Tensor:
-    """Transformer-XL's relative shift (Dai et al. 2019, appendix B) for any window.
+    """Apply the relative shift of Transformer-XL (Dai et al. 2019, appendix B) for any window.
 
     ``out[i, j] = scores[i, j + first - i]`` for j < columns: row i moves i columns to the right.
     """
@@ -389,51 +398,51 @@ def _shift(scores: Tensor, first: int, columns: int) -> Tensor:
 
 
 class _Shift(torch.autograd.Function):
-    """`_shift`. Rows of N + 1 numbers read as rows of N do that.
+    """Autograd function of `_shift`: rows of N + 1 numbers are viewed as rows of N.
 
-    torch's own padding and slices would do; their gradients fill more buffers of this size with zeros.
+    The gradients of torch's own padding and slicing would allocate more buffers of this size.
     """
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, first: int, columns: int) -> Tensor:
-        ctx.given = (first, scores.shape[-1])
-        return _moved_right(scores, first, columns)
+        ctx.arguments = (first, scores.shape[-1])
+        return _shift_right(scores, first, columns)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _moved_left(gradient, *ctx.given), None, None
+        return _shift_left(gradient, *ctx.arguments), None, None
 
 
 class _Unshift(torch.autograd.Function):
-    """``out[i, c] = weights[i, c - first + i]`` for c < columns, 0 beyond: `_shift` transposed."""
+    """Transpose of `_shift`: ``out[i, c] = weights[i, c - first + i]`` for c < columns, 0 out of range."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, first: int, columns: int) -> Tensor:
-        ctx.given = (first, weights.shape[-1])
-        return _moved_left(weights, first, columns)
+        ctx.arguments = (first, weights.shape[-1])
+        return _shift_left(weights, first, columns)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _moved_right(gradient, *ctx.given), None, None
+        return _shift_right(gradient, *ctx.arguments), None, None
 
 
-def _moved_right(x: Tensor, first: int, columns: int) -> Tensor:
+def _shift_right(x: Tensor, first: int, columns: int) -> Tensor:
     left = max(0, -first)
     width = max(columns, left + x.shape[-1])
-    whole = x.new_zeros(*x.shape[:-1], width + 1)
-    whole[..., left : left + x.shape[-1]] = x
-    return _shifted_rows(whole, left + first)[..., :columns]
+    buffer = x.new_zeros(*x.shape[:-1], width + 1)
+    buffer[..., left : left + x.shape[-1]] = x
+    return _shifted_rows(buffer, left + first)[..., :columns]
 
 
-def _moved_left(x: Tensor, first: int, columns: int) -> Tensor:
+def _shift_left(x: Tensor, first: int, columns: int) -> Tensor:
     left = max(0, -first)
     width = max(x.shape[-1], left + columns)
-    whole = x.new_zeros(*x.shape[:-1], width + 1)
-    _shifted_rows(whole, left + first)[..., : x.shape[-1]] = x
-    return whole[..., left : left + columns]
+    buffer = x.new_zeros(*x.shape[:-1], width + 1)
+    _shifted_rows(buffer, left + first)[..., : x.shape[-1]] = x
+    return buffer[..., left : left + columns]
 
 
-def _shifted_rows(whole: Tensor, start: int) -> Tensor:
-    """Rows of N + 1 numbers, (B, H, T, N + 1), read as rows of N from ``start`` on: a view."""
-    queries, width = whole.shape[-2], whole.shape[-1] - 1
-    return whole.flatten(-2)[..., start : start + queries * width].unflatten(-1, (queries, width))
+def _shifted_rows(buffer: Tensor, start: int) -> Tensor:
+    """View rows of N + 1 numbers, (B, H, T, N + 1), as rows of N, from flat offset ``start``."""
+    queries, width = buffer.shape[-2], buffer.shape[-1] - 1
+    return buffer.flatten(-2)[..., start : start + queries * width].unflatten(-1, (queries, width))

@@ -1,4 +1,4 @@
-"""The passes of a segment through reversible layers, which are computed back for the gradient."""
+"""Segment passes through reversible layers, whose activations are recomputed in backward."""
 
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +13,14 @@ from rlxf.attention.passes import SegmentPasses, unasked
 
 @dataclass(eq=False)
 class Sublayer:
-    """A sublayer of a `Reversible` layer: it reads one half of the stream and is added to the other.
+    """Sublayer of a `Reversible` layer: it reads one half of the stream and adds to the other.
 
     Args:
-        writes: the half that it is added to, 0 or 1.
-        branch: what it makes of the other half, (B, T, C) -> (B, T, C).
-        weights: what it reads beside that, and learns.
-        signal: what is added to both halves before it, given one of them; None for nothing.
+        writes: half that the output is added to, 0 or 1.
+        branch: function of the other half, (B, T, C) -> (B, T, C).
+        weights: trainable parameters that the branch uses.
+        signal: position signal that is added to both halves before the sublayer, given one half; None for
+            none.
     """
 
     writes: int
@@ -28,56 +29,65 @@ class Sublayer:
     signal: Callable[[Tensor], Tensor | None] = lambda half: None
 
     def forth(self, halves: list[Tensor]) -> None:
-        """Add to a half, in place of it."""
+        """Apply the sublayer: replace the half that it writes."""
         signal = self.signal(halves[0])
         if signal is not None:
             halves[:] = [half + signal for half in halves]
         halves[self.writes] = halves[self.writes] + self.branch(halves[1 - self.writes])
 
     def back(self, halves: list[Tensor], gradients: list[Tensor]) -> tuple[Tensor | None, ...]:
-        """Undo `forth`, turn the gradients of what it gave into those of what it got; give the weights'."""
-        read = halves[1 - self.writes].detach().requires_grad_()
+        """Invert `forth` in place and backpropagate through it.
+
+        Args:
+            halves: outputs of the sublayer; replaced by its inputs.
+            gradients: gradients of the outputs; replaced by those of the inputs.
+
+        Returns:
+            The gradients of ``weights``; None for a weight that the branch did not use.
+        """
+        source = halves[1 - self.writes].detach().requires_grad_()
         with torch.enable_grad():
-            added = self.branch(read)
-        halves[self.writes] = halves[self.writes] - added.detach()
-        of_read, *of_weights = torch.autograd.grad(
-            added, (read, *self.weights), gradients[self.writes], allow_unused=True
+            output = self.branch(source)
+        halves[self.writes] = halves[self.writes] - output.detach()
+        source_gradient, *weight_gradients = torch.autograd.grad(
+            output, (source, *self.weights), gradients[self.writes], allow_unused=True
         )
-        gradients[1 - self.writes] = gradients[1 - self.writes] + of_read
+        gradients[1 - self.writes] = gradients[1 - self.writes] + source_gradient
         signal = self.signal(halves[0])
         if signal is not None:
             halves[:] = [half - signal for half in halves]
-        return tuple(of_weights)
+        return tuple(weight_gradients)
 
 
 @dataclass(eq=False, kw_only=True)
 class ReversiblePasses(SegmentPasses):
-    """`SegmentPasses` that keep what the last pass needs for its gradient, and of all others nothing.
+    """`SegmentPasses` that store activations for backward in the last pass only.
 
-    ``hidden`` is without gradient but for the last pass. The graph does not hold it.
+    ``hidden`` has a gradient in the last pass only, and the autograd graph does not reference it.
     """
 
     def through(self, x: Tensor) -> Tensor:
         """See `Passes`."""
         last = self.count - 1
         if last:
-            held = replace(self, hidden=unasked())  # by the graph, through the sublayers
-            sublayers = [one for number in range(last) for one in held._sublayers(number)]
-            weights = list(dict.fromkeys(weight for one in sublayers for weight in one.weights))
+            # The graph keeps the sublayers alive; this copy keeps it from holding `hidden`, too.
+            passes = replace(self, hidden=unasked())
+            sublayers = [sublayer for number in range(last) for sublayer in passes._sublayers(number)]
+            weights = list(dict.fromkeys(weight for sublayer in sublayers for weight in sublayer.weights))
             x = _Through.apply(x, sublayers, self.hidden, *weights)  # type: ignore[no-untyped-call]
         return self.run(last, self.enter(last, x))
 
     def _sublayers(self, number: int) -> tuple[Sublayer, Sublayer]:
         block, relation = self.blocks[number], self.relations[number]
-        order = [] if relation.position is None else _weights(relation.position)
+        position = [] if relation.position is None else _weights(relation.position)
 
-        def look(half: Tensor) -> Tensor:
-            # What is learned of positions is kept in a relation with its graph: each graph has its own.
-            own = replace(relation) if order else relation
+        def attend(half: Tensor) -> Tensor:
+            # A relation caches learned position tables with their graph, so each graph needs its own copy.
+            own_relation = replace(relation) if position else relation
             memory = self.recall.tokens(number, half)
-            return block.look(block.join_attention.read(half), memory, own)
+            return block.look(block.join_attention.read(half), memory, own_relation)
 
-        def consider(half: Tensor) -> Tensor:
+        def feed(half: Tensor) -> Tensor:
             return block.consider(block.join_feed_forward.read(half))
 
         def signal(half: Tensor) -> Tensor | None:
@@ -86,23 +96,24 @@ class ReversiblePasses(SegmentPasses):
         attention = _weights(block.join_attention, block.attention)
         feed_forward = _weights(block.join_feed_forward, block.feed_forward)
         return (
-            Sublayer(0, look, [*attention, *order], signal),
-            Sublayer(1, consider, feed_forward),
+            Sublayer(0, attend, [*attention, *position], signal),
+            Sublayer(1, feed, feed_forward),
         )
 
 
 def _weights(*modules: nn.Module) -> list[Tensor]:
-    """What modules learn."""
+    """Return the trainable parameters of modules."""
     return [weight for module in modules for weight in module.parameters() if weight.requires_grad]
 
 
 class _Through(torch.autograd.Function):
-    """Sublayers in order. Backward each is undone, with the same random numbers, before those under it.
+    """Autograd function that applies sublayers in order. Backward inverts them in reverse order.
 
-    What those that write the first half read is added to ``hidden``.
+    Backward restores the random state of each sublayer, so dropout is the same. The inputs of sublayers that
+    write the first half, which are the inputs of the layers, are appended to ``hidden``.
 
-    What is small and lasts, random states and gradients of weights, gets its room before what is large and
-    passes. Else it would end up in gaps that this leaves, into which, on CPU, no later one would fit again.
+    Small long-lived tensors (random states, gradients of weights) are allocated before large temporary ones.
+    Otherwise they would fragment the CPU heap, and later large tensors would not fit into the gaps.
     """
 
     @staticmethod
@@ -124,22 +135,22 @@ class _Through(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = ctx.saved_tensors
         halves, gradients = list(y.chunk(2, dim=-1)), list(gradient.chunk(2, dim=-1))
-        found, reached = {weight: torch.zeros_like(weight) for weight in ctx.weights}, set()
-        now = RandomState.now(y)
+        totals, used = {weight: torch.zeros_like(weight) for weight in ctx.weights}, set()
+        current = RandomState.now(y)
         for sublayer, state in zip(reversed(ctx.sublayers), reversed(ctx.states), strict=True):
             state.set()
             for weight, part in zip(sublayer.weights, sublayer.back(halves, gradients), strict=True):
                 if part is not None:
-                    found[weight] += part
-                    reached.add(weight)
-        now.set()
-        of_weights = (found[weight] if weight in reached else None for weight in ctx.weights)
-        return torch.cat(gradients, dim=-1), None, None, *of_weights
+                    totals[weight] += part
+                    used.add(weight)
+        current.set()
+        weight_gradients = (totals[weight] if weight in used else None for weight in ctx.weights)
+        return torch.cat(gradients, dim=-1), None, None, *weight_gradients
 
 
 @dataclass(frozen=True, eq=False)
 class RandomState:
-    """Where torch's global generators stand: the one on CPU, and those of other devices."""
+    """State of torch's global random generators on CPU and on other devices."""
 
     cpu: Tensor
     devices: list[int]
@@ -147,16 +158,16 @@ class RandomState:
 
     @classmethod
     def now(cls, x: Tensor) -> "RandomState":
-        """At present, for x's device."""
+        """Return the current state for CPU and the device of x."""
         return cls(torch.get_rng_state(), *get_device_states(x))
 
     def renew(self, x: Tensor) -> None:
-        """Take down where they stand now, in place."""
-        now = RandomState.now(x)
-        for own, new in zip((self.cpu, *self.others), (now.cpu, *now.others), strict=True):
+        """Overwrite this state with the current one, in place."""
+        current = RandomState.now(x)
+        for own, new in zip((self.cpu, *self.others), (current.cpu, *current.others), strict=True):
             own.copy_(new)
 
     def set(self) -> None:
-        """Go on from here."""
+        """Restore this state in torch's generators."""
         torch.set_rng_state(self.cpu)
         set_device_states(self.devices, self.others)

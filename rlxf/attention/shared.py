@@ -1,4 +1,4 @@
-"""Attention in which queries and keys share a projection."""
+"""Shared-QK attention: queries and keys share a projection."""
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ from rlxf.attention.positions.base import Position
 
 
 class SharedAttention(Attention):
-    """A token's key is its query, brought to length sqrt(D); qkv (2 C, C) holds q and v.
+    """Attention whose keys are its queries, scaled to length sqrt(D); ``qkv`` (2 C, C) projects q and v.
 
-    So scores ``q_i . k_j / sqrt(D)`` are ``q_i . q_j / |q_j|``, as in the authors' code.
+    Scores ``q_i . k_j / sqrt(D)`` are therefore ``q_i . q_j / |q_j|``, as in the authors' code.
 
     Source: Kitaev et al. 2020, arXiv:2001.04451, section 2, "Shared-QK".
     """
@@ -23,15 +23,15 @@ class SharedAttention(Attention):
         self.qkv = orthogonal_linear(width, width, matrices=2)
 
     def project(self, x: Tensor, linear: Linear = F.linear) -> Projected:
-        """See `Attention`: queries, of which `as_key` makes keys, values, and what is noted of queries."""
+        """Project queries, values and extra query features; `as_key` converts the queries to keys."""
         q, v = self.split(linear(x, self.qkv.weight, self.qkv.bias))
-        notes = self.kernel.query_notes(q)
-        return (q, v) if notes is None else (q, v, notes)
+        extras = self.kernel.query_notes(q)
+        return (q, v) if extras is None else (q, v, extras)
 
     def as_key(self, k: Tensor) -> Tensor:
-        """See `Attention`."""
+        """Scale queries to length sqrt(D)."""
         return F.rms_norm(k, (self.size,), eps=1e-6)
 
-    def _among_themselves(self, x: Tensor) -> tuple[Tensor, Projected]:
-        q, v, *notes = self.project(x)
-        return torch.cat([q, *notes], dim=-1), (q, v, *notes)
+    def _project_jointly(self, x: Tensor) -> tuple[Tensor, Projected]:
+        q, v, *extras = self.project(x)
+        return torch.cat([q, *extras], dim=-1), (q, v, *extras)

@@ -1,4 +1,4 @@
-"""Attention in which global tokens have projections of their own."""
+"""Global attention: global tokens have separate projections, as in Longformer and ETC."""
 
 from typing import TYPE_CHECKING
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 
 
 def self_attention(spec: "TransformerSpec") -> "Attention | SidedAttention":
-    """The attention of a layer among its own tokens, with the sides that its pattern has."""
+    """Build the self-attention module of a layer that its pattern, memory and kernel require."""
     pattern, sizes = spec.pattern, (spec.width, spec.heads)
-    given = (*sizes, spec.position, spec.kernel, spec.dropout)
+    args = (*sizes, spec.position, spec.kernel, spec.dropout)
     if isinstance(pattern, ExtraTokens):
         count = pattern.global_tokens
-        return SidedAttention(count, SideOfPairs(count, *given), SideOfPairs(count, *given), nn.Identity())
+        return SidedAttention(count, SideOfPairs(count, *args), SideOfPairs(count, *args), nn.Identity())
     if isinstance(pattern, GlobalTokens):
         out = orthogonal_linear(spec.width, spec.width)
-        return SidedAttention(pattern.global_tokens, SideOfQueries(*given), SideOfQueries(*given), out)
+        return SidedAttention(pattern.global_tokens, SideOfQueries(*args), SideOfQueries(*args), out)
     if isinstance(spec.memory, KNN):
-        return MemorizingAttention(*given, spec.memory.top, spec.memory.index)
-    return (SharedAttention if isinstance(spec.kernel, LSH) else Attention)(*given)
+        return MemorizingAttention(*args, spec.memory.top, spec.memory.index)
+    return (SharedAttention if isinstance(spec.kernel, LSH) else Attention)(*args)
 
 
 class SideOfQueries(Attention):
-    """One of two sides, with projections of its own for q, k and v; the output is for both (Longformer)."""
+    """Attention with separate q, k and v projections; the output projection is shared (Longformer)."""
 
     def __init__(self, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float):
         super().__init__(width, heads, position, kernel, dropout)
-        self.out = nn.Identity()  # what the heads found, side by side
+        self.out = nn.Identity()  # outputs of the heads, concatenated
 
 
 class SideOfPairs(Attention):
-    """One of two sides, with an output of its own, and keys and values for tokens of either side (ETC).
+    """Attention with a separate output projection, and separate keys and values of global tokens (ETC).
 
-    qkv (5 C, C) holds q, k and v of tokens that are not global, k and v of those that are.
+    ``qkv`` (5 C, C) projects q, k and v of tokens that are not global, then k and v of global tokens.
     """
 
     def __init__(
@@ -68,19 +68,21 @@ class SideOfPairs(Attention):
     def heard(self, projected: Projected, position: Tensor) -> tuple[Tensor, Tensor]:
         """See `Attention`."""
         is_global = (position < self.global_tokens)[:, None, :, None]
-        k, v, global_k, global_v, *marks = projected
+        k, v, global_k, global_v, *extras = projected
         k, v = torch.where(is_global, global_k, k), torch.where(is_global, global_v, v)
-        return super().heard((k, v, *marks), position)
+        return super().heard((k, v, *extras), position)
 
 
 class SidedAttention(nn.Module):
-    """Global tokens ask one attention, the others another; all are seen by both. Called like `Attention`.
+    """Two attention modules over the same tokens: one for global queries, one for other queries.
+
+    It has the interface of `Attention`. "Local" below means queries that are not global tokens.
 
     Args:
-        global_tokens: number of global tokens, the first ones.
-        others: attention of the tokens that are not global.
-        globals_: attention of the global ones.
-        out: what both share at the end.
+        global_tokens: number of global tokens g; they have the positions 0 to g - 1.
+        others: attention of local queries.
+        globals_: attention of global queries.
+        out: shared output projection.
     """
 
     def __init__(self, global_tokens: int, others: Attention, globals_: Attention, out: nn.Module):
@@ -92,42 +94,47 @@ class SidedAttention(nn.Module):
 
     def forward(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
         """See `Attention`."""
-        (ours, theirs), (among, wide) = _halves(memory), relation.sides
-        return self._chosen(self.others(x, ours, among), self.globals(x, theirs, wide), relation)
+        (local_memory, global_memory), (local_mask, global_mask) = _halves(memory), relation.sides
+        local_output = self.others(x, local_memory, local_mask)
+        return self._select(local_output, self.globals(x, global_memory, global_mask), relation)
 
     def weights(self, x: Tensor, memory: Projected | None, relation: Relation) -> Tensor:
         """See `Attention`."""
-        (ours, theirs), (among, wide) = _halves(memory), relation.sides
-        of_others, of_globals = self.others.weights(x, ours, among), self.globals.weights(x, theirs, wide)
-        return torch.where(self._is_global(relation)[:, None], of_globals, of_others)
+        (local_memory, global_memory), (local_mask, global_mask) = _halves(memory), relation.sides
+        local_weights = self.others.weights(x, local_memory, local_mask)
+        global_weights = self.globals.weights(x, global_memory, global_mask)
+        return torch.where(self._is_global(relation)[:, None], global_weights, local_weights)
 
     def step(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> Tensor:
-        """See `Attention`; the cache is that of `cache`."""
-        (ours, theirs), (among, wide) = self._rings(cache), relation.sides
-        y = self.others.step(x, ours, slot, among)
-        return self._chosen(y, self.globals.step(x, theirs, slot, wide), relation)
+        """See `Attention`; the cache is created by `cache`."""
+        (local_cache, global_cache), (local_mask, global_mask) = self._split_cache(cache), relation.sides
+        local_output = self.others.step(x, local_cache, slot, local_mask)
+        return self._select(local_output, self.globals.step(x, global_cache, slot, global_mask), relation)
 
     def write(self, x: Tensor, cache: LayerCache | LayerMemory, slot: int, relation: Relation) -> None:
         """See `Attention`."""
-        (ours, theirs), (among, wide) = self._rings(cache), relation.sides
-        self.others.write(x, ours, slot, among)
-        self.globals.write(x, theirs, slot, wide)
+        (local_cache, global_cache), (local_mask, global_mask) = self._split_cache(cache), relation.sides
+        self.others.write(x, local_cache, slot, local_mask)
+        self.globals.write(x, global_cache, slot, global_mask)
 
     @staticmethod
-    def _rings(cache: LayerCache | LayerMemory) -> tuple[LayerCache, LayerCache]:
-        """Views of what `cache` made: the ring of either side."""
+    def _split_cache(cache: LayerCache | LayerMemory) -> tuple[LayerCache, LayerCache]:
+        """Return views of a joint cache: the part of local queries and the part of global queries."""
         assert isinstance(cache, LayerCache)
         keys, values = cache.keys.chunk(2, dim=1), cache.values.chunk(2, dim=1)
         tables = (None, None) if cache.table is None else cache.table.unbind(0)
-        ours, theirs = (LayerCache(*half) for half in zip(keys, values, tables, strict=True))
-        return ours, theirs
+        local_cache, global_cache = (LayerCache(*half) for half in zip(keys, values, tables, strict=True))
+        return local_cache, global_cache
 
     def cache(self, memory: Projected, index: Index, tables: Tables) -> LayerCache:
-        """See `Attention`: heads of the globals' side behind those of the other, (B, 2 H, S, D)."""
-        ours, theirs = _halves(memory)
-        assert ours is not None
-        assert theirs is not None
-        one, other = self.others.cache(ours, index, tables), self.globals.cache(theirs, index, tables)
+        """Create a joint cache (B, 2 H, S, D): heads of local queries, then heads of global queries."""
+        local_memory, global_memory = _halves(memory)
+        assert local_memory is not None
+        assert global_memory is not None
+        one, other = (
+            self.others.cache(local_memory, index, tables),
+            self.globals.cache(global_memory, index, tables),
+        )
         keys, values = torch.cat([one.keys, other.keys], dim=1), torch.cat([one.values, other.values], dim=1)
         if one.table is None or other.table is None:
             return LayerCache(keys, values, None)
@@ -135,28 +142,28 @@ class SidedAttention(nn.Module):
 
     @property
     def reach(self) -> int:
-        """See `Attention`. Global tokens are seen from everywhere."""
+        """Unlimited: every token attends to global tokens at any distance."""
         return UNLIMITED
 
     def project(self, x: Tensor, linear: Linear = F.linear) -> Projected:
-        """See `Attention`: what one side hears, then what the other does."""
+        """Project keys and values for local queries, then for global queries."""
         return *self.others.project(x, linear), *self.globals.project(x, linear)
 
-    def _chosen(self, of_others: Tensor, of_globals: Tensor, relation: Relation) -> Tensor:
-        """What each token asked for, (B, T, C). Who sees nothing gets 0."""
-        y: Tensor = self.out(torch.where(self._is_global(relation), of_globals, of_others))
-        among, wide = relation.sides
-        if among.blind is None or wide.blind is None:
+    def _select(self, local_output: Tensor, global_output: Tensor, relation: Relation) -> Tensor:
+        """Select the output of each query by its kind, (B, T, C); 0 for fully masked queries."""
+        y: Tensor = self.out(torch.where(self._is_global(relation), global_output, local_output))
+        local_mask, global_mask = relation.sides
+        if local_mask.blind is None or global_mask.blind is None:
             return y
-        return y.masked_fill((among.blind & wide.blind)[..., None], 0.0)
+        return y.masked_fill((local_mask.blind & global_mask.blind)[..., None], 0.0)
 
     def _is_global(self, relation: Relation) -> Tensor:
-        """(B, T, 1) bool."""
+        """Return which queries are global tokens, (B, T, 1) bool."""
         return (relation.query.position < self.global_tokens)[..., None]
 
 
 def _halves(projected: Projected | None) -> tuple[Projected | None, Projected | None]:
-    """What either side hears, of what `SidedAttention.project` gave."""
+    """Split the result of `SidedAttention.project` into the parts of local and of global queries."""
     if projected is None:
         return None, None
     half = len(projected) // 2

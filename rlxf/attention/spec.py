@@ -1,4 +1,4 @@
-"""A transformer as plain data: six choices and the sizes."""
+"""Specification of a transformer as plain data: techniques and sizes."""
 
 import json
 from dataclasses import dataclass, fields
@@ -21,40 +21,40 @@ from rlxf.attention.techniques import OPTIONAL, TECHNIQUES, known, technique_fro
 from rlxf.attention.transformer import Transformer
 
 MOST_LAYERS = 1000
-"""As many as the deepest transformer that was trained: Wang et al. 2022, arXiv:2203.00555."""
+"""Depth of the deepest trained transformer: Wang et al. 2022, arXiv:2203.00555."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerSpec:
-    """Six choices and the sizes. Compares, prints, goes to JSON and back, and builds.
+    """Configuration of a `Transformer`: a technique for each of six axes, and the sizes.
 
     A Gated Transformer-XL is ``TransformerSpec(position=XLRelative(), pattern=Window(M + 1),
     memory=XL(M), residual=GRUGate(bias=2.0), norm="pre")``.
 
     Args:
         width: features of a token C.
-        layers: number of passes of a token through a layer; with `Fixed` depth, of layers L.
+        layers: number of passes of a token through layers; with `Fixed` depth, the number of layers L.
         heads: attention heads H; must divide the width.
-        feed_forward: features inside the feed-forward sublayer; None for 4 C.
-        feed_forward_chunk: tokens that the feed-forward sublayer takes at a time, to need less memory; None
-            for all of them. See `FeedForward`.
-        position: how does order enter? None: not at all.
-        pattern: which tokens may a query see?
-        kernel: how is the weighted average computed?
-        memory: what survives from before the segment? None: nothing.
-        residual: how does a sublayer's output join the stream?
-        depth: how many times is a token processed?
-        norm: layer norm before ("pre") or behind ("post") each sublayer.
-        final_norm: one more layer norm at the top.
-        causal: hide what is ahead of the query. False: a bidirectional encoder, which cannot act.
-        cross_attention: a decoder, whose layers also look at a context.
-        activation: of the feed-forward sublayer, "relu", "gelu" or "gelu_tanh".
+        feed_forward: hidden features of the feed-forward sublayer; None for 4 C.
+        feed_forward_chunk: tokens per chunk of the feed-forward sublayer, which reduces memory; None
+            processes all tokens at once. See `FeedForward`.
+        position: position encoding; None for none.
+        pattern: attention pattern: the keys that a query may attend to.
+        kernel: attention kernel: computes the weighted average of the values.
+        memory: memory of the tokens before a segment; None for none.
+        residual: residual connection of each sublayer.
+        depth: number of passes of each token, fixed or adaptive.
+        norm: layer norm before ("pre") or after ("post") each sublayer.
+        final_norm: whether a layer norm follows the last layer.
+        causal: whether future tokens are masked. False gives a bidirectional encoder, which cannot act.
+        cross_attention: whether layers have cross-attention to a context, as in a decoder.
+        activation: activation of the feed-forward sublayer: "relu", "gelu" or "gelu_tanh".
         dropout: probability of dropping an attention weight or a feature of a sublayer's output in
-            training. Keep it 0 for PPO: acting must equal learning.
+            training. Use 0 for PPO, because actions must have the same probabilities in training.
 
     Raises:
-        ValueError: if a size is out of range or heads do not divide the width.
-        TypeError: if a size is no whole number, or a choice no technique of its axis.
+        ValueError: if a size is out of range, heads do not divide the width, or techniques are incompatible.
+        TypeError: if a size is not an int, or a technique does not belong to its axis.
     """
 
     width: int = 64
@@ -87,30 +87,30 @@ class TransformerSpec:
 
     @property
     def kinds(self) -> int:
-        """Layers that have weights of their own."""
+        """Number of layers with distinct weights."""
         return 1 + max(map(self.depth.layer_of, range(self.layers)))
 
     @property
     def inner_width(self) -> int:
-        """Features inside the feed-forward sublayer."""
+        """Hidden features of the feed-forward sublayer."""
         return 4 * self.width if self.feed_forward is None else self.feed_forward
 
     def build(self) -> Transformer:
-        """The module, with fresh weights from torch's global generator."""
+        """Build the module with random weights from torch's global generator."""
         return Transformer(self)
 
     def to_json(self) -> str:
-        """This spec as JSON text; `from_json` reads it."""
+        """Return this spec as JSON text; `from_json` is the inverse."""
         return json.dumps(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """This spec as plain data: techniques as ``{"name": ..., ...options}``."""
+        """Return this spec as plain data, with techniques as ``{"name": ..., ...options}``."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return values | {axis: technique_to_json(values[axis]) for axis in TECHNIQUES}
 
     @classmethod
     def from_json(cls, text: str) -> "TransformerSpec":
-        """Read what `to_json` wrote.
+        """Create a spec from the result of `to_json`.
 
         Raises:
             ValueError: if a technique, an option or a field is unknown or out of range.
@@ -119,7 +119,7 @@ class TransformerSpec:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "TransformerSpec":
-        """Read what `to_dict` wrote; raises as `from_json` does."""
+        """Create a spec from the result of `to_dict`. Raises like `from_json`."""
         if not isinstance(data, dict):
             raise ValueError(f"TransformerSpec must be a JSON object, got {data!r}")
         known = {field.name for field in fields(cls)}

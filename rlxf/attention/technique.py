@@ -1,10 +1,10 @@
-"""What every technique has, whatever it answers: what it says of itself, and what it does not go with."""
+"""Base class of all techniques: metadata and compatibility checks."""
 
 from typing import ClassVar, Protocol
 
 
 class Choices(Protocol):
-    """What a `TransformerSpec` has, as its techniques see it."""
+    """Read-only view of a `TransformerSpec` for the checks of techniques."""
 
     @property
     def position(self) -> object: ...
@@ -33,10 +33,10 @@ class Choices(Protocol):
 
 
 class Technique:
-    """One way to answer one question about a transformer: the base of all, frozen dataclasses.
+    """Base of all techniques: frozen dataclasses, one per option of an axis of a transformer.
 
-    ``paper`` is where it comes from, ``causal`` whose causal form it is, the paper's or ours, and ``cost``,
-    in the length L, what it costs beside what is there anyway.
+    ``paper`` is the source and ``causal`` the origin of the causal form: the paper or this library. ``cost``
+    is the additional cost as a function of the sequence length L.
     """
 
     paper: ClassVar[str]
@@ -44,7 +44,7 @@ class Technique:
     cost: ClassVar[str]
 
     def check(self, choices: Choices) -> None:
-        """Raise ValueError unless it is compatible with the sizes and the other choices of a transformer.
+        """Raise ValueError unless this technique is compatible with the other settings of a transformer.
 
         A spec that passes all checks can be built: `build` raises no further errors.
         """

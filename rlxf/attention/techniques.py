@@ -1,4 +1,4 @@
-"""The closed table of techniques: every axis, every name, every class."""
+"""Registry of techniques: the class of every name on every axis."""
 
 from dataclasses import asdict
 from typing import Any
@@ -96,25 +96,25 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
         "depth": (Fixed, Universal, ACT, DepthAdaptive, CALM),
     }.items()
 }
-"""Axis -> name -> class. Position and memory may also be None."""
+"""Axis -> name -> class of each technique. Position and memory may also be None."""
 
 HEADS: dict[str, type[OutputHead]] = {head.__name__: head for head in (KNNLM, SPALM)}
-"""Name -> class of what reads a memory at the output: for a transformer that is trained, so no axis of it."""
+"""Name -> class of each output head. Heads are attached to trained transformers, so they are not an axis."""
 
 OPTIONAL = ("position", "memory")
-"""The axes on which None is a choice."""
+"""Axes that accept None."""
 
 JOINTS: dict[str, dict[str, type[Any]]] = {"pattern": {"Both": Both, "Either": Either}}
-"""Axis -> name -> what joins two techniques of that axis: ``first & second``, ``first | second``."""
+"""Axis -> name -> class that combines two techniques of the axis: ``first & second``, ``first | second``."""
 
 
 def known(axis: str) -> dict[str, type[Any]]:
-    """Name -> class of all that may stand on an axis, or be a "head"."""
+    """Return name -> class for all techniques of an axis, or of output heads for "head"."""
     return HEADS if axis == "head" else TECHNIQUES[axis] | JOINTS.get(axis, {})
 
 
 def technique_to_json(technique: Any) -> dict[str, Any] | None:
-    """``{"name": class name, ...its options}``; None for none."""
+    """Return a technique as ``{"name": class name, ...options}``; None for None."""
     if technique is None:
         return None
     if isinstance(technique, Both | Either):
@@ -125,10 +125,10 @@ def technique_to_json(technique: Any) -> dict[str, Any] | None:
 
 
 def technique_from_json(axis: str, data: Any) -> Any:
-    """The technique that `technique_to_json` wrote.
+    """Create a technique from the result of `technique_to_json`.
 
     Raises:
-        ValueError: if the axis has no technique of that name, or it has no such option.
+        ValueError: if the axis has no technique of this name, or an option is unknown or invalid.
     """
     if data is None and axis in OPTIONAL:
         return None

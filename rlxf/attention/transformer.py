@@ -1,4 +1,4 @@
-"""The transformer: a segment at a time to learn, a token at a time to act."""
+"""Transformer module: processes segments for training and single tokens for acting."""
 
 from collections.abc import MutableSequence, Sequence
 from dataclasses import replace
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 class Transformer(nn.Module):
-    """The layers that a `TransformerSpec` describes; made by its ``build()``.
+    """Transformer that a `TransformerSpec` describes; created by `TransformerSpec.build`.
 
-    `forward` reads a segment of T tokens after a state and gives the state after it. `step` reads
-    one token and a `Cache`. Both give the same outputs: acting equals learning.
+    `forward` maps a segment of T tokens and a memory state to outputs and the next state. `step` maps
+    one token and a KV `Cache` to an output. Both compute the same outputs, so acting equals learning.
     """
 
     def __init__(self, spec: "TransformerSpec"):
@@ -60,44 +60,44 @@ class Transformer(nn.Module):
         if isinstance(self.extra, LearnedTokens) and self.order.count(self.order[-1]) == 1:
             self.blocks[-1].forget_globals()
         self.norm = nn.LayerNorm(spec.width) if spec.final_norm else nn.Identity()
-        self._read: tuple[Recall, Sequence[Tensor]] | None = None
+        self._penalty_inputs: tuple[Recall, Sequence[Tensor]] | None = None
 
     def forward(
         self, x: Tensor, index: Index, state: State | None = None, context: Context | None = None
     ) -> tuple[Tensor, State | None]:
-        """Read a segment.
+        """Compute the outputs of a segment and the next memory state.
 
         Args:
             x: tokens, (B, T, C).
-            index: where they stand, (B, T).
-            state: what is remembered from before; None for nothing.
-            context: what a decoder looks at beside its own tokens.
+            index: their positions and episodes, (B, T).
+            state: memory of the tokens before the segment; None for no memory.
+            context: encoder output for cross-attention; None without it.
 
         Returns:
             The outputs (B, T, C), and the state after the segment: None without memory. Outputs
-            at empty slots mean nothing.
+            at empty slots are undefined.
 
         Raises:
-            ValueError: if there is a context but no cross-attention, or the other way round.
+            ValueError: if a context is given without cross-attention, or missing with it.
         """
         if self.spec.memory is None:
             return self.outputs(x, index, state, context), None
         y, hidden = self.encode(x, index, state, context)
-        return y, self._after(state, hidden, index)
+        return y, self._next_state(state, hidden, index)
 
     @torch.no_grad()
     def remember(
         self, x: Tensor, index: Index, state: State | None = None, context: Context | None = None
     ) -> State:
-        """The state that `forward` gives, for a transformer with memory, without the outputs.
+        """Return only the next state of `forward`, for a transformer with memory.
 
-        So the last layer works for one token alone. Arguments as in `forward`.
+        The last layer computes a single token, which saves time. Arguments are those of `forward`.
         """
         _, hidden = self.encode(x, index, state, context, wanted=slice(-1, None))
-        return self._after(state, hidden, index)
+        return self._next_state(state, hidden, index)
 
-    def _after(self, state: State | None, hidden: Sequence[Tensor], index: Index) -> State:
-        """The state after a segment, given the inputs of each layer (B, T, C)."""
+    def _next_state(self, state: State | None, hidden: Sequence[Tensor], index: Index) -> State:
+        """Compute the state after a segment from the inputs of each layer (B, T, C)."""
         assert self.spec.memory is not None
         state = state or self.initial_state(len(index.episode))
         return self.spec.memory(state, torch.stack(list(hidden)), index)
@@ -110,9 +110,14 @@ class Transformer(nn.Module):
         context: Context | None = None,
         wanted: slice | None = None,
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """`forward`, but with the inputs of each layer, (B, T, C), in place of the new state.
+        """Return the outputs and the inputs of each layer, (B, T, C) each.
 
-        ``wanted`` are the tokens whose outputs are given, None for all: the last layer works for those alone.
+        Args:
+            x: see `forward`.
+            index: see `forward`.
+            state: see `forward`.
+            context: see `forward`.
+            wanted: tokens whose outputs are computed by the last layer and returned; None for all.
         """
         x, passes = self._begin(x, index, state, context, wanted, [])
         return self._output(self.depth(x, passes)), passes.hidden
@@ -125,7 +130,7 @@ class Transformer(nn.Module):
         context: Context | None = None,
         wanted: slice | None = None,
     ) -> Tensor:
-        """The outputs of `encode` alone: the inputs of layers are not kept for it."""
+        """Return only the outputs of `encode`. The inputs of layers are not stored."""
         x, passes = self._begin(x, index, state, context, wanted, unasked())
         return self._output(self.depth(x, passes))
 
@@ -137,9 +142,9 @@ class Transformer(nn.Module):
         context: Context | None = None,
         wanted: slice | None = None,
     ) -> Exits:
-        """What may be read off a segment behind each pass, to learn from; arguments as in `encode`.
+        """Return the outputs after each pass, for training early exits. Arguments are those of `encode`.
 
-        That is one output, the last, unless the depth lets tokens leave early.
+        Only the last output is returned unless the depth technique supports early exits.
         """
         x, passes = self._begin(x, index, state, context, wanted, unasked())
         if not isinstance(self.depth, Exiting):
@@ -162,13 +167,19 @@ class Transformer(nn.Module):
         wanted: slice | None = None,
         judge: Judge | None = None,
     ) -> Tensor:
-        """Outputs of a segment to act by, (B, Tq, C), where each wanted token leaves as early as it may.
+        """Return outputs of a segment with early exits, (B, Tq, C), for acting.
 
-        Arguments as in `encode`, and what is read off outputs, for a depth that asks for a `Judge`. What has
-        left is copied to later passes, where others see it.
+        The final stream of a token that exits is copied to later passes, where other tokens attend to it.
+
+        Args:
+            x: see `encode`.
+            index: see `encode`.
+            state: see `encode`.
+            wanted: see `encode`.
+            judge: confidence of the outputs, for a depth technique that uses one.
         """
         x, passes = self._begin(x, index, state, None, wanted, unasked())
-        return self._output(self._left(x, passes, judge))
+        return self._output(self._run_early(x, passes, judge))
 
     def _begin(
         self,
@@ -179,7 +190,7 @@ class Transformer(nn.Module):
         wanted: slice | None,
         hidden: MutableSequence[Tensor],
     ) -> tuple[Tensor, SegmentPasses]:
-        """The stream of a segment, and the passes before it; ``hidden`` is for the inputs of each."""
+        """Return the residual stream of a segment and its passes; ``hidden`` receives the passes' inputs."""
         seen = self._project(context)
         x, index, wanted = self.enter(x, index, wanted)
         recall = self.recall(state, index)
@@ -196,20 +207,20 @@ class Transformer(nn.Module):
             hidden=[] if recall.learns else hidden,
         )
         if torch.is_grad_enabled():
-            self._note(recall if recall.learns else None, passes)
+            self._prepare_penalty(recall if recall.learns else None, passes)
         return self.spec.residual.opened(x), passes
 
     @torch.no_grad()
     def step(self, x: Tensor, index: Index, cache: Cache) -> tuple[Tensor, Tensor]:
-        """Read one token a row, write it into the cache, and act. Without gradient.
+        """Compute the output of one token per row and update the cache, without gradient.
 
         Args:
-            x: (B, C), the tokens.
-            index: (B, 1), where they stand. Positions of an episode must follow one another.
-            cache: changed in place.
+            x: tokens, (B, C).
+            index: (B, 1), their positions and episodes. Positions of an episode must be consecutive.
+            cache: KV cache, updated in place.
 
         Returns:
-            The outputs (B, C), and the inputs of each layer (L, B, C): what a state is made of.
+            The outputs (B, C), and the inputs of each layer (L, B, C), from which a state can be built.
         """
         stream, passes = self._begin_step(x, index, cache)
         y = self._output(self.depth(stream, passes))
@@ -217,19 +228,28 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def early_step(self, x: Tensor, index: Index, cache: Cache, judge: Judge | None = None) -> Tensor:
-        """`step` of tokens that leave as early as they may: outputs (B, C) alone; ``judge`` as in `early`.
+        """Run `step` with early exits and return only the outputs (B, C).
+
+        Args:
+            x: see `step`.
+            index: see `step`.
+            cache: see `step`.
+            judge: see `early`.
 
         Raises:
-            ValueError: if the depth decides by whole sequences.
+            ValueError: if the depth technique decides about exits by whole sequences.
         """
         depth = self.spec.depth
         if isinstance(depth, ExitDepth) and not depth.by_step:
-            raise ValueError(f"{depth} decides by the mean of a sequence, and here is a step; read segments")
+            raise ValueError(
+                f"{depth} decides about exits by the mean of a sequence and cannot run single steps; "
+                f"use `early` on segments"
+            )
         stream, passes = self._begin_step(x, index, cache)
-        return self._output(self._left(stream, passes, judge))[:, 0]
+        return self._output(self._run_early(stream, passes, judge))[:, 0]
 
     def _begin_step(self, x: Tensor, index: Index, cache: Cache) -> tuple[Tensor, StepPasses]:
-        """The stream of one token a row, (B, 1, C), and the passes before it."""
+        """Return the residual stream of one token per row, (B, 1, C), and its passes."""
         slot = cache.write(index)
         passes = StepPasses(
             embedding=self.embedding,
@@ -245,7 +265,7 @@ class Transformer(nn.Module):
         return self.spec.residual.opened(self.embedding(x[:, None], index.position)), passes
 
     def initial_state(self, batch: int) -> State:
-        """A state that remembers nothing, for ``batch`` rows; of length 0 without memory."""
+        """Return an empty state for ``batch`` rows; its length is 0 without memory."""
         sizes = batch, next(self.parameters()), self.spec.width
         if self.spec.memory is None:
             return State.empty(self.spec.layers, batch, 0, *sizes[1:])
@@ -253,18 +273,18 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def cache(self, state: State, capacity: int, context: Context | None = None) -> Cache:
-        """Project a state's keys and values, to act from it with the present weights.
+        """Create a KV cache from a memory state with the current weights.
 
         Args:
-            state: what is remembered; `initial_state` to begin.
-            capacity: tokens S that a step can see, itself included; at least the state's length.
-                With ``Window(M + 1)`` and ``XL(M)``, M + 1 are all that count, as long as no
-                empty slot stands inside an episode: the window counts positions, the ring slots.
-                With the pattern `Full` and a `RecurrentKernel` nothing is left out: a step sees its
-                episode from the first token in the state on, at the same cost for any capacity.
-                With `Compressive` memory a step sees what that shows; more capacity than the state's
-                length and one makes room for empty slots inside an episode.
-            context: what a decoder looks at beside its own tokens.
+            state: memory state; `initial_state` at the start.
+            capacity: number of tokens S in the cache, including the current one; at least the state's length.
+                With ``Window(M + 1)`` and ``XL(M)``, M + 1 tokens suffice if no
+                empty slot lies inside an episode: the window counts positions, the ring buffer counts slots.
+                With the pattern `Full` and a `RecurrentKernel` the capacity has no effect: a step attends to
+                its whole episode from the first token in the state, at constant cost.
+                With `Compressive` memory the memory defines the visible tokens. Capacity beyond the state's
+                length plus 1 makes room for empty slots inside an episode.
+            context: encoder output for cross-attention; None without it.
 
         Raises:
             ValueError: if the state does not fit the capacity, or the transformer is not causal.
@@ -275,16 +295,16 @@ class Transformer(nn.Module):
         if capacity < max(1, length):
             raise ValueError(f"capacity must be at least the state's length {length}, got {capacity}")
         if self._recurrent:
-            return self._sums(state, context)
+            return self._recurrent_cache(state, context)
         if isinstance(self.spec.memory, Compressive):
             return self._compressive_cache(self.spec.memory, state, capacity, context)
-        tables = self._acting_tables(min(capacity - 1, self.spec.pattern.reach))
+        tables = self._step_tables(min(capacity - 1, self.spec.pattern.reach))
         layers, batch = state.hidden.shape[:2]
-        room = State.empty(layers, batch, capacity - length, state.hidden, self.spec.width)
-        index = state.index.concatenate(room.index)
-        hidden = torch.cat([state.hidden, room.hidden], dim=2)
-        rings = [block.cache(h, index, tables) for block, h in zip(self._layers, hidden, strict=True)]
-        near = Cache(rings, index, length % capacity, tables, self._project(context))
+        free = State.empty(layers, batch, capacity - length, state.hidden, self.spec.width)
+        index = state.index.concatenate(free.index)
+        hidden = torch.cat([state.hidden, free.hidden], dim=2)
+        buffers = [block.cache(h, index, tables) for block, h in zip(self._layers, hidden, strict=True)]
+        near = Cache(buffers, index, length % capacity, tables, self._project(context))
         if isinstance(self.spec.memory, KNN):
             number = self.spec.memory.number(layers)
             return KNNCache.begin(near, self._layers[number], self.spec.memory, state)
@@ -293,43 +313,43 @@ class Transformer(nn.Module):
     def _compressive_cache(
         self, memory: Compressive, state: State, capacity: int, context: Context | None
     ) -> CompressiveCache:
-        layers: Any = self._layers  # each of them compresses
-        tables = self._acting_tables(memory.reach)
+        layers: Any = self._layers  # blocks implement the protocol of compressing layers
+        tables = self._step_tables(memory.reach)
         return CompressiveCache.begin(memory, layers, state, capacity, tables, self._project(context))
 
-    def _acting_tables(self, farthest: int) -> Tables:
-        """Those of all distances at which a step may see a token."""
-        distances = torch.arange(farthest, -1, -1, device=next(self.parameters()).device)
+    def _step_tables(self, max_distance: int) -> Tables:
+        """Compute the distance tables for steps, from ``max_distance`` down to 0."""
+        distances = torch.arange(max_distance, -1, -1, device=next(self.parameters()).device)
         return Tables(distances, self.embedding.table(distances, self.spec.causal))
 
-    def _left(self, x: Tensor, passes: LayerPasses, judge: Judge | None) -> Tensor:
-        """The stream where each token left."""
+    def _run_early(self, x: Tensor, passes: LayerPasses, judge: Judge | None) -> Tensor:
+        """Run the passes with early exits and return the stream of each token at its exit."""
         return self.depth.early(x, passes, None if judge is None else lambda s: judge(self._output(s)))
 
     def _output(self, stream: Tensor) -> Tensor:
-        """What is read off the stream, (..., C)."""
+        """Compute the output (..., C) from the residual stream."""
         y: Tensor = self.norm(self.spec.residual.closed(stream))
         return y
 
-    def _passes(self, **given: Any) -> SegmentPasses:
-        """Those of a segment; they can be taken back if there is a gradient to be found and layers can."""
+    def _passes(self, **kwargs: Any) -> SegmentPasses:
+        """Create the passes of a segment; reversible ones if the residual allows it and gradients are on."""
         if isinstance(self.spec.residual, Reversible) and torch.is_grad_enabled():
-            return ReversiblePasses(**given)
-        return SegmentPasses(**given)
+            return ReversiblePasses(**kwargs)
+        return SegmentPasses(**kwargs)
 
     @property
     def _layers(self) -> list[Block]:
-        """The layer of each pass."""
+        """Layer of each pass."""
         return [self.blocks[layer] for layer in self.order]
 
     @property
     def _recurrent(self) -> bool:
-        """Whether no layer forgets before its episode ends, and the kernel needs no keys for that."""
-        seen = {self.spec.pattern.for_layer(layer) for layer in range(self.spec.layers)}
-        return seen == {Full()} and isinstance(self.spec.kernel, RecurrentKernel)
+        """Return whether acting uses kernel states: the kernel is recurrent and all patterns are `Full`."""
+        patterns = {self.spec.pattern.for_layer(layer) for layer in range(self.spec.layers)}
+        return patterns == {Full()} and isinstance(self.spec.kernel, RecurrentKernel)
 
-    def _sums(self, state: State, context: Context | None) -> Cache:
-        """A cache that holds what the kernel remembers of a state, and a slot for the token that acts."""
+    def _recurrent_cache(self, state: State, context: Context | None) -> Cache:
+        """Create a cache of recurrent kernel states, with one slot for the current token."""
         memories = [
             block.remember(h, state.index) for block, h in zip(self._layers, state.hidden, strict=True)
         ]
@@ -338,38 +358,41 @@ class Transformer(nn.Module):
         return Cache(memories, index, 0, tables, self._project(context))
 
     def penalty(self) -> Tensor | None:
-        """What depth, kernels and memory add to the loss, a scalar; None for nothing. Of the last forward."""
+        """Return the auxiliary loss of depth, kernels and memory for the last forward; None for none."""
         parts: list[Processor | LayerKernel] = [self.depth, *self._kernels()]
-        terms = [*(part.penalty() for part in parts), self._penalty_of_memory()]
-        found = [term for term in terms if term is not None]
-        return torch.stack(found).sum() if found else None
+        terms = [*(part.penalty() for part in parts), self._memory_penalty()]
+        present = [term for term in terms if term is not None]
+        return torch.stack(present).sum() if present else None
 
-    def _note(self, recall: Recall | None, passes: SegmentPasses) -> None:
-        """What a penalty is asked for from now on."""
-        self._read = None if recall is None else (recall, passes.hidden)
+    def _prepare_penalty(self, recall: Recall | None, passes: SegmentPasses) -> None:
+        """Make `penalty` refer to the given passes instead of earlier ones."""
+        self._penalty_inputs = None if recall is None else (recall, passes.hidden)
         for kernel in self._kernels() if self.spec.kernel.prices_tokens else ():
             kernel.begin_pass()
 
-    def _penalty_of_memory(self) -> Tensor | None:
-        """Asked again without a new pass, there is none."""
-        read, self._read = self._read, None
-        return None if read is None else read[0].penalty(read[1])
+    def _memory_penalty(self) -> Tensor | None:
+        """Return the auxiliary loss of memory once per forward; None afterwards."""
+        inputs, self._penalty_inputs = self._penalty_inputs, None
+        return None if inputs is None else inputs[0].penalty(inputs[1])
 
     def mean_depth(self) -> Tensor | None:
-        """Passes that a token took on average in the last forward, a scalar; None if all take all."""
+        """Return the mean number of passes per token in the last forward; None if the depth is fixed."""
         return self.depth.mean_depth()
 
     def acting_depth(self) -> Tensor | None:
-        """As `mean_depth`, over all `early` calls since last asked; None without one, or if all take all."""
+        """Return the mean number of passes per token over all `early` calls since the last query.
+
+        None if there was no such call, or if the depth is fixed.
+        """
         return self.depth.acting_depth()
 
     def after_update(self) -> None:
-        """Tell the kernels that the weights have changed; before anything is cached or read anew."""
+        """Notify the kernels that the weights have changed. Call it before the next forward or cache."""
         for kernel in self._kernels():
             kernel.after_update()
 
     def skip_update(self) -> None:
-        """Tell the kernels, in place of `after_update`, that the last pass is not learned from after all."""
+        """Notify the kernels that no update follows the last forward. Call it instead of `after_update`."""
         for kernel in self._kernels():
             kernel.skip_update()
 
@@ -379,40 +402,42 @@ class Transformer(nn.Module):
     def enter(
         self, x: Tensor, index: Index, wanted: slice | None = None
     ) -> tuple[Tensor, Index, slice | None]:
-        """Tokens (B, T, C) as the first layer reads them, behind extra ones if the pattern has some.
+        """Embed tokens (B, T, C) and prepend the global tokens of the pattern, if it has any.
 
-        Also where they stand, and which of them are ``wanted``: as given, but no extra ones.
+        Returns:
+            The input of the first layer, the index of all tokens, and ``wanted`` as a slice of all tokens.
         """
-        x, whole = self.embedding(x, index.position), self.extra.index(index)
-        extra = whole.shape[1] - index.shape[1]
-        return self.extra(x, whole), whole, _later(wanted, index.shape[1], extra) if extra else wanted
+        x, full_index = self.embedding(x, index.position), self.extra.index(index)
+        count = full_index.shape[1] - index.shape[1]
+        wanted = _shift_slice(wanted, index.shape[1], count) if count else wanted
+        return self.extra(x, full_index), full_index, wanted
 
     def recall(self, state: State | None, index: Index) -> Recall:
-        """What the tokens of a segment at an index (B, T) see of a state; None for nothing."""
+        """Create the view of the memory for a segment with the given index (B, T)."""
         memory = self.spec.memory
         return Recall(state, index) if memory is None else memory.recall(state, index, self._layers)
 
     def relation(self, query: Index, key: Index) -> Relation:
-        """Which tokens queries see in the first layer, in whatever form memory has them, and from how far."""
+        """Return the attention mask of the first layer; tokens that memory compresses count as visible."""
         pattern, memory = self.spec.pattern.for_layer(0), self.spec.memory
         return self._relation(query, key, pattern if memory is None else memory.shows(pattern), None)
 
     def relations(self, query: Index, key: Index, tables: Tables | None = None) -> list[Relation]:
-        """What queries and keys are to one another in each pass; passes with the same pattern share it."""
+        """Return the attention mask of each pass; passes with the same pattern share one object."""
         patterns = [self.spec.pattern.for_layer(layer) for layer in range(self.spec.layers)]
         if tables is None:
-            patterns = [self._narrowed(*each) for each in zip(patterns, self._layers, strict=True)]
-        made = {pattern: self._relation(query, key, pattern, tables) for pattern in set(patterns)}
-        return [made[pattern] for pattern in patterns]
+            patterns = [self._bounded(*each) for each in zip(patterns, self._layers, strict=True)]
+        masks = {pattern: self._relation(query, key, pattern, tables) for pattern in set(patterns)}
+        return [masks[pattern] for pattern in patterns]
 
     @staticmethod
-    def _narrowed(pattern: Pattern, block: Block) -> Pattern:
-        """The pattern as far as the layer's kernel gives weight: no more pairs need be computed."""
+    def _bounded(pattern: Pattern, block: Block) -> Pattern:
+        """Restrict a pattern to the distances at which the layer's kernel gives nonzero weights."""
         return bounded(pattern, block.attention.reach)
 
     def _relation(self, query: Index, key: Index, pattern: Pattern, tables: Tables | None) -> Relation:
         dtype, spec = next(self.parameters()).dtype, self.spec
-        # Only positions that score pairs need to know the distances that there are.
+        # Only pairwise positions use distances.
         position = self.embedding if isinstance(spec.position, PairwisePosition) else None
         return Relation(query, key, pattern, spec.causal, dtype, position, tables, heads=spec.heads)
 
@@ -422,8 +447,10 @@ class Transformer(nn.Module):
 
     def _project(self, context: Context | None) -> ProjectedContext | None:
         if (context is not None) != self.spec.cross_attention:
-            given = "a" if context is not None else "no"
-            raise ValueError(f"cross_attention is {self.spec.cross_attention}, but {given} context was given")
+            article = "a" if context is not None else "no"
+            raise ValueError(
+                f"cross_attention is {self.spec.cross_attention}, but {article} context was given"
+            )
         if context is None:
             return None
         layers = [block.cross.project(context.x) for block in self._layers if block.cross is not None]
@@ -431,32 +458,32 @@ class Transformer(nn.Module):
 
 
 def _of_layer(spec: "TransformerSpec", number: int, kernel: Kernel) -> "TransformerSpec":
-    """The spec as one layer of a `Transformer` has it."""
+    """Return the spec of one layer of a `Transformer`, with its own kernel and memory."""
     memory = spec.memory and spec.memory.for_layer(number, spec.layers)
     return replace(spec, kernel=kernel, memory=memory)
 
 
 def _extra_tokens(spec: "TransformerSpec") -> NoExtraTokens:
-    """Those of the pattern. What is causal has none: they would see nothing, or what is ahead."""
+    """Build the global tokens of the pattern. Causal models have none: they could see only the future."""
     if isinstance(spec.pattern, ExtraTokens) and not spec.causal:
         return LearnedTokens(spec.pattern.global_tokens, spec.width)
     return NoExtraTokens()
 
 
-def _later(wanted: slice | None, length: int, by: int) -> slice:
-    """The same of ``length`` tokens, behind ``by`` others; None for all."""
+def _shift_slice(wanted: slice | None, length: int, offset: int) -> slice:
+    """Shift a slice of ``length`` tokens by ``offset``; None selects all tokens."""
     start, stop, step = (wanted or slice(None)).indices(length)
-    return slice(by + start, by + stop, step)
+    return slice(offset + start, offset + stop, step)
 
 
 class EncoderDecoder(nn.Module):
-    """An encoder, whose output is the context of a decoder.
+    """Encoder-decoder transformer: the decoder attends to the encoder's output.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
 
     Args:
-        encoder: its spec; as a rule ``causal=False``.
-        decoder: its spec, with ``cross_attention=True``.
+        encoder: spec of the encoder, usually with ``causal=False``.
+        decoder: spec of the decoder, with ``cross_attention=True``.
 
     Raises:
         ValueError: if the widths differ, or the decoder has no cross-attention.
@@ -465,13 +492,15 @@ class EncoderDecoder(nn.Module):
     def __init__(self, encoder: "TransformerSpec", decoder: "TransformerSpec"):
         super().__init__()
         if encoder.width != decoder.width:
-            raise ValueError(f"encoder and decoder need one width, got {encoder.width} and {decoder.width}")
+            raise ValueError(
+                f"encoder and decoder must have the same width, got {encoder.width} and {decoder.width}"
+            )
         if not decoder.cross_attention:
-            raise ValueError("the decoder needs cross_attention=True")
+            raise ValueError("the decoder requires cross_attention=True")
         self.encoder = encoder.build()
         self.decoder = decoder.build()
 
     def forward(self, source: Tensor, source_index: Index, target: Tensor, target_index: Index) -> Tensor:
-        """source (B, N, C) and target (B, T, C), each with its index -> (B, T, C)."""
+        """Encode source (B, N, C) and decode target (B, T, C), each with its index -> (B, T, C)."""
         encoded = self.encoder.outputs(source, source_index)
         return self.decoder.outputs(target, target_index, context=Context(encoded, source_index))

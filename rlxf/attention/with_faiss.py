@@ -1,4 +1,4 @@
-"""Faiss, of the extra knn: read only where it is asked for."""
+"""Lazy import of the optional dependency faiss (extra ``knn``)."""
 
 from typing import Any
 
@@ -8,26 +8,26 @@ from rlxf.utils.extras import install_command
 
 
 def faiss() -> Any:
-    """The module.
+    """Import and return the faiss module.
 
     Raises:
-        ImportError: if it is not installed.
+        ImportError: if faiss is not installed.
     """
     try:
         import faiss as module
     except ImportError as error:
         raise ImportError(
-            f'index="faiss" needs faiss: {install_command("knn")}, or take index="torch" ({error})'
+            f'index="faiss" requires faiss: run {install_command("knn")}, or use index="torch" ({error})'
         ) from error
     return module
 
 
 def as_faiss(x: Tensor) -> Any:
-    """Float32 numbers that lie together, as faiss takes them."""
+    """Convert a tensor to a contiguous float32 NumPy array, the input format of faiss."""
     return x.detach().float().cpu().contiguous().numpy()
 
 
 def check_index(name: str) -> None:
-    """Raise ImportError if the index of that name wants what is not installed."""
+    """Raise ImportError if the search index of this name requires a package that is not installed."""
     if name == "faiss":
         faiss()

@@ -108,12 +108,12 @@ def test_equal_seeds_learn_equal_gates():
 def test_a_gate_needs_other_episodes():
     store = Datastore(drawn(9, WIDTH), drawn(9, NUMBERS), torch.zeros(9, dtype=torch.long))
     memory = Memory(store, SPALM(k=1))
-    with pytest.raises(ValueError, match="without its largest group, of 9 pairs, the datastore has 0"):
+    with pytest.raises(ValueError, match="without its largest group of 9 pairs the datastore has 0"):
         memory.learn_gate(lambda h, near, actions: memory.reader.share(h), torch.Generator())
 
 
 def test_more_neighbours_than_pairs_are_refused():
-    with pytest.raises(ValueError, match=f"k={PAIRS + 1} neighbours were asked for, there are {PAIRS} pairs"):
+    with pytest.raises(ValueError, match=f"at most the number of pairs, {PAIRS}, got k={PAIRS + 1}"):
         Memory(some_store(), KNNLM(k=PAIRS + 1))
 
 

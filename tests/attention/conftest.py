@@ -1,4 +1,4 @@
-"""Hypothesis draws the same examples in every run and sets no deadline: the machine may be shared."""
+"""Hypothesis profile with deterministic examples and no deadline, because the machine may be shared."""
 
 from hypothesis import settings
 

@@ -1,4 +1,4 @@
-"""The two ways to read experience: segments after a state to learn, tokens and a cache to act."""
+"""Helpers that run a transformer segment by segment (learning) and token by token (acting)."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from tests.attention.worlds import World
 
 
 def learn(model: Transformer, world: World, lengths: Sequence[int]) -> tuple[Tensor, State | None]:
-    """All outputs (B, T, C), segment by segment, and the last state."""
+    """Return all outputs (B, T, C), computed segment by segment, and the last state."""
     outputs, state = [], None
     for segment in world.cut(lengths):
         y, state = model(segment.x, segment.index, state, segment.context)
@@ -22,7 +22,7 @@ def learn(model: Transformer, world: World, lengths: Sequence[int]) -> tuple[Ten
 
 
 def act(model: Transformer, world: World, cache: Cache) -> tuple[Tensor, Tensor]:
-    """Outputs (B, T, C) and inputs of the layers (L, B, T, C), token by token."""
+    """Return outputs (B, T, C) and inputs of the layers (L, B, T, C), computed token by token."""
     steps = []
     for t in range(world.length):
         here = Index(world.index.position[:, t : t + 1], world.index.episode[:, t : t + 1])
@@ -32,9 +32,9 @@ def act(model: Transformer, world: World, cache: Cache) -> tuple[Tensor, Tensor]
 
 
 def agree(actual: Tensor, expected: Tensor) -> None:
-    """To 1e-5 in float32, to 1e-10 in float64: of 1, or of the largest number where that is more.
+    """Assert that tensors agree: to 1e-5 in float32, to 1e-10 in float64.
 
-    A small number may be what is left of large ones, whose rounding it inherits.
+    The tolerance is relative to the largest number, because small numbers may be differences of large ones.
     """
     tolerance = {torch.float32: 1e-5, torch.float64: 1e-10}[expected.dtype]
     largest = float(expected.detach().abs().max()) if expected.numel() else 0.0
@@ -42,7 +42,7 @@ def agree(actual: Tensor, expected: Tensor) -> None:
 
 
 def over_heads(q: Tensor, position: Position) -> Attention:
-    """Attention for projected q (B, H, T, D) that gives out what its heads found, side by side."""
+    """Create attention for projected q (B, H, T, D) whose output is the concatenation of its heads."""
     heads, size = q.shape[1], q.shape[3]
     module = Attention(heads * size, heads, position, Softmax(), 0.0).to(q.dtype)
     fill(module.out, torch.eye(heads * size, dtype=q.dtype))

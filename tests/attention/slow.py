@@ -1,4 +1,4 @@
-"""Attention as the papers write it: one pair of tokens at a time. Slow, and the definition of right."""
+"""Reference implementation of attention: the formulas of the papers, one pair of tokens at a time."""
 
 import math
 from collections.abc import Callable
@@ -25,10 +25,10 @@ from rlxf.attention.index import EMPTY
 Score = Callable[[Attention, Tensor, Tensor, int, int, int], Tensor]
 """Module, q (D,), k (D,), position of the query, of the key, head -> score.
 
-What all layers share is found in ``module.shared``.
+``module.shared`` holds the position module that all layers share.
 """
 Value = Callable[[Attention, int, int], Tensor]
-"""Module, position of the query, of the key -> what is added to the value (D,)."""
+"""Module, position of the query, of the key -> term that is added to the value (D,)."""
 
 
 def plain(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
@@ -156,7 +156,7 @@ def attend(
     key: Index,
     sees: Callable[[int, int], bool],
 ) -> Tensor:
-    """Queries x (B, T, C) over memory (B, M, C) and x, at the last T places of key -> (B, T, C)."""
+    """Attend from queries x (B, T, C), the last T slots of key, over memory (B, M, C) and x -> (B, T, C)."""
     return torch.stack(
         [
             attend_row(module, technique, x[b], torch.cat([memory[b], x[b]]), places(key, b), sees)
@@ -168,7 +168,7 @@ def attend(
 def weights(
     module: Attention, score: Score, x: Tensor, memory: Tensor, key: Index, sees: Callable[[int, int], bool]
 ) -> Tensor:
-    """What `attend` takes of each key: (B, H, T, M + T)."""
+    """Return the attention weights of `attend`, (B, H, T, M + T)."""
     batch, queries, keys = len(x), x.shape[1], key.shape[1]
     taken = torch.zeros(batch, module.heads, queries, keys, dtype=x.dtype)
     tokens = torch.cat([memory, x], dim=1)
@@ -185,12 +185,12 @@ def weights(
 
 
 def places(index: Index, b: int) -> list[tuple[int, int]]:
-    """(position, episode) of each slot of a row."""
+    """Return (position, episode) of each slot of a row."""
     return list(zip(index.position[b].tolist(), index.episode[b].tolist(), strict=True))
 
 
 def attend_row(module, technique, x, tokens, place, sees) -> Tensor:
-    """One row: queries x (T, C) over tokens (M + T, C)."""
+    """Attend in one row: queries x (T, C) over tokens (M + T, C)."""
     score, value = SCORES[technique], VALUES.get(technique, nothing)
     w_q, w_k, w_v = module.qkv.weight.chunk(3)
     b_q, b_k, b_v = module.qkv.bias.chunk(3)
@@ -218,7 +218,7 @@ def meets(here: tuple[int, int], there: tuple[int, int]) -> bool:
 
 
 def average(scores: list[Tensor], values: list[Tensor], softmax1: bool, size: int) -> Tensor:
-    """``sum_j exp(s_j) v_j / (sum_j exp(s_j) + 1 if softmax1)``; nothing to see: 0."""
+    """Compute ``sum_j exp(s_j) v_j / (sum_j exp(s_j) + 1 if softmax1)``; 0 without visible keys."""
     if not scores:
         return torch.zeros(size, dtype=torch.float64)
     exponentials = [score.exp() for score in scores]

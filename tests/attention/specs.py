@@ -1,4 +1,4 @@
-"""Every spec that has to keep the contracts. A new technique is in as soon as the closed table lists it."""
+"""Specs that the contract tests cover. Every technique in the registry is included automatically."""
 
 from dataclasses import replace
 from functools import cache
@@ -52,7 +52,7 @@ from rlxf.attention import (
 from rlxf.attention.techniques import TECHNIQUES
 
 MEMORY = 4
-"""Tokens remembered: fewer than a run has, so that old ones drop out."""
+"""Memory length: shorter than the test segments, so that old tokens are dropped."""
 
 DEFAULT = TransformerSpec(width=8, heads=2, layers=2, feed_forward=12)
 
@@ -87,10 +87,10 @@ SHORT: dict[str, Any] = {
     "Deberta": Deberta(2),
     "CALM": CALM("classifier", 0.5),
 }
-"""Techniques whose default is too long, or too sure, to matter in a short test."""
+"""Short settings of techniques whose default has no effect in a short test."""
 
 LINFORMER = Linformer(64, 3)
-"""For encoders: it takes all positions of a test, as LearnedAbsolute(64) does."""
+"""Kernel for encoders: it covers all positions of a test, as LearnedAbsolute(64) does."""
 
 FORGETFUL = RFA(32, sigma=2.0, gate=True, gate_bias=1.0)
 
@@ -144,10 +144,10 @@ RECIPES = {
     "spans of tokens without the token itself": replace(
         DEFAULT, kernel=DynamicSpan(limit=6, ramp=2, include_self=False)
     ),
-    "Linformer, one for all": replace(
+    "Linformer, shared projection": replace(
         DEFAULT, kernel=Linformer(2, 2, sharing="layer", bias=True), position=RoPE(), memory=XL(MEMORY)
     ),
-    "Linformer, convolution of some": replace(
+    "Linformer, convolution, joined patterns": replace(
         DEFAULT, kernel=Linformer(2, (1, 2), "convolution", "head"), pattern=Window(4) | Strided(3)
     ),
     "Linformer, max by head": replace(
@@ -156,17 +156,15 @@ RECIPES = {
     "Linformer and global tokens": replace(
         DEFAULT, kernel=Linformer(2, 1, sharing="key-value"), pattern=Longformer(4, global_tokens=3)
     ),
-    "RFA that forgets": replace(DEFAULT, kernel=FORGETFUL),
-    "RFA that forgets, with memory and places": replace(
+    "RFA, gated": replace(DEFAULT, kernel=FORGETFUL),
+    "RFA, gated, with memory and RoPE": replace(
         DEFAULT, kernel=FORGETFUL, position=RoPE(), memory=XL(MEMORY), residual=GRUGate()
     ),
-    "RFA that forgets what it does not see": replace(DEFAULT, kernel=FORGETFUL, pattern=Dilated(2, 2)),
-    "RFA that forgets, global tokens": replace(
-        DEFAULT, kernel=FORGETFUL, pattern=Longformer(2, global_tokens=3)
-    ),
-    "RFA of one width": replace(DEFAULT, kernel=RFA(32, sigma=2.0, fixed=True)),
+    "RFA, gated, dilated pattern": replace(DEFAULT, kernel=FORGETFUL, pattern=Dilated(2, 2)),
+    "RFA, gated, global tokens": replace(DEFAULT, kernel=FORGETFUL, pattern=Longformer(2, global_tokens=3)),
+    "RFA, fixed sigma": replace(DEFAULT, kernel=RFA(32, sigma=2.0, fixed=True)),
     "RFA in a decoder": replace(DEFAULT, kernel=RFA(32, sigma=2.0), cross_attention=True),
-    "Compressive, means, far and turned": replace(
+    "Compressive, mean, RoPE": replace(
         DEFAULT, memory=Compressive(1, 3, 3, "mean"), position=RoPE(), residual=GRUGate()
     ),
     "Compressive, dilated, by distance": replace(
@@ -181,23 +179,23 @@ RECIPES = {
         kernel=AdaptiveSpan(limit=4, ramp=3),
         position=T5Bias(4, 5),
     ),
-    "Compressive, one by one, again and again": replace(
+    "Compressive, ratio 1, ACT": replace(
         DEFAULT, layers=3, memory=Compressive(2, 2, 1), depth=ACT(bias=-1.0)
     ),
     "Compressive, reversible": replace(
         DEFAULT, layers=3, memory=Compressive(2, 2, 2, measure="norm"), residual=Reversible()
     ),
     "KNN, gates and distances": replace(GTRXL, memory=KNN(MEMORY, 6, 3, layer=1)),
-    "KNN, values by distance, one of many": replace(
+    "KNN, values by distance, top 1": replace(
         DEFAULT, memory=KNN(2, 3, 1), position=ShawRelative(2), pattern=Window(3)
     ),
-    "KNN, reversible and turned": replace(
+    "KNN, reversible, RoPE": replace(
         DEFAULT, layers=3, memory=KNN(2, 8, 8), position=RoPE(), pattern=Window(2), residual=Reversible()
     ),
-    "KNN in a decoder that leaves early": replace(
+    "KNN in a decoder with early exit": replace(
         DEFAULT, memory=KNN(3, 4, 2), depth=CALM(), cross_attention=True, norm="post"
     ),
-    "Performer, drawn anew": replace(DEFAULT, kernel=Performer(redraw=1)),
+    "Performer, redrawn": replace(DEFAULT, kernel=Performer(redraw=1)),
     "Performer, gates and memory": replace(GTRXL, kernel=Performer(6), position=RoPE()),
     "Performer in a decoder": replace(DEFAULT, kernel=Performer(6), cross_attention=True),
     "Performer, heads differ": replace(
@@ -206,7 +204,7 @@ RECIPES = {
     "LSH, one round, distances": replace(
         DEFAULT, kernel=LSH(rounds=1, buckets=2), position=XLRelative(), pattern=Window(5)
     ),
-    "LSH, turned": replace(DEFAULT, kernel=LSH(2, 4), position=RoPE(), pattern=Dilated(2, 2, plain_heads=1)),
+    "LSH, RoPE": replace(DEFAULT, kernel=LSH(2, 4), position=RoPE(), pattern=Dilated(2, 2, plain_heads=1)),
     "LSH in chunks, distances": replace(
         DEFAULT, kernel=LSH(2, 4, chunk=2), position=XLRelative(), causal=False
     ),
@@ -235,7 +233,7 @@ RECIPES = {
     "ACT, global tokens": replace(
         DEFAULT, layers=3, depth=ACT(bias=-1.0), pattern=Longformer(2, global_tokens=3)
     ),
-    "ACT, sums": replace(DEFAULT, layers=3, depth=ACT(bias=-1.0), kernel=Performer(6)),
+    "ACT, linear attention": replace(DEFAULT, layers=3, depth=ACT(bias=-1.0), kernel=Performer(6)),
     "ACT in a decoder": replace(DEFAULT, layers=3, depth=ACT(bias=-1.0), cross_attention=True),
     "encoder, ETC, universal": replace(DEFAULT, depth=Universal(), pattern=ETC(1, 2), causal=False),
     "Reversible, memory and distances": replace(GTRXL, layers=3, residual=Reversible()),
@@ -243,7 +241,7 @@ RECIPES = {
     "Reversible, global tokens": replace(
         DEFAULT, residual=Reversible(), pattern=Longformer(2, global_tokens=3)
     ),
-    "Reversible, ETC, both ways": replace(DEFAULT, residual=Reversible(), pattern=ETC(1, 2), causal=False),
+    "Reversible, ETC, encoder": replace(DEFAULT, residual=Reversible(), pattern=ETC(1, 2), causal=False),
     "adaptive by sequence": replace(DEFAULT, depth=DepthAdaptive("sequence"), position=RoPE()),
     "adaptive, geometric, memory": replace(GTRXL, depth=DepthAdaptive("geometric", "correctness")),
     "CALM, learned, memory": replace(GTRXL, layers=3, depth=CALM("classifier")),
@@ -262,7 +260,7 @@ ENCODERS = {
 
 ENCODERS |= {
     "encoder, kernel Linformer": replace(DEFAULT, causal=False, kernel=LINFORMER),
-    "encoder, Linformer, a number for each layer": replace(
+    "encoder, Linformer, k per layer": replace(
         DEFAULT, causal=False, kernel=Linformer(64, (3, 5), sharing="none", bias=True)
     ),
     "encoder, Linformer, convolution": replace(
@@ -273,7 +271,7 @@ ENCODERS |= {
 
 
 def without_doubles(specs: dict[str, TransformerSpec]) -> dict[str, TransformerSpec]:
-    """One name for each spec: most axes have a technique that is the default."""
+    """Return one name per distinct spec; most axes have a technique that is the default."""
     first = {spec: name for name, spec in reversed(specs.items())}
     return {name: spec for spec, name in reversed(first.items())}
 
@@ -283,31 +281,31 @@ CAUSAL = {name: spec for name, spec in SPECS.items() if spec.causal}
 
 
 def remembering(spec: TransformerSpec, memory: int) -> TransformerSpec:
-    """The spec with XL memory of that length, unless it has memory of another kind."""
+    """Return the spec with XL memory of the given length, unless it has another kind of memory."""
     other = spec.memory is not None and type(spec.memory) is not XL
     return spec if other else replace(spec, memory=XL(memory))
 
 
 def streaming(spec: TransformerSpec, memory: int) -> TransformerSpec:
-    """The spec as it may act without end: no query sees beyond the memory."""
+    """Return the spec with a pattern that is limited to the memory, so that acting is unbounded in time."""
     spec = remembering(spec, memory)
     seen = spec.memory.shows(spec.pattern)
     return spec if seen.reach <= spec.memory.length else replace(spec, pattern=Window(spec.memory.length + 1))
 
 
 def each(specs: dict[str, TransformerSpec]) -> pytest.MarkDecorator:
-    """Run a test with every one of the specs."""
+    """Parametrize a test with each of the specs."""
     return pytest.mark.parametrize("spec", specs.values(), ids=specs.keys())
 
 
 @cache
 def built(spec: TransformerSpec, dtype: torch.dtype = torch.float64) -> Transformer:
-    """The spec's module with weights that are all away from their start; shared: do not change it."""
+    """Return a cached module with perturbed weights. Tests share it and must not modify it."""
     return fresh(spec).to(dtype)
 
 
 def fresh(spec: TransformerSpec, seed: int = 0) -> Transformer:
-    """As `built`, but the test's own, in float32."""
+    """Build a new float32 module with perturbed weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = spec.build()

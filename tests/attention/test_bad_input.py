@@ -1,4 +1,4 @@
-"""Bad input is an error that says what was given, before anything is computed."""
+"""Invalid input raises an error that names the value before any computation."""
 
 import json
 import math
@@ -63,14 +63,14 @@ def test_dropout_is_a_probability_below_1(dropout):
 
 
 @pytest.mark.parametrize(("field", "value"), [("norm", "middle"), ("activation", "tanh")])
-def test_words_are_known(field, value):
+def test_unknown_option_words_raise(field, value):
     with pytest.raises(ValueError, match=f"{field} must be one of .* got '{value}'"):
         TransformerSpec(**{field: value})
 
 
 @pytest.mark.parametrize("axis", TECHNIQUES)
 @pytest.mark.parametrize("choice", [RoPE(), Window(3), Softmax(), XL(4), Add(), Softmax, "Full", 3])
-def test_a_technique_stands_on_its_own_axis(axis, choice):
+def test_technique_is_accepted_only_on_its_own_axis(axis, choice):
     if type(choice) in TECHNIQUES[axis].values():
         assert getattr(TransformerSpec(**{axis: choice}), axis) is choice
         return
@@ -86,8 +86,8 @@ def test_only_position_and_memory_may_be_none(axis):
         TransformerSpec.from_dict({axis: None})
 
 
-class OfNoPair(Kernel):
-    """A kernel that weighs no pair by itself."""
+class NonPairwiseKernel(Kernel):
+    """Kernel without weights of single query-key pairs."""
 
     def build(self, width, heads):
         raise NotImplementedError
@@ -97,9 +97,9 @@ class OfNoPair(Kernel):
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES["position"].values(), ids=TECHNIQUES["position"])
-def test_what_changes_the_weight_of_pairs_needs_a_kernel_that_has_one(technique):
+def test_pairwise_position_requires_pairwise_kernel(technique):
     technique().check(SimpleNamespace(kernel=Softmax(), pattern=Full(), width=8, heads=2))
-    other = SimpleNamespace(kernel=OfNoPair(), pattern=Full(), width=8, heads=2)
+    other = SimpleNamespace(kernel=NonPairwiseKernel(), pattern=Full(), width=8, heads=2)
     layer = technique().build(8, 2)
     shared = technique().build_embedding(8, 2)
     changes = type(layer).bias is not LayerPosition.bias or type(shared).bias is not Embedding.bias
@@ -110,7 +110,7 @@ def test_what_changes_the_weight_of_pairs_needs_a_kernel_that_has_one(technique)
         technique().check(other)
 
 
-def test_memory_cannot_look_ahead():
+def test_memory_requires_causal_attention():
     with pytest.raises(ValueError, match=r"memory XL\(length=4\) needs causal=True"):
         TransformerSpec(memory=XL(4), causal=False)
 
@@ -152,12 +152,12 @@ def test_options_are_in_range(make, message):
         (RoPE(), "RoPE needs an even width per head, got 9 / 3 = 3"),
     ],
 )
-def test_odd_widths(position, message):
+def test_positions_require_even_widths(position, message):
     with pytest.raises(ValueError, match=message):
         TransformerSpec(width=9, heads=3, position=position)
 
 
-def test_ntk_needs_a_slowest_pair():
+def test_ntk_scaling_requires_more_than_two_features_per_head():
     with pytest.raises(ValueError, match=r"RoPE\(.*scaling='ntk'.*needs more than 2 features per head"):
         TransformerSpec(width=8, heads=4, position=RoPE(scaling="ntk", factor=2.0))
 
@@ -168,8 +168,8 @@ def test_ntk_needs_a_slowest_pair():
 )
 @given(heads=st.integers(1, 5), size=st.integers(1, 6), layers=st.integers(1, 3), causal=st.booleans())
 @settings(max_examples=12)
-def test_a_spec_that_can_be_made_can_be_built(axis, technique, heads, size, layers, causal):
-    """Sizes are refused when the spec is made, in a sentence, and never later."""
+def test_every_valid_spec_can_be_built(axis, technique, heads, size, layers, causal):
+    """Invalid sizes raise when the spec is created, never later."""
     sizes = {"width": heads * size, "heads": heads, "layers": layers, "feed_forward": 3}
     try:
         spec = TransformerSpec(**sizes, causal=causal, **{axis: technique()})
@@ -199,12 +199,12 @@ def test_a_spec_that_can_be_made_can_be_built(axis, technique, heads, size, laye
         (None, "got None"),
     ],
 )
-def test_json_of_something_else(data, message):
+def test_invalid_json_specs_raise(data, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         TransformerSpec.from_json(json.dumps(data))
 
 
-def test_text_that_is_cut_short():
+def test_truncated_json_raises():
     with pytest.raises(ValueError, match="Unterminated"):
         TransformerSpec.from_json(DEFAULT.to_json()[:-20])
 
@@ -213,7 +213,7 @@ def test_text_that_is_cut_short():
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 4), (2, 5, 1)])
-def test_position_and_episode_have_one_shape(shape):
+def test_position_and_episode_must_have_the_same_shape(shape):
     with pytest.raises(ValueError, match=re.escape(str(shape))):
         Index(INDEX.position, torch.zeros(shape, dtype=torch.long))
 
@@ -225,7 +225,7 @@ def test_an_encoder_cannot_act(spec):
 
 
 @each(CAUSAL)
-def test_a_cache_holds_at_least_the_state(spec):
+def test_cache_capacity_must_hold_the_state(spec):
     model, run = built(spec), world(spec, INDEX)
     least = max(1, model.initial_state(2).index.shape[1])
     model.cache(model.initial_state(2), least, run.context)
@@ -233,7 +233,7 @@ def test_a_cache_holds_at_least_the_state(spec):
         model.cache(model.initial_state(2), least - 1, run.context)
 
 
-def test_a_decoder_needs_a_context():
+def test_decoder_requires_a_context():
     model = built(replace(DEFAULT, cross_attention=True))
     with pytest.raises(ValueError, match="cross_attention is True, but no context was given"):
         model(X, INDEX)
@@ -241,7 +241,7 @@ def test_a_decoder_needs_a_context():
         model.cache(model.initial_state(2), 4)
 
 
-def test_who_has_no_cross_attention_takes_no_context():
+def test_context_without_cross_attention_raises():
     model, context = built(DEFAULT), Context(X, INDEX)
     with pytest.raises(ValueError, match="cross_attention is False, but a context was given"):
         model(X, INDEX, context=context)
@@ -249,18 +249,18 @@ def test_who_has_no_cross_attention_takes_no_context():
         model.cache(model.initial_state(2), 4, context)
 
 
-def test_encoder_and_decoder_fit():
+def test_encoder_and_decoder_must_be_compatible():
     encoder, decoder = replace(DEFAULT, causal=False), replace(DEFAULT, cross_attention=True)
-    with pytest.raises(ValueError, match="one width, got 8 and 16"):
+    with pytest.raises(ValueError, match="the same width, got 8 and 16"):
         EncoderDecoder(encoder, replace(decoder, width=16))
-    with pytest.raises(ValueError, match="needs cross_attention=True"):
+    with pytest.raises(ValueError, match="requires cross_attention=True"):
         EncoderDecoder(encoder, DEFAULT)
 
 
 @pytest.mark.parametrize(
     "position", [LearnedAbsolute(5), Multiplicative(5), Tupe(5), Tupe(5, buckets=None)], ids=repr
 )
-def test_positions_beyond_the_learned_ones(position):
+def test_positions_beyond_the_learned_table_raise(position):
     model = built(replace(DEFAULT, position=position))
     model(X, INDEX)
     with pytest.raises(ValueError, match=re.escape(f"position 5 has no vector: {position}")):
@@ -296,6 +296,6 @@ def test_specs_are_frozen():
         (lambda: TransformerSpec.from_dict({"position": {"name": ["a"]}}), r"no position named \['a'\]"),
     ],
 )
-def test_a_value_of_another_kind(build, message):
+def test_values_of_wrong_type_raise(build, message):
     with pytest.raises((TypeError, ValueError), match=message):
         build()

@@ -1,4 +1,4 @@
-"""Tokens sorted by their buckets give what all pairs give, and no tensor is as large as all pairs."""
+"""Bucketed attention on sorted tokens equals dense attention, with memory below quadratic."""
 
 import re
 from collections.abc import Callable
@@ -39,14 +39,14 @@ LENGTH = 90
 
 
 def episodes() -> Index:
-    """A row of two episodes with empty slots around them, and a row of one that began earlier."""
+    """Return one row of two episodes with empty slots around them, and one row that starts at position 7."""
     episode = [EMPTY] * 5 + [0] * 40 + [EMPTY] * 3 + [1] * (LENGTH - 48)
     position = [0] * 5 + [*range(40)] + [0] * 3 + [*range(LENGTH - 48)]
     return Index(torch.tensor([position, range(7, 7 + LENGTH)]), torch.tensor([episode, [0] * LENGTH]))
 
 
 def outcome(model: Transformer, wanted: slice | None = None, state: State | None = None) -> list[Tensor]:
-    """Outputs at tokens, and all gradients."""
+    """Return the outputs of non-empty slots and all gradients."""
     index = episodes()
     x = numbers(*index.shape, model.spec.width).requires_grad_()
     y, _ = model.encode(x, index, state, wanted=wanted)
@@ -56,27 +56,27 @@ def outcome(model: Transformer, wanted: slice | None = None, state: State | None
     return [filled.detach(), *torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)]
 
 
-def sorted_or_not(monkeypatch: pytest.MonkeyPatch, run: Callable[[], list[Tensor]]) -> None:
-    found = []
+def compare_sorted_with_dense(monkeypatch: pytest.MonkeyPatch, run: Callable[[], list[Tensor]]) -> None:
+    results = []
     for least in (2**40, 0):
         monkeypatch.setattr(buckets, "SORTED_FROM", least)
-        found.append(run())
-    for dense, fast in zip(*found, strict=True):
+        results.append(run())
+    for dense, fast in zip(*results, strict=True):
         agree(fast, dense)
 
 
 @each(SPECS)
 @pytest.mark.parametrize("slab", [2**8, 2**18], ids=["in slabs", "at once"])
-def test_sorted_tokens_give_what_all_pairs_give(spec, slab, monkeypatch):
+def test_sorted_buckets_equal_dense_attention(spec, slab, monkeypatch):
     monkeypatch.setattr(merged_softmax, "SLAB", slab)
     model = fresh(spec).double()
-    sorted_or_not(monkeypatch, lambda: outcome(model))
+    compare_sorted_with_dense(monkeypatch, lambda: outcome(model))
 
 
 @each(SPECS)
-def test_some_of_the_queries(spec, monkeypatch):
+def test_subset_of_queries(spec, monkeypatch):
     model = fresh(spec).double()
-    sorted_or_not(monkeypatch, lambda: outcome(model, wanted=slice(1, None, 3)))
+    compare_sorted_with_dense(monkeypatch, lambda: outcome(model, wanted=slice(1, None, 3)))
 
 
 @each({name: replace(spec, memory=XL(7)) for name, spec in SPECS.items() if spec.causal})
@@ -84,34 +84,34 @@ def test_memory(spec, monkeypatch):
     model = fresh(spec).double()
     where = Index(torch.tensor([[0] * 7, range(7)]), torch.tensor([[EMPTY] * 7, [0] * 7]))
     state = State(1e2 * numbers(1, 2, 7, spec.width, seed=2), where)
-    sorted_or_not(monkeypatch, lambda: outcome(model, state=state))
+    compare_sorted_with_dense(monkeypatch, lambda: outcome(model, state=state))
 
 
 @each(SPECS)
 def test_large_scores(spec, monkeypatch):
-    """Of hundreds, whose exponentials no number holds."""
+    """Scores in the hundreds, whose exponentials overflow, do not cause errors."""
     model = fresh(spec).double()
     with torch.no_grad():
         model.blocks[0].attention.qkv.weight *= 20
-    sorted_or_not(monkeypatch, lambda: outcome(model))
+    compare_sorted_with_dense(monkeypatch, lambda: outcome(model))
     assert all(part.isfinite().all() for part in outcome(model))
 
 
 @each({name: spec for name, spec in SPECS.items() if spec.causal})
-def test_sorted_tokens_do_not_look_ahead(spec, monkeypatch):
+def test_sorted_buckets_are_causal(spec, monkeypatch):
     monkeypatch.setattr(buckets, "SORTED_FROM", 0)
     model, x = fresh(spec).double(), numbers(40, 60, spec.width)
-    moment = torch.arange(40) + 10
+    changed_step = torch.arange(40) + 10
     changed = x.clone()
-    changed[torch.arange(40), moment] += numbers(40, spec.width, seed=3)
+    changed[torch.arange(40), changed_step] += numbers(40, spec.width, seed=3)
     y, z = (model(some, Index.range(40, 60))[0] for some in (x, changed))
-    for n, t in enumerate(moment.tolist()):
+    for n, t in enumerate(changed_step.tolist()):
         agree(z[n, :t], y[n, :t])
         assert (z[n, t:] - y[n, t:]).abs().max() > 1e-6
 
 
 @each(SPECS)
-def test_other_episodes_and_empty_slots_are_not_noticed(spec, monkeypatch):
+def test_other_episodes_and_empty_slots_have_no_effect(spec, monkeypatch):
     monkeypatch.setattr(buckets, "SORTED_FROM", 0)
     model, index = fresh(spec).double(), episodes()
     x = numbers(*index.shape, spec.width)
@@ -131,7 +131,7 @@ LONG = 2048
     }
     | {"encoder, even clusters": replace(SMALL, heads=1, kernel=Routing(64, window=32), causal=False)}
 )
-def test_no_tensor_is_as_large_as_all_pairs(spec):
+def test_memory_is_below_quadratic(spec):
     model, x = fresh(spec), numbers(1, LONG, spec.width, dtype=torch.float32)
     with Largest() as largest:
         y, _ = model(x, Index.range(1, LONG))
@@ -139,13 +139,13 @@ def test_no_tensor_is_as_large_as_all_pairs(spec):
     assert LONG * spec.width <= largest.size < LONG**2 / 8
 
 
-def test_clusters_of_even_size_need_all_queries():
+def test_balanced_clusters_require_all_queries():
     model = fresh(replace(SMALL, kernel=Routing(2, window=3), causal=False))
     with pytest.raises(ValueError, match=r"Routing\(clusters=2, window=3.*only some are asked for"):
         model.encode(numbers(1, 6, 8, dtype=torch.float32), Index.range(1, 6), wanted=slice(2, None))
 
 
-def test_layers_and_seeds():
+def test_seed_determines_rotations_and_centroids():
     one, same, other = (LSH(seed=seed).build(8, 2).rotations for seed in (0, 0, 1))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
@@ -156,7 +156,7 @@ def test_layers_and_seeds():
 
 
 @pytest.mark.parametrize(
-    ("choices", "told"),
+    ("choices", "message"),
     [
         ({"kernel": LSH(), "cross_attention": True}, "tokens that do not ask; choose another"),
         ({"kernel": LSH(), "pattern": Longformer()}, "has others for global tokens; choose"),
@@ -170,14 +170,14 @@ def test_layers_and_seeds():
         ({"kernel": Routing(window=4), "causal": False, "pattern": Window(3)}, "hides a part of it"),
     ],
 )
-def test_what_does_not_fit_is_refused(choices, told):
-    with pytest.raises(ValueError, match=re.escape(told)) as error:
+def test_incompatible_settings_raise(choices, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
         TransformerSpec(**choices)
     assert repr(choices["kernel"]) in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: LSH(rounds=0), "LSH rounds must be at least 1, got 0"),
         (lambda: LSH(buckets=0), "LSH buckets must be at least 2, got 0"),
@@ -191,6 +191,6 @@ def test_what_does_not_fit_is_refused(choices, told):
         (lambda: Routing(seed=-1), "Routing seed must be at least 0, got -1"),
     ],
 )
-def test_options_are_in_range(make, told):
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_options_are_in_range(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         make()

@@ -1,4 +1,4 @@
-"""Compressive memory: each token once, raw or compressed; who learns from what; what a step costs."""
+"""Tests of compressive memory: visibility, auxiliary losses and the cost of a step."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ sizes = st.builds(Compressive, st.integers(1, 6), st.integers(1, 4), st.integers
 
 @given(memory=sizes)
 @settings(max_examples=30)
-def test_each_token_is_seen_once_raw_or_compressed_as_far_as_memory_goes(memory):
+def test_each_token_is_visible_once_raw_or_compressed(memory):
     for i in range(3 * memory.length):
         seen = [0] * (i + 1)
         for j in range(i + 1):
@@ -48,7 +48,7 @@ def test_each_token_is_seen_once_raw_or_compressed_as_far_as_memory_goes(memory)
 
 @given(memory=sizes)
 @settings(max_examples=30)
-def test_a_state_holds_all_that_the_next_token_sees(memory):
+def test_state_contains_all_tokens_visible_to_the_next_token(memory):
     now = 3 * memory.length
     j = torch.arange(now)
     seen = j[memory.shows(Full()).allows(torch.tensor(now), j)]
@@ -58,25 +58,25 @@ def test_a_state_holds_all_that_the_next_token_sees(memory):
 @pytest.mark.parametrize("method", COMPRESSIONS)
 @given(drawn=segmented(moves=ANYWHERE))
 @settings(max_examples=8)
-def test_attention_is_that_of_a_loop_over_what_is_seen(method, drawn):
+def test_attention_equals_reference_loop(method, drawn):
     index, _ = drawn
     spec = replace(DEFAULT, layers=1, memory=replace(MEMORY, method=method))
-    model, run, found = built(spec), world(spec, index), []
+    model, run, results = built(spec), world(spec, index), []
     block = model.blocks[0]
-    hook = block.attention.register_forward_hook(lambda module, inputs, y: found.append(y))
+    hook = block.attention.register_forward_hook(lambda module, inputs, y: results.append(y))
     model.encode(run.x, index)
     hook.remove()
     for b in range(len(run.x)):
         for t in range(run.length):
             if index.episode[b, t] != EMPTY:
-                close(found[0][b, t], slow_attention(block, run.x[b], index.rows(torch.tensor([b])), t))
+                close(results[0][b, t], slow_attention(block, run.x[b], index.rows(torch.tensor([b])), t))
 
 
 def slow_attention(block, x: Tensor, index: Index, t: int) -> Tensor:
-    """What the token in slot t gets, by the formulas of the docstring: x (T, C) -> (C,)."""
+    """Compute the attention output of slot t by the formulas of `Compressive`: x (T, C) -> (C,)."""
     here, attention = int(index.position[0, t]), block.attention
-    mine = [s for s in range(t + 1) if index.episode[0, s] == index.episode[0, t]]
-    token = {int(index.position[0, s]): x[s] for s in mine}
+    same_episode = [s for s in range(t + 1) if index.episode[0, s] == index.episode[0, t]]
+    token = {int(index.position[0, s]): x[s] for s in same_episode}
     seen = []
     for end in range(MEMORY.ratio - 1, here, MEMORY.ratio):
         if MEMORY.recent < here - end <= MEMORY.recent + MEMORY.compressed * MEMORY.ratio:
@@ -93,7 +93,7 @@ def slow_attention(block, x: Tensor, index: Index, t: int) -> Tensor:
 
 
 def slow_compression(block, tokens: Tensor) -> Tensor:
-    """f of c tokens (c, C)."""
+    """Compress c tokens (c, C) by the definition of f."""
     module = block.compression.compression
     if hasattr(module, "convolution"):
         weight, bias = module.convolution.weight, module.convolution.bias
@@ -116,46 +116,46 @@ def long_run(spec: TransformerSpec, length: int = 24):
 
 def gradients(model, loss: Tensor) -> dict[str, Tensor]:
     names, weights = zip(*model.named_parameters(), strict=True)
-    found = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
-    return dict(zip(names, found, strict=True))
+    results = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+    return dict(zip(names, results, strict=True))
 
 
 @pytest.mark.parametrize("method", ["convolution", "dilated"])
 @pytest.mark.parametrize("loss", ["attention-reconstruction", "auto-encoding"])
-def test_the_task_teaches_all_but_the_compression_and_the_penalty_that_alone(method, loss):
+def test_task_loss_and_penalty_have_disjoint_gradients(method, loss):
     spec = replace(SPEC, memory=replace(MEMORY, method=method, loss=loss))
     model, run = fresh(spec).double(), long_run(spec)
     y, _ = model(run.x, run.index)
-    of_penalty = gradients(model, model.penalty())
-    of_task = gradients(model, (y * numbers(*y.shape)).sum())
-    for name in of_task:
+    penalty_gradients = gradients(model, model.penalty())
+    task_gradients = gradients(model, (y * numbers(*y.shape)).sum())
+    for name in task_gradients:
         compresses = ".compression." in name
-        assert (of_task[name] != 0).any() != compresses, name
-        assert (of_penalty[name] != 0).any() == compresses, name
+        assert (task_gradients[name] != 0).any() != compresses, name
+        assert (penalty_gradients[name] != 0).any() == compresses, name
 
 
 @pytest.mark.parametrize("spec", [SPEC, replace(SPEC, layers=3)], ids=["two layers", "three"])
-def test_the_penalty_is_that_of_each_layer_added_up_and_weighted(spec):
-    run, found = long_run(spec), []
+def test_penalty_is_the_weighted_sum_over_layers(spec):
+    run, results = long_run(spec), []
     for coef in (1.0, 0.5):
         model = built(replace(spec, memory=replace(MEMORY, loss_coef=coef)))
         model(run.x, run.index)
-        found.append(model.penalty().detach())
-    close(0.5 * found[0], found[1])
+        results.append(model.penalty().detach())
+    close(0.5 * results[0], results[1])
     model, alone = built(spec), []
     for layer, h in enumerate(model.encode(run.x, run.index)[1]):
         recall = model.recall(None, run.index)
         alone.append(recall.penalty([h if n == layer else torch.zeros_like(h) for n in range(spec.layers)]))
     silent = model.recall(None, run.index).penalty([torch.zeros_like(run.x)] * spec.layers)
-    close(sum(alone) - (spec.layers - 1) * silent, found[0])
+    close(sum(alone) - (spec.layers - 1) * silent, results[0])
 
 
-def test_a_penalty_is_told_once_and_is_0_where_nothing_is_compressed():
+def test_penalty_is_returned_once_and_is_0_without_compressed_blocks():
     model = built(SPEC)
-    for length, lost in ((4, False), (24, True)):
+    for length, nonzero in ((4, False), (24, True)):
         run = long_run(SPEC, length)
         model(run.x, run.index)
-        assert (model.penalty() != 0) == lost
+        assert (model.penalty() != 0) == nonzero
         assert model.penalty() is None
     with torch.no_grad():
         model(run.x, run.index)
@@ -163,7 +163,7 @@ def test_a_penalty_is_told_once_and_is_0_where_nothing_is_compressed():
 
 
 @pytest.mark.parametrize("method", ["mean", "max", "most-used"])
-def test_what_cannot_learn_has_no_penalty(method):
+def test_methods_without_parameters_have_no_penalty(method):
     spec = replace(SPEC, memory=replace(MEMORY, method=method))
     model, run = built(spec), long_run(spec)
     model(run.x, run.index)
@@ -171,7 +171,7 @@ def test_what_cannot_learn_has_no_penalty(method):
     assert not any("compression" in name for name, _ in model.named_parameters())
 
 
-def test_late_in_an_episode_a_cache_is_as_large_as_at_first():
+def test_cache_size_is_constant_over_an_episode():
     model, run = built(SPEC), long_run(SPEC, 40)
     cache = model.cache(model.initial_state(2), MEMORY.length + 1)
     sizes = []
@@ -183,7 +183,7 @@ def test_late_in_an_episode_a_cache_is_as_large_as_at_first():
     assert set(sizes[0]) == {raw + compressed}
 
 
-def test_a_token_far_beyond_the_raw_ones_still_counts():
+def test_compressed_tokens_influence_outputs_up_to_the_reach():
     model, run = built(replace(SPEC, layers=1)), long_run(SPEC, 3 * MEMORY.length)
     other = run.x.clone()
     other[:, 1] += numbers(2, SPEC.width, seed=1)
@@ -193,7 +193,7 @@ def test_a_token_far_beyond_the_raw_ones_still_counts():
     assert not moved[MEMORY.reach + 2 :].any()
 
 
-def test_weights_of_a_block_are_shared_evenly_by_its_tokens():
+def test_block_weight_is_split_evenly_among_its_tokens():
     run = long_run(replace(SPEC, layers=1))
     (weights,) = attention_weights(built(replace(SPEC, layers=1)), run.x, run.index)
     now = 20
@@ -205,7 +205,7 @@ def test_weights_of_a_block_are_shared_evenly_by_its_tokens():
 
 
 def test_rows_complete_their_blocks_at_different_steps():
-    """Row by row is all at once: a step compresses for those rows alone whose block is whole."""
+    """Acting in a batch equals acting row by row: a step compresses only the completed blocks."""
     index = random_index(4, 20, seed=5)
     run = world(SPEC, index)
     model = built(SPEC)
@@ -218,7 +218,7 @@ def test_rows_complete_their_blocks_at_different_steps():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "error", "told"),
+    ("wrong", "error", "message"),
     [
         ({"recent": 0}, ValueError, "Compressive recent must be at least 1, got 0"),
         ({"compressed": 1.5}, TypeError, "Compressive compressed must be a whole number, got 1.5"),
@@ -230,19 +230,19 @@ def test_rows_complete_their_blocks_at_different_steps():
         ({"loss_coef": float("nan")}, ValueError, "Compressive loss_coef must be finite, got nan"),
     ],
 )
-def test_bad_options_are_told(wrong, error, told):
-    with pytest.raises(error, match=told):
+def test_invalid_options_raise(wrong, error, message):
+    with pytest.raises(error, match=message):
         Compressive(**wrong)
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "message"),
     [
-        ({"pattern": Window(3)}, "decides itself how far a token sees, and Window"),
-        ({"kernel": Linformer()}, "is read by softmax over raw and compressed tokens, and Linformer"),
+        ({"pattern": Window(3)}, "defines the visible tokens itself, and pattern Window"),
+        ({"kernel": Linformer()}, "requires a softmax kernel over raw and compressed tokens, got Linformer"),
         ({"causal": False}, "needs causal=True"),
     ],
 )
-def test_what_does_not_go_with_it_is_told(other, told):
-    with pytest.raises(ValueError, match=told):
+def test_incompatible_settings_raise(other, message):
+    with pytest.raises(ValueError, match=message):
         replace(SPEC, **other)

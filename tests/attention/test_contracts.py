@@ -1,7 +1,7 @@
-"""What must hold for every technique (see specs.py for how a technique joins).
+"""Contracts that every technique fulfils (specs.py lists the tested specs).
 
-1. Acting equals learning. 2. No look-ahead. 3. No leak between episodes. 4. Memory is a value.
-5. Segments that remember everything are one long run. 6. Gradients, files and number formats.
+1. Acting equals learning. 2. Causality. 3. Isolation of episodes. 4. Memory states are immutable values.
+5. Segments with full memory equal one long segment. 6. Gradients, serialization and number formats.
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ from tests.attention.worlds import ANYWHERE, World, numbers, random_index, segme
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 
 
-def test_no_technique_is_left_out():
+def test_every_technique_is_covered():
     for axis, techniques in TECHNIQUES.items():
         tested = {type(getattr(spec, axis)) for spec in SPECS.values()}
         assert set(techniques.values()) <= tested
@@ -47,7 +47,7 @@ def test_no_technique_is_left_out():
 @DTYPES
 @given(drawn=segmented(), memory=st.integers(1, 6), spare=st.integers(0, 3))
 @settings(max_examples=6)
-def test_acting_in_a_ring_equals_learning_in_segments(spec, dtype, drawn, memory, spare):
+def test_acting_with_ring_buffer_equals_learning_in_segments(spec, dtype, drawn, memory, spare):
     index, lengths = drawn
     model = built(streaming(spec, memory), dtype)
     run = world(spec, index, dtype)
@@ -56,18 +56,18 @@ def test_acting_in_a_ring_equals_learning_in_segments(spec, dtype, drawn, memory
     cache = model.cache(model.initial_state(index.shape[0]), capacity, run.context)
     acted, hidden = act(model, run, cache)
     agree(acted[run.filled], learned[run.filled])
-    remembered = model.spec.memory(model.initial_state(index.shape[0]), hidden, index)
-    same_state(remembered, state)
+    state_and_segment = model.spec.memory(model.initial_state(index.shape[0]), hidden, index)
+    assert_same_state(state_and_segment, state)
 
 
-def same_state(actual: State, expected: State) -> None:
+def assert_same_state(actual: State, expected: State) -> None:
     assert torch.equal(actual.index.episode, expected.index.episode)
     assert torch.equal(actual.index.position, expected.index.position)
     filled = expected.index.episode != EMPTY
     agree(actual.hidden[:, filled], expected.hidden[:, filled])
     assert (actual.older is None) == (expected.older is None)
     if actual.older is not None and expected.older is not None:
-        same_state(actual.older, expected.older)
+        assert_same_state(actual.older, expected.older)
 
 
 @each(CAUSAL)
@@ -87,13 +87,13 @@ def test_acting_from_the_state_before_a_segment_equals_learning(spec, dtype, dra
         agree(hidden[:, segment.filled], torch.stack(read)[:, segment.filled])
 
 
-# 2. No look-ahead.
+# 2. Causality.
 
 
 @each(CAUSAL)
-def test_no_output_moves_before_the_token_that_changes(spec):
+def test_changed_token_does_not_affect_earlier_outputs(spec):
     trials, length = 40, 10
-    before, run = remembered(spec, trials, length)
+    before, run = state_and_segment(spec, trials, length)
     model, moment = built(spec), torch.arange(trials) % length
     changed = run.x.clone()
     changed[torch.arange(trials), moment] += numbers(trials, spec.width, seed=3)
@@ -107,8 +107,8 @@ def test_no_output_moves_before_the_token_that_changes(spec):
 
 
 @each(CAUSAL)
-def test_no_output_depends_on_how_much_follows(spec):
-    before, run = remembered(spec, batch=3, length=9)
+def test_outputs_do_not_depend_on_later_tokens(spec):
+    before, run = state_and_segment(spec, batch=3, length=9)
     whole, _ = built(spec)(run.x, run.index, before, run.context)
     for end in range(1, run.length):
         some = run.part(0, end)
@@ -116,8 +116,8 @@ def test_no_output_depends_on_how_much_follows(spec):
         agree(y[some.filled], whole[:, :end][some.filled])
 
 
-def remembered(spec: TransformerSpec, batch: int, length: int) -> tuple[State | None, World]:
-    """A state that is no longer empty, if there is memory, and what follows it."""
+def state_and_segment(spec: TransformerSpec, batch: int, length: int) -> tuple[State | None, World]:
+    """Return a non-empty state (None without memory) and the segment that follows it."""
     whole = world(spec, random_index(batch, 2 * length))
     if spec.memory is None:
         return None, whole.part(length, 2 * length)
@@ -126,59 +126,59 @@ def remembered(spec: TransformerSpec, batch: int, length: int) -> tuple[State | 
 
 @each(SPECS)
 @pytest.mark.parametrize("wanted", [slice(1, None, 3), slice(-1, None), slice(0, 4)], ids=str)
-def test_outputs_at_some_tokens_are_those_of_a_whole_pass(spec, wanted):
+def test_outputs_of_selected_tokens_equal_full_pass(spec, wanted):
     whole = world(spec, random_index(3, 16))
     state = learn(built(spec), whole, [8])[1] if spec.memory else None
     run = whole.part(8, 16)
     x = run.x.requires_grad_()
-    found = []
-    for asked in (None, wanted):
-        y, hidden = built(spec).encode(x, run.index, state, run.context, asked)
-        y = y if asked else y[:, wanted]
+    results = []
+    for selection in (None, wanted):
+        y, hidden = built(spec).encode(x, run.index, state, run.context, selection)
+        y = y if selection else y[:, wanted]
         seen = torch.where(run.filled[:, wanted, None], y, 0.0)
         weights = [x, *built(spec).parameters()]
         gradients = torch.autograd.grad((seen * numbers(*y.shape, seed=8)).sum(), weights, allow_unused=True)
-        found.append((seen, *hidden, *(torch.zeros(()) if g is None else g for g in gradients)))
-    for part, expected in zip(*reversed(found), strict=True):
+        results.append((seen, *hidden, *(torch.zeros(()) if g is None else g for g in gradients)))
+    for part, expected in zip(*reversed(results), strict=True):
         agree(part, expected.expand_as(part))
 
 
-# 3. No leak between episodes.
+# 3. Isolation of episodes.
 
 
 def even(index: Index) -> Tensor:
-    """(B, T): tokens of even episodes and empty slots, which odd episodes must not notice."""
+    """Return a mask (B, T) of even episodes and empty slots, which must not affect odd episodes."""
     return (index.episode % 2 == 0) | (index.episode == EMPTY)
 
 
 @each(SPECS)
 @given(drawn=segmented(moves=ANYWHERE))
 @settings(max_examples=5)
-def test_other_episodes_and_empty_slots_change_no_bit(spec, drawn):
+def test_other_episodes_and_empty_slots_have_no_effect(spec, drawn):
     index, lengths = drawn
-    run, unseen = world(spec, index), even(index)
+    run, masked = world(spec, index), even(index)
     noise = 1e4 * numbers(*run.x.shape, seed=4)
-    other = run.with_tokens(torch.where(unseen[..., None], noise, run.x))
+    other = run.with_tokens(torch.where(masked[..., None], noise, run.x))
     y, _ = learn(built(spec), run, lengths)
     z, _ = learn(built(spec), other, lengths)
-    assert torch.equal(y[~unseen], z[~unseen])
+    assert torch.equal(y[~masked], z[~masked])
 
 
 @each(SPECS)
 @given(drawn=segmented(moves=ANYWHERE))
 @settings(max_examples=5)
-def test_no_gradient_crosses_a_boundary(spec, drawn):
+def test_gradients_do_not_cross_episode_boundaries(spec, drawn):
     index, _ = drawn
-    run, unseen = world(spec, index), even(index)
+    run, masked = world(spec, index), even(index)
     x = run.x.requires_grad_()
     y, _ = built(spec)(x, index, context=run.context)
-    (gradient,) = torch.autograd.grad((y * numbers(*y.shape, seed=5))[~unseen].sum(), x)
-    assert (gradient[unseen] == 0).all()
-    assert (gradient[~unseen].abs().amax(dim=-1) > 0).all()
+    (gradient,) = torch.autograd.grad((y * numbers(*y.shape, seed=5))[~masked].sum(), x)
+    assert (gradient[masked] == 0).all()
+    assert (gradient[~masked].abs().amax(dim=-1) > 0).all()
 
 
 def half_full(spec: TransformerSpec, batch: int, filling: float) -> State:
-    """A state whose older half of slots is empty and holds ``filling`` times noise."""
+    """Return a state whose older half of slots is empty and contains ``filling`` times noise."""
     length = spec.memory.length
     index = Index.range(batch, length)
     empty = index.position < (length + 1) // 2
@@ -195,7 +195,7 @@ WITH_MEMORY = {name: spec for name, spec in SPECS.items() if spec.memory}
 
 
 @each(WITH_MEMORY)
-def test_what_fills_empty_memory_changes_nothing(spec):
+def test_contents_of_empty_memory_slots_have_no_effect(spec):
     model = fresh(spec).double()
     run = world(spec, Index.range(2, 5, start=spec.memory.length))
     outcome = []
@@ -211,7 +211,7 @@ def test_what_fills_empty_memory_changes_nothing(spec):
 
 
 @each({name: spec for name, spec in SPECS.items() if spec.cross_attention})
-def test_what_fills_empty_context_changes_nothing(spec):
+def test_contents_of_empty_context_slots_have_no_effect(spec):
     run = world(spec, random_index(2, 8))
     empty = (run.context.index.episode == EMPTY)[..., None]
     assert empty.any()
@@ -222,7 +222,7 @@ def test_what_fills_empty_context_changes_nothing(spec):
 
 
 @each(SPECS)
-def test_rows_of_a_batch_do_not_meet(spec):
+def test_batch_rows_are_independent(spec):
     run = world(spec, random_index(4, 9, moves=ANYWHERE))
     together = output(built(spec), run)
     for number in range(4):
@@ -233,7 +233,7 @@ def test_rows_of_a_batch_do_not_meet(spec):
 
 
 @each(CAUSAL)
-def test_no_state_is_an_empty_state(spec):
+def test_missing_state_equals_empty_state(spec):
     run = world(spec, random_index(2, 8))
     model = built(spec)
     y, _ = model(run.x, run.index, None, run.context)
@@ -241,11 +241,11 @@ def test_no_state_is_an_empty_state(spec):
     agree(z[run.filled], y[run.filled])
 
 
-# 4. Memory is a value.
+# 4. Memory states are immutable values.
 
 
 @each(WITH_MEMORY)
-def test_state_in_is_left_as_it_was(spec):
+def test_input_state_is_not_modified(spec):
     model, run = built(spec), world(spec, Index.range(2, 3, start=spec.memory.length))
     state = half_full(spec, 2, 1.0)
     kept = (state.hidden.clone(), state.index.position.clone(), state.index.episode.clone())
@@ -262,10 +262,10 @@ def test_state_in_is_left_as_it_was(spec):
 
 
 @each(WITH_MEMORY)
-def test_a_state_may_be_had_without_outputs(spec):
-    state, run = remembered(spec, 2, 6)
+def test_remember_returns_the_state_of_forward(spec):
+    state, run = state_and_segment(spec, 2, 6)
     _, expected = built(spec)(run.x, run.index, state, run.context)
-    same_state(built(spec).remember(run.x, run.index, state, run.context), expected)
+    assert_same_state(built(spec).remember(run.x, run.index, state, run.context), expected)
 
 
 @each(WITH_MEMORY)
@@ -281,7 +281,7 @@ def test_no_gradient_flows_into_memory(spec):
 
 
 @each(WITH_MEMORY)
-def test_a_state_holds_the_hidden_states_once(spec):
+def test_state_has_one_hidden_vector_per_layer_and_token(spec):
     run = world(spec, Index.range(3, 2 * spec.memory.length))
     _, state = built(spec)(run.x, run.index, context=run.context)
     assert state.hidden.shape == (spec.layers, 3, spec.memory.length, spec.width)
@@ -290,7 +290,7 @@ def test_a_state_holds_the_hidden_states_once(spec):
 
 @each(CAUSAL)
 def test_rows_of_a_cache_are_copies(spec):
-    """The ring is small, so that one owner overwrites what another still has to see."""
+    """The ring buffer is small, so a shared buffer would be overwritten by another owner."""
     model, run = built(spec), world(spec, Index.range(3, 9))
     start, rest, rows = run.part(0, 4), run.part(4, 9), torch.tensor([2, 0])
     nothing = model.initial_state(3)
@@ -304,13 +304,13 @@ def test_rows_of_a_cache_are_copies(spec):
     agree(act(model, World(rest.x[rows], rest.index.rows(rows), None), some)[0], expected[rows])
 
 
-# 5. Segments that remember everything are one long run.
+# 5. Segments with full memory equal one long segment.
 
 
 @each(CAUSAL)
 @given(drawn=segmented(moves=ANYWHERE))
 @settings(max_examples=5)
-def test_full_memory_equals_one_long_run(spec, drawn):
+def test_full_memory_equals_one_long_segment(spec, drawn):
     index, lengths = drawn
     run = world(spec, index)
     whole, _ = built(replace(spec, memory=None))(run.x, index, context=run.context)
@@ -325,7 +325,7 @@ def test_full_memory_equals_one_long_run(spec, drawn):
 @each(CAUSAL)
 @given(drawn=segmented(), memory=st.integers(1, 6))
 @settings(max_examples=5)
-def test_memory_as_long_as_the_window_equals_one_long_run(spec, drawn, memory):
+def test_memory_of_window_length_equals_one_long_segment(spec, drawn, memory):
     index, lengths = drawn
     run, short = world(spec, index), streaming(spec, memory)
     alone = replace(short, memory=None) if type(short.memory) is XL else short
@@ -334,7 +334,7 @@ def test_memory_as_long_as_the_window_equals_one_long_run(spec, drawn, memory):
     agree(parts[run.filled], whole[run.filled])
 
 
-# 6. Gradients, files and number formats.
+# 6. Gradients, serialization and number formats.
 
 
 @each(SPECS)
@@ -356,7 +356,7 @@ def test_every_parameter_gets_a_gradient(spec):
 
 
 def verdict(y: Tensor, index: Index) -> Verdict:
-    """Any, for outputs y (N, B, T, C)."""
+    """Return random exit targets for outputs y (N, B, T, C)."""
     drawn = numbers(*y.shape[:3], seed=9)
     return Verdict(drawn, drawn > 0, drawn > 0.5, index)
 
@@ -382,26 +382,26 @@ def test_spec_round_trips(spec):
 
 
 @each(SPECS)
-def test_bfloat16_is_near_float32(spec):
+def test_bfloat16_is_close_to_float32(spec):
     narrow = fresh(spec).bfloat16()
     wide = fresh(spec).bfloat16().float()
     run = world(spec, random_index(3, 12), torch.bfloat16)
-    same = World(run.x.float(), run.index, widened(run.context))
+    same = World(run.x.float(), run.index, to_float32(run.context))
     y = output(narrow, run)
     assert y.dtype == torch.bfloat16
-    near(y[run.filled], output(wide, same)[run.filled], spec)
+    assert_near(y[run.filled], output(wide, same)[run.filled], spec)
     y.float().square().sum().backward()
     gradients = [parameter.grad for parameter in narrow.parameters() if parameter.grad is not None]
     assert gradients
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def widened(context: Context | None) -> Context | None:
+def to_float32(context: Context | None) -> Context | None:
     return None if context is None else Context(context.x.float(), context.index)
 
 
-def near(narrow: Tensor, wide: Tensor, spec: TransformerSpec) -> None:
-    """A token near the edge of its bucket may change it with a rounding: then its output jumps."""
+def assert_near(narrow: Tensor, wide: Tensor, spec: TransformerSpec) -> None:
+    """Assert small errors. Rounding can move a token to another bucket, which changes its output abruptly."""
     assert narrow.isfinite().all()
     error = (narrow.float() - wide).abs() / wide.abs().max()
     assert error.mean() < 0.01
@@ -409,8 +409,8 @@ def near(narrow: Tensor, wide: Tensor, spec: TransformerSpec) -> None:
 
 
 @each(CAUSAL)
-def test_acting_in_bfloat16_is_near_learning(spec):
+def test_acting_in_bfloat16_is_close_to_learning(spec):
     model, run = fresh(spec).bfloat16(), world(spec, random_index(3, 12), torch.bfloat16)
     cache = model.cache(model.initial_state(3), run.length, run.context)
     acted, _ = act(model, run, cache)
-    near(acted[run.filled], output(model, run)[run.filled].float(), spec)
+    assert_near(acted[run.filled], output(model, run)[run.filled].float(), spec)

@@ -1,4 +1,4 @@
-"""How many times tokens are processed: one layer again and again, until each token has had enough."""
+"""Tests of universal transformers and adaptive computation time."""
 
 from dataclasses import replace
 
@@ -15,20 +15,22 @@ from tests.attention.worlds import END, GAP, ON, index_of, numbers, random_index
 SPEC = TransformerSpec(
     width=8, heads=2, layers=4, feed_forward=12, position=UniversalSinusoid(), depth=Universal()
 )
-PONDERING = replace(SPEC, depth=ACT(ponder_cost=0.5, bias=-1.0))
+ACT_SPEC = replace(SPEC, depth=ACT(ponder_cost=0.5, bias=-1.0))
 
 
-def passes_run(model: Transformer) -> list[int]:
-    """What is asked of the feed-forward sublayer from now on: tokens in each pass."""
-    found: list[int] = []
-    model.blocks[0].feed_forward.register_forward_hook(lambda _, given, __: found.append(given[0].shape[1]))
-    return found
+def record_pass_lengths(model: Transformer) -> list[int]:
+    """Record the number of tokens in each call of the first feed-forward sublayer."""
+    lengths: list[int] = []
+    model.blocks[0].feed_forward.register_forward_hook(
+        lambda _, inputs, __: lengths.append(inputs[0].shape[1])
+    )
+    return lengths
 
 
 # One layer
 
 
-def test_a_universal_transformer_is_a_stack_with_tied_weights():
+def test_universal_transformer_equals_stack_with_tied_weights():
     one, stack = fresh(SPEC).double(), fresh(replace(SPEC, depth=Fixed())).double()
     for block in stack.blocks:
         block.load_state_dict(one.blocks[0].state_dict())
@@ -38,24 +40,24 @@ def test_a_universal_transformer_is_a_stack_with_tied_weights():
     assert len(one.blocks) == 1
 
 
-def test_the_signal_tells_of_position_and_pass():
+def test_signal_encodes_position_and_pass():
     signal = UniversalSinusoid(base=50.0).build_embedding(4, 1)
     position = torch.tensor([[0, 3, 7]])
     for number in range(3):
-        found = signal.signal(torch.zeros(1, 3, 4, dtype=torch.float64), position, number)
+        actual = signal.signal(torch.zeros(1, 3, 4, dtype=torch.float64), position, number)
         for slot, t in enumerate([0, 3, 7]):
             for m in range(2):
                 rate = 50.0 ** (-2 * m / 4)
                 angles = torch.tensor([t * rate, (number + 1) * rate], dtype=torch.float64)
-                agree(found[0, slot, 2 * m], angles.sin().sum())
-                agree(found[0, slot, 2 * m + 1], angles.cos().sum())
+                agree(actual[0, slot, 2 * m], angles.sin().sum())
+                agree(actual[0, slot, 2 * m + 1], angles.cos().sum())
 
 
 # Halting
 
 
-def slowly(model: Transformer, x: Tensor, index: Index) -> tuple[Tensor, Tensor]:
-    """Graves' sums, token by token: outputs (T, C), and N + R of each token (T,), of one row."""
+def reference_act(model: Transformer, x: Tensor, index: Index) -> tuple[Tensor, Tensor]:
+    """Compute ACT (Graves) token by token for one row: outputs (T, C), and N + R of each token (T,)."""
     spec, depth = model.spec, model.depth
     (length,) = index.position[0].shape
     relations = model.relations(index, index)
@@ -80,26 +82,26 @@ def slowly(model: Transformer, x: Tensor, index: Index) -> tuple[Tensor, Tensor]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_each_token_halts_by_itself(seed):
-    model = fresh(PONDERING, seed).double()
-    run = world(PONDERING, Index.range(1, 7))
+def test_halting_equals_reference_loop(seed):
+    model = fresh(ACT_SPEC, seed).double()
+    run = world(ACT_SPEC, Index.range(1, 7))
     y, _ = model(run.x, run.index)
-    expected, ponder = slowly(model, run.x, run.index)
+    expected, ponder = reference_act(model, run.x, run.index)
     agree(y[0], expected)
     penalty = model.penalty()
     agree(penalty, 0.5 * ponder.mean())
     weights = (model.depth.w, model.depth.b)
-    for found, wanted in zip(
+    for actual, expected_gradient in zip(
         torch.autograd.grad((y**2).sum() + penalty, weights),
         torch.autograd.grad((expected**2).sum() + 0.5 * ponder.mean(), weights),
         strict=True,
     ):
-        agree(found, wanted)
+        agree(actual, expected_gradient)
 
 
-def test_tokens_halt_at_different_depths_and_a_step_says_the_same():
-    model = fresh(PONDERING).double()
-    run = world(PONDERING, random_index(4, 12))
+def test_steps_equal_segments_with_different_halting_depths():
+    model = fresh(ACT_SPEC).double()
+    run = world(ACT_SPEC, random_index(4, 12))
     depths = set()
     learned, _ = model(run.x, run.index)
     cache = model.cache(model.initial_state(4), run.length)
@@ -111,56 +113,56 @@ def test_tokens_halt_at_different_depths_and_a_step_says_the_same():
     assert len(depths) > 2
 
 
-def test_what_nobody_takes_is_not_computed():
-    model = fresh(replace(PONDERING, memory=XL(3))).double()
+def test_passes_without_active_tokens_are_skipped():
+    model = fresh(replace(ACT_SPEC, memory=XL(3))).double()
     with torch.no_grad():
         model.depth.b.fill_(50.0)
-    run, found = world(PONDERING, random_index(2, 6)), passes_run(model)
+    run, actual = world(ACT_SPEC, random_index(2, 6)), record_pass_lengths(model)
     learned, state = model(run.x, run.index)
-    assert found == [6]
+    assert actual == [6]
     acted, hidden = act(model, run, model.cache(model.initial_state(2), 6))
-    assert found == [6] + 6 * [1]
+    assert actual == [6] + 6 * [1]
     agree(acted[run.filled], learned[run.filled].detach())
     kept = model.spec.memory(model.initial_state(2), hidden, run.index)
     agree(kept.hidden[:, kept.index.episode != EMPTY], state.hidden[:, state.index.episode != EMPTY])
 
 
-def test_all_tokens_ponder_whoever_is_asked():
-    model, paid = fresh(PONDERING).double(), []
-    run = world(PONDERING, random_index(2, 6))
+def test_ponder_cost_is_independent_of_selected_outputs():
+    model, costs = fresh(ACT_SPEC).double(), []
+    run = world(ACT_SPEC, random_index(2, 6))
     for wanted in (None, slice(4, None)):
         model.encode(run.x, run.index, wanted=wanted)
-        paid.append((model.penalty(), model.depth.mean_depth()))
-    agree(paid[0][0], paid[1][0])
-    agree(paid[0][1], paid[1][1])
+        costs.append((model.penalty(), model.depth.mean_depth()))
+    agree(costs[0][0], costs[1][0])
+    agree(costs[0][1], costs[1][1])
 
 
-def test_acting_ends_with_the_token_that_is_asked():
-    """Whatever others would still think about, it says what it learned to say."""
-    model, depths = fresh(replace(PONDERING, depth=ACT(bias=0.5))).double(), set()
-    run = world(PONDERING, Index.range(8, 7))
+def test_acting_stops_when_the_selected_token_halts():
+    """The output equals that of a full segment pass, although other tokens have not halted."""
+    model, depths = fresh(replace(ACT_SPEC, depth=ACT(bias=0.5))).double(), set()
+    run = world(ACT_SPEC, Index.range(8, 7))
     learned = model.encode(run.x, run.index, wanted=slice(6, None))[0].detach()
-    found = passes_run(model)
+    actual = record_pass_lengths(model)
     for row in range(8):
-        found.clear()
+        actual.clear()
         here = Index(run.index.position[row : row + 1], run.index.episode[row : row + 1])
         agree(model.early(run.x[row : row + 1], here, wanted=slice(6, None))[0], learned[row])
-        assert len(found) == int(model.acting_depth())
-        depths.add(len(found))
+        assert len(actual) == int(model.acting_depth())
+        depths.add(len(actual))
     assert len(depths) > 1
 
 
-def test_passes_are_counted_beyond_what_bfloat16_can():
-    model = fresh(replace(PONDERING, layers=300)).bfloat16()
+def test_pass_counts_are_exact_in_bfloat16():
+    model = fresh(replace(ACT_SPEC, layers=300)).bfloat16()
     with torch.no_grad():
         model.depth.w.zero_()
         model.depth.b.fill_(-50.0)
-    model(world(PONDERING, Index.range(1, 1)).x.bfloat16(), Index.range(1, 1))
+    model(world(ACT_SPEC, Index.range(1, 1)).x.bfloat16(), Index.range(1, 1))
     assert model.mean_depth() == 300
 
 
-def test_empty_slots_neither_ponder_nor_count():
-    model = fresh(PONDERING).double()
+def test_empty_slots_have_no_ponder_cost():
+    model = fresh(ACT_SPEC).double()
     gaps = index_of([[ON, GAP, ON, GAP, GAP, ON, END]])
     x = numbers(1, 7, 8)
     model(x, gaps)
@@ -171,9 +173,9 @@ def test_empty_slots_neither_ponder_nor_count():
     agree(depth, model.depth.mean_depth())
 
 
-def test_the_penalty_is_told_once_and_only_where_something_is_learned():
-    model = fresh(PONDERING)
-    run = world(PONDERING, Index.range(1, 3), torch.float32)
+def test_penalty_is_returned_once_and_only_with_gradients():
+    model = fresh(ACT_SPEC)
+    run = world(ACT_SPEC, Index.range(1, 3), torch.float32)
     model(run.x, run.index)
     assert model.penalty() is not None
     assert model.penalty() is None
@@ -192,6 +194,6 @@ def test_the_penalty_is_told_once_and_only_where_something_is_learned():
         ({"bias": "1"}, TypeError),
     ],
 )
-def test_bad_options(options, kind):
+def test_invalid_options_raise(options, kind):
     with pytest.raises(kind, match=next(iter(options))):
         ACT(**options)

@@ -1,4 +1,4 @@
-"""Dropout: what is dropped, how often, and that a seed says which."""
+"""Tests of dropout: rate, independence and reproducibility."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def seeded():
 
 
 @pytest.mark.parametrize("probability", [0.001, 0.1, 0.5, 0.9])
-def test_share_and_mean(probability):
+def test_drop_rate_and_mean(probability):
     y = dropout(torch.ones(MANY), probability)
     deviation = (probability * (1 - probability) / MANY) ** 0.5
     assert abs((y == 0).float().mean() - probability) < 5 * deviation + 2**-17
@@ -26,7 +26,7 @@ def test_share_and_mean(probability):
 
 
 def test_entries_are_dropped_independently():
-    """Four entries share a random number: no pair of them may go together, nor follow one another."""
+    """Four entries share a random number, but pairs of entries are uncorrelated."""
     dropped = (dropout(torch.ones(MANY), 0.1).view(-1, 8) == 0).double()
     correlation = torch.corrcoef(dropped.T) - torch.eye(8)
     assert correlation.abs().max() < 5 * (MANY / 8) ** -0.5
@@ -34,21 +34,21 @@ def test_entries_are_dropped_independently():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 5), (0, 4)], ids=str)
-def test_shape_and_type_stay(dtype, shape):
+def test_shape_and_dtype_are_preserved(dtype, shape):
     y = dropout(torch.ones(shape, dtype=dtype), 0.5)
     assert y.shape == shape
     assert y.dtype == dtype
     assert ((y == 0) | (y == 2)).all()
 
 
-def test_gradient_goes_where_the_value_went():
+def test_gradient_uses_the_same_mask():
     x = torch.randn(100, 10, requires_grad=True)
     y = dropout(x, 0.3)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     close(gradient * x, y, 1e-6)
 
 
-def test_a_seed_says_which():
+def test_seed_determines_the_mask():
     def drawn(seed):
         torch.manual_seed(seed)
         return dropout(torch.ones(99), 0.5)
@@ -57,11 +57,11 @@ def test_a_seed_says_which():
     assert not torch.equal(drawn(1), drawn(2))
 
 
-def test_near_one_is_not_division_by_zero():
+def test_probability_close_to_one_is_finite():
     assert dropout(torch.ones(MANY), 1 - 1e-9).isfinite().all()
 
 
-def test_in_training_alone():
+def test_dropout_is_active_in_training_only():
     layer, x = Dropout(0.5), torch.ones(99)
     assert torch.equal(layer.eval()(x), x)
     assert not torch.equal(layer.train()(x), x)

@@ -1,4 +1,4 @@
-"""Tokens that leave early: who leaves when, what others see of them, and what is learned of it."""
+"""Tests of early exits: exit decisions, states of exited tokens and exit losses."""
 
 import math
 from dataclasses import replace
@@ -44,15 +44,15 @@ def judge(y: Tensor) -> Tensor:
     return lead([(y @ HEAD).softmax(dim=-1)])
 
 
-def slowly(model: Transformer, x: Tensor, index: Index) -> tuple[Tensor, list[int]]:
-    """Token by token, pass by pass, for one row: outputs, and how many passes each took. Needs no memory."""
+def reference_exits(model: Transformer, x: Tensor, index: Index) -> tuple[Tensor, list[int]]:
+    """Run early exits token by token for one row without memory: outputs, and passes of each token."""
     inputs: list[list[Tensor]] = [[] for _ in range(model.spec.layers)]
     outputs, taken = [], []
     for t in range(x.shape[1]):
         h, history = x[0, t], []
         for n, block in enumerate(model.blocks):
             inputs[n].append(h)
-            if history and leaves(model, x[0, : t + 1], history):
+            if history and exits_now(model, x[0, : t + 1], history):
                 continue
             seen = torch.stack(inputs[n])[None]
             before = index.at(slice(0, t + 1))
@@ -64,8 +64,8 @@ def slowly(model: Transformer, x: Tensor, index: Index) -> tuple[Tensor, list[in
     return torch.stack(outputs), taken
 
 
-def leaves(model: Transformer, x: Tensor, history: list[Tensor]) -> bool:
-    """Whether a token whose states behind the passes so far are these goes no further."""
+def exits_now(model: Transformer, x: Tensor, history: list[Tensor]) -> bool:
+    """Return whether a token with the given states after each pass exits now."""
     depth, spec, h = model.depth, model.spec.depth, history[-1]
     if isinstance(spec, DepthAdaptive):
         if spec.by == "geometric":
@@ -84,22 +84,22 @@ def leaves(model: Transformer, x: Tensor, history: list[Tensor]) -> bool:
     return bool(torch.sigmoid(depth.net(h))[0] >= spec.threshold)
 
 
-@pytest.mark.parametrize("name", [name for name in DEPTHS if name != "sequence"])  # which no step sees
+@pytest.mark.parametrize("name", [name for name in DEPTHS if name != "sequence"])  # it needs segments
 @pytest.mark.parametrize("seed", range(3))
-def test_a_step_leaves_as_the_definition_says(name, seed):
+def test_steps_exit_as_in_the_reference_loop(name, seed):
     spec = replace(SPEC, depth=DEPTHS[name])
     model = fresh(spec, seed).double()
     run = world(spec, Index.range(1, 9))
     cache = model.cache(model.initial_state(1), 9)
     acted = [model.early_step(run.x[:, t], run.index.at(slice(t, t + 1)), cache, judge) for t in range(9)]
-    outputs, taken = slowly(model, run.x, run.index)
+    outputs, taken = reference_exits(model, run.x, run.index)
     agree(torch.cat(acted), outputs.detach())
     agree(model.acting_depth(), torch.tensor(sum(taken) / len(taken)))
     assert model.acting_depth() is None
 
 
-def test_a_sequence_is_an_episode():
-    """What others hold does not matter, not by a bit; and a step, which is no sequence, is refused."""
+def test_sequence_exit_uses_one_episode_only():
+    """Other episodes have no effect, and single steps are rejected."""
     model = fresh(replace(SPEC, depth=DEPTHS["sequence"])).double()
     run = world(model.spec, index_of([[ON, ON, END, GAP, ON, ON, ON]]))
     other = run.x.clone()
@@ -109,12 +109,12 @@ def test_a_sequence_is_an_episode():
         states = model.exits(x, run.index, wanted=slice(4, None)).lesson.args
         lessons.append(model.depth.log_q(*states))
     assert torch.equal(*lessons)
-    with pytest.raises(ValueError, match=r"decides by the mean of a sequence.* read segments"):
+    with pytest.raises(ValueError, match=r"cannot run single steps; use `early`"):
         model.early_step(run.x[:, 0], run.index.at(slice(0, 1)), model.cache(model.initial_state(1), 9))
 
 
 @each
-def test_the_newest_token_of_a_segment_leaves_early_and_others_do_not(depth):
+def test_only_the_selected_token_of_a_segment_exits_early(depth):
     spec, depths = replace(SPEC, depth=depth), set()
     model = fresh(spec).double()
     run = world(spec, Index.range(6, 5))
@@ -132,7 +132,7 @@ def test_the_newest_token_of_a_segment_leaves_early_and_others_do_not(depth):
 
 
 @each
-def test_the_last_output_is_that_of_a_plain_transformer(depth):
+def test_last_output_equals_plain_transformer(depth):
     model = fresh(replace(SPEC, depth=depth)).double()
     plain = fresh(replace(SPEC, depth=Fixed())).double()
     plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("depth.")})
@@ -145,18 +145,18 @@ def test_the_last_output_is_that_of_a_plain_transformer(depth):
     assert len(exits.shares) == 4
 
 
-def test_who_has_left_is_copied_on_for_others_to_see():
+def test_state_of_an_exited_token_is_copied_to_later_layers():
     spec = replace(SPEC, depth=CALM("classifier", 0.0), layers=2)
     model = fresh(spec).double()
-    run, found = world(spec, Index.range(2, 5)), []
-    model.blocks[1].feed_forward.register_forward_hook(lambda *_: found.append(1))
+    run, actual = world(spec, Index.range(2, 5)), []
+    model.blocks[1].feed_forward.register_forward_hook(lambda *_: actual.append(1))
     cache = model.cache(model.initial_state(2), 5)
     for t in range(4):
         model.early_step(run.x[:, t], run.index.at(slice(t, t + 1)), cache, judge)
-    assert not found
+    assert not actual
     model.depth.threshold.fill_(2.0)
     y = model.early_step(run.x[:, 4], run.index.at(slice(4, 5)), cache, judge)
-    assert found == [1]
+    assert actual == [1]
     relations = model.relations(run.index, run.index)
     lower = model.blocks[0].think(model.blocks[0].attend(run.x, None, relations[0]))
     upper = model.blocks[1].think(model.blocks[1].attend(lower, None, relations[1]))
@@ -173,7 +173,7 @@ def test_who_has_left_is_copied_on_for_others_to_see():
     ids=["memory", "sums", "reversible"],
 )
 @pytest.mark.parametrize("confidence", ["softmax", "state", "classifier"])
-def test_with_other_techniques_a_threshold_that_none_reaches_changes_nothing(other, confidence):
+def test_unreachable_threshold_has_no_effect(other, confidence):
     spec = replace(SPEC, depth=CALM(confidence, 1.0), **other)
     model = fresh(spec).double()
     run = world(spec, random_index(3, 8))
@@ -184,7 +184,7 @@ def test_with_other_techniques_a_threshold_that_none_reaches_changes_nothing(oth
         agree(model.early_step(run.x[:, t], here, two, judge)[filled], y[filled])
 
 
-def test_no_gradient_of_the_lesson_reaches_the_rest():
+def test_exit_loss_gradient_reaches_only_exit_parameters():
     for depth in (DEPTHS["sequence"], DEPTHS["multinomial"], DEPTHS["geometric"], DEPTHS["classifier"]):
         model = fresh(replace(SPEC, depth=depth)).double()
         run = world(SPEC, Index.range(2, 5))
@@ -197,7 +197,7 @@ def test_no_gradient_of_the_lesson_reaches_the_rest():
         assert touched == {f"depth.{name}" for name, _ in model.depth.named_parameters()}
 
 
-def test_scores_are_smoothed_within_an_episode_and_over_its_tokens_alone():
+def test_scores_are_smoothed_within_an_episode_only():
     spec = DepthAdaptive("multinomial", penalty=0.1, sigma=2.0)
     index = Index(torch.tensor([[0, 1, 0, 0, 1]]), torch.tensor([[0, 0, -1, 1, 1]]))
     score = numbers(3, 1, 5)
@@ -210,11 +210,11 @@ def test_scores_are_smoothed_within_an_episode_and_over_its_tokens_alone():
             smooth = [math.exp(-(d**2) / 2.0) * score[n, 0, u] for d, u in zip(apart, near, strict=True)]
             value.append(float(sum(smooth)) - 0.1 * (n + 1))
         expected.append(value.index(max(value)))
-    found = spec.targets(Verdict(score, score > 0, score > 0, index))[0]
-    assert [int(found[t]) for t in (0, 1, 3, 4)] == expected
+    actual = spec.targets(Verdict(score, score > 0, score > 0, index))[0]
+    assert [int(actual[t]) for t in (0, 1, 3, 4)] == expected
 
 
-def test_the_lead_of_several_choices_is_that_of_the_joint_one():
+def test_lead_of_several_choices_equals_joint_lead():
     parts = [numbers(5, size, seed=size).softmax(dim=-1) for size in (2, 3, 4)]
     joint = torch.einsum("na,nb,nc->nabc", *parts).flatten(1)
     first, second = joint.topk(2, dim=-1).values.unbind(-1)
@@ -234,18 +234,18 @@ def test_the_lead_of_several_choices_is_that_of_the_joint_one():
         (lambda: DepthAdaptive(sigma=0.0), ValueError),
     ],
 )
-def test_bad_options(make, kind):
+def test_invalid_options_raise(make, kind):
     with pytest.raises(kind, match=r"CALM|DepthAdaptive"):
         make()
 
 
 @pytest.mark.parametrize("depth", [CALM(), DepthAdaptive("multinomial")], ids=repr)
-def test_with_one_layer_there_is_no_pass_to_leave_before(depth):
+def test_early_exit_requires_two_layers(depth):
     with pytest.raises(ValueError, match=r"there is one, use layers=2"):
         TransformerSpec(layers=1, depth=depth)
 
 
-def test_states_are_compared_from_the_second_pass_on_so_there_must_be_three():
+def test_state_confidence_requires_three_layers():
     TransformerSpec(layers=3, depth=CALM("state"))
     with pytest.raises(ValueError, match=r"with 2 nobody leaves before the last; use layers=3"):
         TransformerSpec(layers=2, depth=CALM("state"))
@@ -253,7 +253,7 @@ def test_states_are_compared_from_the_second_pass_on_so_there_must_be_three():
 
 @pytest.mark.parametrize("exit_coef", [0.0, 0.25, 1.0, 3.0])
 @pytest.mark.parametrize("depth", [CALM(), DepthAdaptive()], ids=lambda depth: type(depth).__name__)
-def test_outputs_before_the_last_count_as_much_as_is_asked_for(depth, exit_coef):
+def test_exit_coef_scales_early_outputs(depth, exit_coef):
     shares, usual = (replace(depth, exit_coef=coef).shares(4) for coef in (exit_coef, 1.0))
     agree(shares.sum(), torch.ones((), dtype=torch.float64))
     agree(shares[:-1] / shares[-1], exit_coef * usual[:-1] / usual[-1])

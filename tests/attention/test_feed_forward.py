@@ -1,4 +1,4 @@
-"""The feed-forward sublayer in chunks: the same numbers, and less in between at a time."""
+"""Tests of the chunked feed-forward sublayer: equal results with less memory."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ TOKENS = 10
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("chunk", [1, 3, 5, TOKENS, 4 * TOKENS])
-def test_chunks_change_no_number(activation, chunk):
+def test_chunked_equals_unchunked(activation, chunk):
     whole = fresh(replace(DEFAULT, activation=activation)).double()
     parts = replace(DEFAULT, activation=activation, feed_forward_chunk=chunk).build().double()
     parts.load_state_dict(whole.state_dict())
@@ -27,14 +27,14 @@ def test_chunks_change_no_number(activation, chunk):
 
 
 def outcome(model: Transformer) -> list[Tensor]:
-    """Outputs and all gradients."""
+    """Return outputs and all gradients."""
     x = numbers(2, TOKENS, DEFAULT.width).requires_grad_()
     y, _ = model(x, Index.range(2, TOKENS))
     return [y, *torch.autograd.grad((y * numbers(*y.shape, seed=1)).sum(), [x, *model.parameters()])]
 
 
 @pytest.mark.parametrize("learning", [True, False], ids=["learning", "acting"])
-def test_what_lies_in_between_is_never_there_for_more_than_a_chunk(learning):
+def test_hidden_activations_exist_for_one_chunk_at_a_time(learning):
     width, inner, chunk = 4, 64, 8
     module = FeedForward(width, inner, "relu", chunk)
     x = torch.randn(1, 16 * chunk, width, requires_grad=learning)

@@ -1,4 +1,4 @@
-"""Read in groups with gathered keys, or all pairs at once: the same. And no tensor as large as all pairs."""
+"""Block-sparse attention with gathered keys equals dense attention, with memory below quadratic."""
 
 from dataclasses import replace
 from typing import Any
@@ -51,7 +51,7 @@ from tests.attention.worlds import numbers
 
 SMALL = TransformerSpec(width=8, heads=2, layers=2, feed_forward=12)
 LENGTH, START = 24, 52
-"""Positions 52 to 75: groups of 64 begin in between."""
+"""Positions 52 to 75, which include the border of a group of 64."""
 
 PATTERNS = (
     Full(),
@@ -73,7 +73,7 @@ PATTERNS = (
     BigBirdETC(4, 1, 2, 55),
     Window(3) | Dilated(2, 5),
 )
-"""With positions near 52, so are the last of the global tokens."""
+"""The numbers of global tokens are near position 52, so that the segment contains some of them."""
 
 POSITIONS = (
     RoPE(),
@@ -93,14 +93,14 @@ SPECS = {
     )
     for pattern in PATTERNS
 }
-"""Two layers where the second differs from the first."""
-BOTH_WAYS = {f"encoder, {name}": replace(spec, causal=False) for name, spec in SPECS.items()}
+"""Specs with two layers where the second differs from the first."""
+ENCODERS = {f"encoder, {name}": replace(spec, causal=False) for name, spec in SPECS.items()}
 WITH_POSITIONS = {
     f"{type(position).__name__}, {pattern}": replace(SMALL, layers=1, pattern=pattern, position=position)
     for position in POSITIONS
     for pattern in (Window(5), Dilated(3, 2, plain_heads=1), Longformer(4, global_tokens=54))
 }
-OTHERS = {
+VARIANTS = {
     "softmax1": replace(SMALL, pattern=Window(5), kernel=Softmax(softmax1=True)),
     "values by distance, bidirectional": replace(
         SMALL, pattern=Strided(4, way="heads"), position=ShawRelative(3), causal=False
@@ -108,22 +108,22 @@ OTHERS = {
 }
 
 
-def test_every_pattern_and_every_position_of_pairs_is_tested():
+def test_every_pattern_and_pairwise_position_is_covered():
     assert set(TECHNIQUES["pattern"].values()) <= {type(pattern) for pattern in PATTERNS}
     pairs = {one for one in TECHNIQUES["position"].values() if issubclass(one, PairwisePosition)}
     assert pairs <= {type(position) for position in POSITIONS}
 
 
 def episodes() -> Index:
-    """A row of two episodes with empty slots around them, and a row of one."""
+    """Return one row of two episodes with empty slots around them, and one row of one episode."""
     ends = [EMPTY] * 2 + [0] * 9 + [1] * 12 + [EMPTY]
     position = [0, 0, *range(START, START + 9), *range(START + 4, START + 16), 0]
     whole = list(range(START, START + LENGTH))
     return Index(torch.tensor([position, whole]), torch.tensor([ends, [0] * LENGTH]))
 
 
-def whole_pass(model: Transformer, state: State | None = None) -> list[Tensor]:
-    """Outputs at tokens, and all gradients, of a pass over `episodes`."""
+def outputs_and_gradients(model: Transformer, state: State | None = None) -> list[Tensor]:
+    """Return outputs of non-empty slots and all gradients of a pass over `episodes`."""
     index = episodes()
     x = numbers(*index.shape, model.spec.width).requires_grad_()
     y, _ = model(x, index, state)
@@ -135,15 +135,17 @@ def whole_pass(model: Transformer, state: State | None = None) -> list[Tensor]:
     return [filled.detach(), x.grad, *gradients]
 
 
-def gathered_or_not(monkeypatch: pytest.MonkeyPatch, model: Transformer, state: State | None = None) -> None:
+def compare_sparse_with_dense(
+    monkeypatch: pytest.MonkeyPatch, model: Transformer, state: State | None = None
+) -> None:
     monkeypatch.setattr(relations, "SAVING", 0)
-    found = []
+    results = []
     for small in (2**40, 0):
         monkeypatch.setattr(relations, "SMALL", small)
-        among = model.relation(episodes(), episodes())
-        assert (among.shares is None) == (small > 0)
-        found.append(whole_pass(model, state))
-    for dense, sparse in zip(*found, strict=True):
+        relation = model.relation(episodes(), episodes())
+        assert (relation.shares is None) == (small > 0)
+        results.append(outputs_and_gradients(model, state))
+    for dense, sparse in zip(*results, strict=True):
         torch.testing.assert_close(sparse, dense, rtol=1e-9, atol=1e-9)
 
 
@@ -154,38 +156,38 @@ WITH_KERNELS = {
 }
 
 
-@each(SPECS | BOTH_WAYS | WITH_POSITIONS | WITH_KERNELS | OTHERS)
-def test_gathered_keys_give_what_all_pairs_give(spec, monkeypatch):
-    gathered_or_not(monkeypatch, fresh(spec).double())
+@each(SPECS | ENCODERS | WITH_POSITIONS | WITH_KERNELS | VARIANTS)
+def test_sparse_equals_dense_attention(spec, monkeypatch):
+    compare_sparse_with_dense(monkeypatch, fresh(spec).double())
 
 
-REMEMBERING = (Window(5), Dilated(3, 2, plain_heads=1), Blockwise(4, 3), Longformer(4, global_tokens=54))
+MEMORY_PATTERNS = (Window(5), Dilated(3, 2, plain_heads=1), Blockwise(4, 3), Longformer(4, global_tokens=54))
 
 
-@each({repr(pattern): replace(SMALL, pattern=pattern, memory=XL(5)) for pattern in REMEMBERING})
+@each({repr(pattern): replace(SMALL, pattern=pattern, memory=XL(5)) for pattern in MEMORY_PATTERNS})
 def test_memory(spec, monkeypatch):
     where = Index(
         torch.tensor([[0, 0, 0, 0, 0], range(START - 5, START)]), torch.tensor([[EMPTY] * 5, [0] * 5])
     )
     state = State(numbers(spec.layers, 2, 5, spec.width, seed=2), where)
-    gathered_or_not(monkeypatch, fresh(spec).double(), state)
+    compare_sparse_with_dense(monkeypatch, fresh(spec).double(), state)
 
 
 @each({"XLRelative": replace(SMALL, pattern=Window(5), position=XLRelative())})
-def test_some_of_the_queries(spec, monkeypatch):
-    """A Decision Transformer asks at every third token."""
+def test_subset_of_queries(spec, monkeypatch):
+    """A Decision Transformer needs the output of every third token."""
     monkeypatch.setattr(relations, "SAVING", 0)
     model, index = fresh(spec).double(), Index.range(2, 30, start=50)
-    x, found = numbers(2, 30, spec.width), []
+    x, results = numbers(2, 30, spec.width), []
     for small in (2**40, 0):
         monkeypatch.setattr(relations, "SMALL", small)
-        found.append(model.encode(x, index, wanted=slice(1, None, 3))[0])
-    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+        results.append(model.encode(x, index, wanted=slice(1, None, 3))[0])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
 
 
-@each({repr(pattern): replace(SMALL, layers=1, pattern=pattern) for pattern in REMEMBERING[:2]})
-def test_where_all_slots_are_empty_nothing_is_seen(spec, monkeypatch):
-    """As what a Decision Transformer remembers of windows that all lie in short episodes."""
+@each({repr(pattern): replace(SMALL, layers=1, pattern=pattern) for pattern in MEMORY_PATTERNS[:2]})
+def test_all_slots_empty_gives_finite_outputs(spec, monkeypatch):
+    """Memory of a Decision Transformer is empty if all windows lie in short episodes."""
     monkeypatch.setattr(relations, "SMALL", 0)
     model, index = fresh(spec).double(), Index.empty(2, 30, torch.device("cpu"))
     assert model.relation(index, index).shares is not None
@@ -201,14 +203,14 @@ def test_where_all_slots_are_empty_nothing_is_seen(spec, monkeypatch):
     ],
     ids=["gap", "torn"],
 )
-def test_what_is_no_stretch_of_time_is_not_gathered(index, monkeypatch):
+def test_irregular_layout_is_dense(index, monkeypatch):
     monkeypatch.setattr(relations, "SMALL", 0)
     monkeypatch.setattr(relations, "SAVING", 0)
     assert fresh(SMALL).relation(index, index).shares is None
 
 
 class Largest(TorchDispatchMode):
-    """Notes the largest tensor that any operation gives."""
+    """Record the size of the largest tensor that any operation returns."""
 
     size = 0
 
@@ -256,7 +258,7 @@ SHORT_REACH = {
 
 
 @each(SHORT_REACH)
-def test_no_tensor_is_as_large_as_all_pairs(spec):
+def test_memory_is_below_quadratic(spec):
     model, x = fresh(spec), numbers(1, LONG, spec.width, dtype=torch.float32)
     with Largest() as largest:
         y, _ = model(x, Index.range(1, LONG))
@@ -264,23 +266,23 @@ def test_no_tensor_is_as_large_as_all_pairs(spec):
     assert LONG * spec.width <= largest.size < LONG**2 / 3
 
 
-def test_what_hides_less_than_a_third_is_not_gathered():
+def test_patterns_with_small_savings_are_dense():
     index, both_ways = Index.range(1, LONG), replace(SMALL, causal=False)
     assert fresh(SMALL).relation(index, index).shares is not None
     assert fresh(both_ways).relation(index, index).shares is None
     assert fresh(replace(both_ways, pattern=Window(LONG // 2))).relation(index, index).shares is None
 
 
-def test_sizes_are_few_and_near():
+def test_rounded_sizes_are_few_and_close():
     sizes = [rounded(size) for size in range(1, 5000)]
     assert all(size <= least < 1.25 * size for size, least in enumerate(sizes, start=1))
     assert len(set(sizes)) < 50
 
 
-def test_stretches_of_equal_length_are_arranged_once(monkeypatch):
-    """Where distances alone count, an episode's age does not matter."""
+def test_spans_of_equal_length_share_one_layout(monkeypatch):
+    """The layout of patterns with period 1 is independent of the position in the episode."""
     made = []
-    fresh_cache = Kept(lambda *given: made.append(given) or arrange_run.make(*given), 2**20, arrange_run.size)
+    fresh_cache = Kept(lambda *args: made.append(args) or arrange_run.make(*args), 2**20, arrange_run.size)
     monkeypatch.setattr(arrangement, "arrange_run", fresh_cache)
     starts = torch.tensor([0, 7, 64, 1000])[:, None]
     index = Index(starts + torch.arange(LENGTH), torch.zeros(4, LENGTH, dtype=torch.long))
@@ -289,11 +291,11 @@ def test_stretches_of_equal_length_are_arranged_once(monkeypatch):
     assert len(made) == 1
 
 
-@pytest.mark.parametrize("most", [0, 3, 8])
-def test_what_was_used_last_is_kept_as_long_as_there_is_room(most):
+@pytest.mark.parametrize("capacity", [0, 3, 8])
+def test_cache_evicts_the_least_recently_used_results(capacity):
     made = []
-    double = Kept(lambda n: made.append(n) or 2 * n, most, size=lambda result: 1)
+    double = Kept(lambda n: made.append(n) or 2 * n, capacity, size=lambda result: 1)
     numbers = [0, 1, 2, 0, 3, 1, 0]
     assert [double(n) for n in numbers] == [2 * n for n in numbers]
-    assert made == {0: numbers, 3: [0, 1, 2, 3, 1], 8: [0, 1, 2, 3]}[most]
-    assert double.held <= most
+    assert made == {0: numbers, 3: [0, 1, 2, 3, 1], 8: [0, 1, 2, 3]}[capacity]
+    assert double.held <= capacity

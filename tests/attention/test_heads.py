@@ -1,4 +1,4 @@
-"""What a mixture of the model and its neighbours must hold."""
+"""Tests of output heads that mix the model's distribution with that of neighbours."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ MODEL = F.linear(H, W, BIAS).log_softmax(dim=1)
 
 
 @pytest.mark.parametrize("head", [KNNLM(), KNNLM(weight=1.0), KNNLM(temperature=9.0), SPALM()], ids=repr)
-def test_it_is_a_distribution(head):
+def test_head_outputs_are_distributions(head):
     log_p = head.build(C).log_prob(H, some_neighbours(), W, BIAS)
     torch.testing.assert_close(log_p.exp().sum(dim=1), torch.ones(B))
     share = head.build(C).share(H)
@@ -33,37 +33,37 @@ def test_it_is_a_distribution(head):
     assert ((share >= 0) & (share <= 1)).all()
 
 
-def test_without_weight_neighbours_count_for_nothing():
+def test_weight_0_equals_model():
     assert torch.equal(KNNLM(weight=0.0).build(C).log_prob(H, some_neighbours(), W, BIAS), MODEL)
 
 
-def test_with_all_the_weight_the_model_counts_for_nothing():
+def test_weight_1_equals_neighbour_distribution():
     near = some_neighbours()
     for i, row in enumerate(KNNLM(weight=1.0).build(C).log_prob(H, near, W, BIAS)):
         weights = [float(torch.exp(-d)) for d in near.squared[i]]
         for value in range(V):
-            held = sum(w for w, v in zip(weights, near.values[i].tolist(), strict=True) if v == value)
-            assert float(row[value].exp()) == pytest.approx(held / sum(weights), abs=1e-6)
+            mass = sum(w for w, v in zip(weights, near.values[i].tolist(), strict=True) if v == value)
+            assert float(row[value].exp()) == pytest.approx(mass / sum(weights), abs=1e-6)
 
 
-def test_between_them_it_is_between_them():
+def test_knn_lm_interpolates_linearly():
     near = some_neighbours()
     half, whole = (KNNLM(weight=w).build(C).log_prob(H, near, W, BIAS).exp() for w in (0.3, 1.0))
     torch.testing.assert_close(half, 0.3 * whole + 0.7 * MODEL.exp())
 
 
-def test_a_high_temperature_lets_all_neighbours_count_alike_and_a_low_one_the_nearest():
+def test_temperature_interpolates_between_uniform_and_nearest():
     near = some_neighbours()
     torch.testing.assert_close(KNNLM(temperature=1e6).weights(near), torch.full((B, K), 1 / K))
     assert (KNNLM(temperature=1e-6).weights(near)[:, 0] > 0.999).all()
 
 
-def test_far_neighbours_still_share_all_of_the_weight():
+def test_weights_of_distant_neighbours_sum_to_1():
     far = Neighbours(some_neighbours().squared + 1e6, some_neighbours().values)
     torch.testing.assert_close(KNNLM().weights(far).sum(dim=1), torch.ones(B))
 
 
-def test_a_wide_open_gate_shows_the_model_alone():
+def test_open_gate_equals_model():
     reader = SPALM().build(C)
     with torch.no_grad():
         reader.gate.copy_(1e4 * H[0])
@@ -72,14 +72,14 @@ def test_a_wide_open_gate_shows_the_model_alone():
     torch.testing.assert_close(reader.log_prob(H[:1], near, W, BIAS), MODEL[:1])
 
 
-def test_neighbours_of_one_value_make_it_likelier():
+def test_neighbours_with_one_value_increase_its_probability():
     one = Neighbours(torch.zeros(B, K), torch.full((B, K), 2))
     for head in (KNNLM(), SPALM()):
         likely = head.build(C).log_prob(H, one, W, torch.zeros(V))[:, 2].exp()
         assert (likely > F.linear(H, W).softmax(dim=1)[:, 2]).all()
 
 
-def test_the_gate_gets_a_gradient():
+def test_gate_gets_a_gradient():
     reader = SPALM().build(C)
     assert [name for name, _ in reader.named_parameters()] == ["gate"]
     reader.log_prob(H, some_neighbours(), W, BIAS)[:, 0].sum().backward()
@@ -87,19 +87,19 @@ def test_the_gate_gets_a_gradient():
 
 
 @pytest.mark.parametrize("head", HEADS.values())
-def test_a_head_goes_to_json_and_back(head):
+def test_head_json_round_trips(head):
     changed = head(k=3, temperature=2.5)
     assert technique_from_json("head", technique_to_json(changed)) == changed
 
 
-def test_a_head_that_there_is_not_is_told():
+def test_unknown_head_raises():
     with pytest.raises(ValueError, match="there is no head named 'Oracle'; there are KNNLM, SPALM"):
         technique_from_json("head", {"name": "Oracle"})
 
 
 @pytest.mark.parametrize("head", HEADS.values())
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"k": 0}, "k must be at least 1, got 0"),
         ({"temperature": 0.0}, r"temperature must be above 0, got 0\.0"),
@@ -107,12 +107,12 @@ def test_a_head_that_there_is_not_is_told():
         ({"index": "hnsw"}, "index must be one of"),
     ],
 )
-def test_options_out_of_range_are_refused(head, options, told):
-    with pytest.raises(ValueError, match=f"{head.__name__} {told}"):
+def test_options_out_of_range_raise(head, options, message):
+    with pytest.raises(ValueError, match=f"{head.__name__} {message}"):
         head(**options)
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.5])
-def test_lambda_is_a_share(weight):
+def test_lambda_must_be_in_0_to_1(weight):
     with pytest.raises(ValueError, match=rf"KNNLM weight \(lambda\) must be from 0 to 1, got {weight}"):
         KNNLM(weight=weight)

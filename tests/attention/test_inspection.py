@@ -1,4 +1,4 @@
-"""What a transformer shows of itself is what it does."""
+"""Inspected attention weights and gates equal the ones that the model uses."""
 
 import pytest
 import torch
@@ -26,40 +26,40 @@ from tests.attention.worlds import ANYWHERE, World, numbers, random_index, segme
 LENGTH = 7
 
 
-def sums_up(spec: TransformerSpec, *methods: str) -> bool:
-    """Whether tokens are seen through summaries that one of the methods makes."""
+def uses_summaries(spec: TransformerSpec, *methods: str) -> bool:
+    """Return whether the kernel is Linformer with one of the given methods."""
     return isinstance(spec.kernel, Linformer) and spec.kernel.method in methods
 
 
-WEIGHED = {
+LINEAR_IN_VALUES = {
     name: spec
     for name, spec in SPECS.items()
     if not isinstance(spec.position, ShawRelative)
     and not isinstance(spec.pattern, GlobalTokens)
-    and not sums_up(spec, "convolution", "max")
+    and not uses_summaries(spec, "convolution", "max")
     and not getattr(spec.kernel, "bias", False)
     and not isinstance(spec.memory, Compressive | KNN)
 }
-"""Whose attention is weights times values: not so where distances, global tokens or summaries come in."""
+"""Specs whose attention output is weights times values, without terms of distances or summaries."""
 
 
 def segment(spec, dtype=torch.float64):
-    """A segment, and what is remembered from before it where the spec remembers."""
+    """Return a segment and the memory state before it; None without memory."""
     whole = world(spec, random_index(3, 2 * LENGTH, moves=ANYWHERE), dtype)
     before = None if spec.memory is None else learn(built(spec, dtype), whole, [LENGTH])[1]
     return whole.part(LENGTH, 2 * LENGTH), before
 
 
-def looked_at(spec, run: World, state):
+def inspect_weights(spec, run: World, state):
     return attention_weights(built(spec, run.x.dtype), run.x, run.index, state, run.context)
 
 
 def allowed(spec, run: World, state, layer: int):
-    """(B, H, T, M + T): pairs of one episode that the rules let meet, by a loop; keys with extra tokens."""
+    """Compute the attention mask (B, H, T, M + T) by a loop; keys include the global tokens."""
     index = built(spec).extra.index(run.index)
     key = index if state is None else state.index.concatenate(index)
-    finds = isinstance(spec.memory, KNN) and layer == spec.memory.number(spec.layers)
-    pattern = Full() if finds else spec.pattern
+    retrieves = isinstance(spec.memory, KNN) and layer == spec.memory.number(spec.layers)
+    pattern = Full() if retrieves else spec.pattern
     query, rules = index.last(run.length), pattern.for_layer(layer).for_heads(spec.heads)
     meets = torch.zeros(query.shape[0], len(rules), run.length, key.shape[1], dtype=torch.bool)
     for b, h, i, j in torch.cartesian_prod(*map(torch.arange, meets.shape)).tolist():
@@ -72,21 +72,21 @@ def allowed(spec, run: World, state, layer: int):
 
 
 @each(SPECS)
-def test_weights_are_shares_of_what_may_be_seen(spec):
+def test_weights_are_distributions_over_visible_keys(spec):
     run, state = segment(spec)
-    for layer, weights in enumerate(looked_at(spec, run, state)):
+    for layer, weights in enumerate(inspect_weights(spec, run, state)):
         meets = allowed(spec, run, state, layer)
         whole = meets.any(-1).double()
         assert weights.shape == meets.shape
         assert (weights[~meets] == 0).all()
-        if sums_up(spec, "learned"):
+        if uses_summaries(spec, "learned"):
             continue
         assert (weights >= 0).all() or isinstance(spec.kernel, RFA)
         total = weights.sum(-1)
-        if isinstance(spec.memory, KNN):  # what stands before the state is not shown
+        if isinstance(spec.memory, KNN):  # weights of tokens before the state are not included
             assert (total < whole + 1e-9).all()
             continue
-        if isinstance(spec.kernel, Routing):  # a cluster may hold nothing to see
+        if isinstance(spec.kernel, Routing):  # a cluster may have no visible keys
             whole = whole * (total > 0)
         if getattr(spec.kernel, "softmax1", False):
             assert ((total < whole) | (whole == 0)).all()
@@ -98,9 +98,9 @@ def test_weights_are_shares_of_what_may_be_seen(spec):
             agree(total, whole)
 
 
-@each(WEIGHED)
+@each(LINEAR_IN_VALUES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-def test_weights_times_values_are_the_layers_attention(spec, dtype):
+def test_weights_times_values_equal_layer_output(spec, dtype):
     run, state = segment(spec, dtype)
     model, expected = built(spec, dtype), []
     hooks = [
@@ -110,7 +110,9 @@ def test_weights_times_values_are_the_layers_attention(spec, dtype):
     model.encode(run.x, run.index, state, run.context)
     for hook in hooks:
         hook.remove()
-    for weights, (attention, (x, memory, _), y) in zip(looked_at(spec, run, state), expected, strict=True):
+    for weights, (attention, (x, memory, _), y) in zip(
+        inspect_weights(spec, run, state), expected, strict=True
+    ):
         values = attention.split(attention.qkv(x))[-1]
         mixed = weights @ (values if memory is None else torch.cat([memory[1], values], dim=2))
         sighted = weights.sum((1, 3)) > 0
@@ -120,13 +122,13 @@ def test_weights_times_values_are_the_layers_attention(spec, dtype):
 @each(CAUSAL)
 @given(drawn=segmented(), memory=st.integers(1, 6))
 @settings(max_examples=5)
-def test_looking_changes_nothing(spec, drawn, memory):
+def test_inspection_has_no_side_effects(spec, drawn, memory):
     index, lengths = drawn
     spec = remembering(spec, memory)
     run = world(spec, index)
     first = next(run.cut(lengths))
     y, state = built(spec)(first.x, first.index, None, first.context)
-    looked_at(spec, first, None)
+    inspect_weights(spec, first, None)
     gate_openness(built(spec), first.x, first.index, None, first.context)
     again, after = built(spec)(first.x, first.index, None, first.context)
     assert torch.equal(y, again)
@@ -134,8 +136,8 @@ def test_looking_changes_nothing(spec, drawn, memory):
     assert not any(module._forward_hooks for module in built(spec).modules())
 
 
-def test_a_gates_openness_is_how_far_it_goes():
-    """With h at 1, ``(1 - z) x + z h`` goes the share z of the way from x to 1."""
+def test_gate_openness_is_the_interpolation_weight():
+    """With h = 1, the gate ``(1 - z) x + z h`` moves x towards 1 by the fraction z."""
     gate = GRUGate().build(6, 2).double()
     with torch.no_grad():
         gate.w[12:], gate.u_g[:] = 0.0, 0.0
@@ -145,7 +147,7 @@ def test_a_gates_openness_is_how_far_it_goes():
     agree((gate(x, y) - x) / (1 - x), gate.openness(x, y))
 
 
-def test_every_gate_of_the_stack_is_seen():
+def test_gate_openness_covers_every_gate():
     run, state = segment(GTRXL)
     model = fresh(GTRXL).double()
     with torch.no_grad():
@@ -160,7 +162,7 @@ def test_every_gate_of_the_stack_is_seen():
     assert all(z.shape == run.x.shape and 0 < z.min() < z.max() < 1 for z in openness.values())
 
 
-def test_without_gates_there_is_no_openness():
+def test_gate_openness_is_empty_without_gates():
     spec = SPECS["Transformer-XL"]
     run, state = segment(spec)
     assert gate_openness(built(spec), run.x, run.index, state) == {}

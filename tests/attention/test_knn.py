@@ -1,4 +1,4 @@
-"""KNN memory: what is found, by a loop; what is kept of one layer; who learns from it."""
+"""Tests of kNN memory: retrieval, stored tokens, gradients and caches."""
 
 import sys
 from dataclasses import replace
@@ -20,7 +20,7 @@ from rlxf.attention import (
     Universal,
     Window,
 )
-from rlxf.attention import memorizing as finding
+from rlxf.attention import memorizing as knn_attention
 from rlxf.attention.index import EMPTY
 from rlxf.attention.inspection import attention_weights
 from rlxf.attention.memory.nearest import NEAREST
@@ -36,7 +36,7 @@ ALONE = replace(SPEC, layers=1)
 
 @given(drawn=segmented(moves=ANYWHERE))
 @settings(max_examples=15)
-def test_attention_is_that_of_a_loop(drawn):
+def test_attention_equals_reference_loop(drawn):
     index, _ = drawn
     model, run, outputs = built(ALONE), world(ALONE, index), []
     block = model.blocks[0]
@@ -50,7 +50,7 @@ def test_attention_is_that_of_a_loop(drawn):
 
 
 def slow_attention(block, x: Tensor, index: Index, t: int) -> Tensor:
-    """What the token in slot t gets: x (T, C) -> (C,)."""
+    """Compute the attention output of slot t by the definition: x (T, C) -> (C,)."""
     attention, here = block.attention, int(index.position[0, t])
     slots = [s for s in range(t + 1) if index.episode[0, s] == index.episode[0, t]]
     back = {s: here - int(index.position[0, s]) for s in slots}
@@ -79,22 +79,24 @@ def long_run(spec, length: int = 20):
 
 @given(drawn=segmented(moves=ANYWHERE))
 @settings(max_examples=10)
-def test_faiss_finds_the_same(drawn):
+def test_faiss_equals_torch(drawn):
     pytest.importorskip("faiss")
     index, lengths = drawn
     model, run = built(replace(SPEC, memory=replace(MEMORY, index="faiss"))), world(SPEC, index)
-    theirs, _ = learn(model, run, lengths)
+    result, _ = learn(model, run, lengths)
     model.blocks[MEMORY.number(SPEC.layers)].attention.nearest = NEAREST["torch"]
-    close(theirs, learn(model, run, lengths)[0])
+    close(result, learn(model, run, lengths)[0])
 
 
-def test_faiss_that_is_not_installed_is_told(monkeypatch):
+def test_missing_faiss_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(ImportError, match=r"needs faiss: pip install .*\[knn\]', or take index=.torch."):
+    with pytest.raises(
+        ImportError, match=r"requires faiss: run pip install .*\[knn\]', or use index=.torch."
+    ):
         replace(SPEC, memory=replace(MEMORY, index="faiss")).build()
 
 
-def test_a_far_token_counts_and_one_too_far_does_not():
+def test_influence_ends_at_the_maximum_distance():
     model, run, farthest = built(replace(ALONE, memory=replace(MEMORY, top=5))), long_run(ALONE), 7
     other = run.x.clone()
     other[:, 3] += numbers(2, SPEC.width, seed=1)
@@ -105,30 +107,30 @@ def test_a_far_token_counts_and_one_too_far_does_not():
 
 @pytest.mark.parametrize("filled", [0, 1, 4, 9])
 @pytest.mark.parametrize("ended", [False, True])
-def test_slots_that_nobody_can_find_are_left_out(filled, ended):
-    """Of what is older, those that no row has filled, or that are of an episode before."""
+def test_unreachable_far_slots_are_dropped(filled, ended):
+    """Far slots are dropped if they are empty in all rows or belong to earlier episodes."""
     model, run = built(SPEC), long_run(SPEC, MEMORY.length + filled + 3)
-    begun, asking = Index.range(2, run.length - 3), Index.range(2, 3, start=0 if ended else run.length - 3)
-    asking = Index(asking.position, asking.episode + int(ended))
-    _, state = model(run.x[:, :-3], begun)
-    assert state.older.met_by(asking).index.shape == (2, 0 if ended else min(filled, MEMORY.far))
-    y, _ = model(run.x[:, -3:], asking, state)
-    close(y, model(run.x, begun.concatenate(asking))[0][:, -3:])
+    stored, query = Index.range(2, run.length - 3), Index.range(2, 3, start=0 if ended else run.length - 3)
+    query = Index(query.position, query.episode + int(ended))
+    _, state = model(run.x[:, :-3], stored)
+    assert state.older.met_by(query).index.shape == (2, 0 if ended else min(filled, MEMORY.far))
+    y, _ = model(run.x[:, -3:], query, state)
+    close(y, model(run.x, stored.concatenate(query))[0][:, -3:])
 
 
 @given(drawn=segmented(moves=ANYWHERE))
-def test_slots_of_episodes_that_go_on_are_not(drawn):
+def test_far_slots_of_current_episodes_are_kept(drawn):
     index, (length, *_) = drawn
     assume(length < index.shape[1])
     run = world(SPEC, index)
     older = State(run.x[None, :, :length], index.at(slice(0, length)))
-    asking = index.at(slice(length, None))
-    kept = older.met_by(asking).index.shape[1]
+    query = index.at(slice(length, None))
+    kept = older.met_by(query).index.shape[1]
     gone = older.index.episode[:, : length - kept, None]
-    assert not ((gone == asking.episode[:, None]) & (gone != EMPTY)).any()
+    assert not ((gone == query.episode[:, None]) & (gone != EMPTY)).any()
 
 
-def test_one_layer_alone_remembers_more():
+def test_only_the_knn_layer_stores_far_tokens():
     run = long_run(SPEC)
     _, state = built(SPEC)(run.x, run.index)
     assert state.hidden.shape == (SPEC.layers, 2, MEMORY.length, SPEC.width)
@@ -141,14 +143,14 @@ def test_one_layer_alone_remembers_more():
 
 
 @pytest.mark.parametrize(("layers", "number"), [(1, 0), (2, 1), (4, 2), (12, 8)])
-def test_it_is_the_layer_at_three_quarters_of_the_depth(layers, number):
+def test_default_layer_is_at_three_quarters_of_the_depth(layers, number):
     assert KNN().number(layers) == number
-    found = [isinstance(KNN().for_layer(n, layers), KNN) for n in range(layers)]
-    assert found == [n == number for n in range(layers)]
+    results = [isinstance(KNN().for_layer(n, layers), KNN) for n in range(layers)]
+    assert results == [n == number for n in range(layers)]
 
 
-def test_no_gradient_reaches_what_is_found():
-    """Token 3 is far from the last token, and seen by no other on the way: one layer, and no window."""
+def test_retrieved_tokens_get_no_gradient():
+    """Token 3 is a far token of the last one, and with one layer there is no other path between them."""
     model, run = built(ALONE), long_run(ALONE, 9)
     x = run.x.requires_grad_()
     y, _ = model(x, run.index)
@@ -157,23 +159,23 @@ def test_no_gradient_reaches_what_is_found():
     assert (gradient[:, 6:] != 0).all()
 
 
-def test_where_nothing_is_far_the_near_counts_alone():
+def test_gate_has_no_effect_without_far_tokens():
     one, other, run = fresh(ALONE).double(), fresh(ALONE).double(), long_run(ALONE, 3)
     with torch.no_grad():
         other.blocks[0].attention.gate += 3.0
     close(one(run.x, run.index)[0], other(run.x, run.index)[0])
 
 
-def test_looking_in_parts_finds_the_same(monkeypatch):
+def test_chunked_search_equals_unchunked(monkeypatch):
     run = long_run(SPEC)
     whole, _ = built(SPEC)(run.x, run.index)
-    monkeypatch.setattr(finding, "SCORES", 1)
+    monkeypatch.setattr(knn_attention, "SCORES", 1)
     parts, _ = built(SPEC)(run.x, run.index)
     assert torch.equal(whole, parts)
 
 
-def acted(model, run, cache, copies: bool) -> list[Tensor]:
-    """Outputs of each step, each from a copy of the cache before, or in place."""
+def act_steps(model, run, cache, copies: bool) -> list[Tensor]:
+    """Return the outputs of each step, with a copied cache per step or with one cache in place."""
     outputs = []
     for part in run.cut([1] * run.length):
         cache = cache.copy() if copies else cache
@@ -182,41 +184,44 @@ def acted(model, run, cache, copies: bool) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("age", [0, 3, 41, 43, 46, 60])
-def test_a_cache_goes_on_in_two_ways(age):
-    """Each as if it were alone, in turns, whichever is the older copy; the cache itself goes on, too."""
+def test_copies_of_a_cache_are_independent(age):
+    """Copies and the original continue independently with interleaved steps."""
     spec = replace(SPEC, memory=replace(MEMORY, far=40))
     model, run = built(spec), long_run(spec, age + 20)
     start, rest = run.part(0, age), run.part(age, age + 20)
-    ways = [rest, rest.with_tokens(-rest.x), rest.with_tokens(rest.x.flip(1))]
-    caches, wanted = [model.cache(model.initial_state(2), MEMORY.length + 1) for _ in ways], []
-    for way, cache in zip(ways, caches, strict=True):
-        for part in (start, way):
-            alone = acted(model, part, cache, copies=False)
-        wanted.append(torch.cat(alone, dim=1))
+    continuations = [rest, rest.with_tokens(-rest.x), rest.with_tokens(rest.x.flip(1))]
+    caches, expected = [model.cache(model.initial_state(2), MEMORY.length + 1) for _ in continuations], []
+    for continuation, cache in zip(continuations, caches, strict=True):
+        for part in (start, continuation):
+            alone = act_steps(model, part, cache, copies=False)
+        expected.append(torch.cat(alone, dim=1))
     cache = model.cache(model.initial_state(2), MEMORY.length + 1)
-    acted(model, start, cache, copies=False)
-    caches, found = [cache.copy(), cache.copy(), cache], []
+    act_steps(model, start, cache, copies=False)
+    caches, results = [cache.copy(), cache.copy(), cache], []
     for t in range(rest.length):
         caches = [one.copy() if t % 3 else one for one in caches]
-        steps = [act(model, way.part(t, t + 1), one)[0] for way, one in zip(ways, caches, strict=True)]
-        found.append(torch.stack(steps))
-    for ours, theirs in zip(torch.cat(found, dim=2), wanted, strict=True):
-        agree(ours, theirs)
+        steps = [
+            act(model, continuation.part(t, t + 1), one)[0]
+            for continuation, one in zip(continuations, caches, strict=True)
+        ]
+        results.append(torch.stack(steps))
+    for result, result in zip(torch.cat(results, dim=2), expected, strict=True):
+        agree(result, result)
 
 
-def test_what_moved_in_inference_mode_is_written_outside_of_it():
+def test_cache_compacted_in_inference_mode_is_writable_outside():
     spec = replace(SPEC, memory=replace(MEMORY, far=40))
     model, run = built(spec), long_run(spec, 30)
     cache, other = (model.cache(model.initial_state(2), MEMORY.length + 1) for _ in range(2))
-    found = []
+    results = []
     for t in range(run.length):
         with torch.inference_mode(t % 9 < 7):
-            found.append(act(model, run.part(t, t + 1), cache)[0].clone())
-    wanted = act(model, run, other)[0]
-    agree(torch.cat(found, dim=1), wanted)
+            results.append(act(model, run.part(t, t + 1), cache)[0].clone())
+    expected = act(model, run, other)[0]
+    agree(torch.cat(results, dim=1), expected)
 
 
-def test_a_copy_that_goes_on_alone_leaves_most_where_it_is():
+def test_repeated_copies_rarely_move_the_buffer():
     memory = replace(MEMORY, far=64)
     spec = replace(SPEC, memory=memory)
     model, run, moves = built(spec), long_run(spec, 3 * memory.holds), 0
@@ -228,7 +233,7 @@ def test_a_copy_that_goes_on_alone_leaves_most_where_it_is():
     assert moves <= 8 * run.length / memory.holds
 
 
-def test_a_step_costs_the_same_late_in_an_episode():
+def test_cache_size_is_constant_over_an_episode():
     model, run = built(SPEC), long_run(SPEC, 40)
     cache = model.cache(model.initial_state(2), MEMORY.length + 1)
     sizes = []
@@ -240,7 +245,7 @@ def test_a_step_costs_the_same_late_in_an_episode():
     assert sizes[0][1] == MEMORY.length + 1
 
 
-def test_weights_of_what_a_state_and_the_segment_hold_are_those_of_values():
+def test_weights_times_values_equal_layer_output():
     run = long_run(ALONE, 8)
     model, outputs = built(ALONE), []
     hook = model.blocks[0].attention.register_forward_hook(
@@ -254,7 +259,7 @@ def test_weights_of_what_a_state_and_the_segment_hold_are_those_of_values():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "error", "told"),
+    ("wrong", "error", "message"),
     [
         ({"length": 0}, ValueError, "KNN memory length must be at least 1, got 0"),
         ({"far": 2.5}, TypeError, "KNN memory far must be a whole number, got 2.5"),
@@ -263,24 +268,24 @@ def test_weights_of_what_a_state_and_the_segment_hold_are_those_of_values():
         ({"layer": 0}, ValueError, "KNN layer must be at least 1, got 0"),
     ],
 )
-def test_bad_options_are_told(wrong, error, told):
-    with pytest.raises(error, match=told):
+def test_invalid_options_raise(wrong, error, message):
+    with pytest.raises(error, match=message):
         KNN(**wrong)
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "message"),
     [
-        ({"memory": KNN(layer=3)}, "is for a layer that is not there: there are 2"),
-        ({"kernel": Performer()}, "finds keys by their scores, and Performer"),
-        ({"kernel": LSH()}, "finds keys by their scores, and LSH"),
-        ({"pattern": Longformer()}, "has one projection for all tokens of a layer, and Longformer"),
-        ({"depth": Universal()}, "takes others through the same layer"),
+        ({"memory": KNN(layer=3)}, "must be at most the number of layers, 2"),
+        ({"kernel": Performer()}, "retrieves keys by softmax scores, which Performer"),
+        ({"kernel": LSH()}, "retrieves keys by softmax scores, which LSH"),
+        ({"pattern": Longformer()}, "uses one projection for all tokens of a layer, but Longformer"),
+        ({"depth": Universal()}, "reuses layers"),
         ({"causal": False}, "needs causal=True"),
     ],
 )
-def test_what_does_not_go_with_it_is_told(other, told):
-    with pytest.raises(ValueError, match=told):
+def test_incompatible_settings_raise(other, message):
+    with pytest.raises(ValueError, match=message):
         replace(SPEC, **other)
 
 

@@ -1,4 +1,4 @@
-"""Performer and RFA by pairs, by sums, and token by token: the same; and what each of them promises."""
+"""Performer and RFA: pairwise, chunked and recurrent forms agree; properties of each kernel."""
 
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -26,10 +26,10 @@ KERNELS = {
     "Performer": Performer(6),
     "Performer, relu": Performer(6, "relu"),
     "RFA": RFA(32, sigma=2.0),
-    "RFA that forgets": RFA(32, sigma=2.0, gate=True, gate_bias=1.0),
+    "RFA, gated": RFA(32, sigma=2.0, gate=True, gate_bias=1.0),
 }
 SPECS = {name: replace(SMALL, kernel=kernel) for name, kernel in KERNELS.items()}
-REMEMBERING = {name: replace(spec, memory=XL(7), position=RoPE()) for name, spec in SPECS.items()}
+WITH_MEMORY = {name: replace(spec, memory=XL(7), position=RoPE()) for name, spec in SPECS.items()}
 ENCODERS = {
     f"encoder, {name}": replace(spec, causal=False)
     for name, spec in SPECS.items()
@@ -40,21 +40,21 @@ LENGTH = 20
 
 @pytest.fixture
 def chunks(monkeypatch):
-    """By sums, even where there are few tokens: a call says whether."""
+    """Use short chunks. The returned function sets the size below which pairs are computed."""
     monkeypatch.setattr(linear_attention, "CHUNK", 3)
     monkeypatch.setattr(linear_attention, "STRETCH", 3)
     return lambda few: monkeypatch.setattr(linear_attention, "SMALL", few)
 
 
-def padded(length: int = LENGTH) -> Index:
-    """One episode a row, behind empty slots in the first."""
+def padded_index(length: int = LENGTH) -> Index:
+    """Return one episode per row; the first row starts with empty slots."""
     index = Index.range(2, length, start=5)
     first = torch.arange(length) < 4
     return Index(index.position, index.episode.masked_fill(first & (torch.arange(2) == 0)[:, None], EMPTY))
 
 
-def found(model: Transformer, x: Tensor, index: Index, state=None) -> list[Tensor]:
-    """Outputs at tokens, and all gradients."""
+def outputs_and_gradients(model: Transformer, x: Tensor, index: Index, state=None) -> list[Tensor]:
+    """Return the outputs of non-empty slots and all gradients."""
     x = x.detach().requires_grad_()
     y, _ = model(x, index, state)
     filled = y[index.episode != EMPTY]
@@ -62,36 +62,36 @@ def found(model: Transformer, x: Tensor, index: Index, state=None) -> list[Tenso
     return [filled.detach(), *torch.autograd.grad((filled * numbers(*filled.shape, seed=1)).sum(), weights)]
 
 
-def by_sums_and_by_pairs(model: Transformer, chunks, index: Index, state=None) -> None:
+def compare_chunked_with_pairs(model: Transformer, chunks, index: Index, state=None) -> None:
     x, both = numbers(*index.shape, model.spec.width), []
     for few in (0, 2**40):
         chunks(few)
         key = index if state is None else state.index.concatenate(index)
         assert is_one_stretch(model.relation(index, key)) == (few == 0)
-        both.append(found(model, x, index, state))
+        both.append(outputs_and_gradients(model, x, index, state))
     for one, other in zip(*both, strict=True):
         agree(one, other)
 
 
 @each(SPECS | ENCODERS)
-def test_sums_give_what_pairs_give(spec, chunks):
-    by_sums_and_by_pairs(fresh(spec).double(), chunks, padded())
+def test_chunked_equals_pairs(spec, chunks):
+    compare_chunked_with_pairs(fresh(spec).double(), chunks, padded_index())
 
 
-@each(REMEMBERING)
+@each(WITH_MEMORY)
 @pytest.mark.parametrize("before", [2, 9])
-def test_sums_over_memory(spec, before, chunks):
-    """Of a state that is half empty, and of one that is full."""
+def test_chunked_equals_pairs_with_memory(spec, before, chunks):
+    """The state is half empty or full."""
     model = fresh(spec).double()
     _, state = model(numbers(2, before, spec.width, seed=2), Index.range(2, before))
-    by_sums_and_by_pairs(model, chunks, Index.range(2, LENGTH, start=before), state)
+    compare_chunked_with_pairs(model, chunks, Index.range(2, LENGTH, start=before), state)
 
 
 @each(SPECS | ENCODERS)
 @pytest.mark.parametrize("scale", [1.0, 30.0])
-def test_sums_in_float32(spec, scale, chunks):
-    """Large queries and keys, too: exponents far beyond what float32 holds."""
-    model, index = fresh(spec), padded()
+def test_chunked_float32_is_accurate(spec, scale, chunks):
+    """Large queries and keys, with exponents beyond the range of float32, are accurate, too."""
+    model, index = fresh(spec), padded_index()
     with torch.no_grad():
         for block in model.blocks:
             block.attention.qkv.weight[: 2 * spec.width] *= scale
@@ -106,7 +106,7 @@ def test_sums_in_float32(spec, scale, chunks):
 
 
 @each(SPECS)
-def test_sums_know_nothing_of_what_is_ahead(spec, chunks):
+def test_chunked_form_is_causal(spec, chunks):
     chunks(0)
     model, trials = fresh(spec), 40
     index, moment = Index.range(trials, LENGTH), torch.arange(trials) % LENGTH
@@ -120,18 +120,19 @@ def test_sums_know_nothing_of_what_is_ahead(spec, chunks):
 
 
 @each(SPECS | ENCODERS)
-def test_empty_slots_add_nothing_to_sums(spec, chunks):
+def test_empty_slots_have_no_effect(spec, chunks):
     chunks(0)
-    model, index = fresh(spec).double(), padded()
+    model, index = fresh(spec).double(), padded_index()
     empty = (index.episode == EMPTY)[..., None]
     x = numbers(*index.shape, spec.width)
     noisy = torch.where(empty, 1e4 * numbers(*x.shape, seed=4), x)
-    for one, other in zip(found(model, x, index), found(model, noisy, index), strict=True):
+    results = (outputs_and_gradients(model, tokens, index) for tokens in (x, noisy))
+    for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_who_sees_nothing_gets_nothing(causal, chunks):
+def test_queries_without_keys_output_0(causal, chunks):
     spec = replace(SMALL, kernel=Performer(6), causal=causal)
     nothing = Index.empty(2, LENGTH)
     chunks(0)
@@ -152,7 +153,7 @@ def test_who_sees_nothing_gets_nothing(causal, chunks):
     ],
     ids=["window", "two episodes", "gaps"],
 )
-def test_what_is_no_stretch_is_read_by_pairs(pattern, index, chunks):
+def test_irregular_layout_is_computed_by_pairs(pattern, index, chunks):
     chunks(0)
     assert not is_one_stretch(Relation(index, index, pattern, True, torch.float32))
 
@@ -161,7 +162,7 @@ LONG = 512
 
 
 @each(SPECS | ENCODERS)
-def test_no_tensor_is_as_large_as_all_pairs(spec):
+def test_memory_is_below_quadratic(spec):
     spec = replace(spec, kernel=replace(spec.kernel, features=8), heads=1, layers=1)
     model, x = fresh(spec), numbers(1, LONG, spec.width, dtype=torch.float32)
     with Largest() as largest:
@@ -174,7 +175,7 @@ def test_no_tensor_is_as_large_as_all_pairs(spec):
 
 
 @each(SPECS)
-def test_what_is_kept_while_acting_does_not_grow(spec):
+def test_cache_size_is_constant_over_an_episode(spec):
     model, x = fresh(spec), numbers(2, LENGTH, spec.width, dtype=torch.float32)
     sizes = []
     for capacity in (1, 1000):
@@ -185,17 +186,17 @@ def test_what_is_kept_while_acting_does_not_grow(spec):
 
 
 @each(SPECS)
-def test_a_long_episode_is_acted_as_it_is_learned(spec):
-    """In float32, long after the first tokens are forgotten."""
+def test_acting_equals_learning_over_a_long_episode(spec):
+    """Float32 is accurate long after the gates have decayed the first tokens."""
     model, length = fresh(replace(spec, layers=1)), 300
     run = World(numbers(1, length, spec.width, dtype=torch.float32), Index.range(1, length), None)
     acted, _ = act(model, run, model.cache(model.initial_state(1), 1))
     torch.testing.assert_close(acted, model(run.x, run.index)[0], rtol=0, atol=1e-4)
 
 
-@each(REMEMBERING)
-def test_the_last_episode_of_a_state_is_remembered(spec):
-    """Of two in it, with an empty slot behind."""
+@each(WITH_MEMORY)
+def test_cache_continues_the_last_episode_of_a_state(spec):
+    """The state holds two episodes and ends with an empty slot."""
     model = fresh(spec).double()
     index = Index(torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]), torch.tensor([[0, 0, 0, 1, 1, 1, EMPTY, 1]]))
     index = Index(torch.where(index.episode == EMPTY, 0, index.position), index.episode)
@@ -213,7 +214,7 @@ VECTORS = (torch.tensor([1.0, 0.4, 0.3, 0.8]), torch.tensor([-0.5, 1.0, 0.2, -0.
 
 
 def estimates(q: Tensor, k: Tensor, projections: Tensor) -> Tensor:
-    """phi(q) . phi(k) for many draws (N, M, D) of P: (N,)."""
+    """Return phi(q) . phi(k) for N draws (N, M, D) of the projection: (N,)."""
     module = Performer(DRAWS * ROWS).build(SIZE, 1).double()
     module.projection.copy_(projections.flatten(0, 1))
     a = q / SIZE**0.25
@@ -224,13 +225,13 @@ def estimates(q: Tensor, k: Tensor, projections: Tensor) -> Tensor:
 
 
 def deviations(projections: Tensor) -> list[float]:
-    """How many standard errors the mean estimate is from exp(q . k / sqrt(D)), for some q and k."""
-    found = []
+    """Return the error of the mean estimate of exp(q . k / sqrt(D)), in standard errors, for some q and k."""
+    results = []
     for q, k in [(VECTORS[0], VECTORS[0]), VECTORS, (VECTORS[1], VECTORS[1])]:
         q, k = q.double(), k.double()
         some = estimates(q, k, projections) - (q @ k / SIZE**0.5).exp()
-        found.append(abs(float(some.mean() / some.std() * DRAWS**0.5)))
-    return found
+        results.append(abs(float(some.mean() / some.std() * DRAWS**0.5)))
+    return results
 
 
 def test_the_estimate_of_softmax_is_unbiased():
@@ -238,7 +239,7 @@ def test_the_estimate_of_softmax_is_unbiased():
     assert max(deviations(rows.double().view(DRAWS, ROWS, SIZE))) < 4
 
 
-def test_without_signs_it_would_be_biased():
+def test_estimate_without_random_signs_is_biased():
     generator = torch.Generator().manual_seed(0)
     normal = torch.randn(DRAWS * ROWS // SIZE, SIZE, SIZE, generator=generator, dtype=torch.float64)
     lengths = torch.randn(DRAWS, ROWS, SIZE, generator=generator, dtype=torch.float64).norm(dim=2)
@@ -262,15 +263,15 @@ def test_lengths_of_rows_are_those_of_normal_vectors():
 
 
 @pytest.mark.parametrize(("size", "features"), [(1, 1), (2, 2), (8, 16), (64, 256)])
-def test_the_number_of_features_is_near_d_log_d(size, features):
+def test_default_number_of_features_is_near_d_log_d(size, features):
     assert Performer().build(2 * size, 2).projection.shape == (features, size)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scale", [1.0, 1e2, 1e4])
 @pytest.mark.parametrize("few", [0, 2**40], ids=["sums", "pairs"])
-def test_no_query_or_key_is_too_large(dtype, scale, few, chunks):
-    """Averages of values stay between them, gradients finite; and all three ways agree."""
+def test_large_queries_and_keys_are_stable(dtype, scale, few, chunks):
+    """Outputs stay within the range of values, gradients are finite, and acting equals learning."""
     chunks(few)
     module = Performer().build(16, 2)
     q, k, v = ((scale * numbers(1, 2, LENGTH, 8, seed=n)).to(dtype).requires_grad_() for n in range(3))
@@ -290,7 +291,7 @@ def test_no_query_or_key_is_too_large(dtype, scale, few, chunks):
 
 
 def drawn(spec: Performer, updates: int) -> list[Tensor]:
-    """The projection at first and after each update."""
+    """Return the initial projection and the one after each update."""
     module = spec.build(8, 2)
     projections = [module.projection.clone()]
     for _ in range(updates):
@@ -299,15 +300,15 @@ def drawn(spec: Performer, updates: int) -> list[Tensor]:
     return projections
 
 
-def test_the_projection_is_drawn_anew_when_it_is_time():
-    found = drawn(Performer(6, redraw=3), 7)
-    changed = [not torch.equal(a, b) for a, b in pairwise(found)]
+def test_projection_is_redrawn_at_the_interval():
+    results = drawn(Performer(6, redraw=3), 7)
+    changed = [not torch.equal(a, b) for a, b in pairwise(results)]
     assert changed == [False, False, True, False, False, True, False]
-    assert not torch.equal(found[3], found[6])
-    assert all(torch.equal(one, found[0]) for one in drawn(Performer(6), 7)[:3])
+    assert not torch.equal(results[3], results[6])
+    assert all(torch.equal(one, results[0]) for one in drawn(Performer(6), 7)[:3])
 
 
-def test_draws_go_on_after_a_resume():
+def test_redraws_continue_after_resume():
     spec = Performer(6, redraw=3)
     whole, saved = drawn(spec, 9), spec.build(8, 2)
     for _ in range(4):
@@ -321,7 +322,7 @@ def test_draws_go_on_after_a_resume():
 
 
 @pytest.mark.parametrize(("kernel", "name"), [(Performer(6), "projection"), (RFA(6), "waves")])
-def test_a_seed_says_what_is_drawn_and_layers_differ(kernel, name):
+def test_seed_determines_draws_and_layers_differ(kernel, name):
     def drawn(seed: int) -> list[Tensor]:
         model = replace(SMALL, kernel=replace(kernel, seed=seed)).build()
         return [getattr(block.attention.kernel, name) for block in model.blocks]
@@ -337,19 +338,19 @@ def test_a_seed_says_what_is_drawn_and_layers_differ(kernel, name):
 def test_waves_estimate_the_gaussian_kernel():
     module = RFA(100_000, sigma=0.7).build(4, 1).double()
     q, k = numbers(1, 1, 5, 4), numbers(1, 1, 5, 4, seed=1)
-    found = module.asking(q) @ module.heard(k).features.mT
+    results = module.asking(q) @ module.heard(k).features.mT
     a, b = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
     expected = (-(a[..., :, None, :] - b[..., None, :, :]).square().sum(-1) / (2 * 0.7**2)).exp()
-    torch.testing.assert_close(found, expected, rtol=0, atol=5 / 100_000**0.5)
+    torch.testing.assert_close(results, expected, rtol=0, atol=5 / 100_000**0.5)
 
 
-def test_quotients_are_exact_above_the_noise_and_continuous_below():
-    """One key and 16 draws: denominators of at least 1 / 2 in size divide."""
+def test_quotient_is_exact_above_noise_and_continuous_below():
+    """With one key and 16 draws, the noise threshold of the denominator is 1 / 2."""
     module = RFA(16).build(4, 1)
     denominator = torch.tensor([0.75, -0.75, 0.5, -0.5, 0.25, -0.25, 1e-9, -1e-9, 0.0])
-    found = torch.stack([torch.full_like(denominator, 3.0), denominator, torch.ones(9)], dim=-1)
+    results = torch.stack([torch.full_like(denominator, 3.0), denominator, torch.ones(9)], dim=-1)
     expected = torch.tensor([4.0, -4.0, 6.0, -6.0, 3.0, -3.0, 0.0, 0.0, 0.0])
-    torch.testing.assert_close(module.quotient(found)[:, 0], expected, rtol=0, atol=1e-7)
+    torch.testing.assert_close(module.quotient(results)[:, 0], expected, rtol=0, atol=1e-7)
     assert (module.quotient(torch.zeros(1, 3)) == 0).all()
 
 
@@ -358,7 +359,7 @@ def test_quotients_are_exact_above_the_noise_and_continuous_below():
 @given(drawn=segmented(), sigma=st.floats(0.25, 2.0), width=st.sampled_from([8, 64]), seed=st.integers(0, 99))
 @settings(max_examples=15)
 def test_acting_equals_learning_for_any_sigma(gate, features, drawn, sigma, width, seed):
-    """In float32, to 1e-5: a small sigma gives sums that cancel."""
+    """Outputs agree to 1e-5 in float32, although sums cancel for small sigma."""
     index, lengths = drawn
     kernel = RFA(features, sigma=sigma, gate=gate, gate_bias=1.0)
     spec = TransformerSpec(width=width, heads=2, layers=2, feed_forward=12, kernel=kernel)
@@ -374,25 +375,25 @@ def test_acting_equals_learning_for_any_sigma(gate, features, drawn, sigma, widt
 
 @pytest.mark.parametrize("gate", [False, True], ids=["plain", "gated"])
 def test_rounding_of_inputs_is_not_amplified_by_the_length(gate):
-    """Queries, keys and values that differ by a rounding of float32, over hundreds of tokens."""
+    """Inputs that differ by float32 rounding give close outputs over hundreds of tokens."""
     module = RFA(16, sigma=0.25, gate=gate).build(16, 1).double()
     length = 400
     index = Index.range(1, length)
     relation = Relation(index, index, Full(), True, torch.float64)
-    found = []
+    results = []
     for rounding in (0.0, 6e-8):
         q, k, v = (
             numbers(1, 1, length, 16, seed=n) * (1 + rounding * numbers(1, 1, length, 16, seed=n + 9))
             for n in range(3)
         )
         k = torch.cat([k, numbers(1, 1, length, 1, seed=3)], dim=-1) if gate else k
-        asking, keys = module.meet(q, k, relation)
-        found.append(module(asking, keys, v, None, relation, 0.0))
-    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-5)
+        features, keys = module.meet(q, k, relation)
+        results.append(module(features, keys, v, None, relation, 0.0))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
 
 
-def test_sums_by_episode_and_position():
-    """Slots turned as in a ring, two episodes mixed, one slot empty and full of noise."""
+def test_cumulative_sums_by_episode_and_position():
+    """Slots are rotated as in a ring buffer, episodes are mixed, and one empty slot contains noise."""
     position = torch.tensor([[3, 0, 4, 9, 1, 2, 5]])
     episode = torch.tensor([[0, 1, 0, EMPTY, 1, 0, 0]])
     x = numbers(1, 2, 7)
@@ -404,8 +405,8 @@ def test_sums_by_episode_and_position():
 
 
 @pytest.mark.parametrize("few", [0, 2**40], ids=["sums", "pairs"])
-def test_gates_over_thousands_of_tokens_in_float32(few, chunks, monkeypatch):
-    """Logarithms add up to thousands, whose rounding in float32 would be seen."""
+def test_gates_are_accurate_over_thousands_of_tokens_in_float32(few, chunks, monkeypatch):
+    """Sums of log gates reach thousands, where plain float32 rounding would be visible."""
     chunks(few)
     monkeypatch.setattr(linear_attention, "CHUNK", 128)
     module = RFA(16, sigma=2.0, gate=True).build(8, 1).double()
@@ -413,17 +414,17 @@ def test_gates_over_thousands_of_tokens_in_float32(few, chunks, monkeypatch):
     q, k, v = (numbers(1, 1, length, 8, seed=n) for n in range(3))
     q, index = q[:, :, -queries:], Index.range(1, length)
     k = torch.cat([k, numbers(1, 1, length, 1, seed=3)], dim=-1)
-    found = []
+    results = []
     for dtype in (torch.float64, torch.float32):
         relation = Relation(index.last(queries), index, Full(), True, dtype)
-        asking, keys = module.to(dtype).meet(q.to(dtype), k.to(dtype), relation)
-        found.append(module(asking, keys, v.to(dtype), None, relation, 0.0).double())
-    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-5)
+        features, keys = module.to(dtype).meet(q.to(dtype), k.to(dtype), relation)
+        results.append(module(features, keys, v.to(dtype), None, relation, 0.0).double())
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("gate_bias", [-40.0, 40.0])
-def test_gates_that_are_shut_or_open(gate_bias):
-    """All is kept and nothing added, or the other way round; neither is nan."""
+def test_saturated_gates_are_finite(gate_bias):
+    """Saturated gates keep everything or nothing, without NaN."""
     model = replace(SMALL, kernel=RFA(32, sigma=2.0, gate=True, gate_bias=gate_bias)).build()
     x = numbers(2, LENGTH, SMALL.width, dtype=torch.float32).requires_grad_()
     y, _ = model(x, Index.range(2, LENGTH))
@@ -442,6 +443,6 @@ def test_gates_that_are_shut_or_open(gate_bias):
         ({"kernel": RFA(gate=True), "cross_attention": True}, r"RFA\(.*gate=True.*\) .*cross_attention=True"),
     ],
 )
-def test_gates_need_one_line_of_time(options, message):
+def test_gated_rfa_requires_causal_self_attention(options, message):
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **options)

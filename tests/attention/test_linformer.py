@@ -1,4 +1,4 @@
-"""Linformer: what is projected, who shares, and how the causal form sees blocks."""
+"""Tests of Linformer: projections, parameter sharing and the causal block form."""
 
 import math
 import re
@@ -30,19 +30,19 @@ def kernel(spec: Linformer) -> LinformerAverage:
 
 
 def tensors(index: Index) -> list[Tensor]:
-    """Queries, keys and values."""
+    """Return random queries, keys and values."""
     return [numbers(index.shape[0], HEADS, index.shape[1], SIZE, seed=seed) for seed in range(3)]
 
 
-def within(index: Index, causal: bool = True) -> Relation:
+def self_relation(index: Index, causal: bool = True) -> Relation:
     return Relation(index, index, Full(), causal, torch.float64)
 
 
-# The causal form, as its docstring says it.
+# The causal form against a reference loop.
 
 
 def summaries(module: LinformerAverage, x: Tensor, head: int, keys: bool) -> list[Tensor]:
-    """Of the n tokens x (n, D) of a block, by loops."""
+    """Compute the summaries of the n tokens x (n, D) of a block by loops."""
     spec, projection = module.spec, module.of_keys if keys else module.of_values
     piece = spec.length // spec.k
     parts = [range(r * piece, (r + 1) * piece) for r in range(spec.k)]
@@ -56,20 +56,22 @@ def summaries(module: LinformerAverage, x: Tensor, head: int, keys: bool) -> lis
     return [sum(weight[:, :, t - part.start] @ x[t] for t in part) for part in parts]
 
 
-def slow(module: LinformerAverage, q: Tensor, k: Tensor, v: Tensor, index: Index, pattern) -> Tensor:
-    """One query at a time; 0 at empty slots."""
-    places = [
+def reference(module: LinformerAverage, q: Tensor, k: Tensor, v: Tensor, index: Index, pattern) -> Tensor:
+    """Compute causal Linformer one query at a time; 0 at empty slots."""
+    tokens_of_row = [
         list(zip(index.episode[b].tolist(), index.position[b].tolist(), strict=True)) for b in range(len(q))
     ]
     y, size = torch.zeros_like(q), module.spec.length
     for b, h, i in ((b, h, i) for b in range(len(q)) for h in range(HEADS) for i in range(q.shape[2])):
-        episode, here = places[b][i]
+        episode, here = tokens_of_row[b][i]
         if episode == EMPTY:
             continue
         seen = {
-            there: slot
-            for slot, (other, there) in enumerate(places[b])
-            if other == episode and there <= here and pattern.allows(torch.tensor(here), torch.tensor(there))
+            key_position: slot
+            for slot, (other, key_position) in enumerate(tokens_of_row[b])
+            if other == episode
+            and key_position <= here
+            and pattern.allows(torch.tensor(here), torch.tensor(key_position))
         }
         keys, values = [], []
         for start in range(0, here + 1, size):
@@ -88,20 +90,20 @@ def slow(module: LinformerAverage, q: Tensor, k: Tensor, v: Tensor, index: Index
 @pytest.mark.parametrize("pattern", [Full(), Window(7), Strided(3)], ids=repr)
 @given(moves=st.lists(st.lists(st.sampled_from(ANYWHERE), min_size=12, max_size=12), min_size=2, max_size=2))
 @settings(max_examples=3)
-def test_whole_blocks_before_ones_own_are_seen_through_summaries(method, pattern, moves):
+def test_causal_form_equals_reference_loop(method, pattern, moves):
     index = index_of(moves)
     module = kernel(Linformer(4, 2, method, "head" if method == "learned" else "none"))
     q, k, v = tensors(index)
-    found = module(q, k, v, None, replace(within(index), pattern=pattern), 0.0)
+    results = module(q, k, v, None, replace(self_relation(index), pattern=pattern), 0.0)
     filled = (index.episode != EMPTY)[:, None, :, None]
-    close(torch.where(filled, found, 0.0), slow(module, q, k, v, index, pattern), 1e-10)
+    close(torch.where(filled, results, 0.0), reference(module, q, k, v, index, pattern), 1e-10)
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("start", "length"), [(0, 16), (8, 18), (0, 11)])
-def test_block_by_block_or_one_by_one_is_the_same(method, start, length, monkeypatch):
+def test_blockwise_path_equals_general_path(method, start, length, monkeypatch):
     module, index = kernel(Linformer(4, 2, method)), Index.range(2, length, start)
-    relation, found = within(index), []
+    relation, results = self_relation(index), []
     assert in_blocks_from_the_start(relation, 4)
     for once in (False, True):
         if once:
@@ -109,8 +111,8 @@ def test_block_by_block_or_one_by_one_is_the_same(method, start, length, monkeyp
         inputs = [x.requires_grad_() for x in tensors(index)]
         y = module(*inputs, None, relation, 0.0)
         wanted = [*inputs, *module.parameters()]
-        found.append((y, *torch.autograd.grad((y * numbers(*y.shape, seed=4)).sum(), wanted)))
-    for fast, dense in zip(*found, strict=True):
+        results.append((y, *torch.autograd.grad((y * numbers(*y.shape, seed=4)).sum(), wanted)))
+    for fast, dense in zip(*results, strict=True):
         close(fast, dense, 1e-10)
 
 
@@ -123,39 +125,39 @@ PADDED = Index(torch.arange(-3, 9)[None], torch.tensor([[EMPTY] * 3 + [0] * 9]))
     [EPISODES, PADDED, Index.range(1, 12, start=2), Index.range(1, 8)],
     ids=["two", "padded", "cut", "few"],
 )
-def test_other_rows_go_one_by_one(index):
-    assert not in_blocks_from_the_start(within(index), 4)
+def test_irregular_rows_use_the_general_path(index):
+    assert not in_blocks_from_the_start(self_relation(index), 4)
 
 
-# Both ways.
+# Encoders.
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_positions_that_no_token_has_change_nothing(method):
-    """The same E in front, whatever there is behind."""
+def test_unused_positions_have_no_effect(method):
+    """A longer projection with the same first rows gives the same result."""
     short, long = (
         kernel(Linformer(6, 3, method)),
         kernel(Linformer(24, 12 if method != "learned" else 3, method)),
     )
     for one, other in zip(short.parameters(), long.parameters(), strict=True):
         put(other[:, :6] if method == "learned" else other, one)
-    inputs, relation = tensors(Index.range(2, 5)), within(Index.range(2, 5), causal=False)
+    inputs, relation = tensors(Index.range(2, 5)), self_relation(Index.range(2, 5), causal=False)
     close(long(*inputs, None, relation, 0.0), short(*inputs, None, relation, 0.0), 1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_episodes_of_a_row_are_projected_by_themselves(method):
+def test_episodes_of_a_row_are_projected_separately(method):
     module, (q, k, v) = kernel(Linformer(8, 4, method)), tensors(EPISODES)
-    together = module(q, k, v, None, within(EPISODES, causal=False), 0.0)
+    together = module(q, k, v, None, self_relation(EPISODES, causal=False), 0.0)
     for some in (slice(0, 3), slice(3, 9)):
         apart = module(
-            *(x[:, :, some] for x in (q, k, v)), None, within(EPISODES.at(some), causal=False), 0.0
+            *(x[:, :, some] for x in (q, k, v)), None, self_relation(EPISODES.at(some), causal=False), 0.0
         )
         close(together[:, :, some], apart, 1e-12)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_sequence_longer_than_e_is_refused_both_ways_alone(causal):
+def test_encoder_rejects_sequences_longer_than_length(causal):
     spec = replace(DEFAULT, kernel=Linformer(5, 2), causal=causal)
     model, x = fresh(spec), numbers(1, 6, spec.width, dtype=torch.float32)
     model(x[:, :5], Index.range(1, 5))
@@ -169,7 +171,7 @@ def test_a_sequence_longer_than_e_is_refused_both_ways_alone(causal):
 
 
 @pytest.mark.parametrize(("method", "k"), [("learned", 4), ("convolution", 64), ("mean", 64), ("max", 64)])
-def test_no_tensor_is_as_large_as_all_pairs(method, k):
+def test_memory_is_below_quadratic(method, k):
     length = 512
     spec = replace(DEFAULT, layers=1, heads=1, causal=False, kernel=Linformer(length, k, method))
     model, x = fresh(spec), numbers(1, length, spec.width, dtype=torch.float32)
@@ -178,14 +180,14 @@ def test_no_tensor_is_as_large_as_all_pairs(method, k):
     assert length * spec.width <= largest.size < length**2 / 3
 
 
-# What shares a projection.
+# Parameter sharing.
 
 
 @pytest.mark.parametrize("method", ["learned", "convolution"])
 @pytest.mark.parametrize(
     ("sharing", "matrices"), [("none", 3 * 2 * HEADS), ("head", 3 * 2), ("key-value", 3), ("layer", 1)]
 )
-def test_how_many_projections_there_are(method, sharing, matrices):
+def test_number_of_projections(method, sharing, matrices):
     spec = replace(DEFAULT, layers=3, heads=HEADS, kernel=Linformer(4, 2, method, sharing))
     with_k, without = (
         sum(parameter.numel() for parameter in replace(spec, kernel=one).build().parameters())
@@ -195,7 +197,7 @@ def test_how_many_projections_there_are(method, sharing, matrices):
     assert with_k - without == matrices * (4 * 2 if method == "learned" else size * size * 2)
 
 
-def test_layers_that_share_learn_together():
+def test_shared_projection_is_one_parameter():
     model = fresh(replace(DEFAULT, kernel=Linformer(2, 1, sharing="layer")))
     index = Index.range(1, 6)
     model(numbers(1, 6, 8, dtype=torch.float32), index)[0].sum().backward()
@@ -204,19 +206,19 @@ def test_layers_that_share_learn_together():
     assert first.of_keys.weight.grad.abs().min() > 0
 
 
-def test_a_number_for_each_layer():
+def test_number_of_summaries_per_layer():
     model = replace(DEFAULT, kernel=Linformer(4, (3, 1))).build()
     assert [block.attention.kernel.of_keys.weight.shape[2] for block in model.blocks] == [3, 1]
 
 
-# For people to look at.
+# Inspection and dropout.
 
 
 @pytest.mark.parametrize("method", ["convolution", "mean", "max"])
-def test_the_weight_of_a_summary_is_shared_evenly(method):
+def test_summary_weight_is_split_evenly(method):
     index = Index.range(1, 8)
     q, k, _ = tensors(index)
-    weights = kernel(Linformer(8, 2, method)).look(q, k, None, within(index, causal=False), 0.0)
+    weights = kernel(Linformer(8, 2, method)).look(q, k, None, self_relation(index, causal=False), 0.0)
     close(weights.sum(-1), torch.ones(1, HEADS, 8, dtype=torch.float64))
     pieces = weights.unflatten(-1, (2, 4))
     close(pieces, pieces[..., :1].expand_as(pieces), 1e-12)
@@ -225,14 +227,14 @@ def test_the_weight_of_a_summary_is_shared_evenly(method):
 def test_dropout_drops_summaries():
     index = Index.range(1, 8)
     q, k, _ = tensors(index)
-    module, relation = kernel(Linformer(8, 4, "mean")), within(index, causal=False)
+    module, relation = kernel(Linformer(8, 4, "mean")), self_relation(index, causal=False)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         dropped = module.look(q, k, None, relation, 0.5) / module.look(q, k, None, relation, 0.0)
     assert set(dropped.round(decimals=9).unique().tolist()) == {0.0, 2.0}
 
 
-# What is refused.
+# Invalid options.
 
 
 @pytest.mark.parametrize(
@@ -260,11 +262,11 @@ def test_dropout_drops_summaries():
         ),
     ],
 )
-def test_what_cannot_be(make, message):
+def test_invalid_options_raise(make, message):
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         make()
 
 
-def test_numbers_of_layers_survive_json():
+def test_k_per_layer_json_round_trips():
     spec = TransformerSpec(kernel=Linformer(8, (2, 4)))
     assert TransformerSpec.from_json(spec.to_json()) == spec

@@ -1,4 +1,4 @@
-"""XL memory against a list of the last tokens."""
+"""Tests of XL memory against a list of the last tokens."""
 
 import torch
 from hypothesis import given, settings
@@ -18,14 +18,17 @@ def test_xl_keeps_the_last_tokens_oldest_first(drawn, length, start):
     batch, total = index.shape
     hidden = numbers(LAYERS, batch, total, WIDTH)
     state = State.empty(LAYERS, batch, start, hidden, WIDTH)
-    nothing = (torch.zeros(LAYERS, batch, WIDTH, dtype=hidden.dtype), EMPTY)
-    kept, read = [nothing] * start, 0
-    for many in lengths:
-        now = slice(read, read + many)
-        part = Index(index.position[:, now], index.episode[:, now])
-        state = XL(length)(state, hidden[:, :, now], part)
-        kept += [(hidden[:, :, t], index.episode[:, t]) for t in range(read, read + many)]
-        read += many
+    empty_slot = (torch.zeros(LAYERS, batch, WIDTH, dtype=hidden.dtype), EMPTY)
+    kept, start_of_segment = [empty_slot] * start, 0
+    for length_of_segment in lengths:
+        segment = slice(start_of_segment, start_of_segment + length_of_segment)
+        part = Index(index.position[:, segment], index.episode[:, segment])
+        state = XL(length)(state, hidden[:, :, segment], part)
+        kept += [
+            (hidden[:, :, t], index.episode[:, t])
+            for t in range(start_of_segment, start_of_segment + length_of_segment)
+        ]
+        start_of_segment += length_of_segment
     for slot, (token, episode) in enumerate(kept[-length:]):
         assert torch.equal(state.hidden[:, :, slot], token)
         assert (state.index.episode[:, slot] == episode).all()

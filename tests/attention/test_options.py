@@ -1,4 +1,4 @@
-"""Every option of every technique says what it was given, if that is nothing it can be."""
+"""Every option of every technique rejects invalid values with an error that names the value."""
 
 import math
 from dataclasses import fields
@@ -43,7 +43,7 @@ STRANGE = ["3", "false", None, True, 2.5, math.nan, math.inf, [1], (1,), [[1]], 
 
 
 def allowed(kind: Any) -> set[type]:
-    """What a value of an option may be: a whole number stands for a number, a list for a tuple."""
+    """Return the accepted types of an option: an int is accepted as a float, a list as a tuple."""
     if get_origin(kind) is Literal:
         return {str}
     if parts := get_args(kind):
@@ -52,7 +52,7 @@ def allowed(kind: Any) -> set[type]:
     return {kind} | ({int} if kind is float else {list} if kind is tuple else set())
 
 
-def test_what_an_option_may_be_is_read_off_its_type():
+def test_allowed_types_come_from_annotations():
     kinds = {kind for _, technique, name in OPTIONS for kind in allowed(hint(technique, name))}
     assert kinds == {bool, int, float, str, tuple, list, NoneType}
 
@@ -64,33 +64,33 @@ def hint(technique: type, name: str) -> Any:
 def refusal(axis: str, technique: type, name: str, value: Any) -> str:
     with pytest.raises((TypeError, ValueError)) as error:
         technique(**{name: value})
-    with pytest.raises(ValueError) as read:  # noqa: PT011, the text is looked at by who asks
+    with pytest.raises(ValueError) as read:  # noqa: PT011, the caller checks the message
         technique_from_json(axis, {"name": technique.__name__, name: value})
     assert str(error.value) in str(read.value)
     return str(error.value)
 
 
 @pytest.mark.parametrize(("axis", "technique", "name"), OPTIONS)
-def test_a_value_of_another_type_is_told_with_the_option(axis, technique, name):
+def test_values_of_wrong_type_raise(axis, technique, name):
     for value in STRANGE:
         if type(value) not in allowed(hint(technique, name)):
-            told = refusal(axis, technique, name, value)
-            assert name in told
-            assert repr(value) in told
+            message = refusal(axis, technique, name, value)
+            assert name in message
+            assert repr(value) in message
 
 
 @pytest.mark.parametrize(("axis", "technique", "name"), OPTIONS)
-def test_no_number_is_larger_than_can_be_computed(axis, technique, name):
+def test_too_large_numbers_raise(axis, technique, name):
     kinds = allowed(hint(technique, name))
     if {int, float} & kinds:
         for value in [10**400, -(10**400), *([] if float in kinds else [10**30])]:
-            told = refusal(axis, technique, name, value)
-            assert name in told
-            assert str(value) in told
+            message = refusal(axis, technique, name, value)
+            assert name in message
+            assert str(value) in message
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Window(MOST + 2), f"Window size must be at most {MOST + 1}, got {MOST + 2}"),
         (lambda: BigBird(seed=2**63), f"BigBird seed must be at most {MOST_SEED}, got {2**63}"),
@@ -106,8 +106,8 @@ def test_no_number_is_larger_than_can_be_computed(axis, technique, name):
         (lambda: TransformerSpec(dropout="0.1"), "dropout must be a number, got '0.1'"),
     ],
 )
-def test_what_is_out_of_range_is_told_with_the_range(make, told):
-    with pytest.raises((TypeError, ValueError), match=told):
+def test_values_out_of_range_raise(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         make()
 
 
@@ -129,18 +129,18 @@ LARGE = [
 
 
 @pytest.mark.parametrize("pattern", LARGE, ids=repr)
-def test_the_largest_sizes_can_be_computed(pattern):
+def test_largest_sizes_do_not_overflow(pattern):
     i = torch.arange(100)
     for layer in range(2):
         for rule in pattern.for_layer(layer).for_heads(2):
-            seen = i[rule.allows(i[:, None], i).expand(100, 100).any(0)]
-            kept = rule.keys(i, i)
-            assert torch.isin(seen, kept).all()
+            visible = i[rule.allows(i[:, None], i).expand(100, 100).any(0)]
+            candidates = rule.keys(i, i)
+            assert torch.isin(visible, candidates).all()
             assert rule.group(i).shape == i.shape
 
 
 @pytest.mark.parametrize("kernel", [LSH, Routing, RFA, Performer])
-def test_the_largest_seed_can_be_drawn_from(kernel):
+def test_largest_seed_is_accepted(kernel):
     spec = TransformerSpec(width=8, heads=2, kernel=kernel(seed=MOST_SEED))
     y, _ = spec.build()(torch.ones(1, 3, 8), Index.range(1, 3))
     assert y.isfinite().all()

@@ -1,4 +1,4 @@
-"""Any two techniques of different axes make a working transformer, or are refused in one sentence."""
+"""Any two techniques of different axes give a working transformer or a one-line error."""
 
 from dataclasses import replace
 from functools import cache
@@ -30,7 +30,7 @@ Choice = dict[str, Any]
 """Axis -> technique."""
 
 SMALL = replace(DEFAULT, layers=3)
-"""More than one: layers may be shared, computed back, or look at other tokens."""
+"""Spec with several layers, because layers may be shared, inverted or have different patterns."""
 RUN = index_of([[ON, ON, END, ON, GAP, ON, ON, ON, ON, ON], [RESET, ON, ON, ON, ON, END, ON, ON, ON, RESET]])
 """Rows of two episodes, with empty slots inside and around them."""
 HALF = 5
@@ -38,24 +38,24 @@ UPDATES = 2
 
 
 def choices(axis: str, causal: bool) -> dict[str, Any]:
-    """Name -> technique with short settings, None where that is a choice."""
+    """Return name -> technique with short settings; includes None if the axis accepts it."""
     short = SHORT if causal else SHORT | {"Linformer": LINFORMER}
     named = {name: short.get(name) or technique() for name, technique in TECHNIQUES[axis].items()}
     return ({"None": None} if axis in OPTIONAL else {}) | named
 
 
 def pairs(causal: bool) -> dict[str, Choice]:
-    """All pairs, by name."""
-    found = {}
+    """Return all pairs of techniques by name."""
+    results = {}
     for axes in combinations(TECHNIQUES, 2):
         for two in product(*(choices(axis, causal).items() for axis in axes)):
             name = ", ".join(f"{axis} {name}" for axis, (name, _) in zip(axes, two, strict=True))
-            found[name] = {axis: technique for axis, (_, technique) in zip(axes, two, strict=True)}
-    return found
+            results[name] = {axis: technique for axis, (_, technique) in zip(axes, two, strict=True)}
+    return results
 
 
 def refusal(choice: Choice, causal: bool) -> str | None:
-    """The sentence with which a choice is refused; None if it is not."""
+    """Return the error message for a pair; None if it is compatible."""
     try:
         replace(SMALL, causal=causal, **choice)
     except ValueError as error:
@@ -64,39 +64,39 @@ def refusal(choice: Choice, causal: bool) -> str | None:
 
 
 def each(causal: bool) -> pytest.MarkDecorator:
-    given = pairs(causal)
-    return pytest.mark.parametrize("choice", given.values(), ids=given)
+    choices_by_name = pairs(causal)
+    return pytest.mark.parametrize("choice", choices_by_name.values(), ids=choices_by_name)
 
 
 @each(causal=True)
-def test_causal(choice):
-    works_or_is_refused(choice, True)
+def test_causal_pairs(choice):
+    check_pair(choice, True)
 
 
 @each(causal=False)
-def test_bidirectional(choice):
-    works_or_is_refused(choice, False)
+def test_bidirectional_pairs(choice):
+    check_pair(choice, False)
 
 
-def works_or_is_refused(choice: Choice, causal: bool) -> None:
-    sentence = refusal(choice, causal)
-    if sentence is None:
-        works(replace(SMALL, causal=causal, **choice))
+def check_pair(choice: Choice, causal: bool) -> None:
+    message = refusal(choice, causal)
+    if message is None:
+        check_spec(replace(SMALL, causal=causal, **choice))
         return
-    assert "\n" not in sentence
-    alone = [part for part in choice.items() if refusal(dict([part]), causal) == sentence]
-    named = [part for part in choice.values() if part is not None and repr(part) in sentence]
+    assert "\n" not in message
+    alone = [part for part in choice.items() if refusal(dict([part]), causal) == message]
+    named = [part for part in choice.values() if part is not None and repr(part) in message]
     assert len(named) == 2 or [technique for _, technique in alone] == named
 
 
 @cache
-def works(spec: TransformerSpec) -> None:
-    """It reads, learns, more than once, and, if causal, acts as it learns, or leaves as if it were alone."""
+def check_spec(spec: TransformerSpec) -> None:
+    """Train for some updates; for causal specs check that acting equals learning and exits agree."""
     model = fresh(spec).double()
     first, second = world(spec, RUN).cut([HALF, RUN.shape[1] - HALF])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     for _ in range(UPDATES):
-        learns(model, first, second)
+        train_step(model, first, second)
         optimizer.step()
         optimizer.zero_grad()
         model.after_update()
@@ -106,17 +106,17 @@ def works(spec: TransformerSpec) -> None:
         start = model.initial_state(len(first.x)) if state is None else state
         cache = model.cache(start, start.index.shape[1] + second.length)
         if spec.depth != Fixed():
-            leaves_as_if_alone(model, second, cache.copy())
+            check_independent_exits(model, second, cache.copy())
         agree(act(model, second, cache)[0][second.filled], y[second.filled].detach())
 
 
-def learns(model: Transformer, first: World, second: World) -> None:
-    """All numbers are finite, of the loss with its penalty and what early outputs teach, too."""
+def train_step(model: Transformer, first: World, second: World) -> None:
+    """Backpropagate the loss with penalty and exit loss, and check that all numbers are finite."""
     _, state = model(first.x, first.index)
-    found = model.exits(second.x, second.index, state)
-    seen, penalty = found.outputs[:, second.filled], model.penalty()
-    loss = (found.shares[:, None, None] * seen * numbers(*seen.shape, seed=1)).sum()
-    lesson = None if found.lesson is None else found.lesson(verdict(found.outputs.detach(), second.index))
+    exits = model.exits(second.x, second.index, state)
+    seen, penalty = exits.outputs[:, second.filled], model.penalty()
+    loss = (exits.shares[:, None, None] * seen * numbers(*seen.shape, seed=1)).sum()
+    lesson = None if exits.lesson is None else exits.lesson(verdict(exits.outputs.detach(), second.index))
     sum(part for part in (loss, penalty, lesson) if part is not None).backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert gradients
@@ -124,13 +124,13 @@ def learns(model: Transformer, first: World, second: World) -> None:
 
 
 def verdict(outputs: Tensor, index: Index) -> Verdict:
-    """What might be known of outputs (N, B, T, C)."""
+    """Return exit targets for outputs (N, B, T, C)."""
     right = outputs[..., 0] > 0
     return Verdict(-outputs.square().mean(dim=-1), right, right == right[-1], index)
 
 
-def leaves_as_if_alone(model: Transformer, run: World, cache: Cache) -> None:
-    """Rows may leave behind different passes: what they say does not depend on one another."""
+def check_independent_exits(model: Transformer, run: World, cache: Cache) -> None:
+    """Rows may exit after different passes; their outputs are independent of each other."""
     rows = range(len(run.x))
     together = early(model, run, cache.copy(), slice(None))
     alone = [early(model, run, cache.rows(torch.tensor([row])), slice(row, row + 1)) for row in rows]
@@ -138,7 +138,7 @@ def leaves_as_if_alone(model: Transformer, run: World, cache: Cache) -> None:
 
 
 def early(model: Transformer, run: World, cache: Cache, rows: slice) -> Tensor:
-    """Outputs (B, T, C) of tokens that leave as early as they may."""
+    """Return the outputs (B, T, C) of steps with early exits."""
     steps = []
     for t in range(run.length):
         here = Index(run.index.position[rows, t : t + 1], run.index.episode[rows, t : t + 1])
@@ -147,17 +147,17 @@ def early(model: Transformer, run: World, cache: Cache, rows: slice) -> Tensor:
 
 
 @pytest.mark.parametrize("kernel", [DynamicSpan(6, 3, penalty=0.5), Routing(3, commitment=0.5)], ids=repr)
-def test_a_layer_that_is_passed_several_times_pays_each_time(kernel):
-    """As many layers with the same weights pay as much."""
+def test_penalty_counts_each_pass_of_a_shared_layer(kernel):
+    """The penalty equals that of a stack of layers with the same weights."""
     shared = fresh(replace(SMALL, kernel=kernel, position=RoPE(), depth=Universal(), final_norm=False))
     apart = fresh(replace(shared.spec, depth=Fixed()))
     for block in apart.blocks:
         block.load_state_dict(shared.blocks[0].state_dict())
-    run, paid = world(SMALL, RUN, torch.float32), []
+    run, penalties = world(SMALL, RUN, torch.float32), []
     for model in (shared, apart):
         for _ in range(2):
-            model(run.x, run.index)  # nobody asks what that costs
+            model(run.x, run.index)  # the penalty of this pass is not queried
         model(run.x, run.index)
-        paid.append(model.penalty())
+        penalties.append(model.penalty())
         assert model.penalty() is None
-    agree(paid[0], paid[1])
+    agree(penalties[0], penalties[1])

@@ -1,4 +1,4 @@
-"""What every pattern promises: its reach, the keys of a group, and that it is a function of positions."""
+"""Tests of patterns: maximum distance, candidate keys, groups, periods and random blocks."""
 
 from dataclasses import replace
 
@@ -65,7 +65,7 @@ PATTERNS = [
 
 
 def rules(pattern: Pattern) -> list[Pattern]:
-    """Those of all layers, sides and heads."""
+    """Return the rules of all layers, global and local queries, and heads."""
     layers = [pattern.for_layer(layer) for layer in range(LAYERS)]
     sides = [side for one in layers for side in (one.sides if isinstance(one, GlobalTokens) else (one,))]
     return [rule for side in sides for rule in side.for_heads(HEADS)]
@@ -79,7 +79,7 @@ def all_pairs(rule: Pattern, length: int = LENGTH) -> Tensor:
     return rule.allows(position[:, None], position).expand(length, length)
 
 
-def test_every_pattern_is_tested():
+def test_every_pattern_is_covered():
     assert set(TECHNIQUES["pattern"].values()) <= {type(pattern) for pattern in PATTERNS}
 
 
@@ -93,19 +93,19 @@ def test_reach_is_the_largest_distance(pattern):
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @given(data=st.data())
 @settings(max_examples=15)
-def test_keys_of_a_group_are_all_that_it_may_see(rule, data):
+def test_candidate_keys_contain_all_visible_keys(rule, data):
     i = torch.tensor(sorted(data.draw(st.sets(st.integers(0, LENGTH - 1), min_size=1, max_size=9))))
     first = data.draw(st.integers(0, LENGTH - 1))
-    among = torch.arange(first, data.draw(st.integers(first, LENGTH)))
-    keys = rule.keys(i, among)
-    assert set(keys.tolist()) <= set(among.tolist())
+    candidates = torch.arange(first, data.draw(st.integers(first, LENGTH)))
+    keys = rule.keys(i, candidates)
+    assert set(keys.tolist()) <= set(candidates.tolist())
     assert (keys.diff() > 0).all()
-    seen = among[rule.allows(i[:, None], among).expand(len(i), len(among)).any(0)]
+    seen = candidates[rule.allows(i[:, None], candidates).expand(len(i), len(candidates)).any(0)]
     assert set(seen.tolist()) <= set(keys.tolist())
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_groups_are_small_and_do_not_depend_on_what_else_is_asked(rule):
+def test_groups_are_small_and_independent_of_other_queries(rule):
     i = torch.arange(1024)
     number = rule.group(i)
     assert torch.equal(rule.group(i[100:]), number[100:])
@@ -114,7 +114,7 @@ def test_groups_are_small_and_do_not_depend_on_what_else_is_asked(rule):
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize("times", [1, 3, 1000])
-def test_a_period_moves_nothing(rule, times):
+def test_pattern_is_invariant_under_its_period(rule, times):
     if rule.period is None:
         return
     i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
@@ -124,13 +124,13 @@ def test_a_period_moves_nothing(rule, times):
     )
 
 
-def test_some_rules_have_a_period():
+def test_period_of_joined_patterns():
     assert (Window(9) & Strided(4)).period == 1
     assert (Local1D(6, 4) | FixedColumns(4, 2)).period == 12
     assert (Window(9) & BigBird(4, 3, 2, 1)).period is None
 
 
-def test_patterns_join():
+def test_joined_patterns_combine_masks():
     near, gaps = Window(5), Dilated(4, 3)
     assert torch.equal(all_pairs(near & gaps), all_pairs(near) & all_pairs(gaps))
     assert torch.equal(all_pairs(near | gaps), all_pairs(near) | all_pairs(gaps))
@@ -138,14 +138,14 @@ def test_patterns_join():
     assert [one.first for one in some] == list(Strided(4, way="heads").for_heads(2))
 
 
-def test_what_has_projections_of_its_own_does_not_join():
+def test_global_token_patterns_cannot_be_joined():
     with pytest.raises(ValueError, match=r"Longformer\(.*\) has projections for its global tokens"):
         Window(5) | Longformer()
     with pytest.raises(TypeError, match="only patterns can be joined to a pattern, got 3"):
         Window(5) & 3
 
 
-def test_joined_patterns_go_to_json_and_back():
+def test_joined_patterns_json_round_trips():
     spec = TransformerSpec(pattern=Window(5) | Dilated(3, 2) & Blockwise(4, 3, ((0, 1, 2),)))
     assert TransformerSpec.from_json(spec.to_json()) == spec
 
@@ -168,27 +168,29 @@ def blocks(pattern: BigBird, count: int, head: int) -> Tensor:
     count=st.integers(1, 40),
 )
 @settings(max_examples=60)
-def test_each_block_draws_as_many_different_ones_as_asked(window, random, global_blocks, seed, head, count):
-    """Neither global blocks nor those of the window; fewer only where fewer exist, both ways and causal."""
+def test_each_block_draws_the_requested_number_of_random_blocks(
+    window, random, global_blocks, seed, head, count
+):
+    """Random blocks exclude global and window blocks, before and after the query; fewer where fewer exist."""
     pattern = BigBird(4, window, random, global_blocks, seed)
     seen = blocks(pattern, count, head)
     a, b = torch.arange(count)[:, None], torch.arange(count)
     is_global = (a < global_blocks) | (b < global_blocks)
     left = ~is_global & ((a - b).abs() > window // 2)
     assert seen[~left].equal((is_global | ((a - b).abs() <= window // 2))[~left])
-    asking = torch.arange(count) >= global_blocks
+    queries = torch.arange(count) >= global_blocks
     for some in (left, left & (b < a)):
-        wanted = some.sum(1).clamp(max=random)
-        assert torch.equal((seen & some).sum(1)[asking], wanted[asking])
+        expected = some.sum(1).clamp(max=random)
+        assert torch.equal((seen & some).sum(1)[queries], expected[queries])
 
 
-def test_each_block_before_the_window_is_drawn_as_often():
+def test_random_blocks_are_uniform():
     drawn = torch.stack([blocks(BigBird(1, 3, 3, 2, seed), 32, 0)[31, 2:30] for seed in range(1000)])
     assert (drawn.sum(1) == 3).all()
     assert (drawn.double().mean(0) - 3 / 28).abs().max() < 6 * (3 / 28 / 1000) ** 0.5
 
 
-def test_blocks_of_global_tokens_alone_are_not_drawn():
+def test_blocks_of_global_tokens_are_not_drawn():
     pattern = BigBirdETC(2, 1, random=2, global_tokens=5)
     local = pattern.local.for_heads(1)[0]
     seen = local.allows(torch.arange(40)[:, None], torch.arange(40))
@@ -196,7 +198,7 @@ def test_blocks_of_global_tokens_alone_are_not_drawn():
     assert (seen[8:, 4:].sum(1) == 6).all()
 
 
-def test_draws_differ_by_seed_and_head_but_not_by_length():
+def test_draws_depend_on_seed_and_head_but_not_length():
     pattern = BigBird(4, random=2)
     assert torch.equal(blocks(pattern, 40, 1)[:20, :20], blocks(pattern, 20, 1))
     assert not torch.equal(blocks(pattern, 40, 0), blocks(pattern, 40, 1))

@@ -1,4 +1,4 @@
-"""Who sees whom, and scores by distance become scores by key: both against the definition, pair by pair."""
+"""Tests of attention masks and of the conversion between scores by distance and by key."""
 
 from functools import cache
 from itertools import groupby
@@ -19,12 +19,12 @@ WIDTH, HEADS = 8, 2
 
 STEPS = (1, 1, 1, 1, 0, 2, -1)
 JUMPS = (0, 0, 0, 0, 1, 2, -1)
-"""From slot to slot, what position and episode mostly do, and what they may do."""
+"""Changes of position and episode from slot to slot: the usual ones, and some irregular ones."""
 
 
 @st.composite
 def indices(draw: st.DrawFn, slots: int, batch: int) -> Index:
-    """Near the border of what can be shifted."""
+    """Strategy for indices that are close to contiguous."""
     moves = st.tuples(st.sampled_from(STEPS), st.sampled_from(JUMPS))
     rows = st.lists(st.lists(moves, min_size=slots, max_size=slots), min_size=batch, max_size=batch)
     position, episode = torch.tensor(draw(rows)).cumsum(dim=1).unbind(-1)
@@ -33,7 +33,7 @@ def indices(draw: st.DrawFn, slots: int, batch: int) -> Index:
     return Index(position, episode.clamp(min=EMPTY))
 
 
-def stretches(slots: int, batch: int) -> st.SearchStrategy[Index]:
+def segments(slots: int, batch: int) -> st.SearchStrategy[Index]:
     one = st.lists(st.sampled_from(ANYWHERE), min_size=slots, max_size=slots)
     return st.lists(one, min_size=batch, max_size=batch).map(index_of)
 
@@ -41,34 +41,34 @@ def stretches(slots: int, batch: int) -> st.SearchStrategy[Index]:
 @st.composite
 def relations(draw: st.DrawFn) -> Relation:
     queries, memory, batch = draw(st.integers(1, 5)), draw(st.integers(0, 5)), draw(st.integers(1, 2))
-    key = draw(st.one_of(indices(queries + memory, batch), stretches(queries + memory, batch)))
+    key = draw(st.one_of(indices(queries + memory, batch), segments(queries + memory, batch)))
     query = draw(st.one_of(st.just(key.last(queries)), indices(queries, batch)))
     pattern = draw(st.one_of(st.just(Full()), st.integers(1, 8).map(Window)))
     return Relation(query, key, pattern, draw(st.booleans()), torch.float64)
 
 
 def pairs(relation: Relation) -> list[tuple[int, int, int]]:
-    """(row, query, key) of all that may meet, by the definition."""
-    found, (batch, queries), keys = [], relation.query.shape, relation.key.shape[1]
+    """Return (row, query, key) of all visible pairs, by the definition."""
+    visible, (batch, queries), keys = [], relation.query.shape, relation.key.shape[1]
     for b in range(batch):
         for q in range(queries):
             for k in range(keys):
                 i, j = int(relation.query.position[b, q]), int(relation.key.position[b, k])
                 same = relation.query.episode[b, q] == relation.key.episode[b, k] != EMPTY
                 if same and abs(i - j) <= relation.pattern.reach and (i >= j or not relation.causal):
-                    found.append((b, q, k))
-    return found
+                    visible.append((b, q, k))
+    return visible
 
 
 @given(relation=relations())
 @settings(max_examples=150)
-def test_who_may_see_whom(relation):
+def test_mask_equals_definition(relation):
     seen = set(pairs(relation))
     assert {tuple(pair) for pair in relation.allowed.nonzero().tolist()} == seen
     alone = {(b, q) for b, q in torch.ones(relation.query.shape).nonzero().tolist()}
     blind = alone - {(b, q) for b, q, _ in seen}
-    found = [] if relation.blind is None else relation.blind.nonzero().tolist()
-    assert {tuple(pair) for pair in found} == blind
+    visible = [] if relation.blind is None else relation.blind.nonzero().tolist()
+    assert {tuple(pair) for pair in visible} == blind
     hidden = torch.full((*relation.query.shape, relation.key.shape[1]), -torch.inf, dtype=torch.float64)
     for b, q in blind:
         hidden[b, q] = 0
@@ -79,33 +79,33 @@ def test_who_may_see_whom(relation):
 
 @given(relation=relations())
 @settings(max_examples=200)
-def test_aligned_means_that_distance_is_distance_of_slots(relation):
+def test_aligned_implies_distance_of_slots(relation):
     offset = relation.key.shape[1] - relation.query.shape[1]
     if relation.aligned:
         for b, q, k in pairs(relation):
-            between = relation.query.position[b, q] - relation.key.position[b, k]
-            assert between == offset + q - k
+            pair_distance = relation.query.position[b, q] - relation.key.position[b, k]
+            assert pair_distance == offset + q - k
 
 
 @given(relation=relations())
 @settings(max_examples=200)
-def test_scores_by_distance_become_scores_by_key(relation):
-    """Shifted or gathered, the score of a pair is that of its distance."""
+def test_scores_by_distance_equal_definition(relation):
+    """The score of a pair is that of its distance, with the shifted view and with the gather."""
     position, distances = relative_position(), relation.distances
     assert (distances.diff() == -1).all()
     table = position.table(distances, None)
     q = numbers(relation.query.shape[0], HEADS, relation.query.shape[1], WIDTH // HEADS)
     by_key = position.bias(q, q, relation, table)
     for b, i, j in pairs(relation):
-        between = relation.query.position[b, i] - relation.key.position[b, j]
-        column = table[..., distances.tolist().index(int(between))]
+        pair_distance = relation.query.position[b, i] - relation.key.position[b, j]
+        column = table[..., distances.tolist().index(int(pair_distance))]
         close(by_key[b, :, i, j], ((q[b, :, i] + position.v) * column).sum(-1), 1e-12)
 
 
 @given(relation=relations())
 @settings(max_examples=200)
-def test_scores_of_keys_and_numbers_by_distance_become_those_of_pairs(relation):
-    """As above, for what keys, not queries, have with a distance, and for the distance alone."""
+def test_key_scores_and_spread_equal_definition(relation):
+    """Scores of keys with a distance, and scores of a distance only, equal the definition."""
     size, distances = WIDTH // HEADS, relation.distances.tolist()
     table = numbers(HEADS, size, len(distances), seed=1)
     k = numbers(relation.key.shape[0], HEADS, relation.key.shape[1], size)
@@ -119,7 +119,7 @@ def test_scores_of_keys_and_numbers_by_distance_become_those_of_pairs(relation):
 
 @given(relation=relations())
 @settings(max_examples=200)
-def test_weights_of_pairs_become_those_of_distances(relation):
+def test_by_distance_equals_definition(relation):
     (batch, queries), keys = relation.query.shape, relation.key.shape[1]
     weights = numbers(batch, HEADS, queries, keys)
     if relation.blind is None:
@@ -145,7 +145,7 @@ def relative_position() -> XLRelativeBias:
 
 @given(index=st.integers(2, 8).flatmap(lambda slots: indices(slots, 2)))
 @settings(max_examples=200)
-def test_unbroken_means_that_every_episode_counts_up_slot_by_slot(index):
+def test_unbroken_implies_contiguous_episodes(index):
     if index.unbroken:
         for b in range(index.shape[0]):
             slots = [slot for slot in range(index.shape[1]) if index.episode[b, slot] != EMPTY]
@@ -155,16 +155,16 @@ def test_unbroken_means_that_every_episode_counts_up_slot_by_slot(index):
                         assert index.position[b, one] - index.position[b, other] == one - other
 
 
-@given(memory=st.integers(0, 4), index=st.integers(2, 8).flatmap(lambda slots: stretches(slots, 2)))
+@given(memory=st.integers(0, 4), index=st.integers(2, 8).flatmap(lambda slots: segments(slots, 2)))
 @settings(max_examples=100)
-def test_what_agents_read_is_aligned(memory, index):
-    """Gathers are slow: a stretch of time after empty memory takes the shifted view."""
+def test_segments_after_empty_memory_are_aligned(memory, index):
+    """A contiguous segment after empty memory uses the shifted view, which is faster than a gather."""
     key = Index.empty(2, memory).concatenate(index)
     relation = Relation(index, key, Full(), True, torch.float32)
     assert relation.aligned != any(has_hole(episodes) for episodes in index.episode.tolist())
 
 
 def has_hole(episodes: list[int]) -> bool:
-    """Whether an empty slot stands inside an episode."""
+    """Return whether an empty slot lies inside an episode."""
     runs = [episode for episode, _ in groupby(episodes) if episode != EMPTY]
     return len(runs) > len(set(runs))

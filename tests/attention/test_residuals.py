@@ -1,4 +1,4 @@
-"""What the gates promise beside their formulas."""
+"""Tests of properties of residual connections and gates."""
 
 import pytest
 import torch
@@ -28,43 +28,43 @@ def test_add_is_the_sum():
 
 
 @pytest.mark.parametrize("gate", gates())
-def test_a_relu_stands_before_every_gate(gate):
+def test_gates_apply_relu_to_the_sublayer_output(gate):
     built = module(gate())
     assert (Y < 0).any()
     assert torch.equal(built(X, Y), built.gate(X, Y.relu()))
 
 
 @pytest.mark.parametrize("gate", BIASED)
-def test_a_large_bias_lets_the_stream_through(gate):
+def test_large_bias_gives_the_identity(gate):
     close(module(gate(bias=100.0))(X, Y), X, 1e-12)
 
 
 @pytest.mark.parametrize("gate", BIASED)
-def test_the_default_is_near_the_stream_and_a_bias_of_0_is_not(gate):
-    def moved(technique):
+def test_default_bias_is_close_to_the_identity(gate):
+    def mean_change(technique):
         return (module(technique)(X, Y) - X).abs().mean()
 
-    assert moved(gate()) < 0.5 * moved(gate(bias=0.0))
+    assert mean_change(gate()) < 0.5 * mean_change(gate(bias=0.0))
 
 
-def test_no_setting_of_the_input_gate_is_the_identity():
-    """It adds y as it is."""
+def test_input_gate_adds_the_sublayer_output():
+    """The sublayer output is added without a gate."""
     built = module(InputGate())
     close(built(X, Y) - built(X, 0 * Y), Y.relu())
 
 
 @pytest.mark.parametrize("gate", BIASED)
-def test_a_whole_number_is_a_bias(gate):
+def test_integer_bias_is_accepted(gate):
     assert torch.equal(module(gate(bias=1))(X, Y), module(gate(bias=1.0))(X, Y))
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES["residual"].values())
-def test_gradients(technique):
+def test_gradients_are_correct(technique):
     built = module(technique())
     x, y = X[0, :2].clone().requires_grad_(), Y[0, :2].clone().requires_grad_()
     parameters = dict(built.named_parameters())
 
-    def joined(x, y, *values):
+    def combine(x, y, *values):
         return torch.func.functional_call(built, dict(zip(parameters, values, strict=True)), (x, y))
 
-    assert torch.autograd.gradcheck(joined, (x, y, *parameters.values()))
+    assert torch.autograd.gradcheck(combine, (x, y, *parameters.values()))

@@ -1,4 +1,4 @@
-"""Reversible layers: gradients without what was computed, the same numbers as with it."""
+"""Tests of reversible layers: gradients without stored activations equal the usual ones."""
 
 import weakref
 from collections.abc import Callable
@@ -44,8 +44,8 @@ SPECS = {
     "bias of all layers": replace(SPEC, position=T5Bias(buckets=4, max_distance=5)),
     "bias of all layers, gathered": replace(SPEC, position=Tupe(600), pattern=Window(5)),
     "distances and memory": replace(SPEC, position=XLRelative(), pattern=Window(5), memory=XL(4)),
-    "one layer again and again": replace(SPEC, depth=Universal(), position=UniversalSinusoid()),
-    "what ACT halts": replace(SPEC, depth=ACT(bias=-1.0), position=UniversalSinusoid()),
+    "universal": replace(SPEC, depth=Universal(), position=UniversalSinusoid()),
+    "ACT": replace(SPEC, depth=ACT(bias=-1.0), position=UniversalSinusoid()),
     "spans": replace(SPEC, kernel=AdaptiveSpan(limit=4, ramp=3)),
     "dropout": replace(SPEC, dropout=0.3),
     "encoder": replace(SPEC, causal=False),
@@ -53,8 +53,8 @@ SPECS = {
 each = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
 
-class Mixed(nn.Module):
-    """The sublayers of the vector: ``tanh(x @ w + mean over time)``."""
+class MixingSublayer(nn.Module):
+    """Sublayer of the reference vector: ``tanh(x @ w + mean over time)``."""
 
     def __init__(self, weight: Tensor):
         super().__init__()
@@ -64,9 +64,9 @@ class Mixed(nn.Module):
         return (x @ self.w + x.mean(dim=1, keepdim=True)).tanh()
 
 
-def test_the_package_reformer_pytorch():
+def test_equals_reformer_pytorch():
     vector = load("reversible")
-    modules = {name: Mixed(vector[f"w_{name}"]) for name in ("F1", "G1", "F2", "G2")}
+    modules = {name: MixingSublayer(vector[f"w_{name}"]) for name in ("F1", "G1", "F2", "G2")}
     sublayers = [Sublayer(n % 2, module, [module.w]) for n, module in enumerate(modules.values())]
     first, second = (vector[f"in_x{n}"].requires_grad_() for n in (1, 2))
     x = torch.cat([first, second], dim=-1)
@@ -79,8 +79,8 @@ def test_the_package_reformer_pytorch():
         close(module.w.grad, vector[f"out_grad_{name}"], 1e-12)
 
 
-def learned(model: Transformer, length: int) -> tuple[Tensor, ...]:
-    """Outputs, states, penalty and gradients of two segments, with the same random numbers each time."""
+def train_segments(model: Transformer, length: int) -> tuple[Tensor, ...]:
+    """Return outputs, states, loss and gradients of two segments, with fixed random numbers."""
     torch.manual_seed(3)
     model.train()
     model.zero_grad()
@@ -96,16 +96,16 @@ def learned(model: Transformer, length: int) -> tuple[Tensor, ...]:
 
 @each
 @pytest.mark.parametrize("length", [6, 300])
-def test_nothing_differs_from_keeping_all(spec, length, monkeypatch):
+def test_reversible_equals_stored_activations(spec, length, monkeypatch):
     model = fresh(spec).double()
-    found = learned(model, length)
-    monkeypatch.setattr(Transformer, "_passes", lambda self, **given: SegmentPasses(**given))
-    for part, wanted in zip(found, learned(model, length), strict=True):
-        agree(part, wanted)
+    actual = train_segments(model, length)
+    monkeypatch.setattr(Transformer, "_passes", lambda self, **args: SegmentPasses(**args))
+    for part, reference in zip(actual, train_segments(model, length), strict=True):
+        agree(part, reference)
 
 
 BATCH, LENGTH, WIDTH = 2, 256, 64
-TOKENS = BATCH * LENGTH * WIDTH * 4
+STREAM_BYTES = BATCH * LENGTH * WIDTH * 4
 WIDE = replace(SPEC, width=WIDTH, feed_forward=WIDTH)
 STACKS = {
     "plain": WIDE,
@@ -113,88 +113,91 @@ STACKS = {
     "far memory": replace(WIDE, pattern=Window(9), memory=KNN(8, 16, 2, layer=1)),
     "signals": replace(WIDE, position=UniversalSinusoid()),
 }
-LOOKS: dict[str, Callable[..., Tensor]] = {
-    "exits": lambda model, *given: model.exits(*given).outputs,
-    "outputs": lambda model, *given: model.outputs(*given),
-    "encode": lambda model, *given: model.encode(*given)[0],
-    "forward": lambda model, *given: model(*given)[0],
+METHODS: dict[str, Callable[..., Tensor]] = {
+    "exits": lambda model, *args: model.exits(*args).outputs,
+    "outputs": lambda model, *args: model.outputs(*args),
+    "encode": lambda model, *args: model.encode(*args)[0],
+    "forward": lambda model, *args: model(*args)[0],
 }
 
 
-def rooms(of: Any) -> dict[StorageWeakRef, int]:
-    """Where the tensors among some objects lie, and in how many bytes; it keeps none of them."""
+def storages(of: Any) -> dict[StorageWeakRef, int]:
+    """Return weak references to the storages of the tensors in a tree, with their sizes in bytes."""
     held = [tensor.untyped_storage() for tensor in tree_leaves(of) if isinstance(tensor, Tensor)]
-    return {StorageWeakRef(room): room.nbytes() for room in held}
+    return {StorageWeakRef(storage): storage.nbytes() for storage in held}
 
 
-class Made(TorchDispatchMode):
-    """Notes what is computed."""
+class AllocationRecorder(TorchDispatchMode):
+    """Record the storages that operations allocate."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rooms: dict[StorageWeakRef, int] = {}
+        self.storages: dict[StorageWeakRef, int] = {}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result, given = function(*args, **(kwargs or {})), rooms((args, kwargs))
-        self.rooms |= {room: size for room, size in rooms(result).items() if room not in given}
+        result, inputs = function(*args, **(kwargs or {})), storages((args, kwargs))
+        new = {storage: size for storage, size in storages(result).items() if storage not in inputs}
+        self.storages |= new
         return result
 
 
-def kept(spec: TransformerSpec, layers: int, look: Callable[..., Tensor]) -> int:
-    """Bytes that outputs hold for their gradient, wherever; weights and what is given aside."""
+def stored_bytes(spec: TransformerSpec, layers: int, method: Callable[..., Tensor]) -> int:
+    """Return the bytes that the graph of the outputs stores, without weights and inputs."""
     model = fresh(replace(spec, layers=layers))
     run = world(spec, Index.range(BATCH, LENGTH), torch.float32)
-    given = run.x, run.index, model.initial_state(BATCH) if spec.memory else None
-    look(model, *given)  # what is made once is there now
-    with Made() as made:
-        y = look(model, *given)
+    args = run.x, run.index, model.initial_state(BATCH) if spec.memory else None
+    method(model, *args)  # fill the caches
+    with AllocationRecorder() as recorder:
+        y = method(model, *args)
     assert y.requires_grad
-    return sum(size for room, size in made.rooms.items() if not room.expired())
+    return sum(size for storage, size in recorder.storages.items() if not storage.expired())
 
 
-@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("spec", STACKS.values(), ids=STACKS)
-def test_more_layers_keep_no_more(spec, look):
-    assert kept(spec, 8, look) == kept(spec, 2, look)
+def test_stored_bytes_are_independent_of_depth(spec, method):
+    assert stored_bytes(spec, 8, method) == stored_bytes(spec, 2, method)
 
 
-def test_more_layers_of_others_do():
+def test_stored_bytes_grow_with_depth_without_reversible_layers():
     plain = replace(WIDE, residual=TransformerSpec().residual)
-    assert kept(plain, 8, LOOKS["exits"]) - kept(plain, 2, LOOKS["exits"]) > 6 * TOKENS
+    assert (
+        stored_bytes(plain, 8, METHODS["exits"]) - stored_bytes(plain, 2, METHODS["exits"]) > 6 * STREAM_BYTES
+    )
 
 
-@pytest.mark.parametrize("look", [LOOKS["exits"], LOOKS["outputs"]], ids=["exits", "outputs"])
+@pytest.mark.parametrize("method", [METHODS["exits"], METHODS["outputs"]], ids=["exits", "outputs"])
 @pytest.mark.parametrize("spec", STACKS.values(), ids=STACKS)
-def test_no_layer_waits_for_the_last(spec, look):
-    model, run, read = fresh(spec), world(spec, Index.range(BATCH, 16), torch.float32), []
+def test_layer_inputs_are_freed_immediately(spec, method):
+    model, run, inputs = fresh(spec), world(spec, Index.range(BATCH, 16), torch.float32), []
     alive = []
 
-    def note(norm: nn.Module, given: tuple[Tensor]) -> None:
-        alive.append(sum(tokens() is not None for tokens in read))
-        read.append(weakref.ref(given[0]))
+    def record(norm: nn.Module, args: tuple[Tensor]) -> None:
+        alive.append(sum(tokens() is not None for tokens in inputs))
+        inputs.append(weakref.ref(args[0]))
 
     for block in model.blocks:
-        block.join_attention.norm.register_forward_pre_hook(note)
-    y = look(model, run.x, run.index, model.initial_state(BATCH) if spec.memory else None)
+        block.join_attention.norm.register_forward_pre_hook(record)
+    y = method(model, run.x, run.index, model.initial_state(BATCH) if spec.memory else None)
     assert y.requires_grad
-    assert len(read) >= spec.layers
+    assert len(inputs) >= spec.layers
     assert max(alive) <= 1
 
 
 @each
-def test_what_entered_each_layer_is_told(spec):
+def test_layer_inputs_equal_those_without_gradient(spec):
     model, run = fresh(spec).double(), world(spec, random_index(2, 6))
     with torch.no_grad():
-        wanted = model.eval().encode(run.x, run.index)[1]
-    found = model.encode(run.x, run.index)[1]
-    assert len(found) == len(wanted) == spec.layers
-    for part, expected in zip(found, wanted, strict=True):
+        reference = model.eval().encode(run.x, run.index)[1]
+    actual = model.encode(run.x, run.index)[1]
+    assert len(actual) == len(reference) == spec.layers
+    for part, expected in zip(actual, reference, strict=True):
         agree(part, expected)
 
 
-def test_clusters_learn_as_often_as_without():
+def test_cluster_updates_equal_those_without_reversible_layers():
     spec = replace(SPEC, kernel=Routing(clusters=2, commitment=0.0), layers=2)
-    moved = []
+    changed = []
     for residual in (Reversible(), TransformerSpec().residual):
         model = fresh(replace(spec, residual=residual)).train()
         run = world(spec, random_index(2, 8), torch.float32)
@@ -202,9 +205,9 @@ def test_clusters_learn_as_often_as_without():
         y, _ = model(run.x, run.index)
         y.square().sum().backward()
         model.after_update()
-        moved.append([not torch.equal(before[name], b) for name, b in model.named_buffers()])
-    assert moved[0] == moved[1]
-    assert any(moved[0])
+        changed.append([not torch.equal(before[name], b) for name, b in model.named_buffers()])
+    assert changed[0] == changed[1]
+    assert any(changed[0])
 
 
 @pytest.mark.parametrize(
@@ -212,6 +215,6 @@ def test_clusters_learn_as_often_as_without():
     [{"norm": "post"}, {"cross_attention": True}, {"kernel": DynamicSpan()}, {"kernel": Routing()}],
     ids=str,
 )
-def test_what_cannot_be_computed_back_is_refused(choice):
+def test_incompatible_settings_raise(choice):
     with pytest.raises(ValueError, match=r"Reversible\(\)"):
         replace(SPEC, **choice)

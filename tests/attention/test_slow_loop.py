@@ -1,4 +1,4 @@
-"""Attention equals the papers' formulas, pair by pair, outputs and gradients."""
+"""Attention equals the formulas of the papers, computed pair by pair: outputs, gradients and weights."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ POSITIONS = {
 }
 
 
-def test_every_position_inside_attention_has_a_loop():
+def test_every_attention_position_has_a_reference_loop():
     outside = {
         technique
         for technique in TECHNIQUES["position"].values()
@@ -61,14 +61,14 @@ def test_every_position_inside_attention_has_a_loop():
 
 
 def scattered(slots: int) -> st.SearchStrategy[Index]:
-    """Any position and any episode, also none, in any slot: scores need the gather."""
+    """Strategy for arbitrary positions and episodes in any slot, which need the gather."""
     one = st.lists(st.tuples(st.integers(0, 15), st.integers(-1, 1)), min_size=slots, max_size=slots)
     rows = st.lists(one, min_size=2, max_size=2).map(torch.tensor)
     return rows.map(lambda both: Index(both[..., 0], both[..., 1]))
 
 
-def stretch(slots: int) -> st.SearchStrategy[Index]:
-    """One stretch of time, cut into episodes: scores may be shifted."""
+def contiguous(slots: int) -> st.SearchStrategy[Index]:
+    """Strategy for contiguous segments with episode boundaries, which allow the shifted view."""
     one = st.lists(st.sampled_from(ANYWHERE), min_size=slots, max_size=slots)
     return st.lists(one, min_size=2, max_size=2).map(index_of)
 
@@ -76,14 +76,14 @@ def stretch(slots: int) -> st.SearchStrategy[Index]:
 @st.composite
 def relations(draw: st.DrawFn) -> Relation:
     queries, memory = draw(st.integers(1, 5)), draw(st.integers(0, 4))
-    kind = draw(st.sampled_from([scattered, stretch]))
+    kind = draw(st.sampled_from([scattered, contiguous]))
     key = draw(kind(queries + memory))
     pattern = draw(st.one_of(st.just(Full()), st.integers(1, 8).map(Window)))
     return Relation(key.last(queries), key, pattern, draw(st.booleans()), torch.float64)
 
 
 def attention(position, softmax1: bool, causal: bool) -> Attention:
-    """With what all layers share in it, for the loops."""
+    """Create attention with the shared position module attached, for the reference loops."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = Attention(WIDTH, HEADS, position, Softmax(softmax1), 0.0)
@@ -105,7 +105,7 @@ def rule(relation: Relation):
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
 @given(relation=relations())
 @settings(max_examples=30)
-def test_attention_is_the_papers(position, softmax1, relation):
+def test_attention_equals_reference_loop(position, softmax1, relation):
     module = attention(position, softmax1, relation.causal)
     relation = replace(relation, position=module.shared)
     batch, queries = relation.query.shape
@@ -114,8 +114,8 @@ def test_attention_is_the_papers(position, softmax1, relation):
     y = module(x, module.project(memory), relation)
     expected = slow.attend(module, type(position), x, memory, relation.key, rule(relation))
     close(y, expected, 1e-10)
-    found, wanted = gradients(y, module, x, memory), gradients(expected, module, x, memory)
-    for gradient, other in zip(found, wanted, strict=True):
+    actual, reference = gradients(y, module, x, memory), gradients(expected, module, x, memory)
+    for gradient, other in zip(actual, reference, strict=True):
         close(gradient, other, 1e-9)
 
 
@@ -123,7 +123,7 @@ def test_attention_is_the_papers(position, softmax1, relation):
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
 @given(relation=relations())
 @settings(max_examples=15)
-def test_attention_weights_are_the_papers(position, softmax1, relation):
+def test_attention_weights_equal_reference_loop(position, softmax1, relation):
     module = attention(position, softmax1, relation.causal)
     relation = replace(relation, position=module.shared)
     batch, queries = relation.query.shape
@@ -136,7 +136,7 @@ def test_attention_weights_are_the_papers(position, softmax1, relation):
 
 
 def gradients(y: Tensor, module: Attention, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Of a weighted sum of y; 0 where nothing is seen."""
+    """Return the gradients of a weighted sum of y; 0 for inputs without effect."""
     leaves = (*module.parameters(), *inputs)
     if not y.requires_grad:
         return tuple(torch.zeros_like(leaf) for leaf in leaves)
@@ -147,7 +147,7 @@ def gradients(y: Tensor, module: Attention, *inputs: Tensor) -> tuple[Tensor, ..
 @pytest.mark.parametrize("name", ["Sinusoidal", "LearnedAbsolute", "Floater"])
 @given(index=scattered(6))
 @settings(max_examples=10)
-def test_embeddings_look_at_positions_alone(name, index):
+def test_embeddings_depend_on_positions_only(name, index):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         embedding = TECHNIQUES["position"][name]().build_embedding(WIDTH, HEADS).double()

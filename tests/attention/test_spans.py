@@ -1,4 +1,4 @@
-"""Pairs that a span cannot reach are left out: all the same, in every pattern."""
+"""Pairs beyond the reach of a span are skipped without effect, for every pattern."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ PATTERNS = [Full(), Window(30), Strided(4), ETC(3, 2), BigBirdETC(4, 1, 2, 2), L
 @pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("small", [0, 1 << 16], ids=["gathered", "all pairs"])
-def test_what_is_beyond_the_reach_changes_nothing(kernel, pattern, causal, small, monkeypatch):
+def test_keys_beyond_the_reach_have_no_effect(kernel, pattern, causal, small, monkeypatch):
     monkeypatch.setattr(relations, "SMALL", small)
     model = fresh(replace(SPEC, kernel=kernel, pattern=pattern, causal=causal)).double()
     x, index = numbers(1, LENGTH, SPEC.width).double(), Index.range(1, LENGTH)
@@ -45,19 +45,19 @@ def test_what_is_beyond_the_reach_changes_nothing(kernel, pattern, causal, small
     torch.testing.assert_close(near, far)
 
 
-def test_the_reach_bounds_what_is_computed():
+def test_reach_bounds_the_pattern():
     model = fresh(replace(SPEC, kernel=DynamicSpan(5, 3), memory=XL(30)))
     index = Index.range(1, LENGTH)
     assert {relation.pattern.reach for relation in model.relations(index, index)} == {8}
 
 
 @pytest.mark.parametrize("kernel", [AdaptiveSpan, DynamicSpan])
-def test_a_span_and_its_ramp_have_a_bound(kernel):
+def test_limit_plus_ramp_is_bounded(kernel):
     with pytest.raises(ValueError, match=f"{kernel.__name__} limit \\+ ramp must be at most"):
         kernel(2**30, 2**30)
 
 
-def test_extra_tokens_have_positions():
+def test_global_tokens_use_positions():
     spec = replace(SPEC, pattern=ETC(3, 4), position=Tupe(16), causal=False)
     model = fresh(spec).double()
     model(numbers(1, 12, SPEC.width), Index.range(1, 12))

@@ -1,4 +1,4 @@
-"""What the stack promises beside the contracts."""
+"""Tests of the transformer stack in addition to the contracts."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def output(model):
     return model(RUN.x, RUN.index)[0]
 
 
-def test_pre_norm_leaves_the_stream_as_it_is():
+def test_pre_norm_does_not_normalize_the_stream():
     model = fresh(replace(DEFAULT, final_norm=False))
     with torch.no_grad():
         for block in model.blocks:
@@ -30,14 +30,14 @@ def test_pre_norm_leaves_the_stream_as_it_is():
     assert torch.equal(output(model), RUN.x)
 
 
-def test_post_norm_normalises_the_stream():
+def test_post_norm_normalizes_the_stream():
     model = replace(DEFAULT, norm="post", final_norm=False).build()
     y = output(model)
     close(y.mean(dim=-1), torch.zeros(2, 6), 1e-5)
     close(y.var(dim=-1, unbiased=False), torch.ones(2, 6), 1e-3)
 
 
-def test_dropout_in_training_alone():
+def test_dropout_is_active_in_training_only():
     model = fresh(replace(DEFAULT, dropout=0.5))
     plain = fresh(DEFAULT)
     plain.load_state_dict(model.state_dict())
@@ -47,7 +47,7 @@ def test_dropout_in_training_alone():
         assert not torch.equal(output(model.train()), output(plain))
 
 
-def test_gelu_and_relu():
+def test_activations_equal_formulas():
     x = numbers(3, 4)
     for name, activation in (("relu", torch.relu), ("gelu", lambda h: h * 0.5 * (1 + (h / 2**0.5).erf()))):
         layer = FeedForward(4, 5, name).double()
@@ -55,7 +55,7 @@ def test_gelu_and_relu():
         close(layer(x), F.linear(activation(inner), layer.outer.weight, layer.outer.bias))
 
 
-def test_each_matrix_of_a_projection_starts_orthogonal():
+def test_stacked_projections_are_initialized_orthogonally():
     for rows, columns in ((4, 4), (6, 4), (4, 6)):
         linear = orthogonal_linear(columns, rows, matrices=3)
         assert (linear.bias == 0).all()
@@ -64,7 +64,7 @@ def test_each_matrix_of_a_projection_starts_orthogonal():
             close(square, torch.eye(min(rows, columns)), 1e-5)
 
 
-def test_a_seed_fixes_the_weights():
+def test_seed_determines_weights():
     one, same, other = (fresh(GTRXL, seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert any(not torch.equal(one[name], other[name]) for name in one)
@@ -75,7 +75,7 @@ def test_fixed_depth_runs_every_layer_once_in_order():
 
 
 @each(CAUSAL)
-def test_acting_makes_no_gradient(spec):
+def test_acting_has_no_gradient(spec):
     model = fresh(spec)
     run = world(spec, Index.range(2, 3), torch.float32)
     nothing = model.initial_state(2)
@@ -84,8 +84,8 @@ def test_acting_makes_no_gradient(spec):
     assert not hidden.requires_grad
 
 
-def test_a_step_costs_the_same_at_any_age():
-    """The ring neither grows nor moves: the same slots are written again and again."""
+def test_cache_reuses_its_buffers():
+    """The ring buffer is overwritten in place and keeps its size."""
     model = built(GTRXL)
     run = world(GTRXL, Index.range(2, 5 * MEMORY))
     cache = model.cache(model.initial_state(2), MEMORY + 1)
@@ -95,7 +95,7 @@ def test_a_step_costs_the_same_at_any_age():
     assert all(layer.keys.shape[2] == MEMORY + 1 for layer in cache.layers)
 
 
-def test_a_shift_of_all_positions_changes_nothing_relative():
+def test_relative_positions_are_shift_invariant():
     spec = replace(GTRXL, position=XLRelative())
     run = world(spec, Index.range(2, 6))
     y, _ = built(spec)(run.x, run.index)

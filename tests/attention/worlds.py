@@ -1,4 +1,4 @@
-"""Random stretches of experience: tokens, cut into episodes, with empty slots between or inside them."""
+"""Random segments of experience: tokens of episodes, with empty slots between or inside episodes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ ANYWHERE = (*BETWEEN, GAP)
 
 
 def row(moves: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Positions and episodes that the moves make."""
+    """Return the positions and episodes that a sequence of moves gives."""
     position, episode, slots = 0, 0, []
     for move in moves:
         slots.append((position, EMPTY if move in (RESET, GAP) else episode))
@@ -33,14 +33,14 @@ def row(moves: Sequence[str]) -> tuple[list[int], list[int]]:
 
 
 def index_of(rows: Sequence[Sequence[str]]) -> Index:
-    """One row of the batch for each list of moves."""
+    """Create an index with one batch row per list of moves."""
     positions, episodes = zip(*(row(moves) for moves in rows), strict=True)
     return Index(torch.tensor(positions), torch.tensor(episodes))
 
 
 @dataclass(frozen=True)
 class World:
-    """Tokens x (B, T, C), where they stand, and a decoder's context."""
+    """Tokens x (B, T, C), their index, and a decoder's context."""
 
     x: Tensor
     index: Index
@@ -52,16 +52,16 @@ class World:
 
     @property
     def filled(self) -> Tensor:
-        """(B, T) bool: slots that hold a token."""
+        """Mask of the slots that hold a token, (B, T) bool."""
         return self.index.episode != EMPTY
 
     def part(self, start: int, end: int) -> "World":
-        # Contiguous: BLAS rounds a view of strided rows otherwise, and some tests compare bits.
+        # Contiguous, because BLAS rounds strided views differently and some tests compare bits.
         index = Index(self.index.position[:, start:end], self.index.episode[:, start:end])
         return World(self.x[:, start:end].contiguous(), index, self.context)
 
     def cut(self, lengths: Sequence[int]) -> "Iterator[World]":
-        """The segments, in order."""
+        """Yield consecutive segments of the given lengths."""
         for start, end in pairwise(accumulate(lengths, initial=0)):
             yield self.part(start, end)
 
@@ -70,13 +70,13 @@ class World:
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Normal random numbers from a seed."""
+    """Return normal random numbers from a seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def context_for(spec: TransformerSpec, index: Index, dtype: torch.dtype = torch.float64) -> Context | None:
-    """Context tokens of some of the episodes, with empty slots; episodes beyond see no context."""
+    """Return context tokens of some of the episodes, with empty slots; other episodes have no context."""
     if not spec.cross_attention:
         return None
     batch = index.shape[0]
@@ -86,12 +86,12 @@ def context_for(spec: TransformerSpec, index: Index, dtype: torch.dtype = torch.
 
 
 def world(spec: TransformerSpec, index: Index, dtype: torch.dtype = torch.float64) -> World:
-    """Random tokens for an index."""
+    """Return random tokens for an index."""
     return World(numbers(*index.shape, spec.width, dtype=dtype), index, context_for(spec, index, dtype))
 
 
 def random_index(batch: int, length: int, seed: int = 0, moves: Sequence[str] = BETWEEN) -> Index:
-    """An index drawn from a seed, for tests that count trials."""
+    """Return a random index from a seed, for tests that need a fixed number of trials."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(len(moves), (batch, length), generator=generator).tolist()
     return index_of([[moves[number] for number in one] for one in drawn])
@@ -99,7 +99,7 @@ def random_index(batch: int, length: int, seed: int = 0, moves: Sequence[str] = 
 
 @st.composite
 def segmented(draw: st.DrawFn, moves: Sequence[str] = BETWEEN) -> tuple[Index, list[int]]:
-    """An index and the lengths of the segments that it is read in."""
+    """Strategy for an index and the lengths of the segments that it is split into."""
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
     one = st.lists(st.sampled_from(moves), min_size=sum(lengths), max_size=sum(lengths))
     return index_of(draw(st.lists(one, min_size=BATCH, max_size=BATCH))), lengths

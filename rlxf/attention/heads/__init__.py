@@ -1,1 +1,1 @@
-"""What reads a memory at the output. Not one of the six questions: it is chosen for a trained transformer."""
+"""Output heads that retrieve neighbours from a datastore. They are attached to a trained transformer."""

@@ -1,4 +1,4 @@
-"""What an output head offers: it reads neighbours beside the transformer's output."""
+"""Base classes of output heads, which combine the transformer's output with retrieved neighbours."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from rlxf.attention.heads.search import SEARCHES
 
 @dataclass(frozen=True)
 class OutputHead(ABC):
-    """What is common to all: how many neighbours, how sharply by distance, and who finds them.
+    """Base of the output heads: frozen dataclasses with the options of the neighbour search.
 
     Args:
-        k: neighbours.
-        temperature: T.
-        index: who finds them: "torch", or "faiss" with the extra knn. Both find the same.
+        k: number of neighbours.
+        temperature: temperature T of the distance weights.
+        index: search backend: "torch", or "faiss", which needs the extra ``knn``. Results are equal.
 
     Raises:
-        TypeError: if k is no whole number, or another one no number.
-        ValueError: if k is less than 1, temperature not finite and above 0, or there is no such index.
+        TypeError: if k is not an int, or another number is not a number.
+        ValueError: if k is less than 1, temperature is not positive and finite, or the index is unknown.
     """
 
     paper: ClassVar[str]
@@ -41,30 +41,30 @@ class OutputHead(ABC):
         check_word(f"{name} index", self.index, tuple(SEARCHES))
 
     def weights(self, near: Neighbours) -> Tensor:
-        """``exp(-d_i^2 / T)`` over their sum: how much each neighbour counts among them, (B, k)."""
+        """Return the weights of the neighbours, ``exp(-d_i^2 / T)`` divided by their sum, (B, k)."""
         return (-near.squared / self.temperature).softmax(dim=1)
 
     @abstractmethod
     def build(self, width: int) -> "HeadReader":
-        """The module that reads neighbours of outputs of that width."""
+        """Build the module for transformer outputs of the given width."""
 
 
 class HeadReader(nn.Module, ABC):
-    """An output head at work."""
+    """Base of the modules that output heads build."""
 
     @abstractmethod
     def share(self, h: Tensor) -> Tensor:
-        """What neighbours count beside the model where values are numbers: h (B, C) -> (B,), 0 to 1."""
+        """Return the mixing weight of the neighbours for continuous values: h (B, C) -> (B,), from 0 to 1."""
 
     @abstractmethod
     def log_prob(self, h: Tensor, near: Neighbours, weight: Tensor, bias: Tensor) -> Tensor:
-        """``log p(v | h)`` of each of V values.
+        """Return ``log p(v | h)`` of each of V discrete values.
 
         Args:
-            h: the transformer's outputs, (B, C).
-            near: their neighbours, whose values are int64 (B, k), 0 to V - 1.
-            weight: of the layer that gives the model's logits, (V, C).
-            bias: of the same, (V,).
+            h: outputs of the transformer, (B, C).
+            near: their neighbours, with values int64 (B, k) from 0 to V - 1.
+            weight: weight of the model's logit layer, (V, C).
+            bias: bias of the model's logit layer, (V,).
 
         Returns:
             (B, V).

@@ -9,18 +9,18 @@ from rlxf.attention.heads.datastore import Datastore
 from rlxf.attention.with_faiss import as_faiss, faiss
 
 Search = Callable[[Tensor, int], Tensor]
-"""Queries (B, C), k -> int64 (B, k): the pairs with the nearest keys; of equally near ones, any of them."""
+"""Queries (B, C), k -> int64 (B, k): indices of the pairs with the nearest keys, with ties in any order."""
 
 SCORES = 2**22
-"""Distances that are held at a time, over all queries: 16 MB in float32."""
+"""Maximum number of distances in memory at a time, over all queries: 16 MB in float32."""
 
 
 class TorchSearch:
-    """``argmin_j |k_j - m|^2 - 2 k_j . (q - m)``: a product of matrices and ``torch.topk`` a stretch of keys.
+    """Exact search ``argmin_j |k_j - m|^2 - 2 k_j . (q - m)`` by matrix products and ``torch.topk``.
 
-    With m, the mean of the keys, that is ``|k_j - q|^2`` but for what all keys share, however far from 0 they
-    lie. Memory is bounded: stretches are as long as `SCORES` allows. Distances that differ by less
-    than rounding, about 1e-6 of ``|k| |q - m|``, count as equal.
+    m is the mean of the keys. The score equals ``|k_j - q|^2`` up to a constant, and m keeps it accurate for
+    keys far from 0. Keys are processed in chunks, whose length is bounded by `SCORES`. Distances that differ
+    by less than rounding errors, about 1e-6 of ``|k| |q - m|``, count as equal.
     """
 
     def __init__(self, store: Datastore):
@@ -29,43 +29,49 @@ class TorchSearch:
         self._lengths = (store.keys - self._mean).square().sum(dim=1)
 
     def __call__(self, queries: Tensor, k: int, without: Tensor | None = None) -> Tensor:
-        """See `Search`. ``without`` int64 (B,): the group that is left out, for each query.
+        """Return the k nearest pairs of each query.
+
+        Args:
+            queries: (B, C).
+            k: number of neighbours.
+            without: int64 (B,), group to exclude for each query; None for none.
 
         Raises:
-            ValueError: if fewer than k pairs are left.
+            ValueError: if fewer than k pairs remain.
         """
         self._check_reach(k, without)
         size = max(k, SCORES // max(1, len(queries)))
-        found = [
+        results = [
             self._nearest(queries, k, without, range(start, min(start + size, len(self.store))))
             for start in range(0, len(self.store), size)
         ]
-        scores, entries = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        scores, entries = (torch.cat(parts, dim=1) for parts in zip(*results, strict=True))
         return entries.gather(1, scores.topk(k, dim=1, largest=False).indices)
 
     def _check_reach(self, k: int, without: Tensor | None) -> None:
         self.store.check_reach(k)
-        left = len(self.store) - self.store.largest_group
-        if without is not None and k > left:
+        remaining = len(self.store) - self.store.largest_group
+        if without is not None and k > remaining:
             raise ValueError(
-                f"k={k} neighbours from other groups were asked for; without its largest group, of "
-                f"{self.store.largest_group} pairs, the datastore has {left}: lower k, or store more groups"
+                f"k={k} neighbours from other groups are required, but without its largest group of "
+                f"{self.store.largest_group} pairs the datastore has {remaining}; use a smaller k or store "
+                f"more groups"
             )
 
     def _nearest(
-        self, queries: Tensor, k: int, without: Tensor | None, stretch: range
+        self, queries: Tensor, k: int, without: Tensor | None, chunk: range
     ) -> tuple[Tensor, Tensor]:
-        """Scores and numbers, both (B, <= k), of the nearest pairs in a stretch."""
-        part = slice(stretch.start, stretch.stop)
+        """Return scores and indices, both (B, <= k), of the nearest pairs in a chunk of keys."""
+        part = slice(chunk.start, chunk.stop)
         scores = torch.addmm(self._lengths[part], queries - self._mean, self.store.keys[part].T, alpha=-2)
         if without is not None:
             scores.masked_fill_(self.store.groups[part] == without[:, None], torch.inf)
-        nearest = scores.topk(min(k, len(stretch)), dim=1, largest=False)
-        return nearest.values, nearest.indices + stretch.start
+        nearest = scores.topk(min(k, len(chunk)), dim=1, largest=False)
+        return nearest.values, nearest.indices + chunk.start
 
 
 class FaissSearch:
-    """The same with faiss' flat index, which holds a copy of the keys, on the CPU, in float32.
+    """Exact search with a flat faiss index, which stores a float32 copy of the keys on the CPU.
 
     Raises:
         ImportError: if faiss is not installed.
@@ -77,7 +83,7 @@ class FaissSearch:
         self._index.add(as_faiss(store.keys))
 
     def __call__(self, queries: Tensor, k: int) -> Tensor:
-        """See `Search`.
+        """Return the k nearest pairs of each query.
 
         Raises:
             ValueError: if there are fewer than k pairs.
@@ -88,4 +94,4 @@ class FaissSearch:
 
 
 SEARCHES: dict[str, type[TorchSearch] | type[FaissSearch]] = {"torch": TorchSearch, "faiss": FaissSearch}
-"""By the name that a head's ``index`` has."""
+"""Search classes by the value of `OutputHead.index`."""

@@ -1,4 +1,4 @@
-"""SPALM: neighbours' values as features, let in by a learned gate."""
+"""SPALM: features of the neighbours' values, mixed in by a learned gate."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,26 +13,26 @@ from rlxf.attention.heads.datastore import Neighbours
 
 @dataclass(frozen=True)
 class SPALM(OutputHead):
-    r"""``p(v | x) = softmax(W z)`` with ``z = (1 - g) m + g h`` and a gate ``g = sigmoid(w_g . h)``.
+    r"""Output ``p(v | x) = softmax(W z)`` with ``z = (1 - g) m + g h`` and gate ``g = sigmoid(w_g . h)``.
 
-    ``m = sum_i softmax_i(y_i . h) y_i``: neighbours look each other up by what followed on them, not by
-    distance; ``y_i = W[v_i]``, the row of the output layer, for its value. h is the transformer's output; at
-    g = 1 it counts alone. The gate starts at one half. It has to be learned, on pairs that are not their own
-    neighbours.
+    ``m = sum_i softmax_i(y_i . h) y_i``, where ``y_i = W[v_i]`` is the row of the output layer for the
+    neighbour's value. Neighbours are weighted by their values, not by distance. h is the transformer's
+    output; g = 1 uses h only. The gate starts at 0.5. It must be trained on queries whose own pair is
+    excluded from their neighbours.
 
-    Values that are numbers have no row in W. There the gate mixes numbers (ours): the neighbours' share is
-    1 - g, and they count among themselves by distance, as in `KNNLM`.
+    Continuous values have no row in W. For them the gate mixes the values themselves, which is our extension:
+    the weight of the neighbours is 1 - g, and neighbours are weighted by distance, as in `KNNLM`.
 
     Source: Yogatama et al. 2021, arXiv:2102.02557, section 2.3, equations 3 to 5.
 
     Args:
-        k: neighbours; 4 in the paper.
-        temperature: T of the weights by distance; only where values are numbers.
-        index: who finds them: "torch", or "faiss" with the extra knn. Both find the same.
+        k: number of neighbours; 4 in the paper.
+        temperature: temperature T of the distance weights; used for continuous values only.
+        index: search backend: "torch", or "faiss", which needs the extra ``knn``. Results are equal.
 
     Raises:
-        TypeError: if k is no whole number, or another one no number.
-        ValueError: if k is less than 1, temperature not above 0, or there is no such index.
+        TypeError: if k is not an int, or another number is not a number.
+        ValueError: if k is less than 1, temperature is not positive, or the index is unknown.
     """
 
     paper: ClassVar[str] = "Yogatama et al. 2021, arXiv:2102.02557"
@@ -43,22 +43,22 @@ class SPALM(OutputHead):
 
 
 class SPALMReader(HeadReader):
-    """A `SPALM` at work: w_g (C,)."""
+    """Module of a `SPALM` head with the gate weights w_g (C,)."""
 
     def __init__(self, width: int):
         super().__init__()
         self.gate = nn.Parameter(torch.zeros(width))
 
     def openness(self, h: Tensor) -> Tensor:
-        """g: (..., C) -> (...)."""
+        """Return the gate g: h (..., C) -> (...)."""
         return (h @ self.gate).sigmoid()
 
     def share(self, h: Tensor) -> Tensor:
-        """1 - g."""
+        """Return 1 - g."""
         return 1 - self.openness(h)
 
     def features(self, h: Tensor, y: Tensor) -> Tensor:
-        """z of outputs h (B, C) and the features y (B, k, C) of their neighbours' values."""
+        """Return z of outputs h (B, C) and the features y (B, k, C) of their neighbours' values."""
         g = self.openness(h)[:, None]
         return (1 - g) * gathered(h, y) + g * h
 
@@ -69,6 +69,6 @@ class SPALMReader(HeadReader):
 
 
 def gathered(h: Tensor, y: Tensor) -> Tensor:
-    """``m = sum_i softmax_i(y_i . h) y_i``: (B, C) and (B, k, C) -> (B, C)."""
+    """Compute ``m = sum_i softmax_i(y_i . h) y_i``: h (B, C) and y (B, k, C) -> (B, C)."""
     attention = torch.einsum("bkc,bc->bk", y, h).softmax(dim=1)
     return torch.einsum("bk,bkc->bc", attention, y)

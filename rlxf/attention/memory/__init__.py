@@ -1,1 +1,1 @@
-"""What survives from before the segment?"""
+"""Memory of the tokens before a segment."""

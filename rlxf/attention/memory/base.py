@@ -1,4 +1,4 @@
-"""What every memory offers."""
+"""Base class of memory techniques."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,56 +14,56 @@ from rlxf.attention.technique import Choices, Technique
 
 
 class Memory(Technique, ABC):
-    """What a segment can see of the tokens before it. Base of the memory techniques: frozen dataclasses."""
+    """Base of the memory techniques: frozen dataclasses that define what a segment sees of earlier tokens."""
 
     @property
     @abstractmethod
     def length(self) -> int:
-        """Tokens M that a state holds."""
+        """Number of tokens M in a state."""
 
     def check(self, choices: Choices) -> None:
-        """Raise ValueError unless it goes with the other choices of a transformer."""
+        """Raise ValueError unless this memory is compatible with the other settings of a transformer."""
         if not choices.causal:
-            raise ValueError(f"memory {self} needs causal=True: what is remembered cannot look ahead")
+            raise ValueError(f"memory {self} needs causal=True: stored tokens cannot attend to future ones")
 
     @property
     def holds(self) -> int:
-        """How many tokens back it reaches, in the layer that remembers most: by default M."""
+        """Maximum distance, in tokens, over all layers; the default is M."""
         return self.length
 
     def for_layer(self, number: int, layers: int) -> "Memory":
-        """The memory of layer 0, 1, ... of so many: by default the same in all."""
+        """Return the memory of one layer, numbered from 0; by default all layers have the same."""
         return self
 
     def empty(self, layers: int, batch: int, like: Tensor, width: int) -> State:
-        """A state that remembers nothing; type and device of ``like``."""
+        """Return an empty state with the dtype and device of ``like``."""
         return State.empty(layers, batch, self.length, like, width)
 
     def shows(self, pattern: Pattern) -> Pattern:
-        """The tokens that a query sees in whatever form, of those that the pattern shows: by default all."""
+        """Return the pattern of tokens that are visible raw or compressed; by default ``pattern``."""
         return pattern
 
     def build(self, width: int) -> nn.Module | None:
-        """What a layer learns for it; by default nothing."""
+        """Build the trainable module that a layer needs for this memory; None by default."""
         return None
 
     def recall(self, state: State | None, index: Index, layers: Sequence[Any]) -> Recall:
-        """What the tokens of a pass see of a state.
+        """Create the view of a state for a segment.
 
         Args:
-            state: what is remembered; None for nothing.
-            index: (B, T), where the tokens stand.
-            layers: the layer of each pass, a `Block`.
+            state: memory state; None for no memory.
+            index: (B, T), positions and episodes of the segment's tokens.
+            layers: layer of each pass, a `Block`.
         """
         return Recall(state, index)
 
     def __call__(self, state: State, hidden: Tensor, index: Index) -> State:
-        """The state after a segment: the last M of the tokens before and of its own, without gradient.
+        """Return the state after a segment: the last M tokens of old state and segment, without gradient.
 
         Args:
-            state: the state before it.
-            hidden: (L, B, T, C), the inputs of each layer.
-            index: (B, T), where the segment's tokens stand.
+            state: state before the segment.
+            hidden: (L, B, T, C), inputs of each layer.
+            index: (B, T), positions and episodes of the segment's tokens.
         """
-        fresh = State(hidden.detach(), index).last(self.length)
-        return joined([state.last(self.length - fresh.index.shape[1]), fresh])
+        new = State(hidden.detach(), index).last(self.length)
+        return joined([state.last(self.length - new.index.shape[1]), new])

@@ -1,4 +1,4 @@
-"""Ways to make one token of several: the compression functions of a Compressive Transformer."""
+"""Compression functions of the Compressive Transformer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,15 +10,15 @@ from torch.nn import functional as F
 Method = Literal["mean", "max", "convolution", "dilated", "most-used"]
 
 Usage = Callable[[Tensor], Tensor]
-"""Tokens (N, L, C) of N stretches -> how much attention each of them gets, (N, L)."""
+"""Function from tokens (N, L, C) of N blocks to the attention that each token receives, (N, L)."""
 
 
 class Compression(nn.Module, ABC):
-    """Takes c tokens together to one.
+    """Base of the functions that compress c tokens to one.
 
     Args:
         width: features of a token C.
-        ratio: c.
+        ratio: compression ratio c.
     """
 
     def __init__(self, width: int, ratio: int):
@@ -27,11 +27,11 @@ class Compression(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, tokens: Tensor, usage: Usage) -> Tensor:
-        """Tokens (N, L, C), oldest first, L a multiple of c -> (N, L / c, C)."""
+        """Compress tokens (N, L, C), oldest first, L a multiple of c -> (N, L / c, C)."""
 
 
 class Mean(Compression):
-    """Their mean."""
+    """Mean pooling over c tokens."""
 
     def forward(self, tokens: Tensor, usage: Usage) -> Tensor:
         """See `Compression`."""
@@ -39,7 +39,7 @@ class Mean(Compression):
 
 
 class Max(Compression):
-    """The largest of them, feature by feature."""
+    """Max pooling over c tokens, per feature."""
 
     def forward(self, tokens: Tensor, usage: Usage) -> Tensor:
         """See `Compression`."""
@@ -47,9 +47,9 @@ class Max(Compression):
 
 
 class Convolution(Compression):
-    """``sum_t W_t x_t + b``: a convolution over time whose kernel and stride are c.
+    """Convolution over time with kernel size and stride c: ``sum_t W_t x_t + b``.
 
-    The rows of W start orthogonal: what it makes of tokens of unit variance has unit variance.
+    W is initialized orthogonally, so that tokens of unit variance give outputs of unit variance.
     """
 
     def __init__(self, width: int, ratio: int):
@@ -69,9 +69,9 @@ class Convolution(Compression):
 
 
 class Dilated(Convolution):
-    """The same with every second token, the first one included: dilation 2.
+    """Convolution with dilation 2: it reads every second token, from the first one.
 
-    The paper says no more than "dilated"; for one token out of c, this kernel of c / 2, rounded up, is ours.
+    The paper does not specify the dilated convolution. The kernel size c / 2, rounded up, is our choice.
     """
 
     @staticmethod
@@ -80,7 +80,7 @@ class Dilated(Convolution):
 
 
 class MostUsed(Compression):
-    """Those tokens that get the most attention, one of c."""
+    """Selection of the tokens that receive the most attention, a fraction 1 / c of them."""
 
     def forward(self, tokens: Tensor, usage: Usage) -> Tensor:
         """See `Compression`."""
@@ -88,25 +88,25 @@ class MostUsed(Compression):
 
 
 def most_used(tokens: Tensor, usage: Tensor, kept: int) -> Tensor:
-    """Of tokens (N, L, C) those with the largest usage (N, L), in the order of time: (N, kept, C)."""
+    """Select the ``kept`` tokens of (N, L, C) with the largest usage (N, L), in temporal order."""
     chosen = usage.topk(kept, dim=1).indices.sort(dim=1).values
     return tokens.gather(1, chosen[..., None].expand(-1, -1, tokens.shape[2]))
 
 
 def content_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
-    """``softmax(q k / sqrt(D)) v``, by content alone: positions have no part in it.
+    """Compute ``softmax(q k / sqrt(D)) v``, content-based attention without position encoding.
 
     Args:
-        q: (B, H, Tq, D).
-        k: (B, H, Tk, D).
-        v: (B, H, Tk, V).
-        seen: (B, Tq, Tk) bool, which keys a query sees, at least one; None for all.
+        q: queries, (B, H, Tq, D).
+        k: keys, (B, H, Tk, D).
+        v: values, (B, H, Tk, V).
+        seen: attention mask (B, Tq, Tk) bool with at least one key per query; None for no mask.
     """
     return F.scaled_dot_product_attention(q, k, v, attn_mask=None if seen is None else seen[:, None])
 
 
 def attention_received(q: Tensor, k: Tensor) -> Tensor:
-    """What L tokens get of each other's attention, on average: q, k (N, H, L, D) -> (N, L)."""
+    """Return the mean attention that each of L tokens receives: q, k (N, H, L, D) -> (N, L)."""
     weights = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).softmax(dim=-1)
     return weights.mean(dim=(1, 2))
 
@@ -118,9 +118,9 @@ COMPRESSIONS: dict[Method, type[Compression]] = {
     "dilated": Dilated,
     "most-used": MostUsed,
 }
-"""By the name of the method."""
+"""Compression modules by name."""
 
 
 def compression(method: Method, width: int, ratio: int) -> Compression:
-    """The module of a method."""
+    """Build the module of a compression method."""
     return COMPRESSIONS[method](width, ratio)

@@ -1,4 +1,4 @@
-"""Compressive memory: what is older than the last tokens is kept, c tokens in the room of one."""
+"""Compressive memory: tokens beyond the recent ones are stored with c tokens compressed to one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,52 +31,52 @@ from rlxf.attention.technique import Choices
 
 @dataclass(frozen=True)
 class Compressive(Memory):
-    r"""Blocks of c tokens that are older than M tokens are each seen as one: ``f([h_1 ... h_c])``.
+    r"""Memory in which each block of c tokens older than M tokens is compressed to one: ``f([h_1 ... h_c])``.
 
-    Position t is in the block [k c, (k + 1) c) of its episode, which ends at e. A token at position i sees
-    token t by itself if ``t <= i <= e + M``; the block as one, standing at e, if ``M < i - e <= M + N c``.
-    So each of the last M + N c tokens is seen, raw or compressed and never both. Positions alone decide:
-    acting step by step sees what learning in segments sees, however time is cut. Only a block that lacks a
-    token, as positions within an episode were left out, is never compressed: it is forgotten once it is no
-    longer seen raw. In the paper the oldest tokens are compressed behind each segment; a segment of c tokens
-    begins with the same view.
+    Position t belongs to the block [k c, (k + 1) c) of its episode, which ends at e. A query at position i
+    sees token t raw if ``t <= i <= e + M``. It sees the block as one token at position e if
+    ``M < i - e <= M + N c``. So each of the last M + N c tokens is visible either raw or compressed.
+    Visibility depends on positions only, so acting step by step equals learning in segments of any length.
+    A block with missing positions is never compressed; its tokens are dropped once they are no
+    longer visible raw. The paper compresses the oldest tokens after each segment. With segments of c tokens
+    a segment starts with the same view.
 
-    f makes one token of the c inputs of a layer; keys and values are projected from it as from any other.
-    It is one of
+    f maps the c inputs of a layer to one token; keys and values are projected from it as usual.
+    The methods are
 
-    - "mean" or "max", feature by feature;
-    - "convolution": kernel and stride are c; "dilated": the same with every second token;
-    - "most-used": the token that gets the most attention, by content alone, of those of its block. The paper
-      counts the attention of all queries; how many there have been depends on how time is cut.
+    - "mean" or "max", per feature;
+    - "convolution": kernel size and stride c; "dilated": the same with every second token;
+    - "most-used": the token of the block that receives the most content-based attention. The paper
+      counts the attention of all queries, but their number depends on the segment boundaries.
 
-    No gradient of the task flows into what is compressed, or into f. A convolution learns by a loss whose
-    gradient reaches nothing else, added up over the layers:
+    The task loss has no gradient with respect to compressed tokens or f. A convolution is trained by an
+    auxiliary loss, summed over layers, whose gradient reaches only the compression module:
 
-    - "attention-reconstruction": ``attn(h, tokens) - attn(h, compressed)``, what the queries of a segment
-      find in blocks that they see compressed, by content alone;
-    - "auto-encoding": ``tokens - g(compressed)``, g a transposed convolution.
+    - "attention-reconstruction": ``attn(h, tokens) - attn(h, compressed)``, the difference of content-based
+      attention from the segment's queries over the blocks that they see compressed;
+    - "auto-encoding": ``tokens - g(compressed)``, with a transposed convolution g.
 
-    A state holds the tokens themselves, M + N c + c - 1 of them, as a rollout does anyway: they are
-    compressed by the weights of the day, and nothing grows stale. What acts, a `Cache`, holds M + c raw ones
-    and the compressed.
+    A state stores the M + N c + c - 1 original tokens, which a rollout stores anyway. They are
+    compressed with the current weights, so memory never becomes stale. The `Cache` for acting stores M + c
+    raw tokens and the compressed blocks.
 
     Source: Rae et al. 2019, arXiv:1911.05507, sections 3.1 and 3.2.
 
     Args:
-        recent: M, the paper's n_m: tokens seen by themselves, at least 1. A block that is not yet older than
-            that as a whole is still seen raw: c - 1 more at most.
-        compressed: N, the paper's n_cm: blocks seen as one token.
-        ratio: c, tokens in a block.
-        method: f.
-        loss: what a convolution learns by; without a meaning for the others.
-        measure: how large a difference is: "mean-square", as in public code, or "norm", as in the paper. The
-            gradient of a norm grows with the number of queries, and would take the room of the task's
-            where gradients are clipped together, as PPO's are.
-        loss_coef: what the loss is multiplied with.
+        recent: number of raw tokens M, n_m in the paper; at least 1. A block stays raw until all its
+            tokens are older, which adds at most c - 1 raw tokens.
+        compressed: number of compressed blocks N, n_cm in the paper.
+        ratio: compression ratio c, in tokens per block.
+        method: compression function f.
+        loss: auxiliary loss of a convolution; the other methods ignore it.
+        measure: size of a difference: "mean-square", as in public code, or "norm", as in the paper. The
+            gradient of a norm grows with the number of queries. It would dominate the task gradient
+            where both are clipped jointly, as in PPO.
+        loss_coef: coefficient of the auxiliary loss.
 
     Raises:
-        TypeError: if a size is no whole number, or loss_coef no number.
-        ValueError: if a size is less than 1, a word unknown, or loss_coef not above 0 and finite.
+        TypeError: if a size is not an int, or loss_coef is not a number.
+        ValueError: if a size is less than 1, a name is unknown, or loss_coef is not positive and finite.
     """
 
     paper: ClassVar[str] = "Rae et al. 2019, arXiv:1911.05507"
@@ -100,37 +100,40 @@ class Compressive(Memory):
             raise ValueError(f"Compressive loss_coef must be above 0, got {self.loss_coef}")
 
     def check(self, choices: Choices) -> None:
-        """See `Memory`: it decides what is seen, and a softmax weighs raw and compressed tokens alike."""
+        """Raise ValueError unless the pattern is `Full` and the kernel is a softmax.
+
+        The memory itself defines the visible tokens, and a softmax weighs raw and compressed tokens alike.
+        """
         super().check(choices)
         if not isinstance(choices.pattern, Full):
             raise ValueError(
-                f"{self} decides itself how far a token sees, and {choices.pattern} hides a part of that; "
-                f"choose Full()"
+                f"{self} defines the visible tokens itself, and pattern {choices.pattern} would hide some of "
+                f"them; use pattern=Full()"
             )
         if not isinstance(choices.kernel, Softmax | AdaptiveSpan | DynamicSpan):
             raise ValueError(
-                f"{self} is read by softmax over raw and compressed tokens, and {choices.kernel} is not "
-                f"that; choose Softmax() or another memory"
+                f"{self} requires a softmax kernel over raw and compressed tokens, got {choices.kernel}; "
+                f"use kernel=Softmax() or another memory"
             )
 
     @property
     def length(self) -> int:
-        """See `Memory`: M + N c + c - 1, with all of the blocks that the next token sees."""
+        """Tokens in a state, M + N c + c - 1: they contain all blocks that are visible to the next token."""
         return self.reach + self.ratio - 1
 
     @property
     def reach(self) -> int:
-        """Distance, in tokens, up to which the end of a block is seen: M + N c."""
+        """Maximum distance, in tokens, to the end of a visible block: M + N c."""
         return self.recent + self.compressed * self.ratio
 
     @property
     def raw(self) -> int:
-        """Tokens before it that a token may see by themselves: M + c - 1."""
+        """Maximum number of earlier tokens that are visible raw: M + c - 1."""
         return self.recent + self.ratio - 1
 
     @property
     def waiting(self) -> int:
-        """Whole blocks that are kept compressed while acting: those that are seen, and those that will be."""
+        """Number of compressed blocks in a cache: the visible ones, and those that will become visible."""
         return self.compressed + self.recent // self.ratio + 1
 
     def shows(self, pattern: Pattern) -> Pattern:
@@ -138,11 +141,11 @@ class Compressive(Memory):
         return UpToBlock(self.reach, self.ratio)
 
     def shows_token(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether position i sees the token at position j, which is not ahead, by itself."""
+        """Return whether position i sees the token at position j <= i raw."""
         return i - end_of_block(j, self.ratio) <= self.recent
 
     def shows_summary(self, i: Tensor, end: Tensor) -> Tensor:
-        """Whether position i sees as one the block that ends at position ``end``."""
+        """Return whether position i sees the compressed block that ends at position ``end``."""
         return (i - end > self.recent) & (i - end <= self.reach)
 
     def build(self, width: int) -> "LayerCompression":
@@ -156,14 +159,14 @@ class Compressive(Memory):
 
 @dataclass(frozen=True)
 class UpToBlock(Pattern):
-    """Tokens whose block, of ``size``, ends no farther than ``farthest`` behind the query."""
+    """Pattern of the tokens whose block of ``size`` ends at most ``farthest`` positions before the query."""
 
     farthest: int
     size: int
 
     @property
     def reach(self) -> int:
-        """To the first token of that block."""
+        """Maximum distance, to the first token of the farthest block."""
         return self.farthest + self.size - 1
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
@@ -172,12 +175,12 @@ class UpToBlock(Pattern):
 
 
 def end_of_block(position: Tensor, size: int) -> Tensor:
-    """The last position of the block that a position is in."""
+    """Return the last position of the block that contains each position."""
     return position.div(size, rounding_mode="floor") * size + size - 1
 
 
 class LayerCompression(nn.Module):
-    """f of a `Compressive` in one layer, and what it learns by."""
+    """Compression function f of a `Compressive` memory in one layer, and its auxiliary loss."""
 
     def __init__(self, spec: Compressive, width: int):
         super().__init__()
@@ -187,7 +190,7 @@ class LayerCompression(nn.Module):
         self.reconstruction = LOSSES[spec.loss](width, spec.ratio) if learns else None
 
     def forward(self, tokens: Tensor, layer: Content) -> Tensor:
-        """Blocks of tokens (N, c, C) -> (N, C)."""
+        """Compress blocks of tokens (N, c, C) -> (N, C)."""
 
         def usage(x: Tensor) -> Tensor:
             return attention_received(layer.content_query(x), layer.content(x)[0])
@@ -196,10 +199,10 @@ class LayerCompression(nn.Module):
         return y[:, 0]
 
     def penalty(self, compressed: Compressed) -> Tensor | None:
-        """What one pass adds to the loss; its gradient reaches this module alone. None if nothing learns.
+        """Return the auxiliary loss of one pass, whose gradient reaches only this module.
 
-        Where nobody sees anything compressed it is 0: processes that learn together, of which one may see
-        something, must agree on the parts of a loss.
+        None if the method has no parameters, 0 if no query sees a compressed block: all ranks of a process
+        group must compute the same terms of the loss.
         """
         if self.reconstruction is None:
             return None

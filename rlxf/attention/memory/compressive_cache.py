@@ -1,4 +1,4 @@
-"""What acting from a compressive memory keeps between steps."""
+"""KV cache for acting with a compressive memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
 
 class ActingLayer(CompressingLayer, Protocol):
-    """A layer that compresses its inputs and acts."""
+    """Interface of a layer that compresses its inputs and has a KV cache."""
 
     def heard(self, x: Tensor, index: Index) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, S, D) of tokens x (B, S, C) that stand at an index (B, S)."""
+        """Return position-encoded keys and values (B, H, S, D) of tokens x (B, S, C) at an index (B, S)."""
         ...
 
     def cache(self, memory: Tensor, index: Index, tables: Tables) -> LayerCache:
-        """Keys and values of the tokens of memory (B, S, C)."""
+        """Create the KV cache of the memory tokens (B, S, C)."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """Where the inputs of a step go.
+    """Targets of the inputs of one step.
 
     Args:
         rows: (R,) int64, rows that have a token in this step.
-        places: (R,) int64, its place in its block, from 0.
-        whole: (W,) int64, rows whose block it makes whole.
-        slots: (W,) int64, where that block goes.
-        ends: (W, 1), where it stands.
+        places: (R,) int64, offset of the token in its block, from 0.
+        whole: (W,) int64, rows whose token completes a block.
+        slots: (W,) int64, cache slots of the completed blocks.
+        ends: (W, 1), index of the last token of the completed blocks.
     """
 
     rows: Tensor
@@ -59,16 +59,16 @@ class Arrival:
 
 @dataclass(eq=False)
 class CompressiveCache(Cache):
-    """A `Cache` whose first slots are for compressed blocks; and the inputs of a block that is not yet whole.
+    """`Cache` whose first N' slots hold compressed blocks; it also stores the inputs of the incomplete block.
 
-    Block k of an episode has slot k mod N': as many as are seen, and those that wait until they are.
+    Block k of an episode uses slot k mod N', with N' = `Compressive.waiting`.
 
     Args:
-        memory: says who sees what.
-        blocks: the layer of each pass.
-        inputs: (L, B, c, C), of the last tokens, by their place in their block.
-        standing: (B, c), where those stand.
-        arrival: of the step at hand.
+        memory: memory technique, which defines the visible tokens.
+        blocks: layer of each pass.
+        inputs: (L, B, c, C), inputs of the last tokens, by their offset in the block.
+        standing: (B, c), index of these tokens.
+        arrival: targets of the current step.
     """
 
     memory: "Compressive"
@@ -87,24 +87,27 @@ class CompressiveCache(Cache):
         tables: Tables,
         context: ProjectedContext | None,
     ) -> "CompressiveCache":
-        """A cache that goes on from a state, with room for what a step sees, and for spare empty slots.
+        """Create a cache from a state.
 
-        Slots are spare if ``capacity`` is more than the tokens of the state and one.
+        ``capacity`` beyond the state's length plus 1 adds slots, as room for empty slots inside episodes.
         """
-        kept = state.last(min(memory.raw, state.index.shape[1]))
-        ring = memory.raw + 1 + max(0, capacity - state.index.shape[1] - 1)
-        room = ring - kept.index.shape[1]
-        old, open_ = blocks_of(state.index, memory)
-        more = State.empty(len(blocks), len(kept.index.episode), room, state.hidden, state.hidden.shape[-1])
-        index = index_at(state.index, old.slots[..., -1]).concatenate(kept.index).concatenate(more.index)
+        recent = state.last(min(memory.raw, state.index.shape[1]))
+        size = memory.raw + 1 + max(0, capacity - state.index.shape[1] - 1)
+        free_slots = size - recent.index.shape[1]
+        complete, incomplete = blocks_of(state.index, memory)
+        free = State.empty(
+            len(blocks), len(recent.index.episode), free_slots, state.hidden, state.hidden.shape[-1]
+        )
+        ends = index_at(state.index, complete.slots[..., -1])
+        index = ends.concatenate(recent.index).concatenate(free.index)
         layers = [
-            layer.cache(torch.cat([compressed(layer, laid_out(h, old)), k, m], dim=1), index, tables)
-            for layer, h, k, m in zip(blocks, state.hidden, kept.hidden, more.hidden, strict=True)
+            layer.cache(torch.cat([compressed(layer, laid_out(h, complete)), r, f], dim=1), index, tables)
+            for layer, h, r, f in zip(blocks, state.hidden, recent.hidden, free.hidden, strict=True)
         ]
-        inputs = torch.stack([laid_out(h, open_)[:, 0] for h in state.hidden])
-        standing = index_at(state.index, open_.slots[:, 0])
+        inputs = torch.stack([laid_out(h, incomplete)[:, 0] for h in state.hidden])
+        standing = index_at(state.index, incomplete.slots[:, 0])
         return cls(
-            layers, index, kept.index.shape[1] % ring, tables, context, memory, blocks, inputs, standing
+            layers, index, recent.index.shape[1] % size, tables, context, memory, blocks, inputs, standing
         )
 
     def related(self, relations: Sequence[Relation]) -> Sequence[Relation]:
@@ -112,7 +115,7 @@ class CompressiveCache(Cache):
         return CompressedRelation.of(relations, self.memory, self.memory.waiting)
 
     def write(self, index: Index) -> int:
-        """See `Cache`; also where the block stands that the token makes whole."""
+        """Store the index of the next token and of the block that it completes, and return its slot."""
         first, ratio = self.memory.waiting, self.memory.ratio
         slot = first + self.slot
         self.slot = (self.slot + 1) % (self.index.shape[1] - first)
@@ -128,15 +131,15 @@ class CompressiveCache(Cache):
         return slot
 
     def _is_whole(self, position: Tensor, episode: Tensor) -> Tensor:
-        """(B,) bool: whether the token at position (B,) ends a block that has all of its tokens."""
+        """Return whether the token at position (B,) completes a block without missing tokens, (B,) bool."""
         ratio = self.memory.ratio
-        places = torch.arange(1 - ratio, 1, device=position.device)
-        there = self.standing.position == position[:, None] + places
-        there &= self.standing.episode == episode[:, None]
-        return there.all(1) & (position % ratio == ratio - 1)
+        offsets = torch.arange(1 - ratio, 1, device=position.device)
+        present = self.standing.position == position[:, None] + offsets
+        present &= self.standing.episode == episode[:, None]
+        return present.all(1) & (position % ratio == ratio - 1)
 
     def enter(self, number: int, x: Tensor) -> None:
-        """See `Cache`: the blocks that x makes whole are compressed."""
+        """Store the input x (B, 1, C) of a pass and compress the blocks that it completes."""
         assert self.arrival is not None
         arrival, layer, ring = self.arrival, self.blocks[number], self.layers[number]
         self.inputs[number, arrival.rows, arrival.places] = x[arrival.rows, 0]
@@ -150,13 +153,13 @@ class CompressiveCache(Cache):
 
     def rows(self, rows: Tensor) -> "CompressiveCache":
         """See `Cache`."""
-        some = super().rows(rows)
+        selected = super().rows(rows)
         return CompressiveCache(
-            some.layers,
-            some.index,
-            some.slot,
-            some.tables,
-            some.context,
+            selected.layers,
+            selected.index,
+            selected.slot,
+            selected.tables,
+            selected.context,
             self.memory,
             self.blocks,
             self.inputs[:, rows],
@@ -165,31 +168,34 @@ class CompressiveCache(Cache):
 
 
 def put(index: Index, rows: Tensor | slice, slots: Tensor | int, tokens: Index) -> None:
-    """Note where tokens (R, 1) of some rows stand, a slot for each, in place."""
+    """Write the index of tokens (R, 1) to one slot in each of the given rows, in place."""
     index.position[rows, slots] = tokens.position[:, 0]
     index.episode[rows, slots] = tokens.episode[:, 0]
 
 
 def blocks_of(index: Index, memory: "Compressive") -> tuple[Stretches, Stretches]:
-    """Of the episode that a row is in, the last whole blocks by their slots in a cache, and the one begun.
+    """Return the last complete blocks of the current episode of each row, and its incomplete block.
 
-    They are (B, N', c), without those that lack a token, and (B, 1, c).
+    Complete blocks are (B, N', c) in the order of their cache slots; blocks with missing tokens are left out.
+    The incomplete block is (B, 1, c).
     """
     batch, ratio, count = index.shape[0], memory.ratio, memory.waiting
     newest = last_tokens(index)
-    begun = (newest.position + 1).div(ratio, rounding_mode="floor")
-    slots = torch.arange(count, device=begun.device)
-    number = begun - 1 - (begun - 1 - slots) % count
-    wanted = torch.cat([number, begun], dim=1)[..., None] * ratio + torch.arange(ratio, device=begun.device)
-    found = find_slots(index, Index(wanted.flatten(1), newest.episode.expand(batch, wanted[0].numel())))
-    found = found.view_as(wanted).masked_fill((newest.episode == EMPTY)[..., None] | (wanted < 0), MISSING)
-    old, open_ = found.split([count, 1], dim=1)
-    lacking = (old == MISSING).any(-1, keepdim=True)
-    return Stretches(old.masked_fill(lacking, MISSING)), Stretches(open_)
+    current = (newest.position + 1).div(ratio, rounding_mode="floor")
+    slots = torch.arange(count, device=current.device)
+    number = current - 1 - (current - 1 - slots) % count
+    offsets = torch.arange(ratio, device=current.device)
+    positions = torch.cat([number, current], dim=1)[..., None] * ratio + offsets
+    tokens = Index(positions.flatten(1), newest.episode.expand(batch, positions[0].numel()))
+    token_slots = find_slots(index, tokens).view_as(positions)
+    absent = (newest.episode == EMPTY)[..., None] | (positions < 0)
+    complete, incomplete = token_slots.masked_fill(absent, MISSING).split([count, 1], dim=1)
+    lacking = (complete == MISSING).any(-1, keepdim=True)
+    return Stretches(complete.masked_fill(lacking, MISSING)), Stretches(incomplete)
 
 
 def last_tokens(index: Index) -> Index:
-    """Where the last token of each row stands, (B, 1); empty if there is none."""
+    """Return the index of the last token of each row, (B, 1); empty for rows without tokens."""
     slots = torch.arange(index.shape[1], device=index.episode.device)
     filled = torch.where(index.episode == EMPTY, MISSING, slots)
     last = torch.cat([torch.full_like(index.episode[:, :1], MISSING), filled], dim=1)

@@ -1,4 +1,4 @@
-"""What a pass sees of a compressive memory: compressed blocks, then raw tokens, then its own."""
+"""View of a compressive memory for a segment: compressed blocks, raw tokens, then the segment's tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class CompressingLayer(Content, Protocol):
-    """A layer that compresses its inputs."""
+    """Interface of a layer that compresses its inputs."""
 
     compression: "LayerCompression"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CompressedRelation(Relation):
-    """A `Relation` to keys of which the first stand for blocks, at whose ends they are.
+    """`Relation` whose first keys are compressed blocks, indexed by their last position.
 
     Args:
-        memory: says who sees what.
-        summaries: how many stand for blocks.
+        memory: memory technique, which defines the visible tokens.
+        summaries: number of keys that are compressed blocks.
     """
 
     memory: "Compressive"
@@ -41,38 +41,38 @@ class CompressedRelation(Relation):
     def of(
         cls, relations: Sequence[Relation], memory: "Compressive", summaries: int
     ) -> "list[CompressedRelation]":
-        """The same relations, but that the first keys stand for blocks; passes that share one still do."""
-        made = {
-            id(one): cls(
-                **{field.name: getattr(one, field.name) for field in fields(Relation)},
+        """Convert relations to ones whose first keys are compressed blocks; shared objects stay shared."""
+        converted = {
+            id(relation): cls(
+                **{field.name: getattr(relation, field.name) for field in fields(Relation)},
                 memory=memory,
                 summaries=summaries,
             )
-            for one in relations
+            for relation in relations
         }
-        return [made[id(one)] for one in relations]
+        return [converted[id(relation)] for relation in relations]
 
     @cached_property
     def allowed_by_head(self) -> Tensor:
         """See `Relation`."""
         i, j = self.query.position[:, :, None], self.key.position[:, None, :]
-        first = torch.arange(self.key.shape[1], device=j.device) < self.summaries
-        seen = torch.where(first, self.memory.shows_summary(i, j), self.memory.shows_token(i, j))
-        return super().allowed_by_head & seen[:, None]
+        is_block = torch.arange(self.key.shape[1], device=j.device) < self.summaries
+        visible = torch.where(is_block, self.memory.shows_summary(i, j), self.memory.shows_token(i, j))
+        return super().allowed_by_head & visible[:, None]
 
     @property
     def shares(self) -> tuple[Share, ...] | None:
-        """None: all pairs at once."""
+        """None: attention is always dense."""
         return None
 
 
 @dataclass(frozen=True, eq=False)
 class CompressiveRecall(Recall):
-    """What the tokens of a segment see of a state, and of what is compressed while the segment goes on.
+    """View of a compressive memory for a segment, including blocks that are compressed within the segment.
 
     Args:
-        memory: says who sees what.
-        layers: the layer of each pass.
+        memory: memory technique, which defines the visible tokens.
+        layers: layer of each pass.
     """
 
     memory: "Compressive"
@@ -80,23 +80,23 @@ class CompressiveRecall(Recall):
 
     @cached_property
     def all(self) -> Index:
-        """Where the tokens of state and segment stand, (B, M + T)."""
+        """Index of the tokens of state and segment, (B, M + T)."""
         return super().key
 
     @cached_property
     def blocks(self) -> Stretches:
-        """Blocks of which all tokens are there, by slots of `all`; the last ones nobody sees compressed."""
-        many = max(0, self.all.shape[1] - self.memory.recent - 1)
-        return Stretches.of_whole_blocks(self.all.at(slice(0, many)), self.memory.ratio)
+        """Complete blocks, as slots of `all`. The last tokens are skipped: no query sees them compressed."""
+        count = max(0, self.all.shape[1] - self.memory.recent - 1)
+        return Stretches.of_whole_blocks(self.all.at(slice(0, count)), self.memory.ratio)
 
     @cached_property
     def ends(self) -> Index:
-        """Where the compressed blocks stand, (B, N)."""
+        """Index of the last token of each compressed block, (B, N)."""
         return index_at(self.all, self.blocks.slots[..., -1])
 
     @property
     def _raw(self) -> int:
-        """How many tokens of the state may be seen by themselves: the last ones."""
+        """Number of the state's last tokens that may be visible raw."""
         return 0 if self.state is None else min(self.memory.raw, self.state.index.shape[1])
 
     @property
@@ -118,20 +118,21 @@ class CompressiveRecall(Recall):
         return torch.cat([summaries, hidden[:, hidden.shape[1] - self._raw :]], dim=1)
 
     def _blocks(self, number: int, x: Tensor) -> Tensor:
-        """The tokens of the blocks, (B, N, c, C), given those of the segment, x (B, T, C)."""
-        before = [] if self.state is None else [self.state.hidden[number]]
-        return laid_out(torch.cat([*before, x.detach()], dim=1), self.blocks)
+        """Return the tokens of the blocks, (B, N, c, C), given the segment's inputs x (B, T, C) of a pass."""
+        memory = [] if self.state is None else [self.state.hidden[number]]
+        return laid_out(torch.cat([*memory, x.detach()], dim=1), self.blocks)
 
     def _summaries(self, number: int, blocks: Tensor) -> Tensor:
         return compressed(self.layers[number], blocks)
 
     def by_token(self, number: int, weights: Tensor) -> Tensor:
-        """See `Recall`. The weight of a compressed block is shared evenly by its tokens."""
+        """Convert weights over keys to weights over tokens; a block's weight is split evenly."""
         slots = self.blocks.slots.flatten(1).clamp(min=0)
-        of_blocks, own = weights.split([self.ends.shape[1], weights.shape[-1] - self.ends.shape[1]], dim=-1)
-        own = F.pad(own, (self.all.shape[1] - own.shape[-1], 0))
-        shares = (of_blocks / self.memory.ratio).repeat_interleave(self.memory.ratio, dim=-1)
-        return own.scatter_add(-1, slots[:, None, None].expand_as(shares), shares)
+        count = self.ends.shape[1]
+        block_weights, raw_weights = weights.split([count, weights.shape[-1] - count], dim=-1)
+        raw_weights = F.pad(raw_weights, (self.all.shape[1] - raw_weights.shape[-1], 0))
+        token_weights = (block_weights / self.memory.ratio).repeat_interleave(self.memory.ratio, dim=-1)
+        return raw_weights.scatter_add(-1, slots[:, None, None].expand_as(token_weights), token_weights)
 
     @property
     def learns(self) -> bool:
@@ -139,34 +140,37 @@ class CompressiveRecall(Recall):
         return any(layer.compression.reconstruction is not None for layer in self.layers)
 
     def penalty(self, hidden: Sequence[Tensor]) -> Tensor | None:
-        """See `Recall`: that of all passes, added up."""
-        found = [
-            term for number, h in enumerate(hidden) if (term := self._lost(number, h.detach())) is not None
+        """Return the auxiliary loss, summed over passes."""
+        terms = [
+            term
+            for number, h in enumerate(hidden)
+            if (term := self._pass_penalty(number, h.detach())) is not None
         ]
-        return torch.stack(found).sum() if found else None
+        return torch.stack(terms).sum() if terms else None
 
-    def _lost(self, number: int, h: Tensor) -> Tensor | None:
+    def _pass_penalty(self, number: int, h: Tensor) -> Tensor | None:
         layer, blocks = self.layers[number], self._blocks(number, h)
-        made = self._summaries(number, blocks)
-        return layer.compression.penalty(Compressed(blocks, made, h, self._seen, layer))
+        summaries = self._summaries(number, blocks)
+        return layer.compression.penalty(Compressed(blocks, summaries, h, self._mask, layer))
 
     @cached_property
-    def _seen(self) -> Tensor:
-        """(B, T, N) bool: which blocks a token of the segment sees compressed."""
+    def _mask(self) -> Tensor:
+        """Mask (B, T, N) bool: True where a token of the segment sees a block compressed."""
         i, end = self.index.position[:, :, None], self.ends.position[:, None, :]
-        asking, there = self.index.episode[:, :, None], self.ends.episode[:, None, :]
-        return (asking == there) & (there != EMPTY) & self.memory.shows_summary(i, end)
+        query_episode, block_episode = self.index.episode[:, :, None], self.ends.episode[:, None, :]
+        same = (query_episode == block_episode) & (block_episode != EMPTY)
+        return same & self.memory.shows_summary(i, end)
 
 
 def laid_out(hidden: Tensor, blocks: Stretches) -> Tensor:
-    """The tokens of hidden (B, S, C) block by block, (B, N, c, C); 0 for a block that is not there."""
+    """Gather the tokens of hidden (B, S, C) by block, (B, N, c, C); 0 for missing blocks."""
     if not bool(blocks.filled.any()):
         return hidden.new_zeros(*blocks.slots.shape, hidden.shape[-1])
     return blocks.lay_out(hidden[:, None])[..., 0, :]
 
 
 def index_at(index: Index, slots: Tensor) -> Index:
-    """Where the tokens in slots (B, S) of an index stand; nowhere for `MISSING`."""
+    """Return the index of the tokens in slots (B, S); empty for `MISSING`."""
     if not index.shape[1]:
         return Index.empty(slots.shape[0], slots.shape[1], slots.device)
     position, episode = (x.gather(1, slots.clamp(min=0)) for x in (index.position, index.episode))
@@ -174,6 +178,6 @@ def index_at(index: Index, slots: Tensor) -> Index:
 
 
 def compressed(layer: CompressingLayer, blocks: Tensor) -> Tensor:
-    """Blocks of tokens (B, N, c, C) -> (B, N, C)."""
+    """Compress blocks of tokens (B, N, c, C) -> (B, N, C)."""
     y: Tensor = layer.compression(blocks.flatten(0, 1), layer)
     return y.unflatten(0, blocks.shape[:2])

@@ -1,4 +1,4 @@
-"""Tokens far back, and who may find them."""
+"""Mask of the far tokens that kNN attention may retrieve."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FarRelation(Relation):
-    """A `Relation` to keys that are near, and to tokens that may be far.
+    """`Relation` with an additional mask over far tokens.
 
     Args:
-        memory: says what is far.
-        far: where those tokens stand, (B, F).
-        slot: while acting, where the token that asks goes among them.
+        memory: memory technique, which defines the far tokens.
+        far: index of the candidate far tokens, (B, F).
+        slot: slot of the current token among them, for acting.
     """
 
     memory: "KNN"
@@ -31,13 +31,13 @@ class FarRelation(Relation):
     def among(
         cls, relations: Sequence[Relation], number: int, memory: "KNN", far: Index, slot: int = 0
     ) -> list[Relation]:
-        """The relations of all passes, but that pass ``number`` may find what is far."""
-        near = {field.name: getattr(relations[number], field.name) for field in fields(Relation)}
-        own = cls(**near, memory=memory, far=far, slot=slot)
-        return [*relations[:number], own, *relations[number + 1 :]]
+        """Return the relations of all passes, with the far tokens added in pass ``number``."""
+        local = {field.name: getattr(relations[number], field.name) for field in fields(Relation)}
+        extended = cls(**local, memory=memory, far=far, slot=slot)
+        return [*relations[:number], extended, *relations[number + 1 :]]
 
     def findable(self, queries: slice = slice(None)) -> Tensor:
-        """(B, Tq, F) bool: which tokens of its episode are far, for some of the queries."""
+        """Return the mask over far tokens, (B, Tq, F) bool, for the selected queries."""
         query = self.query.at(queries)
         i, j = query.position[:, :, None], self.far.position[:, None, :]
         same = query.episode[:, :, None] == self.far.episode[:, None, :]

@@ -1,4 +1,4 @@
-"""kNN memory: one layer also finds, among many older tokens, those whose keys are nearest to its query."""
+"""kNN memory: one layer also retrieves, from many older tokens, those whose keys are nearest to its query."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,34 +20,34 @@ from rlxf.attention.technique import Choices
 
 @dataclass(frozen=True)
 class KNN(Memory):
-    r"""`XL` memory of M tokens, and in one layer ``g o_far + (1 - g) o_near``: a Memorizing Transformer.
+    r"""`XL` memory of M tokens, with kNN attention ``g o_far + (1 - g) o_near`` in one layer.
 
-    In that layer queries and keys have length 1, and scores are ``exp(s) q . k``, s learned for each head.
-    o_near is attention as in any other layer. o_far is the average of the values of the k tokens with the
-    largest scores, by a softmax over those alone and without positions, among the tokens of the episode
-    that stand more than M and at most M + N tokens back. The gate ``g = sigmoid(w)`` is learned for each
-    head; where nothing stands that far back, o_near counts alone.
+    This is the Memorizing Transformer. In the kNN layer queries and keys have length 1 and scores are
+    ``exp(s) q . k``, with s learned per head. o_near is the usual attention. o_far attends to k tokens of
+    the episode: those with the largest scores at distances from M + 1 to M + N. Its softmax covers
+    only these k tokens and uses no position encoding. The gate ``g = sigmoid(w)`` is learned per
+    head; for a query without far tokens the output is o_near.
 
-    Positions say what is far: acting step by step finds what learning in segments finds, however time is cut.
-    No gradient flows into the keys and values that are found, of tokens of the same segment neither. A state
-    holds the inputs of that one layer for N tokens; they are projected by the weights of the day.
+    Far tokens are defined by positions, so acting step by step equals learning in segments of any length.
+    Retrieved keys and values have no gradient, even those from the same segment. A state
+    stores the inputs of the kNN layer for N tokens; they are projected with the current weights.
 
-    The k nearest are found exactly, each step among all N: by ``torch.topk``, or with index="faiss" by a flat
-    index of faiss for each row and head. What is remembered changes with each step and differs from query to
-    query, so there is nothing that an index could prepare: "torch" is the faster one.
+    The search is exact over all N tokens: ``torch.topk``, or with index="faiss" a flat faiss
+    index per row and head. The memory changes with each step and its visible part differs between
+    queries, so an index cannot be reused, and "torch" is faster.
 
     Source: Wu et al. 2022, arXiv:2203.08913, section 3.
 
     Args:
-        length: M, tokens remembered by each layer, at least 1; use the pattern ``Window(M + 1)``.
-        far: N, older tokens remembered by one layer.
-        top: k, how many of these a query finds.
-        layer: that layer, counted from 1; None for the one at three quarters of the depth, as in the paper.
-        index: who finds them: "torch", or "faiss" with the extra knn, on the CPU. Both find the same.
+        length: memory length M of each layer, in tokens, at least 1; use the pattern ``Window(M + 1)``.
+        far: number of far tokens N in the memory of the kNN layer.
+        top: number of far tokens k that a query attends to.
+        layer: number of the kNN layer, from 1; None for three quarters of the depth, as in the paper.
+        index: search backend: "torch", or "faiss" on CPU, which needs the extra ``knn``. Results are equal.
 
     Raises:
-        TypeError: if one of them is no whole number.
-        ValueError: if one is less than 1, top more than far, or there is no such index.
+        TypeError: if a number is not an int.
+        ValueError: if a number is less than 1, top exceeds far, or the index is unknown.
     """
 
     paper: ClassVar[str] = "Wu et al. 2022, arXiv:2203.08913"
@@ -69,42 +69,45 @@ class KNN(Memory):
             raise ValueError(f"KNN top must be at most far={self.far}, got {self.top}")
 
     def check(self, choices: Choices) -> None:
-        """See `Memory`: one layer, of its own, whose near part is softmax over what its pattern shows."""
+        """Raise ValueError unless kernel, pattern and depth are compatible.
+
+        The kNN layer needs a softmax kernel, one projection for all tokens, and weights of its own.
+        """
         super().check(choices)
         if type(choices.kernel) is not Softmax:
             raise ValueError(
-                f"{self} finds keys by their scores, and {choices.kernel} weighs them otherwise; "
-                f"choose Softmax()"
+                f"{self} retrieves keys by softmax scores, which {choices.kernel} does not use; "
+                f"use kernel=Softmax()"
             )
         if isinstance(choices.pattern, GlobalTokens):
             raise ValueError(
-                f"{self} has one projection for all tokens of a layer, and {choices.pattern} has two; choose "
-                f"another pattern"
+                f"{self} uses one projection for all tokens of a layer, but {choices.pattern} has separate "
+                f"projections for global tokens; use another pattern"
             )
         if self.layer is not None and self.layer > choices.layers:
-            raise ValueError(f"{self} is for a layer that is not there: there are {choices.layers}")
+            raise ValueError(f"layer of {self} must be at most the number of layers, {choices.layers}")
         depth: Any = choices.depth
         if depth.layer_of(choices.layers - 1) != choices.layers - 1:
             raise ValueError(
-                f"{self} is for one pass, and {choices.depth} takes others through the same layer; "
-                f"choose Fixed()"
+                f"{self} requires a layer that is used by one pass only, but {choices.depth} reuses layers; "
+                f"use depth=Fixed()"
             )
 
     def number(self, layers: int) -> int:
-        """That layer of so many, counted from 0."""
+        """Return the number of the kNN layer, from 0, given the number of layers."""
         return (-(-3 * layers // 4) if self.layer is None else self.layer) - 1
 
     def for_layer(self, number: int, layers: int) -> Memory:
-        """See `Memory`."""
+        """Return this memory for the kNN layer, else an `XL` memory."""
         return self if number == self.number(layers) else XL(self.length)
 
     @property
     def holds(self) -> int:
-        """See `Memory`: M + N."""
+        """Maximum distance, in tokens, in the kNN layer: M + N."""
         return self.length + self.far
 
     def shows_far(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether the token at position j is far from position i, and not too far."""
+        """Return whether the token at position j is a far token for position i: distance M + 1 to M + N."""
         return (i - j > self.length) & (i - j <= self.holds)
 
     def empty(self, layers: int, batch: int, like: Tensor, width: int) -> State:
@@ -113,17 +116,20 @@ class KNN(Memory):
         return replace(super().empty(layers, batch, like, width), older=older)
 
     def recall(self, state: State | None, index: Index, layers: Sequence[Any]) -> KNNRecall:
-        """See `Memory`. Older slots before all of these episodes are left out: they may be thousands."""
+        """Create the view of a state for a segment.
+
+        Far slots before all episodes of the segment are dropped, because there may be thousands of them.
+        """
         if state is not None and state.older is not None:
             state = replace(state, older=state.older.met_by(index))
         return KNNRecall(state, index, self, self.number(len(layers)))
 
     def __call__(self, state: State, hidden: Tensor, index: Index) -> State:
-        """See `Memory`; what drops out of the last M tokens is kept of one layer."""
+        """Return the state after a segment; the kNN layer also keeps the N tokens before the last M."""
         after = super().__call__(state, hidden, index)
-        one = [self.number(len(hidden))]
-        before = [] if state.older is None else [state.older]
-        parts = [*before, State(state.hidden[one], state.index), State(hidden[one].detach(), index)]
-        whole = joined(parts)
-        kept = whole.index.shape[1] - after.index.shape[1]
-        return replace(after, older=whole.at(slice(0, kept)).last(self.far))
+        layer = [self.number(len(hidden))]
+        older = [] if state.older is None else [state.older]
+        parts = [*older, State(state.hidden[layer], state.index), State(hidden[layer].detach(), index)]
+        tokens = joined(parts)
+        count = tokens.index.shape[1] - after.index.shape[1]
+        return replace(after, older=tokens.at(slice(0, count)).last(self.far))

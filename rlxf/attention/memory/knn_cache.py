@@ -1,4 +1,4 @@
-"""What acting from a kNN memory keeps between steps."""
+"""KV cache for acting with a kNN memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,38 +18,39 @@ if TYPE_CHECKING:
     from rlxf.attention.memory.knn import KNN
 
 SPARE = 8
-"""Room for far tokens is larger than what can be found by one part in so many: as rarely it is moved."""
+"""The far buffer has 1 / SPARE more slots than retrievable tokens, so that it is rarely compacted."""
 
 
 class FindingLayer(Protocol):
-    """The layer that finds far tokens."""
+    """Interface of the kNN layer."""
 
     def far_cache(self, near: LayerCache, tokens: Tensor) -> LayerCache:
-        """The cache of that layer, with the keys and values of tokens (B, F, C) that may be far."""
+        """Extend the cache of the local tokens by the keys and values of far tokens (B, F, C)."""
         ...
 
 
 @dataclass(eq=False)
 class Written:
-    """How far a room is written, from its start, by whoever of those that share it went farthest."""
+    """Number of slots of a far buffer that any of the caches that share it has written."""
 
     slots: int
 
 
 @dataclass(eq=False)
 class KNNCache(Cache):
-    """A `Cache` with room in one layer for all tokens that are far, or will be.
+    """`Cache` with a far buffer in the kNN layer, for all tokens that are or become far.
 
-    Copies share that room, thousands of tokens: nobody writes a slot of it twice. Who finds the next slot
-    written by another copy, or the room full, takes what can still be found to a room of its own.
+    Copies share the far buffer of thousands of tokens, and each slot is written once (copy on write). A cache
+    whose next slot was written by another copy, or whose buffer is full, moves the retrievable tokens to a
+    new buffer.
 
     Args:
-        memory: says what is far.
-        number: the pass that finds far tokens.
-        far: (B, F), where the tokens of the room stand; empty for what other copies wrote.
-        far_slot: where the next token goes there.
-        reach: how many tokens before that one can be found.
-        written: shared as the room is.
+        memory: memory technique, which defines the far tokens.
+        number: number of the pass with kNN attention.
+        far: (B, F), index of the tokens in the buffer; empty for slots that other copies wrote.
+        far_slot: slot of the next token in the buffer.
+        reach: number of tokens before ``far_slot`` that can be retrieved.
+        written: number of written slots, shared with the buffer.
     """
 
     memory: "KNN"
@@ -61,22 +62,22 @@ class KNNCache(Cache):
 
     @classmethod
     def begin(cls, near: Cache, layer: FindingLayer, memory: "KNN", state: State) -> "KNNCache":
-        """A cache that goes on from a state, given one of what is near."""
+        """Create a cache from a state and the cache of its local tokens."""
         number = memory.number(len(near.layers))
-        before = [] if state.older is None else [state.older]
-        kept = joined([*before, State(state.hidden[[number]], state.index)])
+        older = [] if state.older is None else [state.older]
+        stored = joined([*older, State(state.hidden[[number]], state.index)])
         spare = max(1, near.index.shape[1] - state.index.shape[1])
-        slot = kept.index.shape[1]
+        slot = stored.index.shape[1]
         reach = max(slot, memory.holds) + spare - 1
-        more = reach + 1 - slot + reach // SPARE
-        room = State.empty(1, len(near.index.episode), more, state.hidden, state.hidden.shape[-1])
-        whole = joined([kept, room])
+        free_slots = reach + 1 - slot + reach // SPARE
+        free = State.empty(1, len(near.index.episode), free_slots, state.hidden, state.hidden.shape[-1])
+        buffer = joined([stored, free])
         layers = list(near.layers)
-        first = layers[number]
-        assert isinstance(first, LayerCache)
-        layers[number] = layer.far_cache(first, whole.hidden[0])
+        local = layers[number]
+        assert isinstance(local, LayerCache)
+        layers[number] = layer.far_cache(local, buffer.hidden[0])
         ring = near.index, near.slot, near.tables, near.context
-        return cls(layers, *ring, memory, number, whole.index, slot, reach, Written(slot))
+        return cls(layers, *ring, memory, number, buffer.index, slot, reach, Written(slot))
 
     def write(self, index: Index) -> int:
         """See `Cache`."""
@@ -90,9 +91,9 @@ class KNNCache(Cache):
 
     @torch.inference_mode(False)
     def _move(self) -> None:
-        """Take what can still be found to the start of other room, as large.
+        """Move the retrievable tokens to the start of a new buffer of the same size.
 
-        Rollouts act in inference mode; what is made there could not be written outside of it.
+        Rollouts run in inference mode. Tensors created in that mode cannot be modified outside of it.
         """
         kept = slice(max(0, self.far_slot - self.reach), self.far_slot)
         self.far_slot -= kept.start
@@ -109,12 +110,12 @@ class KNNCache(Cache):
 
     def rows(self, rows: Tensor) -> "KNNCache":
         """See `Cache`."""
-        some = super().rows(rows)
-        own = replace(self, layers=some.layers, index=some.index, context=some.context)
-        return replace(own, far=self.far.rows(rows), written=Written(self.far_slot))
+        local = super().rows(rows)
+        selected = replace(self, layers=local.layers, index=local.index, context=local.context)
+        return replace(selected, far=self.far.rows(rows), written=Written(self.far_slot))
 
     def copy(self) -> "KNNCache":
-        """See `Cache`: room is shared."""
+        """Return a copy of all rows that shares the far buffer."""
         layers: Sequence[Any] = self.layers
         index, far = (Index(x.position.clone(), x.episode.clone()) for x in (self.index, self.far))
         return replace(self, layers=[layer.copy() for layer in layers], index=index, far=far)

@@ -1,4 +1,4 @@
-"""What a pass sees of a kNN memory: in one layer, far tokens before the near ones."""
+"""View of a kNN memory for a segment: in the kNN layer, far tokens precede the local ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class KNNRecall(Recall):
-    """What the tokens of a segment see of a state, and in pass ``number`` of tokens that are far by then.
+    """View of a kNN memory for a segment, with far tokens in pass ``number``.
 
     Args:
-        memory: says what is far.
-        number: the pass that finds them.
+        memory: memory technique, which defines the far tokens.
+        number: number of the pass with kNN attention.
     """
 
     memory: "KNN"
@@ -32,30 +32,33 @@ class KNNRecall(Recall):
 
     @cached_property
     def far(self) -> Index:
-        """Where the tokens stand that are far from the last token of the segment, or too far: (B, F)."""
+        """Index of the tokens at a distance of more than M slots from the segment's last token, (B, F)."""
         older = None if self.state is None else self.state.older
-        whole = self.key if older is None else older.index.concatenate(self.key)
-        return whole.at(slice(0, max(0, whole.shape[1] - self.memory.length - 1)))
+        tokens = self.key if older is None else older.index.concatenate(self.key)
+        return tokens.at(slice(0, max(0, tokens.shape[1] - self.memory.length - 1)))
 
     def related(self, relations: Sequence[Relation]) -> Sequence[Relation]:
         """See `Recall`."""
         return FarRelation.among(relations, self.number, self.memory, self.far)
 
     def tokens(self, number: int, x: Tensor) -> Tensor | None:
-        """See `Recall`; in the pass that finds far tokens these come first, (B, F + M, C)."""
+        """Return the memory tokens of a pass; in the kNN layer far tokens come first, (B, F + M, C)."""
         near = super().tokens(number, x)
         if number != self.number:
             return near
-        before = [] if near is None else [near]
+        memory = [] if near is None else [near]
         older = [] if self.state is None or self.state.older is None else [self.state.older.hidden[0]]
-        whole = torch.cat([*older, *before, x.detach()], dim=1)
-        return torch.cat([whole[:, : self.far.shape[1]], *before], dim=1)
+        tokens = torch.cat([*older, *memory, x.detach()], dim=1)
+        return torch.cat([tokens[:, : self.far.shape[1]], *memory], dim=1)
 
     def by_token(self, number: int, weights: Tensor) -> Tensor:
-        """See `Recall`. What is found before the M tokens that all layers remember is left out."""
+        """Convert weights over keys to weights over tokens of state and segment.
+
+        Weights of far tokens before the M tokens that all layers store are dropped.
+        """
         if number != self.number:
             return weights
         far, near = weights.split([self.far.shape[1], self.key.shape[1]], dim=-1)
         older = 0 if self.state is None or self.state.older is None else self.state.older.index.shape[1]
-        found = far[..., older:]
-        return near + F.pad(found, (0, near.shape[-1] - found.shape[-1]))
+        retrieved = far[..., older:]
+        return near + F.pad(retrieved, (0, near.shape[-1] - retrieved.shape[-1]))

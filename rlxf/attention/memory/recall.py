@@ -1,4 +1,4 @@
-"""What the tokens of a pass see of those before them."""
+"""View of a memory state for a segment."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from rlxf.attention.relation import Relation
 
 @dataclass(frozen=True, eq=False)
 class Recall:
-    """What the tokens of a segment see of a state. This one: each token of it, as it is.
+    """View of a memory state for a segment. This base class shows every token of the state unchanged.
 
     Args:
-        state: what is remembered; None for nothing.
-        index: (B, T), where the segment's tokens stand.
+        state: memory state; None for no memory.
+        index: (B, T), positions and episodes of the segment's tokens.
     """
 
     state: State | None
@@ -24,26 +24,39 @@ class Recall:
 
     @property
     def key(self) -> Index:
-        """Where all stand that are seen, (B, M + T): those of memory, then the segment's own."""
+        """Index of the keys, (B, M + T): memory first, then the segment."""
         return self.index if self.state is None else self.state.index.concatenate(self.index)
 
     def related(self, relations: Sequence[Relation]) -> Sequence[Relation]:
-        """What queries and keys are to one another in each pass, given what index and pattern say of it."""
+        """Return the attention masks of each pass, adapted to this memory.
+
+        Args:
+            relations: masks of each pass, as derived from index and pattern.
+        """
         return relations
 
     def tokens(self, number: int, x: Tensor) -> Tensor | None:
-        """What pass ``number`` sees before its own tokens x (B, T, C): (B, M, C), without gradient."""
+        """Return the memory tokens of pass ``number``, (B, M, C), without gradient; None for no memory.
+
+        Args:
+            number: number of the pass.
+            x: inputs of the pass for the segment, (B, T, C).
+        """
         return None if self.state is None else self.state.hidden[number]
 
     def by_token(self, number: int, weights: Tensor) -> Tensor:
-        """Weights of a pass's keys as those of the tokens in a state and the segment, (B, H, Tq, M + T)."""
+        """Convert weights over the keys of a pass to weights over tokens of state and segment.
+
+        Returns:
+            (B, H, Tq, M + T).
+        """
         return weights
 
     @property
     def learns(self) -> bool:
-        """Whether it has a `penalty`."""
+        """Return whether this memory has an auxiliary loss."""
         return False
 
     def penalty(self, hidden: Sequence[Tensor]) -> Tensor | None:
-        """What is added to the loss, a scalar, given the inputs (B, T, C) of each pass; None for nothing."""
+        """Return the auxiliary loss, a scalar, given the inputs (B, T, C) of each pass; None for none."""
         return None

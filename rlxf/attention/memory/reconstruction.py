@@ -1,4 +1,4 @@
-"""What a learned compression learns from: how well the tokens can be told from what is left of them."""
+"""Auxiliary losses of learned compression: reconstruction of the compressed tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -15,27 +15,27 @@ Measure = Literal["mean-square", "norm"]
 
 
 class Content(Protocol):
-    """A layer's queries, keys and values by content alone."""
+    """Interface of a layer's content-based queries, keys and values, without position encoding."""
 
     def content_query(self, x: Tensor) -> Tensor:
-        """Queries of tokens x (B, T, C), (B, H, T, D), before positions change them."""
+        """Return queries (B, H, T, D) of tokens x (B, T, C), without position encoding."""
         ...
 
     def content(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of tokens x (B, T, C), (B, H, T, D) each, before positions change them."""
+        """Return keys and values (B, H, T, D) of tokens x (B, T, C), without position encoding."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Compressed:
-    """What was compressed in one layer, and who sees it.
+    """Inputs of a reconstruction loss in one layer.
 
     Args:
         tokens: N blocks of c tokens, (B, N, c, C).
-        summaries: what was made of them, (B, N, C).
-        asking: the tokens of the segment, (B, T, C).
-        seen: which blocks a token of the segment sees compressed, (B, T, N) bool.
-        layer: the layer.
+        summaries: compressed blocks, (B, N, C).
+        asking: tokens of the segment, (B, T, C).
+        seen: mask of the blocks that a token of the segment sees compressed, (B, T, N) bool.
+        layer: layer that compresses the blocks.
     """
 
     tokens: Tensor
@@ -46,11 +46,11 @@ class Compressed:
 
 
 class Reconstruction(nn.Module, ABC):
-    """A loss of a learned compression.
+    """Base of the auxiliary losses of a learned compression.
 
     Args:
         width: features of a token C.
-        ratio: tokens c that are made into one.
+        ratio: compression ratio c.
     """
 
     def __init__(self, width: int, ratio: int):
@@ -59,60 +59,63 @@ class Reconstruction(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, compressed: Compressed) -> Tensor:
-        """What cannot be told, (n, ...), of all that somebody sees: nothing is lost where it is 0."""
+        """Return the reconstruction errors (n, ...) of the visible compressed blocks; 0 is lossless."""
 
 
 class AttentionReconstruction(Reconstruction):
-    """``attn(h, tokens) - attn(h, summaries)``: what the segment's queries find in either, by content."""
+    """Difference of content-based attention of the segment: ``attn(h, tokens) - attn(h, summaries)``."""
 
     def forward(self, compressed: Compressed) -> Tensor:
-        """See `Reconstruction`: (n, H, D), of the n queries that see something compressed."""
-        asking = compressed.seen.any(-1)
-        seen = compressed.seen | ~asking[..., None]
+        """Return the errors (n, H, D) of the n queries that see a compressed block."""
+        has_blocks = compressed.seen.any(-1)
+        mask = compressed.seen | ~has_blocks[..., None]
         with torch.no_grad():
             q = compressed.layer.content_query(compressed.asking)
-            old = compressed.layer.content(compressed.tokens.flatten(1, 2))
-            wanted = content_attention(q, *old, seen.repeat_interleave(self.ratio, dim=-1))
-        found = content_attention(q, *compressed.layer.content(compressed.summaries), seen)
-        return (wanted - found).transpose(1, 2)[asking]
+            original = compressed.layer.content(compressed.tokens.flatten(1, 2))
+            target = content_attention(q, *original, mask.repeat_interleave(self.ratio, dim=-1))
+        output = content_attention(q, *compressed.layer.content(compressed.summaries), mask)
+        return (target - output).transpose(1, 2)[has_blocks]
 
 
 class AutoEncoding(Reconstruction):
-    """``tokens - decode(summaries)``: ``decode`` is a transposed convolution, kernel and stride c."""
+    """Auto-encoding error ``tokens - decode(summaries)``.
+
+    ``decode`` is a transposed convolution with kernel size and stride c.
+    """
 
     def __init__(self, width: int, ratio: int):
         super().__init__(width, ratio)
         self.decoder = nn.ConvTranspose1d(width, width, ratio, stride=ratio)
 
     def forward(self, compressed: Compressed) -> Tensor:
-        """See `Reconstruction`: (n, c, C), of the n blocks that somebody sees compressed."""
-        seen = compressed.seen.any(1)
-        return self.lost(compressed.tokens[seen], compressed.summaries[seen][:, None])
+        """Return the errors (n, c, C) of the n blocks that some query sees compressed."""
+        visible = compressed.seen.any(1)
+        return self.lost(compressed.tokens[visible], compressed.summaries[visible][:, None])
 
     def lost(self, tokens: Tensor, summaries: Tensor) -> Tensor:
-        """Tokens (N, L, C) less what is told of them by summaries (N, L / c, C)."""
-        told: Tensor = self.decoder(summaries.transpose(1, 2))
-        return tokens - told.transpose(1, 2)
+        """Return tokens (N, L, C) minus their reconstruction from summaries (N, L / c, C)."""
+        decoded: Tensor = self.decoder(summaries.transpose(1, 2))
+        return tokens - decoded.transpose(1, 2)
 
 
 LOSSES: dict[Loss, type[Reconstruction]] = {
     "attention-reconstruction": AttentionReconstruction,
     "auto-encoding": AutoEncoding,
 }
-"""By name."""
+"""Reconstruction losses by name."""
 
 MEASURES: dict[Measure, Callable[[Tensor], Tensor]] = {
-    "mean-square": lambda lost: lost.square().mean(),
+    "mean-square": lambda error: error.square().mean(),
     "norm": torch.linalg.vector_norm,
 }
-"""How large what is lost is, by name."""
+"""Functions that reduce reconstruction errors to a scalar, by name."""
 
 
 def reaching_only(loss: Tensor, weights: Iterable[Tensor]) -> Tensor:
-    """The same number, a scalar, whose gradient reaches these weights and nothing else."""
-    chosen = list(weights)
-    gradients = torch.autograd.grad(loss, chosen, materialize_grads=True)
+    """Return a scalar loss of the same value whose gradient reaches only the given weights."""
+    targets = list(weights)
+    gradients = torch.autograd.grad(loss, targets, materialize_grads=True)
     value = loss.detach()
-    for weight, gradient in zip(chosen, gradients, strict=True):
+    for weight, gradient in zip(targets, gradients, strict=True):
         value = value + ((weight - weight.detach()) * gradient).sum()
     return value

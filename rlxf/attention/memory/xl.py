@@ -9,19 +9,19 @@ from rlxf.attention.memory.base import Memory
 
 @dataclass(frozen=True)
 class XL(Memory):
-    """``m <- SG([m ; h])[-M:]``: keys and values of a layer read ``[m ; h]``, queries read h.
+    """Transformer-XL memory ``m <- SG([m ; h])[-M:]``: keys and values come from ``[m ; h]``, queries from h.
 
-    m of layer n holds its inputs ``h^(n-1)``. Keys and values are projected anew from m, with the
-    weights of the day. No gradient flows into m. Episodes stay apart by their index.
+    m of layer n holds its inputs ``h^(n-1)``. Keys and values are projected from m with the
+    current weights. m has no gradient. The index separates episodes.
 
     Source: Dai et al. 2019, arXiv:1901.02860, section 3.2.
 
     Args:
-        length: tokens remembered M, at least 1.
+        length: memory length M in tokens, at least 1.
 
     Raises:
-        TypeError: if length is no whole number.
-        ValueError: if it is less than 1. For no memory use None in place of `XL`.
+        TypeError: if length is not an int.
+        ValueError: if it is less than 1. For no memory use None instead of `XL`.
     """
 
     paper: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860"

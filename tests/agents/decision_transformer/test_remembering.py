@@ -232,7 +232,7 @@ def test_an_index_that_is_not_installed_is_told_before_anything_is_read(monkeypa
 
 
 def test_a_gate_is_not_learned_from_one_episode():
-    with pytest.raises(ValueError, match="without its largest group, of 9 pairs, the datastore has 0"):
+    with pytest.raises(ValueError, match="without its largest group of 9 pairs the datastore has 0"):
         small_agent().remember(some_trajectories(lengths=(9,)), SPALM(k=2))
 
 
