@@ -141,7 +141,7 @@ def test_memory_is_below_quadratic(spec):
 
 def test_balanced_clusters_require_all_queries():
     model = fresh(replace(SMALL, kernel=Routing(2, window=3), causal=False))
-    with pytest.raises(ValueError, match=r"Routing\(clusters=2, window=3.*only some are asked for"):
+    with pytest.raises(ValueError, match=r"Routing\(clusters=2, window=3.*got a selection of queries"):
         model.encode(numbers(1, 6, 8, dtype=torch.float32), Index.range(1, 6), wanted=slice(2, None))
 
 
@@ -158,9 +158,9 @@ def test_seed_determines_rotations_and_centroids():
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"kernel": LSH(), "cross_attention": True}, "tokens that do not ask; choose another"),
-        ({"kernel": LSH(), "pattern": Longformer()}, "has others for global tokens; choose"),
-        ({"kernel": LSH(), "pattern": ETC(), "causal": False}, "has others for global tokens; choose"),
+        ({"kernel": LSH(), "cross_attention": True}, "from different sequences; choose another"),
+        ({"kernel": LSH(), "pattern": Longformer()}, "has separate ones for global tokens; choose"),
+        ({"kernel": LSH(), "pattern": ETC(), "causal": False}, "has separate ones for global tokens; choose"),
         ({"kernel": LSH(chunk=4)}, "set chunk=None"),
         ({"kernel": Routing(window=4)}, "set window=None"),
         (

@@ -241,13 +241,13 @@ def test_invalid_options_raise(make, kind):
 
 @pytest.mark.parametrize("depth", [CALM(), DepthAdaptive("multinomial")], ids=repr)
 def test_early_exit_requires_two_layers(depth):
-    with pytest.raises(ValueError, match=r"there is one, use layers=2"):
+    with pytest.raises(ValueError, match=r"requires at least 2 layers, got layers=1"):
         TransformerSpec(layers=1, depth=depth)
 
 
 def test_state_confidence_requires_three_layers():
     TransformerSpec(layers=3, depth=CALM("state"))
-    with pytest.raises(ValueError, match=r"with 2 nobody leaves before the last; use layers=3"):
+    with pytest.raises(ValueError, match=r"requires at least 3 layers, got layers=2; set layers=3"):
         TransformerSpec(layers=2, depth=CALM("state"))
 
 

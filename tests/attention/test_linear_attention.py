@@ -439,7 +439,10 @@ def test_saturated_gates_are_finite(gate_bias):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kernel": RFA(gate=True), "causal": False}, r"RFA\(.*gate=True.*\) forgets .*causal=False"),
+        (
+            {"kernel": RFA(gate=True), "causal": False},
+            r"RFA\(.*gate=True.*\) has a gate .*requires causal=True",
+        ),
         ({"kernel": RFA(gate=True), "cross_attention": True}, r"RFA\(.*gate=True.*\) .*cross_attention=True"),
     ],
 )

@@ -165,7 +165,7 @@ def test_encoder_rejects_sequences_longer_than_length(causal):
         model(x, Index.range(1, 6))
         return
     with pytest.raises(
-        ValueError, match=r"length=5.* projects sequences of at most 5 tokens, got position 5"
+        ValueError, match=r"length=5.* supports sequences of at most 5 tokens, got position 5"
     ):
         model(x, Index.range(1, 6))
 
@@ -245,20 +245,23 @@ def test_dropout_drops_summaries():
         (lambda: Linformer(8, 0), "Linformer k must be at least 1, got 0"),
         (lambda: Linformer(8, (2, "4")), "Linformer k must be a whole number, got '4'"),
         (lambda: Linformer(8, 9), "Linformer k must be at most length=8, got 9"),
-        (lambda: Linformer(8, 3, "mean"), "Linformer k must divide length=8 where method='mean', got 3"),
+        (lambda: Linformer(8, 3, "mean"), "Linformer k must divide length=8 with method='mean', got 3"),
         (lambda: Linformer(method="sum"), "Linformer method must be one of"),
         (lambda: Linformer(sharing="heads"), "Linformer sharing must be one of"),
-        (lambda: Linformer(8, (2, 4), sharing="layer"), "one k for all, got k=(2, 4) and sharing='layer'"),
-        (lambda: Linformer(8, 2, "max", bias=True), "a bias if learned or a convolution, got method='max'"),
-        (lambda: TransformerSpec(layers=3, kernel=Linformer(8, (2, 4))), "has 2 numbers k for 3 layers"),
+        (lambda: Linformer(8, (2, 4), sharing="layer"), "the same k in all layers, got k=(2, 4)"),
+        (
+            lambda: Linformer(8, 2, "max", bias=True),
+            "bias=True requires method='learned' or 'convolution', got 'max'",
+        ),
+        (lambda: TransformerSpec(layers=3, kernel=Linformer(8, (2, 4))), "has 2 values of k for 3 layers"),
         (
             lambda: TransformerSpec(kernel=Linformer(), pattern=Window(3), causal=False),
-            "projects a sequence as a whole, and Window(size=3) hides a part of it",
+            "projects the whole sequence, and Window(size=3) hides a part of it",
         ),
         (
             lambda: TransformerSpec(kernel=Linformer(), cross_attention=True),
-            "Linformer(length=32, k=8, method='learned', sharing='head', bias=False) projects one sequence, "
-            "and cross_attention=True brings another one",
+            "Linformer(length=32, k=8, method='learned', sharing='head', bias=False) projects the keys of "
+            "self-attention and does not support cross_attention=True",
         ),
     ],
 )

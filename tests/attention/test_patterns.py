@@ -139,9 +139,9 @@ def test_joined_patterns_combine_masks():
 
 
 def test_global_token_patterns_cannot_be_joined():
-    with pytest.raises(ValueError, match=r"Longformer\(.*\) has projections for its global tokens"):
+    with pytest.raises(ValueError, match=r"Longformer\(.*\) has separate projections for global tokens"):
         Window(5) | Longformer()
-    with pytest.raises(TypeError, match="only patterns can be joined to a pattern, got 3"):
+    with pytest.raises(TypeError, match="a pattern can only be combined with another pattern, got 3"):
         Window(5) & 3
 
 
@@ -216,11 +216,14 @@ def test_draws_are_uniform():
     ("make", "message"),
     [
         (lambda: Dilated(0), "Dilated size must be at least 1, got 0"),
-        (lambda: Local2D(10, columns=4), "Local2D columns must divide width, got 4 and 10"),
+        (lambda: Local2D(10, columns=4), "Local2D columns must divide width, got columns=4 and width=10"),
         (lambda: Strided(way="both"), "Strided way must be one of .* got 'both'"),
         (lambda: Strided(form="letter"), "Strided form must be one of .* got 'letter'"),
         (lambda: FixedColumns(4, 2, summaries=3), r"summaries \* columns <= stride, got 3 \* 2 > 4"),
-        (lambda: Blockwise(4, 3, ((0, 1, 1),)), r"permutations must hold 0 to 2 once each, got \(0, 1, 1\)"),
+        (
+            lambda: Blockwise(4, 3, ((0, 1, 1),)),
+            r"permutations must each contain 0 to 2 once, got \(0, 1, 1\)",
+        ),
         (lambda: Longformer(5), "Longformer window must be even, got 5"),
         (lambda: BigBird(window=4), "BigBird window must be odd, got 4"),
         (lambda: ETC(global_tokens=0), "ETC global_tokens must be at least 1, got 0"),

@@ -61,5 +61,7 @@ def test_global_tokens_use_positions():
     spec = replace(SPEC, pattern=ETC(3, 4), position=Tupe(16), causal=False)
     model = fresh(spec).double()
     model(numbers(1, 12, SPEC.width), Index.range(1, 12))
-    with pytest.raises(ValueError, match=r"position 19 .* the extra tokens that an encoder's pattern has"):
+    with pytest.raises(
+        ValueError, match=r"position 19 .* the extra global tokens of a bidirectional pattern"
+    ):
         model(numbers(1, 16, SPEC.width), Index.range(1, 16))

@@ -1,7 +1,7 @@
-"""Graves' adaptive computation time with copied states, in the formula of the vector.
+"""ACT reproduces Graves' adaptive computation time with copied states, by the formula of the vector.
 
-Its weights add up to less than 1 where tokens run into the last pass; those get the remainder in ours, as in
-the paper, and test_depth.py compares them with a slow loop.
+The vector's weights sum to less than 1 for tokens that reach the last pass. Those tokens get the remainder in
+`ACT`, as in the paper; test_depth.py compares them with a slow loop.
 """
 
 import torch
@@ -16,7 +16,7 @@ TRANSITION = VECTOR["w_t"].double()
 
 
 class Transitions:
-    """`Passes` of the vector's transition, which lets each token see all others."""
+    """Passes with the vector's transition function, in which each token sees all others."""
 
     count = int(VECTOR["cfg_max_steps"])
     filled = torch.ones(STATES.shape[:2], dtype=torch.bool)
@@ -28,7 +28,7 @@ class Transitions:
         return (x @ TRANSITION + x.mean(dim=1, keepdim=True)).tanh()
 
     def leave_out(self, number: int, x: Tensor) -> None:
-        """Nobody comes later."""
+        """Do nothing: there are no later tokens."""
 
     def read(self, x: Tensor) -> Tensor:
         return x
@@ -37,7 +37,7 @@ class Transitions:
         return x
 
 
-def test_outputs_and_passes_of_each_token():
+def test_outputs_and_number_of_passes_of_each_token():
     processor = ACT(epsilon=float(VECTOR["cfg_eps"])).build(STATES.shape[-1], Transitions.count).double()
     put(processor.w, VECTOR["w_halt"][:, 0])
     put(processor.b, VECTOR["w_bhalt"][0])

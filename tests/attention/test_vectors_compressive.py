@@ -1,4 +1,4 @@
-"""Compressive memory reproduces public code for its parts, and the paper's queues of memory."""
+"""Compressive memory reproduces public code for its parts, and the paper's memory queues."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ RATIO, HEADS = int(VECTOR["cfg_ratio"]), VECTOR["out_attn_old"].shape[1]
 
 
 class Layer:
-    """Queries, keys and values by the vector's weights, which want a gradient."""
+    """Projections of queries, keys and values with the vector's weights, which require gradients."""
 
     def __init__(self) -> None:
         self.q, self.k, self.v = (VECTOR[f"w_{name}"].clone().requires_grad_() for name in "qkv")
@@ -35,7 +35,7 @@ def by_head(x: Tensor) -> Tensor:
 
 
 def learned(method: str, loss: str = "attention-reconstruction", measure: str = "mean-square"):
-    """f in a layer, with the vector's weights."""
+    """Return the compression of a layer with the vector's weights."""
     spec = Compressive(1, 1, RATIO, method, loss, measure)
     module = LayerCompression(spec, MEMORY.shape[-1]).double()
     name = {"convolution": "conv"}.get(method, method)
@@ -48,7 +48,7 @@ def learned(method: str, loss: str = "attention-reconstruction", measure: str = 
 
 
 def no_usage(x: Tensor) -> Tensor:
-    raise AssertionError("nobody asks how much tokens are used")
+    raise AssertionError("the usage of tokens is not needed")
 
 
 @pytest.mark.parametrize("method", ["mean", "max"])
@@ -61,37 +61,37 @@ def test_convolutions(method, name):
     close(learned(method).compression(MEMORY, no_usage), VECTOR[f"out_{name}"])
 
 
-def test_the_most_used_tokens():
+def test_most_used_tokens():
     close(most_used(MEMORY, VECTOR["in_usage"], MEMORY.shape[1] // RATIO), VECTOR["out_most_used"])
     module = compression("most-used", MEMORY.shape[-1], RATIO)
     close(module(MEMORY, lambda x: VECTOR["in_usage"]), VECTOR["out_most_used"])
 
 
-def test_usage_is_the_mean_weight_that_a_token_gets():
+def test_usage_is_the_mean_attention_weight_of_a_token():
     q, k = (numbers[None] for numbers in (VECTOR["out_attn_old"][0], VECTOR["out_attn_new"][0]))
-    found = attention_received(q, k)
+    usage = attention_received(q, k)
     for token in range(k.shape[2]):
-        taken = [
+        weights = [
             (q[0, h, i] @ k[0, h].T / q.shape[-1] ** 0.5).softmax(0)[token]
             for h in range(HEADS)
             for i in range(q.shape[2])
         ]
-        close(found[0, token], torch.stack(taken).mean())
+        close(usage[0, token], torch.stack(weights).mean())
 
 
-def test_attention_over_memory_and_over_what_is_left_of_it():
+def test_attention_over_memory_and_compressed_memory():
     layer = Layer()
     for tokens, name in ((MEMORY, "old"), (VECTOR["out_conv"], "new")):
-        found = content_attention(layer.content_query(H), *layer.content(tokens))
-        close(found.detach(), VECTOR[f"out_attn_{name}"])
+        output = content_attention(layer.content_query(H), *layer.content(tokens))
+        close(output.detach(), VECTOR[f"out_attn_{name}"])
 
 
 def compressed(module: LayerCompression, layer: Layer, memory: Tensor = MEMORY, h: Tensor = H) -> Compressed:
-    """The vector's memory as blocks that all of its queries see compressed."""
+    """Return the vector's memory as blocks that all queries see compressed."""
     blocks = memory.unflatten(1, (-1, RATIO))
-    made = module(blocks.flatten(0, 1), layer).unflatten(0, blocks.shape[:2])
+    summaries = module(blocks.flatten(0, 1), layer).unflatten(0, blocks.shape[:2])
     seen = torch.ones(len(h), h.shape[1], blocks.shape[1], dtype=torch.bool)
-    return Compressed(blocks, made, h, seen, layer)
+    return Compressed(blocks, summaries, h, seen, layer)
 
 
 @pytest.mark.parametrize(("measure", "name"), [("mean-square", "mse"), ("norm", "l2")])
@@ -100,7 +100,7 @@ def test_attention_reconstruction(measure, name):
     close(module.penalty(compressed(module, Layer())).detach(), VECTOR[f"out_attn_recon_{name}"])
 
 
-def test_its_gradient_reaches_the_compression_alone():
+def test_gradient_of_reconstruction_reaches_only_the_compression():
     module, layer = learned("convolution"), Layer()
     memory, h = MEMORY.clone().requires_grad_(), H.clone().requires_grad_()
     module.penalty(compressed(module, layer, memory, h)).backward()
@@ -116,23 +116,25 @@ def test_auto_encoding():
     close(MEASURES["norm"](lost).square(), VECTOR["out_autoencoding_loss_sum"])
 
 
-def test_queues_of_memory():
-    """What the first token behind each segment sees, is what the paper's two queues hold there."""
+def test_memory_queues():
+    """The keys visible after each segment are the contents of the paper's two queues."""
     segments, slots = VECTOR["out_fifo"].shape
     recent = slots - 3
     memory = Compressive(recent, slots - recent, RATIO, "mean")
     layers = [SimpleNamespace(compression=LayerCompression(memory, 1))]
     values = torch.arange(1.0, 1.0 + segments * RATIO, dtype=torch.float64)
     for segment in range(segments):
-        now = (segment + 1) * RATIO
-        state = SimpleNamespace(hidden=values[None, None, :now, None], index=Index.range(1, now))
-        recall = memory.recall(state, Index.range(1, 1, start=now), layers)
+        length = (segment + 1) * RATIO
+        state = SimpleNamespace(hidden=values[None, None, :length, None], index=Index.range(1, length))
+        recall = memory.recall(state, Index.range(1, 1, start=length), layers)
         keys = recall.key
         first = torch.arange(keys.shape[1]) < recall.ends.shape[1]
-        place = torch.tensor(now)
+        position = torch.tensor(length)
         seen = torch.where(
-            first, memory.shows_summary(place, keys.position[0]), memory.shows_token(place, keys.position[0])
+            first,
+            memory.shows_summary(position, keys.position[0]),
+            memory.shows_token(position, keys.position[0]),
         )
-        found = recall.tokens(0, torch.zeros(1, 1, 1, dtype=torch.float64))[0, :, 0]
+        contents = recall.tokens(0, torch.zeros(1, 1, 1, dtype=torch.float64))[0, :, 0]
         expected = VECTOR["out_fifo"][segment]
-        close(found[seen[:-1]], expected[expected >= 0])
+        close(contents[seen[:-1]], expected[expected >= 0])

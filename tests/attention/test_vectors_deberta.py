@@ -1,4 +1,4 @@
-"""DeBERTa's attention: both versions of the code, and the paper's equation 4."""
+"""DeBERTa's attention reproduces both versions of the code, and the paper's equation 4."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,13 @@ LIBRARY = 1e-6
 
 
 def attended(form: str, projections: list[Tensor], biases: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Output before the last projection, and weights. Projections: q, k, v, of keys, of queries."""
+    """Return the output before the last projection, and the weights.
+
+    Args:
+        form: option of `Deberta`.
+        projections: q, k, v, keys of positions, queries of positions.
+        biases: q, k, v, queries of positions.
+    """
     position = Deberta(len(VECTOR["w_rel"]) // 2, form)
     spec = TransformerSpec(width=WIDTH, heads=HEADS, layers=1, position=position, causal=False)
     model = spec.build().double()
@@ -27,12 +33,12 @@ def attended(form: str, projections: list[Tensor], biases: list[Tensor]) -> tupl
     fill(attention.position.of_keys, of_keys)
     fill(attention.position.of_queries, of_queries, biases[3])
     fill(attention.out, torch.eye(WIDTH, dtype=torch.float64))
-    relation = model.relation(*seen())
+    relation = model.relation(*indices())
     return attention(VECTOR["in_x"], None, relation), attention.weights(VECTOR["in_x"], None, relation)
 
 
-def seen() -> tuple[Index, Index]:
-    """Queries and keys; the vector hides keys at the end of some rows."""
+def indices() -> tuple[Index, Index]:
+    """Return queries and keys; the vector masks keys at the end of some rows."""
     index = Index.range(BATCH, LENGTH)
     hidden = ~VECTOR["in_mask"][:, 0].any(dim=1)
     return index, Index(index.position, index.episode.masked_fill(hidden, -1))
@@ -44,7 +50,7 @@ def code_v1(form: str) -> tuple[Tensor, Tensor]:
     return attended(form, [VECTOR[f"w_{name}"] for name in names], biases)
 
 
-def test_the_code():
+def test_first_version_of_the_code():
     y, weights = code_v1("code")
     close(y, VECTOR["out"], LIBRARY)
     close(weights, VECTOR["out_probs"], LIBRARY)
@@ -54,8 +60,8 @@ def test_equation_4():
     close(code_v1("paper")[0], VECTOR["out_paper_eq4"], LIBRARY)
 
 
-def test_the_second_version():
-    """It projects distances as it does tokens, with a bias of keys that softmax does not notice."""
+def test_second_version_of_the_code():
+    """The second version projects distances as tokens; the bias of keys has no effect after softmax."""
     q, k, v = (VECTOR[f"w_v2_{name}"] for name in ("query", "key", "value"))
     biases = [VECTOR[f"w_v2_b{name}"] for name in ("query", "key", "value", "query")]
     y, weights = attended("code", [q, k, v, k, q], biases)

@@ -1,4 +1,4 @@
-"""DA-Transformer: the weights of distance, and attention with them."""
+"""DA-Transformer reproduces the weights of distances, and attention with them."""
 
 import pytest
 import torch
@@ -20,9 +20,9 @@ def attention() -> Attention:
     return module
 
 
-def test_weights_of_distance():
-    away = torch.arange(LENGTH)
-    distances = away[:, None] - away
+def test_weights_of_distances():
+    position = torch.arange(LENGTH)
+    distances = position[:, None] - position
     table = attention().position.table(distances.flatten(), None)
     close(table.unflatten(-1, (LENGTH, LENGTH)), VECTOR["out_f"])
 
@@ -36,8 +36,8 @@ def test_attention(causal, out):
     close(y, VECTOR[out].transpose(1, 2).flatten(2))
 
 
-def test_far_distances_have_gradients():
-    """``e^(beta - x)`` overflows where a head prefers what is near."""
+def test_gradients_of_far_distances_are_finite():
+    """``e^(beta - x)`` overflows in heads with alpha < 0."""
     position = attention().position.float()
     put(position.alpha, torch.tensor([-1.0, 1.0])[torch.arange(HEADS) % 2])
     position.table(torch.tensor([1000]), None).sum().backward()

@@ -1,4 +1,4 @@
-"""Depth-adaptive classifiers and oracles, and CALM's confidence, in the formulas of the vectors."""
+"""Depth-adaptive classifiers and oracles, and CALM's confidence, reproduce the formulas of the vectors."""
 
 import pytest
 import torch
@@ -24,13 +24,13 @@ def adaptive(by: str, oracle: str = "likelihood") -> DepthAdaptive:
     return DepthAdaptive(by, oracle, penalty, sigma)
 
 
-def test_of_a_sequence():
+def test_sequence():
     module = adaptive("sequence").build(WIDTH, PASSES).double()
     fill(module.net, ADAPTIVE["w_mult"].T, ADAPTIVE["w_mult_b"])
     opening = ADAPTIVE["in_encoder"].mean(dim=0).expand(1, TOKENS, -1)
     close(module.log_q(opening, STATES[:, None]).exp()[0], ADAPTIVE["out_q_seq"].expand(TOKENS, -1))
-    missed = ADAPTIVE["out_xent_seq_lik"]
-    close(module.lesson(opening, STATES[:, None], VERDICT), missed)
+    loss = ADAPTIVE["out_xent_seq_lik"]
+    close(module.lesson(opening, STATES[:, None], VERDICT), loss)
 
 
 def test_multinomial():
@@ -66,12 +66,12 @@ def test_softmax_response():
 
 
 def confidences(confidence: str) -> Tensor:
-    """Behind each pass but the last, (N - 1, tokens), of the states of the vector."""
+    """Return the confidences after each pass but the last, (N - 1, tokens), of the states of the vector."""
     states = CONFIDENT["in_h"][:, None]
     module = CALM(confidence).build(states.shape[-1], len(states)).double()
     before = [torch.zeros_like(states[0]), *states[:-1]]
-    found = [module.confidence(n, *pair, None) for n, pair in enumerate(zip(before, states, strict=True))]
-    return torch.stack(found[:-1])[:, 0]
+    results = [module.confidence(n, *pair, None) for n, pair in enumerate(zip(before, states, strict=True))]
+    return torch.stack(results[:-1])[:, 0]
 
 
 def test_state_saturation():
@@ -79,11 +79,13 @@ def test_state_saturation():
     assert (confidences("state")[0] == -1).all()
 
 
-def test_first_passes_that_are_confident_enough():
-    found = CONFIDENT["out_softmax_diff"][:-1]
+def test_exit_after_the_first_confident_pass():
+    confidences = CONFIDENT["out_softmax_diff"][:-1]
     for threshold, expected in zip(CONFIDENT["in_lambdas"], CONFIDENT["out_exits"], strict=True):
         module = CALM("softmax", float(threshold)).build(1, PASSES).double()
         rule = module.rule(torch.zeros(0), None)
-        leaves = torch.stack([rule(n, each, each, lambda each=each: each) for n, each in enumerate(found)])
-        first = torch.where(leaves.any(0), leaves.long().argmax(0), len(found))
+        exits = torch.stack(
+            [rule(n, value, value, lambda value=value: value) for n, value in enumerate(confidences)]
+        )
+        first = torch.where(exits.any(0), exits.long().argmax(0), len(confidences))
         assert first.tolist() == expected.tolist()

@@ -1,4 +1,4 @@
-"""FLOATER's positions: the authors' flow and solver; finer steps come closer to the exact solution."""
+"""FLOATER reproduces the authors' flow and solver; finer steps approach the exact solution."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ LENGTH, *START, WIDTH = VECTOR["out_rk4"].shape
 AUTHORS_SUBSTEPS = 5
 
 
-def built(substeps: int) -> FloaterEmbedding:
+def build_embedding(substeps: int) -> FloaterEmbedding:
     spec = Floater(step=float(VECTOR["cfg_dt"]), substeps=substeps)
     embedding = spec.build_embedding(WIDTH, 1).double()
     fill(embedding.inner, VECTOR["w_1"].T, VECTOR["w_b1"])
@@ -22,30 +22,30 @@ def built(substeps: int) -> FloaterEmbedding:
 
 
 def points(substeps: int) -> Tensor:
-    """The flow from each of the vector's starts; p(0) takes no part in the rest."""
-    return built(substeps).flow(VECTOR["w_p0"][None], LENGTH)
+    """Return the flow from each of the vector's starts; it does not depend on the embedding's p(0)."""
+    return build_embedding(substeps).flow(VECTOR["w_p0"][None], LENGTH)
 
 
-def test_the_authors_solver():
+def test_authors_solver():
     close(points(AUTHORS_SUBSTEPS), VECTOR["out_rk4"])
 
 
-def test_the_exact_solution():
+def test_finer_steps_approach_the_exact_solution():
     close(points(AUTHORS_SUBSTEPS), VECTOR["out_exact"], 1e-5)
     errors = [(points(substeps) - VECTOR["out_exact"]).abs().max() for substeps in (1, 4, 16)]
     assert errors[0] > errors[1] > errors[2]
 
 
-def test_tokens_get_the_position_that_flowed_to_them():
-    embedding = built(substeps=2)
+def test_tokens_get_the_vector_of_their_position():
+    embedding = build_embedding(substeps=2)
     whole = embedding.flow(embedding.start[None], LENGTH)
     position = torch.tensor([[LENGTH - 1, 0, 2], [1, 1, 3]])
     x = torch.zeros(2, 3, WIDTH, dtype=torch.float64)
     close(embedding(x, position), whole[position], 1e-12)
 
 
-def test_what_is_known_grows_and_is_made_anew_for_other_weights():
-    embedding = built(substeps=1)
+def test_cached_positions_are_extended_and_recomputed_for_new_weights():
+    embedding = build_embedding(substeps=1)
     x, calls = torch.zeros(1, 1, WIDTH, dtype=torch.float64), []
     embedding.inner.register_forward_hook(lambda *_: calls.append(1))
 
@@ -54,11 +54,11 @@ def test_what_is_known_grows_and_is_made_anew_for_other_weights():
 
     with torch.no_grad():
         fourth = at(3)
-        made = len(calls)
+        first_calls = len(calls)
         at(1)
-        assert len(calls) == made
+        assert len(calls) == first_calls
         fifth = at(4)
-        assert len(calls) < 2 * made
+        assert len(calls) < 2 * first_calls
     close(fourth, at(3), 1e-12)
     close(fifth, at(4), 1e-12)
     torch.optim.Adam(embedding.parameters(), fused=True).zero_grad()
@@ -71,8 +71,8 @@ def test_what_is_known_grows_and_is_made_anew_for_other_weights():
 
 
 @pytest.mark.parametrize("width", [16, 64, 256])
-def test_late_positions_leave_room_for_tokens(width):
-    """One that is far larger than a token would hide it behind the layer norm."""
+def test_late_positions_do_not_dominate_tokens(width):
+    """A vector far larger than a token would suppress the token after the layer norm."""
     spec = TransformerSpec(width=width, layers=1, heads=4, position=Floater())
     torch.manual_seed(0)
     embedding = spec.build().embedding

@@ -1,4 +1,4 @@
-"""Longformer, ETC and BigBird: attention with global tokens, as the published code or its formula has it."""
+"""Longformer, ETC and BigBird reproduce attention with global tokens of published code or its formula."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ def relation(pattern: Pattern, index: Index, heads: int, causal: bool = False) -
 
 
 def stacked(vector: Vector, weights: list[str], biases: list[str]) -> tuple[Tensor, Tensor]:
-    """Weights and biases of several projections, one below the other."""
+    """Concatenate weights and biases of several projections."""
     return torch.cat([vector[name].T for name in weights]), torch.cat([vector[name] for name in biases])
 
 
@@ -38,7 +38,7 @@ def identity(linear: nn.Module) -> None:
 
 # Longformer.
 
-X, MARKS = LONGFORMER["in_x"], LONGFORMER["in_attention_mask"]
+X, MASK = LONGFORMER["in_x"], LONGFORMER["in_attention_mask"]
 DILATION, HALF = LONGFORMER["cfg_dilation"].tolist(), int(LONGFORMER["cfg_window"]) // 2
 HEADS = len(DILATION)
 QKV = ("query", "key", "value")
@@ -46,26 +46,26 @@ LOCAL = stacked(LONGFORMER, [f"w_{name}" for name in QKV], [f"w_b_{name}" for na
 GLOBAL = stacked(LONGFORMER, [f"w_{name}_global" for name in QKV], [f"w_b_{name}_global" for name in QKV])
 
 
-def global_first(marks: Tensor) -> tuple[Index, int]:
-    """An index in which the marked tokens have the first positions, and how many those are.
+def global_first(mask: Tensor) -> tuple[Index, int]:
+    """Return an index in which the marked tokens have the first positions, and their number.
 
-    The others keep their distances; where a global token stands does not matter.
+    The other tokens keep their distances; the position of a global token has no effect.
     """
-    is_global = marks > 0
+    is_global = mask > 0
     count = int(is_global.sum(1).max())
-    later = torch.arange(marks.shape[1]) + count
+    later = torch.arange(mask.shape[1]) + count
     position = torch.where(is_global, is_global.cumsum(1) - 1, later)
-    return Index(position, torch.where(marks < 0, EMPTY, 0)), count
+    return Index(position, torch.where(mask < 0, EMPTY, 0)), count
 
 
 def test_longformer():
-    index, count = global_first(MARKS)
+    index, count = global_first(MASK)
     pattern = Longformer(2 * HALF, global_tokens=count)
     module = attention(pattern, X.shape[2], HEADS)
     fill(module.others.qkv, *LOCAL)
     fill(module.globals.qkv, *GLOBAL)
     identity(module.out)
-    y, token = module(X, None, relation(pattern, index, HEADS)), MARKS >= 0
+    y, token = module(X, None, relation(pattern, index, HEADS)), MASK >= 0
     close(y[token], LONGFORMER["out"][token], 1e-6)
 
 
@@ -91,7 +91,7 @@ def windowed(pattern: Pattern, causal: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class OneForEachHead(Full):
-    """Rules that are given."""
+    """Pattern with a given rule for each head."""
 
     rules: tuple[Pattern, ...] = ()
 
@@ -99,7 +99,7 @@ class OneForEachHead(Full):
         return self.rules
 
 
-# ETC: global tokens first, then long ones.
+# ETC: global tokens precede the long input.
 
 LONG, FIRST = LABELLED["in_long"], LABELLED["in_global"]
 COUNT, WIDTH = FIRST.shape[1:]
@@ -107,14 +107,14 @@ SIDES = LABELLED["w_rel_long"].shape[1]
 
 
 def swapped(table: Tensor) -> Tensor:
-    """The last two rows exchanged: the vector has the label of the own segment before that of others."""
+    """Swap the last two rows: in the vector, the label of the same segment precedes that of others."""
     return torch.cat([table[:-2], table[-2:].flip(0)])
 
 
 def test_etc():
     pattern = ETC(int(LABELLED["cfg_radius"]), COUNT)
-    most = (len(LABELLED["w_rel_long"]) - 3) // 2
-    position = ETCLabels(most, COUNT, segment=LONG.shape[1] // COUNT)
+    max_distance = (len(LABELLED["w_rel_long"]) - 3) // 2
+    position = ETCLabels(max_distance, COUNT, segment=LONG.shape[1] // COUNT)
     module = attention(pattern, WIDTH, SIDES, position)
     for side, name, short in ((module.others, "long", "l"), (module.globals, "global", "g")):
         pairs = [f"w_{short}2{other}_{kind}" for other in "lg" for kind in "kv"]
@@ -123,20 +123,22 @@ def test_etc():
         put(side.position.keys, swapped(LABELLED[f"w_rel_{name}"]))
         put(side.position.numbers, swapped(LABELLED[f"w_bias_{name}"]))
     x = torch.cat([FIRST, LONG], dim=1)
-    among = relation(pattern, Index.range(*x.shape[:2]), SIDES)
-    assert torch.equal(among.allowed[0, COUNT:], LABELLED["cfg_mask_long"])
-    assert among.allowed[0, :COUNT].all()
+    mask = relation(pattern, Index.range(*x.shape[:2]), SIDES)
+    assert torch.equal(mask.allowed[0, COUNT:], LABELLED["cfg_mask_long"])
+    assert mask.allowed[0, :COUNT].all()
     index, labels = torch.arange(x.shape[1]), LABELLED["cfg_labels_long"]
     ours = position.label(index[:, None], index)
     assert torch.equal(ours[COUNT:, COUNT:], labels[:, COUNT:])
-    assert torch.equal(ours[COUNT:, :COUNT] == 2 * most + 2, labels[:, :COUNT] == 2 * most + 1)
-    y = module(x, None, among)
+    assert torch.equal(
+        ours[COUNT:, :COUNT] == 2 * max_distance + 2, labels[:, :COUNT] == 2 * max_distance + 1
+    )
+    y = module(x, None, mask)
     close(y[:, :COUNT], LABELLED["out_global"])
     close(y[:, COUNT:], LABELLED["out_long"])
 
 
-def test_labels_as_the_paper_numbers_them():
-    """K = 2, two global tokens, two tokens each: rows are queries."""
+def test_label_numbers_of_the_paper():
+    """Labels for K = 2, two global tokens and two tokens each; rows are queries."""
     index = torch.arange(6)
     label = ETCLabels(2, 2, segment=2).label(index[:, None], index)
     assert label.tolist() == [
@@ -149,19 +151,19 @@ def test_labels_as_the_paper_numbers_them():
     ]
 
 
-def test_labels_and_pattern_agree_on_what_is_global():
+def test_labels_and_pattern_must_have_the_same_global_tokens():
     with pytest.raises(ValueError, match=r"ETCLabels\(.*\) and ETC\(.*\) disagree .* set .*global_tokens=3"):
         TransformerSpec(pattern=ETC(4, 3), position=ETCLabels())
 
 
 # BigBird.
 
-BLOCK, DRAWN = int(BIGBIRD["cfg_block"]), BIGBIRD["in_random_blocks"]
+BLOCK, RANDOM_BLOCKS = int(BIGBIRD["cfg_block"]), BIGBIRD["in_random_blocks"]
 
 
 @dataclass(frozen=True)
 class LastAndGiven(BlockPattern):
-    """The last block is global, too, and each head sees the random blocks of the vector."""
+    """Pattern whose last block is global, with the vector's random blocks for each head."""
 
     block: int = BLOCK
     head: int | None = None
@@ -174,14 +176,14 @@ class LastAndGiven(BlockPattern):
         return tuple(LastAndGiven(self.block, head) for head in range(heads))
 
     def meets(self, a: Tensor, b: Tensor) -> Tensor:
-        none = torch.full((1, DRAWN.shape[2]), EMPTY)
-        drawn = torch.cat([none, DRAWN[self.head], none])
+        none = torch.full((1, RANDOM_BLOCKS.shape[2]), EMPTY)
+        drawn = torch.cat([none, RANDOM_BLOCKS[self.head], none])
         last = len(drawn) - 1
         return (a == last) | (b == last) | (drawn[a] == b[..., None]).any(-1)
 
 
 def test_big_bird():
-    x, token, heads = BIGBIRD["in_x"], BIGBIRD["in_attention_mask"] > 0, len(DRAWN)
+    x, token, heads = BIGBIRD["in_x"], BIGBIRD["in_attention_mask"] > 0, len(RANDOM_BLOCKS)
     pattern = BigBird(BLOCK, window=3, random=0, global_blocks=1) | LastAndGiven()
     module = attention(Full(), x.shape[2], heads)
     names = ("q", "k", "v")

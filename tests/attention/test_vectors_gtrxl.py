@@ -1,4 +1,4 @@
-"""The gates and the whole GTrXL block reproduce the paper, with DI-engine's weights."""
+"""The gates and the GTrXL block reproduce the paper, with DI-engine's weights."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_gru_gate():
         (SigTanhGate, ["w_Wg_st", "w_Ug_st"], "out_gate_sigtanh"),
     ],
 )
-def test_the_other_gates(technique, matrices, out):
+def test_other_gates(technique, matrices, out):
     gate: Gate = technique().build(WIDTH, 1).double()
     put(gate.w, torch.cat([VECTOR[name].T for name in matrices]))
     if technique is not InputGate:
@@ -57,7 +57,10 @@ def test_the_other_gates(technique, matrices, out):
 
 
 def load_attention(block: Block) -> None:
-    """A bias of the distances' projection would add the same to all scores of a query: we have none."""
+    """Load attention weights without the bias of the distance projection.
+
+    It would add the same number to all scores of a query, which softmax cancels.
+    """
     parts = [named(VECTOR, f"attention.attention_{part}.0.") for part in ("q", "kv")]
     attention = block.attention
     fill(attention.qkv, *(torch.cat(both) for both in zip(*parts, strict=True)))
@@ -84,9 +87,9 @@ def block_output() -> Tensor:
     return block.think(block.attend(x, memory, relation)).transpose(0, 1)
 
 
-def test_the_block_is_the_papers():
+def test_block_reproduces_the_paper():
     close(block_output(), VECTOR["out_formula_paper"])
 
 
-def test_the_block_normalises_its_queries_unlike_di_engine():
+def test_block_normalizes_queries_unlike_di_engine():
     assert (block_output() - VECTOR["out"]).abs().max() > 1e-3

@@ -1,4 +1,4 @@
-"""kNN-LM and SPALM reproduce their vectors."""
+"""kNN-LM and SPALM reproduce the formulas and the authors' code of the reference vectors."""
 
 import pytest
 import torch
@@ -11,45 +11,47 @@ from tests.attention.oracle import close, load, put
 
 KNN, GATED = load("knnlm"), load("spalm")
 SIZE = KNN["in_plm"].shape[1]
-NOWHERE = -10000
-"""Log-probability of a value that no neighbour has, in the authors' code."""
+NO_NEIGHBOR = -10000
+"""Log-probability of a value without neighbors, in the authors' code."""
 
 
 def lm(**changes) -> KNNLM:
     return KNNLM(k=int(KNN["cfg_k"]), weight=float(KNN["cfg_lambda"]), **changes)
 
 
-def near() -> Neighbours:
+def find_neighbors() -> Neighbours:
     values = KNN["in_values"][:, 0]
     store = Datastore(KNN["in_keys"], values, torch.arange(len(values)))
     queries = KNN["in_query"]
     return store.neighbours(queries, TorchSearch(store)(queries, int(KNN["cfg_k"])))
 
 
-def test_what_followed_on_near_keys():
-    close(lm().among(near(), SIZE).double(), KNN["out_pknn"], 1e-6)
+def test_knn_distribution():
+    close(lm().among(find_neighbors(), SIZE).double(), KNN["out_pknn"], 1e-6)
 
 
-def test_so_it_is_with_distances_that_are_not_squared():
-    found = near()
-    plain = Neighbours(found.squared.sqrt(), found.values)
+def test_knn_distribution_of_unsquared_distances():
+    neighbors = find_neighbors()
+    plain = Neighbours(neighbors.squared.sqrt(), neighbors.values)
     close(lm().among(plain, SIZE).double(), KNN["out_pknn_unsquared"], 1e-6)
 
 
-def test_the_target_is_as_likely_as_by_the_authors_code():
+def test_log_probability_of_the_target_equals_the_authors_code():
     target = KNN["in_target"][:, None]
-    ours = lm().among(near(), SIZE).gather(1, target)[:, 0].log().double()
-    seen = KNN["out_authors_logp"] > NOWHERE / 2
-    assert (ours[~seen & (target[:, 0] != 0)] == -torch.inf).all()  # the authors leave out value 0, padding
-    close(ours[seen], KNN["out_authors_logp"][seen], 1e-6)
+    ours = lm().among(find_neighbors(), SIZE).gather(1, target)[:, 0].log().double()
+    has_neighbors = KNN["out_authors_logp"] > NO_NEIGHBOR / 2
+    assert (
+        ours[~has_neighbors & (target[:, 0] != 0)] == -torch.inf
+    ).all()  # the authors exclude value 0, padding
+    close(ours[has_neighbors], KNN["out_authors_logp"][has_neighbors], 1e-6)
 
 
 def test_mixture():
-    mixed = lm().mixed(KNN["in_plm"].log(), lm().among(near(), SIZE).double())
+    mixed = lm().mixed(KNN["in_plm"].log(), lm().among(find_neighbors(), SIZE).double())
     close(mixed.exp(), KNN["out_mix"], 1e-6)
 
 
-def test_neighbours_enter_as_features():
+def test_features_of_neighbors():
     h, y = GATED["in_h"], GATED["in_neighbour_embeddings"]
     reader = SPALM().build(h.shape[1]).double()
     put(reader.gate, GATED["w_g"])
@@ -59,8 +61,8 @@ def test_neighbours_enter_as_features():
 
 
 @pytest.mark.parametrize("token", range(len(GATED["in_h"])))
-def test_what_follows_by_the_features(token):
-    """The vector's neighbours stand in a table of their own behind W, whose rows are nobody's logits."""
+def test_distribution_from_the_features(token):
+    """The vector's neighbors have separate rows in the table after W, whose own logits are masked."""
     h, y, w = GATED["in_h"][token : token + 1], GATED["in_neighbour_embeddings"][token], GATED["w_embedding"]
     reader = SPALM().build(h.shape[1]).double()
     put(reader.gate, GATED["w_g"])

@@ -1,4 +1,4 @@
-"""The core, between embeddings and a tied head, is BERT and GPT-2."""
+"""The core, between embeddings and a tied head, reproduces BERT and GPT-2."""
 
 import torch
 from torch import Tensor, nn
@@ -10,16 +10,16 @@ from tests.attention.oracle import Vector, close, count, fill, load, number_of, 
 
 BERT, GPT2 = load("bert_mlm"), load("gpt2_lm")
 EPSILON = 1e-12
-"""Of BERT's layer norms; torch's own, which we and GPT-2 have, is 1e-5."""
+"""Epsilon of BERT's layer norms; ours and GPT-2's have torch's default, 1e-5."""
 
 
 def pair(vector: Vector, name: str) -> tuple[Tensor, Tensor]:
-    """Weight and bias."""
+    """Return weight and bias."""
     return vector[f"w_{name}__weight"], vector[f"w_{name}__bias"]
 
 
 def norm(x: Tensor, name: str) -> Tensor:
-    """A layer norm of BERT's that is not in the core."""
+    """Apply a layer norm of BERT that is not in the core."""
     return F.layer_norm(x, x.shape[-1:], *pair(BERT, name), eps=EPSILON)
 
 
@@ -49,7 +49,7 @@ def fill_bert(block: Block, layer: str) -> None:
 
 
 def embedded(ids: Tensor) -> Tensor:
-    """Words, positions and the first token type, normalised."""
+    """Embed words, positions and the first token type, followed by a layer norm."""
     words, positions, types = (
         BERT[f"w_bert__embeddings__{name}_embeddings__weight"] for name in ("word", "position", "token_type")
     )
@@ -57,8 +57,8 @@ def embedded(ids: Tensor) -> Tensor:
 
 
 def bert_logits(ids: Tensor, mask: Tensor) -> Tensor:
-    place = Index.range(*ids.shape)
-    y, _ = bert().encode(embedded(ids), Index(place.position, torch.where(mask, 0, -1)))
+    index = Index.range(*ids.shape)
+    y, _ = bert().encode(embedded(ids), Index(index.position, torch.where(mask, 0, -1)))
     hidden = F.gelu(F.linear(y, *pair(BERT, "cls__predictions__transform__dense")))
     hidden = norm(hidden, "cls__predictions__transform__LayerNorm")
     return F.linear(
@@ -66,17 +66,17 @@ def bert_logits(ids: Tensor, mask: Tensor) -> Tensor:
     )
 
 
-def test_masked_tokens_are_predicted_as_by_bert():
+def test_bert_logits_and_loss_of_masked_tokens():
     mask = BERT["in_attention_mask"].bool()
     logits = bert_logits(BERT["in_ids"], mask)
     close(logits[mask], BERT["out_logits"][mask], 1e-6)
-    loss = F.cross_entropy(logits.flatten(0, 1), BERT["in_labels"].flatten())  # labels of -100 do not count
+    loss = F.cross_entropy(logits.flatten(0, 1), BERT["in_labels"].flatten())  # labels of -100 are ignored
     close(loss, BERT["out_loss"], 1e-6)
 
 
-def test_padding_changes_nothing():
+def test_padding_has_no_effect():
     mask, ids = BERT["in_attention_mask"].bool(), BERT["in_ids"].clone()
-    assert not mask.all(), "the vector should hold padding"
+    assert not mask.all(), "the vector must contain padding"
     before = bert_logits(ids, mask)[mask]
     ids[~mask] = 0
     close(bert_logits(ids, mask)[mask], before)
@@ -85,9 +85,9 @@ def test_padding_changes_nothing():
 def gpt2() -> Transformer:
     layers = count(GPT2, "transformer.h")
     width, inner = GPT2["w_transformer__h__0__mlp__c_fc__weight"].shape
-    places = LearnedAbsolute(len(GPT2["w_transformer__wpe__weight"]))
+    positions = LearnedAbsolute(len(GPT2["w_transformer__wpe__weight"]))
     sizes = {"width": width, "layers": layers, "heads": number_of("heads", "gpt2_lm"), "feed_forward": inner}
-    core = TransformerSpec(**sizes, position=places, activation="gelu_tanh").build().double()
+    core = TransformerSpec(**sizes, position=positions, activation="gelu_tanh").build().double()
     put(core.embedding.weight, GPT2["w_transformer__wpe__weight"])
     for number, block in enumerate(core.blocks):
         fill_gpt2(block, f"transformer__h__{number}")
@@ -109,7 +109,7 @@ def fill_gpt2(block: Block, layer: str) -> None:
         fill(linear, weight.T, bias)
 
 
-def test_the_next_token_is_predicted_as_by_gpt2():
+def test_gpt2_logits_and_next_token_loss():
     ids, words = GPT2["in_ids"], GPT2["w_transformer__wte__weight"]
     y, _ = gpt2().encode(words[ids], Index.range(*ids.shape))
     logits = y @ words.T

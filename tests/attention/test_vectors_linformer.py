@@ -23,14 +23,14 @@ def attend(module: Attention, x: Tensor) -> Tensor:
 
 
 def attention(kernel: Linformer, weights: list[Tensor], out: Tensor, bias: Tensor) -> Attention:
-    """With weights (C, C) of q, k, v and the output, for ``y = x @ w``."""
+    """Return a module with weights (C, C) of q, k, v and the output, for ``y = x @ w``."""
     module = Attention(len(out), HEADS, None, kernel, 0.0).double()
     fill(module.qkv, torch.cat([weight.T for weight in weights]))
     fill(module.out, out.T, bias)
     return module
 
 
-def test_heads_that_share():
+def test_shared_projection_of_heads():
     e, f = VECTOR["w_E"], VECTOR["w_F"]
     weights = [VECTOR[f"w_{name}"] for name in "qkv"]
     module = attention(Linformer(*e.shape, sharing="head"), weights, VECTOR["w_o"], VECTOR["w_bo"])
@@ -41,7 +41,7 @@ def test_heads_that_share():
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("sharing", SHARING)
-def test_who_shares_what(sharing, method):
+def test_sharing_and_methods(sharing, method):
     """The weights of the vectors are stored in float32."""
     name = f"{sharing}_{method}"
 
@@ -56,32 +56,32 @@ def test_who_shares_what(sharing, method):
     out, bias = (VECTOR[f"w_{name}_{key}"].double() for key in ("o", "bo"))
     module = attention(kernel, weights, out, bias)
     for letter, projection in (("E", module.kernel.of_keys), ("F", module.kernel.of_values)):
-        own = len(projection.weight)
-        assert own == (1 if VECTOR[f"cfg_{name}_same_heads"] else HEADS)
-        put(projection.weight, torch.stack(of_heads(letter)[:own]))
-        put(projection.bias, torch.stack(of_heads(f"b{letter}")[:own]))
+        heads = len(projection.weight)
+        assert heads == (1 if VECTOR[f"cfg_{name}_same_heads"] else HEADS)
+        put(projection.weight, torch.stack(of_heads(letter)[:heads]))
+        put(projection.bias, torch.stack(of_heads(f"b{letter}")[:heads]))
     assert (module.kernel.of_keys is module.kernel.of_values) == bool(VECTOR[f"cfg_{name}_same_EF"])
     close(attend(module, x), VECTOR[f"out_{name}"], 1e-6)
 
 
 def pooled_sizes() -> tuple[int, int]:
-    """n and k, as the convolutions have them."""
+    """Return n and k of the convolutions."""
     length = VECTOR["in_x_none_convolution"].shape[1]
     return length, length // VECTOR["w_none_convolution_E0"].shape[2]
 
 
 @pytest.mark.parametrize(("method", "pool"), [("mean", F.avg_pool1d), ("max", F.max_pool1d)])
-def test_pooling_is_torchs(method, pool):
+def test_pooling_equals_torch(method, pool):
     length, k = pooled_sizes()
     q, keys, values = (numbers(2, HEADS, length, 3, seed=seed) for seed in range(3))
     index = Index.range(2, length)
     kernel = Linformer(length, k, method).build(3 * HEADS, HEADS)
-    found = kernel(q, keys, values, None, Relation(index, index, Full(), False, q.dtype), 0.0)
+    output = kernel(q, keys, values, None, Relation(index, index, Full(), False, q.dtype), 0.0)
     pooled = [pool(x.flatten(0, 1).mT, length // k).mT.unflatten(0, (2, HEADS)) for x in (keys, values)]
-    close(found, F.scaled_dot_product_attention(q, *pooled), 1e-12)
+    close(output, F.scaled_dot_product_attention(q, *pooled), 1e-12)
 
 
-def test_mean_is_a_projection_of_blocks():
+def test_mean_equals_a_block_projection():
     length, k = pooled_sizes()
     q, keys, values = (numbers(2, HEADS, length, 3, seed=seed) for seed in range(3))
     index = Index.range(2, length)
@@ -96,12 +96,12 @@ def test_mean_is_a_projection_of_blocks():
     close(learned(q, keys, values, None, relation, 0.0), mean(q, keys, values, None, relation, 0.0), 1e-12)
 
 
-def test_what_projects_nothing_is_softmax_attention():
-    """E = F = I."""
+def test_identity_projection_equals_softmax_attention():
+    """With E = F = I, Linformer equals softmax attention."""
     length = 7
     q, keys, values = (numbers(2, HEADS, length, 3, seed=seed) for seed in range(3))
     index = Index.range(2, length)
     kernel = Linformer(length, length, sharing="key-value").build(3 * HEADS, HEADS).double()
     put(kernel.of_keys.weight, torch.eye(length, dtype=q.dtype)[None])
-    found = kernel(q, keys, values, None, Relation(index, index, Full(), False, q.dtype), 0.0)
-    close(found, F.scaled_dot_product_attention(q, keys, values), 1e-12)
+    output = kernel(q, keys, values, None, Relation(index, index, Full(), False, q.dtype), 0.0)
+    close(output, F.scaled_dot_product_attention(q, keys, values), 1e-12)

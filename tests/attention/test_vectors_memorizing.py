@@ -1,4 +1,4 @@
-"""KNN memory reproduces the formula of the Memorizing Transformer's authors."""
+"""kNN memory reproduces the formula of the Memorizing Transformer's authors."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ FAR = KEYS.shape[1]
 
 
 def attention(gate: Tensor) -> MemorizingAttention:
-    """With the vector's weights; what the heads found is given out side by side."""
+    """Return a module with the vector's weights; its output is the concatenation of the heads."""
     module = MemorizingAttention(HEADS * SIZE, HEADS, None, Softmax(), 0.0, TOP).double()
     put(module.log_scale, VECTOR["w_scale"])
     put(module.gate, gate)
@@ -26,7 +26,7 @@ def attention(gate: Tensor) -> MemorizingAttention:
 
 
 def relation() -> FarRelation:
-    """All of memory is far from the segment, whose tokens see those before them."""
+    """Return a mask in which all of memory is far, and segment tokens see earlier ones."""
     memory = KNN(LENGTH, FAR + LENGTH, TOP)
     far, near = Index.range(BATCH, FAR), Index.range(BATCH, LENGTH, start=FAR + LENGTH)
     return FarRelation(near, near, Full(), True, X.dtype, heads=HEADS, memory=memory, far=far)
@@ -36,8 +36,8 @@ def by_head(x: Tensor) -> Tensor:
     return x.unflatten(-1, (-1, SIZE)).transpose(1, 2).expand(-1, HEADS, -1, -1)
 
 
-def found(gate: Tensor) -> Tensor:
-    """(B, H, T, D), with the package's single key and value for all heads."""
+def heads_output(gate: Tensor) -> Tensor:
+    """Return the output of each head, (B, H, T, D); all heads share the package's single key and value."""
     module, seen = attention(gate), relation()
     q = module._marked(by_head(X @ VECTOR["w_q"]), X)
     k, v = (by_head(part) for part in (X @ VECTOR["w_kv"]).chunk(2, dim=-1))
@@ -46,17 +46,17 @@ def found(gate: Tensor) -> Tensor:
     return module._with_far(q, module.averaged(q, k, v, seen), far, seen).detach()
 
 
-def test_both_parts_and_the_gate():
-    close(found(VECTOR["w_gate"]), VECTOR["out_formula_paper_heads"])
+def test_gated_combination_of_local_and_memory_attention():
+    close(heads_output(VECTOR["w_gate"]), VECTOR["out_formula_paper_heads"])
 
 
-def test_near_and_far_alone():
-    shut = torch.full_like(VECTOR["w_gate"], 100.0)
-    close(found(-shut), VECTOR["out_local"])
-    close(found(shut), VECTOR["out_mem"])
+def test_local_and_memory_attention_separately():
+    large = torch.full_like(VECTOR["w_gate"], 100.0)
+    close(heads_output(-large), VECTOR["out_local"])
+    close(heads_output(large), VECTOR["out_mem"])
 
 
-def test_the_nearest_keys_are_found():
+def test_nearest_keys_are_selected():
     module = attention(VECTOR["w_gate"])
     q = module._marked(by_head(X @ VECTOR["w_q"]), X)
     chosen = by_torch(q, module.far((by_head(KEYS), by_head(VALUES)))[0], relation().findable(), TOP)

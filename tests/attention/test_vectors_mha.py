@@ -27,7 +27,7 @@ def attention(softmax1: bool = False) -> Attention:
 
 
 def padded(padding: Tensor) -> Index:
-    """Padding is a slot of episode -1."""
+    """Return an index in which padding is an empty slot, with episode -1."""
     index = Index.range(*padding.shape)
     return Index(index.position, index.episode.masked_fill(padding, EMPTY))
 
@@ -36,36 +36,39 @@ def relation(query: Index, key: Index, causal: bool) -> Relation:
     return Relation(query, key, Full(), causal, torch.float64)
 
 
-def alone(causal: bool) -> Relation:
+def self_relation(causal: bool) -> Relation:
     index = Index.range(*X.shape[:2])
     return relation(index, index, causal)
 
 
-def probabilities(module: Attention, context: Tensor, among: Relation) -> Tensor:
-    """Weights (B, H, Tq, Tk): averages of values that form an identity matrix, D columns at a time."""
+def probabilities(module: Attention, context: Tensor, mask: Relation) -> Tensor:
+    """Return the weights (B, H, Tq, Tk).
+
+    They are averages of values that form an identity matrix, D columns at a time.
+    """
     keys = module.project(context)[0]
     batch, heads, length, size = keys.shape
     module = copy.deepcopy(module)
     fill(module.out, torch.eye(X.shape[-1], dtype=torch.float64))
     columns = F.pad(torch.eye(length, dtype=torch.float64), (0, -length % size)).split(size, dim=1)
-    averages = [module.cross(X, (keys, part.expand(batch, heads, -1, -1)), among) for part in columns]
+    averages = [module.cross(X, (keys, part.expand(batch, heads, -1, -1)), mask) for part in columns]
     weights = torch.cat([y.unflatten(-1, (heads, size)) for y in averages], dim=-1)
     return weights.transpose(1, 2)[..., :length]
 
 
 def test_self_attention():
     module = attention()
-    close(module(X, None, alone(causal=False)), VECTOR["out_self"])
-    close(probabilities(module, X, alone(causal=False)), VECTOR["out_self_probs"])
+    close(module(X, None, self_relation(causal=False)), VECTOR["out_self"])
+    close(probabilities(module, X, self_relation(causal=False)), VECTOR["out_self_probs"])
 
 
-def test_causal():
+def test_causal_self_attention():
     module = attention()
-    close(module(X, None, alone(causal=True)), VECTOR["out_causal"])
-    close(probabilities(module, X, alone(causal=True)), VECTOR["out_causal_probs"])
+    close(module(X, None, self_relation(causal=True)), VECTOR["out_causal"])
+    close(probabilities(module, X, self_relation(causal=True)), VECTOR["out_causal_probs"])
 
 
-def test_causal_and_padded():
+def test_causal_self_attention_with_padding():
     index = padded(VECTOR["in_selfpad"])
     out = attention()(X, None, relation(index, index, causal=True))
     token = ~VECTOR["in_selfpad"]
@@ -83,5 +86,5 @@ def test_cross_attention_to_a_padded_context():
 
 def test_softmax1():
     module = attention(softmax1=True)
-    close(module(X, None, alone(causal=True)), VECTOR["out_softmax1"])
-    close(probabilities(module, X, alone(causal=True)), VECTOR["out_softmax1_probs"][..., :-1])
+    close(module(X, None, self_relation(causal=True)), VECTOR["out_softmax1"])
+    close(probabilities(module, X, self_relation(causal=True)), VECTOR["out_softmax1_probs"][..., :-1])

@@ -1,4 +1,4 @@
-"""Multiplicative positions: factors for each position; ones change nothing."""
+"""Multiplicative positions reproduce the factors of each position; factors of 1 are the identity."""
 
 import torch
 
@@ -20,11 +20,11 @@ def test_factors():
     close(multiplied(VECTOR["w_table"]), VECTOR["out"], 1e-12)
 
 
-def test_ones_are_the_identity():
+def test_factors_of_one_are_the_identity():
     assert torch.equal(multiplied(torch.ones_like(VECTOR["w_table"])), VECTOR["in_x"])
 
 
-def test_tokens_pass_at_the_start():
+def test_initial_factors_are_near_one():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         factors = Multiplicative().build_embedding(WIDTH, 1).weight

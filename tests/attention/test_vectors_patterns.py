@@ -1,4 +1,4 @@
-"""Sparse patterns as rules: the masks of the published code, and what attention makes of them."""
+"""Sparse patterns reproduce the masks of published code, and attention with them."""
 
 import pytest
 import torch
@@ -15,23 +15,23 @@ SINGLE = 1e-5  # Image Transformer's code computes in float32.
 
 
 def related(pattern: Pattern, position: Tensor, causal: bool, batch: int = 1, heads: int = 1) -> Relation:
-    """Tokens of one episode at these positions (T,), in any order."""
+    """Return the attention mask of tokens of one episode at positions (T,), in any order."""
     position = position.expand(batch, -1)
     index = Index(position, torch.zeros_like(position))
     return Relation(index, index, pattern, causal, torch.float64, heads=heads)
 
 
 def attended(vector: Vector, name: str, relation: Relation, scale: float = 1.0) -> Tensor:
-    """What q, k and v of a vector give, (B, H, T, D)."""
+    """Return the attention output of q, k and v of a vector, (B, H, T, D)."""
     q, k, v = (vector[f"in_{kind}{name}"].double().flatten(2, -2) for kind in "qkv")
     y = over_heads(q, None).attend(q * scale, k, v, relation, None)
     return y.unflatten(-1, (q.shape[1], -1)).transpose(1, 2)
 
 
-# Image Transformer: its queries are taken as they are, ours are divided by sqrt(D).
+# Image Transformer: its queries are not scaled, ours are divided by sqrt(D).
 
 
-def in_one_dimension(margin: str, causal: bool, length: int) -> Relation:
+def relation_1d(margin: str, causal: bool, length: int) -> Relation:
     pattern = Local1D(int(IMAGE["cfg_block_1d"]), int(IMAGE[margin]))
     return related(pattern, torch.arange(length), causal, *IMAGE["in_q1"].shape[:2])
 
@@ -43,7 +43,7 @@ def test_local_1d(name, margin, causal):
     out = IMAGE[f"out_1d_{name}"]
     mask = IMAGE["out_mask_1d" if causal else "out_mask_1d_unmasked"]
     length, scale = out.shape[2], IMAGE["in_q1"].shape[-1] ** 0.5
-    relation = in_one_dimension(margin, causal, length)
+    relation = relation_1d(margin, causal, length)
     assert torch.equal(relation.allowed[0], mask)
     first = {
         key: value[:, :, :length] for key, value in IMAGE.items() if key.startswith("in_") and key[-1] == "1"
@@ -52,7 +52,7 @@ def test_local_1d(name, margin, causal):
 
 
 def generation_order(height: int, width: int, rows: int, columns: int) -> Tensor:
-    """The position of each pixel, in the order of rows, when the image is generated block by block."""
+    """Return the position of each pixel, in row order, for an image generated block by block."""
     position, count = torch.zeros(height, width, dtype=torch.long), 0
     for top in range(0, height, rows):
         for left in range(0, width, columns):

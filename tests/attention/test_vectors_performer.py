@@ -1,4 +1,4 @@
-"""Performer reproduces the paper's estimator, with the features that a projection gives."""
+"""Performer reproduces the paper's estimator for a given projection."""
 
 import torch
 
@@ -25,7 +25,7 @@ def average(causal: bool) -> torch.Tensor:
 
 
 def exact(x: torch.Tensor) -> torch.Tensor:
-    """phi as the paper writes it, for one query or key (D,)."""
+    """Return phi of one query or key (D,), as in the paper."""
     x = x / SIZE**0.25
     return (VECTOR["w_projection"] @ x - x @ x / 2).exp() / FEATURES**0.5
 

@@ -1,4 +1,4 @@
-"""LSH attention reproduces published code in chunks, and the paper's sum over rounds in whole buckets."""
+"""LSH attention reproduces published code with chunks, and the paper's sum over rounds without."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ X = VECTOR["in_x"]
 
 
 def attention(chunk: int | None) -> SharedAttention:
-    """With the vector's weights; it gives out what its heads found, side by side."""
+    """Return a module with the vector's weights; its output is the concatenation of the heads."""
     module = SharedAttention(HEADS * SIZE, HEADS, None, LSH(ROUNDS, 2 * HALF, chunk), 0.0).double()
     put(module.kernel.rotations, ROTATIONS)
     fill(module.qkv, torch.cat([VECTOR["w_qk"].T, VECTOR["w_v"].T]))
@@ -34,19 +34,19 @@ def relation(causal: bool) -> Relation:
 def test_buckets():
     module = attention(None)
     q = module.split(module.qkv(X))[0]
-    marks = module.kernel.query_notes(q).long()
-    numbers = torch.where(marks > 0, marks - 1, HALF - 1 - marks)
+    signed_buckets = module.kernel.query_notes(q).long()
+    buckets = torch.where(signed_buckets > 0, signed_buckets - 1, HALF - 1 - signed_buckets)
     expected = VECTOR["out_buckets_full"].transpose(2, 3) % (2 * HALF)
-    assert torch.equal(numbers, expected)
+    assert torch.equal(buckets, expected)
 
 
 def test_chunks():
-    found = attention(int(VECTOR["cfg_chunk"]))(X, None, relation(causal=False))
-    close(found, VECTOR["out_full"])
+    output = attention(int(VECTOR["cfg_chunk"]))(X, None, relation(causal=False))
+    close(output, VECTOR["out_full"])
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-def test_whole_buckets_are_the_papers_sum_over_rounds(causal):
+def test_whole_buckets_equal_the_papers_sum_over_rounds(causal):
     module = attention(None)
     q, v = module.split(module.qkv(X))
     assert isinstance(module.kernel, LSHAverage)
@@ -58,12 +58,15 @@ def test_whole_buckets_are_the_papers_sum_over_rounds(causal):
 
 
 def attend(q: Tensor, v: Tensor, buckets: Tensor, i: int, causal: bool) -> Tensor:
-    """Query i of q (T, D): ``sum_r exp(z_r - z) o_r``, each round with ``- log N_ij`` and itself at -1e5."""
-    ahead = len(q) if not causal else i + 1
+    """Attend from query i of q (T, D) by ``sum_r exp(z_r - z) o_r``.
+
+    Each round has scores with ``- log N_ij``, and -1e5 for the query itself.
+    """
+    end = len(q) if not causal else i + 1
     k = F.rms_norm(q, (SIZE,), eps=1e-6) / SIZE**0.5
     logits, averages = [], []
     for r in range(ROUNDS):
-        sees = [j for j in range(ahead) if buckets[j, r] == buckets[i, r]]
+        sees = [j for j in range(end) if buckets[j, r] == buckets[i, r]]
         shared = [(buckets[j] == buckets[i]).double().sum() for j in sees]
         scores = torch.stack(
             [(q[i] @ k[j] if j != i else -1e5) - n.log() for j, n in zip(sees, shared, strict=True)]

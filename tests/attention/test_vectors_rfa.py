@@ -11,15 +11,15 @@ from tests.attention.oracle import close, fill, load, put
 VECTOR = load("rfa")
 HEADS, DRAWS, SIZE = VECTOR["w_random"].shape
 AUTHORS_SCALE, AUTHORS_LENGTH = 0.1, 1e-3
-"""In place of D^-1/2, and what the authors add to the length of a query or key."""
+"""Factor in place of D^-1/2, and the authors' constant added to the length of a query or key."""
 
 
 def heads(x: Tensor) -> Tensor:
-    """(T, B, H, D) as the vector has it -> (B, H, T, D)."""
+    """Transpose (T, B, H, D) of the vector to (B, H, T, D)."""
     return x.permute(1, 2, 0, 3)
 
 
-def past(length: int, batch: int) -> Relation:
+def causal_relation(length: int, batch: int) -> Relation:
     index = Index.range(batch, length)
     return Relation(index, index, Full(), True, torch.float64)
 
@@ -30,26 +30,26 @@ def kernel(gate: bool = False) -> RFAAverage:
     return module
 
 
-def test_the_papers_causal_average():
+def test_causal_average():
     q, k, v = (heads(VECTOR[f"in_{name}"]) for name in "qkv")
-    y = kernel()(q, k, v, None, past(q.shape[2], q.shape[0]), 0.0)
+    y = kernel()(q, k, v, None, causal_relation(q.shape[2], q.shape[0]), 0.0)
     close(y.permute(2, 0, 1, 3).flatten(2), VECTOR["out_paper_causal"])
 
 
-def test_the_gated_recurrence():
-    """Queries stand for the tokens that the gate reads, and the gate of a head reads its own features."""
+def test_gated_recurrence():
+    """Queries are used as the gate's input tokens, and the gate of a head reads only its own features."""
     q, k, v = (heads(VECTOR[f"in_{name}"]) for name in "qkv")
     module = kernel(gate=True)
     assert isinstance(module, GatedRFAAverage)
     fill(module.gate, torch.block_diag(*VECTOR["w_gate"]), VECTOR["w_gate_b"])
-    marks = module.key_marks(q.transpose(1, 2).flatten(2))
-    relation = past(q.shape[2], q.shape[0])
-    y = module(*module.meet(q, torch.cat([k, marks], dim=-1), relation), v, None, relation, 0.0)
+    gate_logits = module.key_marks(q.transpose(1, 2).flatten(2))
+    relation = causal_relation(q.shape[2], q.shape[0])
+    y = module(*module.meet(q, torch.cat([k, gate_logits], dim=-1), relation), v, None, relation, 0.0)
     close(y.permute(2, 0, 1, 3), VECTOR["out_formula_gated"])
 
 
-def test_features_are_the_authors_but_for_their_scale():
-    """Each token is a head of its own here, with lower frequencies where the authors' lengths are longer."""
+def test_features_equal_the_authors_up_to_scale():
+    """Each token is a separate head, with lower frequencies where the authors add to its length."""
     for name in "qk":
         x = VECTOR[f"in_{name}"].reshape(-1, SIZE)
         length = x.norm(dim=-1)[:, None, None]

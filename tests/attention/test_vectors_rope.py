@@ -1,4 +1,4 @@
-"""RoPE reproduces the interleaved pairing, and the half pairing after a permutation of features."""
+"""RoPE reproduces interleaved pairs, and half-split pairs after a permutation of features."""
 
 import pytest
 import torch
@@ -11,13 +11,13 @@ VECTOR = load("rope")
 BATCH, _, LENGTH, SIZE = VECTOR["in_q"].shape
 POSITION = torch.arange(LENGTH).expand(BATCH, -1)
 
-# Feature m and feature m + D/2 become neighbours.
+# Feature m and feature m + D/2 become adjacent.
 NEIGHBOURS = torch.arange(SIZE).view(2, -1).T.flatten()
 
 
 def half_pairing(rope: RoPE, x: Tensor) -> Tensor:
-    turned = rope.rotate(x[..., NEIGHBOURS], POSITION)
-    return turned[..., NEIGHBOURS.argsort()]
+    rotated = rope.rotate(x[..., NEIGHBOURS], POSITION)
+    return rotated[..., NEIGHBOURS.argsort()]
 
 
 FACTOR, LONGEST = 2, 6
@@ -27,11 +27,11 @@ SCALED = {
     "ntk4": RoPE(scaling="ntk", factor=4),
     f"dynamic_ntk_f{FACTOR}_max{LONGEST}": RoPE(scaling="ntk", factor=DYNAMIC),
 }
-"""The dynamic form at one length is the static one of another factor."""
+"""At one length, the dynamic form equals the static form with another factor."""
 
 
 @pytest.mark.parametrize("name", ["q", "k"])
-def test_neighbours_are_pairs(name):
+def test_adjacent_features_are_pairs(name):
     close(RoPE().rotate(VECTOR[f"in_{name}"], POSITION), VECTOR[f"out_interleaved_{name}_plain"])
 
 
@@ -46,7 +46,7 @@ def test_scaling(scaling, name):
     close(half_pairing(SCALED[scaling], VECTOR[f"in_{name}"]), VECTOR[f"out_half_{name}_{scaling}"])
 
 
-def test_ntk_keeps_the_fastest_pair_and_slows_the_slowest_by_the_factor():
+def test_ntk_keeps_the_fastest_pair_and_slows_the_slowest():
     plain, ntk, linear = (
         rope.frequencies(SIZE) for rope in (RoPE(), RoPE(scaling="ntk", factor=4), RoPE(factor=4))
     )
@@ -57,7 +57,7 @@ def test_ntk_keeps_the_fastest_pair_and_slows_the_slowest_by_the_factor():
 
 
 @pytest.mark.parametrize("scaling", ["linear", "ntk"])
-def test_a_factor_of_1_changes_nothing(scaling):
+def test_factor_of_one_has_no_effect(scaling):
     close(RoPE(scaling=scaling, factor=1).frequencies(SIZE), RoPE().frequencies(SIZE), 1e-12)
 
 
@@ -66,8 +66,8 @@ def test_scores():
     close(q @ k.transpose(-1, -2), VECTOR["out_scores_plain"])
 
 
-def test_a_shift_of_all_positions_changes_no_score():
+def test_scores_are_invariant_to_a_shift_of_positions():
     rope = RoPE()
     q, k = (rope.rotate(VECTOR[f"in_{name}"], POSITION + 1000) for name in "qk")
-    here, there = (rope.rotate(VECTOR[f"in_{name}"], POSITION) for name in "qk")
-    close(q @ k.transpose(-1, -2), here @ there.transpose(-1, -2))
+    unshifted_q, unshifted_k = (rope.rotate(VECTOR[f"in_{name}"], POSITION) for name in "qk")
+    close(q @ k.transpose(-1, -2), unshifted_q @ unshifted_k.transpose(-1, -2))

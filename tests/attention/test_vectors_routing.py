@@ -1,4 +1,4 @@
-"""Routing reproduces published code where clusters are of even size, and the paper's S_i where not."""
+"""Routing reproduces published code with clusters of even size, and the paper's S_i without."""
 
 import pytest
 import torch
@@ -28,40 +28,40 @@ def relation(index: Index = INDEX, causal: bool = False) -> Relation:
     return Relation(index, index, Full(), causal, torch.float64, heads=HEADS)
 
 
-def attend(module: RoutingAverage, among: Relation, q: Tensor = Q, k: Tensor = K) -> Tensor:
-    """As `Attention` calls a kernel."""
-    asking = torch.cat([q, module.query_notes(q)], dim=-1)
-    heard = torch.cat([k, module.key_notes(k)], dim=-1)
-    return module(*module.meet(asking, heard, among), V, None, among, 0.0)
+def attend(module: RoutingAverage, mask: Relation, q: Tensor = Q, k: Tensor = K) -> Tensor:
+    """Call the kernel as `Attention` does."""
+    queries = torch.cat([q, module.query_notes(q)], dim=-1)
+    keys = torch.cat([k, module.key_notes(k)], dim=-1)
+    return module(*module.meet(queries, keys, mask), V, None, mask, 0.0)
 
 
 def test_clusters_of_even_size():
-    """Published code takes the mean over c clusters as the sum over c + 1e-5."""
+    """In published code the mean over c clusters is the sum divided by c + 1e-5."""
     times = VECTOR["out_times_routed_full"][..., None]
     close(attend(kernel(), relation()), VECTOR["out_full"] * (times + 1e-5) / times.clamp(min=1))
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-def test_clusters_as_they_are(causal):
+def test_clusters_of_any_size(causal):
     expected = torch.zeros_like(Q)
     cluster = [(F.normalize(x, dim=-1) @ MEANS.transpose(1, 2)).argmax(-1) for x in (Q, K)]
     for b, h, i in torch.cartesian_prod(*map(torch.arange, Q.shape[:3])).tolist():
-        ahead = i + 1 if causal else Q.shape[2]
-        sees = [j for j in range(ahead) if cluster[1][b, h, j] == cluster[0][b, h, i]]
+        end = i + 1 if causal else Q.shape[2]
+        sees = [j for j in range(end) if cluster[1][b, h, j] == cluster[0][b, h, i]]
         if sees:
             scores = K[b, h, sees] @ Q[b, h, i] / SIZE**0.5
             expected[b, h, i] = scores.softmax(0) @ V[b, h, sees]
     close(attend(kernel(window=None), relation(causal=causal)), expected)
 
 
-def test_distance_to_the_centroids():
+def test_commitment_loss():
     module = kernel(commitment=1e-4)
     attend(module, relation())
     close(module.penalty(), VECTOR["out_aux_full"][0])
     assert module.penalty() is None
 
 
-def test_centroids_move_when_weights_do():
+def test_centroids_move_only_at_updates():
     module = kernel(decay=0.0)
     attend(module, relation())
     assert torch.equal(module.centroids, MEANS)
@@ -69,39 +69,39 @@ def test_centroids_move_when_weights_do():
     close(module.centroids, VECTOR["out_means_new"])
 
 
-def test_centroids_move_slowly_and_keep_their_length():
+def test_centroids_move_by_decay_and_stay_normalized():
     module = kernel(decay=0.9)
     attend(module, relation())
     module.after_update()
     close(module.centroids, F.normalize(0.9 * MEANS + 0.1 * VECTOR["out_means_new"], dim=-1))
 
 
-def test_a_cluster_that_got_nothing_stays():
+def test_a_cluster_without_tokens_does_not_move():
     module = kernel(decay=0.5)
-    alone = MEANS[:, :1].expand(-1, Q.shape[2], -1).expand_as(Q)
-    attend(module, relation(), alone, alone)
+    first_centroid = MEANS[:, :1].expand(-1, Q.shape[2], -1).expand_as(Q)
+    attend(module, relation(), first_centroid, first_centroid)
     module.after_update()
     close(module.centroids, MEANS)
     module.after_update()
     close(module.centroids, MEANS)
 
 
-def test_centroids_and_penalty_are_of_real_tokens():
-    found = []
+def test_empty_slots_do_not_affect_centroids_and_penalty():
+    results = []
     for noise in (0.0, 1e4):
         module = kernel(window=None)
         real = INDEX.position[:, None, :, None] < 5
         index = Index(INDEX.position, torch.where(INDEX.position < 5, 0, EMPTY))
         attend(module, relation(index), torch.where(real, Q, noise), torch.where(real, K, -noise))
         module.after_update()
-        found.append((module.penalty(), module.centroids))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        results.append((module.penalty(), module.centroids))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("teach", [torch.no_grad, torch.enable_grad], ids=["no gradient", "evaluation"])
-def test_nothing_is_noted_where_nothing_is_learned(teach):
-    module = kernel(decay=0.0).train(teach is torch.no_grad)
-    with teach():
+@pytest.mark.parametrize("grad_mode", [torch.no_grad, torch.enable_grad], ids=["no gradient", "evaluation"])
+def test_passes_without_learning_accumulate_nothing(grad_mode):
+    module = kernel(decay=0.0).train(grad_mode is torch.no_grad)
+    with grad_mode():
         attend(module, relation())
     module.after_update()
     assert torch.equal(module.centroids, MEANS)

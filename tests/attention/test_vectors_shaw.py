@@ -1,4 +1,4 @@
-"""Shaw's relative positions, in keys and in values, as tensor2tensor has them."""
+"""Shaw's relative positions reproduce tensor2tensor, in keys and in values."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sinusoidal positions reproduce the paper's table; Transformer-XL's are the same waves, sines first."""
+"""Sinusoidal positions reproduce the paper's table; Transformer-XL's put the sines first."""
 
 import torch
 
@@ -14,7 +14,7 @@ def test_sine_and_cosine_alternate():
     close(Sinusoidal().encode(POSITION, WIDTH), VECTOR["out_paper"])
 
 
-def test_the_embedding_adds_the_waves():
+def test_embedding_adds_the_encoding():
     x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     embedding = Sinusoidal().build_embedding(WIDTH, 1)
     close(embedding(x, POSITION.expand(2, -1)), x + VECTOR["out_paper"])

@@ -1,4 +1,4 @@
-"""Adaptive and dynamic span reproduce the paper's formulas, and their penalty."""
+"""Adaptive and dynamic spans reproduce the paper's formulas and penalties."""
 
 import torch
 
@@ -22,7 +22,7 @@ def kernel(penalty: float = 0.0, include_self: bool = True) -> AdaptiveSpanAvera
 
 
 def test_attention_with_positions_in_keys():
-    """The authors' queries see the S tokens before them, as far as the vector's table of positions goes."""
+    """The authors' queries see the S tokens before them, the range of the vector's position table."""
     q, k, v = (VECTOR[f"in_{name}"][None] for name in "qkv")
     queries, keys = q.shape[2], k.shape[2]
     index = Index.range(1, keys)
@@ -33,7 +33,7 @@ def test_attention_with_positions_in_keys():
     close(kernel(include_self=False)(q, k, v, bias, relation, 0.0), VECTOR["out_formula_paper"][None], 1e-7)
 
 
-def test_weight_by_distance():
+def test_weights_by_distance():
     """With equal scores, weights are m_z(distance) over their sum."""
     table = VECTOR["out_mask_table"]
     heads, length = table.shape
@@ -48,7 +48,7 @@ def test_penalty():
     close(kernel(float(VECTOR["cfg_loss_coeff"])).penalty(), VECTOR["out_span_loss"])
 
 
-def test_no_head_gives_weight_beyond_its_reach():
+def test_reach_is_the_largest_span_plus_the_ramp():
     module = kernel()
     assert module.reach == int(Z.max()) + RAMP
 
@@ -65,7 +65,7 @@ def test_dynamic_spans():
     close(z[0, ..., 0].T, VECTOR["out_formula_dynamic_z"])
 
 
-def test_dynamic_penalty_is_of_real_tokens_and_of_one_pass():
+def test_dynamic_penalty_ignores_empty_slots_and_is_returned_once():
     module, expected = dynamic(0.5), VECTOR["out_formula_dynamic_z"]
     q = module.query_marks(VECTOR["in_dyn_x"][None])
     index = Index.range(1, q.shape[2])

@@ -1,4 +1,4 @@
-"""T5's buckets, bias and attention, causal and bidirectional, as HF transformers has them."""
+"""T5's buckets, bias and attention reproduce HF transformers, causal and bidirectional."""
 
 import pytest
 import torch
@@ -13,9 +13,9 @@ SIDES = pytest.mark.parametrize(("side", "causal"), [("bidirectional", False), (
 
 
 def relative(buckets: Tensor) -> Tensor:
-    """The vector's keys minus queries: from -n to n."""
-    most = len(buckets) // 2
-    return torch.arange(-most, most + 1)
+    """Return the vector's differences of key and query positions, from -n to n."""
+    n = len(buckets) // 2
+    return torch.arange(-n, n + 1)
 
 
 @SIDES
@@ -35,8 +35,8 @@ def test_bias_and_attention(side, causal):
     model = spec.build().double()
     put(model.embedding.weight, VECTOR[f"w_table_{side}"])
     attention = model.blocks[0].attention
-    unscaled = weights["q"] * (width / heads) ** 0.5
-    fill(attention.qkv, torch.cat([unscaled.T, weights["k"].T, weights["v"].T]))
+    q_weight = weights["q"] * (width / heads) ** 0.5
+    fill(attention.qkv, torch.cat([q_weight.T, weights["k"].T, weights["v"].T]))
     fill(attention.out, weights["o"].T)
     index = Index.range(batch, length)
     relation = model.relation(index, index)

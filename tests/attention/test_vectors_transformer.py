@@ -1,4 +1,4 @@
-"""Whole encoder, decoder and encoder-decoder reproduce torch's `nn.Transformer`, with its weights."""
+"""Encoder, decoder and encoder-decoder reproduce torch's `nn.Transformer`, with its weights."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Transformer-XL's attention and whole model, segment by segment, reproduce the authors' code."""
+"""Transformer-XL's attention and model reproduce the authors' code, segment by segment."""
 
 from itertools import pairwise
 
@@ -12,12 +12,12 @@ from tests.attention.oracle import Vector, close, count, fill, load, named, put
 ATTENTION = load("transformer_xl_attention")
 MODEL = load("transformer_xl_model")
 
-# The authors' table of waves is float32: their output is 7e-9 from the formula in float64.
+# The authors' sinusoid table is float32: their output differs by 7e-9 from the formula in float64.
 AUTHORS = 1e-7
 
 
 def batch_first(x: Tensor) -> Tensor:
-    """The authors put time first: (T, B, C) -> (B, T, C)."""
+    """Transpose (T, B, C) of the authors' code to (B, T, C)."""
     return x.transpose(0, 1)
 
 
@@ -65,36 +65,36 @@ def tokens() -> Tensor:
 
 
 def segments(model: Transformer) -> list[tuple[Tensor, State]]:
-    """Output of each segment and the state after it."""
+    """Return the output of each segment and the state after it."""
     x, length = tokens(), MODEL["out_hidden"].shape[1]
-    outcome, state = [], None
+    results, state = [], None
     for start, end in pairwise(range(0, x.shape[1] + 1, length)):
         index = Index.range(x.shape[0], length, start=start)
         y, state = model(x[:, start:end], index, state)
-        outcome.append((y, state))
-    return outcome
+        results.append((y, state))
+    return results
 
 
 def test_segments_with_memory():
-    outcome = segments(build(memory=MODEL["out_mems"].shape[2]))
-    assert len(outcome) == len(MODEL["out_hidden"])
-    for (y, _), expected in zip(outcome, MODEL["out_hidden"], strict=True):
+    results = segments(build(memory=MODEL["out_mems"].shape[2]))
+    assert len(results) == len(MODEL["out_hidden"])
+    for (y, _), expected in zip(results, MODEL["out_hidden"], strict=True):
         close(y, batch_first(expected), AUTHORS)
 
 
 def test_memories_are_the_inputs_of_the_layers():
-    outcome = segments(build(memory=MODEL["out_mems"].shape[2]))
-    for (_, state), expected in zip(outcome, MODEL["out_mems"], strict=True):
+    results = segments(build(memory=MODEL["out_mems"].shape[2]))
+    for (_, state), expected in zip(results, MODEL["out_mems"], strict=True):
         close(state.hidden, expected[:-1].transpose(1, 2), AUTHORS)
 
 
-def test_one_long_run():
+def test_one_long_segment():
     x = tokens()
     y, _ = build(memory=1)(x, Index.range(*x.shape[:2]))
     close(y, batch_first(MODEL["out_long_hidden"]), AUTHORS)
 
 
-def test_segments_that_remember_everything_are_one_long_run():
-    outcome = segments(build(memory=MODEL["in_ids"].shape[0]))
-    y = torch.cat([y for y, _ in outcome], dim=1)
+def test_segments_with_full_memory_equal_one_long_segment():
+    results = segments(build(memory=MODEL["in_ids"].shape[0]))
+    y = torch.cat([y for y, _ in results], dim=1)
     close(y, batch_first(MODEL["out_long_hidden"]), AUTHORS)

@@ -1,4 +1,4 @@
-"""TUPE's position terms, A and R, and its attention, as in the authors' code."""
+"""TUPE's position terms, TUPE-A and TUPE-R, and its attention reproduce the authors' code."""
 
 from rlxf.attention import Index, Transformer, TransformerSpec, Tupe
 from tests.attention.oracle import close, fill, load, number_after, put
@@ -6,12 +6,12 @@ from tests.attention.oracle import close, fill, load, number_after, put
 VECTOR = load("tupe")
 LENGTH, BATCH, WIDTH = VECTOR["in_x"].shape
 BUCKETS, HEADS = VECTOR["w_rel_table"].shape[0] - 1, VECTOR["w_rel_table"].shape[1]
-FARTHEST = number_after("max", "tupe")
+MAX_DISTANCE = number_after("max", "tupe")
 INDEX = Index.range(BATCH, LENGTH)
 
 
-def built(buckets: int | None) -> Transformer:
-    position = Tupe(len(VECTOR["w_pos_table"]) - 1, buckets, FARTHEST)
+def build_model(buckets: int | None) -> Transformer:
+    position = Tupe(len(VECTOR["w_pos_table"]) - 1, buckets, MAX_DISTANCE)
     spec = TransformerSpec(width=WIDTH, heads=HEADS, layers=1, position=position, causal=False)
     model = spec.build().double()
     put(model.embedding.weight, VECTOR["w_pos_table"])
@@ -24,17 +24,17 @@ def built(buckets: int | None) -> Transformer:
 
 
 def test_absolute_terms():
-    bias = built(None).relation(INDEX, INDEX).bias
+    bias = build_model(None).relation(INDEX, INDEX).bias
     close(bias, VECTOR["out_bias_A"].expand_as(bias))
 
 
 def test_absolute_and_relative_terms():
-    bias = built(BUCKETS).relation(INDEX, INDEX).bias
+    bias = build_model(BUCKETS).relation(INDEX, INDEX).bias
     close(bias, VECTOR["out_bias_R"].expand_as(bias))
 
 
 def test_attention():
-    model = built(None)
+    model = build_model(None)
     attention = model.blocks[0].attention
     fill(attention.qkv, VECTOR["w_in_proj"].T, VECTOR["w_in_proj_b"])
     fill(attention.out, VECTOR["w_out"].T, VECTOR["w_out_b"])

@@ -250,7 +250,10 @@ def test_help_lists_the_names(axis, capsys):
         ("--core.position", "--core.position"),
         ("--core.position alibi --core.position.base 3", "unknown option --core.position.base"),
         ("--core.pattern zigzag|window", "there is no pattern named 'zigzag'; there are fitting, Full"),
-        ("--core.pattern etc&window", "ETC(radius=64, global_tokens=4, farthest=None) has projections"),
+        (
+            "--core.pattern etc&window",
+            "ETC(radius=64, global_tokens=4, farthest=None) has separate projections",
+        ),
         ("--core.pattern full|full --core.pattern.size 3", "unknown option --core.pattern.size"),
         ('--core.kernel {"name":"RFA","gate":"no"}', "RFA gate must be True or False, got 'no'"),
         ('--core.memory {"name":', "is no JSON"),
@@ -258,8 +261,8 @@ def test_help_lists_the_names(axis, capsys):
         ("--core.width 0", "width must be at least 1, got 0"),
         ("--core.memory.length 0", "memory length must be at least 1, got 0"),
         ("--core.residual.bias nan", "bias must be finite, got nan"),
-        ("--core.kernel lsh --core.kernel.chunk 4", "causal=True hides what is ahead; set chunk=None"),
-        ("--core.kernel routing --core.kernel.window 4", "causal=True hides what is ahead; set window=None"),
+        ("--core.kernel lsh --core.kernel.chunk 4", "causal=True hides later tokens; set chunk=None"),
+        ("--core.kernel routing --core.kernel.window 4", "causal=True hides later tokens; set window=None"),
     ],
 )
 def test_what_cannot_be_chosen_is_told(args, told, capsys, tmp_path):

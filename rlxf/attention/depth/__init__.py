@@ -1,1 +1,1 @@
-"""How many times is a token processed?"""
+"""Depth: how many layers process a token."""

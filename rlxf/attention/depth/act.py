@@ -1,4 +1,4 @@
-"""Adaptive computation time: each token decides when it has been thought about enough."""
+"""Adaptive computation time: the number of passes is learned for each token."""
 
 import math
 from collections.abc import Callable
@@ -15,31 +15,31 @@ from rlxf.attention.depth.universal import Universal
 
 @dataclass(frozen=True)
 class ACT(Universal):
-    r"""A `Universal` transformer whose tokens halt, each after passes of its own number.
+    r"""`Universal` transformer with adaptive computation time: each token learns its number of passes.
 
-    ``p_n = sigma(w . s_n + b)`` with s_n, what a token enters pass n with. It halts at
+    ``p_n = sigma(w . s_n + b)`` with s_n the input of the token in pass n. It halts at
 
         ``N = min{n : p_1 + ... + p_n >= 1 - epsilon}``, or at the last pass,
 
     with the remainder ``R = 1 - (p_1 + ... + p_(N-1))``. Its output is ``sum_n w_n h_n`` over n = 1 ... N,
-    with h_n what pass n gave, ``w_n = p_n`` and ``w_N = R``: the weights add up to 1. The state of a token
-    that has halted is copied to later passes, where others still see it. The loss gets
-    ``ponder_cost mean(N + R)`` over all tokens, whether their outputs are asked for or not. Acting, passes
-    end when those have halted whose outputs are.
+    with h_n the output of pass n, ``w_n = p_n`` and ``w_N = R``: the weights sum to 1. The state of a halted
+    token is copied to later passes, where other tokens still see it. The loss gets
+    ``ponder_cost mean(N + R)`` over all tokens, whether or not their outputs are requested. While acting,
+    passes end when the tokens whose outputs are requested have halted.
 
-    The Universal Transformer's published code differs: it lets halted states change, and averages otherwise.
+    The Universal Transformer's published code differs: halted states change, and outputs are averaged
+    differently.
 
     Source: Graves 2016, arXiv:1603.08983, section 2.1; Dehghani et al. 2019, arXiv:1807.03819, section 2.2.
 
     Args:
-        ponder_cost: tau, what one more pass of a token costs.
-        epsilon: how near to 1 the sum of p has to come; 0.01 as in the paper. It lets a token halt after one
-            pass.
-        bias: b at the start. At 1, as in the published code, p is near 0.7 and tokens halt after two passes.
+        ponder_cost: tau, cost of each additional pass of a token.
+        epsilon: tolerance of the halting sum; 0.01 as in the paper. It allows a token to halt after one pass.
+        bias: initial b. With 1, as in the published code, p is near 0.7 and tokens halt after two passes.
 
     Raises:
-        TypeError: if one is no number.
-        ValueError: if ponder_cost is negative, epsilon not between 0 and 1, or one is not finite.
+        TypeError: if an option is not a number.
+        ValueError: if ponder_cost is negative, epsilon is not between 0 and 1, or an option is not finite.
     """
 
     paper: ClassVar[str] = "Graves 2016, arXiv:1603.08983"
@@ -56,12 +56,11 @@ class ACT(Universal):
             raise ValueError(f"epsilon must lie between 0 and 1, got {self.epsilon}")
 
     def build(self, width: int, passes: int) -> "Pondering":
-        """See `Depth`."""
         return Pondering(self, width)
 
 
 class Pondering(Processor):
-    """The passes of an `ACT`; ``w`` (C) and ``b`` decide who halts."""
+    """Controller of the passes of `ACT`; ``w`` (C) and ``b`` compute the halting probability."""
 
     def __init__(self, spec: ACT, width: int):
         super().__init__()
@@ -73,54 +72,52 @@ class Pondering(Processor):
         self._taken = Taken()
 
     def forward(self, x: Tensor, passes: Passes) -> Tensor:
-        """See `Processor`."""
         halting = Halting(passes.filled, self.spec.epsilon, x.dtype)
-        y = self._go(x, passes, halting, lambda running: running)
-        self._note(halting, passes.filled)
+        y = self._run_passes(x, passes, halting, lambda running: running)
+        self._record(halting, passes.filled)
         return y
 
     @torch.no_grad()
     def early(self, x: Tensor, passes: Passes, judge: Judge | None) -> Tensor:
-        """See `Processor`: tokens go on as long as one of those that ask; their passes are counted."""
+        """Run passes until the tokens whose outputs are requested have halted, and count their passes."""
         halting = Halting(passes.filled, self.spec.epsilon, x.dtype)
-        y = self._go(x, passes, halting, passes.asking)
+        y = self._run_passes(x, passes, halting, passes.asking)
         self._taken.add(passes.asking(halting.count).sum(), passes.asking(passes.filled).sum())
         return y
 
-    def _go(
-        self, x: Tensor, passes: Passes, halting: "Halting", waited: Callable[[Tensor], Tensor]
+    def _run_passes(
+        self, x: Tensor, passes: Passes, halting: "Halting", select: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Outputs of those that ask; ``waited`` picks the tokens that passes are taken for."""
+        """Run passes as long as a token of those that ``select`` returns is running; return the outputs."""
         y = torch.zeros_like(passes.asking(x))
         for number in range(passes.count):
-            entered = passes.enter(number, x)
-            if not waited(halting.running).any():
-                passes.leave_out(number, entered)
+            inputs = passes.enter(number, x)
+            if not select(halting.running).any():
+                passes.leave_out(number, inputs)
                 continue
             running, last = halting.running, number == passes.count - 1
-            weight = halting.weigh((passes.read(entered) @ self.w + self.b).sigmoid(), last)
-            after = passes.run(number, entered)
+            weight = halting.weigh((passes.read(inputs) @ self.w + self.b).sigmoid(), last)
+            after = passes.run(number, inputs)
             y = y + passes.asking(weight)[..., None] * (after if last else passes.asking(after))
             x = x if last else torch.where(running[..., None], after, x)
         return y
 
     def penalty(self) -> Tensor | None:
-        """See `Processor`: ``ponder_cost mean(N + R)``."""
+        """Return ``ponder_cost mean(N + R)`` of the last forward pass with gradient."""
         ponder, self._ponder = self._ponder, None
         return None if ponder is None else self.spec.ponder_cost * ponder
 
     def mean_depth(self) -> Tensor | None:
-        """See `Processor`: mean N."""
+        """Return the mean N of the last forward pass."""
         if self._count is None:
             return None
         passes, tokens = self._count
         return passes / tokens.clamp(min=1)
 
     def acting_depth(self) -> Tensor | None:
-        """See `Processor`."""
         return self._taken.mean()
 
-    def _note(self, halting: "Halting", filled: Tensor) -> None:
+    def _record(self, halting: "Halting", filled: Tensor) -> None:
         tokens = filled.sum()
         self._count = halting.count.sum(), tokens
         if torch.is_grad_enabled():
@@ -128,27 +125,30 @@ class Pondering(Processor):
 
 
 class Halting:
-    """Which tokens go on, and with what weight each of their passes counts.
+    """Halting state: which tokens continue, and the weights of their passes.
 
     Args:
-        filled: (B, T) bool, the tokens that there are; no others go on.
-        epsilon: that of an `ACT`.
-        dtype: of p.
+        filled: mask of tokens, as opposed to empty slots, (B, T) bool.
+        epsilon: tolerance of an `ACT`.
+        dtype: dtype of p.
     """
 
     def __init__(self, filled: Tensor, epsilon: float, dtype: torch.dtype):
         self.running = filled
         self.epsilon = epsilon
         self.total = torch.zeros(filled.shape, dtype=dtype, device=filled.device)
-        self.count = self.total.to(torch.promote_types(dtype, torch.float32))  # bfloat16 counts to 256
+        self.count = self.total.to(torch.promote_types(dtype, torch.float32))  # bfloat16 is exact up to 256
         self.remainder = torch.zeros_like(self.total)
 
     def weigh(self, p: Tensor, last: bool) -> Tensor:
-        """Weights (B, T) of the next pass, in which tokens halt with p (B, T); all of them in the last."""
-        left = 1 - self.total
-        ends = self.running & ((self.total + p >= 1 - self.epsilon) | last)
-        weight = torch.where(ends, left, p) * self.running
-        self.remainder = torch.where(ends, left, self.remainder)
+        """Return the weights (B, T) of the next pass for halting probabilities p (B, T).
+
+        In the last pass all tokens halt.
+        """
+        remaining = 1 - self.total
+        halts = self.running & ((self.total + p >= 1 - self.epsilon) | last)
+        weight = torch.where(halts, remaining, p) * self.running
+        self.remainder = torch.where(halts, remaining, self.remainder)
         self.total, self.count = self.total + weight, self.count + self.running
-        self.running = self.running & ~ends
+        self.running = self.running & ~halts
         return weight

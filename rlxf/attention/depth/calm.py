@@ -1,4 +1,4 @@
-"""CALM: a token that is confident enough leaves early, while acting."""
+"""CALM: confident tokens exit early while acting."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -19,27 +19,30 @@ Confidence = Literal["softmax", "state", "classifier"]
 
 @dataclass(frozen=True)
 class CALM(ExitDepth):
-    r"""Acting, a token leaves behind the first pass n = 1 ... N whose confidence is at least the threshold.
+    r"""Early exit after the first pass n = 1 ... N whose confidence is at least the threshold, while acting.
 
-    - "softmax": the largest probability less the second largest, of the choices read off the output: `lead`;
-    - "state": ``cos(h^(n-1), h^n)``, from the second pass on, so there must be three;
-    - "classifier": ``sigma(w . h^n + b)``, which learns whether the choice behind pass n is that behind the
-      last. No gradient of it reaches the rest of the transformer.
+    - "softmax": the difference of the two largest probabilities of the choices predicted from the output:
+      `lead`;
+    - "state": ``cos(h^(n-1), h^n)``, from the second pass on, so there must be three passes;
+    - "classifier": ``sigma(w . h^n + b)``, which is trained to predict whether the choice after pass n equals
+      the choice after the last pass. Its gradient does not reach the rest of the transformer.
 
-    Outputs behind each pass are in the loss, with ``n / (1 + ... + N)``. What left is copied to later passes,
-    where other tokens see it. While learning, and while PPO collects, all tokens take all passes.
+    The loss includes the outputs after each pass, with weight ``n / (1 + ... + N)``. The state of an exited
+    token is copied to later passes, where other tokens see it. While learning, and in rollouts of PPO, all
+    tokens take all passes.
 
     Source: Schuster et al. 2022, arXiv:2207.07061, section 3.
 
     Args:
-        confidence: which of the three. The classifier suits any actions, and two layers.
-        threshold: from 0 to 1; at 1, which none reaches but by rounding, hardly anyone leaves early.
-        exit_coef: how much outputs before the last count in the loss: 1 as in the paper; less disturbs the
-            last one less.
+        confidence: confidence measure. The classifier supports all action spaces, and two layers.
+        threshold: from 0 to 1; with 1, which is only reached by rounding, tokens almost never exit early.
+        exit_coef: coefficient of the earlier outputs in the loss: 1 as in the paper; smaller values affect
+            the last output less.
 
     Raises:
-        ValueError: if confidence is unknown, threshold not from 0 to 1, or exit_coef negative or not finite.
-        TypeError: if threshold or exit_coef is no number.
+        TypeError: if threshold or exit_coef is not a number.
+        ValueError: if confidence is unknown, threshold is not from 0 to 1, or exit_coef is negative or not
+            finite.
     """
 
     paper: ClassVar[str] = "Schuster et al. 2022, arXiv:2207.07061"
@@ -56,25 +59,22 @@ class CALM(ExitDepth):
             raise ValueError(f"CALM threshold must be from 0 to 1, got {self.threshold}")
 
     def check(self, choices: Choices) -> None:
-        """See `ExitDepth`."""
         super().check(choices)
         if self.confidence == "state" and choices.layers < 3:
             raise ValueError(
-                f"{self} compares states from the second layer on, so with {choices.layers} nobody leaves "
-                f"before the last; use layers=3, or another confidence"
+                f"{self} compares the outputs of two layers and requires at least 3 layers, got layers="
+                f"{choices.layers}; set layers=3 or choose another confidence"
             )
 
     def build(self, width: int, passes: int) -> "Confident":
-        """See `Depth`."""
         return MEASURES[self.confidence](self, width)
 
     def shares(self, passes: int) -> Tensor:
-        """See `ExitDepth`."""
         return shared(torch.arange(1, passes + 1, dtype=torch.float64), self.exit_coef)
 
 
 class Confident(Exiting):
-    """What the three measures have in common; ``threshold`` is that of the spec until it is calibrated."""
+    """Base of the three confidence measures; ``threshold`` is that of the spec until calibration."""
 
     threshold: Tensor
 
@@ -83,66 +83,71 @@ class Confident(Exiting):
         self.register_buffer("threshold", torch.tensor(float(spec.threshold)))
 
     def rule(self, x: Tensor, passes: Passes) -> Rule:
-        """See `Exiting`."""
-        return lambda *behind: self.confidence(*behind) >= self.threshold
+        return lambda *arguments: self.confidence(*arguments) >= self.threshold
 
     @abstractmethod
     def confidence(self, number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
-        """Of each token behind a pass, from 0 to 1: (B, T). The arguments are those of a `Rule`."""
+        """Return the confidence of each token after a pass, (B, T); arguments as in `Rule`."""
 
     def lesson(self, opening: Tensor | None, states: Tensor, verdict: Verdict) -> Tensor | None:
-        """See `Exiting`: nothing."""
+        """Return None: nothing is learned."""
         return None
 
 
 class SoftmaxResponse(Confident):
-    """How far the likeliest choice is ahead."""
+    """Confidence measure "softmax": the lead of the most likely choice."""
 
     def confidence(self, number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
-        """See `Confident`."""
         return lead()
 
 
 class StateSaturation(Confident):
-    """How little a pass has turned the state."""
+    """Confidence measure "state": the cosine similarity of the states before and after a pass.
+
+    It is -1 after the first pass.
+    """
 
     def confidence(self, number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
-        """See `Confident`."""
         if number == 0:
             return torch.full(after.shape[:-1], -1.0, dtype=after.dtype, device=after.device)
         return F.cosine_similarity(before, after, dim=-1)
 
 
 class LearnedConfidence(Confident):
-    """``net`` (C -> 1) is w and b, the same behind all passes."""
+    """Confidence measure "classifier": ``net`` (C -> 1) is w and b, shared by all passes."""
 
     def __init__(self, spec: CALM, width: int):
         super().__init__(spec, width)
         self.net = nn.Linear(width, 1)
 
     def confidence(self, number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
-        """See `Confident`."""
         return self.net(after)[..., 0].sigmoid()
 
     def lesson(self, opening: Tensor | None, states: Tensor, verdict: Verdict) -> Tensor:
-        """See `Exiting`: cross-entropy behind each pass but the last, the mean over passes and tokens."""
+        """Return the cross-entropy of the classifier, averaged over all passes but the last and tokens."""
         logits = self.net(states[:-1].detach())[..., 0]
-        missed = F.binary_cross_entropy_with_logits(logits, verdict.same[:-1].to(logits), reduction="none")
-        return verdict.average(missed)
+        losses = F.binary_cross_entropy_with_logits(logits, verdict.same[:-1].to(logits), reduction="none")
+        return verdict.average(losses)
 
 
 def lead(probabilities: Sequence[Tensor]) -> Tensor:
-    """Probability of the likeliest joint choice less that of the next: a (..., A) for each choice -> (...).
+    """Return the probability of the most likely joint choice minus that of the second most likely.
 
-    ``prod_i p_i (1 - max_i q_i / p_i)``, with p_i and q_i the largest and second largest of choice i: the
-    next best differs from the best in the one choice in which that costs least.
+    It is ``prod_i p_i (1 - max_i q_i / p_i)``, with p_i and q_i the largest and second largest probability of
+    choice i. The second best joint choice differs from the best in the one choice with the largest ratio.
+
+    Args:
+        probabilities: (..., A) for each choice.
+
+    Returns:
+        (...).
     """
-    best, nearest = [], []
-    for each in probabilities:
-        first, *second = each.topk(min(2, each.shape[-1]), dim=-1).values.unbind(-1)
+    best, ratios = [], []
+    for choice in probabilities:
+        first, *second = choice.topk(min(2, choice.shape[-1]), dim=-1).values.unbind(-1)
         best.append(first)
-        nearest.append(second[0] / first if second else torch.zeros_like(first))
-    return torch.stack(best).prod(dim=0) * (1 - torch.stack(nearest).amax(dim=0))
+        ratios.append(second[0] / first if second else torch.zeros_like(first))
+    return torch.stack(best).prod(dim=0) * (1 - torch.stack(ratios).amax(dim=0))
 
 
 MEASURES: dict[Confidence, type[Confident]] = {

@@ -1,4 +1,4 @@
-"""Depth-adaptive transformer: a classifier says how deep a token has to go, and learns it from an oracle."""
+"""Depth-adaptive transformer: a classifier, trained on an oracle, predicts the exit of each token."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -18,35 +18,37 @@ Oracle = Literal["likelihood", "correctness"]
 
 @dataclass(frozen=True)
 class DepthAdaptive(ExitDepth):
-    r"""Outputs behind each pass n = 1 ... N are in the loss alike; a classifier q says which one to act by.
+    r"""Equal loss weights for the outputs after each pass n = 1 ... N; a classifier q predicts the exit.
 
     - "sequence": ``q = softmax(W s + b)``, with s the mean of the tokens so far, before the first pass. In
-      the paper it is that of an encoder's outputs, of which causal agents have none.
+      the paper s is the mean of an encoder's outputs, which causal agents do not have.
     - "multinomial": ``q_t = softmax(W h^1_t + b)``.
     - "geometric": ``q_t(n) = chi_n prod_(m<n) (1 - chi_m)`` with ``chi_n = sigma(w_n . h^n_t + b_n)`` and
       ``chi_N = 1``.
 
-    It learns by cross-entropy from an oracle: the n that makes the most of ``score_n - penalty n``, the first
-    of them. The score is the log-likelihood of what was right, or 1 where the likeliest choice was right and
-    0 elsewhere: summed over the sequence, or for a token t smoothed over its neighbours by
-    ``sum_t' exp(-|t - t'|^2 / sigma) score_n(t')``. No gradient of it reaches the rest of the transformer.
+    q is trained by cross-entropy on an oracle: the first n that maximizes ``score_n - penalty n``. The score
+    is the log-likelihood of the target, or 1 if the most likely choice is the target and 0 otherwise. It is
+    summed over the sequence, or for a token t smoothed over its neighbors by
+    ``sum_t' exp(-|t - t'|^2 / sigma) score_n(t')``. The gradient of q does not reach the rest of the
+    transformer.
 
-    Acting, a token leaves behind the most likely n; by "geometric", behind the first n with ``chi_n > 1/2``.
+    While acting, a token exits after the most likely n; with "geometric", after the first n with
+    ``chi_n > 1/2``.
 
     Source: Elbayad et al. 2020, arXiv:1910.10073, sections 3 and 4.
 
     Args:
-        by: the classifier.
-        oracle: what it learns from.
-        penalty: lambda, what one more pass has to bring, in units of the score.
-        sigma: how far the score of a token is smoothed.
-        exit_coef: how much outputs before the last count in the loss: 1 as in the paper; less disturbs the
-            last one less.
+        by: classifier.
+        oracle: score of the oracle.
+        penalty: lambda, minimum gain of each additional pass, in units of the score.
+        sigma: smoothing width of the score.
+        exit_coef: coefficient of the earlier outputs in the loss: 1 as in the paper; smaller values affect
+            the last output less.
 
     Raises:
-        ValueError: if by or oracle is unknown, penalty or exit_coef is negative, sigma not positive, or one
-            not finite.
-        TypeError: if penalty, sigma or exit_coef is no number.
+        TypeError: if penalty, sigma or exit_coef is not a number.
+        ValueError: if by or oracle is unknown; if penalty or exit_coef is negative; if sigma is not positive;
+            or if an option is not finite.
     """
 
     paper: ClassVar[str] = "Elbayad et al. 2020, arXiv:1910.10073"
@@ -68,93 +70,88 @@ class DepthAdaptive(ExitDepth):
 
     @property
     def by_step(self) -> bool:
-        """See `ExitDepth`: a sequence is no token."""
+        """True unless the exit depends on the mean of a sequence."""
         return self.by != "sequence"
 
     def build(self, width: int, passes: int) -> "Adaptive":
-        """See `Depth`."""
         return CLASSIFIERS[self.by](self, width, passes)
 
     def shares(self, passes: int) -> Tensor:
-        """See `ExitDepth`: all alike, the paper's "aligned training"."""
+        """Return equal loss weights, the paper's "aligned training"."""
         return shared(torch.ones(passes, dtype=torch.float64), self.exit_coef)
 
     def targets(self, verdict: Verdict) -> Tensor:
-        """The oracle's pass, from 0, of each token: (B, T) int64."""
+        """Return the oracle's pass of each token, from 0: (B, T) int64."""
         score = verdict.likelihood if self.oracle == "likelihood" else verdict.right.to(verdict.likelihood)
         episode, position = verdict.index.episode, verdict.index.position
-        near = ((episode[:, :, None] == episode[:, None]) & verdict.filled[:, :, None]).to(score)
+        weights = ((episode[:, :, None] == episode[:, None]) & verdict.filled[:, :, None]).to(score)
         if self.by != "sequence":
-            near *= (-(position[:, :, None] - position[:, None]).square() / self.sigma).exp()
+            weights *= (-(position[:, :, None] - position[:, None]).square() / self.sigma).exp()
         count = torch.arange(1, score.shape[0] + 1, device=score.device)
-        return (score[:, :, None] @ near - self.penalty * count[:, None, None, None]).argmax(dim=0)[:, 0]
+        return (score[:, :, None] @ weights - self.penalty * count[:, None, None, None]).argmax(dim=0)[:, 0]
 
 
 class Adaptive(Exiting):
-    """What the three classifiers have in common."""
+    """Base of the three classifiers."""
 
     def __init__(self, spec: DepthAdaptive):
         super().__init__()
         self.spec = spec
 
     def lesson(self, opening: Tensor | None, states: Tensor, verdict: Verdict) -> Tensor:
-        """See `Exiting`: ``-log q(oracle)``, the mean over the tokens."""
+        """Return ``-log q(oracle)``, averaged over the tokens."""
         log_q = self.log_q(opening, states.detach())
-        missed = F.nll_loss(log_q.movedim(-1, 1), self.spec.targets(verdict), reduction="none")
-        return verdict.average(missed)
+        losses = F.nll_loss(log_q.movedim(-1, 1), self.spec.targets(verdict), reduction="none")
+        return verdict.average(losses)
 
     @abstractmethod
     def log_q(self, opening: Tensor | None, states: Tensor) -> Tensor:
-        """log q of each token, (B, T, N)."""
+        """Return log q of each token, (B, T, N)."""
 
 
 class Multinomial(Adaptive):
-    """``net`` (C -> N) is W and b."""
+    """Classifier "multinomial": ``net`` (C -> N) is W and b."""
 
     def __init__(self, spec: DepthAdaptive, width: int, passes: int):
         super().__init__(spec)
         self.net = nn.Linear(width, passes)
 
     def log_q(self, opening: Tensor | None, states: Tensor) -> Tensor:
-        """See `Adaptive`."""
         return self.net(states[0]).log_softmax(dim=-1)
 
     def rule(self, x: Tensor, passes: Passes) -> Rule:
-        """See `Exiting`."""
         chosen: list[Tensor] = []
 
-        def leaves(number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
+        def exits(number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
             if number == 0:
                 chosen.append(self.net(after).argmax(dim=-1))
             return chosen[0] <= number
 
-        return leaves
+        return exits
 
 
 class OfSequence(Multinomial):
-    """As `Multinomial`, for the mean of the episode's tokens so far."""
+    """Classifier "sequence": `Multinomial` for the mean of the episode's tokens so far."""
 
     def opening(self, x: Tensor, passes: Passes) -> Tensor:
-        """See `Exiting`: the mean over the tokens so far. An episode is one sequence."""
+        """Return the mean over the episode's tokens so far."""
         episode = passes.index.episode
         same = (episode[:, :, None] == episode[:, None]) & passes.filled[:, None]
-        among = same.tril().to(x.dtype)
-        mean = among @ passes.read(x) / among.sum(dim=-1, keepdim=True).clamp(min=1)
+        visible = same.tril().to(x.dtype)
+        mean = visible @ passes.read(x) / visible.sum(dim=-1, keepdim=True).clamp(min=1)
         return passes.asking(mean).detach()
 
     def log_q(self, opening: Tensor | None, states: Tensor) -> Tensor:
-        """See `Adaptive`."""
         assert opening is not None
         return self.net(opening).log_softmax(dim=-1)
 
     def rule(self, x: Tensor, passes: Passes) -> Rule:
-        """See `Exiting`."""
         chosen = self.net(self.opening(x, passes)).argmax(dim=-1)
         return lambda number, before, after, lead: chosen <= number
 
 
 class Geometric(Adaptive):
-    """``w`` (N - 1, C) and ``b`` (N - 1,) are those of each pass but the last."""
+    """Classifier "geometric": ``w`` (N - 1, C) and ``b`` (N - 1,) of each pass but the last."""
 
     def __init__(self, spec: DepthAdaptive, width: int, passes: int):
         super().__init__(spec)
@@ -162,14 +159,12 @@ class Geometric(Adaptive):
         self.b = nn.Parameter(torch.zeros(passes - 1))
 
     def log_q(self, opening: Tensor | None, states: Tensor) -> Tensor:
-        """See `Adaptive`."""
         logits = torch.einsum("nbtc,nc->btn", states[:-1], self.w) + self.b
-        goes_on = F.logsigmoid(-logits).cumsum(dim=-1)
-        before = F.pad(goes_on, (1, 0))
+        log_continue = F.logsigmoid(-logits).cumsum(dim=-1)
+        before = F.pad(log_continue, (1, 0))
         return before + F.pad(F.logsigmoid(logits), (0, 1))
 
     def rule(self, x: Tensor, passes: Passes) -> Rule:
-        """See `Exiting`."""
         return lambda number, before, after, lead: after @ self.w[number] + self.b[number] > 0
 
 

@@ -1,4 +1,4 @@
-"""Leaving early: outputs are read behind every pass, and a token that is sure takes no more of them."""
+"""Early exits: outputs after every pass, and tokens that skip the remaining passes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,24 +13,25 @@ from rlxf.attention.index import EMPTY, Index
 from rlxf.attention.technique import Choices
 
 Lead = Callable[[], Tensor]
-"""What a `Judge` says of the tokens that are decided on, (B, T), if it is asked."""
+"""Function that returns the confidence of the current tokens by a `Judge`, (B, T); called if needed."""
 
 Rule = Callable[[int, Tensor, Tensor, Lead], Tensor]
-"""Number of a pass, from 0, what tokens brought to it and what it made of them, (B, T, C) each: who leaves.
+"""Exit rule: a function that returns which tokens exit after a pass, (B, T) bool.
 
-It is asked behind each pass but the last, in order, and gives (B, T) bool.
+Its arguments are the number of the pass, from 0, its inputs and outputs, (B, T, C) each, and a `Lead`. It is
+called after each pass but the last, in order.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What is known of the outputs behind each of N passes, for what learns when to leave.
+    """Targets of the exit classifiers, for the outputs after each of N passes.
 
     Args:
-        likelihood: log-likelihood of what was right, (N, B, T).
-        right: whether the choice behind the pass was what was right, (N, B, T) bool.
-        same: whether it was that behind the last pass, (N, B, T) bool.
-        index: where the tokens stand, (B, T); what is empty is not learned from.
+        likelihood: log-likelihood of the target, (N, B, T).
+        right: whether the choice after the pass is the target, (N, B, T) bool.
+        same: whether it equals the choice after the last pass, (N, B, T) bool.
+        index: positions and episodes of the tokens, (B, T); empty slots are excluded.
     """
 
     likelihood: Tensor
@@ -40,24 +41,24 @@ class Verdict:
 
     @property
     def filled(self) -> Tensor:
-        """Tokens to learn from, (B, T) bool."""
+        """Mask of tokens to learn from, (B, T) bool."""
         return self.index.episode != EMPTY
 
     def average(self, x: Tensor) -> Tensor:
-        """Mean of x (..., B, T) over the tokens to learn from."""
+        """Return the mean of x (..., B, T) over the tokens to learn from."""
         filled = self.filled.expand_as(x)
         return (x * filled).sum() / filled.sum().clamp(min=1)
 
 
 @dataclass(frozen=True, eq=False)
 class Exits:
-    """What may be read off a segment behind each of N passes.
+    """Outputs of a segment after each of N passes.
 
     Args:
         outputs: (N, B, T, C).
-        shares: what each counts in the loss, (N,); they add up to 1.
-        states: what attention reads of the stream there, (N, B, T, C).
-        lesson: what is added to the loss once it is known what came of the outputs; None for nothing.
+        shares: loss weight of each output, (N,); they sum to 1.
+        states: inputs of attention after each pass, (N, B, T, C).
+        lesson: auxiliary loss of the exit classifier, given its targets; None for none.
     """
 
     outputs: Tensor
@@ -67,92 +68,96 @@ class Exits:
 
 
 class ExitDepth(Depth):
-    """Base of the depths whose tokens may leave behind every pass."""
+    """Base of the depths with an early exit after every pass."""
 
     def check(self, choices: Choices) -> None:
-        """See `Technique`: there has to be a pass to leave before."""
+        """Raise ValueError unless there are at least two layers."""
         super().check(choices)
         if choices.layers < 2:
-            raise ValueError(f"{self} lets tokens leave before the last layer; there is one, use layers=2")
+            raise ValueError(
+                f"{self} lets tokens exit before the last layer and requires at least 2 layers, got layers=1"
+            )
 
     @property
     def by_step(self) -> bool:
-        """Whether a token alone, with what is remembered, says when it leaves."""
+        """True if the exit of a token depends only on the token itself and on memory."""
         return True
 
     @abstractmethod
     def build(self, width: int, passes: int) -> "Exiting":
-        """See `Depth`."""
+        """Return the module."""
 
     @abstractmethod
     def shares(self, passes: int) -> Tensor:
-        """What the outputs behind each pass count in the loss, (N,); they add up to 1."""
+        """Return the loss weights of the outputs after each pass, (N,); they sum to 1."""
 
 
 def shared(weights: Tensor, exit_coef: float) -> Tensor:
-    """Weights (N,) as shares that add up to 1, where all but the last count ``exit_coef`` times."""
+    """Normalize weights (N,) to sum to 1, after scaling all but the last by ``exit_coef``."""
     weights = torch.cat([exit_coef * weights[:-1], weights[-1:]])
     return weights / weights.sum()
 
 
 class Exiting(Processor, ABC):
-    """Takes tokens through all passes to learn, and to act as far as each of them needs."""
+    """Controller with early exits: all passes while learning, as many as needed while acting."""
 
     def __init__(self) -> None:
         super().__init__()
         self._taken = Taken()
 
     def all_outputs(self, x: Tensor, passes: Passes) -> list[Tensor]:
-        """The stream behind each pass, of those that ask. All tokens take all passes."""
-        found = []
+        """Return the residual stream after each pass, for the selected tokens. All tokens take all passes."""
+        outputs = []
         for number in range(passes.count):
             x = passes.run(number, passes.enter(number, x))
-            found.append(x if number == passes.count - 1 else passes.asking(x))
-        return found
+            outputs.append(x if number == passes.count - 1 else passes.asking(x))
+        return outputs
 
     @torch.no_grad()
     def early(self, x: Tensor, passes: Passes, judge: Judge | None) -> Tensor:
-        """See `Processor`: the stream from where each left. What left is copied to later passes."""
+        """Return the residual stream at the exit of each token; it is copied to later passes."""
         rule, filled, y = self.rule(x, passes), passes.asking(passes.filled), passes.asking(x)
-        going, taken = filled, torch.zeros(filled.shape, device=x.device)
+        running, passes_taken = filled, torch.zeros(filled.shape, device=x.device)
         for number in range(passes.count):
-            entered, last = passes.enter(number, x), number == passes.count - 1
-            if not going.any():
-                passes.leave_out(number, entered)
+            inputs, last = passes.enter(number, x), number == passes.count - 1
+            if not running.any():
+                passes.leave_out(number, inputs)
                 continue
-            taken += going
-            after = passes.run(number, entered)
-            before, y = y, torch.where(going[..., None], after if last else passes.asking(after), y)
+            passes_taken += running
+            after = passes.run(number, inputs)
+            before, y = y, torch.where(running[..., None], after if last else passes.asking(after), y)
             if not last:
                 x = after.clone()
                 passes.asking(x).copy_(y)
-                going = going & ~rule(number, passes.read(before), passes.read(y), partial(_asked, judge, y))
-        self._taken.add(taken[filled].sum(), filled.sum())
+                running = running & ~rule(
+                    number, passes.read(before), passes.read(y), partial(_confidence, judge, y)
+                )
+        self._taken.add(passes_taken[filled].sum(), filled.sum())
         return y
 
     def acting_depth(self) -> Tensor | None:
-        """See `Processor`."""
         return self._taken.mean()
 
     @abstractmethod
     def rule(self, x: Tensor, passes: Passes) -> Rule:
-        """Who leaves when; the arguments are those of `early`."""
+        """Return the exit rule; arguments as in `early`."""
 
     def opening(self, x: Tensor, passes: Passes) -> Tensor | None:
-        """What `lesson` wants to know of the stream before the first pass, (B, Tq, C); None for nothing."""
+        """Return features of the stream before the first pass for `lesson`, (B, Tq, C), or None."""
         return None
 
     @abstractmethod
     def lesson(self, opening: Tensor | None, states: Tensor, verdict: Verdict) -> Tensor | None:
-        """What is added to the loss, a scalar, to learn when to leave; None if nothing is learned.
+        """Return the auxiliary loss of the exit classifier, a scalar; None if there is none.
 
         Args:
-            opening: of `opening`.
-            states: what attention reads of the stream behind each pass, (N, B, T, C).
-            verdict: what came of it.
+            opening: result of `opening`.
+            states: inputs of attention after each pass, (N, B, T, C).
+            verdict: targets of the classifier.
         """
 
 
-def _asked(judge: Judge | None, stream: Tensor) -> Tensor:
-    assert judge is not None, "nothing is read off the outputs"
+def _confidence(judge: Judge | None, stream: Tensor) -> Tensor:
+    """Return the confidence of a residual stream."""
+    assert judge is not None, "no output heads"
     return judge(stream)

@@ -1,4 +1,4 @@
-"""Universal Transformer: one layer, again and again."""
+"""Universal Transformer: all passes use one layer."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,8 +10,8 @@ from rlxf.attention.depth.base import Depth
 class Universal(Depth):
     """``h^n = layer(h^(n-1))`` for n = 1 ... N: all passes share the weights of one layer.
 
-    N is the number of ``layers`` of the transformer. The paper tells tokens which pass they are in: choose
-    the position `UniversalSinusoid`. With `ACT` each token finds its own N.
+    N is the option ``layers`` of the transformer. The paper adds an encoding of the pass number: choose the
+    position `UniversalSinusoid`. With `ACT` the number of passes is learned for each token.
 
     Source: Dehghani et al. 2019, arXiv:1807.03819, section 2.1.
     """
@@ -20,5 +20,5 @@ class Universal(Depth):
     cost: ClassVar[str] = "L"
 
     def layer_of(self, number: int) -> int:
-        """See `Depth`: always the first."""
+        """Return 0: all passes use the first layer."""
         return 0

@@ -1,1 +1,1 @@
-"""How is the weighted average computed?"""
+"""Attention kernels: computation of the weighted average of values."""

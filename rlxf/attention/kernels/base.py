@@ -1,4 +1,4 @@
-"""What every kernel offers: a technique, and the module that it builds for a layer."""
+"""Base classes of the attention kernels: technique specs and the modules that they build for a layer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,28 +17,29 @@ if TYPE_CHECKING:
     from rlxf.attention.relation import Relation, Share
 
 Linear = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""``linear(x, weight, bias)``; a layer whose norm is not yet applied to x brings its own."""
+"""Function ``linear(x, weight, bias)``; a layer whose norm is not yet applied to x passes its own."""
 
 
 class LayerKernel(nn.Module, ABC):
-    """A weighted average of values in one layer, linear in them.
+    """Attention kernel of one layer: a weighted average of values that is linear in the values.
 
-    A kernel may read more off a token than its query, key and value: its marks. Those of a query stand
-    behind the D features of q, those of a key behind the D features of k, where a cache keeps them too.
+    A kernel may compute extra features of a token next to its query, key and value. The E extra features of a
+    query are appended to the D features of q. The F extra features of a key are appended to the D features of
+    k, and a KV cache stores them there.
     """
 
     @abstractmethod
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: "Relation", dropout: float
     ) -> Tensor:
-        """Average the values.
+        """Compute the weighted average of the values.
 
         Args:
-            q: queries and their marks, (B, H, Tq, D + E).
-            k: keys and their marks, (B, H, Tk, D + F).
-            v: values, (B, H, Tk, V); V is D as a rule.
-            bias: what positions add to the scaled scores, (B, H, Tq, Tk); None for nothing.
-            relation: who may see whom; ``relation.mask`` (B, 1 or H, Tq, Tk) is 0 or -inf.
+            q: queries with their extra features, (B, H, Tq, D + E).
+            k: keys with their extra features, (B, H, Tk, D + F).
+            v: values, (B, H, Tk, V); V is usually D.
+            bias: positional term added to the scaled scores, (B, H, Tq, Tk); None for no bias.
+            relation: attention mask and distances; ``relation.mask`` (B, 1 or H, Tq, Tk) is 0 or -inf.
             dropout: probability with which a weight is set to 0.
 
         Returns:
@@ -46,176 +47,190 @@ class LayerKernel(nn.Module, ABC):
         """
 
     def query_marks(self, x: Tensor) -> Tensor | None:
-        """What is read off the tokens x (B, T, C) that ask: (B, H, T, E), or None for nothing."""
+        """Return the extra features of queries for tokens x (B, T, C): (B, H, T, E), or None."""
         return None
 
     def key_marks(self, x: Tensor, linear: Linear = F.linear) -> Tensor | None:
-        """What is read off the tokens x (B, T, C) that are looked at: (B, H, T, F), or None for nothing."""
+        """Return the extra features of keys for tokens x (B, T, C): (B, H, T, F), or None."""
         return None
 
     def query_notes(self, q: Tensor) -> Tensor | None:
-        """What is read off queries q (B, H, T, D) themselves, before positions change them.
+        """Return extra features computed from projected queries q (B, H, T, D), before positions change them.
 
-        (B, H, T, E), behind the other marks; None for nothing.
+        The result (B, H, T, E) is appended after `query_marks`; None for none.
         """
         return None
 
     def key_notes(self, k: Tensor) -> Tensor | None:
-        """What is read off projected keys k (B, H, T, D), before positions change them; see `query_notes`."""
+        """Return extra features computed from projected keys k (B, H, T, D); see `query_notes`."""
         return None
 
     def meet(self, q: Tensor, k: Tensor, relation: "Relation") -> tuple[Tensor, Tensor]:
-        """q and k once more, when all that meet are there and before some are picked.
+        """Transform queries and keys while the full sequence is available, before sparse gathering.
 
-        What a pair owes to the tokens between the two is found here.
+        Used by terms of a pair that depend on the tokens between query and key.
         """
         return q, k
 
     def look(self, q: Tensor, k: Tensor, bias: Tensor | None, relation: "Relation", dropout: float) -> Tensor:
-        """What a query takes of each value, for people to look at, (B, H, Tq, Tk).
+        """Return the weights of all pairs, (B, H, Tq, Tk), for inspection.
 
-        The default is the average of one-hot values, in the dtype of q. Arguments as in `forward`.
+        By default they are the average of one-hot values, in the dtype of q. Arguments as in `forward`.
         """
         y: Tensor = self(q, k, one_hot(q, k), bias, relation, dropout)
         return y
 
     def shares(self, relation: "Relation") -> "tuple[Share, ...] | None":
-        """The groups of queries that keys are gathered for; None for all pairs at once."""
+        """Return the groups of queries that keys are gathered for; None to compute all pairs at once."""
         return relation.shares
 
     def share(self, first: "LayerKernel") -> None:
-        """Take from the transformer's first kernel what all of them share; by default nothing."""
+        """Tie the weights that all layers share to the first layer's kernel; by default none."""
 
     @property
     def reach(self) -> int:
-        """Beyond this distance, in tokens, no key has any weight: such pairs need not be computed."""
+        """Largest distance, in tokens, at which a key can have weight.
+
+        Pairs farther apart need not be computed.
+        """
         return UNLIMITED
 
     def begin_pass(self) -> None:
-        """Called before a segment is read with gradient: what was noted for `penalty` is of another one."""
+        """Discard the terms of `penalty` from earlier segments; called before a pass with gradient."""
 
     def penalty(self) -> Tensor | None:
-        """What is added to the loss, a scalar; if it depends on the tokens, of the segment read last.
+        """Return the auxiliary loss, a scalar; None for none.
 
-        A layer that a segment goes through several times adds what each time costs.
+        If it depends on tokens, it is that of the last segment. A layer that a segment passes several times
+        adds one term for each pass.
         """
         return None
 
     def after_update(self) -> None:
-        """Called when the agent has changed the weights and before it acts with them."""
+        """Update buffers after an optimizer step; called before the agent acts with the new weights."""
 
     def skip_update(self) -> None:
-        """Called in place of `after_update` when the agent does not learn from what it read."""
+        """Discard statistics of the last pass.
+
+        Called in place of `after_update` when the agent skips the optimizer step.
+        """
 
 
 class LayerPairwise(LayerKernel):
-    """A kernel that computes the weight of each pair of query and key."""
+    """Kernel that computes the weight of each pair of query and key."""
 
     @abstractmethod
     def weights(
         self, q: Tensor, k: Tensor, bias: Tensor | None, relation: "Relation", dropout: float
     ) -> Tensor:
-        """The weights that `forward` averages values with, (B, H, Tq, Tk); arguments as there."""
+        """Return the weights by which `forward` averages values, (B, H, Tq, Tk); arguments alike."""
 
 
 class LayerMemory(ABC):
-    """What a recurrent kernel keeps of an episode's keys and values in one layer; its size is constant."""
+    """Recurrent state of a kernel in one layer: a constant-size summary of an episode's keys and values."""
 
     @abstractmethod
     def rows(self, rows: Tensor) -> "LayerMemory":
-        """A copy of the chosen rows (N,) int64 of the batch."""
+        """Return a copy of the selected rows (N,) int64 of the batch."""
 
 
 class LayerRecurrent(LayerKernel):
-    """A kernel that can act from a `LayerMemory` in place of all keys and values.
+    """Kernel that can act from a `LayerMemory` in place of all keys and values.
 
-    That holds as long as each token sees all of its episode that came before it: patterns forget by position.
+    This is valid as long as each token sees all earlier tokens of its episode; other patterns hide keys by
+    position.
     """
 
     @abstractmethod
     def begin(self, k: Tensor, v: Tensor, index: "Index") -> LayerMemory:
-        """What there is to remember of S tokens, oldest first: keys (B, H, S, D + F), values (B, H, S, V)."""
+        """Return the recurrent state after S tokens, oldest first.
+
+        Args:
+            k: keys, (B, H, S, D + F).
+            v: values, (B, H, S, V).
+            index: positions and episodes of the tokens, (B, S).
+        """
 
     @abstractmethod
     def recur(self, q: Tensor, k: Tensor, v: Tensor, index: "Index", memory: LayerMemory) -> Tensor:
-        """Let the token at index (B, 1) ask, itself included, and remember it: memory is changed in place.
+        """Compute the output of one token, which sees itself, and add the token to the state in place.
 
         Args:
-            q: its query, (B, H, 1, D + E).
-            k: its key, (B, H, 1, D + F), which `meet` has not seen.
-            v: its value, (B, H, 1, V).
-            index: where it stands. The first token of an episode forgets the one before.
-            memory: what `begin` gave.
+            q: query of the token, (B, H, 1, D + E).
+            k: key of the token, (B, H, 1, D + F), before `meet`.
+            v: value of the token, (B, H, 1, V).
+            index: position and episode of the token, (B, 1). The first token of an episode resets the state.
+            memory: state returned by `begin`.
 
         Returns:
-            (B, H, 1, V); anything for an empty slot, which is not remembered.
+            (B, H, 1, V); undefined for an empty slot, which is not added to the state.
         """
 
 
 class Kernel(Technique, ABC):
     """Base of the kernel techniques: frozen dataclasses that build the module of a layer.
 
-    As every technique, they say for people whose causal form it is, the paper's or ours, and what they
+    As in every technique, ``causal`` says whether the causal form is the paper's or ours, and ``cost`` is the
     cost in the length L.
     """
 
     @abstractmethod
     def build(self, width: int, heads: int) -> LayerKernel:
-        """The module of one layer."""
+        """Return the module of one layer."""
 
     @property
     def prices_tokens(self) -> bool:
-        """Whether the `LayerKernel.penalty` depends on the tokens."""
+        """True if `LayerKernel.penalty` depends on the tokens."""
         return False
 
     def for_layers(self, layers: int) -> "tuple[Kernel, ...]":
-        """The kernel of each layer: by default the same in all.
+        """Return the kernel of each layer: by default the same in all layers.
 
         Raises:
-            ValueError: if its options are for another number of layers.
+            ValueError: if the options are for another number of layers.
         """
         return (self,) * layers
 
 
 class RecurrentKernel(Kernel):
-    """A kernel that acts at a constant cost, however long an episode is, where the pattern is `Full`."""
+    """Kernel with a constant cost per acting step at any episode length, if the pattern is `Full`."""
 
     @abstractmethod
     def build(self, width: int, heads: int) -> LayerRecurrent:
-        """See `Kernel`."""
+        """Return the module of one layer."""
 
 
 class PairwiseKernel(Kernel):
-    """A kernel that takes a bias for each pair of query and key."""
+    """Kernel that accepts a bias for each pair of query and key."""
 
     @abstractmethod
     def build(self, width: int, heads: int) -> LayerPairwise:
-        """See `Kernel`."""
+        """Return the module of one layer."""
 
 
 def check_whole_sequence(kernel: Kernel, option: str, choices: Choices) -> None:
-    """Raise ValueError unless a kernel that cuts up the whole sequence may look at all of it.
+    """Raise ValueError unless a kernel that partitions the whole sequence may see all of it.
 
     Args:
-        kernel: which.
-        option: what makes it do so.
-        choices: the others.
+        kernel: the kernel.
+        option: name of the option that makes it partition the whole sequence.
+        choices: the other choices of the transformer.
     """
     if choices.causal:
         raise ValueError(
-            f"{kernel} looks at the whole sequence to say who sees whom, and causal=True hides what is "
-            f"ahead; set {option}=None"
+            f"{kernel} assigns tokens to groups from the whole sequence, and causal=True hides later tokens; "
+            f"set {option}=None"
         )
     if not isinstance(choices.pattern, Full):
         raise ValueError(
-            f"{kernel} looks at the whole sequence to say who sees whom, and {choices.pattern} hides a "
-            f"part of it; choose Full() or another kernel"
+            f"{kernel} assigns tokens to groups from the whole sequence, and {choices.pattern} hides a part "
+            f"of it; choose Full() or another kernel"
         )
 
 
 def one_hot(q: Tensor, k: Tensor) -> Tensor:
-    """One-hot values (B, H, Tk, Tk) that identify the keys (B, H, Tk, D).
+    """Return one-hot values (B, H, Tk, Tk) that identify the keys (B, H, Tk, D).
 
-    It has the type of q: keys have a wider one where `LayerKernel.meet` adds logarithms to them.
+    They have the dtype of q: keys are wider where `LayerKernel.meet` adds logarithms to them.
     """
     return torch.eye(k.shape[2], dtype=q.dtype, device=k.device).expand(*k.shape[:2], -1, -1)

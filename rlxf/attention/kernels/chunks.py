@@ -1,4 +1,4 @@
-"""What published code of Reformer sees: chunks of a sorted sequence."""
+"""Chunks of sorted tokens, as in published code of Reformer."""
 
 from itertools import product
 
@@ -10,32 +10,32 @@ from rlxf.attention.relation import Relation, find_slots
 
 
 def times_in_chunks(buckets: Tensor, relation: Relation, chunk: int) -> Tensor:
-    """How often a query finds each key in its chunk and in the one before, over all rounds.
+    """Count how often each key is in the query's chunk or in the previous chunk, over all rounds.
 
     In each round the tokens of an episode are sorted by bucket and position and cut into chunks; the last
-    one is shorter where it has to be. Before the first chunk of a round comes the last one of the round
-    before, and before the very first the very last.
+    chunk may be shorter. The chunk before the first chunk of a round is the last chunk of the previous round.
+    The chunk before the very first chunk is the very last.
 
     Args:
-        buckets: of the keys, (B, H, Tk, R) int64.
-        relation: whose queries are among the keys.
-        chunk: tokens of a chunk.
+        buckets: buckets of the keys, (B, H, Tk, R) int64.
+        relation: attention mask; the queries are among the keys.
+        chunk: tokens per chunk.
 
     Returns:
-        (B, H, Tq, Tk) int64; anything for pairs of different episodes.
+        (B, H, Tq, Tk) int64; undefined for pairs of different episodes.
     """
-    own, before = _chunks(buckets, relation.key, chunk)
+    own, previous = _chunks(buckets, relation.key, chunk)
     slot = find_slots(relation.key, relation.query).clamp(min=0)[:, None, :, None]
     slot = slot.expand(-1, own.shape[1], -1, own.shape[3])
-    return _equal(own.gather(2, slot), own) + _equal(before.gather(2, slot), own)
+    return _equal(own.gather(2, slot), own) + _equal(previous.gather(2, slot), own)
 
 
 def _chunks(buckets: Tensor, index: Index, chunk: int) -> tuple[Tensor, Tensor]:
-    """The chunk of each token and the one before, (B, H, T, R); numbers count on from round to round."""
+    """Return the chunk of each token and the previous chunk, (B, H, T, R), numbered across rounds."""
     rounds = buckets.shape[-1]
     episode, span = index.episode, int(index.position.max()) + 1
-    place = episode[:, None, :, None] * (int(buckets.max()) + 1) + buckets
-    rank = (place * span + index.position[:, None, :, None]).argsort(2).argsort(2)
+    bucket = episode[:, None, :, None] * (int(buckets.max()) + 1) + buckets
+    rank = (bucket * span + index.position[:, None, :, None]).argsort(2).argsort(2)
     earlier = (episode[:, None] < episode[:, :, None]).sum(-1)
     length = (episode[:, None] == episode[:, :, None]).sum(-1)
     chunks = ((length + chunk - 1) // chunk)[:, None, :, None]
@@ -45,6 +45,6 @@ def _chunks(buckets: Tensor, index: Index, chunk: int) -> tuple[Tensor, Tensor]:
 
 
 def _equal(a: Tensor, b: Tensor) -> Tensor:
-    """How many of the numbers a (..., Tq, R) are among those of b (..., Tk, R): (..., Tq, Tk)."""
+    """Count how many of the numbers a (..., Tq, R) are among those of b (..., Tk, R): (..., Tq, Tk)."""
     pairs = product(a.unbind(-1), b.unbind(-1))
-    return torch.stack([one[..., :, None] == other[..., None, :] for one, other in pairs]).sum(0)
+    return torch.stack([x[..., :, None] == y[..., None, :] for x, y in pairs]).sum(0)

@@ -1,4 +1,4 @@
-"""Softmax attention in which each token says how far it looks back."""
+"""Softmax attention with an attention span predicted for each token."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,20 +16,20 @@ from rlxf.attention.relation import Relation
 class DynamicSpan(PairwiseKernel):
     r"""`AdaptiveSpan` with a span for each token, ``z_t = S sigmoid(v . x_t + b)``, head and layer.
 
-    x_t is what the layer's attention reads: behind the layer norm, if the norm is first. The loss gets
-    ``penalty mean z_t``, over the heads and the tokens of the pass, for each layer, as often as it is passed.
+    x_t is the input of the layer's attention: after the layer norm with ``norm='pre'``. The loss gets
+    ``penalty mean z_t``, over the heads and the tokens of the pass, once for each pass of each layer.
 
     Source: Sukhbaatar et al. 2019, arXiv:1905.07799, section 2.2, "Dynamic attention span".
 
     Args:
         limit: S, the longest span, in tokens.
-        ramp: R, over how many tokens the weight falls from 1 to 0; 32 as in the paper.
-        penalty: lambda; 2e-6 as in the paper. 0 lets spans grow for free.
+        ramp: R, number of tokens over which the weight falls from 1 to 0; 32 as in the paper.
+        penalty: lambda; 2e-6 as in the paper. With 0, spans grow without cost.
         include_self: whether a token attends to itself; see `AdaptiveSpan`. The paper's form is False.
 
     Raises:
-        TypeError: if limit or ramp is no whole number, or include_self neither True nor False.
-        ValueError: if one is less than 1, or penalty is negative or not finite.
+        TypeError: if limit or ramp is not an integer, or include_self is neither True nor False.
+        ValueError: if limit or ramp is less than 1, or penalty is negative or not finite.
     """
 
     paper: ClassVar[str] = "Sukhbaatar et al. 2019, arXiv:1905.07799"
@@ -45,16 +45,17 @@ class DynamicSpan(PairwiseKernel):
 
     @property
     def prices_tokens(self) -> bool:
-        """See `Kernel`."""
         return self.penalty > 0
 
     def build(self, width: int, heads: int) -> "DynamicSpanAverage":
-        """See `Kernel`."""
         return DynamicSpanAverage(self, width, heads)
 
 
 class DynamicSpanAverage(SpanAverage):
-    """``span`` (C -> H) is v and b of a `DynamicSpan` in one layer. Both start at 0: z is S / 2."""
+    """Module of `DynamicSpan` in one layer.
+
+    ``span`` (C -> H) holds v and b. Both start at 0, which makes z = S / 2.
+    """
 
     def __init__(self, spec: DynamicSpan, width: int, heads: int):
         super().__init__(spec)
@@ -65,30 +66,28 @@ class DynamicSpanAverage(SpanAverage):
 
     @property
     def reach(self) -> int:
-        """Beyond S + R no token gives weight, whatever its span."""
+        """Largest distance, in tokens, at which a token can give weight: S + R."""
         return self.spec.limit + self.spec.ramp
 
     def query_marks(self, x: Tensor) -> Tensor:
-        """z of each token x (B, T, C), in tokens: (B, H, T, 1)."""
+        """Return z of each token x (B, T, C), in tokens: (B, H, T, 1)."""
         z: Tensor = self.span(x).sigmoid() * self.spec.limit
         return z.transpose(1, 2)[..., None]
 
     def split(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """See `SpanAverage`."""
         return q[..., :-1], q[..., -1:]
 
     def meet(self, q: Tensor, k: Tensor, relation: Relation) -> tuple[Tensor, Tensor]:
-        """Note the mean z of a pass that is to be learned from."""
+        """Record the mean z of a pass with gradient, for `penalty`."""
         if self.spec.penalty > 0 and torch.is_grad_enabled():
             filled = relation.query.episode != EMPTY
             self._mean_z.append((q[..., -1].mean(1) * filled).sum() / filled.sum().clamp(min=1))
         return q, k
 
     def begin_pass(self) -> None:
-        """See `LayerKernel`."""
         self._mean_z = []
 
     def penalty(self) -> Tensor | None:
-        """See `LayerKernel`. Asked again without a new pass, there is none."""
+        """Return ``penalty mean z_t`` of the passes since the last call; None if there is none."""
         mean_z, self._mean_z = self._mean_z, []
         return self.spec.penalty * torch.stack(mean_z).sum() if mean_z else None

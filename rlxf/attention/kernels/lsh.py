@@ -1,4 +1,4 @@
-"""Reformer's attention: tokens see those whose hash is theirs."""
+"""Reformer's LSH attention: tokens attend to tokens with the same hash."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,45 +15,47 @@ from rlxf.attention.relation import Relation, find_slots
 from rlxf.attention.technique import Choices
 
 SLAB = 1 << 18
-"""Rotated features that are held at a time."""
+"""Number of rotated features that are computed at a time."""
 
 
 @dataclass(frozen=True)
 class LSH(PairwiseKernel):
-    r"""Softmax among the tokens whose hash is the query's in some round.
+    r"""Softmax among the tokens whose hash equals the query's in some round.
 
-    In each of several rounds token i has the bucket ``h(x_i) = argmax [x_i R; -x_i R]``: R (D, b / 2) is
-    random and fixed, x_i is its query before positions change it. Its key is that query, brought to another
+    In each round token i has the bucket ``h(x_i) = argmax [x_i R; -x_i R]``. R (D, b / 2) is random and
+    fixed; x_i is the query before positions change it. The key of a token is its query, scaled to another
     length (`SharedAttention`). Then
 
     ``o_i = sum_j exp(q_i . q_j / |q_j|) v_j / z_i`` over the tokens j whose bucket is h(x_i) in some round,
 
     which is the paper's sum over rounds, with its ``- log N_ij`` for pairs that share N_ij of them. A token
-    sees itself only if there is nothing else to see.
+    attends to itself only if no other token is visible.
 
-    The paper sorts all tokens by bucket and cuts them into chunks; a token sees what of its bucket stands
-    in its chunk and in the one before. So later tokens decide which earlier ones it sees. Here it sees all
-    of its bucket that it may, and acting equals learning: this causal form is ours. It costs more where
-    buckets are uneven. R is drawn once; the paper draws anew for each pass, which acting could not repeat.
+    The paper sorts all tokens by bucket and cuts them into chunks; a token sees the tokens of its bucket in
+    its chunk and in the previous one. Later tokens thus determine which earlier tokens are visible. Here a
+    token sees all earlier tokens of its bucket, and acting equals learning: this causal form is ours. It
+    costs more where buckets are uneven. R is drawn once; the paper draws a new R for each pass, which acting
+    could not repeat.
 
     With ``chunk``, a bidirectional transformer computes what published code does: a token sees its chunk and
-    the one before, whatever the bucket, once for each round that shows it. That is here for weights trained
-    so; all pairs are computed.
+    the previous one, whatever the bucket, and counts a key once for each round in which it sees it. This form
+    is for weights trained with that code; it computes all pairs.
 
-    Tokens are sorted by their buckets where pairs are many, the pattern is `Full`, positions add nothing to
-    scores and nothing is dropped out; otherwise all pairs are weighed.
+    Tokens are sorted by bucket if there are many pairs, the pattern is `Full`, positions add nothing to
+    scores and there is no dropout; otherwise all pairs are computed.
 
     Source: Kitaev et al. 2020, arXiv:2001.04451, section 2 and appendix A.
 
     Args:
-        rounds: number of hashes; the paper takes 1 to 8.
-        buckets: b, values of a hash; even. The paper takes 2 L / chunk for L tokens, with chunks of 64.
-        chunk: tokens of a chunk, in the published form; None for whole buckets.
-        seed: of R, the same in all layers and different in all heads.
+        rounds: number of hashes; 1 to 8 in the paper.
+        buckets: b, number of values of a hash; even. The paper uses 2 L / chunk for L tokens, with chunks of
+            64.
+        chunk: tokens per chunk, in the published form; None for whole buckets.
+        seed: seed of R, which is the same in all layers and different in all heads.
 
     Raises:
-        TypeError: if one of them is no whole number.
-        ValueError: if rounds or chunk is less than 1, buckets less than 2 or odd, or seed less than 0.
+        TypeError: if an option is not an integer.
+        ValueError: if rounds or chunk is less than 1, buckets is less than 2 or odd, or seed is less than 0.
     """
 
     paper: ClassVar[str] = "Kitaev et al. 2020, arXiv:2001.04451"
@@ -74,28 +76,27 @@ class LSH(PairwiseKernel):
             raise ValueError(f"LSH buckets must be even, got {self.buckets}")
 
     def check(self, choices: Choices) -> None:
-        """See `Kernel`: all tokens may share one projection of queries and keys."""
+        """Raise ValueError unless all tokens can share one projection of queries and keys."""
         if choices.cross_attention:
             raise ValueError(
-                f"{self} takes a token's query for its key, and cross_attention=True looks at tokens that do "
-                f"not ask; choose another kernel"
+                f"{self} uses one projection for queries and keys, and with cross_attention=True they are "
+                f"from different sequences; choose another kernel"
             )
         if isinstance(choices.pattern, GlobalTokens):
             raise ValueError(
-                f"{self} has one projection of queries and keys, and {choices.pattern} has others for global "
-                f"tokens; choose another pattern or kernel"
+                f"{self} uses one projection for queries and keys, and {choices.pattern} has separate ones "
+                f"for global tokens; choose another pattern or kernel"
             )
         if self.chunk is not None:
             check_whole_sequence(self, "chunk", choices)
 
     def build(self, width: int, heads: int) -> "LSHAverage":
-        """See `Kernel`."""
         kind = LSHAverage if self.chunk is None else ChunkedLSH
         return kind(self, heads, width // heads)
 
 
 class LSHAverage(BucketAverage):
-    """An `LSH` in one layer; ``rotations`` (H, D, R, b / 2) are fixed."""
+    """Module of `LSH` in one layer; ``rotations`` (H, D, R, b / 2) are fixed."""
 
     def __init__(self, spec: LSH, heads: int, size: int):
         super().__init__(spec.rounds)
@@ -106,12 +107,13 @@ class LSHAverage(BucketAverage):
         self.rotations: Tensor
 
     def query_notes(self, q: Tensor) -> Tensor:
-        """The buckets of queries (B, H, T, D), (B, H, T, R); those of keys are the same.
+        """Return the buckets of queries (B, H, T, D): (B, H, T, R); those of keys are the same.
 
-        ``+- (m + 1)`` for the m-th column of R and its negative: bfloat16 holds those up to 512 buckets.
+        Column m of R and its negative are the buckets ``m + 1`` and ``-(m + 1)``: bfloat16 represents those
+        of up to 512 buckets exactly.
         """
-        some = max(1, SLAB // (q.shape[0] * self.rotations[:, 0].numel()))
-        return torch.cat([self._hash(part) for part in q.split(some, dim=2)], dim=2)
+        size = max(1, SLAB // (q.shape[0] * self.rotations[:, 0].numel()))
+        return torch.cat([self._hash(tokens) for tokens in q.split(size, dim=2)], dim=2)
 
     @torch.no_grad()
     def _hash(self, x: Tensor) -> Tensor:
@@ -122,41 +124,39 @@ class LSHAverage(BucketAverage):
         negative = rotated.gather(-1, largest[..., None])[..., 0] < 0
         return torch.where(negative, -1 - largest, 1 + largest).to(x.dtype)
 
-    def counts(self, of_queries: Tensor, of_keys: Tensor, relation: Relation) -> Tensor:
-        """See `BucketAverage`."""
-        return _itself_last(shared_rounds(of_queries, of_keys) > 0, relation)
+    def counts(self, query_buckets: Tensor, key_buckets: Tensor, relation: Relation) -> Tensor:
+        return _itself_last(shared_rounds(query_buckets, key_buckets) > 0, relation)
 
     def meets(self, relation: Relation) -> Meets:
-        """All others, or those before."""
+        """Return the comparison: all other tokens, or earlier ones in a causal transformer."""
         return torch.gt if relation.causal else torch.ne
 
     def among_buckets(
-        self, q: Tensor, of_queries: Tensor, k: Tensor, of_keys: Tensor, v: Tensor, relation: Relation
+        self, q: Tensor, query_buckets: Tensor, k: Tensor, key_buckets: Tensor, v: Tensor, relation: Relation
     ) -> Tensor:
-        """See `BucketAverage`."""
-        mixed, seen = self.found(q, of_queries, k, of_keys, v, relation)
+        """Compute `forward` by sorting tokens; a token without other visible tokens attends to itself."""
+        output, seen = self.found(q, query_buckets, k, key_buckets, v, relation)
         slot = find_slots(relation.key, relation.query)[:, None, :, None]
         own = v.gather(2, slot.clamp(min=0).expand(-1, v.shape[1], -1, v.shape[3]))
-        return torch.where(seen | (slot < 0), mixed, own)
+        return torch.where(seen | (slot < 0), output, own)
 
 
 class ChunkedLSH(LSHAverage):
-    """An `LSH` with a ``chunk`` in one layer."""
+    """Module of `LSH` with ``chunk`` in one layer."""
 
-    def counts(self, of_queries: Tensor, of_keys: Tensor, relation: Relation) -> Tensor:
-        """See `BucketAverage`."""
+    def counts(self, query_buckets: Tensor, key_buckets: Tensor, relation: Relation) -> Tensor:
         half, chunk = self.spec.buckets // 2, self.spec.chunk
         assert chunk is not None
-        buckets = torch.where(of_keys > 0, of_keys - 1, half - 1 - of_keys).long()
+        buckets = torch.where(key_buckets > 0, key_buckets - 1, half - 1 - key_buckets).long()
         return _itself_last(times_in_chunks(buckets, relation, chunk), relation)
 
     def sorts(self, relation: Relation) -> bool:
-        """Never."""
+        """Return False: all pairs are computed."""
         return False
 
 
 def _itself_last(counts: Tensor, relation: Relation) -> Tensor:
-    """Counts (B, H, Tq, Tk) where allowed; of a token itself 1 if it sees nothing else, 0 otherwise."""
+    """Mask counts (B, H, Tq, Tk); a token counts itself once if no other key counts, else not at all."""
     itself = relation.allowed_by_head & (relation.distance == 0)[:, None]
     counts = counts * (relation.allowed_by_head & ~itself)
     alone = ~(counts > 0).any(-1, keepdim=True)

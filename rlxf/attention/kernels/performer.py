@@ -15,13 +15,13 @@ from rlxf.attention.kernels.linear_attention import LinearAttention, with_own_se
 from rlxf.attention.kernels.sums import Keys
 
 DEPTH = 40.0
-"""A feature is at least ``e^-40`` of the largest one of its token: so a query gives weight to any key."""
+"""Features are at least ``e^-40`` of the token's largest feature, so that every visible key has weight."""
 
 LEAST = 1e-30
-"""No denominator of a query that sees something is as small."""
+"""Lower bound of denominators; that of a query with visible keys is always larger."""
 
 RELU_LEAST = 1e-3
-"""What the authors add to rectified features."""
+"""Constant that the authors add to rectified features."""
 
 
 @dataclass(frozen=True)
@@ -29,33 +29,36 @@ class Performer(RecurrentKernel):
     r"""FAVOR+: ``o_i = sum_j phi(q_i) . phi(k_j) v_j / sum_j phi(q_i) . phi(k_j)``, at linear cost.
 
     ``phi(x) = M^-1/2 exp(P x' - |x'|^2 / 2)`` with ``x' = x / D^1/4``, so that ``E[phi(q) . phi(k)]`` is
-    softmax's ``exp(q . k / sqrt(D))``. The M rows of P are drawn in blocks of D orthogonal ones: Q of a QR
-    decomposition, its columns times the signs of R's diagonal, without which the estimate is biased, and
-    lengths as those of D normal numbers. Heads share P; layers have their own.
+    softmax's ``exp(q . k / sqrt(D))``. The M rows of P are drawn in blocks of D orthogonal rows. A block is Q
+    of a QR decomposition, with its columns multiplied by the signs of R's diagonal; the estimate is biased
+    without these signs. Row lengths are distributed as those of vectors of D normal numbers. Heads share P;
+    each layer has its own.
 
-    Nothing is added to phi, and nothing is seen ahead. The largest exponent of a query cancels in the
-    quotient; that of a key is kept beside it as a scale, and sums are scaled by the largest so far. (Public
-    code subtracts the maximum over all keys, later ones too, and adds 1e-4 or 1e-6 afterwards.) No exponent
-    is more than 40 below the largest of its token. That is far below rounding, and lets any two tokens meet.
+    Nothing is added to phi, and later tokens have no influence. The largest exponent of a query cancels in
+    the quotient; that of a key is stored as its scale, and sums are scaled by the largest scale so far.
+    (Public code subtracts the maximum over all keys, including later ones, and adds 1e-4 or 1e-6 afterwards.)
+    Exponents are clipped at 40 below the largest exponent of the token. This is far below rounding error, and
+    gives every pair of tokens a positive weight.
 
-    ``kind="relu"`` is another attention of the paper, no estimate of softmax: ``max(P x', 0) + 1e-3``.
+    ``kind="relu"`` is another attention of the paper, not an estimate of softmax: ``max(P x', 0) + 1e-3``.
 
-    While acting with the pattern `Full`, a layer keeps ``sum_j phi(k_j) [v_j, 1]`` in place of keys and
-    values. Attention weights are not dropped: there are none.
+    While acting with the pattern `Full`, a layer keeps ``sum_j phi(k_j) [v_j, 1]`` in place of a KV cache.
+    Attention dropout has no effect, as no weights are computed.
 
     Source: Choromanski et al. 2021, arXiv:2009.14794, sections 2.2 to 2.4 and 4.
 
     Args:
         features: M; None for whole blocks, ``D round(ln D)``, 256 for D = 64: of the order D log D at which
-            the paper's bound of the error holds.
-        kind: of features, "exp" or "relu".
-        redraw: updates after which P is drawn anew, as in the paper; None for never. The estimate changes
-            with P, so what was done before differs from what is learned after: GTrXLPPO refuses it.
-        seed: of the draws. With the number of updates, which is kept with the weights, it says all of them.
+            the paper's error bound holds.
+        kind: kind of features, "exp" or "relu".
+        redraw: number of updates between draws of P, as in the paper; None to draw once. The estimate changes
+            with P, so outputs while acting differ from those while learning; GTrXLPPO rejects it.
+        seed: seed of the draws. Together with the number of updates, which is stored with the weights, it
+            determines all draws.
 
     Raises:
-        TypeError: if features, redraw or seed is no whole number.
-        ValueError: if features or redraw is less than 1, seed negative, or the kind another one.
+        TypeError: if features, redraw or seed is not an integer.
+        ValueError: if features or redraw is less than 1, seed is negative, or kind is unknown.
     """
 
     paper: ClassVar[str] = "Choromanski et al. 2021, arXiv:2009.14794"
@@ -74,16 +77,15 @@ class Performer(RecurrentKernel):
                 check_whole(f"Performer {name}", getattr(self, name))
 
     def for_layers(self, layers: int) -> tuple["Performer", ...]:
-        """See `Kernel`: each layer draws by itself."""
+        """Return a kernel for each layer, with its own seed."""
         return with_own_seeds(self, layers)
 
     def build(self, width: int, heads: int) -> "PerformerAverage":
-        """See `Kernel`."""
         return {"exp": PerformerAverage, "relu": ReLUAverage}[self.kind](self, width // heads)
 
 
 class PerformerAverage(LinearAttention):
-    """A `Performer` in one layer: ``projection`` (M, D) is P, ``updates`` counts those of the weights."""
+    """Module of `Performer` in one layer: ``projection`` (M, D) is P, ``updates`` counts optimizer steps."""
 
     projection: Tensor
     updates: Tensor
@@ -96,29 +98,29 @@ class PerformerAverage(LinearAttention):
         self.register_buffer("projection", self._drawn(size, 0))
 
     def asking(self, q: Tensor) -> Tensor:
-        """See `LinearAttention`: ``exp(P q' - max P q')``."""
-        raised = self._raised(q)
-        return _exponential(raised.sub_(raised.detach().amax(-1, keepdim=True)))
+        """Return the features of queries, ``exp(P q' - max P q')``."""
+        projected = self._projected(q)
+        return _exponential(projected.sub_(projected.detach().amax(-1, keepdim=True)))
 
     def heard(self, k: Tensor) -> Keys:
-        """See `LinearAttention`: the largest exponent is the scale."""
-        raised = self._raised(k)
+        """Return the features of keys, whose scale is the largest exponent."""
+        projected = self._projected(k)
         half = self.wide(k).square().sum(-1, keepdim=True) / (2 * k.shape[-1] ** 0.5)
-        top = raised.detach().amax(-1, keepdim=True)
-        features = _exponential(raised.sub_(top + (half - half.detach())))
+        top = projected.detach().amax(-1, keepdim=True)
+        features = _exponential(projected.sub_(top + (half - half.detach())))
         return Keys(features, (top - half.detach())[..., 0])
 
-    def quotient(self, found: Tensor) -> Tensor:
-        """See `LinearAttention`: features are positive, so the denominator is 0 only without visible keys."""
-        return found[..., :-2] / found[..., -2:-1].clamp(min=LEAST)
+    def quotient(self, result: Tensor) -> Tensor:
+        """Divide numerator by denominator: features are positive, so it is 0 only without visible keys."""
+        return result[..., :-2] / result[..., -2:-1].clamp(min=LEAST)
 
-    def _raised(self, x: Tensor) -> Tensor:
-        """P x' (B, H, T, M)."""
+    def _projected(self, x: Tensor) -> Tensor:
+        """Return P x' (B, H, T, M)."""
         return self.wide(x) @ (self.projection.to(self.wide(x).dtype).T * x.shape[-1] ** -0.25)
 
     @torch.no_grad()
     def after_update(self) -> None:
-        """Count, and draw anew when it is time."""
+        """Count the update, and redraw P if it is due."""
         self.updates += 1
         if self.spec.redraw is not None and int(self.updates) % self.spec.redraw == 0:
             draws = int(self.updates) // self.spec.redraw
@@ -130,21 +132,19 @@ class PerformerAverage(LinearAttention):
 
 
 class ReLUAverage(PerformerAverage):
-    """The same with features that are no exponentials."""
+    """`PerformerAverage` with rectified features."""
 
     def asking(self, q: Tensor) -> Tensor:
-        """See `LinearAttention`."""
-        return self._raised(q).relu() + RELU_LEAST
+        return self._projected(q).relu() + RELU_LEAST
 
     def heard(self, k: Tensor) -> Keys:
-        """See `LinearAttention`."""
         return Keys(self.asking(k), k.new_zeros(k.shape[:-1], dtype=self.wide(k).dtype))
 
 
 def orthogonal_rows(rows: int, size: int, generator: torch.Generator) -> Tensor:
-    """(rows, size): each row is distributed as normal numbers; those of a block of ``size`` are orthogonal.
+    """Draw rows (rows, size) that are normally distributed, and orthogonal within blocks of ``size`` rows.
 
-    A decomposition as it comes is not uniform over rotations: LAPACK prefers signs.
+    Q of a QR decomposition alone is not uniformly distributed over rotations: LAPACK prefers signs.
 
     Source: Mezzadri 2007, arXiv:math-ph/0609050, section 5.
     """
@@ -158,10 +158,10 @@ def orthogonal_rows(rows: int, size: int, generator: torch.Generator) -> Tensor:
 
 
 def _exponential(x: Tensor) -> Tensor:
-    """e^x, where x of at most 0 counts as at least -`DEPTH`."""
+    """Return e^x for x of at most 0, with x below -`DEPTH` replaced by -`DEPTH`."""
     return F.threshold(x, -DEPTH, -DEPTH).exp_()
 
 
 def mixed(seed: int, draws: int) -> int:
-    """A seed for both numbers. A generator on CPU reads 32 bits of it, so they have to be mixed."""
+    """Mix a seed and the number of draws into one seed, as a CPU generator uses only 32 bits of its seed."""
     return Random(f"{seed} {draws}").getrandbits(32)

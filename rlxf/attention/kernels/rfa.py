@@ -1,4 +1,4 @@
-"""Random feature attention: softmax over directions, estimated with waves. With a gate, it forgets."""
+"""Random feature attention: softmax over directions, estimated with random Fourier features."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,40 +19,46 @@ from rlxf.attention.technique import Choices
 class RFA(RecurrentKernel):
     r"""``o_i = sum_j phi(q_i) . phi(k_j) v_j / sum_j phi(q_i) . phi(k_j)``, at linear cost.
 
-    ``phi(x) = D^-1/2 [sin(W x'), cos(W x')]`` with ``x' = x / |x|`` and D rows of W drawn from
-    N(0, 1 / sigma^2), so that ``E[phi(q) . phi(k)] = exp(-|q' - k'|^2 / 2 sigma^2)``. As lengths are 1, that
-    is softmax over ``q' . k' / sigma^2``. Each head and layer has a W of its own.
+    ``phi(x) = D^-1/2 [sin(W x'), cos(W x')]`` with ``x' = x / |x|`` and D rows of W drawn from N(0, 1 /
+    sigma^2), so that ``E[phi(q) . phi(k)] = exp(-|q' - k'|^2 / 2 sigma^2)``. As x' has length 1, this is
+    softmax over ``q' . k' / sigma^2``. Each head and layer has its own W.
 
-    With ``gate``, ``g_t = sigmoid(w_g . x_t + b_g)`` of each head says how much of the past stays:
-    ``S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t``, and the same below. So the weight of a pair is
-    ``phi(q_i) . phi(k_j) (1 - g_j) g_{j+1} ... g_i``: whatever the pattern, all tokens between the two count.
+    With ``gate``, ``g_t = sigmoid(w_g . x_t + b_g)`` of each head weights the past:
+    ``S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t``, and the denominator alike. The weight of a pair is
+    ``phi(q_i) . phi(k_j) (1 - g_j) g_{j+1} ... g_i``: with every pattern, it depends on all tokens between
+    the two.
 
-    Products of waves may be negative, so weights may be, and a denominator d may come near 0. The paper's
-    formula does not cover that. An average over n keys has a standard error of up to ``(n / 2 D)^1/2`` in
-    its denominator, and within about three of these it is noise. Here numerators are divided by d where
-    ``d^2 >= 4 sum_j |phi(k_j)|^2 / D``, which is 4 n / D without a gate. Elsewhere they are multiplied by d
-    and divided by that bound. The divisor is positive and bounded away from 0, and the result is continuous
-    where d changes its sign. (The authors' code divides by ``max(d, 100 / D)`` when acting and by |d| when
-    learning.) Features and sums are float64: for small sigma, sums cancel to a small part of their terms.
+    The products of features may be negative, so weights may be negative and a denominator d may come near 0.
+    The paper's formula does not cover this case. The denominator of an average over n keys has a standard
+    error of up to ``(n / 2 D)^1/2``. Here numerators are divided by d where
+    ``d^2 >= 4 sum_j |phi(k_j)|^2 / D``, which is 4 n / D without a gate: about three standard errors.
+    Elsewhere they are multiplied by d and divided by that bound. The divisor is positive and bounded away
+    from 0, and the result is continuous where d changes its sign. (The authors' code divides by
+    ``max(d, 100 / D)`` when acting and by |d| when learning.) Features and sums are float64: for small sigma,
+    sums cancel to a small fraction of their terms.
 
-    While acting with the pattern `Full`, a layer keeps ``sum_j phi(k_j) [v_j, 1]`` in place of keys and
-    values. Attention weights are not dropped: there are none.
+    While acting with the pattern `Full`, a layer keeps ``sum_j phi(k_j) [v_j, 1]`` in place of a KV cache.
+    Attention dropout has no effect, as no weights are computed.
 
     Source: Peng et al. 2021, arXiv:2103.02143, sections 3.1 and 3.2.
 
     Args:
-        features: D, rows of W, each a sine and a cosine; None for as many as a head has features, as the
-            authors'.
-        sigma: width of the kernel, at first; 1 as the authors'. Less looks more sharply.
-        fixed: keep sigma. By default 1 / sigma is learned, for each head and feature, as the authors do.
-        gate: forget. Causal only, and not in a decoder.
-        gate_bias: b_g at first; w_g starts as 0. With 4, what was is down to 1 / e after about 55 tokens.
-        seed: of the draw of W.
+        features: D, number of rows of W, each with a sine and a cosine; None for the width of a head, as in
+            the authors' code.
+        sigma: initial width of the Gaussian kernel; 1 as in the authors' code. Smaller values give sharper
+            attention.
+        fixed: keep sigma fixed. By default 1 / sigma is learned for each head and feature, as in the authors'
+            code.
+        gate: use the gate. It requires a causal transformer without cross-attention.
+        gate_bias: initial b_g; w_g starts at 0. With 4, the weight of the past falls to 1 / e after about 55
+            tokens.
+        seed: seed of the draw of W.
 
     Raises:
-        TypeError: if features or seed is no whole number, sigma or gate_bias no number, or a flag
+        TypeError: if features or seed is not an integer, sigma or gate_bias is not a number, or a flag is
             neither True nor False.
-        ValueError: if features is less than 1, seed negative, sigma not above 0, or gate_bias not finite.
+        ValueError: if features is less than 1, seed is negative, sigma is not positive, or gate_bias is not
+            finite.
     """
 
     paper: ClassVar[str] = "Peng et al. 2021, arXiv:2103.02143"
@@ -77,26 +83,28 @@ class RFA(RecurrentKernel):
             raise ValueError(f"RFA sigma must be above 0, got {self.sigma}")
 
     def for_layers(self, layers: int) -> tuple["RFA", ...]:
-        """See `Kernel`: each layer draws by itself."""
+        """Return a kernel for each layer, with its own seed."""
         return with_own_seeds(self, layers)
 
     def check(self, choices: Choices) -> None:
-        """See `Kernel`: a gate forgets where there is a before and after."""
+        """Raise ValueError if the gate is combined with a bidirectional transformer or cross-attention."""
         if self.gate and not choices.causal:
-            raise ValueError(f"{self} forgets the past, and causal=False knows none; use gate=False")
+            raise ValueError(f"{self} has a gate over past tokens and requires causal=True; set gate=False")
         if self.gate and choices.cross_attention:
             raise ValueError(
-                f"{self} forgets what is long past, and cross_attention=True looks at tokens of another "
-                f"time; use gate=False"
+                f"{self} has a gate over past tokens, and with cross_attention=True keys are from another "
+                f"sequence; set gate=False"
             )
 
     def build(self, width: int, heads: int) -> "RFAAverage":
-        """See `Kernel`."""
         return GatedRFAAverage(self, width, heads) if self.gate else RFAAverage(self, width, heads)
 
 
 class RFAAverage(LinearAttention):
-    """An `RFA` in one layer: W is ``waves`` (H, D, d) times ``frequency`` (H, 1, d), at first 1 / sigma."""
+    """Module of `RFA` in one layer.
+
+    W is ``waves`` (H, D, d) times ``frequency`` (H, 1, d), which starts at 1 / sigma.
+    """
 
     waves: Tensor
     frequency: Tensor
@@ -116,29 +124,27 @@ class RFAAverage(LinearAttention):
             self.frequency = nn.Parameter(frequency)
 
     def asking(self, q: Tensor) -> Tensor:
-        """See `LinearAttention`."""
         w = self.wide(self.waves) * self.frequency
         angle = F.normalize(self.wide(q), dim=-1) @ w.mT
         return torch.cat([angle.sin(), angle.cos()], dim=-1) * w.shape[1] ** -0.5
 
     def heard(self, k: Tensor) -> Keys:
-        """See `LinearAttention`."""
         return Keys(self.asking(k), k.new_zeros(k.shape[:-1], dtype=self.wide(k).dtype))
 
-    def quotient(self, found: Tensor) -> Tensor:
-        """See `LinearAttention`: division by d that is continuous at d = 0; see `RFA`."""
-        over, under, energy = found[..., :-2], found[..., -2:-1], found[..., -1:]
+    def quotient(self, result: Tensor) -> Tensor:
+        """Divide numerator by the denominator d so that the result is continuous at d = 0; see `RFA`."""
+        numerator, denominator, energy = result[..., :-2], result[..., -2:-1], result[..., -1:]
         noise = (4 * energy / self.waves.shape[1]).clamp(min=torch.finfo(energy.dtype).tiny)
-        return over * under / torch.maximum(under.square(), noise)
+        return numerator * denominator / torch.maximum(denominator.square(), noise)
 
 
 class GatedRFAAverage(RFAAverage):
-    """The same with a gate, ``gate`` (C -> H), which reads the token.
+    """`RFAAverage` with a gate, ``gate`` (C -> H), computed from the token.
 
-    The mark of a key is its gate's logit. Where keys meet queries, it becomes the logarithm of its share
-    ``l_j = log(1 - g_j) - log g_j - ... - log g_1``, from the first available token of the episode: terms
-    that all keys of a query share cancel. l grows with time while its differences count, so it is
-    float64. It is stored as two numbers: its value, and a 0 that carries its gradient.
+    The extra feature of a key is the logit of its gate. `among` replaces it with the logarithm of the key's
+    weight, ``l_j = log(1 - g_j) - log g_j - ... - log g_1``, summed from the first available token of the
+    episode: terms that all keys of a query share cancel. l grows with time and only its differences matter,
+    so it is float64. It is stored as two numbers: its value, and a 0 that carries its gradient.
     """
 
     def __init__(self, spec: RFA, width: int, heads: int):
@@ -148,36 +154,35 @@ class GatedRFAAverage(RFAAverage):
         nn.init.constant_(self.gate.bias, spec.gate_bias)
 
     def key_marks(self, x: Tensor, linear: Linear = F.linear) -> Tensor:
-        """The logit of g for each token x (B, T, C): (B, H, T, 1)."""
+        """Return the logit of g for each token x (B, T, C): (B, H, T, 1)."""
         return linear(x, self.gate.weight, self.gate.bias).transpose(1, 2)[..., None]
 
     def fading(self, k: Tensor) -> Tensor:
-        """See `LinearAttention`: log g."""
+        """Return log g of each key."""
         return F.logsigmoid(k[..., -1].double())
 
     def among(self, k: Tensor, index: Index) -> Tensor:
-        """See `LinearAttention`: in place of its mark, a key gets the two parts of l."""
+        """Replace the gate logit of each key with the value and the gradient carrier of l."""
         log_weight = F.logsigmoid(-k[..., -1].double()) - cumulated(self.fading(k), index)
         value = log_weight.detach()
         return torch.cat([k[..., :-1], torch.stack([value, log_weight - value], dim=-1)], dim=-1)
 
     def heard(self, k: Tensor) -> Keys:
-        """See `LinearAttention`."""
         k, value, zero = k[..., :-2], k[..., -2], k[..., -1:]
         return Keys(self.asking(k) * zero.exp(), value.detach())
 
 
 def cumulated(x: Tensor, index: Index) -> Tensor:
-    """``y_i = sum of x_t`` over the tokens t up to i of i's episode, in the order of positions, (B, H, S).
+    """Return the sum of x_t over the tokens t up to i of the episode of i, by position, (B, H, S).
 
-    Episodes may be mixed, and slots in any order. Sums over 1, 2, 4, ... tokens are added and nothing is
-    subtracted, so that no rounding of one episode reaches another.
+    Episodes may be interleaved, and slots may be in any order. The sums over 1, 2, 4, ... tokens are added
+    and nothing is subtracted, so the rounding of one episode does not affect another.
     """
     order = ((index.episode << 32) + index.position).argsort(dim=1)
-    episode, places = index.episode.gather(1, order), order[:, None].expand_as(x)
-    x, span = x.gather(-1, places), 1
+    episode, sorted_slots = index.episode.gather(1, order), order[:, None].expand_as(x)
+    x, span = x.gather(-1, sorted_slots), 1
     while span < x.shape[-1]:
         same = (episode[:, span:] == episode[:, :-span])[:, None]
         x = x + F.pad(x[..., :-span].masked_fill(~same, 0.0), (span, 0))
         span *= 2
-    return torch.empty_like(x).scatter(-1, places, x)
+    return torch.empty_like(x).scatter(-1, sorted_slots, x)

@@ -1,4 +1,4 @@
-"""Routing attention: tokens see those of their cluster."""
+"""Routing attention: tokens attend to tokens of their cluster."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,36 +25,36 @@ class Routing(PairwiseKernel):
 
     ``o_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j`` over j in ``S_i = {j: c(k_j) = c(q_i), j <= i}``
 
-    in a causal transformer; in another, j may be any. A query whose cluster holds no key that it may see
-    gets 0.
+    in a causal transformer; in a bidirectional one without the condition ``j <= i``. The output of a query
+    without visible keys in its cluster is 0.
 
-    Centroids are a running k-means. Passes that are learned from note the sum of ``x / |x|`` over all
-    queries and keys of each cluster. The update that follows moves the centroids: ``decay mu + (1 - decay)
-    sum / |sum|``, brought back to length 1. A cluster that got nothing stays. Between updates all passes
-    see the same centroids, so acting equals learning. The loss gets ``commitment mean (x / |x| -
-    mu_c(x))^2`` for each layer, as often as it is passed, as in public code.
+    Centroids follow a running k-means. A training pass with gradient accumulates the sum of
+    ``x / |x|`` over all queries and keys of each cluster. The next update moves the centroids:
+    ``decay mu + (1 - decay) sum / |sum|``, normalized to length 1. A cluster without tokens does not move.
+    Between updates all passes use the same centroids, so acting equals learning. The loss gets
+    ``commitment mean (x / |x| - mu_c(x))^2``, once for each pass of each layer, as in public code.
 
-    That S_i is the paper's formula. What it computes are clusters of even size: each takes the w queries and
-    the w keys that are nearest to it. Then later tokens decide whom an earlier one sees; so it is for
-    ``causal=False`` and had with ``window``. A query in several clusters gets the mean of what it finds in
-    them, one in none gets 0.
+    The paper's formula defines this S_i, but the paper computes clusters of even size: each consists of the w
+    queries and the w keys that are nearest to its centroid. Later tokens then determine which keys an earlier
+    token sees. This form therefore requires ``causal=False``; ``window`` selects it. The output of a query in
+    several clusters is the mean of its outputs in them; that of a query in no cluster is 0.
 
-    Tokens are sorted by their clusters where pairs are many, the pattern is `Full`, positions add nothing to
-    scores and nothing is dropped out; otherwise all pairs are weighed.
+    Tokens are sorted by cluster if there are many pairs, the pattern is `Full`, positions add nothing to
+    scores and there is no dropout; otherwise all pairs are computed.
 
     Source: Roy et al. 2021, arXiv:2003.05997, section 4.1.
 
     Args:
-        clusters: n; the paper takes about sqrt(L) for L tokens.
-        window: w, queries and keys of each cluster; None for clusters as they are.
-        decay: of the centroids; 0.999 as in the paper.
-        commitment: weight of the distance to the centroids in the loss; 1e-4 as in public code, the paper has
-            none.
-        seed: of the first centroids, which are random directions: the same in all layers, others in each
-            head.
+        clusters: n; the paper uses about sqrt(L) for L tokens.
+        window: w, number of queries and of keys of each cluster; None for clusters of any size.
+        decay: decay of the centroids; 0.999 as in the paper.
+        commitment: coefficient of the distance to the centroids in the loss; 1e-4 as in public code, absent
+            in the paper.
+        seed: seed of the initial centroids, which are random directions: the same in all layers, different in
+            all heads.
 
     Raises:
-        TypeError: if clusters, window or seed is no whole number.
+        TypeError: if clusters, window or seed is not an integer.
         ValueError: if clusters or window is less than 1, decay is not in [0, 1), commitment is negative or
             not finite, or seed is less than 0.
     """
@@ -79,23 +79,21 @@ class Routing(PairwiseKernel):
             raise ValueError(f"Routing decay must be in [0, 1), got {self.decay}")
 
     def check(self, choices: Choices) -> None:
-        """See `Kernel`: even clusters look at the whole sequence."""
+        """Raise ValueError unless clusters of even size may be chosen from the whole sequence."""
         if self.window is not None:
             check_whole_sequence(self, "window", choices)
 
     @property
     def prices_tokens(self) -> bool:
-        """See `Kernel`."""
         return self.commitment > 0
 
     def build(self, width: int, heads: int) -> "RoutingAverage":
-        """See `Kernel`."""
         kind = RoutingAverage if self.window is None else BalancedRouting
         return kind(self, heads, width // heads)
 
 
 class RoutingAverage(BucketAverage):
-    """A `Routing` in one layer; ``centroids`` (H, n, D) have length 1."""
+    """Module of `Routing` in one layer; ``centroids`` (H, n, D) have length 1."""
 
     def __init__(self, spec: Routing, heads: int, size: int):
         super().__init__(rounds=1)
@@ -106,66 +104,69 @@ class RoutingAverage(BucketAverage):
         self.register_buffer("sums", torch.zeros_like(drawn), persistent=False)
         self.centroids: Tensor
         self.sums: Tensor
-        self._asked: tuple[Tensor, Tensor] | None = None
-        self._heard: tuple[Tensor, Tensor] | None = None
-        self._distances: list[Tensor] = []
+        self._query_clusters: tuple[Tensor, Tensor] | None = None
+        self._key_clusters: tuple[Tensor, Tensor] | None = None
+        self._commitment_losses: list[Tensor] = []
 
     def query_notes(self, q: Tensor) -> Tensor:
-        """The cluster of each query (B, H, T, D): (B, H, T, 1)."""
-        notes, clusters = self.read(q)
-        self._asked = (q, clusters) if self._learning else None
-        return notes
+        """Return the cluster of each query (B, H, T, D): (B, H, T, 1)."""
+        extras, clusters = self.read(q)
+        self._query_clusters = (q, clusters) if self._learning else None
+        return extras
 
     def key_notes(self, k: Tensor) -> Tensor:
-        """The cluster of each key, as `query_notes`."""
-        notes, clusters = self.read(k)
-        self._heard = (k, clusters) if self._learning else None
-        return notes
+        """Return the cluster of each key; see `query_notes`."""
+        extras, clusters = self.read(k)
+        self._key_clusters = (k, clusters) if self._learning else None
+        return extras
 
     def read(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What is noted of queries or keys (B, H, T, D), and their clusters (B, H, T) int64."""
+        """Return the extra features of queries or keys (B, H, T, D), and their clusters (B, H, T) int64."""
         clusters = self.clusters(x)
         return clusters[..., None].to(x.dtype), clusters
 
     @torch.no_grad()
     def clusters(self, x: Tensor) -> Tensor:
-        """c(x) of x (B, H, T, D), whatever its length: (B, H, T) int64."""
+        """Return c(x) of x (B, H, T, D), for vectors of any length: (B, H, T) int64."""
         return self.similarity(x).argmax(-1)
 
     def similarity(self, x: Tensor) -> Tensor:
-        """``mu_c . x`` of x (B, H, T, D): (B, H, T, n)."""
+        """Return ``mu_c . x`` of x (B, H, T, D): (B, H, T, n)."""
         wide = torch.promote_types(x.dtype, torch.float32)
         return x.to(wide) @ self.centroids.to(wide).transpose(1, 2)
 
-    def counts(self, of_queries: Tensor, of_keys: Tensor, relation: Relation) -> Tensor:
-        """See `BucketAverage`."""
-        return shared_rounds(of_queries, of_keys) * relation.allowed_by_head
+    def counts(self, query_buckets: Tensor, key_buckets: Tensor, relation: Relation) -> Tensor:
+        return shared_rounds(query_buckets, key_buckets) * relation.allowed_by_head
 
     def meets(self, relation: Relation) -> Meets:
-        """All, or those that are not ahead."""
-        return torch.ge if relation.causal else _all_meet
+        """Return the comparison: all tokens, or all but later ones in a causal transformer."""
+        return torch.ge if relation.causal else _all_pairs
 
     def meet(self, q: Tensor, k: Tensor, relation: Relation) -> tuple[Tensor, Tensor]:
-        """Note what clusters get in a pass that is to be learned from."""
-        if self._asked is not None and self._heard is not None:
-            both = ((*self._asked, relation.query), (*self._heard, relation.key))
-            found = [self._note(x, clusters, index.episode != EMPTY) for x, clusters, index in both]
-            error, number = (torch.stack(parts).sum() for parts in zip(*found, strict=True))
+        """Accumulate cluster sums and the commitment loss in a training pass with gradient."""
+        if self._query_clusters is not None and self._key_clusters is not None:
+            both = ((*self._query_clusters, relation.query), (*self._key_clusters, relation.key))
+            terms = [self._accumulate(x, clusters, index.episode != EMPTY) for x, clusters, index in both]
+            error, number = (torch.stack(parts).sum() for parts in zip(*terms, strict=True))
             if self.spec.prices_tokens:
-                self._distances.append(error / number.clamp(min=1))
-        self._asked = self._heard = None
+                self._commitment_losses.append(error / number.clamp(min=1))
+        self._query_clusters = self._key_clusters = None
         return q, k
 
-    def _note(self, x: Tensor, clusters: Tensor, filled: Tensor) -> tuple[Tensor, Tensor]:
-        """Add x (B, H, T, D), brought to length 1, to the sums of its clusters (B, H, T) where ``filled``
-        (B, T).
+    def _accumulate(self, x: Tensor, clusters: Tensor, filled: Tensor) -> tuple[Tensor, Tensor]:
+        """Add x (B, H, T, D), normalized to length 1, to the sums of its clusters.
+
+        Args:
+            x: queries or keys (B, H, T, D).
+            clusters: their clusters (B, H, T).
+            filled: tokens, as opposed to empty slots, (B, T) bool.
 
         Returns:
-            The sum of ``(x / |x| - mu)^2``, and how many numbers that is over.
+            The sum of ``(x / |x| - mu)^2``, and the number of its terms.
         """
-        heads, many, size = self.centroids.shape
+        heads, count, size = self.centroids.shape
         x = torch.where(filled[:, None, :, None], F.normalize(x, dim=-1), 0.0)
-        rows = (clusters + many * torch.arange(heads, device=x.device)[:, None]).flatten()
+        rows = (clusters + count * torch.arange(heads, device=x.device)[:, None]).flatten()
         self.sums.view(-1, size).index_add_(0, rows, x.detach().flatten(0, 2).to(self.sums.dtype))
         nearest = F.embedding(rows, self.centroids.flatten(0, 1)).view_as(x)
         errors = torch.where(filled[:, None, :, None], x - nearest, 0.0).square()
@@ -176,126 +177,132 @@ class RoutingAverage(BucketAverage):
         return self.training and torch.is_grad_enabled()
 
     def begin_pass(self) -> None:
-        """See `LayerKernel`."""
-        self._distances = []
+        self._commitment_losses = []
 
     def penalty(self) -> Tensor | None:
-        """See `LayerKernel`. Asked again without a new pass, there is none."""
-        distances, self._distances = self._distances, []
+        """Return the commitment loss of the passes since the last call; None if there is none."""
+        distances, self._commitment_losses = self._commitment_losses, []
         return self.spec.commitment * torch.stack(distances).sum() if distances else None
 
     @torch.no_grad()
     def after_update(self) -> None:
-        """Move the centroids to what their clusters got since the last update."""
-        decay, got = self.spec.decay, self.sums.norm(dim=-1, keepdim=True) > 0
+        """Move the centroids towards the tokens that their clusters got since the last update."""
+        decay, nonempty = self.spec.decay, self.sums.norm(dim=-1, keepdim=True) > 0
         moved = decay * self.centroids + (1 - decay) * F.normalize(self.sums, dim=-1)
-        self.centroids.copy_(torch.where(got, F.normalize(moved, dim=-1), self.centroids))
+        self.centroids.copy_(torch.where(nonempty, F.normalize(moved, dim=-1), self.centroids))
         self.sums.zero_()
 
     def skip_update(self) -> None:
-        """See `LayerKernel`."""
         self.sums.zero_()
 
 
-def _all_meet(query: Tensor, key: Tensor) -> Tensor:
-    """True for each pair of tokens."""
+def _all_pairs(query: Tensor, key: Tensor) -> Tensor:
+    """Return True for each pair of tokens."""
     return (query >= 0) & (key >= 0)
 
 
 class BalancedRouting(RoutingAverage):
-    """A `Routing` with a ``window`` in one layer: time and memory grow with its clusters, n w^2 pairs."""
+    """Module of `Routing` with ``window`` in one layer: time and memory grow with n w^2 pairs."""
 
     def __init__(self, spec: Routing, heads: int, size: int):
         super().__init__(spec, heads, size)
         self.rounds = spec.clusters
 
     def read(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """How near queries or keys (B, H, T, D) are to each centroid, (B, H, T, n), and to which most."""
-        near = self.similarity(F.normalize(x.detach(), dim=-1))
-        return near.to(x.dtype), near.argmax(-1)
+        """Return the similarities of queries or keys to the centroids, (B, H, T, n), and their clusters."""
+        similarity = self.similarity(F.normalize(x.detach(), dim=-1))
+        return similarity.to(x.dtype), similarity.argmax(-1)
 
     def shares(self, relation: Relation) -> None:
-        """None: clusters pick from whole rows."""
+        """Return None: clusters are chosen from whole rows."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: Relation, dropout: float
     ) -> Tensor:
-        """See `LayerKernel`."""
-        asking, heard, weights = self._by_cluster(q, k, bias, relation, dropout)
-        found = weights @ _at(v, heard)
-        slots = asking.flatten(2)[..., None].expand(-1, -1, -1, v.shape[-1])
-        return v.new_zeros(*q.shape[:3], v.shape[-1]).scatter_add(2, slots, found.flatten(2, 3))
+        query_slots, key_slots, weights = self._by_cluster(q, k, bias, relation, dropout)
+        outputs = weights @ _gather(v, key_slots)
+        slots = query_slots.flatten(2)[..., None].expand(-1, -1, -1, v.shape[-1])
+        return v.new_zeros(*q.shape[:3], v.shape[-1]).scatter_add(2, slots, outputs.flatten(2, 3))
 
     def weights(
         self, q: Tensor, k: Tensor, bias: Tensor | None, relation: Relation, dropout: float
     ) -> Tensor:
-        """See `LayerPairwise`."""
-        asking, heard, weights = self._by_cluster(q, k, bias, relation, dropout)
-        pairs = asking[..., :, None] * k.shape[2] + heard[..., None, :]
-        every = weights.new_zeros(*q.shape[:2], q.shape[2] * k.shape[2])
-        return every.scatter_add(2, pairs.flatten(2), weights.flatten(2)).unflatten(2, (q.shape[2], -1))
+        query_slots, key_slots, weights = self._by_cluster(q, k, bias, relation, dropout)
+        pairs = query_slots[..., :, None] * k.shape[2] + key_slots[..., None, :]
+        all_weights = weights.new_zeros(*q.shape[:2], q.shape[2] * k.shape[2])
+        return all_weights.scatter_add(2, pairs.flatten(2), weights.flatten(2)).unflatten(2, (q.shape[2], -1))
 
     def _by_cluster(
         self, q: Tensor, k: Tensor, bias: Tensor | None, relation: Relation, dropout: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What each cluster picked and does.
+        """Choose the tokens of each cluster and compute their weights.
 
         Returns:
-            The slots of its queries (B, H, n, W) and of its keys (B, H, n, V), and what a query takes of each
-            key in the mean over its clusters, (B, H, n, W, V): 0 where it does not look.
+            The slots of the queries (B, H, n, W) and of the keys (B, H, n, V) of each cluster, and the weight
+            of each key in the mean over the query's clusters, (B, H, n, W, V): 0 for masked pairs.
         """
         if relation.asking is not None:
-            raise ValueError(f"{self.spec} picks among all queries of a pass, and only some are asked for")
-        (q, near), (k, close) = self.split(q), self.split(k)
-        asking, of_queries = self._picked(near, relation.query)
-        heard, of_keys = self._picked(close, relation.key)
-        meet = of_queries[..., :, None] == of_keys[..., None, :]
-        meet &= (of_queries != EMPTY)[..., None]
-        scores = _at(q * q.shape[-1] ** -0.5, asking) @ _at(k, heard).transpose(-1, -2)
+            raise ValueError(
+                f"{self.spec} requires the outputs of all queries of a pass, got a selection of queries"
+            )
+        (q, q_similarity), (k, k_similarity) = self.split(q), self.split(k)
+        query_slots, query_episodes = self._nearest_tokens(q_similarity, relation.query)
+        key_slots, key_episodes = self._nearest_tokens(k_similarity, relation.key)
+        allowed = query_episodes[..., :, None] == key_episodes[..., None, :]
+        allowed &= (query_episodes != EMPTY)[..., None]
+        scores = _gather(q * q.shape[-1] ** -0.5, query_slots) @ _gather(k, key_slots).transpose(-1, -2)
         if bias is not None:
-            scores = scores + _pairs_at(bias.expand(*q.shape[:3], k.shape[2]), asking, heard)
-        blind = ~meet.any(-1, keepdim=True)
-        weights = scores.masked_fill(~meet & ~blind, -torch.inf).softmax(-1).masked_fill(blind, 0.0)
-        share = _share(asking, ~blind[..., 0], q.shape[2], q.dtype)
-        return asking, heard, drop_some(weights * share[..., None], dropout)
+            scores = scores + _gather_pairs(bias.expand(*q.shape[:3], k.shape[2]), query_slots, key_slots)
+        fully_masked = ~allowed.any(-1, keepdim=True)
+        weights = (
+            scores.masked_fill(~allowed & ~fully_masked, -torch.inf)
+            .softmax(-1)
+            .masked_fill(fully_masked, 0.0)
+        )
+        cluster_weight = _cluster_weight(query_slots, ~fully_masked[..., 0], q.shape[2], q.dtype)
+        return query_slots, key_slots, drop_some(weights * cluster_weight[..., None], dropout)
 
-    def _picked(self, near: Tensor, index: Index) -> tuple[Tensor, Tensor]:
-        """The w tokens of each episode that are nearest to each centroid, ``near`` (B, H, T, n).
+    def _nearest_tokens(self, similarity: Tensor, index: Index) -> tuple[Tensor, Tensor]:
+        """Select the w tokens of each episode that are nearest to each centroid, by similarity (B, H, T, n).
 
         Returns:
             Their slots (B, H, n, W) and their episodes; `EMPTY` for padding.
         """
-        window, episode = self.spec.window, index.episode[:, None, :, None].expand_as(near)
+        window, episode = self.spec.window, index.episode[:, None, :, None].expand_as(similarity)
         assert window is not None
-        nearest = near.argsort(dim=2, descending=True, stable=True)
+        nearest = similarity.argsort(dim=2, descending=True, stable=True)
         order = episode.gather(2, nearest).argsort(dim=2, stable=True)
         slots = nearest.gather(2, order)
         sorted_episodes = index.episode.sort(dim=1).values
         start = torch.searchsorted(sorted_episodes, sorted_episodes)
-        number = torch.arange(near.shape[2], device=near.device) - start
+        number = torch.arange(similarity.shape[2], device=similarity.device) - start
         picked = (number < window) & (sorted_episodes != EMPTY)
-        most = max(1, int(picked.sum(1).max()))
-        first = picked.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
+        size = max(1, int(picked.sum(1).max()))
+        first = picked.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :size]
         episodes = torch.where(picked, sorted_episodes, EMPTY).gather(1, first)
-        slots = slots.gather(2, first[:, None, :, None].expand(-1, near.shape[1], -1, near.shape[3]))
-        return slots.transpose(2, 3), episodes[:, None, None].expand(-1, near.shape[1], near.shape[3], -1)
+        slots = slots.gather(
+            2, first[:, None, :, None].expand(-1, similarity.shape[1], -1, similarity.shape[3])
+        )
+        return slots.transpose(2, 3), episodes[:, None, None].expand(
+            -1, similarity.shape[1], similarity.shape[3], -1
+        )
 
 
-def _at(x: Tensor, slots: Tensor) -> Tensor:
-    """x (B, H, T, D) at slots (B, H, n, W): (B, H, n, W, D)."""
+def _gather(x: Tensor, slots: Tensor) -> Tensor:
+    """Gather x (B, H, T, D) at slots (B, H, n, W): (B, H, n, W, D)."""
     chosen = slots.flatten(2)[..., None].expand(-1, -1, -1, x.shape[-1])
     return x.gather(2, chosen).unflatten(2, slots.shape[2:])
 
 
-def _pairs_at(x: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """x (B, H, Tq, Tk) at slots (B, H, n, W) and (B, H, n, V): (B, H, n, W, V)."""
+def _gather_pairs(x: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Gather x (B, H, Tq, Tk) at slots (B, H, n, W) and (B, H, n, V): (B, H, n, W, V)."""
     pairs = queries[..., :, None] * x.shape[-1] + keys[..., None, :]
     return x.flatten(2).gather(2, pairs.flatten(2)).view_as(pairs)
 
 
-def _share(slots: Tensor, seeing: Tensor, queries: int, dtype: torch.dtype) -> Tensor:
-    """One over the number of clusters that a query sees something in, for queries at slots (B, H, n, W)."""
+def _cluster_weight(slots: Tensor, has_keys: Tensor, queries: int, dtype: torch.dtype) -> Tensor:
+    """Return 1 / number of clusters in which the query sees a key, for queries at slots (B, H, n, W)."""
     flat = slots.flatten(2)
-    times = torch.zeros(*flat.shape[:2], queries, dtype=dtype, device=flat.device)
-    times = times.scatter_add(2, flat, seeing.flatten(2).to(dtype))
-    return times.clamp(min=1).reciprocal().gather(2, flat).view(slots.shape)
+    counts = torch.zeros(*flat.shape[:2], queries, dtype=dtype, device=flat.device)
+    counts = counts.scatter_add(2, flat, has_keys.flatten(2).to(dtype))
+    return counts.clamp(min=1).reciprocal().gather(2, flat).view(slots.shape)

@@ -18,11 +18,11 @@ from rlxf.attention.relation import Relation
 class Softmax(PairwiseKernel):
     r"""``o_i = sum_j softmax_j(q_i . k_j / sqrt(D) + b_ij) v_j``.
 
-    With ``softmax1``, a token may attend to nothing: ``exp(s_j) / (1 + sum_k exp(s_k))``, which is
-    softmax beside one more key whose score and value are 0.
+    With ``softmax1``, a token may attend to nothing: ``exp(s_j) / (1 + sum_k exp(s_k))``. This equals softmax
+    with one additional key whose score and value are 0.
 
-    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1; softmax1: Miller 2023,
-    "Attention is off by one".
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1; softmax1: Miller 2023, "Attention is off by
+    one".
 
     Args:
         softmax1: add 1 to the denominator.
@@ -40,12 +40,11 @@ class Softmax(PairwiseKernel):
         check_flag("Softmax softmax1", self.softmax1)
 
     def build(self, width: int, heads: int) -> "SoftmaxAverage":
-        """See `Kernel`."""
         return SoftmaxAverage(self.softmax1)
 
 
 class SoftmaxAverage(LayerPairwise):
-    """A `Softmax` in one layer; it has no parameters."""
+    """Module of `Softmax` in one layer; it has no parameters."""
 
     def __init__(self, softmax1: bool = False):
         super().__init__()
@@ -54,7 +53,6 @@ class SoftmaxAverage(LayerPairwise):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: Relation, dropout: float
     ) -> Tensor:
-        """See `LayerKernel`."""
         if bias is None and not self.softmax1 and not dropout:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=relation.mask)
         weights = self.weights(q, k, bias, relation, dropout)
@@ -63,7 +61,6 @@ class SoftmaxAverage(LayerPairwise):
     def weights(
         self, q: Tensor, k: Tensor, bias: Tensor | None, relation: Relation, dropout: float
     ) -> Tensor:
-        """See `LayerPairwise`."""
         bias = torch.zeros_like(relation.mask) if bias is None else bias
         scores: Tensor = _Scores.apply(  # type: ignore[no-untyped-call]
             q, k, bias.expand(*q.shape[:3], k.shape[2]), relation.mask
@@ -71,21 +68,21 @@ class SoftmaxAverage(LayerPairwise):
         return drop_some(self._normalized(scores), dropout)
 
     def _normalized(self, scores: Tensor) -> Tensor:
-        """Scores (..., Tk) -> weights (..., Tk)."""
+        """Normalize scores (..., Tk) to weights (..., Tk)."""
         if not self.softmax1:
             return scores.softmax(dim=-1)
         return F.pad(scores, (0, 1)).softmax(dim=-1)[..., :-1]
 
 
 def averaged(weights: Tensor, v: Tensor) -> Tensor:
-    """Weights (B, H, Tq, Tk) times values (B, H, Tk, V): (B, H, Tq, V)."""
+    """Multiply weights (B, H, Tq, Tk) by values (B, H, Tk, V): (B, H, Tq, V)."""
     return torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).unflatten(0, weights.shape[:2])
 
 
 class _Scores(torch.autograd.Function):
     """``q_i . k_j / sqrt(D) + b_ij + m_ij`` in one buffer, (B, H, Tq, Tk).
 
-    torch would compute the gradient of k as ``q^T ds`` and transpose it: slow where heads are narrow.
+    torch computes the gradient of k as ``q^T ds`` and transposes it, which is slow for narrow heads.
     """
 
     @staticmethod
@@ -99,9 +96,9 @@ class _Scores(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_scores: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         rows, columns = ctx.saved_tensors
-        flat = gradient.flatten(0, 1)
-        of_q = torch.bmm(flat, columns).mul_(ctx.scale).view(ctx.shapes[0])
-        of_k = torch.bmm(flat.transpose(1, 2), rows).mul_(ctx.scale).view(ctx.shapes[1])
-        return of_q, of_k, gradient, None
+        grad = grad_scores.flatten(0, 1)
+        grad_q = torch.bmm(grad, columns).mul_(ctx.scale).view(ctx.shapes[0])
+        grad_k = torch.bmm(grad.transpose(1, 2), rows).mul_(ctx.scale).view(ctx.shapes[1])
+        return grad_q, grad_k, grad_scores, None

@@ -1,4 +1,4 @@
-"""Softmax attention in which weights fade with the distance: what the two kinds of spans share."""
+"""Base of softmax attention with soft span masks, `AdaptiveSpan` and `DynamicSpan`."""
 
 from abc import abstractmethod
 from typing import Protocol
@@ -12,7 +12,7 @@ from rlxf.attention.relation import Relation
 
 
 class Span(Protocol):
-    """The settings of a span; see `AdaptiveSpan` and `DynamicSpan`."""
+    """Options of a span; see `AdaptiveSpan` and `DynamicSpan`."""
 
     @property
     def limit(self) -> int: ...
@@ -28,7 +28,7 @@ class Span(Protocol):
 
 
 def check_span(span: Span) -> None:
-    """Raise TypeError or ValueError unless a span's settings are in range."""
+    """Raise TypeError or ValueError unless the options of a span are in range."""
     name = type(span).__name__
     check_whole(f"{name} limit", span.limit)
     check_whole(f"{name} ramp", span.ramp)
@@ -40,8 +40,8 @@ def check_span(span: Span) -> None:
 class SpanAverage(SoftmaxAverage):
     """``a_ij = m(i - j) exp(s_ij) / sum_k m(i - k) exp(s_ik)``, ``m(x) = min(max((R + z - x) / R, 0), 1)``.
 
-    ``log m`` is added to the scores; where m is 0 a key is hidden, as by a mask. Without ``include_self``
-    the token itself is hidden as well.
+    ``log m`` is added to the scores; a key with m = 0 is masked. Without ``include_self`` the token itself is
+    masked as well.
     """
 
     def __init__(self, spec: Span):
@@ -50,23 +50,22 @@ class SpanAverage(SoftmaxAverage):
 
     @abstractmethod
     def split(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """q (B, H, Tq, D) without marks, and z in tokens, (B or 1, H, Tq or 1, 1)."""
+        """Split q (B, H, Tq, D + E) into queries and z in tokens, (B or 1, H, Tq or 1, 1)."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: Relation, dropout: float
     ) -> Tensor:
-        """See `LayerKernel`."""
         return averaged(self.weights(q, k, bias, relation, dropout), v)
 
     def weights(
         self, q: Tensor, k: Tensor, bias: Tensor | None, relation: Relation, dropout: float
     ) -> Tensor:
-        """See `LayerPairwise`. A query whose span ends before the first key it may see gets nothing."""
+        """Return the weights; those of a query without a visible key within its span are 0."""
         q, z = self.split(q)
         ramp = self.spec.ramp
         m = ((ramp + z - relation.distance.abs()[:, None]) / ramp).clamp(0, 1)
         within = m > 0 if self.spec.include_self else (m > 0) & (relation.distance != 0)[:, None]
-        blind = ~(within & relation.allowed_by_head).any(-1, keepdim=True)
-        fading = torch.where(within, m, 1.0).log().masked_fill(~within & ~blind, -torch.inf)
-        bias = fading if bias is None else bias + fading
-        return super().weights(q, k, bias, relation, dropout).masked_fill(blind, 0.0)
+        fully_masked = ~(within & relation.allowed_by_head).any(-1, keepdim=True)
+        log_m = torch.where(within, m, 1.0).log().masked_fill(~within & ~fully_masked, -torch.inf)
+        bias = log_m if bias is None else bias + log_m
+        return super().weights(q, k, bias, relation, dropout).masked_fill(fully_masked, 0.0)

@@ -1,1 +1,1 @@
-"""Which tokens may a query see?"""
+"""Attention patterns: which keys a query may see."""

@@ -1,4 +1,4 @@
-"""What every pattern offers, and how patterns join."""
+"""Base classes of attention patterns, and their intersections and unions."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ UNLIMITED = 2**62
 """Reach of a pattern without a bound."""
 
 GROUP = 64
-"""Queries that are read together, unless the pattern says otherwise: enough to fill a matrix product."""
+"""Default number of queries in a group; enough to use matrix products efficiently."""
 
 
 class Pattern(Technique, ABC):
-    """A rule on positions: which keys may a query see?
+    """Attention pattern: a rule on positions that decides which keys a query may see.
 
-    Whether keys ahead of the query are hidden is the transformer's business (``causal``), and
-    so are episodes and empty slots. A pattern has no parameters, and what it draws at random it
-    draws from a seed and from positions alone: acting and learning see the same.
+    The transformer itself hides later keys (``causal``), other episodes and empty slots. A pattern has no
+    parameters. Random patterns are drawn from a seed and from positions only, so acting and learning use the
+    same pattern.
 
-    `allows` and `reach` say all. The others make a pattern different by layer or head, or let it be
-    executed faster than by asking for every pair.
+    `allows` and `reach` define the pattern. The other methods make it differ by layer or head, or allow a
+    faster implementation than a test of every pair.
     """
 
     @property
@@ -36,38 +36,43 @@ class Pattern(Technique, ABC):
 
     @abstractmethod
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether query position i may see key position j; the two broadcast.
+        """Return whether query position i may see key position j; the two broadcast.
 
-        Of patterns that differ by layer or head, the rules are those of `for_layer` and `for_heads`.
+        If the pattern differs by layer or head, the actual rules are those of `for_layer` and `for_heads`.
         """
 
     @property
     def period(self) -> int | None:
-        """Moved by so many tokens, i and j together, all is as before: 1 where distances alone count.
+        """Number of tokens by which i and j can be shifted together without effect; None if unknown.
 
-        What is arranged for one stretch of an episode then serves others. None, as by default, says nothing.
+        It is 1 if only distances count. A layout computed for one part of an episode is reused for others
+        that are shifted by a multiple of the period.
         """
         return None
 
     def for_layer(self, layer: int) -> "Pattern":
-        """The pattern of layer 0, 1, ...: by default the same in all."""
+        """Return the pattern of layer 0, 1, ...; by default the same in all layers."""
         return self
 
     def for_heads(self, heads: int) -> tuple["Pattern", ...]:
-        """One pattern for all heads, as by default, or one for each of them."""
+        """Return one pattern for all heads (the default), or one for each head."""
         return (self,)
 
     def group(self, i: Tensor) -> Tensor:
-        """A number for each query position (N,): those of one number are read together.
+        """Return the group number of each query position (N,); keys are gathered once for a group.
 
-        Fast where they see about the same keys and are not many more than `GROUP`.
+        This is fast if the queries of a group see about the same keys and are not many more than `GROUP`.
         """
         return i.div(GROUP, rounding_mode="floor")
 
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        """The positions ``among`` (N,), ascending, that some query position i (G,) may see, and maybe more.
+        """Return the positions ``among`` that some query of a group may see, or a superset of them.
 
-        By default the rule is asked for each pair.
+        By default the rule is evaluated for each pair.
+
+        Args:
+            i: query positions of a group, (G,).
+            among: key positions, (N,), ascending.
         """
         return among[self.allows(i[:, None], among).expand(len(i), len(among)).any(0)]
 
@@ -79,12 +84,12 @@ class Pattern(Technique, ABC):
 
 
 @dataclass(frozen=True)
-class _Joined(Pattern):
-    """Two patterns; each may differ by layer and head.
+class _Combined(Pattern):
+    """Combination of two patterns; each may differ by layer and head.
 
     Raises:
-        TypeError: if one of them is no pattern.
-        ValueError: if one has projections of its own for global tokens: they belong to a whole layer.
+        TypeError: if an operand is not a pattern.
+        ValueError: if an operand has separate projections for global tokens, which apply to a whole layer.
     """
 
     paper: ClassVar[str] = ""
@@ -92,96 +97,91 @@ class _Joined(Pattern):
     second: Pattern
 
     def __post_init__(self) -> None:
-        for one in (self.first, self.second):
-            if not isinstance(one, Pattern):
-                raise TypeError(f"only patterns can be joined to a pattern, got {one!r}")
-            if isinstance(one, GlobalTokens):
+        for pattern in (self.first, self.second):
+            if not isinstance(pattern, Pattern):
+                raise TypeError(f"a pattern can only be combined with another pattern, got {pattern!r}")
+            if isinstance(pattern, GlobalTokens):
                 raise ValueError(
-                    f"{one} has projections for its global tokens and cannot be joined to a pattern"
+                    f"{pattern} has separate projections for global tokens and cannot be combined with "
+                    f"another pattern"
                 )
 
     @property
     def period(self) -> int | None:
-        """The least that is one of both."""
+        """Least common multiple of both periods."""
         first, second = self.first.period, self.second.period
         return None if first is None or second is None else lcm(first, second)
 
     def for_layer(self, layer: int) -> Pattern:
-        """See `Pattern`."""
         return type(self)(self.first.for_layer(layer), self.second.for_layer(layer))
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        """See `Pattern`."""
         first, second = self.first.for_heads(heads), self.second.for_heads(heads)
         number = max(len(first), len(second))
         pairs = zip(spread(first, number), spread(second, number), strict=True)
         return tuple(type(self)(*pair) for pair in pairs)
 
     def group(self, i: Tensor) -> Tensor:
-        """That of the first."""
+        """Return the groups of the first pattern."""
         return self.first.group(i)
 
 
 def spread(patterns: tuple[Pattern, ...], number: int) -> tuple[Pattern, ...]:
-    """As many patterns: one for all is repeated."""
+    """Repeat a pattern for all heads until there are ``number`` patterns."""
     return patterns * (number // len(patterns))
 
 
 @dataclass(frozen=True)
-class Both(_Joined):
-    """``first & second``: a key is visible if both patterns let it be."""
+class Both(_Combined):
+    """Intersection ``first & second``: a key is visible if both patterns allow it."""
 
     @property
     def reach(self) -> int:
-        """The smaller one."""
+        """The smaller of both reaches."""
         return min(self.first.reach, self.second.reach)
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """first(i, j) and second(i, j)."""
+        """Return first(i, j) and second(i, j)."""
         return self.first.allows(i, j) & self.second.allows(i, j)
 
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        """See `Pattern`."""
         return self.second.keys(i, self.first.keys(i, among))
 
 
 @dataclass(frozen=True)
-class Either(_Joined):
-    """``first | second``: a key is visible if one of the patterns lets it be."""
+class Either(_Combined):
+    """Union ``first | second``: a key is visible if one of the patterns allows it."""
 
     @property
     def reach(self) -> int:
-        """The larger one."""
+        """The larger of both reaches."""
         return max(self.first.reach, self.second.reach)
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """first(i, j) or second(i, j)."""
+        """Return first(i, j) or second(i, j)."""
         return self.first.allows(i, j) | self.second.allows(i, j)
 
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        """See `Pattern`."""
         return torch.cat([self.first.keys(i, among), self.second.keys(i, among)]).unique()
 
 
 class BlockPattern(Pattern):
-    """A rule on blocks of ``block`` positions: it is asked for pairs of blocks alone."""
+    """Rule on blocks of ``block`` positions, evaluated for pairs of blocks."""
 
     block: int
 
     @abstractmethod
     def meets(self, a: Tensor, b: Tensor) -> Tensor:
-        """Whether queries of block a may see keys of block b; the two broadcast."""
+        """Return whether queries of block a may see keys of block b; the two broadcast."""
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether the blocks meet."""
         return self.meets(*(x.div(self.block, rounding_mode="floor") for x in (i, j)))
 
     def group(self, i: Tensor) -> Tensor:
-        """Blocks, cut if they are large."""
+        """Return the block of each position, with large blocks divided into groups."""
         return i.div(self.block, rounding_mode="floor") * self.block + i % self.block // GROUP
 
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        """See `Pattern`."""
         a, blocks = (x.div(self.block, rounding_mode="floor") for x in (i, among))
         a = a.unique_consecutive()
         b, block = blocks.unique_consecutive(return_inverse=True)
@@ -189,9 +189,10 @@ class BlockPattern(Pattern):
 
 
 class GlobalTokens(Pattern):
-    """The first ``global_tokens`` positions see all, are seen by all, and have projections of their own.
+    """Pattern with global tokens: the first ``global_tokens`` positions see all and are seen by all.
 
-    With ``farthest``, no token sees one farther away than that: as an agent with a memory of that length.
+    Global tokens have separate projections. With ``farthest``, no token sees one farther away: as for an
+    agent with a memory of that length.
     """
 
     global_tokens: int
@@ -200,7 +201,7 @@ class GlobalTokens(Pattern):
     @property
     @abstractmethod
     def local(self) -> Pattern:
-        """What tokens see of others that are not global."""
+        """Pattern of the tokens that are not global among themselves."""
 
     @property
     def far(self) -> int:
@@ -209,29 +210,28 @@ class GlobalTokens(Pattern):
 
     @property
     def reach(self) -> int:
-        """`far`."""
+        """Equal to `far`."""
         return self.far
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """i or j is global and the other not too far, or `local` allows it."""
+        """Return whether i or j is global and their distance is at most `far`, or `local` allows the pair."""
         either = (i < self.global_tokens) | (j < self.global_tokens)
         return (either & ((i - j).abs() <= self.far)) | self.local.allows(i, j)
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        """See `Pattern`."""
         others, globals_ = self.sides
-        return tuple(Either(one, globals_) for one in others.for_heads(heads))
+        return tuple(Either(pattern, globals_) for pattern in others.for_heads(heads))
 
     @property
     def sides(self) -> tuple[Pattern, Pattern]:
-        """The rule of the other tokens, and that of the global ones."""
+        """Rule of the tokens that are not global, and rule of the global tokens."""
         others = OthersLook(self.global_tokens, self.far, self.local)
         return others, GlobalsLook(self.global_tokens, self.far)
 
 
 @dataclass(frozen=True)
 class OthersLook(Pattern):
-    """What tokens that are not global may see: global ones, unless they are too far, and what is local."""
+    """Keys visible to tokens that are not global: global tokens within distance ``far``, and local ones."""
 
     global_tokens: int
     far: int
@@ -239,57 +239,54 @@ class OthersLook(Pattern):
 
     @property
     def reach(self) -> int:
-        """The larger one of both."""
+        """The larger of ``far`` and the local reach."""
         return max(self.far, self.local.reach)
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """See `Pattern`."""
-        known = (j < self.global_tokens) & ((i - j).abs() <= self.far)
-        return (i >= self.global_tokens) & (known | self.local.allows(i, j))
+        is_global = (j < self.global_tokens) & ((i - j).abs() <= self.far)
+        return (i >= self.global_tokens) & (is_global | self.local.allows(i, j))
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        """See `Pattern`."""
-        return tuple(OthersLook(self.global_tokens, self.far, one) for one in self.local.for_heads(heads))
+        return tuple(
+            OthersLook(self.global_tokens, self.far, pattern) for pattern in self.local.for_heads(heads)
+        )
 
     def group(self, i: Tensor) -> Tensor:
-        """Global tokens, which see nothing here, by themselves."""
+        """Return local groups; global tokens, which see nothing here, form a group of their own."""
         return torch.where(i < self.global_tokens, -1, self.local.group(i))
 
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        """See `Pattern`."""
-        asking = i[i >= self.global_tokens]
-        if not len(asking):
+        queries = i[i >= self.global_tokens]
+        if not len(queries):
             return among[:0]
-        first = between(max(0, int(asking.min()) - self.far), self.global_tokens - 1, among)
-        return torch.cat([first, self.local.keys(asking, among)]).unique()
+        first = between(max(0, int(queries.min()) - self.far), self.global_tokens - 1, among)
+        return torch.cat([first, self.local.keys(queries, among)]).unique()
 
 
 @dataclass(frozen=True)
 class GlobalsLook(Pattern):
-    """What global tokens may see: all that is not too far."""
+    """Keys visible to global tokens: all within distance ``far``."""
 
     global_tokens: int
     far: int
 
     @property
     def reach(self) -> int:
-        """How far that is."""
+        """Equal to ``far``."""
         return self.far
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """See `Pattern`."""
         return (i < self.global_tokens) & ((i - j).abs() <= self.far)
 
     def group(self, i: Tensor) -> Tensor:
-        """Global tokens together, apart from the others, which see nothing here."""
+        """Return groups of global tokens; the other tokens, which see nothing here, form one group."""
         return torch.where(i < self.global_tokens, super().group(i), -1)
 
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        """See `Pattern`."""
-        asking = i[i < self.global_tokens]
+        queries = i[i < self.global_tokens]
         return (
-            between(int(asking.min()) - self.far, int(asking.max()) + self.far, among)
-            if len(asking)
+            between(int(queries.min()) - self.far, int(queries.max()) + self.far, among)
+            if len(queries)
             else among[:0]
         )
 
@@ -303,7 +300,7 @@ def check_global_tokens(pattern: GlobalTokens) -> None:
 
 
 def between(first: int, last: int, among: Tensor) -> Tensor:
-    """Those of the ascending positions ``among`` that lie in [first, last]."""
-    ends = [max(first, -UNLIMITED), min(last + 1, UNLIMITED)]  # an int64 holds no more
+    """Return the positions in [first, last] of the ascending positions ``among``."""
+    ends = [max(first, -UNLIMITED), min(last + 1, UNLIMITED)]  # range of int64
     start, end = torch.searchsorted(among, torch.tensor(ends, device=among.device)).tolist()
     return among[start:end]

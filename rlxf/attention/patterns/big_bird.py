@@ -1,4 +1,4 @@
-"""BigBird: a window, a few random blocks, and global blocks."""
+"""BigBird: sliding window, random blocks and global blocks."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,37 +12,38 @@ from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Patter
 from rlxf.attention.patterns.draws import draw
 
 MOST_DRAWN = 2**16
-"""Blocks that a block may draw: they are held as numbers, for each head."""
+"""Largest number of random blocks per block; drawn blocks are stored as numbers for each head."""
 
 
 @dataclass(frozen=True)
 class BigBird(BlockPattern):
-    """A block sees those around it, some at random, and the global ones, which see all and are seen by all.
+    """Blocks see neighboring, random and global blocks; global blocks see all and are seen by all.
 
-    This is ITC: existing tokens are global, here the first blocks of an episode. In the authors' code the
-    last one is, too; while an episode goes on, nobody knows it. `BigBirdETC` has extra tokens.
+    This is BigBird-ITC: existing tokens are global, here the first blocks of an episode. In the authors' code
+    the last block is global, too; it is unknown while an episode continues. `BigBirdETC` adds extra global
+    tokens.
 
-    Each head draws for each block ``random`` different blocks that are neither global nor in its window: one
-    from each of as many stretches of equal length, from the first block that is not global to the window.
-    Where fewer blocks stand before the window, all of them are taken, and in a bidirectional transformer the
-    ones directly after the window as well. So each block attends to ``random`` drawn blocks, or as many as
-    exist; in a causal transformer, as many as exist before it. The paper draws from all blocks. That requires
-    the length, which a rule on positions does not have. All layers have the same draw; in HuggingFace's code
-    each has its own.
+    Each head draws for each block ``random`` different blocks that are neither global nor in its window. The
+    blocks from the first non-global one to the window are divided into ``random`` ranges of equal length, and
+    one block is drawn from each. If fewer than ``random`` blocks precede the window, all of them are taken,
+    and in a bidirectional transformer the blocks directly after the window as well. Each block thus attends
+    to ``random`` drawn blocks, or as many as exist; in a causal transformer, as many as exist before it. The
+    paper draws from all blocks, which requires the length; a rule on positions does not have it. All layers
+    share one draw; in HuggingFace's code each layer has its own.
 
     Source: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D.
 
     Args:
-        block: tokens of a block.
-        window: blocks around a block that it sees, itself among them; odd.
-        random: blocks drawn for each block.
-        global_blocks: blocks at the start that see all and are seen by all.
-        seed: of what is drawn.
+        block: tokens per block.
+        window: number of blocks in the window around a block, including itself; odd.
+        random: number of blocks drawn for each block.
+        global_blocks: number of global blocks at the start of an episode.
+        seed: seed of the draws.
 
     Raises:
-        TypeError: if one of them is no whole number.
-        ValueError: if window is even, block or window is less than 1, one of the others less than 0, or
-            random more than 65,536.
+        TypeError: if an option is not an integer.
+        ValueError: if window is even, block or window is less than 1, another option is less than 0, or
+            random is more than 65,536.
     """
 
     paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
@@ -60,27 +61,26 @@ class BigBird(BlockPattern):
 
     @property
     def local(self) -> "NearAndRandom":
-        """The window and the random blocks."""
+        """Window and random blocks."""
         return NearAndRandom(self.block, self.window, self.random, self.seed, self.global_blocks)
 
     @property
     def reach(self) -> int:
-        """No bound, unless the window is all."""
+        """`UNLIMITED`, or the reach of the window if there are no other blocks."""
         return UNLIMITED if self.global_blocks else self.local.reach
 
     def meets(self, a: Tensor, b: Tensor) -> Tensor:
-        """As head 0 does; others draw other blocks."""
+        """Return the rule of head 0; other heads draw other blocks."""
         return (a < self.global_blocks) | (b < self.global_blocks) | self.local.meets(a, b)
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        """See `Pattern`."""
         everywhere = FirstBlocks(self.block, self.global_blocks)
         return tuple(Either(local, everywhere) for local in self.local.for_heads(heads))
 
 
 @dataclass(frozen=True)
 class NearAndRandom(BlockPattern):
-    """Blocks around a block, and the blocks drawn for it after the global ones; see `BigBird`."""
+    """Window around a block, and blocks drawn for it among the non-global ones; see `BigBird`."""
 
     block: int
     window: int
@@ -98,45 +98,43 @@ class NearAndRandom(BlockPattern):
 
     @property
     def reach(self) -> int:
-        """No bound, unless nothing is drawn."""
+        """`UNLIMITED`, or the reach of the window if no blocks are drawn."""
         return UNLIMITED if self.random else (self.window // 2 + 1) * self.block - 1
 
     def meets(self, a: Tensor, b: Tensor) -> Tensor:
-        """As head 0 does."""
+        """Return the rule of head 0."""
         return DrawnByHead(self, 0).meets(a, b) if self.random else self.near(a, b)
 
     def near(self, a: Tensor, b: Tensor) -> Tensor:
-        """The window."""
+        """Return whether block b is in the window of block a."""
         return (a - b).abs() <= self.window // 2
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        """See `Pattern`."""
         return (self,) if self.random == 0 else tuple(DrawnByHead(self, head) for head in range(heads))
 
 
 @dataclass(frozen=True)
 class DrawnByHead(BlockPattern):
-    """What a head sees by a `NearAndRandom`."""
+    """Window and random blocks of one head of `NearAndRandom`."""
 
     of: NearAndRandom
     head: int
 
     @property
     def block(self) -> int:  # type: ignore[override]
-        """Tokens of a block."""
+        """Tokens per block."""
         return self.of.block
 
     @property
     def reach(self) -> int:
-        """No bound."""
+        """`UNLIMITED`."""
         return UNLIMITED
 
     def meets(self, a: Tensor, b: Tensor) -> Tensor:
-        """See `BlockPattern`."""
         return self.of.near(a, b) | self._drew(a, b)
 
     def _drew(self, a: Tensor, b: Tensor) -> Tensor:
-        """Whether block a drew block b."""
+        """Return whether block b is drawn for block a."""
         last = int(a.max()) if a.numel() else 0
         chosen = drawn(self.of, self.head, 1 << last.bit_length()).to(a.device)
         return (chosen[a] == b[..., None]).any(-1)
@@ -146,7 +144,7 @@ class DrawnByHead(BlockPattern):
 def drawn(rule: NearAndRandom, head: int, blocks: int) -> Tensor:
     """Draw (blocks, random) int64 blocks for each of the first blocks.
 
-    Where fewer than ``random`` stand before the window, the others are those directly after it.
+    If fewer than ``random`` blocks precede the window, the others are those directly after it.
     """
     a, number = torch.arange(blocks)[:, None], torch.arange(rule.random)
     near, first = rule.window // 2, rule.global_blocks
@@ -159,16 +157,15 @@ def drawn(rule: NearAndRandom, head: int, blocks: int) -> Tensor:
 
 @dataclass(frozen=True)
 class FirstBlocks(BlockPattern):
-    """The first blocks of an episode see all and are seen by all."""
+    """The first blocks of an episode see all blocks and are seen by all."""
 
     block: int
     blocks: int
 
     @property
     def reach(self) -> int:
-        """No bound."""
+        """`UNLIMITED`."""
         return UNLIMITED
 
     def meets(self, a: Tensor, b: Tensor) -> Tensor:
-        """See `BlockPattern`."""
         return (a < self.blocks) | (b < self.blocks)

@@ -1,4 +1,4 @@
-"""BigBird with extra global tokens: ETC, and random blocks."""
+"""BigBird-ETC: extra global tokens as in ETC, and random blocks."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,27 +12,27 @@ from rlxf.attention.patterns.window import bounded
 
 @dataclass(frozen=True)
 class BigBirdETC(ExtraTokens):
-    """A token sees the blocks around its own, some at random, and all global tokens, which see all.
+    """Tokens see neighboring blocks, random blocks and all global tokens; global tokens see all.
 
-    Global tokens are extra ones, with projections of their own; causal, the first ones of an episode: see
-    `ExtraTokens`. Blocks are drawn as in `BigBird`; they count from the first global token,
-    and blocks of only global tokens are not drawn.
+    Global tokens are extra tokens with separate projections; in a causal transformer they are the first
+    tokens of an episode: see `ExtraTokens`. Blocks are drawn as in `BigBird`. They are numbered from the
+    first global token, and blocks that contain only global tokens are not drawn.
 
     Source: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D.
 
     Args:
-        block: tokens of a block.
-        window: blocks around a block that it sees, itself among them; odd.
-        random: blocks drawn for each block.
+        block: tokens per block.
+        window: number of blocks in the window around a block, including itself; odd.
+        random: number of blocks drawn for each block.
         global_tokens: number of global tokens.
-        seed: of what is drawn.
+        seed: seed of the draws.
         farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
-            with memory, the memory's length.
+            with memory, set the memory's length.
 
     Raises:
-        TypeError: if one of them is no whole number.
-        ValueError: if window is even, block, window, global_tokens or farthest is less than 1, or one of the
-            others less than 0.
+        TypeError: if an option is not an integer.
+        ValueError: if window is even; if block, window, global_tokens or farthest is less than 1; or if
+            another option is less than 0.
     """
 
     paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
@@ -52,7 +52,7 @@ class BigBirdETC(ExtraTokens):
 
     @property
     def local(self) -> Pattern:
-        """The window and the random blocks."""
+        """Window and random blocks."""
         local = NearAndRandom(
             self.block, self.window, self.random, self.seed, self.global_tokens // self.block
         )

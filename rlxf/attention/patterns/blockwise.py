@@ -10,29 +10,31 @@ from rlxf.attention.checks import check_whole
 from rlxf.attention.patterns.base import BlockPattern, Pattern
 
 MOST_BLOCKS = 2**16
-"""That a permutation may have: it is held as numbers, for each head."""
+"""Largest number of blocks of a permutation; permutations are stored as numbers for each head."""
 
 
 @dataclass(frozen=True)
 class Blockwise(BlockPattern):
     """In head h, block a of queries sees block ``pi_h(a)`` of keys, with ``pi_h`` a permutation of n blocks.
 
-    The paper takes cyclic shifts. By default ours are ``pi_h(a) = (a - h) mod n``: head 0 sees the block
-    of the query, head 1 the one before, and so on. Longer sequences are cut into stretches of n blocks.
+    The paper uses cyclic shifts. The default here is ``pi_h(a) = (a - h) mod n``: head 0 sees the block of
+    the query, head 1 the previous one, and so on. Longer sequences are divided into parts of n blocks.
 
-    The causal form is ours: what lies ahead is hidden. A query that then sees nothing in a head gets nothing
-    from it.
+    The causal form is ours: later keys are masked. The output of a head is 0 for a query without visible
+    keys.
 
     Source: Qiu et al. 2020, arXiv:1911.02972, section 3.2.
 
     Args:
-        block: tokens of a block.
-        blocks: n, the blocks that are permuted.
-        permutations: ``pi_h`` for each head in turn, each with the numbers 0 ... n - 1; none for shifts.
+        block: tokens per block.
+        blocks: n, number of blocks that are permuted.
+        permutations: ``pi_h`` for each head in turn, each with the numbers 0 ... n - 1; empty for cyclic
+            shifts.
 
     Raises:
-        TypeError: if block or blocks is no whole number, or permutations are no tuples.
-        ValueError: if one is less than 1, blocks more than 65,536, or a permutation is none of n numbers.
+        TypeError: if block or blocks is not an integer, or permutations is not a tuple of tuples.
+        ValueError: if block or blocks is less than 1, blocks is more than 65,536, or an entry is not a
+            permutation of n numbers.
     """
 
     paper: ClassVar[str] = "Qiu et al. 2020, arXiv:1911.02972"
@@ -46,28 +48,29 @@ class Blockwise(BlockPattern):
         check_whole("Blockwise block", self.block)
         check_whole("Blockwise blocks", self.blocks, most=MOST_BLOCKS)
         self._check_permutations()
-        object.__setattr__(self, "permutations", tuple(tuple(one) for one in self.permutations))
+        object.__setattr__(
+            self, "permutations", tuple(tuple(permutation) for permutation in self.permutations)
+        )
 
     def _check_permutations(self) -> None:
         if not _is_row(self.permutations) or not all(map(_is_row, self.permutations)):
             raise TypeError(f"Blockwise permutations must be a tuple of tuples, got {self.permutations!r}")
-        for one in self.permutations:
-            if len(one) != self.blocks or set(one) != set(range(self.blocks)):
+        for permutation in self.permutations:
+            if len(permutation) != self.blocks or set(permutation) != set(range(self.blocks)):
                 raise ValueError(
-                    f"Blockwise permutations must hold 0 to {self.blocks - 1} once each, got {one}"
+                    f"Blockwise permutations must each contain 0 to {self.blocks - 1} once, got {permutation}"
                 )
 
     @property
     def reach(self) -> int:
-        """blocks * block - 1."""
+        """``blocks * block - 1``."""
         return self.blocks * self.block - 1
 
     def meets(self, a: Tensor, b: Tensor) -> Tensor:
-        """Some head may: see `for_heads`."""
+        """Return whether some head allows the pair; see `for_heads`."""
         return a.div(self.blocks, rounding_mode="floor") == b.div(self.blocks, rounding_mode="floor")
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        """See `Pattern`."""
         return tuple(PermutedBlocks(self.block, self._permutation(head)) for head in range(heads))
 
     def _permutation(self, head: int) -> tuple[int, ...]:
@@ -77,23 +80,22 @@ class Blockwise(BlockPattern):
 
 
 def _is_row(value: Any) -> bool:
-    return isinstance(value, tuple | list)  # JSON has lists
+    return isinstance(value, tuple | list)  # JSON has lists, not tuples
 
 
 @dataclass(frozen=True)
 class PermutedBlocks(BlockPattern):
-    """Block a sees block ``permutation[a]`` of its stretch."""
+    """Pattern in which block a sees block ``permutation[a]`` of its part of the sequence."""
 
     block: int
     permutation: tuple[int, ...]
 
     @property
     def reach(self) -> int:
-        """That of the block that looks farthest."""
+        """Reach of the block whose keys are farthest away."""
         farthest = max(abs(a - b) for a, b in enumerate(self.permutation))
         return (farthest + 1) * self.block - 1
 
     def meets(self, a: Tensor, b: Tensor) -> Tensor:
-        """See `BlockPattern`."""
         inside = a % len(self.permutation)
         return b == a - inside + torch.tensor(self.permutation, device=a.device)[inside]

@@ -1,4 +1,4 @@
-"""Dilated sliding window: every d-th of the tokens around the query."""
+"""Dilated sliding window: every d-th token around the query."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,21 +12,21 @@ from rlxf.attention.patterns.base import GROUP, Pattern, between
 
 @dataclass(frozen=True)
 class Dilated(Pattern):
-    """Query i sees key j when ``|i - j| < size * dilation`` and ``dilation`` divides ``i - j``.
+    """Query i sees key j if ``|i - j| < size * dilation`` and ``dilation`` divides ``i - j``.
 
-    Those are ``size`` keys on each side, the query itself among them: a window with gaps reaches
-    ``dilation`` times as far at the same cost.
+    A query sees ``size`` keys on each side, including itself. The window reaches ``dilation`` times as far as
+    `Window` at the same cost.
 
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1 (there w/2 on each side).
 
     Args:
-        size: keys on each side, the query itself among them; at least 1.
-        dilation: gap from one key to the next, in tokens; 1 is `Window`.
-        plain_heads: heads, the first ones, that have a dilation of 1 in any case.
+        size: number of keys on each side, including the query itself; at least 1.
+        dilation: distance of adjacent keys, in tokens; 1 is `Window`.
+        plain_heads: number of heads, the first ones, with a dilation of 1.
 
     Raises:
-        TypeError: if one of them is no whole number.
-        ValueError: if size or dilation is less than 1, or plain_heads less than 0.
+        TypeError: if an option is not an integer.
+        ValueError: if size or dilation is less than 1, or plain_heads is less than 0.
     """
 
     paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
@@ -43,30 +43,28 @@ class Dilated(Pattern):
 
     @property
     def reach(self) -> int:
-        """(size - 1) dilation."""
+        """``(size - 1) * dilation``."""
         return (self.size - 1) * self.dilation
 
     @property
     def period(self) -> int:
-        """1."""
+        """Always 1: only distances count."""
         return 1
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """As a head with gaps does."""
+        """Return the rule of a dilated head."""
         return ((i - j).abs() <= self.reach) & ((i - j) % self.dilation == 0)
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        """See `Pattern`."""
         if self.plain_heads == 0:
             return (self,)
         gaps, plain = Dilated(self.size, self.dilation), Dilated(self.size, 1)
         return tuple(plain if head < self.plain_heads else gaps for head in range(heads))
 
     def group(self, i: Tensor) -> Tensor:
-        """Queries with the same remainder of i / dilation: they see the same keys."""
+        """Return groups of queries with the same remainder of i / dilation, which see the same keys."""
         return i.div(GROUP * self.dilation, rounding_mode="floor") * self.dilation + i % self.dilation
 
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        """See `Pattern`."""
         near = between(int(i.min()) - self.reach, int(i.max()) + self.reach, among)
         return near[torch.isin(near % self.dilation, (i % self.dilation).unique())]

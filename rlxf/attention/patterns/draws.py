@@ -1,4 +1,4 @@
-"""Random numbers that depend on a seed and on positions alone: the same in acting and learning."""
+"""Hash-based random numbers that depend only on a seed and positions; equal in acting and learning."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,9 @@ MASK = 2**63 - 1
 
 
 def draw(seed: int, *numbers: Tensor | int) -> Tensor:
-    """A uniform number in [0, 1) for each tuple of whole numbers, float64; they broadcast.
+    """Return a uniform number in [0, 1) for each tuple of integers, float64; they broadcast.
 
-    A chain of multiplications and shifts that mixes all bits, as in SplitMix64.
+    Multiplications and shifts mix all bits, as in SplitMix64.
 
     Source: Steele et al. 2014, "Fast splittable pseudorandom number generators", section 5.
     """
@@ -20,12 +20,12 @@ def draw(seed: int, *numbers: Tensor | int) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """x int64, overflow wanted."""
+    """Mix the bits of x int64; overflow is intended."""
     x = (x ^ _right(x, 30)) * -4658895280553007687
     x = (x ^ _right(x, 27)) * -7723592293110705685
     return x ^ _right(x, 31)
 
 
 def _right(x: Tensor, bits: int) -> Tensor:
-    """Shift that fills with zeros."""
+    """Shift right and fill with zeros."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""ETC: a few global tokens see all and are seen by all, the others see what is near."""
+"""ETC: a few global tokens see all tokens and are seen by all; other tokens have a local window."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,14 +9,15 @@ from rlxf.attention.patterns.window import Window, bounded
 
 
 class ExtraTokens(GlobalTokens):
-    """Global tokens with keys and values of their own for each pair of sides, and extra ones where possible.
+    """Pattern with extra global tokens and separate keys and values for global and other tokens.
 
-    Tokens and global tokens each have queries and an output of their own, and each project the keys and
-    values of both: four pairs of projections. One softmax goes over all keys of a query.
+    Global tokens and other tokens each have their own queries and outputs, and each project the keys and
+    values of both: four pairs of projections. One softmax covers all keys of a query.
 
-    In a bidirectional transformer the global tokens are extra ones: learned vectors at the positions 0 to
-    g - 1 of each episode, whose own tokens stand behind them. In a causal one such tokens would see nothing,
-    or what is ahead. There the first g tokens of an episode are the global ones: ours.
+    In a bidirectional transformer the global tokens are extra learned vectors. They have the positions 0 to g
+    - 1 of each episode, and the tokens of the episode follow them. In a causal transformer they would see
+    either nothing or later tokens. There the first g tokens of an episode are the global ones; this form is
+    ours.
     """
 
 
@@ -24,8 +25,9 @@ class ExtraTokens(GlobalTokens):
 class ETC(ExtraTokens):
     """Global tokens see all and are seen by all; other tokens see those with ``|i - j| <= radius``.
 
-    Global tokens are extra ones, with projections of their own; causal, the first ones of an episode: see
-    `ExtraTokens`. The paper's labels for the relation of two tokens are the position `ETCLabels`.
+    Global tokens are extra tokens with separate projections; in a causal transformer they are the first
+    tokens of an episode: see `ExtraTokens`. The paper's relative position labels are the position
+    `ETCLabels`.
 
     Source: Ainslie et al. 2020, arXiv:2004.08483, section 3.2.
 
@@ -33,11 +35,11 @@ class ETC(ExtraTokens):
         radius: distance, in tokens, up to which a token sees others.
         global_tokens: number of global tokens g.
         farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
-            with memory, the memory's length.
+            with memory, set the memory's length.
 
     Raises:
-        TypeError: if one of them is no whole number.
-        ValueError: if radius is less than 0, or global_tokens or farthest less than 1.
+        TypeError: if an option is not an integer.
+        ValueError: if radius is less than 0, or global_tokens or farthest is less than 1.
     """
 
     paper: ClassVar[str] = "Ainslie et al. 2020, arXiv:2004.08483"
@@ -53,5 +55,5 @@ class ETC(ExtraTokens):
 
     @property
     def local(self) -> Pattern:
-        """The window."""
+        """Window of the tokens that are not global."""
         return bounded(Window(self.radius + 1), self.farthest)

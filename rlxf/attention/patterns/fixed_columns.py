@@ -1,4 +1,4 @@
-"""Sparse Transformer's fixed attention: the own block, and the columns that sum up the others."""
+"""Sparse Transformer's fixed attention: the query's block, and summary columns of other blocks."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, get_args
@@ -14,26 +14,26 @@ from rlxf.attention.patterns.strided import Way
 class FixedColumns(Pattern):
     """Two rules: A1, i and j are in one block of l, and A2, ``j mod l >= l - c``: j is one of its last c.
 
-    The last c tokens of each block sum it up for all that comes later. With ``interleaved`` layers have A1
-    and A2 in turn, with ``heads`` heads have, with ``merged`` a query sees the keys of both. With n
-    ``summaries``, head h reads the (h mod n)-th c columns from the end, as in the authors' code: heads
-    use different summaries.
+    The last c tokens of each block summarize it for all later tokens. With ``interleaved`` layers alternate
+    between A1 and A2, with ``heads`` heads alternate, and with ``merged`` a query sees the keys of both. With
+    n ``summaries``, head h reads the (h mod n)-th c columns from the end, as in the authors' code: heads use
+    different summaries.
 
-    In layers or heads with A2 alone, the first tokens of an episode see nothing, and get nothing. The
-    bidirectional form is ours: summaries of later blocks, too. The paper calls it fixed, a name that here
-    a depth has.
+    In layers or heads with only A2, the first tokens of an episode see no keys, and their output is 0. The
+    bidirectional form is ours: it includes summaries of later blocks. The paper calls the pattern fixed; here
+    `Fixed` is a depth.
 
     Source: Child et al. 2019, arXiv:1904.10509, sections 4.2 and 4.3.
 
     Args:
-        stride: l, in tokens; near the root of the length, cost grows with its power of 1.5.
+        stride: l, in tokens; near the square root of the length L, the cost grows with L^1.5.
         columns: c, in tokens.
-        way: how the rules are joined.
+        way: how the rules are combined.
         summaries: n; ``n columns`` must not exceed ``stride``.
 
     Raises:
-        TypeError: if a size is no whole number.
-        ValueError: if a size is less than 1, the columns do not fit in a block, or way is another word.
+        TypeError: if a size is not an integer.
+        ValueError: if a size is less than 1, the columns do not fit in a block, or way is unknown.
     """
 
     paper: ClassVar[str] = "Child et al. 2019, arXiv:1904.10509"
@@ -50,38 +50,36 @@ class FixedColumns(Pattern):
         check_word("FixedColumns way", self.way, get_args(Way))
         if self.summaries * self.columns > self.stride:
             raise ValueError(
-                f"FixedColumns needs summaries * columns <= stride, "
+                f"FixedColumns requires summaries * columns <= stride, "
                 f"got {self.summaries} * {self.columns} > {self.stride}"
             )
 
     @property
     def rules(self) -> tuple[Pattern, Pattern]:
-        """A1 and A2."""
+        """Rules A1 and A2."""
         last = self.stride
         return OwnBlock(self.stride), Columns(self.stride, last - self.summaries * self.columns, last)
 
     @property
     def reach(self) -> int:
-        """No bound."""
+        """`UNLIMITED`."""
         return UNLIMITED
 
     @property
     def period(self) -> int:
-        """A block."""
+        """Length of a block."""
         return self.stride
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """A1 or A2."""
+        """Return whether A1 or A2 allows the pair."""
         return Either(*self.rules).allows(i, j)
 
     def for_layer(self, layer: int) -> Pattern:
-        """See `Pattern`."""
         if self.way != "interleaved":
             return self
         return self.rules[0] if layer % 2 == 0 else Summaries(replace(self, way="merged"))
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        """See `Pattern`."""
         if self.way == "heads":
             return tuple((self.rules[0], self.summary(head // 2))[head % 2] for head in range(heads))
         if self.summaries == 1:
@@ -89,60 +87,57 @@ class FixedColumns(Pattern):
         return tuple(Either(self.rules[0], self.summary(head)) for head in range(heads))
 
     def summary(self, head: int) -> Pattern:
-        """A2 of a head."""
+        """Return A2 of a head."""
         last = self.stride - head % self.summaries * self.columns
         return Columns(self.stride, last - self.columns, last)
 
 
 @dataclass(frozen=True)
 class Summaries(Pattern):
-    """A2 of a `FixedColumns` alone."""
+    """Rule A2 of a `FixedColumns`."""
 
     of: FixedColumns
 
     @property
     def reach(self) -> int:
-        """No bound."""
+        """`UNLIMITED`."""
         return UNLIMITED
 
     @property
     def period(self) -> int:
-        """A block."""
+        """Length of a block."""
         return self.of.stride
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """See `FixedColumns`."""
         return self.of.rules[1].allows(i, j)
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        """See `Pattern`."""
         return tuple(self.of.summary(head) for head in range(heads if self.of.summaries > 1 else 1))
 
 
 @dataclass(frozen=True)
 class OwnBlock(BlockPattern):
-    """i and j are in one block."""
+    """Pattern in which i and j are in the same block."""
 
     block: int
 
     @property
     def reach(self) -> int:
-        """block - 1."""
+        """``block - 1``."""
         return self.block - 1
 
     @property
     def period(self) -> int:
-        """A block."""
+        """Length of a block."""
         return self.block
 
     def meets(self, a: Tensor, b: Tensor) -> Tensor:
-        """See `BlockPattern`."""
         return a == b
 
 
 @dataclass(frozen=True)
 class Columns(Pattern):
-    """``first <= j mod stride < last``."""
+    """Pattern ``first <= j mod stride < last``."""
 
     stride: int
     first: int
@@ -150,22 +145,20 @@ class Columns(Pattern):
 
     @property
     def reach(self) -> int:
-        """No bound."""
+        """`UNLIMITED`."""
         return UNLIMITED
 
     @property
     def period(self) -> int:
-        """A block."""
+        """Length of a block."""
         return self.stride
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """See above."""
         return (i == i) & (j % self.stride >= self.first) & (j % self.stride < self.last)
 
     def group(self, i: Tensor) -> Tensor:
-        """Blocks, cut if they are large."""
+        """Return the block of each position, with large blocks divided into groups."""
         return i.div(self.stride, rounding_mode="floor") * self.stride + i % self.stride // GROUP
 
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        """See `Pattern`."""
         return among[self.allows(among, among)]

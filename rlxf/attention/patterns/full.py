@@ -11,7 +11,7 @@ from rlxf.attention.patterns.base import UNLIMITED, Pattern
 
 @dataclass(frozen=True)
 class Full(Pattern):
-    """Every key is visible: cost grows with the square of the length.
+    """Every key is visible: the cost grows with the square of the length.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
     """
@@ -22,18 +22,18 @@ class Full(Pattern):
 
     @property
     def reach(self) -> int:
-        """No bound."""
+        """`UNLIMITED`."""
         return UNLIMITED
 
     @property
     def period(self) -> int:
-        """1."""
+        """Always 1: only distances count."""
         return 1
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """True for every pair."""
+        """Return True for every pair."""
         return torch.ones((), dtype=torch.bool, device=i.device)
 
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        """All."""
+        """Return all keys."""
         return among

@@ -1,4 +1,4 @@
-"""Image Transformer's local attention over a sequence: blocks see themselves and what is around them."""
+"""Image Transformer's 1D local attention: blocks of queries see themselves and a margin."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,19 +13,21 @@ from rlxf.attention.patterns.base import GROUP, Pattern, between
 class Local1D(Pattern):
     """Query i of block ``[s, s + block)`` sees the keys of ``[s - margin, s + block + margin)``.
 
-    In a causal transformer that is the paper's masked form: the own block up to the query, and ``margin``
-    tokens before it. All queries of a block see the same stretch, however far from its borders they are.
+    In a causal transformer this is the paper's masked form: the query's block up to the query, and ``margin``
+    tokens before the block. All queries of a block see the same range, whatever their distance from its
+    borders.
 
-    Source: Parmar et al. 2018, arXiv:1802.05751, section 3.2, 1D local attention. There is no scale
-    1/sqrt(D) in the authors' code; ours is the kernel's.
+    Source: Parmar et al. 2018, arXiv:1802.05751, section 3.2, 1D local attention. The authors' code has no
+    scale 1/sqrt(D); the scale here is the kernel's.
 
     Args:
-        block: queries that share their keys, in tokens (the paper's l_q).
-        margin: keys on either side of the block; before it alone where causal (the paper's l_m).
+        block: number of queries that share their keys, in tokens (the paper's l_q).
+        margin: number of keys on either side of the block; in a causal transformer, only before it (the
+            paper's l_m).
 
     Raises:
-        TypeError: if one of them is no whole number.
-        ValueError: if block is less than 1 or margin less than 0.
+        TypeError: if an option is not an integer.
+        ValueError: if block is less than 1 or margin is less than 0.
     """
 
     paper: ClassVar[str] = "Parmar et al. 2018, arXiv:1802.05751"
@@ -40,25 +42,23 @@ class Local1D(Pattern):
 
     @property
     def reach(self) -> int:
-        """block - 1 + margin."""
+        """``block - 1 + margin``."""
         return self.block - 1 + self.margin
 
     @property
     def period(self) -> int:
-        """A block."""
+        """Length of a block."""
         return self.block
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """See above."""
         start = i - i % self.block
         return (j >= start - self.margin) & (j < start + self.block + self.margin)
 
     def group(self, i: Tensor) -> Tensor:
-        """Blocks, cut if they are large."""
+        """Return the block of each position, with large blocks divided into groups."""
         return i.div(self.block, rounding_mode="floor") * self.block + i % self.block // GROUP
 
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        """See `Pattern`."""
         first, last = int(i.min()), int(i.max())
         start, end = first - first % self.block, last - last % self.block + self.block
         return between(start - self.margin, end + self.margin - 1, among)

@@ -1,4 +1,4 @@
-"""Longformer: a window, with gaps in some heads, and global tokens."""
+"""Longformer: sliding window, dilated in some heads, and global tokens."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,28 +11,28 @@ from rlxf.attention.patterns.window import bounded
 
 @dataclass(frozen=True)
 class Longformer(GlobalTokens):
-    """A token sees ``window / 2`` keys on each side and itself; global tokens see all and are seen by all.
+    """Tokens see ``window / 2`` keys on each side and themselves; global tokens see all and are seen by all.
 
-    With a dilation d, each d-th key of a window d times as long. Global tokens ask by projections of their
-    own, for queries, keys and values: what they ask for is something else than what is near.
+    With dilation d, a token sees every d-th key of a window d times as long. Global tokens have separate
+    projections of queries, keys and values.
 
-    The first tokens of an episode are the global ones. In a causal transformer they see what was before them,
-    as all do: ours; the paper's causal form has none.
+    The first tokens of an episode are the global ones. In a causal transformer they only see earlier tokens;
+    this form is ours, as the paper's causal form has no global tokens.
 
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
 
     Args:
-        window: keys around a token, half of them on each side; even.
-        dilation: gap from one key to the next, in tokens.
-        plain_heads: heads, the first ones, that have a dilation of 1 in any case.
+        window: number of keys around a token, half of them on each side; even.
+        dilation: distance of adjacent keys, in tokens.
+        plain_heads: number of heads, the first ones, with a dilation of 1.
         global_tokens: number of global tokens.
         farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
-            with memory, the memory's length.
+            with memory, set the memory's length.
 
     Raises:
-        TypeError: if one of them is no whole number.
-        ValueError: if window is odd or less than 2, dilation, global_tokens or farthest is less than 1, or
-            plain_heads less than 0.
+        TypeError: if an option is not an integer.
+        ValueError: if window is odd or less than 2; if dilation, global_tokens or farthest is less than 1; or
+            if plain_heads is less than 0.
     """
 
     paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
@@ -54,5 +54,5 @@ class Longformer(GlobalTokens):
 
     @property
     def local(self) -> Pattern:
-        """The window."""
+        """Window of the tokens that are not global."""
         return bounded(Dilated(self.window // 2 + 1, self.dilation, self.plain_heads), self.farthest)

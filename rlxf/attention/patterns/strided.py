@@ -1,4 +1,4 @@
-"""Sparse Transformer's strided attention: the last l tokens, and every l-th before them."""
+"""Sparse Transformer's strided attention: the last l tokens, and every l-th token before them."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -11,7 +11,7 @@ from rlxf.attention.patterns.base import GROUP, UNLIMITED, Either, Pattern
 from rlxf.attention.patterns.window import Window
 
 Way = Literal["interleaved", "merged", "heads"]
-"""Two rules in turn by layer, both in every head, or in turn by head."""
+"""Combination of two rules: alternating by layer, both in every head, or alternating by head."""
 Form = Literal["code", "text"]
 
 
@@ -19,23 +19,23 @@ Form = Literal["code", "text"]
 class Strided(Pattern):
     """Two rules: A1, ``|i - j| < stride``, and A2, ``stride`` divides ``i - j``.
 
-    Together they connect any two tokens in two steps. With ``interleaved`` layers have A1 and A2 in turn,
-    with ``heads`` heads have, with ``merged`` a query sees the keys of both.
+    Together they connect any two tokens in two steps. With ``interleaved`` layers alternate between A1 and
+    A2, with ``heads`` heads alternate, and with ``merged`` a query sees the keys of both.
 
-    The authors' code lets a query see ``stride`` keys by A1, itself among them; the text of the paper one
-    more (``t = max(0, i - l)``). What was published was computed by the code. The bidirectional form is
-    ours: the same on both sides.
+    In the authors' code a query sees ``stride`` keys by A1, including itself; in the text of the paper it
+    sees one more (``t = max(0, i - l)``). The published results were computed with the code. The
+    bidirectional form is ours: the same rules on both sides.
 
     Source: Child et al. 2019, arXiv:1904.10509, sections 4.2 and 4.3.
 
     Args:
-        stride: l, in tokens; near the root of the length, cost grows with its power of 1.5.
-        way: how the rules are joined.
-        form: how far A1 goes, as in the "code" or in the "text".
+        stride: l, in tokens; near the square root of the length L, the cost grows with L^1.5.
+        way: how the rules are combined.
+        form: extent of A1, as in the "code" or in the "text".
 
     Raises:
-        TypeError: if stride is no whole number.
-        ValueError: if stride is less than 1, or way or form is another word.
+        TypeError: if stride is not an integer.
+        ValueError: if stride is less than 1, or way or form is unknown.
     """
 
     paper: ClassVar[str] = "Child et al. 2019, arXiv:1904.10509"
@@ -52,60 +52,58 @@ class Strided(Pattern):
 
     @property
     def rules(self) -> tuple[Pattern, Pattern]:
-        """A1 and A2."""
+        """Rules A1 and A2."""
         return Window(self.stride if self.form == "code" else self.stride + 1), Column(self.stride)
 
     @property
     def reach(self) -> int:
-        """No bound."""
+        """`UNLIMITED`."""
         return UNLIMITED
 
     @property
     def period(self) -> int:
-        """1."""
+        """Always 1: only distances count."""
         return 1
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """A1 or A2."""
+        """Return whether A1 or A2 allows the pair."""
         return Either(*self.rules).allows(i, j)
 
     def for_layer(self, layer: int) -> Pattern:
-        """See `Pattern`."""
         return self.rules[layer % 2] if self.way == "interleaved" else self
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        """See `Pattern`."""
         return tuple(self.rules[head % 2] for head in range(heads)) if self.way == "heads" else (self,)
 
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        """See `Pattern`."""
         return Either(*self.rules).keys(i, among)
 
 
 @dataclass(frozen=True)
 class Column(Pattern):
-    """``stride`` divides ``i - j``: a column, if the sequence is written in rows of ``stride``."""
+    """Pattern in which ``stride`` divides ``i - j``: a column of a sequence in rows of ``stride``."""
 
     stride: int
 
     @property
     def reach(self) -> int:
-        """No bound."""
+        """`UNLIMITED`."""
         return UNLIMITED
 
     @property
     def period(self) -> int:
-        """1."""
+        """Always 1: only distances count."""
         return 1
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """See above."""
         return (i - j) % self.stride == 0
 
     def group(self, i: Tensor) -> Tensor:
-        """Columns, cut if they are long: all of one sees the same keys."""
+        """Return the column of each position, with long columns divided into groups.
+
+        All queries of a column see the same keys.
+        """
         return i.div(GROUP * self.stride, rounding_mode="floor") * self.stride + i % self.stride
 
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        """See `Pattern`."""
         return among[torch.isin(among % self.stride, (i % self.stride).unique())]

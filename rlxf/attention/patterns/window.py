@@ -12,11 +12,11 @@ from rlxf.attention.patterns.full import Full
 
 @dataclass(frozen=True)
 class Window(Pattern):
-    """Query i sees key j when ``|i - j| < size``.
+    """Query i sees key j if ``|i - j| < size``.
 
-    In a causal transformer those are ``size`` keys, the query itself among them; a transformer of
-    n layers looks back over n * (size - 1) tokens. With memory of M tokens, ``Window(M + 1)`` gives
-    every query the same reach, wherever in its segment it stands.
+    In a causal transformer a query sees ``size`` keys, including itself; a transformer of n layers has a
+    receptive field of n * (size - 1) earlier tokens. With a memory of M tokens, ``Window(M + 1)`` gives every
+    query the same reach, at any place in its segment.
 
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1 (there w/2 on each side).
 
@@ -24,8 +24,8 @@ class Window(Pattern):
         size: distance in tokens, at least 1, from which keys are hidden.
 
     Raises:
-        TypeError: if size is no whole number.
-        ValueError: if it is less than 1.
+        TypeError: if size is not an integer.
+        ValueError: if size is less than 1.
     """
 
     paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
@@ -38,25 +38,24 @@ class Window(Pattern):
 
     @property
     def reach(self) -> int:
-        """size - 1."""
+        """``size - 1``."""
         return self.size - 1
 
     @property
     def period(self) -> int:
-        """1."""
+        """Always 1: only distances count."""
         return 1
 
     def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        """|i - j| < size."""
+        """Return whether ``|i - j| < size``."""
         return (i - j).abs() < self.size
 
     def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        """See `Pattern`."""
         return between(int(i.min()) - self.reach, int(i.max()) + self.reach, among)
 
 
 def bounded(pattern: Pattern, farthest: int | None) -> Pattern:
-    """The pattern without keys farther away than ``farthest`` tokens; None for no bound."""
+    """Return the pattern without keys farther away than ``farthest`` tokens; None for no bound."""
     if farthest is None or pattern.reach <= farthest:
         return pattern
     if isinstance(pattern, GlobalTokens):

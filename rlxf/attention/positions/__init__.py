@@ -1,1 +1,1 @@
-"""How does order enter?"""
+"""Position encodings: how the order of tokens enters attention."""

@@ -1,4 +1,4 @@
-"""ALiBi: a penalty that grows with distance, steeper in some heads than in others."""
+"""ALiBi: a penalty on scores that is linear in the distance, with a slope for each head."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,9 +11,9 @@ from rlxf.attention.relation import Relation
 
 
 def slopes(heads: int) -> Tensor:
-    """(H,) float64: ``2^(-8h/H)`` for h = 1 ... H when H is a power of two.
+    """Return the slopes, (H,) float64: ``2^(-8h/H)`` for h = 1 ... H if H is a power of two.
 
-    Otherwise those of the next lower power of two, then every second one of twice that power.
+    Otherwise they are the slopes of the next lower power of two, then every second slope of twice that power.
     """
     power = 1 << (heads.bit_length() - 1)
     exact = 2.0 ** (-8.0 / power * torch.arange(1, power + 1, dtype=torch.float64))
@@ -25,8 +25,10 @@ def slopes(heads: int) -> Tensor:
 class ALiBi(PairwisePosition):
     """``s_ij -= slope_h * |i - j|``, added after the division by sqrt(d); nothing is learned.
 
-    Source: Press et al. 2022, arXiv:2108.12409, section 3; slopes for head counts that are no
-    power of two from the authors' code. In the bidirectional form both directions are alike.
+    The bidirectional form treats both directions alike.
+
+    Source: Press et al. 2022, arXiv:2108.12409, section 3; slopes for head counts that are not a power of two
+    from the authors' code.
     """
 
     paper: ClassVar[str] = "Press et al. 2022, arXiv:2108.12409"
@@ -36,7 +38,7 @@ class ALiBi(PairwisePosition):
 
 
 class ALiBiBias(LayerPosition):
-    """The penalty of `ALiBi` for all heads of one layer."""
+    """Module of `ALiBi` for all heads of one layer."""
 
     slopes: Tensor
 
@@ -45,5 +47,5 @@ class ALiBiBias(LayerPosition):
         self.register_buffer("slopes", slopes(heads), persistent=False)
 
     def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
-        """q (B, H, Tq, D) -> (B, H, Tq, Tk)."""
+        """Return ``-slope_h * |i - j|`` (B, H, Tq, Tk)."""
         return -self.slopes.to(q.dtype)[:, None, None] * relation.distance[:, None].abs().to(q.dtype)

@@ -1,4 +1,4 @@
-"""What every position technique offers, and the modules that they build."""
+"""Base classes of position techniques, and the modules that they build."""
 
 from typing import ClassVar
 
@@ -10,57 +10,64 @@ from rlxf.attention.technique import Choices, Technique
 
 
 class Embedding(nn.Module):
-    """How order enters once for all layers: at the bottom of the stack, or in the scores of each.
+    """Part of a position technique that all layers share: input embedding or score bias.
 
-    This one: not at all. A technique overrides what it needs.
+    By default it does nothing. A technique overrides the methods that it needs.
     """
 
     dearer_gathered: ClassVar[float] = 1.0
-    """What a pair costs where keys are gathered, over what it costs where all pairs are computed."""
+    """Cost of a pair with gathered keys, relative to its cost where all pairs are computed."""
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
-        """x (B, T, C), position (B, T) int64 -> (B, T, C)."""
+        """Add the embedding of position (B, T) int64 to x (B, T, C)."""
         return x
 
     def signal(self, x: Tensor, position: Tensor, number: int) -> Tensor | None:
-        """What is added to x (B, T, C) before a pass, counted from 0: of that shape, or None for nothing."""
+        """Return the term added to x (B, T, C) before pass ``number``, from 0; None for none."""
         return None
 
     def table(self, distances: Tensor, causal: bool) -> Tensor | None:
-        """What all layers share and no token changes: computed once a pass, or once for many steps."""
+        """Return tensors that all layers share and that do not depend on tokens.
+
+        They are computed once per pass, or once for many acting steps.
+        """
         return None
 
     def bias(self, relation: Relation) -> Tensor | None:
-        """What is added to the scores of every layer, (B or 1, H, Tq, Tk); ``relation.table`` is `table`."""
+        """Return the bias on the scores of every layer, (B or 1, H, Tq, Tk), or None.
+
+        ``relation.table`` is the result of `table`.
+        """
         return None
 
 
 class LayerPosition(nn.Module):
-    """How order enters the attention of one layer. This one: not at all.
+    """Part of a position technique in the attention of one layer. By default it does nothing.
 
-    A technique overrides what it needs. Keys are cached after `key`, so a key may depend on its
-    own position alone; what depends on the pair belongs in `bias`.
+    A technique overrides the methods that it needs. Keys are cached after `key`, so a key may depend only on
+    its own position; terms that depend on the pair belong in `bias`.
     """
 
     def query(self, q: Tensor, position: Tensor) -> Tensor:
-        """q (B, H, T, D), position (B, T) -> the q that meets the keys."""
+        """Transform queries q (B, H, T, D) at position (B, T) before they are compared with keys."""
         return q
 
     def key(self, k: Tensor, position: Tensor) -> Tensor:
-        """k (B, H, T, D), position (B, T) -> the k that meets the queries."""
+        """Transform keys k (B, H, T, D) at position (B, T) before they are cached."""
         return k
 
     def table(self, distances: Tensor, shared: Tensor | None) -> Tensor | None:
-        """What depends on distances (R,) alone: computed once a pass, or once for many steps.
+        """Return tensors that depend only on distances (R,), or None.
 
-        ``shared`` is what `Embedding.table` gave for all layers.
+        They are computed once per pass, or once for many acting steps. ``shared`` is the result of
+        `Embedding.table`.
         """
         return None
 
     def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor | None:
-        """What is added to the scores: by default what all layers add.
+        """Return the bias on the scores: by default the bias that all layers share.
 
-        q (B, H, Tq, D) before `query`, k (B, H, Tk, D) behind `key` -> (B or 1, H, Tq, Tk) or None.
+        q (B, H, Tq, D) before `query`, k (B, H, Tk, D) after `key` -> (B or 1, H, Tq, Tk) or None.
         """
         return relation.bias
 
@@ -75,16 +82,19 @@ class LayerPosition(nn.Module):
         table: Tensor | None,
         dropout: float,
     ) -> Tensor:
-        """The kernel's average of v (B, H, Tk, D) -> (B, H, Tq, D), for values that depend on distance."""
-        mixed: Tensor = kernel(q, k, v, bias, relation, dropout)
-        return mixed
+        """Return the kernel's average of v (B, H, Tk, D): (B, H, Tq, D).
+
+        Overridden by techniques whose values depend on the distance.
+        """
+        output: Tensor = kernel(q, k, v, bias, relation, dropout)
+        return output
 
 
 class Position(Technique):
     """Base of the position techniques: frozen dataclasses that build the two modules.
 
-    As every technique, they say for people whose causal form it is, the paper's or ours, and what they
-    cost in the length L beside what is there anyway.
+    As in every technique, ``causal`` says whether the causal form is the paper's or ours, and ``cost`` is the
+    additional cost in the length L.
     """
 
     causal: ClassVar[str] = "the paper's"
@@ -96,26 +106,26 @@ class Position(Technique):
         return None
 
     def build_embedding(self, width: int, heads: int) -> Embedding:
-        """The module that all layers share."""
+        """Return the module that all layers share."""
         return Embedding()
 
     def build(self, width: int, heads: int) -> LayerPosition:
-        """The module in the attention of one layer."""
+        """Return the module in the attention of one layer."""
         return LayerPosition()
 
 
 class PairwisePosition(Position):
-    """Base of those that change the score or the value of each pair of tokens by itself.
+    """Base of the techniques that change the score or the value of each pair of tokens.
 
-    They need a kernel that computes each pair: a `PairwiseKernel`.
+    They require a kernel that computes each pair: a `PairwiseKernel`.
     """
 
     cost: ClassVar[str] = "pairs seen"
 
     def check(self, choices: Choices) -> None:
-        """See `Position`."""
+        """Raise ValueError unless the kernel computes each pair."""
         if not isinstance(choices.kernel, PairwiseKernel):
             raise ValueError(
-                f"{self} changes the weight of each pair of tokens, and {choices.kernel} computes none; "
+                f"{self} changes the weight of each pair of tokens, and {choices.kernel} computes no pairs; "
                 f"choose another position or kernel"
             )

@@ -1,4 +1,4 @@
-"""DeBERTa's disentangled attention: content to content, content to distance, distance to content."""
+"""DeBERTa's disentangled attention: content-to-content, content-to-position and position-to-content terms."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -18,22 +18,22 @@ Form = Literal["code", "paper"]
 class Deberta(PairwisePosition):
     r"""``s_ij = (q_i . k_j + q_i . K^r[d(i, j)] + k_j . Q^r[d(i, j)]) / sqrt(3 D)``.
 
-    ``d(i, j) = clip(i - j + k, 0, 2 k - 1)``; ``K^r = P W_kr`` and ``Q^r = P W_qr``, with 2 k learned
-    vectors P for all layers and projections in each. The last term is that of the authors' code and of
-    every published checkpoint; the paper's equation 4 has ``Q^r[d(j, i)]``: form "paper".
+    ``d(i, j) = clip(i - j + k, 0, 2 k - 1)``; ``K^r = P W_kr`` and ``Q^r = P W_qr``, with 2 k learned vectors
+    P for all layers and projections in each layer. The last term is that of the authors' code and of every
+    published checkpoint; the paper's equation 4 has ``Q^r[d(j, i)]``: form "paper".
 
-    Keys here have a bias, which DeBERTa's first version leaves out; the second has it. The causal form
-    is ours: the vectors of what lies ahead are unused.
+    Keys have a bias here, which DeBERTa's first version omits and the second has. The causal form is ours:
+    the vectors of later keys are unused.
 
     Source: He et al. 2021, arXiv:2006.03654, section 3.1.
 
     Args:
         max_distance: distance k, in tokens, from which all keys share a vector.
-        form: which vector the distance takes when it meets the key: "code" or "paper".
+        form: vector of the position-to-content term, as in the "code" or in the "paper".
 
     Raises:
-        TypeError: if max_distance is no whole number.
-        ValueError: if max_distance is less than 1, or form is another word.
+        TypeError: if max_distance is not an integer.
+        ValueError: if max_distance is less than 1, or form is unknown.
     """
 
     paper: ClassVar[str] = "He et al. 2021, arXiv:2006.03654"
@@ -52,26 +52,26 @@ class Deberta(PairwisePosition):
         return DebertaScores(self, width, heads)
 
     def row(self, distances: Tensor) -> Tensor:
-        """Row of P for distances from the first token of d to its second."""
+        """Return the row of P for distances i - j."""
         return (distances + self.max_distance).clamp(0, 2 * self.max_distance - 1)
 
 
 class DebertaVectors(Embedding):
-    """The vectors P (2 k, C) of a `Deberta`, for all layers."""
+    """Vectors P (2 k, C) of a `Deberta`, for all layers."""
 
-    dearer_gathered = 2.0  # two terms by distance, which shifted views give where all pairs are computed
+    dearer_gathered = 2.0  # two terms by distance, which are shifted views where all pairs are computed
 
     def __init__(self, spec: Deberta, width: int):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(2 * spec.max_distance, width) * 0.02)
 
     def table(self, distances: Tensor, causal: bool) -> Tensor:
-        """P."""
+        """Return P."""
         return self.weight
 
 
 class DebertaScores(LayerPosition):
-    """W_kr (C, C), and W_qr (C, C) with its bias, of a `Deberta` in one layer."""
+    """Module of `Deberta` in one layer: W_kr (C, C), and W_qr (C, C) with its bias."""
 
     def __init__(self, spec: Deberta, width: int, heads: int):
         super().__init__()
@@ -80,19 +80,19 @@ class DebertaScores(LayerPosition):
         self.of_queries = orthogonal_linear(width, width)
 
     def query(self, q: Tensor, position: Tensor) -> Tensor:
-        """``q / sqrt(3)``: each of the three terms has a part of the scale."""
+        """Return ``q / sqrt(3)``, as the scale covers three terms."""
         return q * 3**-0.5
 
     def table(self, distances: Tensor, shared: Tensor | None) -> Tensor:
-        """distances (R,), P (2 k, C) -> ``K^r / sqrt(3 D)`` and ``Q^r / sqrt(3 D)``, (2, H, D, R)."""
+        """Return ``K^r / sqrt(3 D)`` and ``Q^r / sqrt(3 D)``, (2, H, D, R), for distances (R,) and P."""
         assert shared is not None
-        met_by_keys = distances if self.spec.form == "code" else -distances
+        key_distances = distances if self.spec.form == "code" else -distances
         keys = self.of_keys(shared)[self.spec.row(distances)]
-        queries = self.of_queries(shared)[self.spec.row(met_by_keys)]
+        queries = self.of_queries(shared)[self.spec.row(key_distances)]
         tables = torch.stack([keys, queries]) * (3 * shared.shape[1] / self.heads) ** -0.5
         return tables.unflatten(-1, (self.heads, -1)).permute(0, 2, 3, 1)
 
     def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
-        """q (B, H, Tq, D), k (B, H, Tk, D) -> the second and the third term (B, H, Tq, Tk)."""
+        """Return the second and the third term (B, H, Tq, Tk), for q (B, H, Tq, D) and k (B, H, Tk, D)."""
         assert table is not None
         return relation.scores(q, table[0]) + relation.key_scores(k, table[1])

@@ -1,4 +1,4 @@
-"""DA-Transformer: distance multiplies the scores, in each head by a curve of its own."""
+"""DA-Transformer: scores multiplied by a learned function of the distance in each head."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,13 +14,13 @@ from rlxf.attention.relation import Relation
 class DistanceAware(PairwisePosition):
     r"""``s_ij = ReLU(q_i . k_j) f(alpha_h |i - j|) / sqrt(D)``, ``f(x) = (1 + e^b_h) / (1 + e^(b_h - x))``.
 
-    f(0) = 1. With alpha < 0 a head prefers what is near: f falls to 0; with alpha > 0 what is far: f
-    rises to ``1 + e^b``. Alpha and b (the paper's v) start at 0, where no head prefers anything. Hidden keys
-    are hidden behind all this: a score of 0 still has weight.
+    f(0) = 1. With alpha < 0 a head prefers near tokens: f falls to 0. With alpha > 0 it prefers far tokens: f
+    rises to ``1 + e^b``. Alpha and b (the paper's v) start at 0, where f = 1 at all distances. Keys are
+    masked after this term: a score of 0 still has weight.
 
-    It is a position, though it bends the scores: it says how order enters, and goes with any
-    kernel that takes scores from positions. The kernel adds what turns ``q_i . k_j`` into the above.
-    The causal form is ours; the paper reads whole sentences.
+    The technique is a position because it encodes order, although it also changes the scores. It works with
+    every kernel that accepts a bias. The bias is the difference of the above and ``q_i . k_j / sqrt(D)``. The
+    causal form is ours; the paper encodes whole sentences.
 
     Source: Wu et al. 2021, arXiv:2010.06925, section 3.2.
     """
@@ -33,7 +33,7 @@ class DistanceAware(PairwisePosition):
 
 
 class DistanceWeights(LayerPosition):
-    """alpha (H,) and beta (H,) of a `DistanceAware` in one layer."""
+    """Module of `DistanceAware` in one layer: alpha (H,) and beta (H,)."""
 
     def __init__(self, heads: int):
         super().__init__()
@@ -41,13 +41,13 @@ class DistanceWeights(LayerPosition):
         self.beta = nn.Parameter(torch.zeros(heads))
 
     def table(self, distances: Tensor, shared: Tensor | None) -> Tensor:
-        """distances (R,) -> f (H, R)."""
+        """Return f (H, R) for distances (R,)."""
         x = self.alpha[:, None] * distances.abs()
         beta = self.beta[:, None]
         return (1 + beta.exp()) * (x - beta).sigmoid()
 
     def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
-        """What turns ``s = q_i . k_j / sqrt(D)`` into ``ReLU(s) f``: (B, H, Tq, Tk)."""
+        """Return the difference of ``ReLU(s) f`` and ``s = q_i . k_j / sqrt(D)``: (B, H, Tq, Tk)."""
         assert table is not None
         s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         return s.relu() * relation.spread(table) - s

@@ -1,4 +1,4 @@
-"""ETC's relative position labels: a learned key and bias for each relation of two tokens."""
+"""ETC's relative position labels: a learned key and bias for each label of a pair of tokens."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,27 +17,27 @@ class ETCLabels(PairwisePosition):
     r"""``s_ij = (q_i . (k_j + a_l) + b_l) / sqrt(D)`` with the label ``l = l(i, j)``.
 
     Each head of each layer learns a key a_l and a bias b_l for each of 2 K + 3 labels. In the pattern `ETC`,
-    global tokens and the others have tables of their own. Two tokens of the same side, both global or both
-    not, have a label of their distance, clipped at K: ``min(j - i, K)`` for the token itself and keys after
-    it, ``K + min(i - j, K)`` for keys before it. From a global token to another one or back, the label is
-    2 K + 2 if the other token belongs to the global one, else 2 K + 1. Token n of those that are not global
-    belongs to global token ``n // segment``, as the words of a sentence do in the paper.
+    global tokens and other tokens have separate tables. Two tokens that are both global, or both not, have a
+    label of their distance, clipped at K: ``min(j - i, K)`` for the token itself and later keys,
+    ``K + min(i - j, K)`` for earlier keys. For a global token and another one, the label is 2 K + 2 if the
+    other token belongs to the global one, else 2 K + 1. Token n of those that are not global belongs to
+    global token ``n // segment``, as the words of a sentence do in the paper.
 
-    A causal transformer has no use for the labels of keys after a query.
+    A causal transformer does not use the labels of later keys.
 
-    Source: Ainslie et al. 2020, arXiv:2004.08483, sections 3.1 and 3.4; numbers of the labels and the bias
-    from the authors' code.
+    Source: Ainslie et al. 2020, arXiv:2004.08483, sections 3.1 and 3.4; label numbers and the bias from the
+    authors' code.
 
     Args:
-        max_distance: K, the largest distance, in tokens, that has labels of its own.
-        global_tokens: number of global tokens, the first positions of an episode; that of the pattern, if
-            it has global tokens.
-        segment: tokens that belong to each global token; None: no token belongs to one.
+        max_distance: K, the largest distance, in tokens, with separate labels.
+        global_tokens: number of global tokens, the first positions of an episode; must equal that of the
+            pattern, if it has global tokens.
+        segment: number of tokens that belong to each global token; None: no token belongs to one.
 
     Raises:
-        TypeError: if one of them is no whole number.
-        ValueError: if max_distance or segment is less than 1 or global_tokens less than 0; in a spec, if the
-            pattern has another number of global tokens or the kernel does not weigh each pair by itself.
+        TypeError: if an option is not an integer.
+        ValueError: if max_distance or segment is less than 1, or global_tokens is less than 0. In a spec, if
+            the pattern has another number of global tokens, or the kernel does not compute each pair.
     """
 
     paper: ClassVar[str] = "Ainslie et al. 2020, arXiv:2004.08483"
@@ -52,7 +52,7 @@ class ETCLabels(PairwisePosition):
             check_whole("ETCLabels segment", self.segment)
 
     def check(self, choices: Choices) -> None:
-        """See `Position`: pattern and position have to agree on which tokens are global."""
+        """Raise ValueError unless kernel and number of global tokens fit; see `ETCLabels`."""
         super().check(choices)
         count = getattr(choices.pattern, "global_tokens", self.global_tokens)
         if count != self.global_tokens:
@@ -62,18 +62,17 @@ class ETCLabels(PairwisePosition):
             )
 
     def build(self, width: int, heads: int) -> "LabelTables":
-        """See `Position`."""
         return LabelTables(self, width // heads, heads)
 
     def label(self, i: Tensor, j: Tensor) -> Tensor:
-        """The label (...) int64 of query positions i and key positions j, which broadcast."""
-        most, count = self.max_distance, self.global_tokens
-        after = (j - i).clamp(max=most)
-        by_distance = torch.where(j >= i, after, most + (i - j).clamp(max=most))
+        """Return the label (...) int64 of query positions i and key positions j, which broadcast."""
+        max_distance, count = self.max_distance, self.global_tokens
+        after = (j - i).clamp(max=max_distance)
+        by_distance = torch.where(j >= i, after, max_distance + (i - j).clamp(max=max_distance))
         return torch.where((i < count) == (j < count), by_distance, self._across(i, j))
 
     def _across(self, i: Tensor, j: Tensor) -> Tensor:
-        """The label of a global token and one that is not: it belongs to the global one, or not."""
+        """Return the label of pairs of a global token and one that is not."""
         other = torch.full_like(i + j, 2 * self.max_distance + 1)
         if self.segment is None:
             return other
@@ -82,7 +81,7 @@ class ETCLabels(PairwisePosition):
 
 
 class LabelTables(LayerPosition):
-    """``keys`` (2 K + 3, H, D) and ``numbers`` (2 K + 3, H) of an `ETCLabels` in one layer or side of it."""
+    """Module of `ETCLabels` in one layer: ``keys`` (2 K + 3, H, D) and ``numbers`` (2 K + 3, H)."""
 
     def __init__(self, spec: ETCLabels, size: int, heads: int):
         super().__init__()
@@ -92,8 +91,8 @@ class LabelTables(LayerPosition):
         self.numbers = nn.Parameter(torch.zeros(labels, heads))
 
     def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
-        """q (B, H, Tq, D) -> ``(q_i . a_l + b_l) / sqrt(D)`` (B, H, Tq, Tk)."""
-        of_label = q @ self.keys.permute(1, 2, 0) + self.numbers.T[:, None]
+        """Return ``(q_i . a_l + b_l) / sqrt(D)`` (B, H, Tq, Tk) for q (B, H, Tq, D)."""
+        label_scores = q @ self.keys.permute(1, 2, 0) + self.numbers.T[:, None]
         label = self.spec.label(relation.query.position[..., None], relation.key.position[:, None])
-        scores = of_label.gather(-1, label[:, None].expand(-1, q.shape[1], -1, -1))
+        scores = label_scores.gather(-1, label[:, None].expand(-1, q.shape[1], -1, -1))
         return scores * q.shape[-1] ** -0.5

@@ -1,4 +1,4 @@
-"""FLOATER: positions that flow, each from the one before, along a learned differential equation."""
+"""FLOATER: position vectors on the trajectory of a learned differential equation."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,37 +11,39 @@ from rlxf.attention.checks import check_finite_number, check_whole
 from rlxf.attention.positions.base import Embedding, Position
 
 MOST_STEP = 100.0
-"""With longer ones, positions soon flow out of float32."""
+"""Largest step; with longer ones, position vectors soon overflow float32."""
 
-CALM = 0.1
-"""What W_2 and b_2 are scaled by at first."""
+INITIAL_SCALE = 0.1
+"""Initial scale of W_2 and b_2."""
 
 
 @dataclass(frozen=True)
 class Floater(Position):
     r"""``x_t += p(t dt)``, where p solves ``dp/ds = h(s, p)``: ``p(s') = p(s) + integral of h``.
 
-    ``h(s, p) = W_2 [ReLU(W_1 [p, s] + b_1), s] + b_2``; h and p(0) are learned. No position is the last:
-    each follows from the one before. But nothing holds p, and what W_2 W_1 stretches grows with each of them.
-    So W_2 and b_2 start a tenth as large as those of `torch.nn.Linear`: position 10,000 then is some tens
-    of times as large as a token, and would be 1e10 times otherwise.
+    ``h(s, p) = W_2 [ReLU(W_1 [p, s] + b_1), s] + b_2``; h and p(0) are learned. The number of positions is
+    unlimited: each follows from the previous one. As the norm of p is unbounded, components that W_2 W_1
+    amplifies grow with each position. W_2 and b_2 therefore start a tenth as large as those of
+    `torch.nn.Linear`. The vector of position 10,000 is then some tens of times as large as a token, instead
+    of 1e10 times.
 
-    A segment is learned from with the gradient through all positions, so its cost grows with the last one in
-    it, one after the other; steps that act go on from where they were.
+    While learning, the gradient of a segment flows through all positions, so the cost grows with its last
+    position and is sequential. Acting steps continue from the last computed position.
 
-    The solver is Runge and Kutta's of order 4 with fixed steps, in Kutta's 3/8 form, as in the
-    authors' code. torchdiffeq has it too, for the price of a dependency of the core for ten lines. The paper
-    adds p to the input of every layer, with p(0) of its own; here it is added once, at the bottom.
+    The solver is the Runge-Kutta method of order 4 with fixed steps, in Kutta's 3/8 form, as in the authors'
+    code. torchdiffeq provides it too, but ten lines are simpler than a dependency of the core. The paper adds
+    p to the input of every layer, with a separate p(0); here it is added once, to the input of the first
+    layer.
 
     Source: Liu et al. 2020, arXiv:2003.09229, section 3.
 
     Args:
-        step: dt, how far the flow goes from one position to the next; 0.01 as in the authors' code.
-        substeps: steps of the solver on that way.
+        step: dt, integration interval from one position to the next; 0.01 as in the authors' code.
+        substeps: number of solver steps in that interval.
 
     Raises:
-        TypeError: if step is no number, or substeps no whole number.
-        ValueError: if step is not above 0 or is more than 100, or substeps is less than 1.
+        TypeError: if step is not a number, or substeps is not an integer.
+        ValueError: if step is not positive or is more than 100, or substeps is less than 1.
     """
 
     paper: ClassVar[str] = "Liu et al. 2020, arXiv:2003.09229"
@@ -62,7 +64,7 @@ class Floater(Position):
 
 
 class FloaterEmbedding(Embedding):
-    """p(0) (C,), W_1 and W_2 (C, C + 1) of a `Floater`."""
+    """Module of `Floater`: p(0) (C,), W_1 and W_2 (C, C + 1)."""
 
     def __init__(self, spec: Floater, width: int):
         super().__init__()
@@ -71,25 +73,24 @@ class FloaterEmbedding(Embedding):
         self.inner = nn.Linear(width + 1, width)
         self.outer = nn.Linear(width + 1, width)
         with torch.no_grad():
-            self.outer.weight.mul_(CALM)
-            self.outer.bias.mul_(CALM)
+            self.outer.weight.mul_(INITIAL_SCALE)
+            self.outer.bias.mul_(INITIAL_SCALE)
         self._last: Trajectory | None = None
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
-        """x (B, T, C), position (B, T) -> (B, T, C)."""
         length = int(position.max()) + 1
-        points = self.flow(self.start[None], length) if torch.is_grad_enabled() else self._known(length)
+        points = self.flow(self.start[None], length) if torch.is_grad_enabled() else self._cached_flow(length)
         return x + nn.functional.embedding(position, points)
 
     def flow(self, points: Tensor, length: int) -> Tensor:
-        """p (N, C) of positions 0 ... N - 1 -> that of at least ``length`` positions."""
-        made = [points[-1]]
+        """Extend p (N, C) of positions 0 ... N - 1 to at least ``length`` positions."""
+        trajectory = [points[-1]]
         for t in range(len(points) - 1, length - 1):
-            made.append(self.advance(t * self.spec.step, made[-1]))
-        return torch.cat([points, torch.stack(made[1:])]) if made[1:] else points
+            trajectory.append(self.advance(t * self.spec.step, trajectory[-1]))
+        return torch.cat([points, torch.stack(trajectory[1:])]) if trajectory[1:] else points
 
-    def _known(self, length: int) -> Tensor:
-        """`flow` without gradient, from the last position that the present weights have reached."""
+    def _cached_flow(self, length: int) -> Tensor:
+        """Compute `flow` without gradient, from the last position computed with the current weights."""
         last = self._last
         if last is None or not last.made_by(self.parameters()):
             last = Trajectory([weight.detach().clone() for weight in self.parameters()], self.start[None])
@@ -97,14 +98,14 @@ class FloaterEmbedding(Embedding):
         return self._last.points
 
     def advance(self, s: float, p: Tensor) -> Tensor:
-        """p (..., C) at s -> p at ``s + step``."""
+        """Integrate p (..., C) from s to ``s + step``."""
         size = self.spec.step / self.spec.substeps
         for number in range(self.spec.substeps):
             p = p + size * self._slope(s + number * size, p, size)
         return p
 
     def _slope(self, s: float, p: Tensor, size: float) -> Tensor:
-        """The mean slope of p over a step of the solver, by Kutta's 3/8 rule."""
+        """Return the mean slope of p over a step of the solver, by Kutta's 3/8 rule."""
         first = self.h(s, p)
         second = self.h(s + size / 3, p + size / 3 * first)
         third = self.h(s + size * 2 / 3, p + size * (second - first / 3))
@@ -112,7 +113,7 @@ class FloaterEmbedding(Embedding):
         return (first + 3 * (second + third) + fourth) / 8
 
     def h(self, s: float, p: Tensor) -> Tensor:
-        """p (..., C) at s -> its slope (..., C)."""
+        """Return the slope (..., C) of p (..., C) at s."""
         now = p.new_full((*p.shape[:-1], 1), s)
         hidden = self.inner(torch.cat([p, now], dim=-1)).relu()
         slope: Tensor = self.outer(torch.cat([hidden, now], dim=-1))
@@ -121,16 +122,16 @@ class FloaterEmbedding(Embedding):
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """Points p (N, C) of positions 0 ... N - 1, and the weights that made them."""
+    """Points p (N, C) of positions 0 ... N - 1, and the weights they were computed with."""
 
     weights: list[Tensor]
     points: Tensor
 
     def made_by(self, weights: Iterable[Tensor]) -> bool:
-        """Whether these weights would make it."""
-        return all(same(mine, other) for mine, other in zip(self.weights, weights, strict=True))
+        """Return whether the trajectory was computed with these weights."""
+        return all(same(own, other) for own, other in zip(self.weights, weights, strict=True))
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal in place, type and every number."""
+    """Return whether two tensors have the same device, dtype and values."""
     return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)

@@ -20,8 +20,8 @@ class LearnedAbsolute(Position):
         max_length: number of positions, in tokens. An episode must not be longer.
 
     Raises:
-        TypeError: if max_length is no whole number.
-        ValueError: if it is less than 1; in a pass, if a position has no vector.
+        TypeError: if max_length is not an integer.
+        ValueError: if max_length is less than 1; in a pass, if a position has no vector.
     """
 
     paper: ClassVar[str] = "Gehring et al. 2017, arXiv:1705.03122"
@@ -32,7 +32,7 @@ class LearnedAbsolute(Position):
 
     @property
     def max_positions(self) -> int:
-        """See `Position`: one vector for each."""
+        """Number of vectors."""
         return self.max_length
 
     def build_embedding(self, width: int, heads: int) -> "LearnedEmbedding":
@@ -40,7 +40,7 @@ class LearnedAbsolute(Position):
 
 
 class LearnedEmbedding(Embedding):
-    """The learned table p (max_length, C) of a `LearnedAbsolute`."""
+    """Learned table p (max_length, C) of a `LearnedAbsolute`."""
 
     def __init__(self, spec: LearnedAbsolute, width: int):
         super().__init__()
@@ -48,7 +48,6 @@ class LearnedEmbedding(Embedding):
         self.weight = nn.Parameter(torch.randn(spec.max_length, width) * 0.02)
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
-        """x (B, T, C), position (B, T) -> (B, T, C)."""
         check_positions(self.spec, self.spec.max_length, position)
         return x + nn.functional.embedding(position, self.weight)
 
@@ -56,11 +55,11 @@ class LearnedEmbedding(Embedding):
 def check_positions(spec: Position, max_length: int, position: Tensor, counted: str = "") -> None:
     """Raise ValueError unless each position has one of ``max_length`` vectors.
 
-    The message says what is ``counted`` beside the tokens of an episode.
+    ``counted`` is appended to the message: it names what is counted in addition to the tokens of an episode.
     """
     last = int(position.max())
     if last >= max_length:
         raise ValueError(
-            f"position {last} has no vector: {spec} counts from 0{counted}; "
+            f"position {last} has no vector: {spec} has {max_length} positions from 0{counted}; "
             f"raise max_length or choose a relative position"
         )

@@ -15,17 +15,17 @@ from rlxf.attention.positions.learned_absolute import check_positions
 class Multiplicative(Position):
     """``x_t *= p[t]``, feature by feature, with p learned.
 
-    It starts near 1, where tokens pass as they are: near 0 nothing would pass.
+    p starts near 1, which leaves tokens almost unchanged; near 0 it would erase them.
 
-    Source: Su 2021, "Transformer position encodings that rack researchers' brains",
-    kexue.fm/archives/8130, section on multiplication.
+    Source: Su 2021, "Transformer position encodings that rack researchers' brains", kexue.fm/archives/8130,
+    section on multiplication.
 
     Args:
         max_length: number of positions, in tokens. An episode must not be longer.
 
     Raises:
-        TypeError: if max_length is no whole number.
-        ValueError: if it is less than 1; in a pass, if a position has no vector.
+        TypeError: if max_length is not an integer.
+        ValueError: if max_length is less than 1; in a pass, if a position has no vector.
     """
 
     paper: ClassVar[str] = "Su 2021, kexue.fm/archives/8130"
@@ -36,7 +36,7 @@ class Multiplicative(Position):
 
     @property
     def max_positions(self) -> int:
-        """See `Position`: one vector for each."""
+        """Number of vectors."""
         return self.max_length
 
     def build_embedding(self, width: int, heads: int) -> "MultiplicativeEmbedding":
@@ -44,7 +44,7 @@ class Multiplicative(Position):
 
 
 class MultiplicativeEmbedding(Embedding):
-    """The learned table p (max_length, C) of a `Multiplicative`."""
+    """Learned table p (max_length, C) of a `Multiplicative`."""
 
     def __init__(self, spec: Multiplicative, width: int):
         super().__init__()
@@ -52,6 +52,6 @@ class MultiplicativeEmbedding(Embedding):
         self.weight = nn.Parameter(1 + torch.randn(spec.max_length, width) * 0.02)
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
-        """x (B, T, C), position (B, T) -> (B, T, C)."""
+        """Multiply x (B, T, C) by the factors of position (B, T)."""
         check_positions(self.spec, self.spec.max_length, position)
         return x * nn.functional.embedding(position, self.weight)

@@ -1,4 +1,4 @@
-"""Shaw's relative positions: a learned vector for each distance, in the keys and in the values."""
+"""Shaw's relative positions: a learned vector for each distance, added to keys and values."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,18 +16,18 @@ from rlxf.attention.relation import Relation
 class ShawRelative(PairwisePosition):
     r"""``s_ij = q_i . (k_j + a^K_ij) / sqrt(D)``, ``z_i = sum_j w_ij (v_j + a^V_ij)``.
 
-    ``a_ij = w[clip(j - i, -K, K)]``, learned in each layer, the same for all heads. Keys farther
-    than K share the vector of distance K. A causal transformer uses one side of the tables.
+    ``a_ij = w[clip(j - i, -K, K)]``, learned in each layer, the same for all heads. Keys farther than K share
+    the vector of distance K. A causal transformer uses one side of the tables.
 
-    Source: Shaw et al. 2018, arXiv:1803.02155, sections 3.1 and 3.2. As there, no vector is made
-    for each pair: queries meet the 2 K + 1 vectors, and weights are summed by distance.
+    Source: Shaw et al. 2018, arXiv:1803.02155, sections 3.1 and 3.2. As there, no vector is computed for each
+    pair: queries are multiplied by the 2 K + 1 vectors, and weights are summed by distance.
 
     Args:
-        max_distance: largest distance K, in tokens, that has its own vectors.
+        max_distance: largest distance K, in tokens, with separate vectors.
 
     Raises:
-        TypeError: if max_distance is no whole number.
-        ValueError: if it is less than 1; in a spec, if the kernel does not weigh each pair by itself.
+        TypeError: if max_distance is not an integer.
+        ValueError: if max_distance is less than 1; in a spec, if the kernel does not compute each pair.
     """
 
     paper: ClassVar[str] = "Shaw et al. 2018, arXiv:1803.02155"
@@ -40,12 +40,12 @@ class ShawRelative(PairwisePosition):
         return ShawTables(self, width // heads)
 
     def row(self, distances: Tensor) -> Tensor:
-        """Row of the tables for distances i - j; row 0 is for keys K or more tokens before."""
+        """Return the row of the tables for distances i - j; row 0 is for keys K or more tokens before."""
         return (-distances).clamp(-self.max_distance, self.max_distance) + self.max_distance
 
 
 class ShawTables(LayerPosition):
-    """The learned tables w^K and w^V (2 K + 1, D) of a `ShawRelative` in one layer."""
+    """Module of `ShawRelative` in one layer: learned tables w^K and w^V (2 K + 1, D)."""
 
     def __init__(self, spec: ShawRelative, size: int):
         super().__init__()
@@ -54,12 +54,12 @@ class ShawTables(LayerPosition):
         self.of_values = nn.Parameter(torch.zeros(2 * spec.max_distance + 1, size))
 
     def table(self, distances: Tensor, shared: Tensor | None) -> Tensor:
-        """distances (R,) -> a^K / sqrt(D) and a^V, (2, R, D)."""
+        """Return a^K / sqrt(D) and a^V, (2, R, D), for distances (R,)."""
         row = self.spec.row(distances)
         return torch.stack([self.of_keys[row] * self.of_keys.shape[1] ** -0.5, self.of_values[row]])
 
     def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
-        """q (B, H, Tq, D) -> ``q_i . a^K_ij / sqrt(D)`` (B, H, Tq, Tk)."""
+        """Return ``q_i . a^K_ij / sqrt(D)`` (B, H, Tq, Tk) for q (B, H, Tq, D)."""
         assert table is not None
         return relation.scores(q, table[0].T.expand(q.shape[1], -1, -1))
 
@@ -74,7 +74,7 @@ class ShawTables(LayerPosition):
         table: Tensor | None,
         dropout: float,
     ) -> Tensor:
-        """``sum_j w_ij v_j + sum_r w_ir a^V_r``, with w_ir the weight that falls on distance r."""
+        """Return ``sum_j w_ij v_j + sum_r w_ir a^V_r``, with w_ir the sum of weights at distance r."""
         assert table is not None
         assert isinstance(kernel, LayerPairwise)
         weights = kernel.weights(q, k, bias, relation, dropout)

@@ -1,4 +1,4 @@
-"""Sinusoidal absolute positions: fixed waves added to the embeddings."""
+"""Sinusoidal absolute positions: fixed sines and cosines added to the embeddings."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,7 @@ from rlxf.attention.technique import Choices
 
 
 def frequencies(width: int, base: float, device: torch.device | None = None) -> Tensor:
-    """``base^(-2m / width)`` for m = 0 ... width / 2 - 1, float64."""
+    """Return ``base^(-2m / width)`` for m = 0 ... width / 2 - 1, float64."""
     exponent = torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
     return base**-exponent
 
@@ -34,8 +34,8 @@ def check_even_width(position: Position, choices: Choices) -> None:
 class Sinusoidal(Position):
     r"""``x_t += p_t``, ``p_t[2m] = sin(t * base^(-2m/d))``, ``p_t[2m+1] = cos(t * base^(-2m/d))``.
 
-    Positions count from 0 and have no upper bound. Sine and cosine alternate, as in the paper;
-    tensor2tensor and fairseq put the sines first and use other frequencies.
+    Positions count from 0 and have no upper bound. Sine and cosine alternate, as in the paper; tensor2tensor
+    and fairseq put the sines first and use other frequencies.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
 
@@ -53,25 +53,24 @@ class Sinusoidal(Position):
         check_base("Sinusoidal", self.base)
 
     def check(self, choices: Choices) -> None:
-        """See `Position`: waves come in pairs, a sine and a cosine."""
+        """Raise ValueError if the width is odd."""
         check_even_width(self, choices)
 
     def build_embedding(self, width: int, heads: int) -> "SinusoidalEmbedding":
         return SinusoidalEmbedding(self)
 
     def encode(self, position: Tensor, width: int) -> Tensor:
-        """position (...) -> (..., width), float64."""
+        """Return the encoding (..., width) of position (...), float64."""
         angle = position[..., None] * frequencies(width, self.base, position.device)
         return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
 
 
 class SinusoidalEmbedding(Embedding):
-    """Adds the waves of a `Sinusoidal`."""
+    """Module of `Sinusoidal`."""
 
     def __init__(self, spec: Sinusoidal):
         super().__init__()
         self.spec = spec
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
-        """x (B, T, C), position (B, T) -> (B, T, C)."""
         return x + self.spec.encode(position, x.shape[-1]).to(x.dtype)

@@ -16,20 +16,19 @@ from rlxf.attention.relation import Relation
 class T5Bias(PairwisePosition):
     r"""``s_ij += b[h, bucket(i - j)]``: near distances get a bucket each, far ones share.
 
-    With n buckets and e = n // 2, distance d falls in bucket d when d < e, else in
-    ``e + (n - e) * log(d / e) / log(D / e)``, at most n - 1 (D: ``max_distance``). In a
-    bidirectional transformer keys behind and ahead of the query get n / 2 buckets each.
-    All layers share b.
+    With n buckets and e = n // 2, distance d falls in bucket d if d < e, else in
+    ``e + (n - e) * log(d / e) / log(D / e)``, at most n - 1 (D: ``max_distance``). In a bidirectional
+    transformer keys before and after the query get n / 2 buckets each. All layers share b.
 
-    Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1 and the authors' code. T5 leaves out
-    the 1/sqrt(d) scale; we keep it: to load weights of T5, multiply those of q by sqrt(D).
+    Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1 and the authors' code. T5 omits the 1/sqrt(d)
+    scale; we keep it: to load weights of T5, multiply those of q by sqrt(D).
 
     Args:
         buckets: number of buckets n; even.
         max_distance: distance D, in tokens, from which all keys share the last bucket.
 
     Raises:
-        TypeError: if one of them is no whole number.
+        TypeError: if an option is not an integer.
         ValueError: if buckets is odd or less than 4, or max_distance <= buckets // 2.
     """
 
@@ -44,17 +43,20 @@ class T5Bias(PairwisePosition):
         return T5BiasTable(self, heads)
 
     def bucket(self, distance: Tensor, causal: bool) -> Tensor:
-        """Bucket of each distance i - j; in a causal transformer, keys ahead (masked anyway) fall in 0."""
+        """Return the bucket of each distance i - j.
+
+        In a causal transformer later keys, which are masked, get bucket 0.
+        """
         if causal:
             return one_sided(distance.clamp(min=0), self.buckets, self.max_distance)
         return two_sided(distance, self.buckets, self.max_distance)
 
 
 def check_buckets(technique: str, buckets: int, max_distance: int) -> None:
-    """Raise unless distances can be put in that many buckets, on either side of the query.
+    """Raise unless the numbers of buckets and distances are in range.
 
     Raises:
-        TypeError: if one of them is no whole number.
+        TypeError: if an option is not an integer.
         ValueError: if buckets is odd or less than 4, or max_distance <= buckets // 2.
     """
     check_whole(f"{technique} buckets", buckets, least=4)
@@ -66,7 +68,7 @@ def check_buckets(technique: str, buckets: int, max_distance: int) -> None:
 
 
 def one_sided(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """Bucket of each distance, all of them at least 0."""
+    """Return the bucket of each distance; distances are at least 0."""
     exact = buckets // 2
     ratio = math.log(max_distance / exact)
     far = (distance.clamp(min=exact).float() / exact).log() / ratio * (buckets - exact)
@@ -75,13 +77,13 @@ def one_sided(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
 
 
 def two_sided(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """Bucket of each distance: the upper half is for keys ahead of the query."""
+    """Return the bucket of each distance; the upper half is for keys after the query."""
     side = buckets // 2
     return one_sided(distance.abs(), side, max_distance) + side * (distance < 0)
 
 
 class T5BiasTable(Embedding):
-    """The learned table b (n, H) of a `T5Bias`, for all layers."""
+    """Learned table b (n, H) of a `T5Bias`, for all layers."""
 
     def __init__(self, spec: T5Bias, heads: int):
         super().__init__()
@@ -89,10 +91,9 @@ class T5BiasTable(Embedding):
         self.weight = nn.Parameter(torch.zeros(spec.buckets, heads))
 
     def table(self, distances: Tensor, causal: bool) -> Tensor:
-        """distances (R,) -> (H, R)."""
+        """Return the bias (H, R) of distances (R,)."""
         return self.weight[self.spec.bucket(distances, causal)].T
 
     def bias(self, relation: Relation) -> Tensor:
-        """(B or 1, H, Tq, Tk)."""
         assert relation.table is not None
         return relation.spread(relation.table)

@@ -1,4 +1,4 @@
-"""TUPE: positions score positions, words score words, and the first token stands apart."""
+"""TUPE: separate score terms for content and positions, and an untied first token."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,35 +14,35 @@ from rlxf.attention.positions.learned_absolute import check_positions
 from rlxf.attention.positions.t5_bias import check_buckets, two_sided
 from rlxf.attention.relation import Relation
 
-EXTRA = ", the extra tokens that an encoder's pattern has among them"
-"""They stand before the tokens of an episode and have positions as any: see `LearnedTokens`."""
+EXTRA = ", including the extra global tokens of a bidirectional pattern"
+"""Message part about extra global tokens, which have the first positions; see `LearnedTokens`."""
 
 
 @dataclass(frozen=True)
 class Tupe(PairwisePosition):
     r"""``s_ij = (q_i . k_j + (p_i U_Q) . (p_j U_K)) / sqrt(2 D) + b[h, bucket(i - j)]``.
 
-    p is the layer norm of a learned vector for each position. Without buckets this is TUPE-A, with
-    them TUPE-R. The first token of an episode, the paper's [CLS], is untied: to it, position terms are
-    ``theta_2`` and a bucket of its own, from it ``theta_1`` and another. The position terms are computed
-    once and added in all layers.
+    p is the layer norm of a learned vector for each position. Without buckets this is TUPE-A, with them
+    TUPE-R. The first token of an episode, the paper's [CLS], is untied. Position terms with it as key are
+    ``theta_2`` and a separate bucket; those with it as query are ``theta_1`` and another bucket. The position
+    terms are computed once and added in all layers.
 
-    The buckets are those of T5, one half for either side. The causal form is ours: the half that lies
-    ahead is unused, and so is ``theta_1``, save with softmax1: a first token sees itself alone.
+    The buckets are those of T5, one half for either side. The causal form is ours: the half for later keys is
+    unused. So is ``theta_1``, except with softmax1, as the first token sees only itself.
 
-    Source: Ke et al. 2021, arXiv:2006.15595, section 3; layer norm and buckets of the first token from
-    the authors' code.
+    Source: Ke et al. 2021, arXiv:2006.15595, section 3; layer norm and buckets of the first token from the
+    authors' code.
 
     Args:
-        max_length: number of positions, in tokens. An episode must not be longer, with the extra tokens of an
-            encoder's pattern.
+        max_length: number of positions, in tokens. An episode must not be longer, including extra global
+            tokens of a bidirectional pattern.
         buckets: number of buckets of distances; even. None: TUPE-A.
         max_distance: distance, in tokens, from which all keys share the last bucket.
 
     Raises:
-        TypeError: if one of them is no whole number.
-        ValueError: if max_length is less than 1, buckets is odd or less than 4, or
-            max_distance <= buckets // 2; in a pass, if a position has no vector.
+        TypeError: if an option is not an integer.
+        ValueError: if max_length is less than 1, buckets is odd or less than 4, or max_distance <= buckets //
+            2; in a pass, if a position has no vector.
     """
 
     paper: ClassVar[str] = "Ke et al. 2021, arXiv:2006.15595"
@@ -59,7 +59,7 @@ class Tupe(PairwisePosition):
 
     @property
     def max_positions(self) -> int:
-        """See `Position`: one vector for each."""
+        """Number of vectors."""
         return self.max_length
 
     def build_embedding(self, width: int, heads: int) -> "TupePositions":
@@ -70,17 +70,16 @@ class Tupe(PairwisePosition):
 
 
 class TupeContent(LayerPosition):
-    """``q / sqrt(2)``: content and position have a part of the scale each."""
+    """Module of `Tupe` in one layer: ``q / sqrt(2)``, as the scale covers two terms."""
 
     def query(self, q: Tensor, position: Tensor) -> Tensor:
-        """See `LayerPosition`."""
         return q * 2**-0.5
 
 
 class TupePositions(Embedding):
-    """The vectors, their norm, U_Q and U_K of a TUPE-A.
+    """Vectors, their norm, U_Q and U_K of a TUPE-A.
 
-    Rows 0 and 1 of the vectors (max_length + 1, C) stand for theta_1 and theta_2; position t has row t + 1.
+    Rows 0 and 1 of the vectors (max_length + 1, C) are for theta_1 and theta_2; position t has row t + 1.
     """
 
     def __init__(self, spec: Tupe, width: int, heads: int):
@@ -92,31 +91,31 @@ class TupePositions(Embedding):
         self.of_keys = orthogonal_linear(width, width)
 
     def table(self, distances: Tensor, causal: bool) -> Tensor:
-        """``p U_Q / sqrt(2 D)`` and ``p U_K`` of all positions, (2, max_length + 1, C)."""
+        """Return ``p U_Q / sqrt(2 D)`` and ``p U_K`` of all positions, (2, max_length + 1, C)."""
         p = self.norm(self.weight)
         scale = (2 * self.weight.shape[1] / self.heads) ** -0.5
         return torch.stack([self.of_queries(p) * scale, self.of_keys(p)])
 
     def bias(self, relation: Relation) -> Tensor:
-        """(B, H, Tq, Tk)."""
+        """Return the position terms, (B, H, Tq, Tk)."""
         assert relation.table is not None
         check_positions(self.spec, self.spec.max_length, relation.query.position, EXTRA)
         check_positions(self.spec, self.spec.max_length, relation.key.position, EXTRA)
         q, k = relation.table
-        scores = self._at(q, relation.query) @ self._at(k, relation.key).transpose(-1, -2)
+        scores = self._rows(q, relation.query) @ self._rows(k, relation.key).transpose(-1, -2)
         theta = (q[:2] * k[:2]).unflatten(-1, (self.heads, -1)).sum(-1)
         return untied(relation, scores, *theta)
 
-    def _at(self, table: Tensor, index: Index) -> Tensor:
-        """Rows of a table (max_length + 1, C) for an index (B, T): (B, H, T, D)."""
+    def _rows(self, table: Tensor, index: Index) -> Tensor:
+        """Return rows of a table (max_length + 1, C) for an index (B, T): (B, H, T, D)."""
         rows = nn.functional.embedding(index.position + 1, table)
         return rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class TupeDistances(TupePositions):
-    """`TupePositions` and the buckets b (n + 1, H) of a TUPE-R.
+    """`TupePositions` with the buckets b (n + 1, H) of a TUPE-R.
 
-    Keys that are the first token have the last bucket, queries that are it bucket n / 2, which no
+    Pairs with the first token as key have the last bucket. Pairs with it as query have bucket n / 2, which no
     distance falls in.
     """
 
@@ -126,21 +125,21 @@ class TupeDistances(TupePositions):
         self.buckets = nn.Parameter(torch.zeros(spec.buckets + 1, heads))
 
     def bias(self, relation: Relation) -> Tensor:
-        """(B, H, Tq, Tk)."""
+        """Return the position terms and the distance bias, (B, H, Tq, Tk)."""
         size = self.buckets.shape[0] - 1
-        near = self.buckets[two_sided(relation.distances, size, self.spec.max_distance)]
-        scores = relation.spread(near.T)
+        bucket_bias = self.buckets[two_sided(relation.distances, size, self.spec.max_distance)]
+        scores = relation.spread(bucket_bias.T)
         return super().bias(relation) + untied(relation, scores, self.buckets[size // 2], self.buckets[size])
 
 
 def untied(relation: Relation, scores: Tensor, first: Tensor, others: Tensor) -> Tensor:
-    """Scores (B or 1, H, Tq, Tk) with those of the first token replaced -> (B, H, Tq, Tk).
+    """Return scores (B or 1, H, Tq, Tk) with those of the first token replaced: (B, H, Tq, Tk).
 
     Args:
-        relation: says which tokens are first.
-        scores: of all tokens.
-        first: of the first token for any key, (H,).
-        others: of any other token for the first one, (H,).
+        relation: positions of queries and keys.
+        scores: scores of all tokens.
+        first: score of the first token as query, for any key, (H,).
+        others: score of the first token as key, for any other query, (H,).
     """
     is_key = (relation.key.position == 0)[:, None, None, :]
     is_query = (relation.query.position == 0)[:, None, :, None]

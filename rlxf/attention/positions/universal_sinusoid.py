@@ -1,4 +1,4 @@
-"""The two-dimensional signal of the Universal Transformer: where a token stands, and in which pass it is."""
+"""Universal Transformer's two-dimensional signal: sinusoids of the position and of the pass."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,23 +31,21 @@ class UniversalSinusoid(Position):
         check_base("UniversalSinusoid", self.base)
 
     def check(self, choices: Choices) -> None:
-        """See `Position`: waves come in pairs, a sine and a cosine."""
+        """Raise ValueError if the width is odd."""
         check_even_width(self, choices)
 
     def build_embedding(self, width: int, heads: int) -> "UniversalSinusoidEmbedding":
-        """See `Position`."""
         return UniversalSinusoidEmbedding(self)
 
 
 class UniversalSinusoidEmbedding(Embedding):
-    """Adds the waves of a `UniversalSinusoid`."""
+    """Module of `UniversalSinusoid`."""
 
     def __init__(self, spec: UniversalSinusoid):
         super().__init__()
         self.waves = Sinusoidal(spec.base)
 
     def signal(self, x: Tensor, position: Tensor, number: int) -> Tensor:
-        """See `Embedding`."""
-        here = self.waves.encode(position, x.shape[-1])
-        now = self.waves.encode(torch.tensor(number + 1, device=x.device), x.shape[-1])
-        return (here + now).to(x.dtype)
+        of_position = self.waves.encode(position, x.shape[-1])
+        of_pass = self.waves.encode(torch.tensor(number + 1, device=x.device), x.shape[-1])
+        return (of_position + of_pass).to(x.dtype)

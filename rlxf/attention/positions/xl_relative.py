@@ -1,4 +1,4 @@
-"""Transformer-XL's relative positions: content and distance, each with a learned bias."""
+"""Transformer-XL's relative positions: content and distance terms, each with a learned bias."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -36,7 +36,7 @@ class XLRelative(PairwisePosition):
         check_base("XLRelative", self.base)
 
     def check(self, choices: Choices) -> None:
-        """See `Position`: waves come in pairs, a sine and a cosine."""
+        """Raise ValueError if the width is odd, or without a `PairwiseKernel`."""
         super().check(choices)
         check_even_width(self, choices)
 
@@ -44,13 +44,13 @@ class XLRelative(PairwisePosition):
         return XLRelativeBias(self, width, heads)
 
     def encode(self, distances: Tensor, width: int) -> Tensor:
-        """distances (R,) -> r (R, width), float64."""
+        """Return r (R, width) of distances (R,), float64."""
         angle = distances[:, None] * frequencies(width, self.base, distances.device)
         return torch.cat([angle.sin(), angle.cos()], dim=-1)
 
 
 class XLRelativeBias(LayerPosition):
-    """W_r (C, C), u (H, D) and v (H, D) of an `XLRelative` in one layer."""
+    """Module of `XLRelative` in one layer: W_r (C, C), u (H, D) and v (H, D)."""
 
     def __init__(self, spec: XLRelative, width: int, heads: int):
         super().__init__()
@@ -60,16 +60,16 @@ class XLRelativeBias(LayerPosition):
         self.v = nn.Parameter(torch.zeros(heads, width // heads))
 
     def query(self, q: Tensor, position: Tensor) -> Tensor:
-        """q + u."""
+        """Return q + u."""
         return q + self.u[:, None]
 
     def table(self, distances: Tensor, shared: Tensor | None) -> Tensor:
-        """distances (R,) -> ``W_r r / sqrt(D)`` as (H, D, R)."""
+        """Return ``W_r r / sqrt(D)`` for distances (R,): (H, D, R)."""
         heads, size = self.u.shape
         r = self.r(self.spec.encode(distances, heads * size).to(self.u.dtype))
         return (r * size**-0.5).unflatten(-1, (heads, size)).permute(1, 2, 0)
 
     def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
-        """q (B, H, Tq, D) -> ``(q_i + v) . (W_r r_{i-j}) / sqrt(D)`` (B, H, Tq, Tk)."""
+        """Return ``(q_i + v) . (W_r r_{i-j}) / sqrt(D)`` (B, H, Tq, Tk) for q (B, H, Tq, D)."""
         assert table is not None
         return relation.scores(q + self.v[:, None], table)

@@ -1,1 +1,1 @@
-"""How does a sublayer's output join the stream?"""
+"""Residual connections: how the output of a sublayer is combined with the residual stream."""

@@ -1,4 +1,4 @@
-"""The plain residual: x + y."""
+"""Plain residual connection: x + y."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,13 +18,13 @@ class Add(Residual):
     paper: ClassVar[str] = "He et al. 2016, arXiv:1512.03385"
 
     def build(self, width: int, heads: int) -> "Sum":
-        """The module; it has no parameters."""
+        """Return the module; it has no parameters."""
         return Sum()
 
 
 class Sum(nn.Module):
-    """x + y."""
+    """Module of `Add`: x + y."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """x (..., C), y (..., C) -> (..., C)."""
+        """Return x + y, for x (..., C) and y (..., C): (..., C)."""
         return x + y

@@ -1,4 +1,4 @@
-"""What every residual technique offers, and the gates' common part."""
+"""Base classes of the residual techniques."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from rlxf.attention.technique import Technique
 
 
 class Residual(Technique, ABC):
-    """How the output y of a sublayer joins the stream x. Base of the residual techniques: frozen dataclasses.
+    """Combination of a sublayer's output y with the residual stream x; base of frozen dataclasses.
 
-    The stream is the tokens themselves, unless a technique says otherwise.
+    The residual stream consists of the tokens, unless a technique overrides its methods.
     """
 
     causal: ClassVar[str] = "token by token"
@@ -22,31 +22,31 @@ class Residual(Technique, ABC):
 
     @abstractmethod
     def build(self, width: int, heads: int) -> nn.Module:
-        """The module: ``forward(x, y)``, (..., C) and (..., C) -> (..., C)."""
+        """Return the module with ``forward(x, y)``, (..., C) and (..., C) -> (..., C)."""
 
     def opened(self, x: Tensor) -> Tensor:
-        """Tokens (..., C) as the stream of the first layer."""
+        """Return the residual stream before the first layer, for tokens (..., C)."""
         return x
 
     def read(self, stream: Tensor) -> Tensor:
-        """What attention reads of the stream, (..., C)."""
+        """Return the input of attention, (..., C)."""
         return stream
 
     def closed(self, stream: Tensor) -> Tensor:
-        """What comes of the stream behind the last layer, (..., C)."""
+        """Return the output after the last layer, (..., C)."""
         return stream
 
 
 @dataclass(frozen=True)
 class Biased(Residual):
-    """What the gates with a bias share: where their b starts.
+    """Base of the gates with a bias b.
 
     Args:
-        bias: start of b, one learned number for each feature.
+        bias: initial value of b, one learned number for each feature.
 
     Raises:
-        TypeError: if bias is no number.
-        ValueError: if it is not finite.
+        TypeError: if bias is not a number.
+        ValueError: if bias is not finite.
     """
 
     bias: float = 2.0
@@ -55,22 +55,22 @@ class Biased(Residual):
         check_finite_number("bias", self.bias)
 
     def start(self, width: int) -> nn.Parameter:
-        """b (C,) before training."""
+        """Return b (C,) before training."""
         return nn.Parameter(torch.full((width,), float(self.bias)))
 
 
 class Gate(nn.Module, ABC):
-    """A gate of the Gated Transformer-XL: ``g(x, ReLU(y))``.
+    """Gate of the Gated Transformer-XL: ``g(x, ReLU(y))``.
 
-    The paper puts a ReLU behind each sublayer, before its gate.
+    The paper applies a ReLU after each sublayer, before its gate.
 
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2 and equations 5 to 9.
     """
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Stream x (..., C) and sublayer output y (..., C) -> (..., C)."""
+        """Apply the gate to stream x (..., C) and sublayer output y (..., C): (..., C)."""
         return self.gate(x, y.relu())
 
     @abstractmethod
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
-        """The paper's g(x, y)."""
+        """Return g(x, y) of the paper."""

@@ -1,4 +1,4 @@
-"""GRU gate: the stream is the state of a gated recurrent unit, the sublayer its input."""
+"""GRU gate: the stream is the state of a gated recurrent unit, and the sublayer output its input."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,30 +13,35 @@ from rlxf.attention.residuals.base import Biased, Gate
 
 @dataclass(frozen=True)
 class GRUGate(Biased):
-    r"""``g(x, y) = (1 - z) * x + z * h`` with, * elementwise,
-    ``r = sigmoid(W_r y + U_r x)``, ``z = sigmoid(W_z y + U_z x - b)``, ``h = tanh(W_g y + U_g (r * x))``.
+    r"""``g(x, y) = (1 - z) * x + z * h``, a gated recurrent unit.
 
-    b starts large, so that the layer starts near the identity: at 2, z is about 0.12.
+    ``r = sigmoid(W_r y + U_r x)``, ``z = sigmoid(W_z y + U_z x - b)``, ``h = tanh(W_g y + U_g (r * x))``,
+    with elementwise ``*``.
+
+    A large initial b makes the layer start near the identity: with b = 2, z is about 0.12.
 
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2, equations 5 to 8.
 
     Args:
-        bias: start of b, one learned number for each feature.
+        bias: initial value of b, one learned number for each feature.
 
     Raises:
-        TypeError: if bias is no number.
-        ValueError: if it is not finite.
+        TypeError: if bias is not a number.
+        ValueError: if bias is not finite.
     """
 
     paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
 
     def build(self, width: int, heads: int) -> "GRU":
-        """The module."""
+        """Return the module."""
         return GRU(self, width)
 
 
 class GRU(Gate):
-    """W (3 C, C) holds W_r, W_z, W_g; U (2 C, C) holds U_r, U_z; U_g (C, C); b (C,)."""
+    """Module of `GRUGate`.
+
+    W (3 C, C) holds W_r, W_z and W_g; U (2 C, C) holds U_r and U_z; U_g is (C, C), and b is (C,).
+    """
 
     def __init__(self, spec: GRUGate, width: int):
         super().__init__()
@@ -46,7 +51,6 @@ class GRU(Gate):
         self.b = spec.start(width)
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
-        """g(x, y)."""
         width = x.shape[-1]
         flat_x, flat_y = x.reshape(-1, width), y.reshape(-1, width)
         w_rz, w_g = F.linear(flat_y, self.w).split([2 * width, width], dim=-1)
@@ -55,6 +59,6 @@ class GRU(Gate):
         return torch.lerp(flat_x, h, (z - self.b).sigmoid()).view_as(x)
 
     def openness(self, x: Tensor, y: Tensor) -> Tensor:
-        """z of ``forward(x, y)``, (..., C): the share of each feature of the stream that is replaced."""
+        """Return the update gate z of ``forward(x, y)``, (..., C): the replaced fraction of each feature."""
         width = x.shape[-1]
         return (F.linear(y.relu(), self.w[width : 2 * width], -self.b) + x @ self.u[width:].T).sigmoid()

@@ -1,4 +1,4 @@
-"""Highway gate: the stream and the sublayer's output share one unit of weight."""
+"""Highway gate: a convex combination of stream and sublayer output."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,22 +18,22 @@ class HighwayGate(Biased):
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2, after Srivastava et al. 2015.
 
     Args:
-        bias: start of b, one learned number for each feature; large is near the identity.
+        bias: initial value of b, one learned number for each feature; large values are near the identity.
 
     Raises:
-        TypeError: if bias is no number.
-        ValueError: if it is not finite.
+        TypeError: if bias is not a number.
+        ValueError: if bias is not finite.
     """
 
     paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
 
     def build(self, width: int, heads: int) -> "Highway":
-        """The module."""
+        """Return the module."""
         return Highway(self, width)
 
 
 class Highway(Gate):
-    """W_g (C, C) and b (C,)."""
+    """Module of `HighwayGate`: W_g (C, C) and b (C,)."""
 
     def __init__(self, spec: HighwayGate, width: int):
         super().__init__()
@@ -41,5 +41,4 @@ class Highway(Gate):
         self.b = spec.start(width)
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
-        """g(x, y)."""
         return torch.lerp(y, x, F.linear(x, self.w, self.b).sigmoid())

@@ -1,4 +1,4 @@
-"""Input gate: the stream is scaled, the sublayer's output added."""
+"""Input gate: the stream is scaled before the sublayer output is added."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +14,7 @@ from rlxf.attention.residuals.base import Gate, Residual
 class InputGate(Residual):
     """``g(x, y) = sigmoid(W_g x) * x + y``.
 
-    The only gate of the paper that is no identity for any setting of its bias, so it has none.
+    The paper's gate has no bias: it is not the identity for any bias.
 
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2.
     """
@@ -22,17 +22,16 @@ class InputGate(Residual):
     paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
 
     def build(self, width: int, heads: int) -> "Input":
-        """The module."""
+        """Return the module."""
         return Input(width)
 
 
 class Input(Gate):
-    """W_g (C, C)."""
+    """Module of `InputGate`: W_g (C, C)."""
 
     def __init__(self, width: int):
         super().__init__()
         self.w = stacked(1, width, width)
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
-        """g(x, y)."""
         return F.linear(x, self.w).sigmoid() * x + y

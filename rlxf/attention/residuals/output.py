@@ -1,4 +1,4 @@
-"""Output gate: the sublayer's output is scaled before it is added."""
+"""Output gate: the sublayer output is scaled before it is added."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,22 +17,22 @@ class OutputGate(Biased):
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2.
 
     Args:
-        bias: start of b, one learned number for each feature; large is near the identity.
+        bias: initial value of b, one learned number for each feature; large values are near the identity.
 
     Raises:
-        TypeError: if bias is no number.
-        ValueError: if it is not finite.
+        TypeError: if bias is not a number.
+        ValueError: if bias is not finite.
     """
 
     paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
 
     def build(self, width: int, heads: int) -> "Output":
-        """The module."""
+        """Return the module."""
         return Output(self, width)
 
 
 class Output(Gate):
-    """W_g (C, C) and b (C,)."""
+    """Module of `OutputGate`: W_g (C, C) and b (C,)."""
 
     def __init__(self, spec: OutputGate, width: int):
         super().__init__()
@@ -40,5 +40,4 @@ class Output(Gate):
         self.b = spec.start(width)
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
-        """g(x, y)."""
         return x + F.linear(x, self.w, -self.b).sigmoid() * y

@@ -1,4 +1,4 @@
-"""Reversible layers: what a layer was given is computed back from what it gave."""
+"""Reversible layers: the inputs of a layer are recomputed from its outputs."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,16 +15,15 @@ from rlxf.attention.technique import Choices
 class Reversible(Residual):
     """``y_1 = x_1 + Attention(x_2)``, ``y_2 = x_2 + FeedForward(y_1)``: two streams that take turns.
 
-    Both begin as the token x, and their mean is the output. Backward, ``x_2 = y_2 - FeedForward(y_1)`` and
-    ``x_1 = y_1 - Attention(x_2)``: no layer but the last keeps what it computed for its gradient. So the
-    memory that learning needs does not grow with the number of layers, for a third more computation: weights,
-    their gradients and a remembered state aside, which have a part for each layer. What is dropped out is
-    the same in both directions. Attention of others, memories and caches read x_2.
+    Both streams start as the token x, and their mean is the output. The backward pass recomputes
+    ``x_2 = y_2 - FeedForward(y_1)`` and ``x_1 = y_1 - Attention(x_2)``, so only the last layer stores
+    activations for its gradient. Activation memory thus does not grow with the number of layers, for a third
+    more computation. Weights, their gradients and a memory state still grow with it. Dropout is the same in
+    both directions. Attention, memories and caches read x_2.
 
-    Who asks for inputs of layers (`Transformer.encode`), or for the state after a segment, gets those of all;
-    until then they are kept, but not for the gradient. A memory that learns keeps them until its penalty is
-    asked for. Depths that ask for each pass, `ACT`, `CALM` and `DepthAdaptive`, keep what it computed all
-    the same.
+    Calls that return inputs of layers (`Transformer.encode`), or the state after a segment, keep the inputs
+    of all layers without gradient. A learned memory keeps them until its penalty is computed. The depths
+    `ACT`, `CALM` and `DepthAdaptive`, which evaluate each pass, store activations as usual.
 
     Source: Gomez et al. 2017, arXiv:1707.04585; Kitaev et al. 2020, arXiv:2001.04451, section 3.
     """
@@ -33,33 +32,33 @@ class Reversible(Residual):
     cost: ClassVar[str] = "L, a third more to learn"
 
     def check(self, choices: Choices) -> None:
-        """See `Residual`: what a layer was given can be computed back from what it gave."""
+        """Raise ValueError unless inputs of layers can be recomputed from their outputs."""
         if choices.norm == "post":
-            raise ValueError(f"{self} cannot be computed back through a norm; use norm='pre'")
+            raise ValueError(f"{self} cannot invert a norm after the residual connection; use norm='pre'")
         if choices.cross_attention:
             raise ValueError(
-                f"{self} computes layers back from their outputs alone, and cross_attention=True brings "
-                f"other tokens; choose another residual"
+                f"{self} recomputes inputs of layers from their outputs and does not support "
+                f"cross_attention=True; choose another residual"
             )
         kernel: Any = choices.kernel
         if kernel.prices_tokens:
             raise ValueError(
-                f"{self} computes what tokens say twice, and {kernel} puts a price on it; set that to 0, or "
-                f"choose another residual or kernel"
+                f"{self} runs layers twice, and the auxiliary loss of {kernel} depends on tokens; set its "
+                f"coefficient to 0, or choose another residual or kernel"
             )
 
     def build(self, width: int, heads: int) -> Sum:
-        """See `Residual`: a half of the stream and what a sublayer made of the other."""
+        """Return the sum of one stream and the sublayer output of the other."""
         return Sum()
 
     def opened(self, x: Tensor) -> Tensor:
-        """See `Residual`: both streams, side by side, (..., 2 C)."""
+        """Concatenate both streams: (..., 2 C)."""
         return torch.cat([x, x], dim=-1)
 
     def read(self, stream: Tensor) -> Tensor:
-        """See `Residual`: x_2."""
+        """Return x_2."""
         return stream.chunk(2, dim=-1)[1]
 
     def closed(self, stream: Tensor) -> Tensor:
-        """See `Residual`: the mean of both."""
+        """Return the mean of both streams."""
         return stream.unflatten(-1, (2, -1)).mean(dim=-2)

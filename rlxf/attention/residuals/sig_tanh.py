@@ -1,4 +1,4 @@
-"""Sigmoid-tanh gate: what is added is squashed and scaled by the sublayer's own output."""
+"""Sigmoid-tanh gate: the sublayer output is squashed and scaled before it is added."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,22 +17,22 @@ class SigTanhGate(Biased):
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2.
 
     Args:
-        bias: start of b, one learned number for each feature; large is near the identity.
+        bias: initial value of b, one learned number for each feature; large values are near the identity.
 
     Raises:
-        TypeError: if bias is no number.
-        ValueError: if it is not finite.
+        TypeError: if bias is not a number.
+        ValueError: if bias is not finite.
     """
 
     paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
 
     def build(self, width: int, heads: int) -> "SigTanh":
-        """The module."""
+        """Return the module."""
         return SigTanh(self, width)
 
 
 class SigTanh(Gate):
-    """W (2 C, C) holds W_g and U_g; b (C,)."""
+    """Module of `SigTanhGate`: W (2 C, C) holds W_g and U_g; b (C,)."""
 
     def __init__(self, spec: SigTanhGate, width: int):
         super().__init__()
@@ -40,6 +40,5 @@ class SigTanh(Gate):
         self.b = spec.start(width)
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
-        """g(x, y)."""
         scale, update = F.linear(y, self.w).chunk(2, dim=-1)
         return x + (scale - self.b).sigmoid() * update.tanh()
