@@ -1,4 +1,4 @@
-"""Recording agents: what they see, do and get, as Minari datasets."""
+"""Recording of agents as Minari datasets."""
 
 from rlxf.collection.collecting import collect
 

@@ -1,4 +1,4 @@
-"""From agents to a dataset."""
+"""Recording of agents into a Minari dataset."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,45 +27,48 @@ def collect(
     reference_scores: ReferenceScores | None = None,
     progress_bar: bool = False,
 ) -> minari.MinariDataset:
-    """Record agents into a new Minari dataset: what their environments show, what they do and what that pays.
+    """Record episodes of agents into a new Minari dataset.
 
-    Whole episodes are recorded, from environments side by side, of which each contributes its share. The last
-    observation of an episode is kept, and whether it was terminated or truncated. Floats are stored as
-    float32, images without loss. The file grows while episodes are played and is renamed at the end: what
-    fails on the way leaves nothing behind.
+    The function records whole episodes from parallel environments, an equal share from each. It stores the
+    final observation of each episode, and whether the episode was terminated or truncated. Floats are stored
+    as float32, images losslessly. Episodes are written to a temporary folder, which is renamed at the end; a
+    failure leaves no files.
 
-    An agent that was trained under ``VecNormalize`` sees observations as it did then; recorded are raw ones.
+    An agent trained with ``VecNormalize`` gets normalised observations, but the dataset has raw ones.
 
     Args:
-        agent: has SB3's ``predict``; None acts at random. Of several, which may be the same at different
-            stages of training, each plays an equal share of the episodes.
-        env: a Gymnasium id, an ``Env``, a Gymnasium ``VectorEnv`` or an SB3 ``VecEnv``; no ``VecNormalize``.
-        dataset_id: a new Minari id, ``namespace/name-v0``; kept in Minari's folder (MINARI_DATASETS_PATH).
-        episodes: to record in all.
-        mix: shares of random actions, from 0 to 1. Each agent plays an equal number of episodes with each:
-            (0, 0.5, 1) records it as it is, half at random, and random play.
-        target_returns: what the agents are asked for, by `ReturnToGo`: an equal number of episodes each. None
-            for agents that are not asked.
-        deterministic: the most likely action instead of a sample.
-        n_envs: environments to make when ``env`` is an id.
-        seed: of environments, random actions and samples.
-        author: of the dataset, for its metadata.
-        algorithm_name: for the metadata; None for the names of the agents' classes.
-        reference_scores: returns that count as 0 and as 100; None for those of the environment in the table
-            shipped here or of the data that the first agent learned from, else the mean returns of a random
-            policy and of the first agent, 100 episodes each.
-        progress_bar: show one.
+        agent: object with SB3's ``predict``, or None for random actions. Each of several agents, for example
+            checkpoints of one training, plays an equal share of the episodes.
+        env: a Gymnasium id, an ``Env``, a Gymnasium ``VectorEnv`` or an SB3 ``VecEnv``, without
+            ``VecNormalize``.
+        dataset_id: new Minari id, ``namespace/name-v0``; stored in Minari's folder (MINARI_DATASETS_PATH).
+        episodes: total number of episodes.
+        mix: fractions of random actions, from 0 to 1. Each agent plays an equal number of episodes with each
+            fraction: (0, 0.5, 1) records the agent, the agent with half of its actions random, and a random
+            policy.
+        target_returns: target returns for `ReturnToGo`, with an equal number of episodes each; None for
+            agents that are not conditioned on a return.
+        deterministic: use the most likely action instead of a sample.
+        n_envs: number of environments to create if ``env`` is an id.
+        seed: seed of environments, random actions and sampled actions.
+        author: author of the dataset in its metadata.
+        algorithm_name: algorithm name in the metadata; None for the names of the agents' classes.
+        reference_scores: returns with normalised scores 0 and 100. None takes those of the first agent's data
+            or of the environment in the package's table, else measures the mean returns of a random policy
+            and of the first agent over 100 episodes each.
+        progress_bar: show a progress bar.
 
     Raises:
-        FileExistsError: if there is such a dataset.
-        ValueError: if it is no Minari id, a number is out of range, or ``env`` normalises.
-        TypeError: if an agent cannot predict, ``env`` is nothing to play in, or it shows what Minari does not
-            keep.
-        FaultyEnvironmentError: if an environment fails, or gives NaN or infinity.
-        OSError: if the disk is full or cannot be written.
+        FileExistsError: if the dataset exists.
+        ValueError: if dataset_id is not a Minari id, a number is out of range, or ``env`` has a
+            ``VecNormalize``.
+        TypeError: if an agent has no ``predict``, ``env`` is not an environment or an id, or Minari does not
+            support its observation space.
+        FaultyEnvironmentError: if an environment raises, or returns NaN or infinity.
+        OSError: if the disk is full or not writable.
 
     Warns:
-        UserWarning: if nothing that a dataset can keep makes the environment again.
+        UserWarning: if no spec that a dataset can store recreates the environment.
     """
     agents: list[Any] = list(agent) if isinstance(agent, list | tuple) else [agent]
     skills = plan(agents, mix, target_returns, episodes)

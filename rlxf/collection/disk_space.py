@@ -1,4 +1,4 @@
-"""Whether there is room on the disk, before HDF5 finds that there is none."""
+"""Check of free disk space before HDF5 writes."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,21 +9,21 @@ import numpy as np
 from minari.data_collector import EpisodeBuffer
 
 PER_ARRAY = 1 << 14
-"""Bytes that HDF5 needs at most for an array beside its values: headers, an index, the rest of a chunk."""
+"""Upper bound of HDF5's overhead per array in bytes: headers, an index, and the unused part of a chunk."""
 
 
 def check_space(folder: Path, episodes: Iterable[EpisodeBuffer]) -> None:
-    """Raise unless ``folder`` has room for these episodes.
+    """Raise unless ``folder`` has enough space for the episodes.
 
-    A full disk under HDF5 leaves objects in the process that cannot be closed, and a later file can then
-    end it with a segmentation fault (h5py, issue 914). So the blocks are asked for first, and given back.
+    If the disk is full, HDF5 leaves objects that cannot be closed. A later file can then crash the process
+    with a segmentation fault (h5py, issue 914). So this function allocates the space and frees it again.
 
     Args:
-        folder: on the disk in question.
-        episodes: to be written next.
+        folder: folder of the dataset.
+        episodes: episodes to be written next.
 
     Raises:
-        OSError: if the disk, a quota or a limit of the process forbids it.
+        OSError: if the disk is full, or a quota or a limit of the process is exceeded.
     """
     path = folder / "space"
     needed = sum(_bytes(array) for episode in episodes for array in _arrays(vars(episode)))
@@ -35,7 +35,7 @@ def check_space(folder: Path, episodes: Iterable[EpisodeBuffer]) -> None:
 
 
 def _arrays(node: Any) -> Iterator[Any]:
-    """What becomes an array of the file: all leaves of nested dicts and tuples."""
+    """Yield all leaves of nested dicts and tuples. HDF5 stores each as an array."""
     if isinstance(node, Mapping):
         node = tuple(node.values())
     if not isinstance(node, tuple):
@@ -46,5 +46,5 @@ def _arrays(node: Any) -> Iterator[Any]:
 
 
 def _bytes(array: Any) -> int:
-    """Twice the values, since chunks are about half full at worst, and what is beside them."""
+    """Return the size of the values times 2, since chunks may be half empty, plus the overhead."""
     return 2 * int(np.asarray(array).nbytes) + PER_ARRAY

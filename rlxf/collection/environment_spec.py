@@ -1,4 +1,4 @@
-"""From environments side by side to the spec that makes one of them again."""
+"""Spec that recreates the environment of a dataset."""
 
 import warnings
 from dataclasses import replace
@@ -13,37 +13,37 @@ MONITOR = "stable_baselines3.common.monitor:Monitor"
 
 
 def recreatable_spec(env: VecEnv) -> EnvSpec | None:
-    """The spec of one of the environments; None, and a warning, if no spec makes it again.
+    """Return the spec of one of the environments; None, with a warning, if the spec does not recreate it.
 
-    It must survive JSON, in which a dataset keeps it, and give the spaces of ``env``. A function in a
-    wrapper, or a wrapper that does not keep its arguments, is more than a spec can hold. SB3's ``Monitor`` is
-    left out: it changes nothing.
+    The spec must be serialisable as JSON, which datasets store, and recreate the spaces of ``env``. This is
+    not possible for wrappers with a function as an argument, or wrappers that do not record their arguments.
+    SB3's ``Monitor`` is left out, because it does not change the results of steps.
     """
     try:
-        return _checked(_of_one(env.get_attr("spec", 0)[0]), env)
-    except Exception as error:  # a stranger's spec is taken apart and made here: anything may fail
+        return _check_spec(_single_spec(env.get_attr("spec", 0)[0]), env)
+    except Exception as error:  # the spec of an arbitrary environment may fail in any way
         warnings.warn(
-            f"no spec makes the environment again ({error!r}): the dataset does not name it, and whoever "
-            f"evaluates in it must bring it",
+            f"the spec of the environment does not recreate it ({error!r}): the dataset is stored without an "
+            f"environment, so pass env to evaluate agents that are trained on it",
             stacklevel=3,
         )
         return None
 
 
-def _of_one(spec: EnvSpec) -> EnvSpec:
+def _single_spec(spec: EnvSpec) -> EnvSpec:
     kwargs = {name: value for name, value in spec.kwargs.items() if name not in OF_A_BATCH}
-    kept = tuple(filter(_changes_something, spec.additional_wrappers))
-    return replace(spec, kwargs=kwargs, additional_wrappers=kept)
+    wrappers = tuple(filter(_is_not_monitor, spec.additional_wrappers))
+    return replace(spec, kwargs=kwargs, additional_wrappers=wrappers)
 
 
-def _changes_something(wrapper: WrapperSpec) -> bool:
+def _is_not_monitor(wrapper: WrapperSpec) -> bool:
     return wrapper.entry_point != MONITOR
 
 
-def _checked(spec: EnvSpec, env: VecEnv) -> EnvSpec:
-    again = gymnasium.make(EnvSpec.from_json(spec.to_json()))
-    spaces = again.observation_space, again.action_space
-    again.close()
+def _check_spec(spec: EnvSpec, env: VecEnv) -> EnvSpec:
+    recreated = gymnasium.make(EnvSpec.from_json(spec.to_json()))
+    spaces = recreated.observation_space, recreated.action_space
+    recreated.close()
     if spaces != (env.observation_space, env.action_space):
-        raise ValueError(f"{spec.id} has other spaces, {spaces}")
+        raise ValueError(f"the spec of {spec.id} gives other spaces, {spaces}")
     return spec

@@ -1,4 +1,4 @@
-"""An episode while it is played."""
+"""Buffer of a running episode."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from rlxf.envs.errors import FaultyEnvironmentError
 
 
 class Episode:
-    """What was seen, done and paid so far.
+    """Buffer of the observations, actions and rewards of a running episode.
 
     Args:
-        observation: the first one.
+        observation: first observation.
     """
 
     def __init__(self, observation: Any):
@@ -23,13 +23,16 @@ class Episode:
         self._rewards: list[float] = []
 
     def add(self, action: NDArray[Any], reward: float, observation: Any) -> None:
-        """One step: the action, what it paid, and what was seen then."""
+        """Add a step: the action, its reward and the next observation."""
         self._actions.append(action)
         self._rewards.append(reward)
         self._observations.append(observation)
 
     def ended(self, truncated: bool) -> EpisodeBuffer:
-        """All of it, T steps and T + 1 observations. The last step was terminated unless it was truncated.
+        """Return the complete episode of T steps and T + 1 observations.
+
+        Args:
+            truncated: mark the last step as truncated instead of terminated.
 
         Raises:
             FaultyEnvironmentError: if an observation or a reward is NaN or infinite.
@@ -38,13 +41,13 @@ class Episode:
             observations=stack(self._observations),
             actions=np.stack(self._actions),
             rewards=np.array(self._rewards, np.float32),
-            terminations=self._last() & (not truncated),
-            truncations=self._last() & truncated,
+            terminations=self._is_last() & (not truncated),
+            truncations=self._is_last() & truncated,
         )
         _check(buffer)
         return buffer
 
-    def _last(self) -> NDArray[np.bool_]:
+    def _is_last(self) -> NDArray[np.bool_]:
         return np.arange(len(self._rewards)) == len(self._rewards) - 1
 
 

@@ -1,4 +1,4 @@
-"""Episodes of one skill."""
+"""Rollout of one behavior policy."""
 
 from collections.abc import Iterator
 
@@ -14,27 +14,27 @@ from rlxf.evaluation.tally import is_filler, quotas
 
 
 def play(skill: Skill, env: VecEnv, episodes: int, deterministic: bool, seed: int) -> Iterator[EpisodeBuffer]:
-    """So many episodes, in the order in which they end; each environment contributes its share.
+    """Yield episodes of a policy in the order in which they end, an equal share from each environment.
 
     Args:
-        skill: who plays.
-        env: raw environments.
-        episodes: how many.
-        deterministic: the most likely action instead of a sample.
-        seed: of environments, of which i gets ``seed + i``, and of random actions.
+        skill: policy to play.
+        env: environments without ``VecNormalize``.
+        episodes: number of episodes.
+        deterministic: use the most likely action instead of a sample.
+        seed: seed of the random actions and of the environments; environment i gets ``seed + i``.
     """
     recorder = Recorder(env)
-    shown = normalised_as_in_training(skill.agent, recorder)
-    warn_of_missing_statistics(skill.agent, shown)
+    agent_env = normalised_as_in_training(skill.agent, recorder)
+    warn_of_missing_statistics(skill.agent, agent_env)
     if skill.target_return is not None:
-        shown = ReturnToGo(shown, skill.target_return)
+        agent_env = ReturnToGo(agent_env, skill.target_return)
     player = skill.player(env.action_space, seed)
     env.seed(seed)
     missing = quotas(episodes, env.num_envs)
-    obs, state, starts = shown.reset(), None, np.ones(env.num_envs, dtype=bool)
+    obs, state, starts = agent_env.reset(), None, np.ones(env.num_envs, dtype=bool)
     while missing.any():
         actions, state = player.predict(obs, state, starts, deterministic)  # type: ignore[arg-type]
-        obs, _, dones, infos = shown.step(actions)
+        obs, _, dones, infos = agent_env.step(actions)
         starts = dones | is_filler(infos)
         for i, episode in recorder.take():
             if missing[i]:

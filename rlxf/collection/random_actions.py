@@ -1,4 +1,4 @@
-"""Less skill than the agent has: some of its actions are drawn at random."""
+"""Random policy, and agents with random actions mixed in."""
 
 from copy import deepcopy
 from typing import Any
@@ -10,11 +10,11 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 
 
 class RandomActions:
-    """Acts at random: uniformly over the action space.
+    """Policy that samples uniformly from the action space.
 
     Args:
-        action_space: of one environment.
-        seed: of the actions.
+        action_space: action space of one environment.
+        seed: seed of the actions.
     """
 
     def __init__(self, action_space: spaces.Space[Any], seed: int):
@@ -22,7 +22,7 @@ class RandomActions:
         self._space.seed(seed)
 
     def sample(self, n_envs: int) -> NDArray[Any]:
-        """One action for each environment, (E, ...)."""
+        """Sample one action for each environment, (E, ...)."""
         return np.stack([self._space.sample() for _ in range(n_envs)])
 
     def predict(
@@ -32,21 +32,21 @@ class RandomActions:
         episode_start: NDArray[np.bool_] | None = None,
         deterministic: bool = False,
     ) -> tuple[NDArray[Any], None]:
-        """As of Stable-Baselines3's agents; ``episode_start`` (E,) says how many environments there are."""
+        """Return random actions (E, ...), with the interface of SB3; E is the length of ``episode_start``."""
         assert episode_start is not None
         return self.sample(len(episode_start)), None
 
 
 class WithRandomActions:
-    """The agent, but each of its actions is replaced by a random one with probability ``share``.
+    """Agent whose actions are replaced by random ones with probability ``share``.
 
-    The agent is not told: where it remembers what it did, it remembers what it meant to do.
+    The agent is not informed: its memory has the actions that it chose, not those that were taken.
 
     Args:
-        agent: has SB3's ``predict``.
-        share: probability, from 0 to 1.
-        action_space: of one environment.
-        seed: of the actions and of their places.
+        agent: object with SB3's ``predict``.
+        share: probability of a random action, from 0 to 1.
+        action_space: action space of one environment.
+        seed: seed of the random actions and of the choice of steps.
     """
 
     def __init__(self, agent: PolicyPredictor, share: float, action_space: spaces.Space[Any], seed: int):
@@ -61,7 +61,7 @@ class WithRandomActions:
         episode_start: NDArray[np.bool_] | None = None,
         deterministic: bool = False,
     ) -> tuple[NDArray[Any], Any]:
-        """As the agent's."""
+        """Return the agent's actions and state, with some actions replaced by random ones."""
         actions, state = self.agent.predict(observation, state, episode_start, deterministic)
         replaced = self._rng.random(len(actions)) < self.share
         if replaced.any():

@@ -1,4 +1,4 @@
-"""Writing down what happens in environments, episode by episode."""
+"""Wrapper that records episodes of parallel environments."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ from rlxf.envs.infos import row_of
 
 
 class Recorder(VecEnvWrapper):
-    """Keeps every step of environments side by side; changes nothing.
+    """Wrapper that records every step of parallel environments without changing it.
 
-    It records what passes through. So it stands below all that changes observations and rewards for the
-    agent, such as ``VecNormalize``. Filler rows (`GymnasiumVecEnv`) are left out.
+    It must be inside all wrappers that change observations and rewards for the agent, such as
+    ``VecNormalize``, in order to record raw values. Filler rows (`GymnasiumVecEnv`) are left out.
 
     Raises:
-        FaultyEnvironmentError: from ``step``, if an environment fails, or an observation or a reward of an
+        FaultyEnvironmentError: from ``step``, if an environment raises, or an observation or a reward of an
             episode is NaN or infinite.
     """
 
@@ -30,36 +30,36 @@ class Recorder(VecEnvWrapper):
         self._finished: list[tuple[int, EpisodeBuffer]] = []
 
     def take(self) -> list[tuple[int, EpisodeBuffer]]:
-        """Episodes that ended since the last call, each with the number of its environment."""
-        taken, self._finished = self._finished, []
-        return taken
+        """Return the episodes that ended since the last call, each with the index of its environment."""
+        finished, self._finished = self._finished, []
+        return finished
 
     def reset(self) -> VecEnvObs:
-        """Begin an episode in every environment; those that were under way are forgotten."""
+        """Start an episode in every environment, and discard running episodes."""
         observations = self.venv.reset()
         self._finished = []
         self._episodes = [Episode(row_of(observations, i)) for i in range(self.num_envs)]
         return observations
 
     def step_async(self, actions: NDArray[Any]) -> None:
-        """Keep the actions, (E, ...), and give them on."""
+        """Keep a copy of the actions, (E, ...), and pass them on."""
         self._actions = np.array(actions)
         self.venv.step_async(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Step all environments and write it down."""
+        """Step all environments and record the results."""
         try:
             observations, rewards, dones, infos = self.venv.step_wait()
-        except Exception as error:  # each environment has errors of its own
+        except Exception as error:  # environments may raise any exception
             raise FaultyEnvironmentError(f"an environment failed: {error!r}") from error
         for i, info in enumerate(infos):
-            row, played = row_of(observations, i), not info.get("filler", False)
-            if played:
-                seen = info["terminal_observation"] if dones[i] else row
-                self._episodes[i].add(self._actions[i], float(rewards[i]), seen)
-            if dones[i] and played:
-                cut = bool(info.get("TimeLimit.truncated", False))
-                self._finished.append((i, self._episodes[i].ended(truncated=cut)))
-            if dones[i] or not played:
+            row, is_step = row_of(observations, i), not info.get("filler", False)
+            if is_step:
+                next_observation = info["terminal_observation"] if dones[i] else row
+                self._episodes[i].add(self._actions[i], float(rewards[i]), next_observation)
+            if dones[i] and is_step:
+                truncated = bool(info.get("TimeLimit.truncated", False))
+                self._finished.append((i, self._episodes[i].ended(truncated=truncated)))
+            if dones[i] or not is_step:
                 self._episodes[i] = Episode(row)
         return observations, rewards, dones, infos

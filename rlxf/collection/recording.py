@@ -1,4 +1,4 @@
-"""From skills to a dataset."""
+"""Recording of behavior policies into a dataset."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,19 +35,19 @@ def record(
     reference_scores: ReferenceScores | None = None,
     progress_bar: bool = False,
 ) -> minari.MinariDataset:
-    """Record episodes of all skills, an equal number of each, into a new dataset; see `collect`."""
+    """Record an equal number of episodes of each policy into a new dataset; see `collect`."""
     check_new(dataset_id)
     _check_raw(env)
     observation_space = stored_space(env.observation_space)
     counts = quotas(episodes, len(skills)).tolist()
-    with _sampling(skills, seed), _bar(progress_bar) as progress:
+    with _seeded_sampling(skills, seed), _bar(progress_bar) as progress:
         references = reference_scores or find_references(skills[0], env, seed)
         spec = recreatable_spec(env)
         metadata = describe(skills, counts, spec, references, seed, author, algorithm_name)
-        played = _all(skills, counts, env, deterministic, seed)
+        recorded = _episodes(skills, counts, env, deterministic, seed)
         return write_dataset(
             dataset_id,
-            progress.track(played, total=episodes, description="collect"),
+            progress.track(recorded, total=episodes, description="collect"),
             observation_space,
             env.action_space,
             spec,
@@ -55,21 +55,22 @@ def record(
         )
 
 
-def _all(
+def _episodes(
     skills: Sequence[Skill], counts: Sequence[int], env: VecEnv, deterministic: bool, seed: int
 ) -> Iterator[EpisodeBuffer]:
-    """The episodes of one skill after the other; no two of them share a seed of an environment."""
+    """Yield the episodes of one policy after the other, with different environment seeds for each policy."""
     for number, (skill, count) in enumerate(zip(skills, counts, strict=True)):
         yield from play(skill, env, count, deterministic, seed + number * env.num_envs)
 
 
 @contextmanager
-def _sampling(skills: Sequence[Skill], seed: int) -> Iterator[None]:
-    """Agents sample with the global generators of torch and, DQN, numpy: seeded here, afterwards as before.
+def _seeded_sampling(skills: Sequence[Skill], seed: int) -> Iterator[None]:
+    """Context manager that seeds the sampling of actions and restores the global generators at the end.
 
-    DQN's random actions come from its own action space, which is seeded, too.
+    Agents sample with the global generator of torch; DQN uses that of NumPy. The random actions of DQN come
+    from its action space, which is seeded, too, but not restored.
     """
-    before = np.random.get_state()  # noqa: NPY002  # it is the one that SB3 draws from
+    numpy_state = np.random.get_state()  # noqa: NPY002  # the generator that SB3 draws from
     for skill in skills:
         if isinstance(skill.agent, BaseAlgorithm):
             skill.agent.action_space.seed(seed)
@@ -79,17 +80,18 @@ def _sampling(skills: Sequence[Skill], seed: int) -> Iterator[None]:
         try:
             yield
         finally:
-            np.random.set_state(before)  # noqa: NPY002
+            np.random.set_state(numpy_state)  # noqa: NPY002
 
 
-def _bar(shown: bool) -> Progress:
+def _bar(enabled: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, disable=not shown)
+    return Progress(*columns, disable=not enabled)
 
 
 def _check_raw(env: VecEnv) -> None:
     if unwrap_vec_normalize(env) is not None:
         raise ValueError(
-            "env normalises what it shows, and a dataset keeps raw observations and rewards: pass the "
-            "environments without VecNormalize. An agent that was trained so still sees them normalised"
+            "env has a VecNormalize, but a dataset stores raw observations and rewards: pass the "
+            "environments without VecNormalize. An agent that was trained with VecNormalize still gets "
+            "normalised observations"
         )

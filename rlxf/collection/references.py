@@ -1,4 +1,4 @@
-"""Reference scores of a dataset that is recorded."""
+"""Reference scores of recorded datasets."""
 
 from typing import Any
 
@@ -13,13 +13,14 @@ from rlxf.evaluation.environment import normalised_as_in_training
 from rlxf.evaluation.references import references_of
 
 EPISODES = 100
-"""Of a random policy and of the agent, to measure what they return."""
+"""Number of episodes to measure the mean return of a random policy, and of the agent."""
 
 
 def find_references(best: Skill, env: VecEnv, seed: int) -> ReferenceScores | None:
-    """Those that are known of the environment (`references_of`); else 0 is a random policy and 100 the agent.
+    """Return the known scores (`references_of`), else measure a random policy (0) and the agent (100).
 
-    None if there is no agent, it is no better than random, or it only returns what it is asked for.
+    The result is None without known scores if there is no agent, the agent is not better than the random
+    policy, or it is conditioned on a target return.
     """
     known = references_of(best.agent, env)
     if known is not None or best.agent is None or best.target_return is not None:
@@ -28,7 +29,7 @@ def find_references(best: Skill, env: VecEnv, seed: int) -> ReferenceScores | No
 
 
 def as_metadata(references: ReferenceScores) -> dict[str, Any]:
-    """As Minari keeps them."""
+    """Return the reference scores as Minari metadata."""
     return {
         "ref_min_score": references.minimum,
         "ref_max_score": references.maximum,

@@ -1,4 +1,4 @@
-"""How well is played."""
+"""Behavior policies that are recorded in a dataset."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ Agent = PolicyPredictor | None
 
 @dataclass(frozen=True)
 class Skill:
-    """One way to play.
+    """Behavior policy: an agent, a fraction of random actions, and a target return.
 
     Args:
-        agent: has SB3's ``predict``; None acts at random.
-        random_share: how many of its actions are replaced by random ones, from 0 to 1.
-        target_return: what it is asked for, by `ReturnToGo`; None for an agent that is not asked.
+        agent: object with SB3's ``predict``, or None for random actions.
+        random_share: fraction of actions that are replaced by random ones, from 0 to 1.
+        target_return: target return for `ReturnToGo`; None for an agent that is not conditioned on a return.
 
     Raises:
-        TypeError: if the agent cannot predict.
-        ValueError: if the share is out of range.
+        TypeError: if the agent has no ``predict``.
+        ValueError: if the fraction is out of range.
     """
 
     agent: Agent
@@ -34,20 +34,20 @@ class Skill:
 
     def __post_init__(self) -> None:
         if self.agent is not None and not callable(getattr(self.agent, "predict", None)):
-            wanted = "an agent must have predict(obs, state, episode_start, deterministic)"
-            raise TypeError(f"{wanted}, got {self.agent!r}")
+            needed = "an agent must have predict(obs, state, episode_start, deterministic)"
+            raise TypeError(f"{needed}, got {self.agent!r}")
         if not 0 <= self.random_share <= 1:
-            raise ValueError(f"mix must be shares of random actions from 0 to 1, got {self.random_share}")
+            raise ValueError(f"mix must be fractions of random actions from 0 to 1, got {self.random_share}")
 
     def __str__(self) -> str:
         if self.agent is None or self.random_share == 1:
             return "random actions"
-        asked = "" if self.target_return is None else f" asked for {self.target_return:g}"
+        target = "" if self.target_return is None else f" with target return {self.target_return:g}"
         mixed = "" if self.random_share == 0 else f" with {self.random_share:.3g} of random actions"
-        return type(self.agent).__name__ + asked + mixed
+        return type(self.agent).__name__ + target + mixed
 
     def player(self, action_space: spaces.Space[Any], seed: int) -> PolicyPredictor:
-        """What plays so."""
+        """Return an object with SB3's ``predict`` that acts according to this policy, except the target."""
         if self.agent is None or self.random_share == 1:
             return RandomActions(action_space, seed)
         return WithRandomActions(self.agent, self.random_share, action_space, seed)
@@ -56,18 +56,22 @@ class Skill:
 def plan(
     agents: Sequence[Agent], mix: Sequence[float], target_returns: Sequence[float] | None, episodes: int
 ) -> list[Skill]:
-    """Each agent with each share of random actions, asked for each target.
+    """Return the policies of all combinations of agents, fractions of random actions and targets.
 
     Raises:
-        ValueError: if a share or a target is out of range, or there is no skill or no episode for each.
-        TypeError: if an agent cannot predict.
+        ValueError: if a fraction or a target is out of range, there are no policies, or there are fewer
+            episodes than policies.
+        TypeError: if an agent has no ``predict``.
     """
     targets = [None] if target_returns is None else checked_targets(target_returns, None)
     if not mix:
-        raise ValueError("mix must be one share of random actions or more, from 0 to 1, got none")
-    skills = [Skill(*choice) for choice in product(agents, mix, targets)]
+        raise ValueError("mix must have at least one fraction of random actions, from 0 to 1, got none")
+    skills = [Skill(*combination) for combination in product(agents, mix, targets)]
     if not skills:
-        raise ValueError(f"there is nobody to record: got agents {list(agents)} and mix {list(mix)}")
+        raise ValueError(f"there is no agent to record: got agents {list(agents)} and mix {list(mix)}")
     if episodes < len(skills):
-        raise ValueError(f"episodes must be at least one for each of {len(skills)} skills, got {episodes}")
+        raise ValueError(
+            f"episodes must be at least {len(skills)}, one for each combination of agent, fraction of random "
+            f"actions and target return, got {episodes}"
+        )
     return skills

@@ -1,4 +1,4 @@
-"""How observations are stored: floats as float32, all else as it is."""
+"""Storage format of observations: float64 is stored as float32, all else is unchanged."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from rlxf.envs.trajectories.parts import FLAT
 
 
 def stored_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """The space of what `stack` makes of the observations of ``space``: float64 becomes float32.
+    """Return the space of the stored observations (`stack`), in which float64 becomes float32.
 
     Raises:
-        TypeError: if a part is text of a kind that Minari cannot keep.
+        TypeError: if Minari does not support a part, such as text that is not a ``gymnasium.spaces.Text``.
     """
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: stored_space(part) for key, part in space.items()})
@@ -24,14 +24,14 @@ def stored_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
         return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
     if not isinstance(space, (*FLAT, spaces.Text)):
         raise TypeError(
-            f"Minari keeps no {space}: make it a gymnasium.spaces.Text, or leave it out with "
-            f"gymnasium.wrappers.FilterObservation"
+            f"Minari does not support the space {space}: convert it to a gymnasium.spaces.Text, or remove it "
+            f"with gymnasium.wrappers.FilterObservation"
         )
     return space
 
 
 def stack(observations: Sequence[Any]) -> Any:
-    """T observations as an array (T, ...), nested as they are, text as a list; float64 as float32."""
+    """Stack T observations to an array (T, ...), nested like them; text to a list; float64 to float32."""
     first = observations[0]
     if isinstance(first, dict):
         return {key: stack([observation[key] for observation in observations]) for key in first}
@@ -44,7 +44,7 @@ def stack(observations: Sequence[Any]) -> Any:
 
 
 def first_bad(rows: Any) -> int | None:
-    """The first of the T stacked observations that holds NaN or infinity; None if there is none."""
+    """Return the index of the first of T stacked observations with NaN or infinity, or None."""
     if isinstance(rows, dict):
         rows = tuple(rows.values())
     if not isinstance(rows, tuple):
@@ -55,5 +55,5 @@ def first_bad(rows: Any) -> int | None:
 def _first_bad(rows: NDArray[Any]) -> int | None:
     if rows.dtype.kind != "f":
         return None
-    good = np.isfinite(rows.reshape(len(rows), -1)).all(axis=1)
-    return None if good.all() else int(np.argmin(good))
+    finite = np.isfinite(rows.reshape(len(rows), -1)).all(axis=1)
+    return None if finite.all() else int(np.argmin(finite))

@@ -1,4 +1,4 @@
-"""Minari datasets that are there as a whole or not at all."""
+"""Atomic writing of Minari datasets."""
 
 import os
 import shutil
@@ -22,21 +22,21 @@ from rlxf.collection.disk_space import check_space
 from rlxf.utils.permissions import not_writable_by_others
 
 AT_ONCE = 64
-"""Episodes held in memory until they are written."""
+"""Number of episodes that are held in memory and written together."""
 
 
 def check_new(dataset_id: str) -> None:
     """Raise unless a dataset can be recorded under this id.
 
     Raises:
-        ValueError: if it is no Minari id.
-        FileExistsError: if there is such a dataset.
+        ValueError: if it is not a Minari id.
+        FileExistsError: if the dataset exists.
     """
     try:
         parse_dataset_id(dataset_id)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"{dataset_id!r} is no Minari id; write namespace/name-v0, for example rlxf/tmaze/mixed-v0"
+            f"{dataset_id!r} is not a Minari id; write namespace/name-v0, for example rlxf/tmaze/mixed-v0"
         ) from error
     if get_dataset_path(dataset_id).exists():
         raise FileExistsError(
@@ -54,27 +54,27 @@ def write_dataset(
     env_spec: EnvSpec | None,
     metadata: dict[str, Any],
 ) -> minari.MinariDataset:
-    """Write episodes as they come, in HDF5, images without loss, and give the dataset.
+    """Write episodes to a new HDF5 dataset in batches, images losslessly, and return the dataset.
 
-    They go into a hidden folder that is renamed at the end: what fails on the way leaves nothing behind.
+    The files are in a hidden folder that is renamed at the end; a failure leaves no files.
 
     Args:
-        dataset_id: a new Minari id.
-        episodes: at least one; their errors pass.
-        observation_space: of the observations.
-        action_space: of the actions.
-        env_spec: of the environment; None if it has none.
-        metadata: what the dataset says of itself beside that, as in Minari.
+        dataset_id: new Minari id.
+        episodes: at least one episode; errors of the iterable propagate.
+        observation_space: space of the observations.
+        action_space: space of the actions.
+        env_spec: spec of the environment; None if unknown.
+        metadata: additional metadata with the keys of Minari.
 
     Raises:
-        OSError: if the disk is full or cannot be written.
-        FileExistsError: if there is such a dataset.
+        OSError: if the disk is full or not writable.
+        FileExistsError: if the dataset exists.
     """
     check_new(dataset_id)
-    # Minari joins a relative folder with itself when it asks for the size of what it wrote.
+    # Minari joins a relative folder with itself when it computes the size of the dataset, so it is absolute.
     folder = get_dataset_path().resolve() / f".temporary-{uuid4().hex}"
     try:
-        with _naming(dataset_id):
+        with _error_context(dataset_id):
             (folder / "data").mkdir(parents=True)
             storage = MinariStorage.new(
                 folder / "data", observation_space, action_space, env_spec, "hdf5", jpeg_encoding=False
@@ -82,24 +82,25 @@ def write_dataset(
             storage.update_metadata(
                 {"dataset_id": dataset_id, "minari_version": minari.__version__, **metadata}
             )
-        for some in _batches(episodes):
-            with _naming(dataset_id):
-                check_space(folder, some)
-                storage.update_episodes(some)
-        with _naming(dataset_id):
-            _put_in_place(folder, dataset_id)
+        for batch in _batches(episodes):
+            with _error_context(dataset_id):
+                check_space(folder, batch)
+                storage.update_episodes(batch)
+        with _error_context(dataset_id):
+            _publish(folder, dataset_id)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return minari.load_dataset(dataset_id)
 
 
 def _batches(episodes: Iterable[EpisodeBuffer]) -> Iterator[list[EpisodeBuffer]]:
-    rest = iter(episodes)
-    while some := list(islice(rest, AT_ONCE)):
-        yield some
+    iterator = iter(episodes)
+    while batch := list(islice(iterator, AT_ONCE)):
+        yield batch
 
 
-def _put_in_place(folder: Path, dataset_id: str) -> None:
+def _publish(folder: Path, dataset_id: str) -> None:
+    """Flush the files to disk and rename the folder to that of the dataset."""
     for path in (folder / "data").iterdir():
         with open(path, "rb") as handle:
             os.fsync(handle.fileno())
@@ -110,13 +111,13 @@ def _put_in_place(folder: Path, dataset_id: str) -> None:
 
 
 @contextmanager
-def _naming(dataset_id: str) -> Iterator[None]:
-    """Errors of the disk say what was written where. HDF5 raises RuntimeError for some of them."""
+def _error_context(dataset_id: str) -> Iterator[None]:
+    """Add the dataset and its folder to errors of the disk. HDF5 raises RuntimeError for some of them."""
     try:
         yield
     except (OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise OSError(
-            f"cannot write dataset {dataset_id} to {get_dataset_path()} ({reason}); nothing is left of it. "
+            f"cannot write dataset {dataset_id} to {get_dataset_path()} ({reason}); its files were removed. "
             f"Free some space, or set MINARI_DATASETS_PATH to a folder on another disk"
         ) from error

@@ -1,4 +1,4 @@
-"""Environments: Gymnasium tasks with memory, what makes and wraps them, and what was recorded in them."""
+"""Gymnasium environments that need memory, functions that create environments, wrappers, and trajectories."""
 
 if __name__ != "rlxf.envs":
     raise ImportError(
@@ -11,7 +11,7 @@ from rlxf.envs.registration import register_envs
 
 register_envs()
 
-_HOME = {
+_MODULES = {
     "TMaze": "rlxf.envs.tmaze",
     "TMazeVector": "rlxf.envs.tmaze_vector",
     "make_vec_env": "rlxf.envs.make",
@@ -60,13 +60,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """The public object ``name``, imported from its home on first use (PEP 562)."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'rlxf.envs' has no attribute {name!r}; it offers {', '.join(_HOME)}")
-    value = getattr(import_module(_HOME[name]), name)
+    """Import the public object ``name`` from its module on first use (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'rlxf.envs' has no attribute {name!r}; it has {', '.join(_MODULES)}")
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_MODULES])

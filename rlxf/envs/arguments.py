@@ -1,4 +1,4 @@
-"""Make environments, with an error that names an argument they do not take."""
+"""Creation of environments, with an error that names an unknown argument and the accepted ones."""
 
 import inspect
 import re
@@ -21,24 +21,24 @@ def make_single(spec: EnvSpec, **kwargs: Any) -> gymnasium.Env:
 
 @contextmanager
 def argument_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
-    """Raise an error that names an unknown argument and the allowed ones while an environment is made.
+    """Replace a TypeError from the creation of an environment by one that names the environment.
 
     Raises:
-        TypeError: instead of the environment's own.
+        TypeError: with the unknown argument and the accepted ones, or with the arguments that were passed.
     """
     try:
         yield
     except TypeError as error:
-        found = UNEXPECTED.search(str(error))
-        if found is not None and found[1] in kwargs:
-            raise TypeError(f"{spec.id} takes no argument {found[1]!r}{_advice(spec, found[1])}") from error
+        match = UNEXPECTED.search(str(error))
+        if match is not None and match[1] in kwargs:
+            raise TypeError(f"{spec.id} takes no argument {match[1]!r}{_advice(spec, match[1])}") from error
         if spec.id in str(error):
             raise
-        raise TypeError(f"{error}, raised while {spec.id} was made with {kwargs}") from error
+        raise TypeError(f"{error}, raised during the creation of {spec.id} with {kwargs}") from error
 
 
 def accepted_arguments(spec: EnvSpec) -> list[str]:
-    """Return the names of the arguments of an environment, also those that it passes to its base classes."""
+    """Return the names of the arguments of an environment, including those passed on to base classes."""
     if spec.entry_point is None:
         return []
     creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)

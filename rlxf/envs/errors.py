@@ -1,23 +1,23 @@
-"""What goes wrong inside an environment."""
+"""Errors raised for failures inside an environment."""
 
 
 class FaultyEnvironmentError(ValueError):
-    """An environment gave what no agent can learn from, such as a reward that is NaN.
+    """An environment returned a value that no agent can learn from, such as a NaN reward.
 
     The message names the environment, its step and the value.
     """
 
 
 class BrokenEnvironmentError(FaultyEnvironmentError):
-    """An environment in a process of its own could not begin, or broke more often in a row than it may.
+    """An environment in a worker process failed to start, or failed more often in a row than is allowed.
 
-    It raised, its process died, or that did not answer in time. The message names the environment and the
-    last cause; the environment's own traceback is a note of the error (``__notes__``).
+    A failure is an exception, the death of the process, or a timeout. The message names the environment and
+    the last cause. The traceback of the environment is attached as a note of the error (``__notes__``).
     """
 
 
 class EpisodeLostError(RuntimeError):
-    """The episode at hand cannot be gone on with in another process.
+    """The current episode cannot be continued in another process.
 
-    The message says why.
+    The message states the reason.
     """

@@ -1,4 +1,4 @@
-"""Values that no network can read are stopped where they come in."""
+"""Checks that values from environments are finite and have the shapes of their space."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,13 +14,13 @@ def check_finite(what: str, values: VecEnvObs, step: int, environments: Sequence
     """Raise unless every number is finite.
 
     Args:
-        what: what the values are, for the message.
-        values: one row for each environment, or several such arrays, by name or in a tuple.
-        step: steps that each environment has taken.
-        environments: number of the environment of each row; None for 0, 1, 2 ...
+        what: name of the values in the message, for example "observation".
+        values: one row for each environment, or a dict or tuple of such arrays.
+        step: number of steps that each environment has taken.
+        environments: index of the environment of each row; None for 0, 1, 2 ...
 
     Raises:
-        FaultyEnvironmentError: naming the environment, the step and the first such number.
+        FaultyEnvironmentError: with the environment, the step and the first NaN or infinite number.
     """
     if isinstance(values, Mapping | tuple):
         for key, part in values.items() if isinstance(values, Mapping) else enumerate(values):
@@ -29,21 +29,24 @@ def check_finite(what: str, values: VecEnvObs, step: int, environments: Sequence
     values = np.asarray(values)
     if values.dtype.kind != "f" or np.isfinite(values).all():
         return
-    row, *place = (int(i) for i in np.argwhere(~np.isfinite(values))[0])
+    row, *index = (int(i) for i in np.argwhere(~np.isfinite(values))[0])
     environment = row if environments is None else environments[row]
     raise FaultyEnvironmentError(
         f"{what} of environment {environment} is not finite at its step {step}: "
-        f"{values[row, *place]}{f' at index {place}' if place else ''}; mend the environment, or wrap it"
+        f"{values[row, *index]}{f' at index {index}' if index else ''}; correct the environment, or wrap it"
     )
 
 
 def check_shapes(space: spaces.Space[Any], values: VecEnvObs, step: int) -> None:
-    """Raise FaultyEnvironmentError unless a batch of observations has the shapes of its space.
+    """Raise unless a batch of observations has the shapes of its space.
 
     Args:
-        space: of one observation.
+        space: space of one observation.
         values: one row for each environment, or a dict of such arrays.
-        step: steps that each environment has taken.
+        step: number of steps that each environment has taken.
+
+    Raises:
+        FaultyEnvironmentError: with both shapes.
     """
     if isinstance(space, spaces.Dict):
         for key, part in space.items():

@@ -1,4 +1,4 @@
-"""What a batch of environments shows and says about some of them."""
+"""Observations and infos of single environments, taken from those of a batch."""
 
 from typing import Any
 
@@ -6,30 +6,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 LOST, BROKEN = "Workers.lost", "Workers.broken"
-"""Said of a step that nobody played since an environment broke; and, of the first such one, why it did."""
+"""Keys of infos: True in each step lost to a failed environment; the cause, in the first of these steps."""
 
 
 def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
-    """The info of environment i out of a batch's ``infos``.
+    """Return the info of environment i from the ``infos`` of a batch.
 
-    Gymnasium keeps one array per key and, under ``"_" + key``, a mask (N,) of the environments that gave it.
-    A key without a mask is the batch's own and is left out.
+    Gymnasium keeps one array per key and, under ``"_" + key``, a mask (N,) of the environments that set it.
+    A key without a mask belongs to the whole batch and is left out.
     """
-    given = [key for key in infos if f"_{key}" in infos and infos[f"_{key}"][i]]
-    return {key: _entry(infos[key], i) for key in given}
+    keys = [key for key in infos if f"_{key}" in infos and infos[f"_{key}"][i]]
+    return {key: _entry(infos[key], i) for key in keys}
 
 
 def row_of(batch: Any, i: int) -> Any:
-    """A copy of row i of a batch of observations: an array, a string, or a dict or tuple of these."""
+    """Return a copy of row i of a batch of observations: an array, a string, or a dict or tuple of these."""
     if isinstance(batch, dict):
         return {key: row_of(value, i) for key, value in batch.items()}
     if _is_tuple_of_parts(batch):
         return tuple(row_of(part, i) for part in batch)
-    return _copied(batch[i])
+    return _copy(batch[i])
 
 
 def rows_of(batch: Any, rows: NDArray[np.int64]) -> Any:
-    """The chosen rows (N,) of a batch of observations, nested as the batch is."""
+    """Return the selected rows (N,) of a batch of observations, nested like the batch."""
     if isinstance(batch, dict):
         return {key: rows_of(part, rows) for key, part in batch.items()}
     if _is_tuple_of_parts(batch):
@@ -38,15 +38,15 @@ def rows_of(batch: Any, rows: NDArray[np.int64]) -> Any:
 
 
 def _is_tuple_of_parts(batch: Any) -> bool:
-    """Whether each entry is a batch; Gymnasium batches strings as a tuple of them."""
+    """Return whether each entry is a batch. Gymnasium batches strings as a tuple of strings."""
     return isinstance(batch, tuple) and not all(isinstance(entry, str) for entry in batch)
 
 
-def _copied(row: Any) -> Any:
+def _copy(row: Any) -> Any:
     if isinstance(row, dict):
-        return {key: _copied(part) for key, part in row.items()}
+        return {key: _copy(part) for key, part in row.items()}
     if isinstance(row, tuple):
-        return tuple(map(_copied, row))
+        return tuple(map(_copy, row))
     return row if isinstance(row, str) else np.array(row)
 
 

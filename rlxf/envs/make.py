@@ -1,4 +1,4 @@
-"""From an environment id to a `VecEnv`, or to one environment as it stands in there."""
+"""Creation of a `VecEnv`, or of one environment with the same wrappers, from an environment id."""
 
 import importlib.util
 import sys
@@ -28,7 +28,7 @@ from rlxf.envs.workers import Workers, WorkerVecEnv
 from rlxf.utils.extras import install_command
 
 View = Callable[[gymnasium.Env], gymnasium.Env]
-OTHER_PACKAGE = "If it comes with a package of its own, install that and write 'package:id'"
+OTHER_PACKAGE = "If another package registers it, install that package and write 'package:id'"
 
 
 def make_vec_env(
@@ -41,37 +41,37 @@ def make_vec_env(
     previous_transition: bool = False,
     workers: Workers | None = None,
 ) -> VecEnv:
-    """``n_envs`` copies of a registered environment as one Stable-Baselines3 ``VecEnv``.
+    """Create ``n_envs`` copies of a registered environment as one Stable-Baselines3 ``VecEnv``.
 
-    Where the environment comes with a vector form that resets in the same step (``rlxf/TMaze-v0``) and no
-    wrapper is asked for, that form is used (`GymnasiumVecEnv`). Otherwise this is Stable-Baselines3's
-    ``make_vec_env``: each copy in a `Monitor`, then in its wrappers, in a `DummyVecEnv`. Each episode has a
-    seed of its own then (`Replayable`), so that a training can be resumed amid it.
+    If the environment has a vector entry point with same-step autoreset (``rlxf/TMaze-v0``) and no wrapper
+    is requested, the function uses it (`GymnasiumVecEnv`). Otherwise it calls Stable-Baselines3's
+    ``make_vec_env``: each copy is in a `Monitor` and its wrappers, and all are in a `DummyVecEnv`. Each
+    episode then has its own seed (`Replayable`), so a training can be resumed in the middle of an episode.
 
-    With ``workers`` the copies are in processes of their own (`WorkerVecEnv`): what takes long is done at
-    the same time, and an environment that raises, dies or hangs begins anew. However many processes there
-    are, the same steps come out as from copies in this process.
+    With ``workers``, the copies run in worker processes (`WorkerVecEnv`). They step in parallel, and an
+    environment that raises, dies or hangs is restarted. The steps equal those of copies in this process,
+    for any number of processes.
 
-    ``popgym-...`` and ``MiniGrid-...`` ids come with the ``memory`` extra. Without a ``wrapper_class`` they
-    get the views of `rlxf.envs.memory_tasks`.
+    ``popgym-...`` and ``MiniGrid-...`` ids need the ``memory`` extra. Without a ``wrapper_class``, they get
+    the wrappers of `rlxf.envs.memory_tasks`.
 
     Args:
         env_id: Gymnasium id; ``module:id`` imports the module first.
         n_envs: number of copies, at least 1.
-        seed: copy i is seeded with seed + i at its first reset; None: with fresh randomness.
-        env_kwargs: arguments of the environment itself; ``render_mode`` is one, and None unless given.
-        wrapper_class: a wrapper, or a function of one environment, put around each copy.
-        previous_reward: put the reward of the step before into each observation, by `PreviousReward`
-            around all other wrappers. The observation is then a Dict.
-        previous_transition: put action, reward and end of the step before into each observation, also across
-            episodes, by `PreviousTransition` around all other wrappers.
-        workers: how many processes, and how patient; None for copies in this process.
+        seed: copy i is seeded with seed + i at its first reset; None draws the seeds from the system.
+        env_kwargs: arguments of the environment, including ``render_mode`` (default None).
+        wrapper_class: wrapper class, or function of one environment, applied to each copy.
+        previous_reward: add the previous reward to each observation, with `PreviousReward` around all other
+            wrappers. The observation is then a Dict.
+        previous_transition: add the previous action, reward and done flag to each observation, also across
+            episodes, with `PreviousTransition` around all other wrappers.
+        workers: number of processes, timeouts and restarts; None for copies in this process.
 
     Raises:
-        BrokenEnvironmentError: if an environment cannot be made in its process.
-        ValueError: if the id is unknown (with the nearest ones), n_envs is less than 1, or there are more
+        BrokenEnvironmentError: if an environment cannot be created in its process.
+        ValueError: if the id is unknown (with similar ids), n_envs is less than 1, or there are more
             processes than environments.
-        TypeError: if the environment does not take env_kwargs, or a space is not supported
+        TypeError: if the environment does not accept env_kwargs, or a space is not supported
             (`check_playable`).
     """
     if n_envs < 1:
@@ -95,21 +95,21 @@ def copies(
     view: View | None = None,
     workers: Workers | None = None,
 ) -> VecEnv:
-    """``n_envs`` environments as Stable-Baselines3's ``make_vec_env`` makes them, whatever they show.
+    """Create ``n_envs`` environments with Stable-Baselines3's ``make_vec_env``, also with nested spaces.
 
     Args:
-        make: one environment.
-        n_envs: how many.
+        make: function that creates one environment.
+        n_envs: number of environments.
         seed: as in `make_vec_env`.
-        view: wrappers to put around each; None for none.
+        view: function that wraps each environment; None for no wrappers.
         workers: as in `make_vec_env`.
 
     Raises:
         TypeError: if a space is not supported (`check_playable`).
     """
-    # Asked for is a class, used is a function of functions.
-    together: Any = side_by_side if workers is None else partial(WorkerVecEnv, workers=workers)
-    return env_util.make_vec_env(make, n_envs, seed, wrapper_class=view, vec_env_cls=together)
+    # The annotation is a class, but make_vec_env only calls it with the list of functions.
+    vec_env_cls: Any = side_by_side if workers is None else partial(WorkerVecEnv, workers=workers)
+    return env_util.make_vec_env(make, n_envs, seed, wrapper_class=view, vec_env_cls=vec_env_cls)
 
 
 def make_env(
@@ -119,19 +119,20 @@ def make_env(
     previous_reward: bool = False,
     previous_transition: bool = False,
 ) -> gymnasium.Env:
-    """One environment that shows what those of `make_vec_env` show; arguments and errors are the same."""
+    """Create one environment with the wrappers of `make_vec_env`; arguments and errors are the same."""
     spec = find_spec(env_id)
     view = _view(spec.id, wrapper_class, previous_reward, previous_transition)
     return view(make_single(spec, **(env_kwargs or {})))
 
 
 def find_spec(env_id: str) -> EnvSpec:
-    """The registered spec of ``env_id``, after importing the package that brings it.
+    """Import the package that registers ``env_id``, and return the spec.
 
-    It is for ids from users: ``module:id`` imports the module. For ids from files use `registered_spec`.
+    This function is for ids from users: ``module:id`` imports the module. For ids from files, use
+    `registered_spec`.
 
     Raises:
-        ValueError: if nothing of this name is registered; it lists the nearest names.
+        ValueError: if the id is not registered; the message lists similar ids.
     """
     register_envs()
     module, _, name = env_id.rpartition(":")
@@ -142,50 +143,53 @@ def find_spec(env_id: str) -> EnvSpec:
     except ModuleNotFoundError as error:
         raise ValueError(f"environment id {env_id!r} needs a package: {error}. {_hint(name)}") from error
     except gymnasium.error.Error as error:
-        near = ", ".join(get_close_matches(name, gymnasium.registry, n=4)) or "none"
+        similar = ", ".join(get_close_matches(name, gymnasium.registry, n=4)) or "none"
         hint = "" if family else f". {OTHER_PACKAGE}"  # the package of a family was imported
-        raise ValueError(f"unknown environment id {env_id!r}; near names: {near}{hint}") from error
+        raise ValueError(f"unknown environment id {env_id!r}; similar ids: {similar}{hint}") from error
 
 
 def registered_spec(env_id: str) -> EnvSpec:
     """Return the registered spec of an id that was read from a file.
 
     Only the package of a known family (`rlxf.envs.memory_tasks`) is imported, and not from the working
-    directory, where a folder of that name may be part of the file's own folder.
+    directory, which may be the folder of the file.
 
     Raises:
-        ValueError: if the id is ``module:id``, which would import a module that the file chose, or nothing of
-            this name is registered.
+        ValueError: if the id is ``module:id``, which would import a module chosen by the file, or the id is
+            not registered.
     """
     if ":" in env_id:
         raise ValueError(
             f"the file names the environment {env_id!r}, and a module that a file names is not imported: if "
-            f"you know the module, give the environment yourself (--env module:id; in Python env=...), or "
+            f"you know the module, pass the environment yourself (--env module:id; in Python env=...), or "
             f"state that you trust the author of the file (--trust)"
         )
     family = family_of(env_id)
     if family and _in_working_folder(family.module):
         raise ValueError(
-            f"{family.module} would be imported from the working directory, for an id that a file names, "
-            f"{env_id!r}: run the command in another folder, or give the environment with --env"
+            f"the id {env_id!r} comes from a file, and its package {family.module} would be imported from "
+            f"the working directory: run the command in another folder, or pass the environment with --env"
         )
     return find_spec(env_id)
 
 
 def _in_working_folder(module: str) -> bool:
-    found = None if module in sys.modules else importlib.util.find_spec(module)
-    places = () if found is None else (found.submodule_search_locations or [found.origin or ""])
-    return any(Path(place).resolve().parent == Path.cwd() for place in places)
+    spec = None if module in sys.modules else importlib.util.find_spec(module)
+    paths = () if spec is None else (spec.submodule_search_locations or [spec.origin or ""])
+    return any(Path(path).resolve().parent == Path.cwd() for path in paths)
 
 
 def _hint(name: str) -> str:
     if family_of(name):
-        return f"This family of tasks comes with: {install_command('memory')}"
+        return f"Install the package of this family of tasks with: {install_command('memory')}"
     return OTHER_PACKAGE
 
 
 def _own_vector_form(spec: EnvSpec, n_envs: int, kwargs: dict[str, Any]) -> VecEnv | None:
-    """The vector form, None if it resets in the next step: its filler rows are a cost without a gain."""
+    """Create the environment's own vector environment; None if it does not reset in the same step.
+
+    Next-step autoreset costs one filler row per episode.
+    """
     with argument_errors(spec, kwargs):
         env = gymnasium.make_vec(spec.id, n_envs, vectorization_mode="vector_entry_point", **kwargs)
     if env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
@@ -200,19 +204,19 @@ def _family_view(env_id: str) -> View:
 
 
 def _view(env_id: str, wrapper_class: View | None, previous_reward: bool, previous_transition: bool) -> View:
-    """All wrappers, the innermost first; then the check of spaces.
+    """Return a function that applies all wrappers, innermost first, and then checks the spaces.
 
-    The outer ones know nothing of an episode that the next step needs, and one of them takes a reset with a
-    seed for a beginning: so they stand around `Replayable`.
+    The outer wrappers hold no state that a replay of the episode lacks, so they can wrap `Replayable`. They
+    must wrap it, because `Replayable` resets with a seed, at which `PreviousTransition` clears its state.
     """
-    asked = {PreviousReward: previous_reward, PreviousTransition: previous_transition}
-    outer = [view for view, wanted in asked.items() if wanted]
-    views = [wrapper_class or _family_view(env_id), Replayable, *outer]
+    optional = {PreviousReward: previous_reward, PreviousTransition: previous_transition}
+    outer = [wrapper for wrapper, enabled in optional.items() if enabled]
+    wrappers = [wrapper_class or _family_view(env_id), Replayable, *outer]
 
-    def viewed(env: gymnasium.Env) -> gymnasium.Env:
-        for view in views:
-            env = view(env)
+    def wrap(env: gymnasium.Env) -> gymnasium.Env:
+        for wrapper in wrappers:
+            env = wrapper(env)
         check_playable(env.observation_space, env.action_space)
         return env
 
-    return viewed
+    return wrap

@@ -1,4 +1,4 @@
-"""Tasks of the ``memory`` extra, POPGym and MiniGrid, made readable for a policy."""
+"""Wrappers for the tasks of the ``memory`` extra, POPGym and MiniGrid."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,25 +10,25 @@ from gymnasium.wrappers import FilterObservation, FlattenObservation, TransformO
 
 
 class Family(NamedTuple):
-    """The module that registers a family of ids, and the view its environments get unless told otherwise."""
+    """Family of environment ids: the module that registers them, and their default wrappers."""
 
     module: str
     view: Callable[[gymnasium.Env], gymnasium.Env]
 
 
 def popgym_view(env: gymnasium.Env) -> gymnasium.Env:
-    """Tuple observations (POPGym Autoencode) become one vector, Discrete parts one-hot; others stay."""
+    """Flatten a Tuple observation (POPGym Autoencode) to a vector, Discrete parts one-hot; keep others."""
     return FlattenObservation(env) if isinstance(env.observation_space, spaces.Tuple) else env
 
 
 def minigrid_view(env: gymnasium.Env) -> gymnasium.Env:
-    """One vector, uint8 (4 + 7 * 7 * 20,): the direction, then each cell's parts, all one-hot.
+    """Flatten the observation to a uint8 vector (4 + 7 * 7 * 20,): direction, then cells, all one-hot.
 
-    MiniGrid's image holds the codes of object, colour and state: names, not brightnesses, hence one-hot.
-    The mission text is dropped, which loses nothing where it never changes (all Memory tasks).
+    MiniGrid's image holds codes of object, colour and state. These are categories, hence one-hot. The
+    mission text is dropped. It carries no information if it never changes, as in all Memory tasks.
 
     Raises:
-        TypeError: if the mission differs between episodes, so that dropping it would hide the task.
+        TypeError: if the mission differs between episodes, because the task then depends on it.
     """
     from minigrid.wrappers import OneHotPartialObsWrapper
 
@@ -42,8 +42,8 @@ def _check_mission(env: gymnasium.Env) -> None:
     mission = env.observation_space["mission"]  # type: ignore[index]
     if any(len(words) > 1 for words in mission.ordered_placeholders or []):
         raise TypeError(
-            f"the mission of {env} changes between episodes (such as {mission.sample()!r}), and text is not "
-            "supported: pass a wrapper_class that turns it into numbers"
+            f"the mission of {env} changes between episodes (for example {mission.sample()!r}), and text is "
+            "not supported: pass a wrapper_class that encodes it as numbers"
         )
 
 
@@ -54,5 +54,5 @@ FAMILIES = {
 
 
 def family_of(env_id: str) -> Family | None:
-    """The family whose prefix ``env_id`` has, None if it is none of them."""
+    """Return the family whose prefix ``env_id`` has, or None."""
     return next((family for prefix, family in FAMILIES.items() if env_id.startswith(prefix)), None)

@@ -1,4 +1,4 @@
-"""The previous reward as part of the observation."""
+"""Wrapper that adds the previous reward to the observation."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ REWARD, OBSERVATION = "previous_reward", "observation"
 
 
 class PreviousReward(gymnasium.Wrapper):
-    """The observation becomes a Dict with the reward of the step before; zero at reset.
+    """Wrapper that makes the observation a Dict and adds the reward of the previous step; zero at reset.
 
     - ``observation``: the inner observation. If that is a Dict already, its own keys stay instead.
-    - ``previous_reward`` float32 (1,): the reward as it came.
+    - ``previous_reward`` float32 (1,): the unscaled reward.
 
-    For tasks whose rewards tell what the observations do not, such as bandits. `GTrXLPPO` reads the
-    action before by itself; for other agents `PreviousStep` adds both.
+    It is for tasks whose rewards carry information that the observations lack, such as bandits. `GTrXLPPO`
+    adds the previous action itself; for other agents, `PreviousStep` adds both.
 
     Args:
         env: an environment with a supported space (`check_spaces`).
@@ -37,19 +37,21 @@ class PreviousReward(gymnasium.Wrapper):
         added = self._added_spaces()
         if clash := sorted(added.keys() & parts.keys()):
             name = type(self).__name__
-            raise ValueError(f"the observation of {env} already has {clash}: rename it or leave out {name}")
+            raise ValueError(
+                f"the observation of {env} already has {clash}: rename the key or leave out {name}"
+            )
         self.observation_space = spaces.Dict(parts | added)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset the inner environment; what is added are zeros."""
+        """Reset the inner environment; the added parts are zeros."""
         observation, info = self.env.reset(seed=seed, options=options)
         zeros = {key: np.zeros_like(space.low) for key, space in self._added_spaces().items()}
         return self._join(observation, zeros), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the inner environment; what was done and paid enters the observation."""
+        """Step the inner environment, and add the parts of this step to the observation."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return self._join(observation, self._added(action, reward)), reward, terminated, truncated, info
 

@@ -1,4 +1,4 @@
-"""The previous action, reward and end as part of the observation, also across episodes."""
+"""Wrapper that adds the previous action, reward and done flag to the observation, also across episodes."""
 
 from typing import Any
 
@@ -12,15 +12,15 @@ DONE = "previous_done"
 
 
 class PreviousTransition(PreviousStep):
-    """`PreviousStep` that goes on across episodes, and tells where one ended: what an RL^2 agent reads.
+    """`PreviousStep` that persists across episodes and adds a done flag: the input of an RL^2 agent.
 
-    The first observation of an episode has the action and the reward that the episode before ended with. So
-    an agent whose memory outlasts episodes (``GTrXLPPO(across_episodes=True)``) learns what these ends paid.
+    The first observation of an episode has the last action and reward of the previous episode. An agent
+    whose memory persists across episodes (``GTrXLPPO(across_episodes=True)``) thus observes final rewards.
 
     - ``previous_action``, ``previous_reward``: as in `PreviousStep`.
     - ``previous_done`` float32 (1,): 1 in the first observation of an episode that follows another, else 0.
 
-    All are zeros at the very first reset, at one with a seed, and at one that breaks an episode off.
+    All are zeros at the first reset, at a reset with a seed, and at a reset in the middle of an episode.
 
     Source: Duan et al. 2016, arXiv:1611.02779, section 2.2 (there the flag is named d).
 
@@ -39,13 +39,13 @@ class PreviousTransition(PreviousStep):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset the inner environment; what is added is what the episode before ended with."""
+        """Reset the inner environment, and add the last action and reward of the previous episode."""
         end, self._end = self._end, None
         observation, info = super().reset(seed=seed, options=options)
         return (observation if end is None or seed is not None else observation | end), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the inner environment; what was done and paid enters the observation."""
+        """Step the inner environment, and add action and reward to the observation."""
         observation, reward, terminated, truncated, info = super().step(action)
         if terminated or truncated:
             self._end = self._added(action, reward) | {DONE: np.ones(1, np.float32)}

@@ -1,4 +1,4 @@
-"""Makes the package's environments known to Gymnasium. Imports Gymnasium alone, so it is quick."""
+"""Registration of the package's environments with Gymnasium. It imports only Gymnasium, so it is fast."""
 
 from gymnasium.envs.registration import EnvSpec, register, registry
 
@@ -11,9 +11,9 @@ _KWARGS: dict[str, dict[str, object]] = {
 
 
 def register_envs() -> None:
-    """Register ``rlxf/TMaze-v0`` and ``rlxf/TMazeActive-v0``; a second call changes nothing.
+    """Register ``rlxf/TMaze-v0`` and ``rlxf/TMazeActive-v0``; a second call has no effect.
 
-    ``import rlxf`` calls it: Gymnasium 1.x finds no plugins by itself.
+    ``import rlxf`` calls this function, because Gymnasium 1.x does not discover plugins.
     """
     for env_id, kwargs in _KWARGS.items():
         if env_id not in registry:
@@ -26,5 +26,5 @@ def register_envs() -> None:
 
 
 def checks_argument(spec: EnvSpec, name: str) -> bool:
-    """Return True if ``spec`` is a task of this package that rejects harmful values of ``name``."""
+    """Return whether ``spec`` is a task of this package that rejects harmful values of argument ``name``."""
     return spec.entry_point == _ENTRY_POINT and name in _CHECKED

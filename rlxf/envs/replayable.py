@@ -1,4 +1,4 @@
-"""Episodes that can be played again: each begins with a seed of its own, and its actions are kept."""
+"""Wrapper that makes episodes replayable: each has its own seed, and its actions are recorded."""
 
 import hashlib
 from typing import Any
@@ -8,21 +8,21 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 MOST_STEPS = 100_000
-"""Of an episode whose actions are kept: playing a longer one again would take minutes."""
+"""Longest episode whose actions are recorded: the replay of a longer one would take minutes."""
 
 
 class Replayable(gymnasium.Wrapper):
-    """Resets each episode with a seed of its own, and keeps what it takes to play the episode at hand again.
+    """Wrapper that resets each episode with its own seed and records the current episode for a replay.
 
-    The first episode after ``reset(seed=s)`` has the seed s, the one k resets later has the first number of
-    ``numpy.random.SeedSequence([s, k])``. So the episodes of a seed are the same in any process, whatever was
-    played in them. Without a seed, s is drawn.
+    The first episode after ``reset(seed=s)`` has the seed s. The episode k resets later has the first number
+    of ``numpy.random.SeedSequence([s, k])`` as its seed. So the episodes of a seed are the same in any
+    process, whatever actions are taken. Without a seed, s is drawn at random.
 
-    What an environment keeps over a reset with a seed, such as the count of its episodes, is not played
-    again: `replay` finds that what is seen differs.
+    State that an environment keeps across a reset with a seed, such as an episode counter, is not replayed.
+    `replay` then reports that the observations differ.
 
     Args:
-        env: the environment, in all wrappers that change what is seen.
+        env: the environment, in all wrappers that change observations.
     """
 
     def __init__(self, env: gymnasium.Env):
@@ -34,32 +34,34 @@ class Replayable(gymnasium.Wrapper):
 
     @property
     def spec(self) -> EnvSpec | None:  # type: ignore[override]  # as in `gymnasium.Wrapper`
-        """Of the environment inside: made again by it, it shows the same."""
+        """Spec of the wrapped environment, which creates an environment with the same observations."""
         return self.env.spec
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin the next episode; a seed begins a new row of them."""
-        fresh = seed is not None or self._seed is None
-        self._number = 0 if fresh else self._number + 1
-        if fresh:
-            self._seed = _drawn() if seed is None else int(seed)
-        return self._begin(options)
+        """Start the next episode; a seed starts a new sequence of episodes."""
+        new_sequence = seed is not None or self._seed is None
+        self._number = 0 if new_sequence else self._number + 1
+        if new_sequence:
+            self._seed = _random_seed() if seed is None else int(seed)
+        return self._reset_episode(options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment, and keep the action and a hash of what was seen."""
+        """Step the environment, record the action, and update the hash of the results."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         if len(self._actions) <= MOST_STEPS:
             self._actions.append(np.array(action))
-            self._note(observation, reward, terminated, truncated)
+            self._update_hash(observation, reward, terminated, truncated)
         return observation, reward, terminated, truncated, info
 
     def record(self) -> dict[str, Any]:
-        """The episode at hand: seed of the row, number in it, actions (T, ...), and hash of what was seen.
+        """Return the record of the current episode, for `replay`.
 
-        It has "lost", the reason, if the episode cannot be played again. Nothing is raised: that would end a
-        process of its own.
+        Returns:
+            "seed" of the sequence, "number" of the episode in it, "actions" (T, ...), and "hash" of the
+            results. If the episode cannot be replayed, only "lost", the reason. An exception would end the
+            worker process of the environment.
         """
         if self._seed is None or self._options:
             return {"lost": f"{self} was reset with options, or not at all"}
@@ -68,28 +70,32 @@ class Replayable(gymnasium.Wrapper):
         return {
             "seed": self._seed,
             "number": self._number,
-            "hash": self._seen.hexdigest(),
+            "hash": self._hash.hexdigest(),
             "actions": np.array(self._actions),
         }
 
     def replay(self, record: dict[str, Any]) -> str | None:
-        """Play an episode again, up to where `record` was taken: None, or why it is not the same."""
+        """Replay an episode up to the step at which `record` was called.
+
+        Returns:
+            None if the results are the same, else the reason why the replay failed.
+        """
         self._seed, self._number = record["seed"], record["number"]
         try:
-            self._begin(None)
+            self._reset_episode(None)
             for action in record["actions"]:
                 self.step(action[()])
-        except Exception as error:  # of the environment, which is here asked for what may be impossible
-            return f"{self} cannot be played again: {error!r}"
-        if self._seen.hexdigest() == record["hash"]:
+        except Exception as error:  # the environment may differ from the recorded one and raise anything
+            return f"{self} cannot be replayed: {error!r}"
+        if self._hash.hexdigest() == record["hash"]:
             return None
-        return f"{self} with seed {self._seed_of_episode} and the same actions shows another episode"
+        return f"{self} with seed {self._seed_of_episode} and the same actions gives another episode"
 
-    def _begin(self, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        self._actions, self._options, self._seen = [], options, hashlib.blake2b(digest_size=16)
-        asked = {} if options is None else {"options": options}  # older environments do not know them
-        observation, info = self.env.reset(seed=self._seed_of_episode, **asked)
-        self._note(observation)
+    def _reset_episode(self, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        self._actions, self._options, self._hash = [], options, hashlib.blake2b(digest_size=16)
+        keywords = {} if options is None else {"options": options}  # older environments take no options
+        observation, info = self.env.reset(seed=self._seed_of_episode, **keywords)
+        self._update_hash(observation)
         return observation, info
 
     @property
@@ -99,19 +105,19 @@ class Replayable(gymnasium.Wrapper):
             return self._seed
         return int(np.random.SeedSequence([self._seed, self._number]).generate_state(1)[0])
 
-    def _note(self, *seen: Any) -> None:
-        for part in seen:
-            if isinstance(part, dict):
-                self._note(*(part[key] for key in sorted(part)))
-            elif isinstance(part, tuple):
-                self._note(*part)
+    def _update_hash(self, *values: Any) -> None:
+        for value in values:
+            if isinstance(value, dict):
+                self._update_hash(*(value[key] for key in sorted(value)))
+            elif isinstance(value, tuple):
+                self._update_hash(*value)
             else:
-                self._seen.update(_as_bytes(part))
+                self._hash.update(_as_bytes(value))
 
 
-def _as_bytes(part: Any) -> bytes:
-    return part.encode() if isinstance(part, str) else np.ascontiguousarray(part).tobytes()
+def _as_bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes()
 
 
-def _drawn() -> int:
+def _random_seed() -> int:
     return int(np.random.SeedSequence().generate_state(1)[0])

@@ -1,4 +1,4 @@
-"""Environments that are not asked to play on."""
+"""Wrapper that pauses an environment in a vector environment."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -10,10 +10,10 @@ from stable_baselines3.common.vec_env import VecEnv
 
 
 class Resting(gymnasium.Wrapper):
-    """Plays as the environment does, but not from `rest` to `wake` or the next reset: nothing happens then.
+    """Wrapper that skips the steps of the environment from `rest` until `wake` or the next reset.
 
-    Episodes that run side by side end at different times. A physics engine that still moves where nobody
-    looks any more costs as much as one that is looked at.
+    The episodes of parallel environments end at different times. An environment whose steps are no longer
+    used costs as much time as the others, unless it is paused.
 
     Args:
         env: the environment, in all its other wrappers.
@@ -21,50 +21,50 @@ class Resting(gymnasium.Wrapper):
 
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
-        self._seen: Any = None
-        self._rests = False
+        self._observation: Any = None
+        self._paused = False
 
     @property
     def spec(self) -> EnvSpec | None:  # type: ignore[override]  # as in `gymnasium.Wrapper`
-        """Of the environment inside: made again by it, it shows the same."""
+        """Spec of the wrapped environment, which creates an environment with the same observations."""
         return self.env.spec
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Wake, and reset the environment."""
-        self._rests = False
-        asked = {} if options is None else {"options": options}  # older environments do not know them
-        self._seen, info = self.env.reset(seed=seed, **asked)
-        return self._seen, info
+        """Resume, and reset the environment."""
+        self._paused = False
+        keywords = {} if options is None else {"options": options}  # older environments take no options
+        self._observation, info = self.env.reset(seed=seed, **keywords)
+        return self._observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment; at rest, show what was seen last, with reward 0, and end nothing."""
-        if self._rests:
-            return self._seen, 0.0, False, False, {}
-        self._seen, *others = self.env.step(action)
-        return self._seen, *others
+        """Step the environment; while paused, return the last observation, reward 0 and no end."""
+        if self._paused:
+            return self._observation, 0.0, False, False, {}
+        self._observation, *results = self.env.step(action)
+        return self._observation, *results
 
     def rest(self) -> None:
-        """Do nothing until the next reset, or `wake`."""
-        self._rests = True
+        """Skip all steps until the next reset or `wake`."""
+        self._paused = True
 
     def wake(self) -> None:
-        """Go on where it was when it was told to rest."""
-        self._rests = False
+        """Continue from the state at which `rest` was called."""
+        self._paused = False
 
 
 def rest(env: VecEnv, rows: Sequence[int]) -> None:
-    """Tell the chosen environments to rest until all are reset or woken; those that cannot go on playing."""
+    """Pause the selected environments until all are reset or resumed; no effect without `Resting`."""
     if rows and all(env.env_is_wrapped(Resting)):
         env.env_method("rest", indices=rows)
 
 
 @contextmanager
 def awake_at_the_end(env: VecEnv) -> Iterator[None]:
-    """Whoever rests meanwhile goes on afterwards: others may play in the same environments.
+    """Context manager that resumes all paused environments at its end, for other users of the environments.
 
-    Behind an error that is tried, too, but it is that error that is told: it may be why none can be woken.
+    After an error, it tries to resume them and raises the original error, even if resuming fails.
     """
     try:
         yield

@@ -1,22 +1,25 @@
-"""Environments that give out their state, so that a training can go on amid an episode."""
+"""Interface of vector environments that save their state, so a training can resume within an episode."""
 
 from abc import ABC, abstractmethod
 from typing import Any
 
 
 class Resumable(ABC):
-    """Also a base of a Gymnasium ``VectorEnv`` that can go on where it was, in another process.
+    """Mixin for a Gymnasium ``VectorEnv`` whose state can be saved and loaded in another process.
 
-    Where several processes train together, a list in the state that is as long as there are environments has
-    a row for each of them; all else has to be the same in all processes.
+    In distributed training, lists in the state with one entry per environment are gathered from and split
+    over the ranks. Everything else in the state has to be equal on all ranks.
 
-    Single environments need not be: those of `rlxf.envs.make_vec_env` are `Replayable`.
+    Single environments do not need this class: those of `rlxf.envs.make_vec_env` are `Replayable`.
     """
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """All that later steps depend on, random generators included, as JSON without NaN."""
+        """Return the state that later steps depend on, with random generators, as JSON without NaN."""
 
     @abstractmethod
     def take_up(self, state: dict[str, Any]) -> None:
-        """Go on behind `state`, without a reset: made with the same arguments, the same steps follow."""
+        """Load a `state` without a reset.
+
+        If the environment was created with the same arguments, the same steps follow.
+        """

@@ -1,4 +1,4 @@
-"""A whole ``VecEnv`` that goes on in another process: its wrappers' numbers, and the episodes at hand."""
+"""State of a ``VecEnv`` for a resumed run: the state of its wrappers and the current episodes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,12 +23,12 @@ from rlxf.envs.vector import GymnasiumVecEnv
 from rlxf.envs.workers import WorkerVecEnv
 
 Place = tuple[object, str]
-"""An object, and the name of a number or an array that it holds."""
+"""An object and the name of its attribute, a number or an array."""
 
 
 def _of_normalize(wrapper: Any) -> list[Place]:
-    observed = wrapper.obs_rms if wrapper.norm_obs else {}
-    statistics: list[RunningMeanStd] = list(observed.values()) if isinstance(observed, dict) else [observed]
+    obs_rms = wrapper.obs_rms if wrapper.norm_obs else {}
+    statistics: list[RunningMeanStd] = list(obs_rms.values()) if isinstance(obs_rms, dict) else [obs_rms]
     parts = [(each, part) for each in [*statistics, wrapper.ret_rms] for part in ("mean", "var", "count")]
     return [(wrapper, "returns"), *parts]
 
@@ -55,61 +55,65 @@ PLACES: dict[type[VecEnvWrapper], Callable[[Any], list[Place]]] = {
     VecCheckNan: lambda wrapper: [],
     ReturnToGo: _of_return_to_go,
 }
-"""State that wrappers keep between steps, by class."""
+"""Attributes in which each wrapper class keeps state between steps."""
 
 
 def carried(env: VecEnv) -> dict[str, np.ndarray]:
-    """What the wrappers around ``env`` that are known carry from step to step, by name: copies."""
+    """Return copies of the state that the known wrappers around ``env`` keep between steps, by name."""
     return {name: np.array(getattr(*place)) for name, place in _places(env)}
 
 
 def put_back(env: VecEnv, arrays: Mapping[str, np.ndarray]) -> None:
-    """Put back what `carried` gave into wrappers of the same kinds.
+    """Load the arrays of `carried` into wrappers of the same classes.
 
     Raises:
-        ValueError: if they are others, or of other spaces; nothing is changed then.
+        ValueError: if the wrappers or their spaces differ; the wrappers are then unchanged.
     """
     places = dict(_places(env))
     shapes = {name: np.shape(getattr(*place)) for name, place in places.items()}
     given = {name: array.shape for name, array in arrays.items()}
     if shapes != given:
-        raise ValueError(f"the environment's wrappers carry {shapes}, those of the run {given}")
+        raise ValueError(
+            f"the environment's wrappers have state of shapes {shapes}, those of the run {given}: resume the "
+            f"run with the same wrappers and spaces"
+        )
     for name, (holder, attribute) in places.items():
         old, array = getattr(holder, attribute), arrays[name]
         setattr(holder, attribute, array.copy() if isinstance(old, np.ndarray) else type(old)(array))
 
 
 def episodes_of(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The episodes at hand, as JSON and arrays, for `go_on`.
+    """Return the current episodes, as JSON and arrays, for `go_on`.
 
-    Arrays are named by their kind and environment, "actions.3": actions of an episode, or, where it broke,
-    what is shown until it begins anew, "shown.3.", with the name or number of a part, if any, behind it.
+    An array is named by its kind and environment. "actions.3" has the actions of the episode of
+    environment 3. If that environment failed and has not restarted, "shown.3." has the observation that it
+    repeats; the name ends with the key of a Dict, or the index in a Tuple.
 
     Raises:
-        EpisodeLostError: if they cannot be gone on with: the environments are neither `Replayable` nor
-            `Resumable`, or a wrapper is not known.
+        EpisodeLostError: if the episodes cannot be continued: the environments are neither `Replayable` nor
+            `Resumable`, or the state of a wrapper class is not known.
     """
     _check_known(env)
     if isinstance(env.unwrapped, GymnasiumVecEnv):
         return {"state": env.unwrapped.state()}, {}
     crew = _crew(env)
     records = _records(env, [i for i in range(env.num_envs) if i not in _absent(crew)])
-    absent = _absent(crew)  # with those that broke when they were asked: they told of another episode
+    absent = _absent(crew)  # includes environments that failed during the calls; their records are stale
     records = {i: record for i, record in records.items() if i not in absent}
-    _check_found(records)
+    _check_replayable(records)
     arrays = {f"actions.{i}": record.pop("actions") for i, record in records.items()}
     arrays |= {f"shown.{i}.{key}": x for i, each in absent.items() for key, x in each.pop("shown").items()}
     records |= absent
-    beside = [{}] * env.num_envs if crew is None else [{"restarts": each} for each in crew.standing()]
-    return {"records": [records[i] | beside[i] for i in range(env.num_envs)]}, arrays
+    counts = [{}] * env.num_envs if crew is None else [{"restarts": each} for each in crew.standing()]
+    return {"records": [records[i] | counts[i] for i in range(env.num_envs)]}, arrays
 
 
 def go_on(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Go on with the episodes that `episodes_of` gave, without a reset: the same steps follow.
+    """Continue the episodes of `episodes_of` without a reset: the same steps follow.
 
     Raises:
-        EpisodeLostError: if that cannot be done. The environments must be reset then; breaks and lost steps
-            are counted on all the same.
+        EpisodeLostError: if an episode cannot be continued. The caller must then reset the environments; the
+            counts of restarts and lost steps are loaded anyway.
     """
     _check_known(env)
     if isinstance(env.unwrapped, GymnasiumVecEnv):
@@ -119,9 +123,9 @@ def go_on(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[str, np.ndar
     absent = {i: record for i, record in records.items() if "absent" in record}
     crew = _crew(env)
     if absent and crew is None:
-        raise EpisodeLostError(f"environment {min(absent)} was broken when the run was saved")
+        raise EpisodeLostError(f"environment {min(absent)} had failed when the run was saved")
     if crew is not None:
-        crew.stand_behind([_stood(record) for record in records.values()])
+        crew.stand_behind([_counts_of(record) for record in records.values()])
     present = records.keys() - absent.keys()
     _replay(env, {i: records[i] | {"actions": arrays[f"actions.{i}"]} for i in sorted(present)})
     if crew is not None:
@@ -129,7 +133,7 @@ def go_on(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[str, np.ndar
 
 
 def _crew(env: VecEnv) -> WorkerVecEnv | None:
-    """The environments themselves, if they are in processes that may break."""
+    """Return the `WorkerVecEnv` inside all wrappers; None for any other environment."""
     inner = env.unwrapped
     return inner if isinstance(inner, WorkerVecEnv) else None
 
@@ -139,18 +143,18 @@ def _absent(crew: WorkerVecEnv | None) -> dict[int, dict[str, Any]]:
 
 
 def _shown(arrays: Mapping[str, np.ndarray], i: int) -> dict[str, np.ndarray]:
-    start = f"shown.{i}."
-    return {name.removeprefix(start): x for name, x in arrays.items() if name.startswith(start)}
+    prefix = f"shown.{i}."
+    return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
 
 
 def _records(env: VecEnv, environments: list[int]) -> dict[int, dict[str, Any]]:
-    """Those of their episodes, with which they can be gone on with."""
+    """Return the records of `Replayable.record` for the given environments."""
     if not all(env.env_is_wrapped(Replayable, environments)):
-        raise EpisodeLostError("the environments are not in rlxf.envs.Replayable")
+        raise EpisodeLostError("the environments are not wrapped in rlxf.envs.Replayable")
     return dict(zip(environments, env.env_method("record", indices=environments), strict=True))
 
 
-def _check_found(records: Mapping[int, dict[str, Any]]) -> None:
+def _check_replayable(records: Mapping[int, dict[str, Any]]) -> None:
     for record in records.values():
         if "lost" in record:
             raise EpisodeLostError(record["lost"])
@@ -167,10 +171,10 @@ def _replay(env: VecEnv, records: Mapping[int, dict[str, Any]]) -> None:
             raise EpisodeLostError(reason)
 
 
-def _stood(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What to go on behind; where no seed is known, as behind no processes, with that of the episode."""
-    stood = record.get("restarts", {"seed": None, "restarts": 0, "lost_steps": 0})
-    return stood if stood["seed"] is not None else stood | {"seed": record.get("seed")}
+def _counts_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return seed, restarts and lost steps; the seed of the episode if the run had no worker processes."""
+    counts = record.get("restarts", {"seed": None, "restarts": 0, "lost_steps": 0})
+    return counts if counts["seed"] is not None else counts | {"seed": record.get("seed")}
 
 
 def _places(env: VecEnv) -> Iterator[tuple[str, Place]]:
@@ -189,4 +193,6 @@ def _wrappers(env: VecEnv) -> Iterator[VecEnvWrapper]:
 def _check_known(env: VecEnv) -> None:
     for wrapper in _wrappers(env):
         if type(wrapper) not in PLACES:
-            raise EpisodeLostError(f"what {type(wrapper).__name__} carries from step to step is not known")
+            raise EpisodeLostError(
+                f"the state that the wrapper {type(wrapper).__name__} keeps between steps is not known"
+            )

@@ -1,4 +1,4 @@
-"""The return that is asked for, as part of the observation."""
+"""Wrapper that adds the return-to-go, the previous action and the time step to the observation."""
 
 from typing import Any
 
@@ -18,88 +18,91 @@ KEYS = ("observation", "return_to_go", "previous_action", "time_step")
 
 
 class ReturnToGo(VecEnvWrapper):
-    r"""Observations say what return is still wanted: an agent that reads them can be asked for one.
+    r"""Wrapper that conditions the observations on a target return, as a Decision Transformer needs it.
 
     The observation becomes a Dict of
 
-    - ``observation``: that of ``venv``; a Dict or a Tuple as one vector (`shown_space`).
+    - ``observation``: that of ``venv``; a Dict or a Tuple is flattened to one vector (`shown_space`).
     - ``return_to_go`` float32 (1,): ``G_0 = target_return``, ``G_(t+1) = G_t - r_t`` (Chen et al. 2021,
-      arXiv:2106.01345, section 3), in units of the rewards of ``venv``; counted in float64.
-    - ``previous_action``: as it was given to ``step``; at the start of an episode zeros, or what choices are
-      counted from.
+      arXiv:2106.01345, section 3), in units of the rewards of ``venv``; accumulated in float64.
+    - ``previous_action``: the last action passed to ``step``. At the start of an episode it is zero, or the
+      ``start`` of a Discrete or MultiDiscrete space.
     - ``time_step`` int64 (1,): steps since the start of the episode, from 0.
 
-    Where an episode ends all of them start anew; ``info["terminal_observation"]`` has them as they were then.
-    A filler row (`GymnasiumVecEnv`) is no step: behind it an episode is at its start.
+    When an episode ends, all of them restart, and ``info["terminal_observation"]`` has their last values.
+    A filler row (`GymnasiumVecEnv`) is not a step: after it, the episode is at its start.
 
     Args:
-        venv: the environments. No ``VecNormalize`` may scale their rewards: the scaled ones are not what was
-            asked for.
+        venv: the environments. Their rewards must not be scaled by a ``VecNormalize``, because the target is
+            in raw units.
         target_return: G_0, one number for all environments or one for each, (E,).
 
     Raises:
-        ValueError: if a target is not finite, there are not E of them, ``venv`` is wrapped so already, or a
-            ``VecNormalize`` scales its rewards.
-        TypeError: if the observation is a Dict or a Tuple with parts that no vector holds.
+        ValueError: if a target is not finite, the number of targets is neither 1 nor E, ``venv`` is already
+            conditioned on a return, or a ``VecNormalize`` scales its rewards.
+        TypeError: if the observation is a Dict or a Tuple with parts that cannot be flattened.
     """
 
     def __init__(self, venv: VecEnv, target_return: float | ArrayLike):
         if is_return_conditioned(venv.observation_space):
-            raise ValueError(f"{venv} shows a return to go already: set its target_return instead")
+            raise ValueError(f"the observations of {venv} already have a return-to-go: set its target_return")
         normalizer = unwrap_vec_normalize(venv)
         if normalizer is not None and normalizer.norm_reward:
-            raise ValueError("VecNormalize scales the rewards: set its norm_reward=False to ask for a return")
+            raise ValueError(
+                "a target return is in units of raw rewards, but VecNormalize scales the rewards: set its "
+                "norm_reward=False"
+            )
         self._inner = venv.observation_space
-        shown = shown_space(self._inner)
-        self._encode = None if shown is self._inner else observation_encoder(self._inner)
-        super().__init__(venv, observation_space=_conditioned(shown, venv.action_space))
+        encoded = shown_space(self._inner)
+        self._encode = None if encoded is self._inner else observation_encoder(self._inner)
+        super().__init__(venv, observation_space=_conditioned(encoded, venv.action_space))
         self.target_return = target_return
         self._return_to_go = self._target.copy()
         self._time_step = np.zeros(self.num_envs, np.int64)
-        self._none_before = first_choice(self.action_space)
+        self._initial_action = first_choice(self.action_space)
         self._previous = np.zeros((self.num_envs, *_shape(self.action_space)), self.action_space.dtype)
 
     @property
     def target_return(self) -> NDArray[np.float64]:
-        """float64 (E,): what episodes that begin from now on are asked for. Set it to one number or to E."""
+        """Target return of episodes that start from now on, float64 (E,). Set it to one number or to E."""
         return self._target.copy()
 
     @target_return.setter
     def target_return(self, target: float | ArrayLike) -> None:
         values = np.asarray(target, np.float64)
         if values.shape not in ((), (self.num_envs,)) or not np.isfinite(values).all():
-            wanted = f"a finite number or {self.num_envs} of them, one for each environment"
-            raise ValueError(f"target_return must be {wanted}, got {target!r}")
+            allowed = f"a finite number or {self.num_envs} of them, one for each environment"
+            raise ValueError(f"target_return must be {allowed}, got {target!r}")
         self._target = np.broadcast_to(values, (self.num_envs,)).copy()
 
     def reset(self) -> dict[str, NDArray[Any]]:
-        """First observations of all environments."""
+        """Return the first observations of all environments."""
         observations = self.venv.reset()
         self._restart(np.ones(self.num_envs, np.bool_))
-        return self._joined(self._shown(observations))
+        return self._with_condition(self._encoded(observations))
 
     def step_async(self, actions: NDArray[Any]) -> None:
-        """Keep the actions, (E, ...), and give them on."""
-        self._taken = np.array(actions, self._previous.dtype).reshape(self._previous.shape)
+        """Keep a copy of the actions, (E, ...), and pass them on."""
+        self._actions = np.array(actions, self._previous.dtype).reshape(self._previous.shape)
         self.venv.step_async(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Step all environments; see the class for what comes back."""
+        """Step all environments; the class docstring describes the results."""
         observations, rewards, dones, infos = self.venv.step_wait()
         self._return_to_go -= rewards
         self._time_step += 1
-        self._previous = self._taken
+        self._previous = self._actions
         for i in np.flatnonzero(dones).tolist():
             self._add_to_last(infos[i], i)
         self._restart(dones | np.array([info.get("filler", False) for info in infos], np.bool_))
-        return self._joined(self._shown(observations)), rewards, dones, infos
+        return self._with_condition(self._encoded(observations)), rewards, dones, infos
 
     def _restart(self, rows: NDArray[np.bool_]) -> None:
         self._return_to_go[rows] = self._target[rows]
         self._time_step[rows] = 0
-        self._previous[rows] = self._none_before
+        self._previous[rows] = self._initial_action
 
-    def _shown(self, observations: Any) -> NDArray[Any]:
+    def _encoded(self, observations: Any) -> NDArray[Any]:
         if self._encode is None:
             return observations
         try:
@@ -109,8 +112,8 @@ class ReturnToGo(VecEnvWrapper):
                 f"the observation of environment {error.row} {error.fault}"
             ) from error
 
-    def _joined(self, observations: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Copies: what was given out does not change with the next step."""
+    def _with_condition(self, observations: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """Return the observations with copies of the state, so later steps do not change them."""
         return {
             "observation": observations,
             "return_to_go": self._return_to_go[:, None].astype(np.float32),
@@ -121,16 +124,17 @@ class ReturnToGo(VecEnvWrapper):
     def _add_to_last(self, info: dict[str, Any], row: int) -> None:
         if "terminal_observation" in info:
             last = info["terminal_observation"]
-            shown = last if self._encode is None else self._encode(_batch_of_one(last))[0]
-            added = {key: value[row] for key, value in self._joined(shown).items() if key != "observation"}
-            info["terminal_observation"] = {"observation": shown, **added}
+            encoded = last if self._encode is None else self._encode(_batch_of_one(last))[0]
+            state = self._with_condition(encoded)
+            added = {key: value[row] for key, value in state.items() if key != "observation"}
+            info["terminal_observation"] = {"observation": encoded, **added}
 
 
 def shown_space(observation_space: Space) -> Space:
-    """The space of ``observation`` in a `ReturnToGo`: the inner one; for a Dict or a Tuple that of a vector.
+    """Return the space of ``observation`` in a `ReturnToGo`: the inner space; a vector for a Dict or Tuple.
 
-    The vector, float32, is what `observation_encoder` of the inner space makes: its parts flattened one after
-    the other. So ``observation_encoder(shown_space(space))`` encodes what is shown, whatever the space.
+    The float32 vector is the output of `observation_encoder` of the inner space: its flattened parts,
+    concatenated. So ``observation_encoder(shown_space(space))`` encodes this observation for any space.
 
     Raises:
         TypeError: if a part cannot be flattened.
@@ -141,13 +145,13 @@ def shown_space(observation_space: Space) -> Space:
 
 
 def is_return_conditioned(observation_space: Space) -> bool:
-    """Whether this is the space of a `ReturnToGo`."""
+    """Return whether this is the observation space of a `ReturnToGo`."""
     return isinstance(observation_space, spaces.Dict) and set(observation_space) == set(KEYS)
 
 
-def _conditioned(shown: Space, action_space: Space) -> spaces.Dict:
+def _conditioned(observation_space: Space, action_space: Space) -> spaces.Dict:
     parts = (
-        shown,
+        observation_space,
         spaces.Box(-np.inf, np.inf, (1,), np.float32),
         _with_zero(action_space),
         spaces.Box(0, np.inf, (1,), np.int64),
@@ -156,7 +160,7 @@ def _conditioned(shown: Space, action_space: Space) -> spaces.Dict:
 
 
 def _with_zero(action_space: Space) -> Space:
-    """The space itself, or a Box stretched to hold the zeros of a start."""
+    """Return the space, or a Box extended to contain the zeros at the start of an episode."""
     if not isinstance(action_space, spaces.Box) or action_space.contains(np.zeros_like(action_space.low)):
         return action_space
     low, high = np.minimum(action_space.low, 0), np.maximum(action_space.high, 0)

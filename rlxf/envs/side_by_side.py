@@ -1,4 +1,4 @@
-"""Environments side by side, whatever they show."""
+"""Vector environment in this process, for any supported observation space."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,27 +17,27 @@ Make = Callable[[], gymnasium.Env]
 
 
 def side_by_side(makes: Sequence[Make]) -> VecEnv:
-    """One environment of each function, stepped one after the other in this process; they can `rest`.
+    """Create one environment with each function, as a vector environment that steps them one by one.
 
-    A Dict or a Tuple within another one, and text, are more than Stable-Baselines3's `DummyVecEnv` holds:
-    environments that show these come in Gymnasium's `SyncVectorEnv`, behind the same interface, seeded alike;
-    these do not rest.
+    It is a `DummyVecEnv` of `Resting` environments. A `DummyVecEnv` supports neither nested Dict or Tuple
+    spaces nor text. For these, the function uses Gymnasium's `SyncVectorEnv` under the same interface and
+    with the same seeds; its environments cannot be paused.
 
     Raises:
         TypeError: if a space is not supported (`check_playable`).
     """
     envs = [make() for make in makes]
     if is_one_level(envs[0].observation_space):
-        return DummyVecEnv([partial(_itself, Resting(env)) for env in envs])
-    made: list[Make] = [partial(_itself, env) for env in envs]
-    return as_vec_env(SyncVectorEnv(made, autoreset_mode=AutoresetMode.SAME_STEP))
+        return DummyVecEnv([partial(_identity, Resting(env)) for env in envs])
+    env_fns: list[Make] = [partial(_identity, env) for env in envs]
+    return as_vec_env(SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP))
 
 
-def _itself(env: gymnasium.Env) -> gymnasium.Env:
+def _identity(env: gymnasium.Env) -> gymnasium.Env:
     return env
 
 
 def is_one_level(space: spaces.Space[Any]) -> bool:
-    """Whether a `DummyVecEnv` holds what is shown."""
+    """Return whether a `DummyVecEnv` supports the observation space: no nested parts and no text."""
     parts = parts_of(space).values() if isinstance(space, spaces.Dict | spaces.Tuple) else [space]
     return all(isinstance(part, FLAT) for part in parts)

@@ -1,4 +1,4 @@
-"""Which observation and action spaces the agents take."""
+"""Checks of observation and action spaces."""
 
 from gymnasium import spaces
 
@@ -15,17 +15,17 @@ _PLAYABLE = "Box, Discrete, MultiDiscrete and MultiBinary"
 
 
 def check_playable(observation_space: Space, action_space: Space) -> None:
-    """Refuse spaces that no agent here can read or act in.
+    """Raise unless some agent of this package supports the spaces.
 
-    Allowed observations: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these, nested at
-    will, with text beside them, which is not read. Allowed actions: the first four. A `GTrXLPPO` takes fewer,
-    see `check_spaces`, and a `DecisionTransformer` those of its data.
+    Allowed observations: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these, nested to
+    any depth. They may also contain text, which the agents ignore. Allowed actions: the first four.
+    `GTrXLPPO` supports fewer spaces (`check_spaces`), and a `DecisionTransformer` those of its data.
 
     Raises:
-        TypeError: naming the part, and what is allowed.
+        TypeError: with the unsupported part and the allowed spaces.
     """
     if is_nothing_but_text(observation_space):
-        raise TypeError(f"observation space {observation_space} holds nothing that is no text")
+        raise TypeError(f"observation space {observation_space} has only text parts, and agents ignore text")
     _check_parts(observation_space, "observation space")
     if not isinstance(action_space, FLAT):
         raise TypeError(f"action space {action_space} is not supported. Allowed are {_PLAYABLE}")
@@ -37,29 +37,29 @@ def _check_parts(space: Space, where: str) -> None:
             _check_parts(part, f"{where}[{key!r}]")
     elif not (isinstance(space, FLAT) or is_text(space)):
         raise TypeError(
-            f"{where} {space} is not supported. Allowed are {_PLAYABLE}, Dict and Tuple of these, and text "
-            f"beside them; leave it out with a wrapper"
+            f"{where} {space} is not supported. Allowed are {_PLAYABLE}, and Dict and Tuple of these, which "
+            f"may also contain text; remove the part with a wrapper"
         )
 
 
 def check_spaces(observation_space: Space, action_space: Space) -> None:
-    """Refuse spaces that no policy of `GTrXLPPO` can read or act in.
+    """Raise unless the policies of `GTrXLPPO` support the spaces.
 
-    Allowed observations: Box, Discrete, MultiDiscrete, MultiBinary, and a Dict of these that holds no
-    other Dict. Allowed actions: the same without Dict; a Box of actions needs finite bounds and real
-    numbers. Nothing may be empty. As in Stable-Baselines3, MultiDiscrete and MultiBinary have one axis, and
-    observations count from 0; actions may count from any number.
+    Allowed observations: Box, Discrete, MultiDiscrete, MultiBinary, and a Dict of these without nested
+    Dicts. Allowed actions: the same without Dict; a Box of actions needs finite bounds and a float dtype.
+    No space may be empty. As in Stable-Baselines3, MultiDiscrete and MultiBinary have one axis, and discrete
+    observations start at 0; discrete actions may start at any number.
 
     Raises:
-        TypeError: naming the space, what is wrong with it and what is allowed.
+        TypeError: with the space, its fault and the allowed spaces.
     """
-    named = (
+    parts = (
         observation_space.spaces if isinstance(observation_space, spaces.Dict) else {"": observation_space}
     )
-    _check("observation space", observation_space, None if named else "is empty")
-    for key, space in named.items():
+    _check("observation space", observation_space, None if parts else "is empty")
+    for key, space in parts.items():
         where = "observation space" + (f" {key!r}" if key else "")
-        _check(where, space, _flat_fault(space) or _counting_fault(space))
+        _check(where, space, _flat_fault(space) or _start_fault(space))
     _check("action space", action_space, _flat_fault(action_space) or _action_fault(action_space))
 
 
@@ -79,7 +79,7 @@ def _flat_fault(space: Space) -> str | None:
     return "is empty" if 0 in (space.shape or ()) else None
 
 
-def _counting_fault(space: Space) -> str | None:
+def _start_fault(space: Space) -> str | None:
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and (space.start != 0).any():
         return f"starts at {space.start}, not at 0"
     return None

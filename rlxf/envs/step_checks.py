@@ -1,7 +1,7 @@
 """Checks of the results of an environment, before a vector environment casts them to its arrays.
 
-`DummyVecEnv` writes observations, rewards and ends into arrays of its own: an observation of shape (1,) is
-broadcast to (3,), the reward "1" becomes 1.0 and the end None becomes False, without an error.
+`DummyVecEnv` writes observations, rewards and done flags into preallocated arrays. Without an error, it
+broadcasts an observation of shape (1,) to (3,), and casts the reward "1" to 1.0 and the flag None to False.
 """
 
 import sys
@@ -23,15 +23,15 @@ _FLAGS = (bool, np.bool_)
 
 
 class CheckedSteps(gymnasium.Wrapper):
-    """Raise FaultyEnvironmentError if an environment returns invalid values.
+    """Wrapper that raises FaultyEnvironmentError if an environment returns invalid values.
 
-    It checks the shape and dtype of observations, that choices and bits are among those of their space, and
-    that rewards and ends are single numbers. It accepts values outside of a Box: `rlxf.envs.bounds` warns of
-    them. Attributes of the environment can be read through the wrapper.
+    It checks the shape and dtype of observations, the range of discrete and binary values, and that rewards
+    and done flags are single numbers. It accepts values outside a Box: `rlxf.envs.bounds` warns about them.
+    Attributes of the environment can be read through the wrapper.
 
     Args:
         env: the environment, in all its other wrappers.
-        number: of the environment, for the error.
+        number: index of the environment, for the error message.
     """
 
     def __init__(self, env: gymnasium.Env, number: int = 0):
@@ -39,7 +39,7 @@ class CheckedSteps(gymnasium.Wrapper):
         self._number, self._steps = number, 0
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env":  # while it is unpickled, there is none yet
+        if name == "env":  # unpickling looks up attributes before env is set
             raise AttributeError(name)
         return getattr(self.env, name)
 
@@ -55,27 +55,27 @@ class CheckedSteps(gymnasium.Wrapper):
             FaultyEnvironmentError: if the observation does not fit its space.
         """
         observation, info = self.env.reset(**options)
-        self._refuse("first observation", observation_fault(self.observation_space, observation))
+        self._raise_if("first observation", observation_fault(self.observation_space, observation))
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the environment.
 
         Raises:
-            FaultyEnvironmentError: if the observation does not fit its space, the reward is no number, or an
-                end is neither true nor false.
+            FaultyEnvironmentError: if the observation does not fit its space, the reward is not a number, or
+                a done flag is neither true nor false.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._steps += 1
-        self._refuse("observation", observation_fault(self.observation_space, observation))
+        self._raise_if("observation", observation_fault(self.observation_space, observation))
         if not isinstance(reward, float):
-            self._refuse("reward", _number_fault(reward, "biuf", "a number"))
-        for name, end in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(end, _FLAGS):
-                self._refuse(name, _number_fault(end, "biu", "True or False"))
+            self._raise_if("reward", _number_fault(reward, "biuf", "a number"))
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(flag, _FLAGS):
+                self._raise_if(name, _number_fault(flag, "biu", "True or False"))
         return observation, reward, terminated, truncated, info
 
-    def _refuse(self, what: str, fault: str | None) -> None:
+    def _raise_if(self, what: str, fault: str | None) -> None:
         if fault is not None:
             raise FaultyEnvironmentError(
                 f"{what} of environment {self._number} at its step {self._steps} {fault}; correct the "
@@ -84,10 +84,10 @@ class CheckedSteps(gymnasium.Wrapper):
 
 
 def with_checked_steps(env: gymnasium.Env | VecEnv) -> Any:
-    """Return a single environment in `CheckedSteps`; of a vector environment, wrap each one in place.
+    """Wrap a single environment, or each environment of a vector environment in place, in `CheckedSteps`.
 
-    This applies to a `DummyVecEnv` and a `SyncVectorEnv`. Others are returned unchanged: they stack the
-    results of their environments, so errors remain visible in the batch.
+    Of vector environments, this applies to `DummyVecEnv` and `SyncVectorEnv`. Others are returned unchanged:
+    they stack the results of their environments, so errors remain visible in the batch.
     """
     if isinstance(env, gymnasium.Env):
         return CheckedSteps(env)
@@ -102,10 +102,11 @@ def with_checked_steps(env: gymnasium.Env | VecEnv) -> Any:
 
 
 def observation_fault(space: spaces.Space[Any], observation: Any) -> str | None:
-    """Describe how the shape, dtype or choices of an observation violate its space; None if they do not.
+    """Describe how the shape, dtype or values of an observation violate its space; None if they do not.
 
-    Numbers of another dtype are allowed where they can be cast without loss of kind: float64 for float32, or
-    whole numbers for float32, but no real numbers for whole ones. Values of a Box may be outside of it.
+    Another dtype is allowed if it can be cast with NumPy's "same_kind" rule, such as float64 or integers to
+    float32, but not floats to integers. Integers that fit into an integer dtype are allowed, too. Values may
+    exceed the bounds of a Box.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _parts_fault(space, observation)
@@ -119,30 +120,30 @@ def observation_fault(space: spaces.Space[Any], observation: Any) -> str | None:
 
 
 def range_fault(space: spaces.Space[Any], values: Any) -> str | None:
-    """Describe an invalid choice of a Discrete or MultiDiscrete space, or bit of a MultiBinary one.
+    """Describe an invalid value of a Discrete, MultiDiscrete or MultiBinary space; None if there is none.
 
     Args:
-        space: of one observation; any other has no such values.
-        values: whole numbers of the shape of the space, or a batch of them.
+        space: space of one observation; the result is None for all other spaces.
+        values: integers of the shape of the space, or a batch of them.
     """
     if isinstance(space, spaces.Discrete):
-        least, most = np.asarray(space.start), np.asarray(space.start + space.n - 1)
+        low, high = np.asarray(space.start), np.asarray(space.start + space.n - 1)
     elif isinstance(space, spaces.MultiDiscrete):
-        least, most = space.start, space.start + space.nvec - 1
+        low, high = space.start, space.start + space.nvec - 1
     elif isinstance(space, spaces.MultiBinary):
-        least, most = np.asarray(0), np.asarray(1)
+        low, high = np.asarray(0), np.asarray(1)
     else:
         return None
     array = np.asarray(values)
-    outside = (array < least) | (array > most)
+    outside = (array < low) | (array > high)
     return f"holds {array[outside][0]}, which is not in its space {space}" if outside.any() else None
 
 
 def _parts_fault(space: spaces.Dict | spaces.Tuple, observation: Any) -> str | None:
-    keyed = isinstance(space, spaces.Dict)
-    if not isinstance(observation, Mapping if keyed else tuple | list):
-        return f"is {_shown(observation)}, not a {'dict' if keyed else 'tuple'}"
-    present = observation if keyed else range(len(observation))
+    is_dict = isinstance(space, spaces.Dict)
+    if not isinstance(observation, Mapping if is_dict else tuple | list):
+        return f"is {_abbreviated(observation)}, not a {'dict' if is_dict else 'tuple'}"
+    present = observation if is_dict else range(len(observation))
     for key, part in parts_of(space).items():
         if key not in present:
             return f"lacks the part {key!r}"
@@ -156,30 +157,30 @@ def _cast_fault(space: Any, observation: Any) -> str | None:
     try:
         array = np.asarray(observation)
     except (TypeError, ValueError, RuntimeError):
-        return f"is {_shown(observation)}, not an array"
+        return f"is {_abbreviated(observation)}, not an array"
     if array.dtype.kind not in "biuf":
-        return f"is {_shown(observation)}, not numbers of {space.dtype}"
+        return f"is {_abbreviated(observation)}, not numbers of {space.dtype}"
     if array.shape != space.shape:
         return _shape_fault(space, array.shape)
-    if not np.can_cast(array.dtype, space.dtype or np.float32, "same_kind") and not _whole_within(
+    if not np.can_cast(array.dtype, space.dtype or np.float32, "same_kind") and not _integers_fit(
         array, space.dtype
     ):
         return f"is of {array.dtype}, which cannot be cast to {space.dtype} of its space without loss"
     return None
 
 
-def _whole_within(array: np.ndarray, dtype: Any) -> bool:
-    """Return True if whole numbers fit into an integer type, such as small int64 values into uint8."""
+def _integers_fit(array: np.ndarray, dtype: Any) -> bool:
+    """Return whether integers fit into another integer dtype, such as small int64 values into uint8."""
     if array.dtype.kind not in "iu" or dtype.kind not in "iu" or not array.size:
         return False
     limits = np.iinfo(dtype)
     return bool(array.min() >= limits.min and array.max() <= limits.max)
 
 
-def _number_fault(value: Any, kinds: str, wanted: str) -> str | None:
+def _number_fault(value: Any, kinds: str, expected: str) -> str | None:
     array = _array_of(value)
     if array is None or array.dtype.kind not in kinds or array.ndim:
-        return f"is {_shown(value)}, not {wanted}"
+        return f"is {_abbreviated(value)}, not {expected}"
     return None
 
 
@@ -197,6 +198,6 @@ def _shape_fault(space: spaces.Space[Any], shape: tuple[int, ...]) -> str:
     return f"has shape {shape}, but its space {space} has shape {space.shape}"
 
 
-def _shown(value: Any) -> str:
+def _abbreviated(value: Any) -> str:
     text = repr(value)
     return f"{text[:80]}{'...' * (len(text) > 80)} ({type(value).__name__})"

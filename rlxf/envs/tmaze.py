@@ -1,4 +1,4 @@
-"""T-Maze: one hint at the start, a long corridor, one decision at its end."""
+"""T-Maze: a hint at the start, a long corridor, and a decision at its end."""
 
 from typing import Any
 
@@ -13,29 +13,29 @@ from rlxf.envs.tmaze_rules import PenaltyRule, TMazeRules
 
 
 class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
-    """The T-Maze of Ni et al. 2023 (arXiv:2307.03864); `TMazeRules` has the map and the rewards.
+    """T-Maze of Ni et al. 2023 (arXiv:2307.03864); `TMazeRules` describes the map and the rewards.
 
     Observation, float32 (2,): ``[1 at the junction and in its arms else 0, hint]``. The second entry is the
-    goal's arm (1 up, -1 down) at the first visit of the oracle, the agent's own arm when it
-    is in one, else 0. All corridor cells look the same.
+    arm of the goal (1 up, -1 down) at the first visit of the oracle, the arm of the agent if it is in an
+    arm, else 0. All corridor cells have the same observation.
 
-    Actions: 0 right (east), 1 up, 2 left, 3 down; who walks into a wall stays.
+    Actions: 0 right (east), 1 up, 2 left, 3 down. A move into a wall has no effect.
 
-    Every episode lasts T steps (corridor_length + 1, active + 3) and is then terminated: the horizon
-    belongs to the task, so nothing is truncated. ``info["is_success"]`` stands in every step's info and
-    is True only on a last step in the goal's arm.
+    Every episode lasts T steps (L + 1 passive, L + 3 active, with L = corridor_length) and is then
+    terminated. The horizon is part of the task, so no episode is truncated. ``info["is_success"]`` is in the
+    info of every step; it is True only in the last step, if the agent is in the arm of the goal.
 
     Args:
         corridor_length: L, steps from the start to the junction; at least 1.
-        active: False: the agent starts on the oracle. True: one step east of it.
+        active: if False, the agent starts on the oracle; if True, one step east of it.
         penalty: reward of each idle step, at most 0; None means -1 / (T - 1).
-        penalty_rule: "schedule", the paper's: idle is who is behind the best walk. "step": who goes
-            neither east nor to the hint.
+        penalty_rule: "schedule" (the paper's) penalises each step after which the agent lags the shortest
+            path. "step" penalises each step that leads neither east nor to the hint.
         render_mode: None, "ansi" (text) or "rgb_array" (uint8 (H, W, 3)).
 
     Raises:
-        ValueError: on a bad argument, or an action outside 0..3.
-        gymnasium.error.ResetNeeded: when stepped before reset or after the end.
+        ValueError: if an argument is invalid, or an action is not in 0..3.
+        gymnasium.error.ResetNeeded: from `step`, before the first reset or after the end of an episode.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 10}  # noqa: RUF012 - as in Gymnasium
@@ -61,47 +61,47 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Draw the goal's arm and put the agent at the start; ``options`` are not used."""
+        """Draw the arm of the goal and put the agent at the start; ``options`` are ignored."""
         super().reset(seed=seed)
         self._goal = draw_goal(self.np_random)
         self._cell, self._time, self._hint_shown = self.rules.start, 0, False
-        return self._look(), {}
+        return self._observe(), {}
 
     def step(self, action: np.int64 | int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """One move; see the class for what is seen and paid."""
+        """Move the agent; the class docstring describes observations and rewards."""
         if self._time >= self.rules.horizon:
-            raise ResetNeeded("the episode has not begun or is over: call reset() before step()")
+            raise ResetNeeded("there is no running episode: call reset() before step()")
         if not self.action_space.contains(action):
             raise ValueError(f"action must be 0 (right), 1 (up), 2 (left) or 3 (down), got {action!r}")
         self._time += 1
         before, self._cell = self._cell, int(self.rules.moves[self._cell, action])
         terminated = self._time == self.rules.horizon
         success = terminated and bool(self.rules.arms[self._cell] == self._goal)
-        reward = float(success) if terminated else self._pace_reward(before)
-        return self._look(), reward, terminated, False, {"is_success": success}
+        reward = float(success) if terminated else self._penalty(before)
+        return self._observe(), reward, terminated, False, {"is_success": success}
 
     def render(self) -> str | NDArray[np.uint8] | None:
-        """The maze with agent and goal, in the form ``render_mode`` names."""
+        """Render the maze with agent and goal according to ``render_mode``."""
         if self.render_mode is None:
             gymnasium.logger.warn("render() does nothing without render_mode='ansi' or 'rgb_array'")
             return None
         draw = as_text if self.render_mode == "ansi" else as_pixels
         return draw(self.rules, self._cell, self._goal)
 
-    def _pace_reward(self, before: int) -> float:
+    def _penalty(self, before: int) -> float:
         idle = self.rules.idle(before, self._cell, self._time, not self._hint_shown)
         return self.rules.step_penalty if idle else 0.0
 
-    def _look(self) -> NDArray[np.float32]:
-        sight = self.rules.sights[self._cell].copy()
+    def _observe(self) -> NDArray[np.float32]:
+        observation = self.rules.sights[self._cell].copy()
         if self._cell == 0 and not self._hint_shown:
-            sight[1] = self._goal
+            observation[1] = self._goal
             self._hint_shown = True
-        return sight
+        return observation
 
 
 def draw_goal(generator: np.random.Generator) -> int:
-    """The goal's arm, 1 or -1 with equal chance."""
+    """Draw the arm of the goal, 1 or -1 with equal probability."""
     return 2 * int(generator.integers(2)) - 1
 
 

@@ -1,4 +1,4 @@
-"""The rules of the T-Maze, as tables that one environment and a batch of them share."""
+"""Rules of the T-Maze as lookup tables, shared by `TMaze` and `TMazeVector`."""
 
 import math
 import operator
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 PenaltyRule = Literal["schedule", "step"]
 Cells = int | NDArray[np.int64]
 MAX_CORRIDOR_LENGTH = 1_000_000
-"""The tables of the rules take about 60 bytes for each cell."""
+"""Limit of memory: the tables take about 60 bytes for each cell."""
 RIGHT, UP, LEFT, DOWN = range(4)
 
 
 @dataclass(frozen=True)
 class TMazeRules:
-    r"""A corridor with an oracle at its west end and a junction with two arms at its east end.
+    r"""Corridor with an oracle at its west end and a junction with two arms at its east end.
 
     ::
 
@@ -26,34 +26,36 @@ class TMazeRules:
                    |    J junction, at column S + L  passive: S is O
                            with one arm above it (+1) and one below (-1)
 
-    One arm, drawn with equal chance, is the goal. The oracle shows it at the first visit only. An
-    episode lasts exactly T steps, just enough to visit the oracle and walk to the goal, and pays
+    The goal is one of the arms, drawn with equal probability. The oracle shows it at the first visit only.
+    An episode lasts exactly T steps, the length of the shortest path from the start over the oracle to the
+    goal. The rewards are
 
         ``r_t = penalty * [step t was idle]``  for t < T,
         ``r_T = [the agent is in the goal's arm]``.
 
-    Which steps are idle, penalty_rule says:
+    The argument penalty_rule defines which steps are idle:
 
-    - "schedule", the paper's: those after which ``column < t - S``, behind the best walk. What is lost
-      cannot be caught up, so after the first wrong step all actions are paid alike: an agent that knows
-      nothing learns from one or two steps of each episode.
-    - "step": those that lead neither east nor to the hint. Each step is told whether it was good.
+    - "schedule" (the paper's): steps after which ``column < t - S``, so the agent lags the shortest path. It
+      cannot catch up: after the first wrong step, all actions get the same penalty. An untrained agent
+      therefore learns from only one or two steps of each episode.
+    - "step": steps that lead neither east nor to the hint. Each step has an informative reward.
 
-    The best return is 1 under both, for the same walk. Without memory of the hint success is 0.5 at most.
+    The best return is 1 under both rules, for the same path. Without memory of the hint, the success rate
+    is at most 0.5.
 
     Source: Ni et al. 2023, arXiv:2307.03864, Passive and Active T-Maze.
 
     Args:
         corridor_length: L, steps from the start to the junction; at least 1.
-        active: False: the agent starts on the oracle (T = L + 1). True: the oracle lies one step
-            behind the start (T = L + 3), so the agent must fetch the hint first.
-        penalty: reward of each idle step; at most 0. None means -1 / (T - 1), the paper's value: a
-            passive agent that never moves pays 1 in all.
-        penalty_rule: "schedule" or "step": which steps are idle.
+        active: if False, the agent starts on the oracle (T = L + 1). If True, the oracle is one step west of
+            the start (T = L + 3), so the agent must fetch the hint first.
+        penalty: reward of each idle step; at most 0. None means -1 / (T - 1), the paper's value: the
+            penalties of a passive agent that never moves sum to -1.
+        penalty_rule: definition of idle steps, "schedule" or "step".
 
     Raises:
-        ValueError: if corridor_length is no integer from 1 to 1,000,000, penalty is above 0 or not finite, or
-            there is no such rule.
+        ValueError: if corridor_length is not an integer from 1 to 1,000,000, penalty is above 0 or not
+            finite, or penalty_rule is unknown.
     """
 
     corridor_length: int = 50
@@ -77,7 +79,7 @@ class TMazeRules:
 
     @property
     def start(self) -> int:
-        """Column of the start S, which is also its distance from the oracle: 0 or 1."""
+        """Column S of the start, which is also its distance from the oracle: 0 or 1."""
         return int(self.active)
 
     @property
@@ -87,7 +89,7 @@ class TMazeRules:
 
     @property
     def horizon(self) -> int:
-        """Steps T of every episode."""
+        """Number of steps T of every episode."""
         return self.corridor_length + 2 * self.start + 1
 
     @cached_property
@@ -107,7 +109,7 @@ class TMazeRules:
 
     @cached_property
     def moves(self) -> NDArray[np.int64]:
-        """The cell that follows (cell, action), (cells, 4); who walks into a wall stays."""
+        """Next cell for each cell and action, (cells, 4); a move into a wall has no effect."""
         junction, upper, lower = self.junction, self.junction + 1, self.junction + 2
         moves = np.tile(np.arange(lower + 1)[:, None], (1, 4))
         moves[:junction, RIGHT] += 1
@@ -118,24 +120,24 @@ class TMazeRules:
 
     @cached_property
     def sights(self) -> NDArray[np.float32]:
-        """What is seen in each cell, (cells, 2), the hint aside: [at the junction or in an arm, arm]."""
+        """Observation in each cell without the hint, (cells, 2): [at the junction or in an arm, arm]."""
         return np.stack([self.columns == self.junction, self.arms], axis=1).astype(np.float32)
 
     def idle(
         self, before: Cells, after: Cells, time: int, hint_due: bool | NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Which steps are penalised, of one environment or (N,) of many.
+        """Return whether a step is penalised, for one environment or for (N,) environments.
 
         Args:
             before: cells before the step.
-            after: cells after it.
-            time: steps of the episode, this one included.
-            hint_due: whether the hint was still to be seen.
+            after: cells after the step.
+            time: number of steps of the episode, including this step.
+            hint_due: whether the hint was not yet shown before the step.
         """
         if self.penalty_rule == "schedule":
             return self.columns[after] < time - self.start
-        fetches = np.logical_and(hint_due, np.equal(after, 0))
-        return (self.columns[after] <= self.columns[before]) & ~fetches
+        fetches_hint = np.logical_and(hint_due, np.equal(after, 0))
+        return (self.columns[after] <= self.columns[before]) & ~fetches_hint
 
 
 def _is_positive_integer(value: object) -> bool:

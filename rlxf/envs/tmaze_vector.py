@@ -1,4 +1,4 @@
-"""Many T-Mazes stepped as one batch of arrays."""
+"""Vectorised T-Maze, stepped with array operations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,26 +22,26 @@ Step = tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArra
 class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]], Resumable):
     """N environments with the rules of `TMaze`, stepped together without a loop over environments.
 
-    Environment i seeded with s draws the same goals as a `TMaze` reset with ``seed=s``, whatever N is.
-    Every episode has the same length, so all N end on the same step and one clock serves them all.
+    Environment i seeded with s draws the same goals as a `TMaze` reset with ``seed=s``, for any N. Every
+    episode has the same length, so all N episodes end at the same step and share one step counter.
 
-    Observations float32 (N, 2), actions int64 (N,), rewards float64 (N,), ends bool (N,).
-    With ``SAME_STEP`` the last step returns the first observation of the next episode, and the last one in
-    ``infos["final_obs"]`` (object array of (2,) arrays) with ``infos["final_info"]["is_success"]``.
-    With ``NEXT_STEP`` the last step returns the last observation; the step after it ignores its
-    actions, pays 0 and returns the first observation.
+    Shapes: observations float32 (N, 2), actions int64 (N,), rewards float64 (N,), done flags bool (N,).
+    With ``SAME_STEP``, the last step returns the first observation of the next episode. The last observation
+    is in ``infos["final_obs"]`` (object array of (2,) arrays), with ``infos["final_info"]["is_success"]``.
+    With ``NEXT_STEP``, the last step returns the last observation. The next step ignores its actions, has
+    reward 0 and returns the first observation.
 
     Args:
         num_envs: N, at least 1.
         corridor_length, active, penalty, penalty_rule: as in `TMaze`.
-        autoreset_mode: a `gymnasium.vector.AutoresetMode` or its value; SAME_STEP by default, since it
-            wastes no step.
-        render_mode: None, "ansi" or "rgb_array"; `render` gives a tuple of N pictures.
+        autoreset_mode: a `gymnasium.vector.AutoresetMode` or its value. The default SAME_STEP has no filler
+            steps.
+        render_mode: None, "ansi" or "rgb_array"; `render` returns a tuple of N images.
 
     Raises:
-        ValueError: on a bad argument, an autoreset mode that is not SAME_STEP or NEXT_STEP, seeds that are
-            not N in number, or actions that are not N integers 0..3.
-        gymnasium.error.ResetNeeded: when stepped before reset.
+        ValueError: if an argument is invalid, the autoreset mode is neither SAME_STEP nor NEXT_STEP, the
+            number of seeds is not N, or the actions are not N integers in 0..3.
+        gymnasium.error.ResetNeeded: from `step`, before the first reset.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
             raise ValueError(f"num_envs must be at least 1, got {num_envs}")
         self.metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 10}
         check_render_mode(render_mode, self.metadata["render_modes"])
-        self.metadata["autoreset_mode"] = self._autoreset_mode = _known_mode(autoreset_mode)
+        self.metadata["autoreset_mode"] = self._autoreset_mode = _parse_autoreset_mode(autoreset_mode)
         self.rules = TMazeRules(corridor_length, active, penalty, penalty_rule)
         self.num_envs = num_envs
         self.render_mode = render_mode
@@ -69,7 +69,7 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
         self._generators: list[np.random.Generator] = []
         self._cells = np.full(num_envs, self.rules.start)
         self._goals = np.ones(num_envs, dtype=np.int64)
-        self._hint_shown = self._none()
+        self._hint_shown = self._all_false()
         self._time = self.rules.horizon
 
     def reset(
@@ -81,36 +81,36 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
         """Start N new episodes.
 
         Args:
-            seed: None keeps the generators; an int s gives environment i the seed s + i; or N seeds, where
-                None keeps that environment's generator.
-            options: not used.
+            seed: None keeps the generators; an int s seeds environment i with s + i; of N seeds, a None
+                keeps the generator of that environment.
+            options: ignored.
         """
         self._seed(seed)
-        return self._begin(), {}
+        return self._start_episodes(), {}
 
     def step(self, actions: ArrayLike) -> Step:
-        """One move in each environment; see the class for the two ways an episode ends."""
+        """Move the agent in each environment; the class docstring describes the end of an episode."""
         if not self._generators:
             raise ResetNeeded("call reset() before step()")
         if self._time == self.rules.horizon:
             return self._filler_step()
         self._time += 1
-        before, self._cells = self._cells, self.rules.moves[self._cells, self._checked(actions)]
+        before, self._cells = self._cells, self.rules.moves[self._cells, self._check_actions(actions)]
         if self._time == self.rules.horizon:
             return self._last_step()
-        rewards = self._pace_reward(before)
-        return self._look(), rewards, *self._ends(False), self._info(self._none())
+        rewards = self._penalties(before)
+        return self._observe(), rewards, *self._ends(False), self._info(self._all_false())
 
     def render(self) -> tuple[Any, ...] | None:
-        """N pictures in the form ``render_mode`` names, None without one."""
+        """Render each environment according to ``render_mode``; None without a render mode."""
         if self.render_mode is None:
             return None
         draw = as_text if self.render_mode == "ansi" else as_pixels
-        places = zip(self._cells.tolist(), self._goals.tolist(), strict=True)
-        return tuple(draw(self.rules, cell, goal) for cell, goal in places)
+        pairs = zip(self._cells.tolist(), self._goals.tolist(), strict=True)
+        return tuple(draw(self.rules, cell, goal) for cell, goal in pairs)
 
     def state(self) -> dict[str, Any]:
-        """See `Resumable`."""
+        """Return positions, goals, step counter and random generators as JSON."""
         return {
             "time": self._time,
             "cells": self._cells.tolist(),
@@ -120,78 +120,78 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
         }
 
     def take_up(self, state: dict[str, Any]) -> None:
-        """See `Resumable`."""
+        """Load the dict of `state`."""
         self._time = state["time"]
         self._cells, self._goals = np.array(state["cells"]), np.array(state["goals"])
         self._hint_shown = np.array(state["hint_shown"])
         self._generators = [seeding.np_random(0)[0] for _ in state["generators"]]
-        for generator, drawn in zip(self._generators, state["generators"], strict=True):
-            generator.bit_generator.state = drawn
+        for generator, generator_state in zip(self._generators, state["generators"], strict=True):
+            generator.bit_generator.state = generator_state
 
     def _seed(self, seed: int | Sequence[int | None] | None) -> None:
-        seeds = self._spread(seed)
+        seeds = self._seed_list(seed)
         if len(seeds) != self.num_envs:
             raise ValueError(f"seed must be an int or {self.num_envs} seeds, got {len(seeds)}: {seed!r}")
         for i, new in enumerate(seeds):
             if new is not None or i >= len(self._generators):
                 self._generators[i : i + 1] = [seeding.np_random(new)[0]]
 
-    def _spread(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
+    def _seed_list(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
         if seed is None:
             return [None] * self.num_envs
         if isinstance(seed, int | np.integer):
             return [int(seed) + i for i in range(self.num_envs)]
         return seed
 
-    def _begin(self) -> NDArray[np.float32]:
+    def _start_episodes(self) -> NDArray[np.float32]:
         self._time = 0
         self._cells = np.full(self.num_envs, self.rules.start)
         self._goals = np.array([draw_goal(generator) for generator in self._generators])
-        self._hint_shown = self._none()
-        return self._look()
+        self._hint_shown = self._all_false()
+        return self._observe()
 
-    def _pace_reward(self, before: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _penalties(self, before: NDArray[np.int64]) -> NDArray[np.float64]:
         idle = self.rules.idle(before, self._cells, self._time, ~self._hint_shown)
         return np.where(idle, self.rules.step_penalty, 0.0)
 
-    def _look(self) -> NDArray[np.float32]:
-        sights = self.rules.sights[self._cells]
+    def _observe(self) -> NDArray[np.float32]:
+        observations = self.rules.sights[self._cells]
         hint = (self._cells == 0) & ~self._hint_shown
-        np.copyto(sights[:, 1], self._goals, where=hint, casting="unsafe")
+        np.copyto(observations[:, 1], self._goals, where=hint, casting="unsafe")
         self._hint_shown |= hint
-        return sights
+        return observations
 
     def _last_step(self) -> Step:
         success = self.rules.arms[self._cells] == self._goals
-        observation, info = self._look(), self._info(success)
+        observation, info = self._observe(), self._info(success)
         if self._autoreset_mode is AutoresetMode.SAME_STEP:
-            info = self._final(observation, info)
-            observation = self._begin()
+            info = self._final_info(observation, info)
+            observation = self._start_episodes()
         return observation, success.astype(np.float64), *self._ends(True), info
 
     def _filler_step(self) -> Step:
-        return self._begin(), np.zeros(self.num_envs), *self._ends(False), {}
+        return self._start_episodes(), np.zeros(self.num_envs), *self._ends(False), {}
 
-    def _final(self, observation: NDArray[np.float32], info: dict[str, Any]) -> dict[str, Any]:
+    def _final_info(self, observation: NDArray[np.float32], info: dict[str, Any]) -> dict[str, Any]:
         final_obs = np.empty(self.num_envs, dtype=object)
         final_obs[:] = list(observation)
         return {
             "final_obs": final_obs,
-            "_final_obs": ~self._none(),
+            "_final_obs": ~self._all_false(),
             "final_info": info,
-            "_final_info": ~self._none(),
+            "_final_info": ~self._all_false(),
         }
 
     def _info(self, success: NDArray[np.bool_]) -> dict[str, Any]:
-        return {"is_success": success, "_is_success": ~self._none()}
+        return {"is_success": success, "_is_success": ~self._all_false()}
 
     def _ends(self, terminated: bool) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        return np.full(self.num_envs, terminated), self._none()
+        return np.full(self.num_envs, terminated), self._all_false()
 
-    def _none(self) -> NDArray[np.bool_]:
+    def _all_false(self) -> NDArray[np.bool_]:
         return np.zeros(self.num_envs, dtype=np.bool_)
 
-    def _checked(self, actions: ArrayLike) -> NDArray[np.integer]:
+    def _check_actions(self, actions: ArrayLike) -> NDArray[np.integer]:
         array = np.asarray(actions)
         if array.shape != (self.num_envs,) or array.dtype.kind not in "iu" or not _in_range(array):
             raise ValueError(f"actions must be {self.num_envs} integers from 0 to 3, got {actions!r}")
@@ -202,9 +202,8 @@ def _in_range(actions: NDArray[np.integer]) -> bool:
     return bool(actions.min() >= 0 and actions.max() <= 3)
 
 
-def _known_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    allowed = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP]
-    for known in allowed:
-        if mode in (known, known.value):
-            return known
+def _parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
+    for allowed in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+        if mode in (allowed, allowed.value):
+            return allowed
     raise ValueError(f"autoreset_mode must be SAME_STEP or NEXT_STEP, got {mode!r}")

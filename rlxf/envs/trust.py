@@ -1,4 +1,4 @@
-"""Environments that a file describes, and which parts of the description are used without trust.
+"""Environments described by a file, and the parts of the description that are safe without trust.
 
 A dataset, a checkpoint and the ``config.json`` of a run name an environment. The author of the file chose
 the name, so it is only looked up among the environments registered in this process. Everything else in
@@ -20,7 +20,7 @@ from rlxf.envs.registration import checks_argument
 
 @dataclass(frozen=True)
 class DescribedEnv:
-    """An environment as a file describes it.
+    """Description of an environment in a file.
 
     Args:
         id: Gymnasium id.
@@ -29,7 +29,7 @@ class DescribedEnv:
         wrappers: names of additional wrappers.
 
     Raises:
-        ValueError: if a value is of another type.
+        ValueError: if id is not a string, or kwargs is not a mapping.
     """
 
     id: str
@@ -42,80 +42,79 @@ class DescribedEnv:
             raise ValueError(f"an environment is an id and its arguments, got {self.id!r}, {self.kwargs!r}")
 
     def needs_trust(self, given: Collection[str] = ()) -> list[str]:
-        """Parts of the description that differ from the registered environment and need trust.
+        """Return the parts of the description that differ from the registered environment and need trust.
 
-        Arguments of the T-Maze need none, because it checks each of them. A shorter time limit needs none.
+        Arguments of the T-Maze need no trust, because it validates them, nor does a shorter time limit.
 
         Args:
-            given: names of arguments for which the caller gives a value of their own.
+            given: names of arguments that the caller overrides.
 
         Raises:
             ValueError: if the environment is not registered, or the id is ``module:id``.
         """
-        known = registered_spec(self.id)
-        unknown = [
+        registered = registered_spec(self.id)
+        untrusted = [
             f"{name}={value!r}"
             for name, value in self.kwargs.items()
-            if name not in given and not _is_known(known, name, value)
+            if name not in given and not _is_safe(registered, name, value)
         ]
-        unknown += [f"wrapper {name}" for name in self.wrappers]
-        if not self._limit_fits(known):
-            unknown.append(f"max_episode_steps={self.max_episode_steps!r}")
-        return unknown
+        untrusted += [f"wrapper {name}" for name in self.wrappers]
+        if not self._limit_fits(registered):
+            untrusted.append(f"max_episode_steps={self.max_episode_steps!r}")
+        return untrusted
 
     def local_spec(self, given: Collection[str] = ()) -> EnvSpec:
-        """The registered environment, with those parts of the description that need no trust.
+        """Return the spec of the registered environment, with the parts that need no trust.
 
         Args:
             given: as in `needs_trust`.
 
         Raises:
-            ValueError: if the environment is not registered, or the description has more than that.
+            ValueError: if the environment is not registered, or the description has parts that need trust.
         """
-        more = self.needs_trust(given)
-        if more:
+        untrusted = self.needs_trust(given)
+        if untrusted:
             raise ValueError(
-                f"the file describes {self.id!r} with {', '.join(more)}, which is not used without trust, as "
-                f"it can run code or read files: give the environment yourself ({self._options()}; in Python "
-                f"env=...), or state that you trust the author of the file (--trust-data for a dataset, "
-                f"--trust for a run; in Python trust=True)"
+                f"the file describes {self.id!r} with {', '.join(untrusted)}, which is not used without "
+                f"trust, as it can run code or read files: pass the environment yourself "
+                f"({self._options()}; in Python env=...), or state that you trust the author of the file "
+                f"(--trust-data for a dataset, --trust for a run; in Python trust=True)"
             )
-        return self._completed(registered_spec(self.id))
+        return self._spec_from(registered_spec(self.id))
 
     def trusted_spec(self) -> EnvSpec:
-        """The environment with all arguments and the time limit of the description.
+        """Return the spec of the environment with all arguments and the time limit of the description.
 
-        Only for a file that the caller trusts: the module of an id ``module:id`` is imported. Wrappers are
-        left out.
+        The caller must trust the file: the module of an id ``module:id`` is imported. Wrappers are left out.
 
         Raises:
             ValueError: if the environment is not registered.
         """
-        return self._completed(find_spec(self.id))
+        return self._spec_from(find_spec(self.id))
 
-    def _completed(self, known: EnvSpec) -> EnvSpec:
-        steps = self.max_episode_steps or known.max_episode_steps
-        return replace(known, kwargs={**known.kwargs, **self.kwargs}, max_episode_steps=steps)
+    def _spec_from(self, registered: EnvSpec) -> EnvSpec:
+        steps = self.max_episode_steps or registered.max_episode_steps
+        return replace(registered, kwargs={**registered.kwargs, **self.kwargs}, max_episode_steps=steps)
 
     def _options(self) -> str:
-        """Options of the command line that name this environment, without its wrappers."""
+        """Return the command-line options for this environment, without its wrappers."""
         kwargs = f" --env-kwargs {quote(json.dumps(self.kwargs, default=repr))}" if self.kwargs else ""
         return f"--env {quote(self.id)}{kwargs}"
 
-    def _limit_fits(self, known: EnvSpec) -> bool:
-        steps, most = self.max_episode_steps, known.max_episode_steps
+    def _limit_fits(self, registered: EnvSpec) -> bool:
+        steps, limit = self.max_episode_steps, registered.max_episode_steps
         if steps is None:
             return True
-        whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
-        return whole and (most is None or steps <= most)
+        is_valid = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
+        return is_valid and (limit is None or steps <= limit)
 
 
-def _is_known(known: EnvSpec, name: str, value: Any) -> bool:
-    if checks_argument(known, name):
+def _is_safe(registered: EnvSpec, name: str, value: Any) -> bool:
+    if checks_argument(registered, name):
         return True
-    return name in known.kwargs and _as_json(known.kwargs[name]) == _as_json(value)
+    return name in registered.kwargs and _as_json(registered.kwargs[name]) == _as_json(value)
 
 
 def _as_json(value: Any) -> str:
-    """Text by which values are compared: a tuple equals the list that JSON makes of it."""
+    """Encode a value as JSON for a comparison in which a tuple equals a list."""
     return json.dumps(value, default=repr, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Gymnasium vector environments under the interface of Stable-Baselines3."""
+"""Adapter from Gymnasium vector environments to the interface of Stable-Baselines3."""
 
 import time
 from typing import Any
@@ -19,23 +19,23 @@ from rlxf.envs.spaces import check_playable
 
 
 def as_vec_env(env: VectorEnv) -> VecEnv:
-    """``env`` as a Stable-Baselines3 ``VecEnv``; see `GymnasiumVecEnv`."""
+    """Return ``env`` as a Stable-Baselines3 ``VecEnv``; see `GymnasiumVecEnv`."""
     return GymnasiumVecEnv(env)
 
 
 def has_filler_rows(env: VecEnv) -> bool:
-    """Whether a filler row follows the end of each episode (NEXT_STEP); see `GymnasiumVecEnv`."""
+    """Return whether a filler row follows the end of each episode (NEXT_STEP); see `GymnasiumVecEnv`."""
     inner = env.unwrapped
     next_step = AutoresetMode.NEXT_STEP
     return isinstance(inner, GymnasiumVecEnv) and inner.env.metadata["autoreset_mode"] is next_step
 
 
 def shows_filler_rows(env: VecEnv, observation: VecEnvObs) -> bool:
-    """Return True if an observation is the last one of the environments and has a filler row.
+    """Return whether an observation is the latest of the environments and the next step has a filler row.
 
     Args:
-        env: the environments, also inside of wrappers that pass observations on or normalize them.
-        observation: of all environments.
+        env: the environments, possibly in wrappers that pass observations on or normalise them.
+        observation: observation of all environments.
     """
     inner = env.unwrapped
     if not isinstance(inner, GymnasiumVecEnv) or not inner.filler_next.any():
@@ -51,36 +51,36 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 class GymnasiumVecEnv(VecEnv):
-    """A Gymnasium 1.x `VectorEnv` behind Stable-Baselines3's `VecEnv`, whatever its autoreset mode.
+    """Stable-Baselines3 `VecEnv` around a Gymnasium 1.x `VectorEnv` of any autoreset mode.
 
-    On a step that ends the episode of environment i, ``infos[i]`` holds the environment's own info and
+    On a step that ends the episode of environment i, ``infos[i]`` has the info of the environment and
 
     - ``terminal_observation``: the last observation of the episode,
     - ``TimeLimit.truncated``: truncated and not terminated,
-    - ``episode``: return ``r``, length ``l`` in steps, seconds ``t`` since the start, as `Monitor` does.
+    - ``episode``: return ``r``, length ``l`` in steps, seconds ``t`` since the start, as in `Monitor`.
 
-    All other infos are empty dicts of their own: filling them each step would cost more than small
-    environments themselves. Rewards are float32 (N,), ends bool (N,).
+    All other infos are separate empty dicts: filling them in each step would take longer than the step of a
+    small environment. Rewards are float32 (N,), done flags bool (N,).
 
-    The observation that comes with an end depends on ``env.metadata["autoreset_mode"]``:
+    The observation of a step that ends an episode depends on ``env.metadata["autoreset_mode"]``:
 
-    - SAME_STEP and DISABLED: the first one of the next episode, as Stable-Baselines3 expects. (DISABLED: this
-      object resets the ended environments with ``options={"reset_mask": ends}``.)
-    - NEXT_STEP: the last one of the episode, and ``infos[i]["filler_next"]`` is True: the environment's next
-      step is a filler. That step ignores its action, pays 0, ends nothing, counts in no
-      episode, has ``infos[i]["filler"]`` True and returns the first observation of the next episode. A
-      learner must mask the transition that starts from the returned observation.
+    - SAME_STEP and DISABLED: the first observation of the next episode, as Stable-Baselines3 expects. With
+      DISABLED, this class resets the environments whose episode ended (``options={"reset_mask": ends}``).
+    - NEXT_STEP: the last observation of the episode, and ``infos[i]["filler_next"]`` is True: the next step
+      of the environment is a filler. A filler ignores its action, has reward 0, ends no episode and counts
+      in no episode. It has ``infos[i]["filler"]`` True and the first observation of the next episode. A
+      learner must mask the transition that starts from the last observation.
 
     Args:
-        env: the vector environment. It must return fresh arrays (``copy=True``).
+        env: the vector environment. It must return new arrays in each step (``copy=True``).
 
     Attributes:
-        last_observation: that of the last `step` or `reset`; None before the first.
+        last_observation: observation of the last `step` or `reset`; None before the first.
 
     Raises:
         TypeError: if env is not a `VectorEnv` or a space is not supported (`check_playable`).
-        ValueError: if env names no autoreset mode, or reuses its observation arrays.
-        FaultyEnvironmentError: from `step`, if env resets in the same step without giving ``final_obs``.
+        ValueError: if env declares no autoreset mode, or reuses its observation arrays.
+        FaultyEnvironmentError: from `step`, if env resets in the same step without ``final_obs``.
     """
 
     def __init__(self, env: VectorEnv):
@@ -100,11 +100,11 @@ class GymnasiumVecEnv(VecEnv):
 
     @property
     def filler_next(self) -> NDArray[np.bool_]:
-        """(N,) bool: environments whose next step is a filler."""
+        """Mask of the environments whose next step is a filler, bool (N,)."""
         return self._filler
 
     def reset(self) -> VecEnvObs:
-        """First observations of all environments, with the seed and options set before."""
+        """Return the first observations of all environments, with the seed and options set before."""
         observations, infos = self.env.reset(seed=self._seeds[0], options=self._common_options())
         self.reset_infos = [info_of(infos, i) for i in range(self.num_envs)]
         self._reset_seeds()
@@ -114,7 +114,7 @@ class GymnasiumVecEnv(VecEnv):
         return observations
 
     def state(self) -> dict[str, Any]:
-        """What `take_up` needs to go on amid the episodes, as JSON.
+        """Return the state of the current episodes for `take_up`, as JSON.
 
         Raises:
             EpisodeLostError: if the vector environment is not `Resumable`.
@@ -127,7 +127,7 @@ class GymnasiumVecEnv(VecEnv):
         }
 
     def take_up(self, state: dict[str, Any]) -> None:
-        """Go on behind `state`, without a reset."""
+        """Load a `state` without a reset."""
         self._resumable.take_up(state["env"])
         self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
         self._filler = np.array(state["filler"])
@@ -135,7 +135,7 @@ class GymnasiumVecEnv(VecEnv):
     @property
     def _resumable(self) -> Resumable:
         if not isinstance(self.env, Resumable):
-            raise EpisodeLostError(f"{self.env} is not Resumable: it gives out no state")
+            raise EpisodeLostError(f"{self.env} is not a rlxf.envs.Resumable, so its state cannot be saved")
         return self.env
 
     def step_async(self, actions: NDArray[Any]) -> None:
@@ -143,7 +143,7 @@ class GymnasiumVecEnv(VecEnv):
         self._actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Step all environments; see the class for what comes back."""
+        """Step all environments; the class docstring describes the results."""
         observations, rewards, terminated, truncated, infos = self.env.step(self._actions)
         ends = terminated | truncated
         self._returns += rewards
@@ -153,7 +153,7 @@ class GymnasiumVecEnv(VecEnv):
         self._filler = np.zeros(self.num_envs, dtype=np.bool_)
         if ends.any():
             observations, last, last_infos = self._finish(observations, infos, ends)
-            self._report(rows, ends, last, last_infos, truncated & ~terminated)
+            self._record_ends(rows, ends, last, last_infos, truncated & ~terminated)
             self._mark(rows, "filler_next")
         self.last_observation = observations
         return observations, rewards.astype(np.float32), ends, rows
@@ -163,27 +163,27 @@ class GymnasiumVecEnv(VecEnv):
         self.env.close()
 
     def get_images(self) -> list[Any]:
-        """One picture per environment, for ``render_mode="rgb_array"``."""
+        """Return one image per environment, for ``render_mode="rgb_array"``."""
         return list(self.env.render() or [None] * self.num_envs)
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The attribute of each chosen environment, or the batch's own where it has no separate ones."""
-        ask = getattr(self.env, "get_attr", None)
-        values = ask(attr_name) if ask else [getattr(self.env, attr_name)] * self.num_envs
+        """Return the attribute of each selected environment, or of the vector environment for each."""
+        get_attr = getattr(self.env, "get_attr", None)
+        values = get_attr(attr_name) if get_attr else [getattr(self.env, attr_name)] * self.num_envs
         return [values[i] for i in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Set an attribute in each chosen environment.
+        """Set an attribute in each selected environment.
 
         Raises:
-            NotImplementedError: if env steps its environments as one batch, so they have no attributes.
+            NotImplementedError: if env has no ``set_attr``, because it steps all environments as one batch.
         """
-        chosen = set(self._get_indices(indices))
+        selected = set(self._get_indices(indices))
         if not hasattr(self.env, "set_attr"):
             raise NotImplementedError(f"{self.env} has no set_attr: its environments have no attributes")
-        others = len(chosen) < self.num_envs
-        values = self.get_attr(attr_name) if others else [None] * self.num_envs
-        self.env.set_attr(attr_name, [value if i in chosen else values[i] for i in range(self.num_envs)])
+        has_others = len(selected) < self.num_envs
+        values = self.get_attr(attr_name) if has_others else [None] * self.num_envs
+        self.env.set_attr(attr_name, [value if i in selected else values[i] for i in range(self.num_envs)])
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
@@ -191,8 +191,8 @@ class GymnasiumVecEnv(VecEnv):
         """Call a method of every environment.
 
         Raises:
-            NotImplementedError: if env has no ``call``, or only some environments are chosen, for which
-                Gymnasium has no way.
+            NotImplementedError: if env has no ``call``, or only some environments are selected, which
+                Gymnasium does not support.
         """
         if not hasattr(self.env, "call"):
             raise NotImplementedError(
@@ -200,17 +200,19 @@ class GymnasiumVecEnv(VecEnv):
             )
         if len(list(self._get_indices(indices))) != self.num_envs:
             raise NotImplementedError(
-                f"a VectorEnv calls {method_name!r} in all environments, not in {indices!r}"
+                f"a VectorEnv calls {method_name!r} in all environments, not only in {indices!r}: pass "
+                f"indices=None"
             )
         return list(self.env.call(method_name, *method_args, **method_kwargs))
 
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper], indices: VecEnvIndices = None
     ) -> list[bool]:
-        """Whether each chosen environment is wrapped.
+        """Return whether each selected environment is wrapped in the class.
 
-        Always True for `Monitor`: the episodes are reported here as Monitor does, which is what
-        Stable-Baselines3 asks this for. Environments in other processes or in one batch show no wrappers.
+        The result is always True for `Monitor`, because this class reports episodes as `Monitor` does, which
+        is the purpose of this query in Stable-Baselines3. It is False for other wrappers of environments in
+        other processes or in one batch.
         """
         envs = getattr(self.env.unwrapped, "envs", [None] * self.num_envs)
         return [
@@ -221,13 +223,13 @@ class GymnasiumVecEnv(VecEnv):
     def _common_options(self) -> dict[str, Any] | None:
         first = self._options[0]
         if any(options != first for options in self._options):
-            raise ValueError(f"a VectorEnv takes the same options in every environment, got {self._options}")
+            raise ValueError(f"a VectorEnv needs the same options in every environment, got {self._options}")
         return first or None
 
     def _finish_same_step(self, observations: Any, infos: dict[str, Any], ends: NDArray[np.bool_]) -> Any:
         if "final_obs" not in infos:
             raise FaultyEnvironmentError(
-                f"{self.env} resets in the same step but gave no infos['final_obs'] at an end"
+                f"{self.env} has autoreset mode SAME_STEP but no infos['final_obs'] at the end of an episode"
             )
         return observations, infos["final_obs"], infos.get("final_info", {})
 
@@ -239,19 +241,19 @@ class GymnasiumVecEnv(VecEnv):
         first, _ = self.env.reset(options={"reset_mask": ends})
         return first, observations, infos
 
-    def _report(
+    def _record_ends(
         self,
         rows: list[dict[str, Any]],
         ends: NDArray[np.bool_],
         last: Any,
         infos: dict[str, Any],
-        cut: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
     ) -> None:
         seconds = round(time.time() - self._started, 6)
         for i in np.flatnonzero(ends).tolist():
             rows[i].update(info_of(infos, i))
             rows[i]["terminal_observation"] = row_of(last, i)
-            rows[i]["TimeLimit.truncated"] = bool(cut[i])
+            rows[i]["TimeLimit.truncated"] = bool(truncated[i])
             rows[i]["episode"] = {"r": float(self._returns[i]), "l": int(self._lengths[i]), "t": seconds}
         self._returns[ends] = 0.0
         self._lengths[ends] = 0
@@ -266,8 +268,8 @@ def _check_env(env: VectorEnv) -> None:
         raise TypeError(f"env must be a gymnasium.vector.VectorEnv, got {type(env).__name__}: {env}")
     mode = env.metadata.get("autoreset_mode")
     if not isinstance(mode, AutoresetMode):
-        known = ", ".join(str(mode) for mode in AutoresetMode)
-        raise ValueError(f"{env} must name its autoreset_mode in its metadata ({known}), got {mode!r}")
+        allowed = ", ".join(str(mode) for mode in AutoresetMode)
+        raise ValueError(f"{env} must declare metadata['autoreset_mode'] ({allowed}), got {mode!r}")
     if not getattr(env.unwrapped, "copy", True):
-        raise ValueError(f"{env} reuses its observation arrays: make it with copy=True")
+        raise ValueError(f"{env} reuses its observation arrays: create it with copy=True")
     check_playable(env.single_observation_space, env.single_action_space)

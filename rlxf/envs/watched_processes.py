@@ -1,4 +1,4 @@
-"""Detection of dead processes in a ``SubprocVecEnv``: Stable-Baselines3 waits forever for their reply."""
+"""Detection of dead processes in a ``SubprocVecEnv``, for whose reply Stable-Baselines3 waits forever."""
 
 from multiprocessing.connection import wait
 from typing import Any
@@ -12,14 +12,14 @@ EXIT_SECONDS = 5.0
 
 
 class WatchedRemote:
-    """Pipe to the process of an environment that raises an error after that process has ended.
+    """Pipe to the process of an environment, which raises an error if that process has ended.
 
     Args:
-        env: owner of the pipe.
-        number: of the environment.
+        env: vector environment that owns the pipe.
+        number: index of the environment.
 
     Raises:
-        BrokenEnvironmentError: from `recv` and `send`, with the number and the exit code.
+        BrokenEnvironmentError: from `recv` and `send`, with the index and the exit code.
     """
 
     def __init__(self, env: SubprocVecEnv, number: int):
@@ -30,14 +30,14 @@ class WatchedRemote:
         return getattr(self._remote, name)
 
     def recv(self) -> Any:
-        """Wait for an answer, or for the end of the process."""
+        """Wait for a reply, or for the end of the process."""
         wait([self._remote, self._process.sentinel])
         try:
             if self._remote.poll():
                 return self._remote.recv()
         except (EOFError, OSError) as error:
-            raise self._gone() from error
-        raise self._gone()
+            raise self._dead_process_error() from error
+        raise self._dead_process_error()
 
     def send(self, message: Any) -> None:
         """Send a message; closing a process that has ended is not an error."""
@@ -45,22 +45,22 @@ class WatchedRemote:
             self._remote.send(message)
         except OSError as error:
             if message[0] != "close":
-                raise self._gone() from error
+                raise self._dead_process_error() from error
 
-    def _gone(self) -> BrokenEnvironmentError:
-        self._env.waiting = False  # else its close() would wait for answers
+    def _dead_process_error(self) -> BrokenEnvironmentError:
+        self._env.waiting = False  # otherwise its close() waits for replies
         self._process.join(EXIT_SECONDS)
         return BrokenEnvironmentError(
-            f"environment {self._number} is gone: its process ended with exit code {self._process.exitcode}. "
-            f"Its own output says why; make_vec_env(..., workers=Workers(n)) goes on where one breaks"
+            f"the process of environment {self._number} ended with exit code {self._process.exitcode}; its "
+            f"output has the reason. make_vec_env(..., workers=Workers(n)) restarts environments that fail"
         )
 
 
 def watch_processes(env: VecEnv | None) -> None:
-    """Let a ``SubprocVecEnv``, also inside wrappers, raise an error if one of its processes dies.
+    """Make a ``SubprocVecEnv``, also inside wrappers, raise an error if one of its processes dies.
 
     Args:
-        env: any environments; others stay as they are.
+        env: any vector environment; other classes are unchanged.
     """
     inner = None if env is None else env.unwrapped
     if isinstance(inner, SubprocVecEnv) and not isinstance(inner.remotes[0], WatchedRemote):

@@ -1,4 +1,4 @@
-"""Returns of an agent with their uncertainty, as a report, a table and TensorBoard scalars; films."""
+"""Evaluation of agents: returns with confidence intervals, reports, tables, TensorBoard scalars, videos."""
 
 from rlxf.evaluation.callback import EvaluationCallback
 from rlxf.evaluation.comparison import compare

@@ -1,4 +1,4 @@
-"""Evaluation while an agent learns."""
+"""Callback that evaluates an agent during training."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,37 +14,36 @@ from rlxf.evaluation.report import Report
 from rlxf.evaluation.sweep import TargetSweep
 
 SEED = 500_000
-"""Not that of `evaluate`: a checkpoint that was the best in some episodes is judged by others."""
+"""Default seed. It differs from that of `evaluate`, so the best checkpoint is scored on other episodes."""
 
 
 class EvaluationCallback(EverySteps):
-    """Evaluate the agent every so many steps and log the ``eval/*`` tags of `Report.scalars`.
+    """Evaluate the agent at regular intervals and log the ``eval/*`` tags of `Report.scalars`.
 
-    Every evaluation plays the same episodes (same seed), so that their difference is the agent's.
+    All evaluations use the same seed and thus the same episodes, so they differ only by the agent.
     Observations are normalised as in training; a ``VecNormalize`` around ``env`` gets its statistics.
-    An evaluation changes no bit of the training: the states of the global generators are restored.
+    Evaluations do not affect the training: the states of the global random generators are restored.
 
-    The highest of many evaluations is high by luck, too. So what is kept in ``best_path`` has to be judged by
-    other episodes, which those of `evaluate` are, and reported beside the last checkpoint, not in its place.
+    The maximum of many evaluations is biased upwards. Evaluate the agent in ``best_path`` on other episodes,
+    for example with `evaluate`, and report it in addition to the last checkpoint, not instead of it.
 
     Args:
-        env: a Gymnasium id, an ``Env``, a ``VectorEnv`` or a ``VecEnv``; not the one trained in.
+        env: a Gymnasium id, an ``Env``, a ``VectorEnv`` or a ``VecEnv``; not the training environment.
         episodes: episodes of an evaluation, for each target.
-        every_steps: steps of training from one evaluation to the next: of environments, over all of them;
-            for an agent that learns from data updates.
-        target_returns: returns to ask for, see `evaluate`. The first one counts for what is best.
-        deterministic: the most likely action instead of a sample.
-        n_envs: environments to make when ``env`` is an id.
-        seed: of the environments.
-        best_path: where the agent is saved each time its mean return is higher than ever before; None for
-            nowhere.
-        on_new_best: called without arguments before the agent is saved so, e.g. to save what belongs to it.
+        every_steps: interval between evaluations, in environment steps over all environments; in updates for
+            an agent that learns offline.
+        target_returns: target returns, see `evaluate`. The first one determines the best agent.
+        deterministic: use the most likely action instead of a sample.
+        n_envs: number of environments to create if ``env`` is an id.
+        seed: seed of the environments.
+        best_path: path at which the agent is saved after each new highest mean return; None to save nothing.
+        on_new_best: function without arguments, called before each such save, e.g. to save related files.
 
     Attributes:
-        reports: the `Report` of each evaluation, of the first target, by the number of steps before it.
+        reports: `Report` of each evaluation, of the first target, by the number of steps before it.
         last: report of the last evaluation; a `TargetSweep` with ``target_returns``. None before the first.
-        best: the highest mean return so far; None before the first evaluation.
-        best_step: the number of steps before the best evaluation; None before the first.
+        best: highest mean return so far; None before the first evaluation.
+        best_step: number of steps before the best evaluation; None before the first.
 
     Raises:
         ValueError: if episodes or every_steps is less than 1.
@@ -79,7 +78,7 @@ class EvaluationCallback(EverySteps):
         self.best_step: int | None = None
 
     def act(self) -> None:
-        """Evaluate and log; keep the agent if it is the best so far."""
+        """Evaluate and log; save the agent if it is the best so far."""
         if isinstance(self.env, VecEnv) and unwrap_vec_normalize(self.env) is not None:
             sync_envs_normalization(self.training_env, self.env)
         with generators_kept():
@@ -87,7 +86,7 @@ class EvaluationCallback(EverySteps):
         report = self.last.first if isinstance(self.last, TargetSweep) else self.last
         self.reports[self.num_timesteps] = report
         if self.best is None or report.mean > self.best:
-            self._keep(report.mean)
+            self._save_best(report.mean)
 
     def _evaluate(self) -> Report | TargetSweep:
         return evaluate(
@@ -102,14 +101,14 @@ class EvaluationCallback(EverySteps):
         )
 
     def state(self) -> dict[str, Any]:
-        """What it has seen, as JSON, for a training that is resumed: the best mean return, and when."""
+        """Return the best mean return and its step, as JSON, for a resumed training."""
         return {"best": self.best, "best_step": self.best_step}
 
     def take_up(self, state: dict[str, Any]) -> None:
-        """Continue after `state`; the reports before it are not kept."""
+        """Load a `state`; earlier reports are not restored."""
         self.best, self.best_step = state["best"], state["best_step"]
 
-    def _keep(self, mean: float) -> None:
+    def _save_best(self, mean: float) -> None:
         self.best, self.best_step = mean, self.num_timesteps
         if self.on_new_best is not None:
             self.on_new_best()

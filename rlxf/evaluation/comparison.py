@@ -1,4 +1,4 @@
-"""Several reports in one table."""
+"""Table that compares several reports."""
 
 from collections.abc import Mapping
 
@@ -7,18 +7,17 @@ from rlxf.utils.tables import Table
 
 
 def compare(reports: Mapping[str, Report], title: str, heading: str) -> Table:
-    """A row for each report under its name: episodes, returns, and success and normalised score if there are.
+    """Return a table with a row per report: episodes, returns, and success rate and score if available.
 
-    Reports stay apart: nothing is averaged over rows. So the last and the best checkpoint of a run can stand
-    side by side.
+    Nothing is averaged over rows, so the table can compare the last and the best checkpoint of a run.
 
     Args:
-        reports: by name, at least one.
-        title: of the table.
-        heading: what the names are.
+        reports: reports by name, at least one.
+        title: title of the table.
+        heading: heading of the column of names.
 
     Returns:
-        A table that ``print`` shows.
+        A table that ``print`` renders.
     """
     columns = {name: cell for name, cell in COLUMNS.items() if any(map(cell, reports.values()))}
     table = Table(heading, *columns, title=title)

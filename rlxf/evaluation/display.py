@@ -1,4 +1,4 @@
-"""Drawing on machines without a display."""
+"""Rendering on machines without a display."""
 
 import os
 import sys
@@ -8,11 +8,11 @@ DRIVER = "SDL_VIDEODRIVER"
 
 
 def draw_off_screen() -> None:
-    """Let pygame draw without a display, for the whole process, on a Linux machine that has none.
+    """Set SDL's dummy video driver for this process, on a Linux machine without a display.
 
-    SDL, which draws Gymnasium's classic control and Box2D environments, otherwise looks for a display and
-    prints that XDG_RUNTIME_DIR is not set. A driver in ``SDL_VIDEODRIVER`` stays. To be called before the
-    first picture.
+    Otherwise SDL, which renders Gymnasium's classic control and Box2D environments, looks for a display and
+    prints that XDG_RUNTIME_DIR is not set. A driver in ``SDL_VIDEODRIVER`` takes precedence. Call this
+    function before the first image is rendered.
     """
     if sys.platform == "linux" and not any(os.environ.get(name) for name in DISPLAYS):
         os.environ.setdefault(DRIVER, "dummy")

@@ -1,4 +1,4 @@
-"""The environments an agent is evaluated in."""
+"""Environments for the evaluation of an agent."""
 
 import warnings
 from collections.abc import Iterator
@@ -28,59 +28,61 @@ EnvLike = str | gymnasium.Env | VectorEnv | VecEnv
 
 @contextmanager
 def opened(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None) -> Iterator[VecEnv]:
-    """Environments ready to be reset: seeded, normalised as in training, their statistics at rest.
+    """Context manager for environments that are seeded and normalised as in training, before their reset.
 
-    What is made here is closed at the end; what was given stays open.
+    Normalisation statistics are not updated. Environments created here are closed at the end; those of the
+    caller stay open.
 
     Raises:
-        TypeError: if ``env`` is nothing to play in.
-        ValueError: if ``env`` is None and the agent has none, or it has other spaces than the agent's data.
+        TypeError: if ``env`` is not an environment or an id.
+        ValueError: if ``env`` and the environment of the agent are None, or the spaces of ``env`` differ from
+            those of the agent's data.
     """
     with _prepared(agent, env, n_envs) as vec_env:
         if seed is not None:
             vec_env.seed(seed)
-        with _at_rest(unwrap_vec_normalize(vec_env)), awake_at_the_end(vec_env):
+        with _frozen_statistics(unwrap_vec_normalize(vec_env)), awake_at_the_end(vec_env):
             yield vec_env
 
 
 def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:
-    """Warn if there are filler rows, and the agent remembers what is between two episodes, too."""
+    """Warn if the environment has filler rows and the memory of the agent persists across episodes."""
     if getattr(agent, "across_episodes", False) and has_filler_rows(env):
         warnings.warn(
-            "with across_episodes=True the agent takes filler rows, of which it learned none, for steps, and "
-            "remembers them: evaluate in an environment with autoreset_mode=AutoresetMode.SAME_STEP",
+            "with across_episodes=True the agent processes filler rows, which training masked, as steps and "
+            "stores them in its memory: evaluate with autoreset_mode=AutoresetMode.SAME_STEP",
             stacklevel=3,
         )
 
 
 def warn_of_missing_statistics(agent: Any, env: VecEnv) -> None:
-    """Warn if the agent learned under a ``VecNormalize`` and gets raw observations here."""
+    """Warn if the agent was trained with a ``VecNormalize``, but observations are raw here."""
     if getattr(agent, "normalized_observations", False) and unwrap_vec_normalize(env) is None:
         warnings.warn(
-            "the agent learned from observations that a VecNormalize made, and sees raw ones here: wrap env "
-            "with the statistics of the training, rlxf.training.load_normalizer(path, env), or load the "
-            "agent with such an environment, load(path, env=...)",
+            "the agent was trained on observations normalised by VecNormalize, but env returns raw ones: "
+            "wrap env with the statistics of the training, rlxf.training.load_normalizer(path, env), or load "
+            "the agent with the wrapped environment, load(path, env=...)",
             stacklevel=3,
         )
 
 
 def is_monitored(env: VecEnv) -> bool:
-    """Whether SB3's monitor puts the raw return of an episode in its last info."""
+    """Return whether SB3's ``Monitor`` or ``VecMonitor`` reports the raw return of each episode."""
     return is_vecenv_wrapped(env, VecMonitor) or all(env.env_is_wrapped(Monitor))
 
 
 def raw_rewards(env: VecEnv, rewards: np.ndarray) -> np.ndarray:
-    """Rewards of the last step before ``VecNormalize`` scaled them."""
+    """Return the rewards of the last step before the scaling of ``VecNormalize``."""
     normalizer = unwrap_vec_normalize(env)
     return rewards if normalizer is None else normalizer.get_original_reward()
 
 
 @contextmanager
 def vectorised(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
-    """Environments side by side: as given, or ``n_envs`` of an id, which are closed at the end.
+    """Context manager for a ``VecEnv`` of ``env``; of an id, ``n_envs`` environments, closed at the end.
 
     Raises:
-        TypeError: if ``env`` is nothing to play in.
+        TypeError: if ``env`` is not an environment or an id.
         ValueError: if the id is unknown.
     """
     if isinstance(env, VecEnv):
@@ -96,31 +98,31 @@ def vectorised(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
 
 
 def normalised_as_in_training(agent: Any, env: VecEnv) -> VecEnv:
-    """``env`` as the agent saw it in training: with its ``VecNormalize``, if observations were normalised.
+    """Wrap ``env`` in a copy of the agent's ``VecNormalize``, if training normalised observations.
 
-    An ``env`` that brings a ``VecNormalize`` of its own is left as it is.
+    An ``env`` that already has a ``VecNormalize`` is returned unchanged.
     """
     get_normalizer = getattr(agent, "get_vec_normalize_env", None)
-    trained = None if get_normalizer is None else get_normalizer()
-    if trained is None or not trained.norm_obs or unwrap_vec_normalize(env) is not None:
+    normalizer = None if get_normalizer is None else get_normalizer()
+    if normalizer is None or not normalizer.norm_obs or unwrap_vec_normalize(env) is not None:
         return env
     wrapped = VecNormalize(
         env,
         training=False,
         norm_reward=False,
-        clip_obs=trained.clip_obs,
-        epsilon=trained.epsilon,
-        norm_obs_keys=trained.norm_obs_keys,
+        clip_obs=normalizer.clip_obs,
+        epsilon=normalizer.epsilon,
+        norm_obs_keys=normalizer.norm_obs_keys,
     )
-    wrapped.obs_rms = deepcopy(trained.obs_rms)
+    wrapped.obs_rms = deepcopy(normalizer.obs_rms)
     return wrapped
 
 
 @contextmanager
 def _prepared(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
     if env is None:
-        with _own(agent, n_envs) as own:
-            yield own
+        with _agent_env(agent, n_envs) as agent_env:
+            yield agent_env
     else:
         with vectorised(env, n_envs) as vec_env:
             if hasattr(agent, "check_env"):
@@ -139,8 +141,8 @@ def _adapted(env: gymnasium.Env | VectorEnv) -> VecEnv:
 
 
 @contextmanager
-def _own(agent: Any, n_envs: int) -> Iterator[VecEnv]:
-    """The agent's environment, or that of its data, made for now."""
+def _agent_env(agent: Any, n_envs: int) -> Iterator[VecEnv]:
+    """Context manager for the agent's environment; else for that of its data, closed at the end."""
     env = agent.get_env() if hasattr(agent, "get_env") else None
     if env is not None:
         yield env
@@ -151,14 +153,12 @@ def _own(agent: Any, n_envs: int) -> Iterator[VecEnv]:
         finally:
             made.close()
     else:
-        raise ValueError(
-            f"{type(agent).__name__} has no environment of its own: pass env, e.g. a Gymnasium id"
-        )
+        raise ValueError(f"{type(agent).__name__} has no environment: pass env, e.g. a Gymnasium id")
 
 
 @contextmanager
-def _at_rest(normalizer: VecNormalize | None) -> Iterator[None]:
-    """Evaluation must not move the statistics that training goes on with."""
+def _frozen_statistics(normalizer: VecNormalize | None) -> Iterator[None]:
+    """Context manager in which ``VecNormalize`` does not update the statistics of the training."""
     if normalizer is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Playing episodes with an agent."""
+"""Evaluation of an agent over whole episodes."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ from rlxf.evaluation.tally import Tally, is_filler, monitored_score, own_score, 
 from rlxf.evaluation.targets import check_takes_targets, checked_targets, data_range
 
 SEED = 1_000_000
-"""Far from the small seeds one trains with, so that generated levels are new to the agent."""
+"""Default seed, far from the small seeds of typical trainings, so generated levels are new to the agent."""
 
 
 @overload
@@ -80,43 +80,42 @@ def evaluate(
     progress_bar: bool = False,
     logger: Logger | SummaryWriter | None = None,
 ) -> Report | TargetSweep:
-    """Play whole episodes in environments side by side and report the returns.
+    """Play whole episodes in parallel environments and report the returns.
 
-    Each environment contributes its share of the episodes (`quotas`), so that short episodes are not
-    favoured. An episode counts whether it ended by termination or truncation. Returns are sums of raw
-    rewards: SB3's ``Monitor`` is believed where there is one, ``VecNormalize`` is undone, and its
-    statistics stay as they are. If the agent was trained on observations that a ``VecNormalize`` made, those
-    here are normalised likewise, unless ``env`` brings a ``VecNormalize`` of its own.
+    Each environment contributes an equal share of the episodes (`quotas`), so short episodes are not
+    overrepresented. Terminated and truncated episodes count. Returns are sums of raw rewards: they come from
+    SB3's ``Monitor`` if there is one, and the scaling of ``VecNormalize`` is undone. Its statistics are not
+    updated. If the agent was trained with a ``VecNormalize``, observations are normalised with its
+    statistics, unless ``env`` already has a ``VecNormalize``.
 
     Args:
-        agent: has SB3's ``predict``. Recurrent agents get their state and the episode starts back.
-        env: a Gymnasium id, an ``Env``, a Gymnasium ``VectorEnv`` or an SB3 ``VecEnv``; None for the
-            agent's own, which is reset: an agent that goes on learning should get a fresh one. An agent that
-            learned from data makes the registered environment of the id that the data name; the rest of
-            its description is used if the agent has ``trust=True``.
-        episodes: number of episodes, for each target. 100 resolve a success rate to about 0.1, 1000 to
-            about 0.03.
-        target_returns: returns to ask for, one after the other, by `ReturnToGo`; the answer is a
-            `TargetSweep`. With equal seeds each is asked for in the same episodes.
-        deterministic: the most likely action instead of a sample, which torch's global generator draws.
-        n_envs: environments to make when ``env`` is an id or None, at most one per episode.
-        seed: of the environments; environment i gets ``seed + i``. None leaves them as they are.
-        progress_bar: show one.
-        logger: where the report's ``log`` writes, at step ``agent.num_timesteps``; for an agent whose tokens
-            need not take all passes also ``eval/mean_depth``, those that it took on average.
+        agent: object with SB3's ``predict``. Recurrent agents get their state and the episode starts.
+        env: a Gymnasium id, an ``Env``, a Gymnasium ``VectorEnv`` or an SB3 ``VecEnv``. None uses the
+            agent's environment and resets it, so pass another one if training continues. For an agent
+            trained offline, None creates the registered environment of the id in its data. The rest of the
+            description is used if the agent has ``trust=True``.
+        episodes: number of episodes, for each target. With 100, the error of a success rate is about 0.1,
+            with 1000 about 0.03.
+        target_returns: target returns, evaluated one after the other with `ReturnToGo`; the result is a
+            `TargetSweep`. With a seed, all targets use the same episodes.
+        deterministic: use the most likely action instead of a sample from torch's global generator.
+        n_envs: number of environments to create if ``env`` is an id or None, at most one per episode.
+        seed: seed of the environments; environment i gets ``seed + i``. None does not seed them.
+        progress_bar: show a progress bar.
+        logger: logger or writer for ``log`` of the report, at step ``agent.num_timesteps``. For an agent with
+            adaptive depth, also for ``eval/mean_depth``, the mean number of layer passes per token.
 
     Raises:
-        ValueError: if episodes or n_envs is less than 1, there is no environment, a target is not finite, the
-            agent is not conditioned on a return but ``target_returns`` are given, or a reward or an
-            observation is NaN or infinite: the message names the environment and the step.
-        TypeError: if the agent cannot predict, or ``env`` is nothing to play in.
+        ValueError: if episodes or n_envs is less than 1, there is no environment, a target is not finite,
+            ``target_returns`` is passed for an agent that is not conditioned on a return, or a reward or an
+            observation is NaN or infinite (the message has the environment and the step).
+        TypeError: if the agent has no ``predict``, or ``env`` is not an environment or an id.
 
     Warns:
-        UserWarning: if a target lies outside of the returns of the data that the agent learned from; if
-            ``env`` is another version of the environment of the data; if the agent learned under a
-            ``VecNormalize`` whose statistics are missing; if there is a single episode, so that there is no
-            interval; if the agent remembers across episodes and ``env`` has filler rows (NEXT_STEP), which it
-            remembers, too.
+        UserWarning: if a target is outside the range of returns in the agent's data; if ``env`` is another
+            version of the environment of the data; if the agent was trained with a ``VecNormalize`` whose
+            statistics are missing; if there is a single episode, so there is no interval; if the memory of
+            the agent persists across episodes and ``env`` has filler rows (NEXT_STEP).
     """
     _check(agent, episodes, n_envs)
     if target_returns is not None:
@@ -127,9 +126,9 @@ def evaluate(
         warn_of_filler_rows(agent, vec_env)
         warn_of_missing_statistics(agent, vec_env)
         watch_processes(vec_env)
-        _depth_of(agent)  # what was predicted before is not counted
+        _depth_of(agent)  # resets the count of passes before the evaluation
         play = partial(_play, agent, episodes=episodes, deterministic=deterministic, progress=progress)
-        report = play(vec_env) if targets is None else _ask(play, vec_env, targets, seed, data_range(agent))
+        report = play(vec_env) if targets is None else _sweep(play, vec_env, targets, seed, data_range(agent))
     if logger is not None:
         step = getattr(agent, "num_timesteps", 0)
         if depth := _depth_of(agent):
@@ -139,18 +138,18 @@ def evaluate(
 
 
 def _depth_of(agent: PolicyPredictor) -> dict[str, float]:
-    """Passes that a token took on average since last asked, if it is an agent in which not all take all."""
-    asked = getattr(agent, "acting_depth", None)
-    depth = None if asked is None else asked()
+    """Return the mean passes per token since the last call, as a scalar; empty without adaptive depth."""
+    acting_depth = getattr(agent, "acting_depth", None)
+    depth = None if acting_depth is None else acting_depth()
     return {} if depth is None else {"eval/mean_depth": depth}
 
 
-def _ask(
+def _sweep(
     play: Callable[[VecEnv], Report],
     env: VecEnv,
     targets: list[float],
     seed: int | None,
-    held: tuple[float, float] | None,
+    return_range: tuple[float, float] | None,
 ) -> TargetSweep:
     """Play the same episodes once for each target."""
     wrapper = unwrap_vec_wrapper(env, ReturnToGo)
@@ -162,7 +161,7 @@ def _ask(
         if seed is not None:
             env.seed(seed)
         reports[target] = play(env)
-    return TargetSweep(reports, held)
+    return TargetSweep(reports, return_range)
 
 
 def _play(
@@ -178,7 +177,7 @@ def _play(
         obs, rewards, dones, infos = env.step(player.act(obs, starts, playing))
         tally.add(raw_rewards(env, rewards), dones, infos)
         rest(env, np.flatnonzero(playing & (tally.missing == 0)).tolist())
-        # What an agent saw between two episodes belongs to neither.
+        # A filler row is part of no episode, so the agent resets its state after it.
         starts = dones | is_filler(infos)
         progress.update(task, completed=tally.count)
         if not tally.missing.any():
@@ -186,17 +185,17 @@ def _play(
     return replace(tally.report(), references=references_of(agent, env))
 
 
-def _bar(shown: bool) -> Progress:
+def _bar(enabled: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, disable=not shown)
+    return Progress(*columns, disable=not enabled)
 
 
 def warn_of_one_episode(episodes: int) -> None:
-    """Warn if there is only one episode, which gives no interval."""
+    """Warn if there is only one episode, whose interval has no meaning."""
     if episodes == 1:
         warnings.warn(
-            "episodes=1: the return of a single episode says nothing about its spread, so the report's 95% "
-            "interval has width 0 and means nothing; evaluate at least 10 episodes, better 100",
+            "episodes=1: a single return has no spread, so the 95% interval of the report has width 0 and no "
+            "meaning; evaluate at least 10 episodes, better 100",
             stacklevel=3,
         )
 

@@ -1,4 +1,4 @@
-"""Something done every so many steps of training."""
+"""Base class of callbacks that act at regular intervals of training steps."""
 
 from abc import abstractmethod
 
@@ -6,10 +6,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 
 class EverySteps(BaseCallback):
-    """Calls `act` each time so many more steps are trained, counted from step 0 of the agent.
+    """Callback that calls `act` every ``every_steps`` training steps, counted from step 0 of the agent.
 
     Args:
-        every_steps: environment steps, over all environments, from one call to the next.
+        every_steps: interval between calls, in environment steps over all environments.
 
     Raises:
         ValueError: if every_steps is less than 1.
@@ -36,4 +36,4 @@ class EverySteps(BaseCallback):
 
     @abstractmethod
     def act(self) -> None:
-        """What is to be done."""
+        """Perform the action of the callback."""

@@ -1,4 +1,4 @@
-"""Where the pictures of an evaluation go."""
+"""Writing of figures to TensorBoard."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from matplotlib import figure
 
 OTHERS = ("stdout", "log", "json", "csv")
-"""SB3's output formats that raise at the sight of a figure."""
+"""SB3's output formats that do not support figures and raise an error."""
 
 
 def write_figure(
     draw: "Callable[[], figure.Figure]", tag: str, logger: Logger | SummaryWriter, step: int
 ) -> None:
-    """Show a figure among TensorBoard's images at ``step``. A logger of SB3 writes it at its next ``dump``.
+    """Write a figure to TensorBoard's images at ``step``. An SB3 logger writes it at its next ``dump``.
 
-    Without TensorBoard it is not drawn.
+    Without TensorBoard, ``draw`` is not called.
     """
     if isinstance(logger, SummaryWriter):
         logger.add_figure(tag, draw(), step, close=False)

@@ -1,4 +1,4 @@
-"""Pictures of an episode, from its first state to its last."""
+"""Recording of the rendered frames of an episode."""
 
 import math
 from typing import Any
@@ -14,18 +14,18 @@ from rlxf.evaluation.environment import opened
 
 RENDER_MODE = "rgb_array"
 LONGEST = 500
-"""Steps after which a film ends, if the episode does not."""
+"""Maximum number of recorded steps of an episode."""
 SIDE = 320
-"""Pixels that no side of a picture exceeds; larger ones are reduced by a whole factor."""
+"""Maximum height and width of a frame in pixels; larger frames are reduced by an integer factor."""
 
 
 class Filmed(gymnasium.Wrapper):
-    """Takes a picture of each state; of the last one too, before a ``VecEnv`` resets it away.
+    """Wrapper that records a frame of each state, including the last state before a ``VecEnv`` resets.
 
-    It draws without a display where there is none (`draw_off_screen`).
+    It renders off screen on machines without a display (`draw_off_screen`).
 
     Attributes:
-        episodes: the pictures of each episode, uint8 (H, W, 3).
+        episodes: frames of each episode, uint8 (H, W, 3).
     """
 
     def __init__(self, env: gymnasium.Env):
@@ -34,33 +34,33 @@ class Filmed(gymnasium.Wrapper):
         self.episodes: list[list[NDArray[np.uint8]]] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Begin another episode."""
-        begun = super().reset(seed=seed, options=options)
-        self.episodes.append([self._picture()])
-        return begun
+        """Reset the environment and start the frames of a new episode."""
+        result = super().reset(seed=seed, options=options)
+        self.episodes.append([self._frame()])
+        return result
 
     def step(self, action: Any) -> Any:
-        """One step of the environment."""
-        taken = super().step(action)
-        self.episodes[-1].append(self._picture())
-        return taken
+        """Step the environment and record a frame."""
+        result = super().step(action)
+        self.episodes[-1].append(self._frame())
+        return result
 
-    def _picture(self) -> NDArray[np.uint8]:
-        picture = np.asarray(self.render())
-        reduced = Image.fromarray(picture).reduce(math.ceil(max(picture.shape[:2]) / SIDE))
+    def _frame(self) -> NDArray[np.uint8]:
+        frame = np.asarray(self.render())
+        reduced = Image.fromarray(frame).reduce(math.ceil(max(frame.shape[:2]) / SIDE))
         return np.asarray(reduced)
 
 
 def film(
     agent: PolicyPredictor, env: gymnasium.Env, seed: int | None, deterministic: bool
 ) -> NDArray[np.uint8]:
-    """One episode, or the first 500 steps of it, as T pictures, (T, H, W, 3).
+    """Play an episode, at most 500 steps, and return its T frames, uint8 (T, H, W, 3).
 
     Args:
-        agent: plays it; observations are normalised as in its training.
-        env: made with ``render_mode="rgb_array"``; stays open.
-        seed: of the episode.
-        deterministic: the most likely action instead of a sample.
+        agent: object with SB3's ``predict``; observations are normalised as in its training.
+        env: environment created with ``render_mode="rgb_array"``; it stays open.
+        seed: seed of the episode.
+        deterministic: use the most likely action instead of a sample.
     """
     filmed = Filmed(env)
     with opened(agent, filmed, 1, seed) as vec_env:
@@ -74,21 +74,23 @@ def film(
 
 
 def check_can_film(env: gymnasium.Env) -> None:
-    """Raise unless the environment gives pictures; resets it.
+    """Raise unless the environment renders images. The check resets the environment.
 
     Raises:
-        TypeError: if it is no single Gymnasium environment.
-        ValueError: if it was made without ``render_mode="rgb_array"``, or fails to draw.
+        TypeError: if env is not a single Gymnasium environment.
+        ValueError: if env was created without ``render_mode="rgb_array"``, or rendering fails.
     """
     if not isinstance(env, gymnasium.Env):
-        raise TypeError(f"a film needs one gymnasium.Env, made with render_mode='rgb_array'; got {env!r}")
+        raise TypeError(f"a video needs one gymnasium.Env with render_mode='rgb_array', got {env!r}")
     if env.render_mode != RENDER_MODE:
-        offered = env.metadata.get("render_modes", [])
+        supported = env.metadata.get("render_modes", [])
         advice = (
-            f"make it with render_mode={RENDER_MODE!r}" if RENDER_MODE in offered else "it cannot be filmed"
+            f"create it with render_mode={RENDER_MODE!r}"
+            if RENDER_MODE in supported
+            else "it cannot be recorded"
         )
-        raise ValueError(f"{env} has render_mode={env.render_mode!r} and offers {offered}: {advice}")
+        raise ValueError(f"{env} has render_mode={env.render_mode!r} and supports {supported}: {advice}")
     try:
         Filmed(env).reset()
-    except Exception as error:  # drivers, displays, packages that are not there: each has errors of its own
-        raise ValueError(f"{env} does not draw: {error!r}; repair that, or do without a film") from error
+    except Exception as error:  # missing drivers, displays and packages raise various exceptions
+        raise ValueError(f"{env} cannot be rendered: {error!r}; correct it, or record no video") from error

@@ -1,4 +1,4 @@
-"""Videos in TensorBoard without a video encoder: animated GIFs among the images."""
+"""Videos in TensorBoard as animated GIFs, without a video encoder."""
 
 from io import BytesIO
 from typing import Any
@@ -11,16 +11,16 @@ from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-
 from torch.utils.tensorboard import SummaryWriter
 
 OTHERS = ("stdout", "log", "json", "csv", "tensorboard")
-"""SB3's own output formats. Its one for TensorBoard needs moviepy for a video, which holds Pillow back."""
+"""SB3's output formats, which skip videos. TensorBoard's needs moviepy, which requires an old Pillow."""
 PAUSE = 1000
-"""Milliseconds for which the last picture stands, before the GIF begins again."""
+"""Duration of the last frame in milliseconds, before the GIF repeats."""
 
 
 class GifOutputFormat(KVWriter):
-    """An output format of SB3's logger that writes each `Video` as an animated GIF.
+    """Output format of SB3's logger that writes each `Video` as an animated GIF.
 
     Args:
-        writer: of the TensorBoard events.
+        writer: TensorBoard writer.
     """
 
     def __init__(self, writer: SummaryWriter):
@@ -29,20 +29,20 @@ class GifOutputFormat(KVWriter):
     def write(
         self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
     ) -> None:
-        """Write the videos among the values; the others are for other formats."""
+        """Write the videos among the values, and ignore all other values."""
         assert self.writer.file_writer is not None
         for tag, value in key_values.items():
             if isinstance(value, Video):
-                pictures = value.frames[0].permute(0, 2, 3, 1).cpu().numpy()
-                self.writer.file_writer.add_summary(gif_summary(tag, pictures, value.fps), step)
+                frames = value.frames[0].permute(0, 2, 3, 1).cpu().numpy()
+                self.writer.file_writer.add_summary(gif_summary(tag, frames, value.fps), step)
         self.writer.flush()
 
     def close(self) -> None:
-        """Nothing: the writer belongs to SB3's format."""
+        """Do nothing, because SB3's TensorBoard format closes the writer."""
 
 
 def attach_gifs(logger: Logger) -> bool:
-    """Have the logger write videos as GIFs; False if it writes no TensorBoard events."""
+    """Make the logger write videos as GIFs; return False if it writes no TensorBoard events."""
     outputs = logger.output_formats
     writers = [output.writer for output in outputs if isinstance(output, TensorBoardOutputFormat)]
     if not any(isinstance(output, GifOutputFormat) for output in outputs):
@@ -51,7 +51,7 @@ def attach_gifs(logger: Logger) -> bool:
 
 
 def gif_summary(tag: str, pictures: NDArray[np.uint8], fps: float) -> Summary:
-    """T pictures, (T, H, W, 3), as one image of TensorBoard."""
+    """Return T frames, (T, H, W, 3), as one TensorBoard image."""
     _, height, width, channels = pictures.shape
     image = Summary.Image(
         height=height, width=width, colorspace=channels, encoded_image_string=encode_gif(pictures, fps)
@@ -60,7 +60,7 @@ def gif_summary(tag: str, pictures: NDArray[np.uint8], fps: float) -> Summary:
 
 
 def encode_gif(pictures: NDArray[np.uint8], fps: float) -> bytes:
-    """T pictures, (T, H, W, 3), as a GIF that goes round and round."""
+    """Encode T frames, (T, H, W, 3), as a GIF that repeats forever."""
     first, *others = map(Image.fromarray, pictures)
     durations = [round(1000 / fps)] * len(others) + [PAUSE]
     gif = BytesIO()

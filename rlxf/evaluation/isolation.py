@@ -1,4 +1,4 @@
-"""Evaluation that preserves the random generators of a training."""
+"""Isolation of an evaluation from the random generators of a training."""
 
 import random
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ import torch
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restore the states of the global generators of Python, numpy and torch (CPU and GPUs).
+    """Context manager that restores the global generators of Python, NumPy and torch (CPU and GPUs).
 
-    Random numbers that an environment or a policy draws meanwhile do not affect later draws.
+    Random numbers that an environment or a policy draws inside do not affect later draws.
     """
     python, twister = random.getstate(), np.random.get_state()  # noqa: NPY002  # environments draw from it
     try:

@@ -1,4 +1,4 @@
-"""Asking an agent for those environments alone that still have an episode to play."""
+"""Prediction of actions for only those environments that still have episodes to play."""
 
 from typing import Any
 
@@ -11,16 +11,16 @@ from rlxf.envs.infos import rows_of
 
 
 class Narrowing:
-    """Acts for E environments, of which ever fewer count.
+    """Agent for E environments that predicts only for the active ones.
 
-    Episodes differ in length, so that at the end of an evaluation few environments play while the others
-    idle. Idle ones repeat their last action, for which nobody is asked. That needs an agent without state, or
-    a state with ``rows(mask)`` that gives some of its environments; others are asked for all E to the end.
+    Episodes differ in length, so few environments are active at the end of an evaluation. Inactive
+    environments repeat their last action without a prediction. This needs an agent without state, or a state
+    with ``rows(mask)``, which selects environments. For other agents, all E environments stay active.
 
     Args:
-        agent: has SB3's ``predict``.
-        n_envs: E.
-        deterministic: the most likely action instead of a sample.
+        agent: object with SB3's ``predict``.
+        n_envs: number of environments E.
+        deterministic: use the most likely action instead of a sample.
     """
 
     def __init__(self, agent: PolicyPredictor, n_envs: int, deterministic: bool):
@@ -30,27 +30,27 @@ class Narrowing:
         self._actions: NDArray[Any] | None = None
 
     def act(self, observation: Any, starts: NDArray[np.bool_], playing: NDArray[np.bool_]) -> NDArray[Any]:
-        """Actions (E, ...).
+        """Return the actions (E, ...).
 
         Args:
-            observation: of all environments.
-            starts: (E,) whether it is the first of an episode.
-            playing: (E,) which environments count. One that does not never will again.
+            observation: observation of all environments.
+            starts: mask of the environments at the start of an episode, (E,).
+            playing: mask of the active environments, (E,). An inactive environment stays inactive.
         """
-        if self._actions is not None:  # the first step asks for all, so that each has an action to repeat
-            self._keep(playing[self._rows])
-        chosen, self._state = self._agent.predict(
+        if self._actions is not None:  # the first step predicts for all, so each has an action to repeat
+            self._select(playing[self._rows])
+        predicted, self._state = self._agent.predict(
             rows_of(observation, self._rows),
             state=self._state,
             episode_start=starts[self._rows],
             deterministic=self._deterministic,
         )
-        actions = np.array(chosen) if self._actions is None else self._actions.copy()
-        actions[self._rows] = chosen
+        actions = np.array(predicted) if self._actions is None else self._actions.copy()
+        actions[self._rows] = predicted
         self._actions = actions
         return actions
 
-    def _keep(self, playing: NDArray[np.bool_]) -> None:
+    def _select(self, playing: NDArray[np.bool_]) -> None:
         if playing.all() or not (self._state is None or hasattr(self._state, "rows")):
             return
         self._rows = self._rows[playing]

@@ -1,4 +1,4 @@
-"""Which returns count as 0 and as 100."""
+"""Reference scores for the normalisation of returns."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from rlxf.envs.trajectories.reference_scores import ReferenceScores, tabled_scor
 
 
 def references_of(agent: Any, env: VecEnv) -> ReferenceScores | None:
-    """Those that the agent brings from its data, else those of the environment in `TABLE`, else None."""
-    own = getattr(agent, "reference_scores", None)
-    return _tabled(env) if own is None else own
+    """Return the reference scores of the agent's data, else of the environment in `TABLE`, else None."""
+    scores = getattr(agent, "reference_scores", None)
+    return _tabled(env) if scores is None else scores
 
 
 def _tabled(env: VecEnv) -> ReferenceScores | None:

@@ -1,4 +1,4 @@
-"""What an evaluation found."""
+"""Report of an evaluation."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -16,16 +16,16 @@ from rlxf.utils.tables import Table, Tabular
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report(Tabular):
-    """Returns of n episodes and what they say about the agent.
+    """Returns of n episodes and their statistics.
 
     ``print(report)`` shows one line, ``print(report.table())`` and notebooks the table.
 
     Args:
-        returns: float64 (n,), sum of the raw rewards of each episode, without discount.
-        lengths: int64 (n,), steps of each episode.
+        returns: float64 (n,), undiscounted sum of the raw rewards of each episode.
+        lengths: int64 (n,), number of steps of each episode.
         successes: bool (n,), ``info["is_success"]`` at the end of each episode; None if the
             environment does not report it.
-        references: the returns that count as 0 and as 100; None if there are none.
+        references: returns with normalised scores 0 and 100; None if unknown.
 
     Raises:
         ValueError: if there is no episode, the arrays differ in length, or a return is NaN or infinite.
@@ -68,26 +68,26 @@ class Report(Tabular):
 
     @cached_property
     def ci(self) -> tuple[float, float]:
-        """95% interval of the mean return, see `bootstrap_interval`. The same returns give the same one."""
+        """95% confidence interval of the mean return, see `bootstrap_interval`; deterministic."""
         return bootstrap_interval(self.returns)
 
     @property
     def mean_length(self) -> float:
-        """Mean steps of an episode."""
+        """Mean number of steps of an episode."""
         return float(np.mean(self.lengths))
 
     @property
     def success_rate(self) -> float | None:
-        """Successful episodes as a fraction of all; None if the environment does not report success."""
+        """Fraction of successful episodes; None if the environment does not report success."""
         return None if self.successes is None else float(np.mean(self.successes))
 
     @property
     def normalized_score(self) -> float | None:
-        """Mean return on the scale of the references, `ReferenceScores.normalize`; None without them."""
+        """Mean return normalised with the reference scores (`ReferenceScores.normalize`), or None."""
         return None if self.references is None else float(self.references.normalize(self.mean))
 
     def scalars(self) -> dict[str, float]:
-        """TensorBoard tag -> value. Without success rate and normalised score if they are None."""
+        """Return the value of each TensorBoard tag; success rate and normalised score only if not None."""
         low, high = self.ci
         values = {
             "eval/mean_reward": self.mean,
@@ -101,11 +101,11 @@ class Report(Tabular):
         return {tag: value for tag, value in values.items() if value is not None}
 
     def log(self, logger: Logger | SummaryWriter, step: int) -> None:
-        """Write `scalars` at ``step``, to an SB3 logger or to a TensorBoard writer, and flush them."""
+        """Write `scalars` at ``step`` to an SB3 logger or a TensorBoard writer, and flush it."""
         write_scalars(self.scalars(), logger, step)
 
     def to_json(self) -> str:
-        """Episodes and statistics as JSON text."""
+        """Return episodes and statistics as JSON text."""
         successes = None if self.successes is None else self.successes.tolist()
         statistics = {
             "episodes": self.episodes,
@@ -118,8 +118,12 @@ class Report(Tabular):
             "normalized_score": self.normalized_score,
             "references": None if self.references is None else asdict(self.references),
         }
-        every = {"returns": self.returns.tolist(), "lengths": self.lengths.tolist(), "successes": successes}
-        return json.dumps(statistics | every, allow_nan=False)
+        arrays = {
+            "returns": self.returns.tolist(),
+            "lengths": self.lengths.tolist(),
+            "successes": successes,
+        }
+        return json.dumps(statistics | arrays, allow_nan=False)
 
     def __str__(self) -> str:
         """Return mean, interval and success rate in one line, e.g. for ``print(report)``."""
@@ -136,7 +140,7 @@ class Report(Tabular):
         return f"<{type(self).__name__}: {self}>"
 
     def table(self) -> Table:
-        """Return the statistics as a table that ``print`` shows."""
+        """Return the statistics as a table that ``print`` renders."""
         table = Table(title=f"Evaluation over {self.episodes} episodes", show_header=False)
         table.add_row("mean return", f"{self.mean:.4g} ± {self.std:.2g}")
         table.add_row("95% interval of the mean", "{:.4g} to {:.4g}".format(*self.ci))
@@ -151,6 +155,6 @@ class Report(Tabular):
 
 
 def explain_scores(references: ReferenceScores) -> str:
-    """What a normalised score means and where its scale is from, in one line."""
+    """Explain the scale of normalised scores and its source in one line."""
     low, high = references.minimum, references.maximum
     return f"normalised score: 0 is a return of {low:.6g}, 100 one of {high:.6g} ({references.source})"

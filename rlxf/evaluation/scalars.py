@@ -1,11 +1,11 @@
-"""Where the numbers of an evaluation go."""
+"""Writing of scalars to loggers."""
 
 from stable_baselines3.common.logger import Logger
 from torch.utils.tensorboard import SummaryWriter
 
 
 def write_scalars(scalars: dict[str, float], logger: Logger | SummaryWriter, step: int) -> None:
-    """Write tags and their values at ``step``, to an SB3 logger or a TensorBoard writer, and flush them."""
+    """Write the value of each tag at ``step`` to an SB3 logger or a TensorBoard writer, and flush it."""
     if isinstance(logger, Logger):
         _dump(scalars, logger, step)
     else:

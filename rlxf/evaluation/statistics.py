@@ -1,7 +1,7 @@
-"""Statistics of a few noisy returns: pure functions of arrays."""
+"""Statistics of small samples of noisy returns."""
 
 import numpy as np
-import scipy  # its parts are read when they are first used: stats takes a second
+import scipy  # its submodules load lazily; scipy.stats takes a second
 
 CONFIDENCE = 0.95
 RESAMPLES = 9999
@@ -9,9 +9,9 @@ _BATCH_NUMBERS = 2**20  # numbers resampled at a time: 8 MiB whatever the number
 
 
 def interquartile_mean(x: np.ndarray) -> float:
-    """Mean of x (n,) without its floor(n / 4) smallest and floor(n / 4) largest values.
+    """Return the mean of x (n,) without its floor(n / 4) smallest and floor(n / 4) largest values.
 
-    It ignores a few lucky or broken episodes and needs fewer of them than the median does.
+    It is robust to outliers and needs fewer samples than the median.
 
     Source: Agarwal et al. 2021, arXiv:2108.13264, section 4.3.
     """
@@ -19,17 +19,16 @@ def interquartile_mean(x: np.ndarray) -> float:
 
 
 def bootstrap_interval(x: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """95% percentile bootstrap interval of the mean of x (n,): (low, high), with low <= mean <= high.
+    """Return the 95% percentile bootstrap interval (low, high) of the mean of x (n,), low <= mean <= high.
 
-    The means of 9,999 samples of n values, drawn from x with replacement, are sorted; 2.5% of them lie
-    on either side of the interval. Equal values give an interval of width 0, and so does a single one,
-    which says nothing about the spread.
+    The interval excludes the lowest and the highest 2.5% of the means of 9,999 samples, each of n values
+    drawn from x with replacement. Equal values, or a single value, give an interval of width 0.
 
     Source: Efron 1979, "Bootstrap methods: another look at the jackknife".
 
     Args:
         x: values, at least one.
-        seed: of the samples; the same one gives the same interval.
+        seed: seed of the samples.
     """
     mean = float(np.mean(x))
     if np.ptp(x) == 0:
@@ -44,5 +43,5 @@ def bootstrap_interval(x: np.ndarray, seed: int = 0) -> tuple[float, float]:
         rng=np.random.default_rng(seed),
     )
     low, high = result.confidence_interval
-    # Rounding alone may put the mean of nearly equal values outside.
+    # Rounding errors may put the mean of nearly equal values outside the interval.
     return min(float(low), mean), max(float(high), mean)

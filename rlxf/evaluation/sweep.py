@@ -1,4 +1,4 @@
-"""Requested against achieved returns."""
+"""Achieved returns as a function of target returns."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy  # its parts are read when they are first used: stats takes a second
+import scipy  # its submodules load lazily; scipy.stats takes a second
 from numpy.typing import NDArray
 from stable_baselines3.common.logger import Logger
 from torch.utils.tensorboard import SummaryWriter
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TargetSweep(Tabular):
-    """What an agent achieves when it is asked for one return after another.
+    """Reports of a return-conditioned agent for several target returns.
 
     ``print(sweep)`` and notebooks show the table.
 
     Args:
-        reports: target return -> what was achieved, at least one. The first target is the one that counts
-            where a single number is wanted.
-        data_range: smallest and largest return of an episode in the data learned from; None if unknown.
+        reports: report of each target return, at least one. The first target is used where a single number
+            is needed.
+        data_range: smallest and largest return of an episode in the training data; None if unknown.
     """
 
     reports: dict[float, Report]
@@ -40,17 +40,17 @@ class TargetSweep(Tabular):
 
     @property
     def targets(self) -> NDArray[np.float64]:
-        """float64 (n,): the returns asked for."""
+        """Target returns, float64 (n,)."""
         return np.array(list(self.reports), np.float64)
 
     @property
     def achieved(self) -> NDArray[np.float64]:
-        """float64 (n,): the mean return at each target."""
+        """Mean return at each target, float64 (n,)."""
         return np.array([report.mean for report in self.reports.values()], np.float64)
 
     @property
     def first(self) -> Report:
-        """The report of the first target."""
+        """Report of the first target."""
         return next(iter(self.reports.values()))
 
     @property
@@ -60,19 +60,20 @@ class TargetSweep(Tabular):
 
     @cached_property
     def spearman(self) -> float | None:
-        """Spearman's rank correlation of targets and mean returns: does who asks for more get more? -1 to 1.
+        """Spearman's rank correlation of targets and mean returns, from -1 to 1.
 
-        None with fewer than two targets, or if all mean returns are equal: then there are no ranks.
+        It is None with fewer than two targets, or if all mean returns are equal: it is then undefined.
         """
         if len(self.reports) < 2 or np.ptp(self.achieved) == 0:
             return None
         return float(scipy.stats.spearmanr(self.targets, self.achieved).statistic)
 
     def scalars(self) -> dict[str, float]:
-        """TensorBoard tag -> value.
+        """Return the value of each TensorBoard tag.
 
-        `Report.scalars` of the first target; ``eval/target_{g}/return_mean``, ``return_iqm``, ``ci_low``,
-        ``ci_high``, ``success_rate`` and ``normalized_score`` of each target g; ``eval/spearman``.
+        The tags are those of `Report.scalars` for the first target; ``eval/target_{g}/return_mean``,
+        ``return_iqm``, ``ci_low``, ``ci_high``, ``success_rate`` and ``normalized_score`` for each target g;
+        and ``eval/spearman``.
         """
         values = self.first.scalars()
         for target, report in self.reports.items():
@@ -80,16 +81,16 @@ class TargetSweep(Tabular):
         return values if self.spearman is None else values | {"eval/spearman": self.spearman}
 
     def log(self, logger: Logger | SummaryWriter, step: int) -> None:
-        """Write `scalars` at ``step``, to an SB3 logger or to a TensorBoard writer, and flush them.
+        """Write `scalars` at ``step`` to an SB3 logger or a TensorBoard writer, and flush it.
 
-        With several targets, `figure` stands among TensorBoard's images: tag ``eval/targets``.
+        With several targets, `figure` is written to TensorBoard's images with tag ``eval/targets``.
         """
         if len(self.reports) > 1:
             write_figure(self.figure, "eval/targets", logger, step)
         write_scalars(self.scalars(), logger, step)
 
     def to_json(self) -> str:
-        """Targets with all that `Report.to_json` says of them, as JSON text."""
+        """Return the targets with the content of `Report.to_json` as JSON text."""
         reports = [
             {"target": target} | json.loads(report.to_json()) for target, report in self.reports.items()
         ]
@@ -100,43 +101,41 @@ class TargetSweep(Tabular):
         return f"<{type(self).__name__}: mean return of each target {{{achieved}}}>"
 
     def table(self) -> Table:
-        """Return a row for each target, as a table that ``print`` shows."""
-        named = {f"{target:g}": report for target, report in self.reports.items()}
+        """Return a table with a row for each target, which ``print`` renders."""
+        by_name = {f"{target:g}": report for target, report in self.reports.items()}
         title = f"Requested and achieved, Spearman's rank correlation {self._correlation}"
-        return compare(named, title, "target")
+        return compare(by_name, title, "target")
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Write `figure` to a new file, replacing an existing one; the suffix names the format.
+        """Write `figure` to a new file, replacing an existing one; the suffix determines the format.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: if the file cannot be written.
         """
-        Path(path).unlink(missing_ok=True)  # a link would be followed
+        Path(path).unlink(missing_ok=True)  # savefig would follow a link
         self.figure().savefig(path)
 
     def figure(self) -> "Figure":
-        """Mean returns over targets, with 95% intervals, as a matplotlib figure of 720 by 600 pixels."""
-        from matplotlib.figure import Figure  # half a second, and most sweeps are not drawn
+        """Plot mean returns over targets with 95% intervals, as a matplotlib figure of 720 by 600 pixels."""
+        from matplotlib.figure import Figure  # the import takes half a second, and most sweeps need none
 
         figure = Figure(figsize=(6, 5), dpi=120, layout="constrained")
         axes = figure.subplots()
         low, high = np.array([report.ci for report in self.reports.values()]).T
         bars = np.stack([self.achieved - low, high - self.achieved])
-        rising = np.argsort(self.targets)
-        axes.axline(
-            (self.targets[0], self.targets[0]), slope=1, color="grey", linestyle="--", label="as asked"
-        )
+        order = np.argsort(self.targets)
+        axes.axline((self.targets[0], self.targets[0]), slope=1, color="grey", linestyle="--", label="target")
         axes.errorbar(
-            self.targets[rising],
-            self.achieved[rising],
-            bars[:, rising],
+            self.targets[order],
+            self.achieved[order],
+            bars[:, order],
             fmt="o-",
             capsize=3,
             label="mean, 95% interval",
         )
         if self.data_range is not None:
             axes.axvspan(*self.data_range, color="tab:green", alpha=0.1, label="returns in the data")
-        axes.set(xlabel="return asked for", ylabel="return achieved", title=f"Spearman {self._correlation}")
+        axes.set(xlabel="target return", ylabel="achieved return", title=f"Spearman {self._correlation}")
         axes.legend()
         return figure
 

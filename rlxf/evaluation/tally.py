@@ -1,4 +1,4 @@
-"""Counting the episodes of environments that run side by side."""
+"""Collection of the returns of episodes in parallel environments."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,38 +15,42 @@ Score = tuple[float, int]
 
 
 def quotas(episodes: int, n_envs: int) -> np.ndarray:
-    """Episodes each environment contributes, int64 (n_envs,), as even as can be.
+    """Return the number of episodes that each environment contributes, int64 (n_envs,), split evenly.
 
-    Taking the first ``episodes`` to end, whoever plays them, would favour short ones. These are SB3's.
+    Counting the first ``episodes`` that end would be biased to short episodes. SB3 uses the same quotas.
     """
     return (episodes + np.arange(n_envs)) // n_envs
 
 
 def own_score(info: Info, score: Score) -> Score | None:
-    """The score that was counted here."""
+    """Return the score accumulated by `Tally`."""
     return score
 
 
 def monitored_score(info: Info, score: Score) -> Score | None:
-    """The score of SB3's monitor, which stands below wrappers that change rewards.
+    """Return the score of SB3's ``Monitor``, which is inside wrappers that change rewards.
 
-    None if an episode that goes on was reset above the monitor, as Atari does when a life is lost.
+    It is None if a wrapper outside the monitor ended the episode early, as Atari wrappers do when a life is
+    lost.
     """
     episode = info.get("episode")
     return None if episode is None else (float(episode["r"]), int(episode["l"]))
 
 
 def is_filler(infos: Sequence[Info]) -> np.ndarray:
-    """Bool (n_envs,): rows in which an environment was only reset. They are no part of an episode."""
+    """Return the mask of filler rows, bool (n_envs,). They are part of no episode."""
     return np.array([info.get("filler", False) for info in infos], dtype=bool)
 
 
 class Tally:
-    """Sums up rewards and keeps the scores of the episodes that count.
+    """Accumulator of rewards and of the scores of the episodes that count.
 
     Args:
-        quota: episodes wanted of each environment, int64 (n_envs,).
+        quota: number of episodes to count for each environment, int64 (n_envs,).
         score: `own_score` or `monitored_score`.
+
+    Attributes:
+        missing: number of episodes still to be counted for each environment, int64 (n_envs,).
     """
 
     def __init__(self, quota: np.ndarray, score: Callable[[Info, Score], Score | None]):
@@ -59,7 +63,7 @@ class Tally:
 
     @property
     def count(self) -> int:
-        """Episodes counted so far."""
+        """Number of episodes counted so far."""
         return len(self._scores)
 
     def add(self, rewards: np.ndarray, dones: np.ndarray, infos: Sequence[Info]) -> None:
@@ -70,22 +74,22 @@ class Tally:
         """
         played = ~is_filler(infos)
         self._steps += played
-        self._check(rewards, played)
+        self._check_rewards(rewards, played)
         self._sums += np.where(played, rewards, 0.0)
         self._drop([i for i, info in enumerate(infos) if info.get(LOST, False)])
         for i in np.flatnonzero(dones & played).tolist():
             self._end(i, infos[i])
 
     def report(self) -> Report:
-        """The episodes counted, in the order in which they ended."""
+        """Return a report of the counted episodes, in the order in which they ended."""
         returns, lengths = zip(*self._scores, strict=True)
         return Report(
-            np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64), self._outcomes()
+            np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64), self._success_array()
         )
 
-    def _drop(self, broken: list[int]) -> None:
-        """An episode that broke off counts for nothing."""
-        self._sums[broken] = self._steps[broken] = 0
+    def _drop(self, lost: list[int]) -> None:
+        """Discard the running episodes of environments that failed."""
+        self._sums[lost] = self._steps[lost] = 0
 
     def _end(self, i: int, info: Info) -> None:
         score = self._score(info, (float(self._sums[i]), int(self._steps[i])))
@@ -97,12 +101,12 @@ class Tally:
             self._scores.append(score)
             self._successes.append(info.get("is_success"))
 
-    def _outcomes(self) -> np.ndarray | None:
-        # An environment that speaks of success only when there was one means failure by silence.
-        silent = all(success is None for success in self._successes)
-        return None if silent else np.array(self._successes).astype(bool)
+    def _success_array(self) -> np.ndarray | None:
+        # Some environments report only successes; a missing report is then a failure.
+        unreported = all(success is None for success in self._successes)
+        return None if unreported else np.array(self._successes).astype(bool)
 
-    def _check(self, rewards: np.ndarray, played: np.ndarray) -> None:
+    def _check_rewards(self, rewards: np.ndarray, played: np.ndarray) -> None:
         for i in np.flatnonzero(played & ~np.isfinite(rewards)):
             raise FaultyEnvironmentError(
                 f"reward must be finite, got {rewards[i]} from environment {i} "

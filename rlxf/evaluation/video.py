@@ -1,4 +1,4 @@
-"""Episodes to look at while an agent learns."""
+"""Callback that records videos of episodes during training."""
 
 import gymnasium
 import torch
@@ -10,24 +10,24 @@ from rlxf.evaluation.film import check_can_film, film
 from rlxf.evaluation.gif import OTHERS, attach_gifs
 
 FPS = 30
-"""Pictures in a second, where the environment does not say."""
+"""Frames per second, if the environment does not specify them."""
 
 
 class VideoCallback(EverySteps):
-    """Play and film an episode every so many steps, for TensorBoard's images: tag ``eval/video``.
+    """Record a video of an episode at regular intervals for TensorBoard's images, with tag ``eval/video``.
 
-    Every film is of the same episode (same seed), as far as the agent does the same. After 500 steps
-    it ends. Observations are normalised as in training. Without TensorBoard nothing is played.
+    All videos use the same seed and end after at most 500 steps. Observations are normalised as in training.
+    Without TensorBoard, no episode is played.
 
     Args:
-        env: to play in, not one trained in; made with ``render_mode="rgb_array"``.
-        every_steps: environment steps, over all environments, from one film to the next.
-        deterministic: the most likely action instead of a sample.
-        seed: of the environment.
+        env: environment created with ``render_mode="rgb_array"``; not the training environment.
+        every_steps: interval between videos, in environment steps over all environments.
+        deterministic: use the most likely action instead of a sample.
+        seed: seed of the environment.
 
     Raises:
-        ValueError: if the environment gives no pictures, or every_steps is less than 1.
-        TypeError: if it is no single Gymnasium environment.
+        ValueError: if the environment renders no images, or every_steps is less than 1.
+        TypeError: if env is not a single Gymnasium environment.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class VideoCallback(EverySteps):
         self.seed = seed
 
     def act(self) -> None:
-        """Film an episode, to be written with the rollout's numbers."""
+        """Record an episode, which the logger writes with the scalars of the rollout."""
         if not attach_gifs(self.logger):
             return
-        pictures = torch.from_numpy(film(self.model, self.env, self.seed, self.deterministic))
-        video = Video(pictures.permute(0, 3, 1, 2)[None], self.env.metadata.get("render_fps") or FPS)
+        frames = torch.from_numpy(film(self.model, self.env, self.seed, self.deterministic))
+        video = Video(frames.permute(0, 3, 1, 2)[None], self.env.metadata.get("render_fps") or FPS)
         self.logger.record("eval/video", video, exclude=OTHERS)

@@ -225,7 +225,7 @@ def test_it_sees_what_it_saw_and_what_is_recorded_is_raw(climber, minari_root):
     agent, path, statistics = climber
     imported = import_sb3(path, trust=True, env=DummyVecEnv([Ladder]), normalizer=statistics)
     options = {"episodes": 2, "deterministic": True, "reference_scores": ReferenceScores(0, 1, "here")}
-    with pytest.warns(UserWarning, match="no spec makes"):
+    with pytest.warns(UserWarning, match="spec of the environment does not recreate it"):
         datasets = [
             collect(each, Ladder(), f"test/{name}-v0", **options)
             for name, each in (("a", agent), ("b", imported))

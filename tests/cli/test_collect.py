@@ -65,9 +65,9 @@ def test_the_agent_sees_what_it_was_trained_on(tmp_path):
         (["nowhere"], "nowhere"),
         (["--env", "nope-v0"], "nope-v0"),
         (["--env", "CartPole-v1", "--episodes", "0"], "episodes must be at least 1, got 0"),
-        (["--env", "CartPole-v1", "--episodes", "2", "--mix", "0", "0.5", "1"], "3 skills, got 2"),
+        (["--env", "CartPole-v1", "--episodes", "2", "--mix", "0", "0.5", "1"], "must be at least 3, one"),
         (["--env", "CartPole-v1", "--mix", "-1"], "from 0 to 1, got -1"),
-        (["--env", "CartPole-v1", "--mix"], "mix must be one share of random actions or more"),
+        (["--env", "CartPole-v1", "--mix"], "mix must have at least one fraction of random actions"),
         (["--env", "CartPole-v1", "--seed", "-1"], "seed must be finite and at least 0, got -1"),
         (["--env", "CartPole-v1", "--target-returns", "5"], "for Decision Transformers alone, got [5.0]"),
     ],
@@ -152,6 +152,6 @@ def test_a_file_in_place_of_a_run_is_told_where_it_goes(strangers, capsys):
 
 def test_what_is_no_id_or_exists_is_refused(capsys):
     for wrong in ("my data", "tmaze", "test/tmaze"):
-        assert "no Minari id" in refused(capsys, "collect", "--env", "CartPole-v1", "--dataset", wrong)
+        assert "not a Minari id" in refused(capsys, "collect", "--env", "CartPole-v1", "--dataset", wrong)
     collect("--env", "CartPole-v1", "--episodes", "1")
     assert f"{ID} exists" in refused(capsys, "collect", "--env", "CartPole-v1", "--dataset", ID)

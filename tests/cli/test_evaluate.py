@@ -132,7 +132,9 @@ def test_a_return_outside_of_the_data_is_warned_of_once(offline, capsys, minari_
     for words in (["evaluate", offline], ["collect", offline, "--dataset", "test/new-v0"]):
         main([*words, *asked])
         told = capsys.readouterr().err
-        assert told.startswith("rlxf: warning: target returns 300 lie outside of the data, whose episodes")
+        assert told.startswith(
+            "rlxf: warning: target returns 300 are outside the range of returns in the data"
+        )
         assert told.count("300") == 1
 
 
@@ -157,8 +159,8 @@ def test_a_decision_transformer_remembers_trajectories(offline, capsys, tmp_path
         (["--remember", "test/none-v0"], "test/none-v0"),
         (["--remember", "test/other-v0"], "cannot remember test/other-v0: observation space"),
         (["--head", "spalm"], "name them with --remember"),
-        (["--target-returns", "nan"], "target_returns must be finite numbers, each of them once, got [nan]"),
-        (["--target-returns", "1", "1"], "each of them once, got [1.0, 1.0]"),
+        (["--target-returns", "nan"], "finite numbers without duplicates, got [nan]"),
+        (["--target-returns", "1", "1"], "finite numbers without duplicates, got [1.0, 1.0]"),
     ],
 )
 def test_what_cannot_be_asked_or_remembered_is_told(args, told, offline, capsys):
@@ -209,8 +211,10 @@ def test_a_run_is_not_evaluated_on_what_does_not_fit(args, named, finished, caps
 
 @pytest.mark.faults
 def test_an_environment_that_gives_nan_is_named(finished, capsys, monkeypatch):
-    see = TMazeVector._look
-    monkeypatch.setattr(TMazeVector, "_look", lambda mazes: see(mazes) * (np.nan if mazes._time == 2 else 1))
+    see = TMazeVector._observe
+    monkeypatch.setattr(
+        TMazeVector, "_observe", lambda mazes: see(mazes) * (np.nan if mazes._time == 2 else 1)
+    )
     told = refused(capsys, "evaluate", str(finished), "--no-progress-bar")
     assert "observation of environment 0 is not finite at its step 2: nan at index [0]" in told
 

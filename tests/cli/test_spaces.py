@@ -42,5 +42,5 @@ def test_an_agent_that_does_not_read_it_names_the_wrapper(capsys):
 def test_text_that_no_dataset_keeps_is_told_in_one_line(capsys, minari_root):
     kwargs = json.dumps({"observations": "other words"})
     told = refused(capsys, "collect", "--env", ENV, "--env-kwargs", kwargs, "--dataset", ID)
-    assert "Minari keeps no" in told
+    assert "Minari does not support" in told
     assert list(minari_root.iterdir()) == []

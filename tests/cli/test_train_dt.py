@@ -151,7 +151,7 @@ def test_datasets_are_joined(data):
         (["--dataset", "test/small-v0", "--context-length", "0"], "context_length must be at least 1, got 0"),
         (["--dataset", "test/small-v0", "--learning-rate", "fast"], "a schedule is NUMBER"),
         (["--dataset", "test/small-v0", "--env", "Pendulum-v1"], "does not fit dataset test/small-v0"),
-        (["--dataset", "test/small-v0", "--env", "Pendlum-v1"], "near names: Pendulum-v1"),
+        (["--dataset", "test/small-v0", "--env", "Pendlum-v1"], "similar ids: Pendulum-v1"),
     ],
 )
 def test_what_is_refused_is_told_in_one_line_and_leaves_no_folder(data, capsys, args, message):

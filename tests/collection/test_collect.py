@@ -1,4 +1,4 @@
-"""What a recorded dataset holds, read by Minari and by the data path."""
+"""Recorded datasets, read with Minari and with `load_trajectories`."""
 
 import resource
 
@@ -28,7 +28,7 @@ def _root(minari_root):
     return minari_root
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:no spec makes the environment again")
+pytestmark = pytest.mark.filterwarnings("ignore:the spec of the environment does not recreate it")
 
 
 def record(agent=None, env=None, episodes=8, **options):
@@ -38,7 +38,7 @@ def record(agent=None, env=None, episodes=8, **options):
 
 
 def check_diary(episode, number):
-    """An episode of `Diary` played by `Pointer`."""
+    """Check an episode of `Diary` played by `Pointer`."""
     length = number + 2
     last = np.arange(length) == length - 1
     np.testing.assert_array_equal(episode.observations, [[number, time] for time in range(length + 1)])
@@ -52,10 +52,10 @@ def numbers(dataset):
     return [int(episode.observations[0, 0]) for episode in dataset.iterate_episodes()]
 
 
-# What is recorded
+# Content
 
 
-def test_the_folder_of_datasets_may_be_relative(tmp_path, monkeypatch):
+def test_relative_datasets_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", "runs/datasets")
     record(Pointer())
@@ -64,7 +64,7 @@ def test_the_folder_of_datasets_may_be_relative(tmp_path, monkeypatch):
     assert not list((tmp_path / "runs/datasets").glob(".temporary-*"))
 
 
-def test_every_step_of_every_episode_is_there():
+def test_every_step_of_every_episode_is_recorded():
     dataset = record(Pointer())
     assert sorted(numbers(dataset)) == [0, 0, 1, 1, 2, 2, 3, 3]
     for episode in dataset.iterate_episodes():
@@ -72,14 +72,14 @@ def test_every_step_of_every_episode_is_there():
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
-def test_however_gymnasiums_vector_environments_reset(mode):
+def test_gymnasium_vector_environments_with_both_autoreset_modes(mode):
     dataset = record(Pointer(), SyncVectorEnv([Diary, Diary], autoreset_mode=mode))
     assert sorted(numbers(dataset)) == [0, 0, 1, 1, 2, 2, 3, 3]
     for episode in dataset.iterate_episodes():
         check_diary(episode, int(episode.observations[0, 0]))
 
 
-def test_parts_of_a_dict_are_kept_apart():
+def test_dict_observations_are_recorded_by_key():
     dataset = record(Pointer(), vec(Diary(as_dict=True)), episodes=3)
     for number, episode in enumerate(dataset.iterate_episodes()):
         np.testing.assert_array_equal(episode.observations["page"][:, 1], np.arange(number + 3))
@@ -100,7 +100,7 @@ def picture(time):
     return np.random.default_rng(time).integers(0, 256, (36, 36, 3), dtype=np.uint8)
 
 
-def test_images_are_stored_without_loss():
+def test_images_are_stored_losslessly():
     class Noise(Diary):
         def __init__(self):
             super().__init__()
@@ -110,29 +110,29 @@ def test_images_are_stored_without_loss():
             return picture(self.time)
 
     dataset = record(env=vec(Noise()), episodes=1)
-    seen = next(dataset.iterate_episodes()).observations
-    for time, image in enumerate(seen):
+    observations = next(dataset.iterate_episodes()).observations
+    for time, image in enumerate(observations):
         np.testing.assert_array_equal(image, picture(time))
     assert not load_trajectories(dataset).lossy_images
 
 
-def test_the_data_path_reads_it():
+def test_load_trajectories_reads_the_dataset():
     data = load_trajectories(record(Pointer()))
     assert sorted(data.lengths) == [2, 2, 3, 3, 4, 4, 5, 5]
     assert data.returns.sum() == sum(range(2)) * 2 + sum(range(3)) * 2 + sum(range(4)) * 2 + sum(range(5)) * 2
     assert data.terminated.sum() == data.truncated.sum() == 4
 
 
-def test_observations_are_raw_where_the_agent_sees_them_normalised():
-    trained_in = VecNormalize(vec(Diary(), Diary()))
-    agent = PPO("MlpPolicy", trained_in, n_steps=16, batch_size=16, n_epochs=1, device="cpu").learn(32)
-    seen = []
+def test_dataset_has_raw_observations_if_the_agent_needs_normalised_ones():
+    train_env = VecNormalize(vec(Diary(), Diary()))
+    agent = PPO("MlpPolicy", train_env, n_steps=16, batch_size=16, n_epochs=1, device="cpu").learn(32)
+    observations = []
     predict = agent.predict
-    agent.predict = lambda obs, *rest: seen.append(obs) or predict(obs, *rest)
+    agent.predict = lambda obs, *rest: observations.append(obs) or predict(obs, *rest)
     dataset = record(agent, vec(Diary()), episodes=3)
     assert numbers(dataset) == [0, 1, 2]
-    first = trained_in.normalize_obs(np.array([[0.0, 0.0]]))
-    np.testing.assert_allclose(seen[0], first, rtol=1e-5)
+    first = train_env.normalize_obs(np.array([[0.0, 0.0]]))
+    np.testing.assert_allclose(observations[0], first, rtol=1e-5)
     assert not np.allclose(first, 0)
 
 
@@ -149,56 +149,56 @@ def test_observations_are_raw_where_the_agent_sees_them_normalised():
     ],
     ids=["PPO", "RecurrentPPO", "GTrXLPPO"],
 )
-def test_agents_are_recorded_doing_what_they_do_alone(algorithm, policy, options):
-    """One environment: the deterministic agent, its memory passed on by hand, acts as was recorded."""
+def test_recorded_actions_equal_predictions(algorithm, policy, options):
+    """A deterministic agent, called with its state for each observation, gives the recorded actions."""
     agent = algorithm(policy, make_vec_env("CartPole-v1", 1), seed=0, device="cpu", **options)
     dataset = collect(agent, "CartPole-v1", ID, 3, deterministic=True, seed=5, reference_scores=SCALE)
     state, start = None, np.ones(1, bool)
     for episode in sorted(dataset.iterate_episodes(), key=lambda episode: episode.id):
         state, start = None, np.ones(1, bool)
         for observation, action in zip(episode.observations, episode.actions, strict=False):
-            alone, state = agent.predict(observation[None], state, start, deterministic=True)
-            assert alone[0] == action
+            expected, state = agent.predict(observation[None], state, start, deterministic=True)
+            assert expected[0] == action
             start = np.zeros(1, bool)
 
 
-# Skills
+# Behavior policies
 
 
-def test_random_actions_take_their_share():
+def test_fraction_of_random_actions():
     dataset = record(Pointer(), vec(*(Diary() for _ in range(10))), episodes=300, mix=(0, 0.3, 1))
-    wrong = [
+    is_random = [
         episode.actions[:, 0] != np.arange(len(episode.actions)) for episode in dataset.iterate_episodes()
     ]
-    shares = [np.concatenate(wrong[start : start + 100]).mean() for start in (0, 100, 200)]
-    assert shares[0] == 0
-    assert 0.25 < shares[1] < 0.35
-    assert shares[2] > 0.99
+    fractions = [np.concatenate(is_random[start : start + 100]).mean() for start in (0, 100, 200)]
+    assert fractions[0] == 0
+    assert 0.25 < fractions[1] < 0.35
+    assert fractions[2] > 0.99
 
 
-def test_several_agents_play_as_many_episodes_each():
+def test_several_agents_play_an_equal_number_of_episodes():
     first, second = Pointer(), Pointer()
     dataset = record([first, None, second], episodes=9)
-    assert first.asked > 0
-    assert second.asked > 0
-    followed = [
+    assert first.calls > 0
+    assert second.calls > 0
+    by_agent = [
         (episode.actions[:, 0] == np.arange(len(episode.actions))).all()
         for episode in dataset.iterate_episodes()
     ]
-    assert followed == [True] * 3 + [False] * 3 + [True] * 3
+    assert by_agent == [True] * 3 + [False] * 3 + [True] * 3
 
 
-def test_an_agent_that_only_acts_at_random_is_not_asked():
+def test_agent_is_not_called_if_all_actions_are_random():
     agent = Pointer()
     record(agent, mix=(1,))
-    assert agent.asked == 0
+    assert agent.calls == 0
 
 
-def test_an_agent_that_can_be_asked_is_asked_for_each_target():
+def test_return_conditioned_agent_is_recorded_for_each_target():
     dataset = record(Obedient(), vec(Purse(), Purse()), episodes=6, target_returns=[3, 1, 2])
     returns = [episode.rewards.sum() for episode in dataset.iterate_episodes()]
     assert returns == pytest.approx([3, 3, 1, 1, 2, 2])
-    assert "2 episodes of Obedient asked for 3" in dataset.storage.metadata["description"]
+    assert "2 episodes of Obedient with target return 3" in dataset.storage.metadata["description"]
     space, inner = dataset.observation_space, Purse().observation_space
     assert (space, dataset.action_space) == (inner, Purse().action_space)
 
@@ -206,23 +206,23 @@ def test_an_agent_that_can_be_asked_is_asked_for_each_target():
 # Seeds
 
 
-def test_the_seed_decides_everything():
-    def rewards(name, seed):
+def test_seed_determines_the_dataset():
+    def actions(name, seed):
         agent = PPO("MlpPolicy", "CartPole-v1", seed=0, n_steps=8, batch_size=8, device="cpu")
         dataset = collect(
             agent, "CartPole-v1", f"test/{name}-v0", 6, mix=(0, 0.5), seed=seed, reference_scores=SCALE
         )
         return [episode.actions.tolist() for episode in dataset.iterate_episodes()]
 
-    first = rewards("a", 1)
-    assert first == rewards("b", 1)
-    assert first != rewards("c", 2)
+    first = actions("a", 1)
+    assert first == actions("b", 1)
+    assert first != actions("c", 2)
 
 
-# What it says of itself
+# Metadata
 
 
-def test_metadata_name_who_played_what():
+def test_metadata_describe_the_policies():
     dataset = record(
         Pointer(), "rlxf-test/Diary-v0", mix=(0, 0.5), seed=3, author="Ada", reference_scores=None, n_envs=2
     )
@@ -238,7 +238,7 @@ def test_metadata_name_who_played_what():
     assert "seed 3" in metadata["description"]
 
 
-def test_reference_scores_are_those_of_random_and_agent():
+def test_reference_scores_are_mean_returns_of_random_policy_and_agent():
     env = vec(*(gymnasium.make("rlxf-test/Diary-v0") for _ in range(4)))
     dataset = record(Pointer(), env, reference_scores=None)
     scores = reference_scores(dataset.storage.metadata, dataset.env_spec)
@@ -249,16 +249,16 @@ def test_reference_scores_are_those_of_random_and_agent():
     assert minari.get_normalized_score(dataset, np.array(scores.maximum)) == pytest.approx(1)
 
 
-def test_given_reference_scores_come_first():
+def test_given_reference_scores_are_stored():
     scores = reference_scores(record(Pointer()).storage.metadata, None)
     assert (scores.minimum, scores.maximum) == (0, 10)
 
 
-def test_random_play_has_no_scale():
+def test_random_policy_has_no_reference_scores():
     assert "ref_max_score" not in record(None, reference_scores=None).storage.metadata
 
 
-def test_the_environment_can_be_made_again():
+def test_environment_can_be_recreated():
     env = make_vec_env("rlxf/TMaze-v0", 2, env_kwargs={"corridor_length": 3})
     dataset = record(None, env, episodes=2)
     assert dataset.recover_environment().unwrapped.rules.corridor_length == 3
@@ -267,97 +267,97 @@ def test_the_environment_can_be_made_again():
     assert dataset.env_spec.id == "CartPole-v1"
 
 
-def test_an_environment_that_cannot_be_made_again_is_a_warning():
-    with pytest.warns(UserWarning, match="no spec makes the environment again"):
+def test_environment_that_cannot_be_recreated_warns():
+    with pytest.warns(UserWarning, match="the spec of the environment does not recreate it"):
         dataset = record(Pointer())
     assert dataset.env_spec is None
     assert len(load_trajectories(dataset).lengths) == 8
 
 
-def test_a_bar_counts_episodes(capsys):
+def test_progress_bar_counts_episodes(capsys):
     record(Pointer(), progress_bar=True)
     assert "8/8" in capsys.readouterr().out
 
 
-# What goes wrong
+# Errors
 
 
-def left(root):
+def folders(root):
     return sorted(path.name for path in root.iterdir() if path.is_dir())
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         ("dies", "an environment failed: RuntimeError.*the engine stalled"),
         ("observation", "observation of step 3 of an episode is NaN or infinite"),
         ("reward", "reward of step 2 of an episode is NaN or infinite"),
     ],
 )
-def test_an_environment_that_fails_leaves_nothing(how, told, minari_root):
-    with pytest.raises(FaultyEnvironmentError, match=told):
+def test_failing_environment_leaves_no_files(how, message, minari_root):
+    with pytest.raises(FaultyEnvironmentError, match=message):
         record(Pointer(), vec(Failing(how)))
-    assert left(minari_root) == []
+    assert folders(minari_root) == []
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("limit", [1, 20_000, 300_000])
-def test_a_full_disk_leaves_nothing(limit, minari_root):
+def test_full_disk_leaves_no_files(limit, minari_root):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # the kernel refuses bytes beyond it
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # the kernel rejects larger files
     try:
-        with pytest.raises(OSError, match=rf"cannot write dataset {ID} to .*nothing is left of it"):
+        with pytest.raises(OSError, match=rf"cannot write dataset {ID} to .*its files were removed"):
             record(Pointer(), episodes=100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert left(minari_root) == []
+    assert folders(minari_root) == []
 
 
 @pytest.mark.faults
-def test_ctrl_c_leaves_nothing(minari_root):
+def test_keyboard_interrupt_leaves_no_files(minari_root):
     class Interrupted(Pointer):
         def predict(self, *args, **kwargs):
-            if self.asked == 5:
+            if self.calls == 5:
                 raise KeyboardInterrupt
             return super().predict(*args, **kwargs)
 
     with pytest.raises(KeyboardInterrupt):
         record(Interrupted())
-    assert left(minari_root) == []
+    assert folders(minari_root) == []
 
 
-def test_a_dataset_that_exists_is_left_alone():
+def test_existing_dataset_is_not_changed():
     before = record(Pointer(), episodes=2)
     agent = Pointer()
     with pytest.raises(FileExistsError, match=f"dataset {ID} exists"):
         record(agent)
-    assert agent.asked == 0
+    assert agent.calls == 0
     assert minari.load_dataset(ID).total_episodes == before.total_episodes == 2
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "told"),
+    ("given", "error", "message"),
     [
-        ({"episodes": 0}, ValueError, "at least one for each of 1 skills, got 0"),
-        ({"episodes": 2, "mix": (0, 0.5, 1)}, ValueError, "at least one for each of 3 skills, got 2"),
-        ({"mix": ()}, ValueError, "one share of random actions or more, from 0 to 1, got none"),
+        ({"episodes": 0}, ValueError, "episodes must be at least 1, .*got 0"),
+        ({"episodes": 2, "mix": (0, 0.5, 1)}, ValueError, "episodes must be at least 3, .*got 2"),
+        ({"mix": ()}, ValueError, "at least one fraction of random actions, from 0 to 1, got none"),
         ({"mix": (0, 1.5)}, ValueError, "from 0 to 1, got 1.5"),
         ({"n_envs": 0}, ValueError, "n_envs must be at least 1, got 0"),
         ({"agent": object()}, TypeError, "must have predict"),
-        ({"agent": []}, ValueError, r"nobody to record: got agents \[\]"),
+        ({"agent": []}, ValueError, r"no agent to record: got agents \[\]"),
         ({"target_returns": (1, np.nan)}, ValueError, "finite numbers"),
         ({"env": "Nope-v0"}, ValueError, "Nope-v0"),
         ({"env": VecNormalize(DummyVecEnv([Diary]))}, ValueError, "without VecNormalize"),
     ],
     ids=["none", "too few", "no mix", "mix", "n_envs", "agent", "no agent", "target", "id", "normalised"],
 )
-def test_bad_input_is_refused(given, error, told, minari_root):
-    with pytest.raises(error, match=told):
+def test_invalid_arguments_raise(given, error, message, minari_root):
+    with pytest.raises(error, match=message):
         record(**({"agent": Pointer()} | given))
-    assert left(minari_root) == []
+    assert folders(minari_root) == []
 
 
-def test_what_is_no_id_is_refused():
-    with pytest.raises(ValueError, match="'my data' is no Minari id; write namespace/name-v0"):
+def test_invalid_id_raises():
+    with pytest.raises(ValueError, match="'my data' is not a Minari id; write namespace/name-v0"):
         collect(None, "CartPole-v1", "my data", 1)

@@ -1,4 +1,4 @@
-"""The room that is asked for before HDF5 writes."""
+"""Allocation of disk space before HDF5 writes."""
 
 import numpy as np
 import pytest
@@ -17,22 +17,22 @@ SPACES = {
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """Bytes that were asked for."""
-    seen = []
-    monkeypatch.setattr(disk_space.os, "posix_fallocate", lambda handle, start, bytes: seen.append(bytes))
-    return seen
+def allocated(monkeypatch):
+    """Sizes in bytes that were allocated."""
+    sizes = []
+    monkeypatch.setattr(disk_space.os, "posix_fallocate", lambda handle, start, bytes: sizes.append(bytes))
+    return sizes
 
 
 @pytest.mark.parametrize("lengths", [(1,), (1,) * 64, (700, 3), (70,) * 30], ids=str)
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
-def test_hdf5_needs_no_more_than_was_asked_for(space, lengths, asked, minari_root, tmp_path):
+def test_hdf5_needs_at_most_the_allocated_space(space, lengths, allocated, minari_root, tmp_path):
     episodes = random_episodes(lengths, space)
     disk_space.check_space(tmp_path, episodes)
     written = data_file(record(episodes, observation_space=space, jpeg_encoding=False)).stat().st_size
-    assert written <= asked[0]
+    assert written <= allocated[0]
 
 
-def test_nothing_is_left_of_what_was_asked_for(tmp_path):
+def test_allocated_file_is_removed(tmp_path):
     disk_space.check_space(tmp_path, random_episodes((3, 1)))
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What broke is recorded by nobody."""
+"""Recording of environments that fail."""
 
 from contextlib import closing
 
@@ -11,7 +11,7 @@ from tests.envs.workers.worlds import breaking
 
 @pytest.mark.faults
 @pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")
-def test_an_episode_that_broke_is_left_out_and_no_other(tmp_path):
+def test_only_episodes_lost_to_a_failure_are_left_out(tmp_path):
     ended, recorded = [], []
     with closing(breaking(tmp_path, "step raises", "step dies", restarts=9)) as env:
         recorder = Recorder(env)
@@ -21,6 +21,6 @@ def test_an_episode_that_broke_is_left_out_and_no_other(tmp_path):
             ended += [(i, info["episode"]) for i, info in enumerate(infos) if "episode" in info]
             recorded += recorder.take()
     assert [i for i, _ in ended] == [i for i, _ in recorded]
-    for (_, told), (_, episode) in zip(ended, recorded, strict=True):
-        assert len(episode.rewards) == told["l"]
-        assert np.sum(episode.rewards) == pytest.approx(told["r"], abs=1e-5)
+    for (_, info), (_, episode) in zip(ended, recorded, strict=True):
+        assert len(episode.rewards) == info["l"]
+        assert np.sum(episode.rewards) == pytest.approx(info["r"], abs=1e-5)

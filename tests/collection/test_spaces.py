@@ -1,4 +1,4 @@
-"""What is recorded is what the environment showed, whatever its spaces."""
+"""Recorded observations and actions equal those of the environment, for many spaces."""
 
 from itertools import pairwise
 
@@ -25,40 +25,40 @@ def world(observations="nested Dict", actions="Discrete"):
     return gymnasium.make("rlxf-test/AnySpace-v0", observations=observations, actions=actions)
 
 
-def played_again(env, episodes, seed):
-    """The observations of recorded episodes, when their actions are taken again."""
+def replayed(env, episodes, seed):
+    """Yield the observations of a replay of the recorded actions, for each episode."""
     for number, episode in enumerate(episodes):
-        shown = [env.reset(seed=seed if number == 0 else None)[0]]
+        observations = [env.reset(seed=seed if number == 0 else None)[0]]
         for action in episode.actions:
-            shown.append(env.step(action)[0])
-        yield shown
+            observations.append(env.step(action)[0])
+        yield observations
 
 
 @pytest.mark.parametrize("observations", RECORDABLE)
-def test_minari_gives_back_the_spaces_and_all_that_was_shown(observations):
+def test_dataset_has_the_spaces_and_observations_of_the_environment(observations):
     collect(None, world(observations), ID, episodes=3, seed=5)
     dataset, env = minari.load_dataset(ID), world(observations)
     assert dataset.observation_space == env.observation_space
     assert dataset.env_spec.kwargs["observations"] == observations
     episodes = list(dataset.iterate_episodes())
-    for episode, shown in zip(episodes, played_again(env, episodes, seed=5), strict=True):
-        assert as_rows(env.observation_space, episode.observations, shown)
+    for episode, expected in zip(episodes, replayed(env, episodes, seed=5), strict=True):
+        assert is_equal(env.observation_space, episode.observations, expected)
 
 
-def as_rows(space, recorded, shown):
-    """Whether the recorded arrays hold what was shown; text is a list there, a tuple in a batch."""
+def is_equal(space, recorded, expected):
+    """Return whether the recorded arrays equal a list of observations."""
     if isinstance(space, gymnasium.spaces.Dict):
-        return all(as_rows(part, recorded[key], [o[key] for o in shown]) for key, part in space.items())
+        return all(is_equal(part, recorded[key], [o[key] for o in expected]) for key, part in space.items())
     if isinstance(space, gymnasium.spaces.Tuple):
         parts = enumerate(space)
-        return all(as_rows(part, recorded[i], [o[i] for o in shown]) for i, part in parts)
+        return all(is_equal(part, recorded[i], [o[i] for o in expected]) for i, part in parts)
     if isinstance(space, gymnasium.spaces.Text):
-        return recorded == shown
-    return data_equivalence(np.asarray(recorded), np.asarray(stacked(space, shown)), exact=True)
+        return recorded == expected
+    return data_equivalence(np.asarray(recorded), np.asarray(stacked(space, expected)), exact=True)
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_actions_are_recorded_as_they_were_taken(actions):
+def test_recorded_actions_are_those_of_the_environment(actions):
     dataset = collect(None, "rlxf-test/AnySpace-v0", ID, episodes=4, n_envs=2)
     assert dataset.total_steps == 16
     dataset = collect(None, world(actions=actions), "test/actions-v0", episodes=4)
@@ -68,7 +68,7 @@ def test_actions_are_recorded_as_they_were_taken(actions):
         np.testing.assert_array_equal(episode.actions.reshape(4, -1).sum(axis=1), episode.rewards)
 
 
-def test_episodes_side_by_side_are_whole_and_name_their_environment():
+def test_episodes_of_parallel_environments_are_complete():
     dataset = collect(None, "rlxf-test/AnySpace-v0", ID, episodes=6, n_envs=3)
     assert dataset.env_spec.id == "rlxf-test/AnySpace-v0"
     assert not dataset.env_spec.additional_wrappers
@@ -79,7 +79,7 @@ def test_episodes_side_by_side_are_whole_and_name_their_environment():
     assert all((one[-1] != other[0]).any() for one, other in pairwise(positions))
 
 
-def test_text_that_minari_cannot_keep_is_refused(minari_root):
-    with pytest.raises(TypeError, match=r"Minari keeps no .*FilterObservation"):
+def test_text_that_minari_does_not_support_raises(minari_root):
+    with pytest.raises(TypeError, match=r"Minari does not support .*FilterObservation"):
         collect(None, world("other words"), ID, episodes=2)
     assert list(minari_root.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Environments whose recordings are known step by step, and agents that act in them."""
+"""Environments with known recordings, and agents for them."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.evaluation.tasks import Countdown
 
 
 class Diary(Countdown):
-    """Shows [episode, step], pays the action; episode e lasts e + 2 steps, every second one is cut off."""
+    """Observation [episode, step], reward = action; episode e has e + 2 steps, every second is truncated."""
 
     def __init__(self, as_dict: bool = False, dtype: Any = np.float64):
         super().__init__()
@@ -34,20 +34,20 @@ class Diary(Countdown):
 
 
 class Pointer:
-    """Acts the number of steps since the episode began, which it keeps in its state."""
+    """Agent whose action is the number of steps of the episode, which it keeps in its state."""
 
     def __init__(self):
-        self.asked = 0
+        self.calls = 0
 
     def predict(self, observation, state=None, episode_start=None, deterministic=False):
-        self.asked += 1
+        self.calls += 1
         steps = np.zeros(len(episode_start)) if state is None else state
         steps = np.where(episode_start, 0, steps)
         return steps[:, None].astype(np.float32), steps + 1
 
 
 class Failing(Diary):
-    """Fails, or gives a bad number, at the third step of its second episode."""
+    """Environment that raises, or returns NaN or infinity, at the third step of its second episode."""
 
     def __init__(self, how: str):
         super().__init__()

@@ -13,7 +13,7 @@ from rlxf.envs import GymnasiumVecEnv, PreviousStep, TMazeVector, make_env, make
 from rlxf.utils.extras import install_command
 
 
-def test_a_batch_is_used_where_there_is_one():
+def test_vector_entry_point_is_used_if_registered():
     env = make_vec_env("rlxf/TMaze-v0", 5, env_kwargs={"corridor_length": 9})
     assert isinstance(env, GymnasiumVecEnv)
     assert isinstance(env.env, TMazeVector)
@@ -21,7 +21,7 @@ def test_a_batch_is_used_where_there_is_one():
     assert env.num_envs == 5
 
 
-def test_a_wrapper_is_put_around_each_copy():
+def test_wrapper_class_wraps_each_copy():
     env = make_vec_env("rlxf/TMaze-v0", 2, env_kwargs={"corridor_length": 9}, wrapper_class=PreviousStep)
     assert isinstance(env, DummyVecEnv)
     assert env.env_is_wrapped(PreviousStep) == [True, True]
@@ -30,12 +30,12 @@ def test_a_wrapper_is_put_around_each_copy():
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_other_environments_are_sb3s_loop_so_none_gives_filler_rows(env_id):
+def test_next_step_vector_environments_are_not_used(env_id):
     assert isinstance(make_vec_env(env_id, 2), DummyVecEnv)
 
 
 @pytest.mark.parametrize("env_id", ["rlxf/TMaze-v0", "CartPole-v1"])
-def test_the_seed_decides_the_first_observations(env_id):
+def test_seed_determines_the_first_observations(env_id):
     first, same, other = (make_vec_env(env_id, 32, seed=seed).reset() for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, same)
     assert (first != other).any()
@@ -50,37 +50,37 @@ def test_the_seed_decides_the_first_observations(env_id):
         ("MiniGrid-MemoryS7-v0", {}),
         ("popgym-AutoencodeEasy-v0", {"previous_reward": True}),
     ],
-    ids=["arguments", "reward before", "wrapper", "view of a family", "both"],
+    ids=["arguments", "previous reward", "wrapper", "family wrappers", "both"],
 )
-def test_one_environment_shows_what_several_show(env_id, options):
+def test_make_env_has_the_spaces_of_make_vec_env(env_id, options):
     one, several = make_env(env_id, **options), make_vec_env(env_id, 2, **options)
     assert one.observation_space == several.observation_space
     assert one.action_space == several.action_space
     assert one.observation_space.contains(one.reset(seed=0)[0])
 
 
-def test_one_environment_is_refused_like_several():
+def test_make_env_raises_for_an_unknown_id():
     with pytest.raises(ValueError, match="unknown environment id 'CartPol-v1'"):
         make_env("CartPol-v1")
 
 
-def test_an_id_may_name_its_module():
+def test_id_with_a_module():
     assert make_vec_env("rlxf.envs:rlxf/TMaze-v0", 1).num_envs == 1
 
 
 @pytest.mark.parametrize(
-    ("env_id", "named"),
+    ("env_id", "expected"),
     [
         ("rlxf/TMaz-v0", "rlxf/TMaze-v0"),
         ("CartPol-v1", "CartPole-v1"),
         ("popgym-RepeatPrevios-v0", "popgym-RepeatPreviousEasy-v0[^.]*$"),
         ("MiniGrid-MemoryS8-v0", "MiniGrid-MemoryS7-v0[^.]*$"),
         ("no_such_module:Thing-v0", "no_such_module"),
-        ("an id with spaces", "near names: none"),
+        ("an id with spaces", "similar ids: none"),
     ],
 )
-def test_an_unknown_id_is_named_with_a_way_out(env_id, named):
-    with pytest.raises(ValueError, match=f"{env_id}.*{named}"):
+def test_unknown_id_raises_with_similar_ids(env_id, expected):
+    with pytest.raises(ValueError, match=f"{env_id}.*{expected}"):
         make_vec_env(env_id, 1)
 
 
@@ -94,7 +94,7 @@ def test_an_unknown_id_is_named_with_a_way_out(env_id, named):
     ],
 )
 @pytest.mark.parametrize("make", [partial(make_vec_env, n_envs=1), make_env], ids=["several", "one"])
-def test_an_argument_that_an_environment_does_not_take_is_named(make, env_id, argument, advice):
+def test_unknown_argument_raises_with_advice(make, env_id, argument, advice):
     with pytest.raises(TypeError, match=rf"^{env_id} takes no argument '{argument}'; {advice}"):
         make(env_id, env_kwargs={argument: 1})
 
@@ -116,26 +116,26 @@ def outer():
     del gymnasium.registry["test/Outer-v0"]
 
 
-def test_arguments_of_base_classes_are_accepted_too(outer):
+def test_arguments_of_base_classes_are_accepted(outer):
     with pytest.raises(TypeError, match="takes no argument 'deep'; did you mean 'depth'"):
         make_vec_env(outer, 1, env_kwargs={"deep": 1})
     with pytest.raises(TypeError, match="takes no argument 'wind'; it takes depth, size, render_mode"):
         make_vec_env(outer, 1, env_kwargs={"wind": 1})
 
 
-def test_another_type_error_of_an_environment_stays(outer):
+def test_other_type_errors_have_the_environment_id(outer):
     with pytest.raises(TypeError, match=r"size must be odd.*test/Outer-v0"):
         make_vec_env(outer, 1, env_kwargs={"size": 2})
 
 
-def test_a_missing_extra_is_named(monkeypatch):
+def test_missing_extra_raises_with_the_install_command(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "popgym", None)
-    told = re.escape(install_command("memory"))
-    with pytest.raises(ValueError, match=rf"popgym-RepeatPreviousEasy-v0.*{told}"):
+    command = re.escape(install_command("memory"))
+    with pytest.raises(ValueError, match=rf"popgym-RepeatPreviousEasy-v0.*{command}"):
         make_vec_env("popgym-RepeatPreviousEasy-v0", 1)
 
 
-def test_the_number_of_copies_is_checked():
+def test_n_envs_must_be_positive():
     with pytest.raises(ValueError, match=r"n_envs.*0"):
         make_vec_env("CartPole-v1", 0)
 
@@ -144,6 +144,6 @@ def as_text(env: gymnasium.Env) -> gymnasium.Env:
     return TransformObservation(env, str, spaces.Text(99))
 
 
-def test_an_unsupported_space_is_named():
+def test_unsupported_space_raises():
     with pytest.raises(TypeError, match="Text"):
         make_vec_env("CartPole-v1", 1, wrapper_class=as_text)

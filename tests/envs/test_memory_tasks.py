@@ -22,7 +22,7 @@ TASKS = [
 
 
 def play(env: VecEnv, steps: int) -> tuple[list, list]:
-    """Random actions: all observations, and the infos of all ends."""
+    """Play random actions; return all observations and the last info of each episode."""
     env.action_space.seed(0)
     observations, ends = [env.reset()], []
     for _ in range(steps):
@@ -34,7 +34,7 @@ def play(env: VecEnv, steps: int) -> tuple[list, list]:
 
 
 @pytest.mark.parametrize("env_id", TASKS)
-def test_a_memory_task_plays_by_its_id_alone(env_id):
+def test_memory_tasks_are_reproducible_and_raise_no_warning(env_id):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         observations, ends = play(make_vec_env(env_id, 4, seed=0), 300)
@@ -44,14 +44,14 @@ def test_a_memory_task_plays_by_its_id_alone(env_id):
     assert all(info["episode"]["l"] > 1 for info in ends)
 
 
-def test_a_tuple_observation_becomes_a_vector():
+def test_tuple_observation_is_flattened():
     env = make_vec_env("popgym-AutoencodeEasy-v0", 2)
     assert env.observation_space.shape == (2 + 4,)
     assert env.reset().sum(axis=1).tolist() == [2, 2]
 
 
-def test_minigrid_becomes_one_hot_and_back():
-    """Each cell's three hot bits, and the four of the direction, are the codes of the raw view."""
+def test_minigrid_one_hot_view_matches_the_raw_codes():
+    """The argmax of each one-hot part, of the direction and of each cell, is the code of the raw view."""
     raw = gymnasium.make("MiniGrid-MemoryS7-v0")
     view = minigrid_view(gymnasium.make("MiniGrid-MemoryS7-v0"))
     for seed in range(3):
@@ -65,12 +65,12 @@ def test_minigrid_becomes_one_hot_and_back():
         np.testing.assert_array_equal(np.stack([part.argmax(-1) for part in parts], -1), observation["image"])
 
 
-def test_a_mission_that_changes_is_not_hidden():
+def test_changing_mission_raises():
     with pytest.raises(TypeError, match=r"mission.*wrapper_class"):
         make_vec_env("MiniGrid-Fetch-5x5-N2-v0", 1)
 
 
-def test_a_wrapper_of_your_own_replaces_the_view():
+def test_wrapper_class_replaces_the_family_wrappers():
     def direction_only(env: gymnasium.Env) -> gymnasium.Env:
         return FilterObservation(env, ["direction"])
 

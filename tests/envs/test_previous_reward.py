@@ -1,4 +1,4 @@
-"""The reward before in the observation, by the wrapper and by `make_vec_env`."""
+"""The previous reward in the observation, with the wrapper and with `make_vec_env`."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from rlxf.envs import PreviousReward, TMaze, make_vec_env
 from tests.envs.counters import Counter
 
 
-def test_each_observation_holds_the_reward_of_the_step_before():
+def test_observation_has_the_previous_reward():
     env = PreviousReward(Counter())
     observation, _ = env.reset(seed=0)
     assert observation["previous_reward"].tolist() == [0]
@@ -21,23 +21,23 @@ def test_each_observation_holds_the_reward_of_the_step_before():
     assert again["previous_reward"].tolist() == [0]
 
 
-def test_a_dict_observation_keeps_its_keys():
+def test_dict_observation_keeps_its_keys():
     observation, _ = PreviousReward(Counter(as_dict=True)).reset(seed=0)
     assert observation.keys() == {"count", "last", "previous_reward"}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # a reward has no bounds, and a wrapper is not the raw env
-def test_the_checker_of_gymnasium_passes():
+def test_gymnasium_env_checker_passes():
     check_env(PreviousReward(TMaze(3)), skip_render_check=True)
 
 
-def test_a_name_that_is_taken_is_refused():
+def test_duplicate_key_raises():
     with pytest.raises(ValueError, match=r"\['previous_reward'\].*leave out PreviousReward"):
         PreviousReward(PreviousReward(TMaze()))
 
 
 @pytest.mark.parametrize("env_id", ["rlxf/TMaze-v0", "CartPole-v1", "popgym-RepeatPreviousEasy-v0"])
-def test_any_task_is_made_with_it(env_id):
+def test_make_vec_env_adds_the_previous_reward(env_id):
     plain, with_reward = (
         make_vec_env(env_id, 2, seed=0),
         make_vec_env(env_id, 2, seed=0, previous_reward=True),
@@ -49,7 +49,7 @@ def test_any_task_is_made_with_it(env_id):
         np.testing.assert_array_equal(observation["previous_reward"][:, 0], rewards)
 
 
-def test_the_last_observation_of_an_episode_holds_the_last_reward():
+def test_terminal_observation_has_the_last_reward():
     env = make_vec_env("rlxf/TMaze-v0", 1, env_kwargs={"corridor_length": 1}, previous_reward=True)
     env.reset()
     ended = False
@@ -59,7 +59,7 @@ def test_the_last_observation_of_an_episode_holds_the_last_reward():
     assert observation["previous_reward"].tolist() == [[0]]
 
 
-def test_it_stands_around_a_wrapper_of_ones_own():
+def test_previous_reward_wraps_the_wrapper_class():
     env = make_vec_env("CartPole-v1", 1, wrapper_class=PreviousReward)
     with pytest.raises(ValueError, match="previous_reward"):
         make_vec_env("CartPole-v1", 1, wrapper_class=PreviousReward, previous_reward=True)

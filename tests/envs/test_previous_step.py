@@ -11,7 +11,7 @@ from tests.envs.counters import Counter
 
 
 class Echo(gymnasium.Env):
-    """Takes any action of a given space and pays 1, 2, 3, ..."""
+    """Environment with a given action space and rewards 1, 2, 3, ..."""
 
     def __init__(self, action_space: spaces.Space):
         self.observation_space = spaces.Box(0, 1, (1,))
@@ -38,7 +38,7 @@ class Echo(gymnasium.Env):
         (spaces.Box(1, 2, (1,)), np.array([1.5], np.float32), [1.5]),
     ],
 )
-def test_the_last_action_and_reward_are_seen(space, action, expected):
+def test_observation_has_the_previous_action_and_reward(space, action, expected):
     env = PreviousStep(Echo(space))
     first, _ = env.reset(seed=0)
     assert first in env.observation_space
@@ -62,7 +62,7 @@ def test_earlier_observations_do_not_change():
     assert not first["previous_action"].any()
 
 
-def test_a_dict_observation_keeps_its_keys():
+def test_dict_observation_keeps_its_keys():
     env = PreviousStep(Counter(as_dict=True))
     observation, _ = env.reset(seed=0)
     assert observation.keys() == {"count", "last", "previous_action", "previous_reward"}
@@ -70,22 +70,22 @@ def test_a_dict_observation_keeps_its_keys():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # a reward has no bounds, and a wrapper is not the raw env
-def test_the_checkers_of_gymnasium_and_sb3_pass():
+def test_gymnasium_and_sb3_env_checkers_pass():
     check_env(PreviousStep(TMaze(3)), skip_render_check=True)
     check_env_sb3(PreviousStep(TMaze(3)))
 
 
-def test_a_name_that_is_taken_is_refused():
+def test_duplicate_keys_raise():
     with pytest.raises(ValueError, match=r"\['previous_action', 'previous_reward'\]"):
         PreviousStep(PreviousStep(TMaze()))
 
 
-def test_an_unsupported_space_is_refused():
+def test_unsupported_space_raises():
     with pytest.raises(TypeError, match="Tuple"):
         PreviousStep(Echo(spaces.Tuple([spaces.Discrete(2)])))
 
 
-def test_a_multi_input_policy_trains_on_it():
+def test_multi_input_policy_trains():
     env = make_vec_env(
         "rlxf/TMaze-v0", 2, seed=0, env_kwargs={"corridor_length": 2}, wrapper_class=PreviousStep
     )

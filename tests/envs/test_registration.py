@@ -11,13 +11,13 @@ IDS = ["rlxf/TMaze-v0", "rlxf/TMazeActive-v0"]
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_an_id_makes_its_environment(env_id):
+def test_registered_id_creates_its_environment(env_id):
     env = gymnasium.make(env_id, corridor_length=7).unwrapped
     assert isinstance(env, TMaze)
     assert (env.rules.corridor_length, env.rules.active) == (7, env_id == IDS[1])
 
 
-def test_registering_twice_changes_nothing_and_warns_of_nothing():
+def test_registering_twice_has_no_effect():
     before = {env_id: gymnasium.registry[env_id] for env_id in IDS}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -25,7 +25,7 @@ def test_registering_twice_changes_nothing_and_warns_of_nothing():
     assert all(gymnasium.registry[env_id] is spec for env_id, spec in before.items())
 
 
-def test_registering_does_not_load_torch():
+def test_registration_does_not_import_torch():
     code = "import sys, rlxf.envs.registration; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"

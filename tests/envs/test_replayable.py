@@ -1,4 +1,4 @@
-"""Episodes with a seed each: the same in every process, and played again to the same bits."""
+"""Seeded episodes: they are the same in every process, and replays are bitwise equal."""
 
 import gymnasium
 import numpy as np
@@ -15,47 +15,47 @@ def cartpole():
 
 
 def played(env, actions):
-    """What is seen, reset where an episode ends."""
-    seen = []
+    """Play the actions, with a reset after each episode, and return the observations."""
+    observations = []
     for action in actions:
         observation, *_, terminated, truncated, _ = env.step(action)
-        seen.append(observation)
+        observations.append(observation)
         if terminated or truncated:
-            seen.append(env.reset()[0])
-    return np.array(seen)
+            observations.append(env.reset()[0])
+    return np.array(observations)
 
 
-def test_the_first_episode_is_that_of_the_seed():
+def test_first_episode_has_the_given_seed():
     inner = gymnasium.make("CartPole-v1")
     assert np.array_equal(cartpole().reset(seed=5)[0], inner.reset(seed=5)[0])
 
 
-def test_episodes_depend_on_the_seed_and_their_number_alone():
-    """Whatever is played in one, the next one begins alike."""
+def test_episodes_depend_only_on_the_seed_and_their_number():
+    """The first observation of an episode does not depend on the actions in earlier episodes."""
     starts = []
     for length in (1, 3):
         env = cartpole()
         env.reset(seed=5)
-        found = []
+        first_observations = []
         for _ in range(4):
             for action in ACTIONS[:length]:
                 env.step(action)
-            found.append(env.reset()[0])
-        starts.append(found)
+            first_observations.append(env.reset()[0])
+        starts.append(first_observations)
     assert np.array_equal(*starts)
     assert len({tuple(start) for start in starts[0]}) == 4
 
 
 @pytest.mark.parametrize("cut", [0, 1, 57, 200])
-def test_an_episode_is_played_again_and_goes_on_alike(cut):
+def test_replayed_episode_continues_equally(cut):
     env = cartpole()
     env.reset(seed=5)
     played(env, ACTIONS[:cut])
     record = env.record()
-    behind = played(env, ACTIONS[cut:])
-    again = cartpole()
-    assert again.replay(record) is None
-    assert np.array_equal(played(again, ACTIONS[cut:]), behind)
+    expected = played(env, ACTIONS[cut:])
+    replayed = cartpole()
+    assert replayed.replay(record) is None
+    assert np.array_equal(played(replayed, ACTIONS[cut:]), expected)
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,15 @@ def test_an_episode_is_played_again_and_goes_on_alike(cut):
     ],
     ids=str,
 )
-def test_another_episode_is_noticed(change):
+def test_replay_detects_a_different_episode(change):
     env = cartpole()
     env.reset(seed=5)
     for action in ACTIONS[:5]:
         env.step(action)
-    assert "shows another episode" in cartpole().replay(env.record() | change)
+    assert "gives another episode" in cartpole().replay(env.record() | change)
 
 
-def test_a_reset_with_options_and_a_long_episode_cannot_be_played_again(monkeypatch):
+def test_reset_with_options_and_long_episodes_are_not_replayable(monkeypatch):
     env = cartpole()
     assert "not at all" in env.record()["lost"]
     env.reset(seed=1, options={"low": -0.01})
@@ -89,25 +89,25 @@ def test_a_reset_with_options_and_a_long_episode_cannot_be_played_again(monkeypa
     assert MOST_STEPS >= 10_000
 
 
-def test_without_a_seed_episodes_differ():
+def test_episodes_without_a_seed_differ():
     first = [cartpole().reset()[0] for _ in range(2)]
     assert not np.array_equal(*first)
 
 
 @pytest.mark.parametrize("n_envs", [1, 4])
-def test_what_an_environment_shows_does_not_depend_on_how_many_there_are(n_envs):
+def test_observations_do_not_depend_on_the_number_of_environments(n_envs):
     env = make_vec_env("CartPole-v1", n_envs, seed=7)
-    seen = [env.reset()[0]]
+    observations = [env.reset()[0]]
     for action in ACTIONS:
-        seen.append(env.step(np.full(n_envs, action))[0][0])
-    alone = cartpole()
-    assert np.array_equal(seen[0], alone.reset(seed=7)[0])
-    rest = [alone.step(action) for action in ACTIONS[:5]]
-    assert np.array_equal(seen[1:6], [step[0] for step in rest])
+        observations.append(env.step(np.full(n_envs, action))[0][0])
+    single = cartpole()
+    assert np.array_equal(observations[0], single.reset(seed=7)[0])
+    steps = [single.step(action) for action in ACTIONS[:5]]
+    assert np.array_equal(observations[1:6], [step[0] for step in steps])
 
 
-def test_the_transition_before_is_still_seen_across_episodes():
-    """Replayable resets with a seed; what stands around it must not take that for a beginning."""
+def test_previous_transition_persists_across_episodes_with_replayable():
+    """`Replayable` resets the inner environment with a seed, which must not clear the outer wrappers."""
     env = make_vec_env("CartPole-v1", 1, seed=7, previous_transition=True)
     env.reset()
     done = [env.step(np.array([1]))[0]["previous_done"][0, 0] for _ in range(40)]

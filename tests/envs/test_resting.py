@@ -1,4 +1,4 @@
-"""Environments that rest: nothing happens in them, and nothing changes for the others."""
+"""Paused environments: they are not stepped, and the other environments are unaffected."""
 
 import gymnasium
 import numpy as np
@@ -12,7 +12,7 @@ from tests.evaluation.tasks import Countdown, Idle
 
 
 class Stepped(gymnasium.Wrapper):
-    """Counts its steps."""
+    """Wrapper that counts its steps."""
 
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
@@ -34,29 +34,29 @@ def env():
     made.close()
 
 
-def test_at_rest_nothing_happens(env):
+def test_paused_environment_is_not_stepped(env):
     before = env.reset()
     rest(env, [1])
     for _ in range(5):
-        seen, rewards, dones, _ = env.step(np.ones(3, int))
-        assert np.array_equal(seen[1], before[1])
+        observations, rewards, dones, _ = env.step(np.ones(3, int))
+        assert np.array_equal(observations[1], before[1])
         assert (rewards[1], dones[1]) == (0.0, False)
     assert steps_of(env) == [5, 0, 5]
-    assert not np.array_equal(seen[0], before[0])
+    assert not np.array_equal(observations[0], before[0])
 
 
-def test_the_others_play_as_if_nobody_rested(env):
-    awake = make_vec_env("CartPole-v1", 3, seed=0)
-    assert np.array_equal(env.reset(), awake.reset())
+def test_pausing_does_not_change_the_other_environments(env):
+    reference = make_vec_env("CartPole-v1", 3, seed=0)
+    assert np.array_equal(env.reset(), reference.reset())
     rest(env, [0])
     for _ in range(30):  # episodes end meanwhile
-        ours, theirs = env.step(np.ones(3, int)), awake.step(np.ones(3, int))
-        for one, other in zip(ours[:3], theirs[:3], strict=True):
+        actual, expected = env.step(np.ones(3, int)), reference.step(np.ones(3, int))
+        for one, other in zip(actual[:3], expected[:3], strict=True):
             assert np.array_equal(one[1:], other[1:])
-    awake.close()
+    reference.close()
 
 
-def test_a_reset_wakes_all(env):
+def test_reset_resumes_all_environments(env):
     env.reset()
     rest(env, [0, 2])
     env.reset()
@@ -64,7 +64,7 @@ def test_a_reset_wakes_all(env):
     assert steps_of(env) == [1, 1, 1]
 
 
-def test_what_cannot_rest_plays_on():
+def test_environments_without_the_wrapper_are_stepped():
     env = DummyVecEnv([lambda: Stepped(gymnasium.make("CartPole-v1"))])
     env.reset()
     rest(env, [0])
@@ -72,45 +72,45 @@ def test_what_cannot_rest_plays_on():
     assert steps_of(env) == [1]
 
 
-def test_an_evaluation_steps_nobody_who_has_played_enough(env):
+def test_evaluation_pauses_environments_with_enough_episodes(env):
     report = evaluate(Idle(), env, 7)
     assert sum(steps_of(env)) == report.lengths.sum()
 
 
-def test_all_are_awake_after_an_evaluation(env):
-    """Whoever trains in them may go on without a reset."""
+def test_all_environments_are_resumed_after_an_evaluation(env):
+    """A training in the same environments can continue without a reset."""
     evaluate(Idle(), env, 7)
     before = steps_of(env)
     env.step(np.ones(3, int))
     assert steps_of(env) == [steps + 1 for steps in before]
 
 
-def test_all_are_awake_after_an_evaluation_that_broke_off(env):
-    class Tired(Idle):
+def test_all_environments_are_resumed_after_an_interrupted_evaluation(env):
+    class Interrupting(Idle):
         def predict(self, *args, **kwargs):
-            if len(set(steps_of(env))) > 1:  # one rests
+            if len(set(steps_of(env))) > 1:  # an environment is paused
                 raise KeyboardInterrupt
             return super().predict(*args, **kwargs)
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate(Tired(), env, 7)
+        evaluate(Interrupting(), env, 7)
     before = steps_of(env)
     env.step(np.ones(3, int))
     assert steps_of(env) == [steps + 1 for steps in before]
 
 
-def test_an_error_is_told_even_if_none_can_be_woken(env, monkeypatch):
-    def fails(*asked):
-        raise ValueError("nobody answers")
+def test_original_error_is_raised_even_if_resuming_fails(env, monkeypatch):
+    def fails(*arguments):
+        raise ValueError("no reply")
 
     monkeypatch.setattr(env, "env_method", fails)
     with pytest.raises(KeyboardInterrupt), awake_at_the_end(env):
         raise KeyboardInterrupt
-    with pytest.raises(ValueError, match="nobody answers"), awake_at_the_end(env):
+    with pytest.raises(ValueError, match="no reply"), awake_at_the_end(env):
         pass
 
 
-def test_an_environment_by_itself_is_left_awake():
+def test_single_environment_is_resumed_after_an_evaluation():
     env = Stepped(Countdown(3))
     evaluate(Idle(), env, 2)
     env.reset()

@@ -1,4 +1,4 @@
-"""What stands in the observation, against a loop that keeps the books of one environment."""
+"""`ReturnToGo`, compared with the same quantities computed for one environment at a time."""
 
 from copy import deepcopy
 
@@ -20,7 +20,7 @@ TARGETS = [100.0, -7.5]
 
 
 class Dice(gymnasium.Env):
-    """Takes any action, pays at random, ends by chance; shows samples of any space."""
+    """Environment with any spaces, random observations and rewards, and episodes that end at random."""
 
     def __init__(self, action_space=None, observation_space=None):
         self.observation_space = deepcopy(observation_space) or spaces.Box(-1, 1, (2,), np.float32)
@@ -38,12 +38,12 @@ class Dice(gymnasium.Env):
         return self.observation_space.sample(), float(self.np_random.normal()), terminated, truncated, {}
 
 
-def side_by_side(make, targets=TARGETS):
+def return_to_go_env(make, targets=TARGETS):
     return ReturnToGo(DummyVecEnv([make] * len(targets)), targets)
 
 
 def sampled(env, steps, seed=0):
-    """Each step of random play: actions, then what came back."""
+    """Yield each step of random play: the observation, the actions and the results."""
     env.action_space.seed(seed)
     env.seed(seed)
     obs = env.reset()
@@ -63,8 +63,8 @@ ACTIONS = {
 
 
 @pytest.mark.parametrize("action_space", ACTIONS.values(), ids=ACTIONS)
-def test_each_row_is_what_its_own_episode_says(action_space):
-    env = side_by_side(lambda: Dice(action_space))
+def test_each_row_matches_its_own_episode(action_space):
+    env = return_to_go_env(lambda: Dice(action_space))
     rewards_of, last = [[], []], [None, None]
     ends = 0
     for before, actions, obs, rewards, dones, infos in sampled(env, 80):
@@ -95,8 +95,8 @@ def batch_of(observation):
 
 
 @pytest.mark.parametrize("action_space", ACTIONS.values(), ids=ACTIONS)
-def test_all_that_is_shown_lies_in_the_space(action_space):
-    env = side_by_side(lambda: Dice(action_space))
+def test_observations_are_in_the_observation_space(action_space):
+    env = return_to_go_env(lambda: Dice(action_space))
     for _, _, obs, _, dones, infos in sampled(env, 30):
         for i in range(2):
             assert env.observation_space.contains({key: value[i] for key, value in obs.items()})
@@ -104,30 +104,30 @@ def test_all_that_is_shown_lies_in_the_space(action_space):
                 assert env.observation_space.contains(infos[i]["terminal_observation"])
 
 
-def test_the_spaces_are_the_environments_own():
+def test_inner_spaces_are_those_of_the_environment():
     dice = Dice(ACTIONS["box"])
-    space = side_by_side(lambda: Dice(ACTIONS["box"])).observation_space
+    space = return_to_go_env(lambda: Dice(ACTIONS["box"])).observation_space
     assert space["observation"] == dice.observation_space
     assert space["previous_action"] == dice.action_space
     assert is_return_conditioned(space)
     assert not is_return_conditioned(dice.observation_space)
 
 
-def test_nothing_else_changes():
-    """Observations, rewards, ends and infos are those of the same environments without the wrapper."""
+def test_inner_results_are_unchanged():
+    """Observations, rewards, done flags and infos equal those of the environments without the wrapper."""
     plain = sampled(DummyVecEnv([Counter] * 2), 60)
-    for (_, _, obs, rewards, dones, infos), theirs in zip(
-        sampled(side_by_side(Counter), 60), plain, strict=True
+    for (_, _, obs, rewards, dones, infos), expected in zip(
+        sampled(return_to_go_env(Counter), 60), plain, strict=True
     ):
-        np.testing.assert_array_equal(obs["observation"], theirs[2])
-        np.testing.assert_array_equal(rewards, theirs[3])
-        np.testing.assert_array_equal(dones, theirs[4])
-        for mine, other in zip(infos, theirs[5], strict=True):
-            assert mine["TimeLimit.truncated"] == other["TimeLimit.truncated"]
-            assert mine.keys() == other.keys()
-            if "terminal_observation" in other:
-                last = mine["terminal_observation"]["observation"]
-                np.testing.assert_array_equal(last, other["terminal_observation"])
+        np.testing.assert_array_equal(obs["observation"], expected[2])
+        np.testing.assert_array_equal(rewards, expected[3])
+        np.testing.assert_array_equal(dones, expected[4])
+        for info, expected_info in zip(infos, expected[5], strict=True):
+            assert info["TimeLimit.truncated"] == expected_info["TimeLimit.truncated"]
+            assert info.keys() == expected_info.keys()
+            if "terminal_observation" in expected_info:
+                last = info["terminal_observation"]["observation"]
+                np.testing.assert_array_equal(last, expected_info["terminal_observation"])
 
 
 @pytest.mark.parametrize(
@@ -138,16 +138,16 @@ def test_nothing_else_changes():
     ],
     ids=["dict", "tuple"],
 )
-def test_what_has_parts_is_shown_as_one_vector(space):
+def test_dict_and_tuple_observations_are_flattened(space):
     env = ReturnToGo(DummyVecEnv([lambda: Dice(observation_space=space)]), 1.0)
     plain = DummyVecEnv([lambda: Dice(observation_space=space)])
     encode = observation_encoder(space)
-    for (_, _, obs, _, dones, infos), theirs in zip(sampled(env, 40), sampled(plain, 40), strict=True):
-        np.testing.assert_array_equal(obs["observation"], encode(theirs[2]))
+    for (_, _, obs, _, dones, infos), expected in zip(sampled(env, 40), sampled(plain, 40), strict=True):
+        np.testing.assert_array_equal(obs["observation"], encode(expected[2]))
         assert env.observation_space["observation"].contains(obs["observation"][0])
         if dones[0]:
-            expected = spaces.flatten(space, theirs[5][0]["terminal_observation"])
-            np.testing.assert_allclose(infos[0]["terminal_observation"]["observation"], expected, rtol=1e-6)
+            last = spaces.flatten(space, expected[5][0]["terminal_observation"])
+            np.testing.assert_allclose(infos[0]["terminal_observation"]["observation"], last, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -160,16 +160,16 @@ def test_what_has_parts_is_shown_as_one_vector(space):
     ],
     ids=["vector", "discrete", "image", "dict"],
 )
-def test_the_encoder_of_what_is_shown_encodes_as_the_datasets_does(space):
+def test_encoder_of_the_wrapped_observation_equals_that_of_the_data(space):
     env = ReturnToGo(DummyVecEnv([lambda: Dice(observation_space=space)]), 0.0)
     plain = DummyVecEnv([lambda: Dice(observation_space=space)])
     env.seed(3), plain.seed(3)
-    shown = observation_encoder(shown_space(space))(env.reset()["observation"])
-    np.testing.assert_array_equal(shown, observation_encoder(space)(plain.reset()))
+    encoded = observation_encoder(shown_space(space))(env.reset()["observation"])
+    np.testing.assert_array_equal(encoded, observation_encoder(space)(plain.reset()))
 
 
-def test_a_new_target_counts_from_the_next_episode_on():
-    env = side_by_side(Counter, [5.0, 5.0])
+def test_new_target_applies_from_the_next_episode():
+    env = return_to_go_env(Counter, [5.0, 5.0])
     started = [5.0, 5.0]
     for step, (_, _, obs, _, dones, _) in enumerate(sampled(env, 60)):
         if dones.any() and step > 20:
@@ -181,64 +181,64 @@ def test_a_new_target_counts_from_the_next_episode_on():
 
 
 def test_earlier_observations_do_not_change():
-    env = side_by_side(Counter)
+    env = return_to_go_env(Counter)
     first = env.reset()
     kept = {key: value.copy() for key, value in first.items()}
     env.step(np.array([1, 2]))
     assert all((first[key] == kept[key]).all() for key in kept)
 
 
-def test_many_small_rewards_lose_nothing():
-    """float32 stops counting tenths at 2e6; the books are kept in float64."""
+def test_many_small_rewards_are_accumulated_exactly():
+    """float32 cannot add 0.125 to numbers above 2e6, so returns are accumulated in float64."""
 
-    class Tenths(Counter):
+    class SmallRewards(Counter):
         def step(self, action):
-            return self._look(0), 0.125, False, False, {}
+            return self._observe(0), 0.125, False, False, {}
 
-    env = ReturnToGo(DummyVecEnv([Tenths]), 2.0**24)
+    env = ReturnToGo(DummyVecEnv([SmallRewards]), 2.0**24)
     env.reset()
     for _ in range(800):
         obs, *_ = env.step(np.zeros(1, np.int64))
     assert obs["return_to_go"].item() == 2.0**24 - 100
 
 
-def test_filler_rows_are_no_steps():
+def test_filler_rows_are_not_counted_as_steps():
     env = ReturnToGo(
         as_vec_env(SyncVectorEnv([Counter] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)), TARGETS
     )
-    filled = 0
+    fillers = 0
     for before, _, obs, rewards, _, infos in sampled(env, 60):
         for i, info in enumerate(infos):
             if info.get("filler"):
-                filled += 1
+                fillers += 1
                 assert obs["time_step"][i] == 0
                 assert obs["return_to_go"][i] == TARGETS[i]
                 assert not obs["previous_action"][i].any()
             elif "terminal_observation" in info:
-                left = before["return_to_go"][i] - rewards[i]
-                assert info["terminal_observation"]["return_to_go"] == pytest.approx(left)
-    assert filled > 5
+                expected = before["return_to_go"][i] - rewards[i]
+                assert info["terminal_observation"]["return_to_go"] == pytest.approx(expected)
+    assert fillers > 5
 
 
-def test_a_policy_of_stable_baselines3_trains_and_is_evaluated_on_it():
-    env = VecMonitor(side_by_side(Counter))
+def test_sb3_policy_trains_and_is_evaluated():
+    env = VecMonitor(return_to_go_env(Counter))
     agent = PPO("MultiInputPolicy", env, n_steps=16, batch_size=32, n_epochs=1, seed=0, device="cpu")
     mean, _ = evaluate_policy(agent.learn(32), env, n_eval_episodes=4)
     assert np.isfinite(mean)
 
 
 @pytest.mark.parametrize("target", [np.nan, np.inf, [1.0], [[1.0, 2.0]], [1.0, 2.0, 3.0]])
-def test_what_is_no_target_is_refused(target):
+def test_invalid_target_raises(target):
     with pytest.raises(ValueError, match=r"target_return must be a finite number or 2 of them.*got"):
         ReturnToGo(DummyVecEnv([Counter] * 2), target)
 
 
-def test_two_wrappers_are_refused():
+def test_wrapping_twice_raises():
     with pytest.raises(ValueError, match="set its target_return"):
-        ReturnToGo(side_by_side(Counter), 1.0)
+        ReturnToGo(return_to_go_env(Counter), 1.0)
 
 
-def test_what_fits_in_no_vector_is_refused():
+def test_observation_that_cannot_be_flattened_raises():
     mixed = spaces.Dict(
         {"camera": spaces.Box(0, 255, (84, 84, 3), np.uint8), "speed": spaces.Box(0, 1, (1,))}
     )

@@ -30,17 +30,17 @@ GRID = spaces.MultiDiscrete([[2, 2], [2, 2]])
         spaces.Dict({"a": VECTOR, "b": IMAGE, "c": spaces.Discrete(3)}),
     ],
 )
-def test_observations_that_policies_read_pass(observation):
+def test_supported_observation_spaces_pass(observation):
     check_spaces(observation, ACT)
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_actions_that_policies_give_pass(action):
+def test_supported_action_spaces_pass(action):
     check_spaces(VECTOR, action)
 
 
 @pytest.mark.parametrize(
-    ("observation", "named"),
+    ("observation", "expected"),
     [
         (spaces.Text(5), "Text"),
         (spaces.Tuple([VECTOR, VECTOR]), "Tuple"),
@@ -57,13 +57,13 @@ def test_actions_that_policies_give_pass(action):
         (spaces.Dict({"a": VECTOR, "none": spaces.Box(0, 1, (0,))}), "'none'.*is empty"),
     ],
 )
-def test_other_observations_are_named_with_what_is_allowed(observation, named):
-    with pytest.raises(TypeError, match=f"(?s)observation space.*{named}.*Allowed are.*MultiBinary"):
+def test_unsupported_observation_space_raises_with_the_allowed_ones(observation, expected):
+    with pytest.raises(TypeError, match=f"(?s)observation space.*{expected}.*Allowed are.*MultiBinary"):
         check_spaces(observation, ACT)
 
 
 @pytest.mark.parametrize(
-    ("action", "named"),
+    ("action", "expected"),
     [
         (spaces.Dict({"a": ACT}), "Dict"),
         (spaces.Tuple([ACT]), "Tuple"),
@@ -73,8 +73,8 @@ def test_other_observations_are_named_with_what_is_allowed(observation, named):
         (GRID, "2 axes"),
     ],
 )
-def test_other_actions_are_named_with_what_is_allowed(action, named):
-    with pytest.raises(TypeError, match=f"(?s)action space.*{named}.*Allowed are"):
+def test_unsupported_action_space_raises_with_the_allowed_ones(action, expected):
+    with pytest.raises(TypeError, match=f"(?s)action space.*{expected}.*Allowed are"):
         check_spaces(VECTOR, action)
 
 
@@ -83,14 +83,14 @@ NESTED = spaces.Dict({"pair": spaces.Tuple([VECTOR, spaces.Dict({"a": IMAGE})]),
 
 @pytest.mark.parametrize("observation", [VECTOR, spaces.Discrete(3, start=1), spaces.Tuple([GRID]), NESTED])
 @pytest.mark.parametrize("action", [*ACTIONS, spaces.Box(0, 9, (2,), np.int64)])
-def test_what_some_agent_plays_passes(observation, action):
+def test_playable_spaces_pass(observation, action):
     check_playable(observation, action)
 
 
 @pytest.mark.parametrize(
-    ("observation", "action", "named"),
+    ("observation", "action", "expected"),
     [
-        (spaces.Text(5), ACT, "holds nothing that is no text"),
+        (spaces.Text(5), ACT, "has only text parts"),
         (
             spaces.Dict({"in": spaces.Tuple([spaces.Graph(VECTOR, None)])}),
             ACT,
@@ -99,6 +99,6 @@ def test_what_some_agent_plays_passes(observation, action):
         (VECTOR, spaces.Dict({"a": ACT}), "action space.*Dict.*Allowed are Box"),
     ],
 )
-def test_what_no_agent_plays_is_named(observation, action, named):
-    with pytest.raises(TypeError, match=f"(?s){named}"):
+def test_unplayable_space_raises(observation, action, expected):
+    with pytest.raises(TypeError, match=f"(?s){expected}"):
         check_playable(observation, action)

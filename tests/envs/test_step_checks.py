@@ -1,4 +1,4 @@
-"""What an environment returns is refused where a vector environment would cast it without a word."""
+"""Checks of results that a vector environment would otherwise cast silently."""
 
 import pickle
 import warnings
@@ -21,7 +21,7 @@ IMAGE = spaces.Box(0, 255, (4, 4), np.uint8)
 
 
 class Returning(gymnasium.Env):
-    """Returns what it is told to from its third step on."""
+    """Environment that returns the given values from its third step on."""
 
     observation_space, action_space = BOX, spaces.Discrete(2)
 
@@ -33,9 +33,9 @@ class Returning(gymnasium.Env):
 
     def step(self, action):
         self.steps += 1
-        own = {"obs": np.zeros(3, np.float32), "reward": 1.0, "terminated": False, "truncated": False}
-        own |= self.returned if self.steps >= 3 else {}
-        return own["obs"], own["reward"], own["terminated"], own["truncated"], {}
+        result = {"obs": np.zeros(3, np.float32), "reward": 1.0, "terminated": False, "truncated": False}
+        result |= self.returned if self.steps >= 3 else {}
+        return result["obs"], result["reward"], result["terminated"], result["truncated"], {}
 
 
 FAULTS = {
@@ -61,15 +61,15 @@ def vector_env(kind, returned):
 
 
 @pytest.mark.parametrize("kind", [DummyVecEnv, SyncVectorEnv], ids=["DummyVecEnv", "SyncVectorEnv"])
-@pytest.mark.parametrize("told", FAULTS)
-def test_an_agent_learns_from_none_of_it(told, kind):
+@pytest.mark.parametrize("message", FAULTS)
+def test_training_raises_for_invalid_results(message, kind):
     with pytest.raises(FaultyEnvironmentError) as fault:
-        small_agent(vector_env(kind, FAULTS[told])).learn(3 * 16)
-    assert told in str(fault.value)
+        small_agent(vector_env(kind, FAULTS[message])).learn(3 * 16)
+    assert message in str(fault.value)
 
 
 class Choosing(Returning):
-    """Its observation is one of three."""
+    """Environment with a Discrete observation space."""
 
     observation_space = spaces.Discrete(3)
 
@@ -83,12 +83,12 @@ class Choosing(Returning):
 
 @pytest.mark.parametrize("kind", [DummyVecEnv, SyncVectorEnv], ids=["DummyVecEnv", "SyncVectorEnv"])
 @pytest.mark.parametrize("choice", [7, -1])
-def test_an_agent_learns_from_no_choice_that_is_not_there(choice, kind):
+def test_training_raises_for_an_invalid_discrete_observation(choice, kind):
     with pytest.raises(FaultyEnvironmentError, match=f"at its step 3 holds {choice}, which is not in"):
         small_agent(kind([lambda: Choosing(obs=choice)] * 3)).learn(3 * 16)
 
 
-def test_a_single_environment_is_checked_too():
+def test_single_environment_is_checked():
     agent = small_agent(Returning(obs=np.ones(1, np.float32)))
     with pytest.raises(FaultyEnvironmentError, match=r"has shape \(1,\)"):
         agent.learn(16)
@@ -108,7 +108,7 @@ def test_a_single_environment_is_checked_too():
     ],
     ids=str,
 )
-def test_what_can_be_cast_without_loss_is_taken(returned):
+def test_results_that_can_be_cast_without_loss_are_accepted(returned):
     small_agent(DummyVecEnv([lambda: Returning(**returned)] * 3)).learn(3 * 16)
 
 
@@ -142,15 +142,15 @@ def test_what_can_be_cast_without_loss_is_taken(returned):
     ],
     ids=str,
 )
-def test_an_observation_fits_its_space_or_the_reason_is_given(space, observation, fault):
-    found = observation_fault(space, observation)
-    assert (found is None) == (fault is None)
+def test_observation_fault_describes_the_violation(space, observation, fault):
+    actual = observation_fault(space, observation)
+    assert (actual is None) == (fault is None)
     if fault is not None:
         with pytest.raises(AssertionError, match=fault):
-            raise AssertionError(found)
+            raise AssertionError(actual)
 
 
-def test_environments_are_wrapped_once_and_stay_what_they_were():
+def test_environments_are_wrapped_once_and_stay_accessible():
     env = DummyVecEnv([lambda: Returning(mark=7)] * 2)
     first = with_checked_steps(with_checked_steps(env)).envs[0]
     assert isinstance(first, CheckedSteps)
@@ -159,7 +159,7 @@ def test_environments_are_wrapped_once_and_stay_what_they_were():
     assert pickle.loads(pickle.dumps(first)).returned == {"mark": 7}  # noqa: S301
 
 
-def warned(values, space=BOX, steps=3):
+def warnings_of(values, space=BOX, steps=3):
     env = DummyVecEnv([Returning] * 2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -168,8 +168,8 @@ def warned(values, space=BOX, steps=3):
     return [str(each.message) for each in caught]
 
 
-def test_a_value_outside_of_the_bounds_is_warned_of_once():
-    (message,) = warned(np.array([[0, 0, 0], [0, 1.5, 0]], np.float32))
+def test_value_outside_the_bounds_warns_once():
+    (message,) = warnings_of(np.array([[0, 0, 0], [0, 1.5, 0]], np.float32))
     assert (
         "observation of environment 1 at its step 0 is 1.5 at index [1], outside of its space Box" in message
     )
@@ -187,17 +187,17 @@ def test_a_value_outside_of_the_bounds_is_warned_of_once():
     ],
     ids=str,
 )
-def test_rounding_and_what_has_no_bounds_are_not_warned_of(space, values):
-    assert warned(values, space) == []
+def test_rounding_and_unbounded_spaces_do_not_warn(space, values):
+    assert warnings_of(values, space) == []
 
 
-def test_a_part_of_a_dict_is_named():
+def test_warning_has_the_key_of_a_dict():
     values = {"a": np.zeros((2, 3)), "b": np.array([[9.0], [0.0]])}
-    (message,) = warned(values, spaces.Dict(a=BOX, b=spaces.Box(0, 1, (1,))))
+    (message,) = warnings_of(values, spaces.Dict(a=BOX, b=spaces.Box(0, 1, (1,))))
     assert "observation 'b' of environment 0" in message
 
 
-def test_an_agent_warns_of_bounds_and_learns_on():
+def test_training_warns_of_bounds_and_continues():
     env = DummyVecEnv([lambda: Returning(obs=np.array([0, 2, 0], np.float32))] * 3)
     with pytest.warns(
         UserWarning, match=r"at its step 3 is 2.0 at index \[1\], outside of its space"

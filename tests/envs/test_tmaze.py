@@ -16,7 +16,7 @@ STEPS = {RIGHT: (1, 0), UP: (0, 1), LEFT: (-1, 0), DOWN: (0, -1)}
 
 
 def with_goal(goal: int, **kwargs) -> tuple[TMaze, np.ndarray]:
-    """A maze just reset whose goal is in the arm ``goal``, and its first observation."""
+    """Return a maze after a reset, with the goal in the arm ``goal``, and its first observation."""
     env = TMaze(**kwargs)
     for seed in range(100):
         observation, _ = env.reset(seed=seed)
@@ -36,20 +36,20 @@ def to_the_end(corridor_length: int, active: bool, last: int) -> list[int]:
 def reference(
     corridor_length: int, active: bool, penalty: float, rule: str, goal: int, actions: list[int]
 ) -> list[tuple]:
-    """The paper's maze by coordinates: (observation, reward, terminated, success) of reset and each step."""
+    """Compute (observation, reward, terminated, success) of reset and each step from coordinates."""
     start = 1 if active else 0
     junction, horizon = start + corridor_length, corridor_length + 1 + 2 * start
     floor = {(x, 0) for x in range(junction + 1)} | {(junction, 1), (junction, -1)}
-    x, y, shown = start, 0, False
+    x, y, hint_shown = start, 0, False
     rows: list[tuple] = []
     for t in range(horizon + 1):
-        west, due = x, not shown
+        west, due = x, not hint_shown
         if t > 0:
             dx, dy = STEPS[actions[t - 1]]
             x, y = (x + dx, y + dy) if (x + dx, y + dy) in floor else (x, y)
         idle = x < t - start if rule == "schedule" else not (x == west + 1 or (x == 0 and due))
-        hint = goal if x == 0 and not shown else y
-        shown = shown or x == 0
+        hint = goal if x == 0 and not hint_shown else y
+        hint_shown = hint_shown or x == 0
         success = t == horizon and y == goal
         reward = float(success) if t == horizon else penalty * idle
         rows.append(([float(x == junction), float(hint)], reward, t == horizon, success))
@@ -58,7 +58,7 @@ def reference(
 
 @pytest.mark.parametrize("active", [False, True])
 @pytest.mark.parametrize("render_mode", [None, "ansi", "rgb_array"])
-def test_the_checkers_of_gymnasium_and_sb3_find_nothing(active, render_mode):
+def test_gymnasium_and_sb3_env_checkers_pass(active, render_mode):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         env_id = "rlxf/TMazeActive-v0" if active else "rlxf/TMaze-v0"
@@ -75,18 +75,18 @@ def test_the_checkers_of_gymnasium_and_sb3_find_nothing(active, render_mode):
     seed=st.integers(0, 50),
     data=st.data(),
 )
-def test_every_walk_is_what_the_map_says(corridor_length, active, penalty, rule, seed, data):
+def test_any_walk_matches_the_reference(corridor_length, active, penalty, rule, seed, data):
     env = TMaze(corridor_length, active, penalty, rule)
     observation, _ = env.reset(seed=seed)
     horizon = corridor_length + (3 if active else 1)
     actions = data.draw(st.lists(st.integers(0, 3), min_size=horizon, max_size=horizon))
-    paid = -1 / (horizon - 1) if penalty is None else penalty
-    first, *rows = reference(corridor_length, active, paid, rule, env._goal, actions)
+    step_penalty = -1 / (horizon - 1) if penalty is None else penalty
+    first, *rows = reference(corridor_length, active, step_penalty, rule, env._goal, actions)
     assert observation.tolist() == first[0]
-    for action, (seen, reward, end, success) in zip(actions, rows, strict=True):
-        observation, got, terminated, truncated, info = env.step(action)
-        assert observation.tolist() == seen
-        assert got == pytest.approx(reward)
+    for action, (expected, expected_reward, end, success) in zip(actions, rows, strict=True):
+        observation, reward, terminated, truncated, info = env.step(action)
+        assert observation.tolist() == expected
+        assert reward == pytest.approx(expected_reward)
         assert (terminated, truncated, info) == (end, False, {"is_success": success})
 
 
@@ -94,7 +94,7 @@ def test_every_walk_is_what_the_map_says(corridor_length, active, penalty, rule,
     ("actions", "arms"),
     [([RIGHT, UP, DOWN, DOWN], [0, 1, 0, -1]), ([RIGHT, DOWN, RIGHT, UP], [0, -1, -1, 0])],
 )
-def test_an_arm_is_left_the_way_it_was_entered(actions, arms):
+def test_arms_are_entered_and_left_vertically(actions, arms):
     env, _ = with_goal(1, corridor_length=1, active=True)
     assert [row[0][1] for row in walk(env, actions)] == arms
 
@@ -102,7 +102,7 @@ def test_an_arm_is_left_the_way_it_was_entered(actions, arms):
 @pytest.mark.parametrize("active", [False, True])
 @pytest.mark.parametrize("goal", [-1, 1])
 @pytest.mark.parametrize("length", [1, 2, 50])
-def test_the_best_walk_follows_the_hint_and_returns_one(active, goal, length):
+def test_best_walk_follows_the_hint_and_returns_one(active, goal, length):
     env, first = with_goal(goal, corridor_length=length, active=active)
     rows = walk(env, to_the_end(length, active, UP if goal == 1 else DOWN))
     hint = rows[0][0] if active else first
@@ -112,19 +112,19 @@ def test_the_best_walk_follows_the_hint_and_returns_one(active, goal, length):
 
 
 @pytest.mark.parametrize("last", [UP, DOWN])
-def test_who_does_not_remember_the_hint_is_right_half_the_time(last):
+def test_success_without_memory_of_the_hint_is_one_half(last):
     walks = [walk(with_goal(goal, corridor_length=5)[0], to_the_end(5, False, last)) for goal in (-1, 1)]
     assert sum(rows[-1][4]["is_success"] for rows in walks) == 1
     up, down = ([row[0].tolist() for row in rows] for rows in walks)
-    assert up == down, "after the first observation nothing may tell the goal"
+    assert up == down, "observations after the first must not depend on the goal"
 
 
-def test_who_never_fetches_the_hint_never_sees_it():
+def test_hint_is_not_observed_without_a_visit_of_the_oracle():
     walks = [walk(with_goal(goal, corridor_length=4, active=True)[0], [RIGHT] * 6) for goal in (-1, 1)]
     assert all(row[0][1] == 0 for rows in walks for row in rows)
 
 
-def test_both_goals_are_drawn_about_equally_often():
+def test_goals_are_drawn_with_equal_probability():
     env = TMaze(corridor_length=1)
     env.reset(seed=0)
     goals = [env.reset()[0][1] for _ in range(400)]
@@ -132,19 +132,19 @@ def test_both_goals_are_drawn_about_equally_often():
     assert abs(sum(goals)) < 80  # four standard deviations
 
 
-def test_a_passive_agent_that_never_moves_pays_one_in_all():
+def test_penalties_of_a_passive_agent_that_never_moves_sum_to_minus_one():
     env, _ = with_goal(1, corridor_length=7)
     assert sum(row[1] for row in walk(env, [LEFT] * 8)) == pytest.approx(-1)
 
 
-def test_the_text_shows_oracle_goal_and_agent():
+def test_ansi_rendering_has_oracle_goal_and_agent():
     env, _ = with_goal(-1, corridor_length=3, render_mode="ansi")
     assert env.render() == "   .\nA...\n   G"
     walk(env, [RIGHT, RIGHT, RIGHT, DOWN])
     assert env.render() == "   .\nO...\n   A"
 
 
-def test_the_picture_moves_with_the_agent():
+def test_rgb_rendering_follows_the_agent():
     env, _ = with_goal(1, corridor_length=3, active=True, render_mode="rgb_array")
     before = env.render()
     walk(env, [RIGHT])
@@ -153,7 +153,7 @@ def test_the_picture_moves_with_the_agent():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "named"),
+    ("kwargs", "expected"),
     [
         ({"corridor_length": 0}, "corridor_length.*0"),
         ({"corridor_length": 2.5}, "corridor_length.*2.5"),
@@ -164,19 +164,19 @@ def test_the_picture_moves_with_the_agent():
         ({"render_mode": "human"}, "render_mode.*human"),
     ],
 )
-def test_a_bad_argument_is_named(kwargs, named):
-    with pytest.raises(ValueError, match=named):
+def test_invalid_argument_raises(kwargs, expected):
+    with pytest.raises(ValueError, match=expected):
         TMaze(**kwargs)
 
 
 @pytest.mark.parametrize("action", [4, -1, 0.5])
-def test_a_bad_action_is_named(action):
+def test_invalid_action_raises(action):
     env, _ = with_goal(1)
     with pytest.raises(ValueError, match=str(action)):
         env.step(action)
 
 
-def test_stepping_needs_a_reset_before_and_after_an_episode():
+def test_step_requires_a_reset_before_and_after_an_episode():
     env = TMaze(corridor_length=1)
     with pytest.raises(ResetNeeded):
         env.step(RIGHT)

@@ -1,4 +1,4 @@
-"""What a file says of its environment is used as far as it needs no trust."""
+"""Environment descriptions from files: only parts that need no trust are used."""
 
 import gymnasium
 import pytest
@@ -7,7 +7,7 @@ from rlxf.envs.make import registered_spec
 from rlxf.envs.trust import DescribedEnv
 
 
-def test_the_registered_environment_needs_no_trust():
+def test_registered_environment_needs_no_trust():
     described = DescribedEnv("FrozenLake-v1", {"map_name": "4x4"}, 100)
     assert described.needs_trust() == []
     spec = described.local_spec()
@@ -17,7 +17,7 @@ def test_the_registered_environment_needs_no_trust():
 
 
 @pytest.mark.parametrize(
-    ("described", "told"),
+    ("described", "untrusted"),
     [
         (DescribedEnv("CartPole-v1", {"sutton_barto_reward": True}), "sutton_barto_reward=True"),
         (DescribedEnv("Pendulum-v1", {"g": "/etc/passwd"}), "g='/etc/passwd'"),
@@ -30,24 +30,24 @@ def test_the_registered_environment_needs_no_trust():
     ],
     ids=str,
 )
-def test_all_else_does(described, told):
-    assert described.needs_trust() == [told]
+def test_other_arguments_limits_and_wrappers_need_trust(described, untrusted):
+    assert described.needs_trust() == [untrusted]
     with pytest.raises(ValueError, match=r"not used without trust.*--env .*trust=True") as refusal:
         described.local_spec()
-    assert told in str(refusal.value)
+    assert untrusted in str(refusal.value)
 
 
-def test_a_shorter_limit_is_taken_and_a_missing_one_is_the_registered():
+def test_shorter_limit_is_used_and_a_missing_one_is_the_registered():
     assert DescribedEnv("CartPole-v1", {}, 17).local_spec().max_episode_steps == 17
     assert DescribedEnv("CartPole-v1").local_spec().max_episode_steps == 500
 
 
-def test_arguments_that_the_caller_gives_are_not_the_files():
+def test_arguments_of_the_caller_need_no_trust():
     described = DescribedEnv("Pendulum-v1", {"g": 5.0, "mass": 2.0})
     assert described.needs_trust(["g"]) == ["mass=2.0"]
 
 
-def test_the_tmaze_checks_its_arguments_itself():
+def test_tmaze_arguments_need_no_trust():
     described = DescribedEnv("rlxf/TMaze-v0", {"corridor_length": 7, "active": True, "penalty": -0.5})
     assert described.local_spec().kwargs["corridor_length"] == 7
     with pytest.raises(ValueError, match="corridor_length must be at most 1,000,000"):
@@ -55,12 +55,12 @@ def test_the_tmaze_checks_its_arguments_itself():
 
 
 @pytest.mark.parametrize("env_id", ["no_such_module:CartPole-v1", "rlxf.envs:rlxf/TMaze-v0", ":CartPole-v1"])
-def test_a_module_in_an_id_of_a_file_is_not_imported(env_id):
+def test_module_in_the_id_of_a_file_is_not_imported(env_id):
     with pytest.raises(ValueError, match="a module that a file names is not imported"):
         registered_spec(env_id)
 
 
-def test_a_family_is_not_imported_from_the_working_folder(tmp_path, monkeypatch):
+def test_family_is_not_imported_from_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "minigrid").mkdir()
     (tmp_path / "minigrid/__init__.py").write_text("raise AssertionError")
@@ -71,6 +71,6 @@ def test_a_family_is_not_imported_from_the_working_folder(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("env_id", "kwargs"), [(3, {}), (None, {}), ("CartPole-v1", [1])])
-def test_what_is_no_description_is_refused(env_id, kwargs):
+def test_invalid_description_raises(env_id, kwargs):
     with pytest.raises(ValueError, match="an environment is an id and its arguments"):
         DescribedEnv(env_id, kwargs)

@@ -28,7 +28,7 @@ def adapted(mode: AutoresetMode, n: int = 3, **kwargs: Any) -> VecEnv:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_filler_rows_are_told_through_wrappers(mode):
+def test_has_filler_rows_through_wrappers(mode):
     assert has_filler_rows(VecNormalize(adapted(mode))) == (mode is AutoresetMode.NEXT_STEP)
     assert not has_filler_rows(by_sb3())
 
@@ -49,8 +49,8 @@ def plain(observation: Any) -> Any:
     return observation.tolist()
 
 
-def told(info: dict[str, Any]) -> dict[str, Any]:
-    """What an info says of an end, without times and in plain types."""
+def end_of(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of an info at the end of an episode, without times and in plain types."""
     end = {key: info[key] for key in KEYS if key in info}
     if "terminal_observation" in end:
         end["terminal_observation"] = plain(end["terminal_observation"])
@@ -59,9 +59,9 @@ def told(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def rollout(env: VecEnv, seed: int, steps: int = 40) -> list[list[tuple]]:
-    """For each environment its rows (observation after, reward, end, what its info tells), fillers left out.
+    """Return the rows (next observation, reward, done, end entries) of each environment without fillers.
 
-    The action depends on the environment and its count of real steps, so that fillers shift nothing.
+    Actions depend on the environment and its number of steps without fillers, so fillers do not shift them.
     """
     env.seed(seed)
     first = env.reset()
@@ -74,7 +74,7 @@ def rollout(env: VecEnv, seed: int, steps: int = 40) -> list[list[tuple]]:
                 assert (rewards[i], ends[i]) == (0.0, False)
                 rows[i][-1] = (row(observations, i), *rows[i][-1][1:])
                 continue
-            end = told(info) if ends[i] else {}
+            end = end_of(info) if ends[i] else {}
             rows[i].append((row(observations, i), float(rewards[i]), bool(ends[i]), end))
     return rows
 
@@ -82,22 +82,22 @@ def rollout(env: VecEnv, seed: int, steps: int = 40) -> list[list[tuple]]:
 @pytest.mark.parametrize("as_dict", [False, True])
 @pytest.mark.parametrize("mode", SB3_MODES)
 @given(seed=st.integers(0, 10_000))
-def test_it_returns_what_sb3_returns(mode, as_dict, seed):
+def test_results_equal_those_of_sb3(mode, as_dict, seed):
     assert rollout(adapted(mode, as_dict=as_dict), seed) == rollout(by_sb3(as_dict=as_dict), seed)
 
 
 @pytest.mark.parametrize("as_dict", [False, True])
 @given(seed=st.integers(0, 10_000))
-def test_next_step_without_its_fillers_is_what_sb3_returns(as_dict, seed):
-    ours = rollout(adapted(AutoresetMode.NEXT_STEP, as_dict=as_dict), seed)
-    theirs = rollout(by_sb3(as_dict=as_dict), seed)
-    for mine, other in zip(ours, theirs, strict=True):
-        last = len(mine) - 1  # an end on the very last step has no filler after it yet
-        assert mine[:last] == other[:last]
-        assert mine[last][1:] == other[last][1:]
+def test_next_step_without_fillers_equals_sb3(as_dict, seed):
+    actual = rollout(adapted(AutoresetMode.NEXT_STEP, as_dict=as_dict), seed)
+    expected = rollout(by_sb3(as_dict=as_dict), seed)
+    for rows, expected_rows in zip(actual, expected, strict=True):
+        last = len(rows) - 1  # an episode that ends at the last step has no filler yet
+        assert rows[:last] == expected_rows[:last]
+        assert rows[last][1:] == expected_rows[last][1:]
 
 
-def test_environments_in_other_processes_return_the_same():
+def test_environments_in_other_processes_equal_sb3():
     inner = AsyncVectorEnv([Counter] * 2, autoreset_mode=AutoresetMode.SAME_STEP, context="spawn")
     env = as_vec_env(inner)
     rows = rollout(env, 3)
@@ -105,7 +105,7 @@ def test_environments_in_other_processes_return_the_same():
     assert rows == rollout(by_sb3(n=2), 3)
 
 
-def test_next_step_marks_the_end_and_its_filler():
+def test_next_step_marks_ends_and_fillers():
     env = adapted(AutoresetMode.NEXT_STEP)
     env.seed(0)
     env.reset()
@@ -121,7 +121,7 @@ def test_next_step_marks_the_end_and_its_filler():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_reset_in_the_middle_starts_new_counts(mode):
+def test_reset_within_an_episode_resets_the_counts(mode):
     env = adapted(mode, n=2)
     env.seed(1)
     env.reset()
@@ -132,16 +132,16 @@ def test_reset_in_the_middle_starts_new_counts(mode):
     assert lengths == [[end[-1].get("episode", (0, 0))[1] for end in rows[1:]] for rows in fresh]
 
 
-def test_infos_are_dicts_of_their_own():
+def test_infos_are_separate_dicts():
     env = adapted(AutoresetMode.SAME_STEP, n=2)
     env.reset()
     infos = env.step(np.zeros(2, dtype=np.int64))[3]
-    infos[0]["mine"] = 1
-    assert "mine" not in infos[1]
-    assert "mine" not in env.step(np.zeros(2, dtype=np.int64))[3][0]
+    infos[0]["key"] = 1
+    assert "key" not in infos[1]
+    assert "key" not in env.step(np.zeros(2, dtype=np.int64))[3][0]
 
 
-def test_the_terminal_observation_is_a_copy():
+def test_terminal_observation_is_a_copy():
     env = adapted(AutoresetMode.NEXT_STEP, n=1)
     env.seed(0)
     env.reset()
@@ -163,13 +163,13 @@ def test_seed_and_options_reach_the_next_reset_only():
     assert env.reset_infos == [{"options": "None"}] * 3
 
 
-def test_a_seed_is_used_once():
+def test_seed_is_used_once():
     env = as_vec_env(TMazeVector(32, 1))
     env.seed(0)
     assert (env.reset() != env.reset()).any()
 
 
-def test_options_that_differ_are_refused():
+def test_different_options_raise():
     env = adapted(AutoresetMode.SAME_STEP, n=2)
     env.set_options([{"a": 1}, {"a": 2}])
     with pytest.raises(ValueError, match="'a': 2"):
@@ -189,7 +189,7 @@ def test_attributes_and_methods_of_the_environments():
         env.get_attr("nothing")
 
 
-def test_a_batch_has_its_own_attributes_only():
+def test_vector_environment_without_single_environments_has_its_own_attributes():
     env = as_vec_env(TMazeVector(3, 4))
     assert [rules.corridor_length for rules in env.get_attr("rules")] == [4, 4, 4]
     assert not env.has_attr("nothing")
@@ -199,7 +199,7 @@ def test_a_batch_has_its_own_attributes_only():
         env.env_method("reset")
 
 
-def test_it_says_what_wraps_its_environments():
+def test_env_is_wrapped():
     env = as_vec_env(SyncVectorEnv([lambda: gymnasium.wrappers.TimeLimit(Counter(), 3)] * 2))
     assert env.env_is_wrapped(gymnasium.wrappers.TimeLimit) == [True, True]
     assert env.env_is_wrapped(gymnasium.wrappers.ClipReward, indices=1) == [False]
@@ -207,7 +207,7 @@ def test_it_says_what_wraps_its_environments():
     assert as_vec_env(TMazeVector(2)).env_is_wrapped(gymnasium.wrappers.TimeLimit) == [False, False]
 
 
-def test_it_draws_all_environments_in_one_picture():
+def test_render_tiles_all_environments():
     env = as_vec_env(TMazeVector(4, 3, render_mode="rgb_array"))
     env.reset()
     assert env.render_mode == "rgb_array"
@@ -220,8 +220,8 @@ def test_close_closes_the_vector_env():
     assert inner.closed
 
 
-class Lame(VectorEnv):
-    """A vector environment of one step whose metadata and infos are given."""
+class Minimal(VectorEnv):
+    """Vector environment with episodes of one step, given metadata and empty infos."""
 
     num_envs = 1
     single_observation_space = observation_space = spaces.Box(0, 1, (1,))
@@ -238,29 +238,29 @@ class Lame(VectorEnv):
 
 
 @pytest.mark.parametrize("metadata", [{}, {"autoreset_mode": "NextStep"}])
-def test_an_environment_must_name_its_autoreset_mode(metadata):
+def test_missing_autoreset_mode_raises(metadata):
     with pytest.raises(ValueError, match="autoreset_mode"):
-        as_vec_env(Lame(metadata))
+        as_vec_env(Minimal(metadata))
 
 
-def test_same_step_without_the_last_observation_is_refused():
-    env = as_vec_env(Lame({"autoreset_mode": AutoresetMode.SAME_STEP}))
+def test_same_step_without_final_obs_raises():
+    env = as_vec_env(Minimal({"autoreset_mode": AutoresetMode.SAME_STEP}))
     env.reset()
     with pytest.raises(ValueError, match="final_obs"):
         env.step(np.zeros(1, dtype=np.int64))
 
 
-def test_reused_arrays_are_refused():
+def test_reused_arrays_raise():
     with pytest.raises(ValueError, match="copy=True"):
         as_vec_env(SyncVectorEnv([Counter], copy=False))
 
 
-def test_what_is_no_vector_environment_is_refused():
+def test_other_objects_raise():
     with pytest.raises(TypeError, match="TMaze"):
         as_vec_env(TMaze())
 
 
-def test_spaces_are_checked():
+def test_unsupported_space_raises():
     with pytest.raises(TypeError, match="Text"):
         as_vec_env(
             SyncVectorEnv([lambda: gymnasium.wrappers.TransformObservation(Counter(), str, spaces.Text(9))])
@@ -269,7 +269,7 @@ def test_spaces_are_checked():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_evaluate_policy_counts_the_same_episodes(mode):
-    """SB3 sees returns and lengths of whole episodes, fillers not among them."""
+    """SB3 gets the returns and lengths of whole episodes without fillers."""
     model = PPO("MlpPolicy", by_sb3(n=1), n_steps=8, batch_size=8, seed=0, device="cpu")
 
     def episodes(env: VecEnv) -> Any:
@@ -282,7 +282,7 @@ def test_evaluate_policy_counts_the_same_episodes(mode):
     assert lengths == expected_lengths
 
 
-def test_an_sb3_agent_learns_on_it_through_vecnormalize():
+def test_sb3_agent_trains_with_vecnormalize():
     env = VecNormalize(as_vec_env(TMazeVector(4, 1)))
     model = PPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=1, seed=0, device="cpu")
     model.learn(256)
@@ -292,7 +292,7 @@ def test_an_sb3_agent_learns_on_it_through_vecnormalize():
     assert len(model.ep_success_buffer or []) == len(model.ep_info_buffer)
 
 
-def test_the_maze_in_a_batch_is_the_maze_in_sb3s_loop():
+def test_tmaze_vector_equals_tmaze_in_dummy_vec_env():
     batch, loop = (
         as_vec_env(TMazeVector(3, 2)),
         sb3_make_vec_env("rlxf/TMaze-v0", 3, env_kwargs={"corridor_length": 2}),

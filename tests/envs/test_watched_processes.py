@@ -1,4 +1,4 @@
-"""An environment of a ``SubprocVecEnv`` that dies ends a training with its number, and not with silence."""
+"""A dead process of a ``SubprocVecEnv`` raises an error with its index, instead of a wait without end."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.faults
 
 
 class Dies(gymnasium.Wrapper):
-    """Its process ends at a step."""
+    """Wrapper whose process ends at a given step."""
 
     def __init__(self, env, step, end):
         super().__init__(env)
@@ -46,7 +46,7 @@ def made(step, end):
 
 @pytest.fixture
 def envs():
-    """Makes three environments of which that in the middle dies; the time to wait for them is bounded."""
+    """Create three environments, of which the second dies; a timer limits the time of the test."""
     opened = []
 
     def make(step, end=leave):
@@ -64,34 +64,34 @@ def envs():
 
 
 @pytest.mark.parametrize(("end", "code"), [(leave, 3), (kill, -9)], ids=["left", "killed"])
-def test_a_training_ends_with_number_and_exit_code_and_closes(envs, end, code):
+def test_training_raises_with_index_and_exit_code(envs, end, code):
     env = envs(20, end)
     agent = GTrXLPPO(
         "MlpGTrXLPolicy", env, memory_length=8, n_steps=16, segment_length=8, batch_size=24, device="cpu"
     )
-    with pytest.raises(BrokenEnvironmentError, match=rf"environment 1 is gone: .* exit code {code}"):
+    with pytest.raises(BrokenEnvironmentError, match=rf"environment 1 ended with exit code {code}"):
         agent.learn(200)
     env.close()
 
 
-def test_an_evaluation_too_under_wrappers(envs):
+def test_evaluation_through_wrappers_raises(envs):
     agent = GTrXLPPO("MlpGTrXLPolicy", "CartPole-v1", n_envs=2, memory_length=8, device="cpu")
-    with pytest.raises(BrokenEnvironmentError, match="environment 1 is gone"):
+    with pytest.raises(BrokenEnvironmentError, match="environment 1 ended with exit code"):
         evaluate(agent, VecNormalize(envs(3), training=False), 30)
 
 
-def test_one_that_died_before_it_is_asked_is_named(envs):
+def test_process_that_died_before_a_call_raises(envs):
     env = envs(None)
     watch_processes(env)
     watch_processes(env)
     env.processes[1].kill()
     env.processes[1].join()
-    with pytest.raises(BrokenEnvironmentError, match="environment 1 is gone"):
+    with pytest.raises(BrokenEnvironmentError, match="environment 1 ended with exit code"):
         env.reset()
     env.close()
 
 
-def test_living_ones_answer_as_before(envs):
+def test_living_processes_reply_as_without_the_watch(envs):
     env, plain = envs(None), DummyVecEnv([partial(made, None, leave)] * 3)
     watch_processes(env)
     watch_processes(plain)

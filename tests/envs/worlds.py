@@ -1,4 +1,4 @@
-"""An environment whose observations are of any space, for spaces that one part of the library could miss."""
+"""Environment with many kinds of observation and action spaces, to test that all modules support them."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ VIEW = spaces.Box(0, 255, (7, 7, 3), np.uint8)
 
 
 class Words(spaces.Space):
-    """Text, but no Gymnasium ``Text``: as MiniGrid's missions are."""
+    """Text space that is not a Gymnasium ``Text``, like MiniGrid's missions."""
 
     def __init__(self):
         super().__init__(dtype=str)
@@ -51,9 +51,9 @@ ACTIONS = {
 
 
 class AnySpace(gymnasium.Env):
-    """Shows random observations of a space, takes actions of another, pays the sum of their numbers.
+    """Environment with random observations and rewards equal to the sum of the numbers of the action.
 
-    An action that is not of its space is an error. Episodes have 4 steps; every second one is cut off.
+    An action outside the action space is an error. Episodes have 4 steps; every second one is truncated.
     """
 
     def __init__(self, observations: str = "nested Dict", actions: str = "Discrete"):
@@ -63,15 +63,15 @@ class AnySpace(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
         self.time, self.episode = 0, self.episode + 1
-        return self.look(), {}
+        return self._observe(), {}
 
     def step(self, action: Any) -> Any:
         assert self.action_space.contains(action), action
         self.time += 1
-        over, cut = self.time == LENGTH, self.episode % 2 == 0
-        return self.look(), float(np.sum(action)), over and not cut, over and cut, {}
+        done, truncated = self.time == LENGTH, self.episode % 2 == 0
+        return self._observe(), float(np.sum(action)), done and not truncated, done and truncated, {}
 
-    def look(self) -> Any:
+    def _observe(self) -> Any:
         self.observation_space.seed(int(self.np_random.integers(2**31)))
         return self.observation_space.sample()
 

@@ -1,4 +1,4 @@
-"""An agent that does what it is asked for, as far as it can, and the task it does it in."""
+"""Return-conditioned agent that achieves its target exactly if possible, and its environment."""
 
 import numpy as np
 from gymnasium import spaces
@@ -8,7 +8,7 @@ from tests.evaluation.tasks import Countdown, vec
 
 
 class Purse(Countdown):
-    """Four steps; each pays the action, a number from 0 to 1."""
+    """Environment with episodes of four steps; the reward is the action, a number from 0 to 1."""
 
     def __init__(self) -> None:
         super().__init__(length=4)
@@ -19,7 +19,7 @@ class Purse(Countdown):
 
 
 class Obedient:
-    """Spreads what is still wanted over the steps that are left; learned from returns of 1 to 3."""
+    """Agent that spreads the return-to-go evenly over the remaining steps; its data have returns 1 to 3."""
 
     return_range = (1.0, 3.0)
     reference_scores = ReferenceScores(1.0, 3.0, "metadata of test/purse-v0")

@@ -1,4 +1,4 @@
-"""Tiny environments and agents whose returns are known in closed form."""
+"""Small environments and agents with returns in closed form."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
 
 
 class Countdown(gymnasium.Env):
-    """Ends after ``length`` steps; step t = 0, 1, ... pays ``t + 1``. So an episode pays n (n + 1) / 2."""
+    """Environment with episodes of n = ``length`` steps and rewards 1, 2, ..., n: return n (n + 1) / 2."""
 
     def __init__(self, length: int = 3, truncates: bool = False, last_info: dict[str, Any] | None = None):
         self.length, self.truncates, self.last_info = length, truncates, last_info or {}
@@ -24,13 +24,13 @@ class Countdown(gymnasium.Env):
 
     def step(self, action):
         self.time += 1
-        over = self.time == self.length
-        info = self.last_info if over else {}
+        done = self.time == self.length
+        info = self.last_info if done else {}
         return (
             self.look(),
             self.reward(action),
-            over and not self.truncates,
-            over and self.truncates,
+            done and not self.truncates,
+            done and self.truncates,
             dict(info),
         )
 
@@ -42,7 +42,7 @@ class Countdown(gymnasium.Env):
 
 
 class CountAloud(Countdown):
-    """Pays 1 for each action that is the number of steps already taken; shows nothing."""
+    """Environment with reward 1 for each action that equals the number of past steps; zero observations."""
 
     def look(self) -> np.ndarray:
         return np.zeros(1, np.float32)
@@ -52,7 +52,7 @@ class CountAloud(Countdown):
 
 
 class Broken(Countdown):
-    """Pays ``value`` at its second step."""
+    """Environment whose second reward is ``value``."""
 
     def __init__(self, value: float):
         super().__init__()
@@ -63,7 +63,7 @@ class Broken(Countdown):
 
 
 class Blurred(Countdown):
-    """Shows ``value`` after so many steps."""
+    """Environment whose observation after ``step`` steps is ``value``."""
 
     def __init__(self, value: float, step: int):
         super().__init__()
@@ -74,7 +74,7 @@ class Blurred(Countdown):
 
 
 class Lottery(Countdown):
-    """One step; pays a random number."""
+    """Environment with episodes of one step and random rewards."""
 
     def __init__(self) -> None:
         super().__init__(length=1)
@@ -84,14 +84,14 @@ class Lottery(Countdown):
 
 
 class Idle:
-    """Always takes action 0."""
+    """Agent that always takes action 0."""
 
     def predict(self, observation, state=None, episode_start=None, deterministic=False):
         return np.zeros(len(observation), np.int64), None
 
 
 class Counter:
-    """Acts the number of steps since its episode began: it has to remember, and to forget in time."""
+    """Agent whose action is the number of steps of its episode, which it keeps in its state."""
 
     def predict(self, observation, state=None, episode_start=None, deterministic=False):
         steps = np.zeros(len(observation), np.int64) if state is None else state
@@ -100,10 +100,10 @@ class Counter:
 
 
 class NextStepReset(VecEnvWrapper):
-    """Resets in a step of its own, as Gymnasium's vector environments do: a filler row that pays 1000."""
+    """Wrapper with next-step autoreset, as in Gymnasium's vector environments; fillers have reward 1000."""
 
     def reset(self):
-        self.over = np.zeros(self.num_envs, dtype=bool)
+        self.ended = np.zeros(self.num_envs, dtype=bool)
         self.first = self.venv.reset().copy()
         return self.first
 
@@ -111,18 +111,18 @@ class NextStepReset(VecEnvWrapper):
         self.actions = actions
 
     def step_wait(self):
-        obs, rewards, dones = self.first.copy(), np.full(self.num_envs, 1000.0), self.over.copy()
+        obs, rewards, dones = self.first.copy(), np.full(self.num_envs, 1000.0), self.ended.copy()
         infos: list[dict[str, Any]] = [{"filler": True} for _ in dones]
         for i, env in enumerate(self.venv.envs):
-            if not self.over[i]:
+            if not self.ended[i]:
                 obs[i], rewards[i], terminated, truncated, infos[i] = env.step(self.actions[i])
                 dones[i] = terminated or truncated
             else:
                 obs[i], dones[i] = env.reset()[0], False
-        self.over = dones
+        self.ended = dones
         return obs, rewards, dones, infos
 
 
 def vec(*envs: gymnasium.Env) -> DummyVecEnv:
-    """The environments side by side."""
+    """Return a `DummyVecEnv` of the environments."""
     return DummyVecEnv([lambda env=env: env for env in envs])

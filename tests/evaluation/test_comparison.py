@@ -1,4 +1,4 @@
-"""Reports side by side."""
+"""Tables that compare reports."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def lines(table) -> list[str]:
     return [line for line in text(table).splitlines() if "│" in line]
 
 
-def test_each_report_is_a_row_of_its_own():
+def test_each_report_has_a_row():
     last, best = np.array([1.0, 3.0]), np.array([6.0, 8.0])
     reports = {"last": Report(last, last, references=SCALE), "best": Report(best, best, references=SCALE)}
     table = compare(reports, "Two checkpoints", "checkpoint")
@@ -26,7 +26,7 @@ def test_each_report_is_a_row_of_its_own():
     assert "metadata of test/some-v0" in text(table)
 
 
-def test_what_no_report_says_has_no_column():
+def test_unavailable_values_have_no_column():
     values = np.ones(2)
     plain = text(compare({"a": Report(values, values)}, "", ""))
     assert "success" not in plain

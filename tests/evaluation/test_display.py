@@ -1,4 +1,4 @@
-"""Films on machines without a display."""
+"""Videos on machines without a display."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from rlxf.evaluation import display
 from rlxf.evaluation.display import draw_off_screen
 
-FILM = """
+SCRIPT = """
 import gymnasium
 from rlxf.evaluation.film import check_can_film
 check_can_film(gymnasium.make("CartPole-v1", render_mode="rgb_array"))
@@ -17,12 +17,12 @@ check_can_film(gymnasium.make("CartPole-v1", render_mode="rgb_array"))
 NAMES = ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "SDL_VIDEODRIVER", "SDL_AUDIODRIVER")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the others have no headless display to miss")
-def test_a_film_on_a_headless_machine_prints_nothing():
+@pytest.mark.skipif(sys.platform != "linux", reason="the driver is only set on Linux")
+def test_video_on_a_headless_machine_prints_no_warning():
     pytest.importorskip("pygame")
     environment = {name: value for name, value in os.environ.items() if name not in NAMES}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FILM],
+        [sys.executable, "-W", "ignore", "-c", SCRIPT],
         env=environment,
         capture_output=True,
         text=True,
@@ -33,9 +33,9 @@ def test_a_film_on_a_headless_machine_prints_nothing():
 
 @pytest.fixture
 def environment(monkeypatch):
-    """Variables of the process: none of those that matter, unless it is given one."""
+    """Remove the variables that affect the display from the environment of the process."""
     for name in NAMES:
-        monkeypatch.setenv(name, "")  # so that what a test changes is taken back
+        monkeypatch.setenv(name, "")  # so monkeypatch restores it
         monkeypatch.delenv(name)
     return monkeypatch
 
@@ -52,7 +52,7 @@ def environment(monkeypatch):
         ("win32", {}, None),
     ],
 )
-def test_a_driver_is_chosen_only_where_there_is_no_display(environment, platform, given, driver):
+def test_dummy_driver_is_set_only_without_a_display(environment, platform, given, driver):
     environment.setattr(display.sys, "platform", platform)
     for name, value in given.items():
         environment.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Returns that are known beforehand, and those that SB3 finds."""
+"""`evaluate`, compared with known returns and with SB3's `evaluate_policy`."""
 
 import gymnasium
 import numpy as np
@@ -28,14 +28,14 @@ from tests.evaluation.tasks import (
 )
 
 
-def test_short_episodes_are_not_favoured():
+def test_short_episodes_are_not_overrepresented():
     report = evaluate(Idle(), vec(Countdown(1), Countdown(10)), 8)
     assert sorted(report.lengths) == [1] * 4 + [10] * 4
     assert sorted(report.returns) == [1.0] * 4 + [55.0] * 4
 
 
 @pytest.mark.parametrize("episodes", [1, 2, 5])
-def test_every_number_of_episodes_is_played(episodes):
+def test_number_of_episodes(episodes):
     report = evaluate(Idle(), vec(Countdown(2), Countdown(3), Countdown(4)), episodes)
     assert report.episodes == episodes
 
@@ -45,13 +45,13 @@ def test_truncated_episodes_count():
     assert report.returns.tolist() == [10.0] * 3
 
 
-def test_memory_begins_anew_with_each_episode():
+def test_state_is_reset_with_each_episode():
     report = evaluate(Counter(), vec(CountAloud(3), CountAloud(7)), 10)
     assert (report.returns == report.lengths).all()
 
 
-class Asked(Counter):
-    """`Counter` that notes for how many environments it is asked."""
+class BatchCounter(Counter):
+    """`Counter` that records the batch size of each prediction."""
 
     def __init__(self):
         self.batches = []
@@ -63,41 +63,41 @@ class Asked(Counter):
 
 
 class Divisible(np.ndarray):
-    """Numbers that can be given for some environments."""
+    """State that supports the selection of environments."""
 
     def rows(self, rows):
         return self[rows.numpy()]
 
 
-class AskedForSome(Asked):
-    """Its state can be divided."""
+class DivisibleBatchCounter(BatchCounter):
+    """`BatchCounter` whose state supports the selection of environments."""
 
     def predict(self, observation, state=None, episode_start=None, deterministic=False):
         actions, state = super().predict(observation, state, episode_start, deterministic)
         return actions, state.view(Divisible)
 
 
-def test_nobody_is_asked_for_an_environment_that_has_played_its_share():
-    agent = AskedForSome()
+def test_finished_environments_are_left_out_of_predictions():
+    agent = DivisibleBatchCounter()
     report = evaluate(agent, vec(CountAloud(2), CountAloud(5), CountAloud(9)), 6)
     assert (report.returns == report.lengths).all()
     assert agent.batches == [3] * 4 + [2] * 6 + [1] * 8
 
 
-def test_a_state_that_cannot_be_divided_is_kept_whole():
-    agent = Asked()
+def test_indivisible_state_keeps_all_environments():
+    agent = BatchCounter()
     report = evaluate(agent, vec(CountAloud(2), CountAloud(5)), 4)
     assert (report.returns == report.lengths).all()
     assert agent.batches == [2] * 10
 
 
-def test_without_a_state_the_idle_are_left_out_too():
-    class Stateless(Asked):
+def test_finished_environments_are_left_out_without_a_state():
+    class Stateless(BatchCounter):
         def predict(self, observation, state=None, episode_start=None, deterministic=False):
             self.batches.append(len(observation["at"]))
             return observation["at"][:, 0].astype(np.int64), None
 
-    class Shown(CountAloud):
+    class VisibleTime(CountAloud):
         def __init__(self, length):
             super().__init__(length)
             self.observation_space = spaces.Dict({"at": self.observation_space})
@@ -106,59 +106,59 @@ def test_without_a_state_the_idle_are_left_out_too():
             return {"at": np.array([self.time], np.float32)}
 
     agent = Stateless()
-    report = evaluate(agent, vec(Shown(2), Shown(5)), 2)
+    report = evaluate(agent, vec(VisibleTime(2), VisibleTime(5)), 2)
     assert (report.returns == report.lengths).all()
     assert agent.batches == [2] * 2 + [1] * 3
 
 
-def test_filler_rows_count_in_nothing_and_are_no_memory():
+def test_filler_rows_count_neither_in_returns_nor_in_the_state():
     report = evaluate(Counter(), NextStepReset(vec(CountAloud(3), CountAloud(7))), 10)
     assert (report.returns == report.lengths).all()
     assert sorted(set(report.lengths)) == [3, 7]
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
-def test_gymnasium_vector_environments_reset_either_way(mode):
+def test_gymnasium_vector_environments_with_both_autoreset_modes(mode):
     env = SyncVectorEnv([lambda: CountAloud(3), lambda: CountAloud(7)], autoreset_mode=mode)
     report = evaluate(Counter(), env, 10)
     assert (report.returns == report.lengths).all()
     assert sorted(report.lengths) == [3] * 5 + [7] * 5
 
 
-def test_one_gymnasium_environment():
+def test_single_gymnasium_environment():
     assert evaluate(Idle(), Countdown(4), 3).returns.tolist() == [10.0] * 3
 
 
-def test_an_id_is_made_with_at_most_one_environment_per_episode():
+def test_fewer_episodes_than_environments():
     assert evaluate(Idle(), "CartPole-v1", 3).episodes == 3
 
 
-def test_the_agents_own_environment():
+def test_environment_of_the_agent():
     agent = PPO("MlpPolicy", vec(Countdown(4)), n_steps=8, batch_size=8, device="cpu")
     assert evaluate(agent, episodes=3).returns.tolist() == [10.0] * 3
 
 
-def test_success_is_what_the_last_step_says():
+def test_success_is_that_of_the_last_step():
     won, lost = Countdown(2, last_info={"is_success": True}), Countdown(2, last_info={"is_success": False})
     report = evaluate(Idle(), vec(won, lost), 6)
     assert report.success_rate == 0.5
 
 
-def test_silence_is_no_success_where_others_speak():
-    won, silent = Countdown(2, last_info={"is_success": True}), Countdown(2)
-    report = evaluate(Idle(), vec(won, silent), 4)
+def test_missing_success_is_a_failure_if_others_report_it():
+    won, unreported = Countdown(2, last_info={"is_success": True}), Countdown(2)
+    report = evaluate(Idle(), vec(won, unreported), 4)
     assert report.success_rate == 0.5
     assert evaluate(Idle(), vec(Countdown(2)), 4).success_rate is None
 
 
-def test_the_monitor_is_believed():
-    """A wrapper above the monitor that changes rewards changes nothing in the report."""
-    loud = gymnasium.wrappers.TransformReward(Monitor(Countdown(4)), lambda reward: 100 * reward)
-    assert evaluate(Idle(), vec(loud), 2).returns.tolist() == [10.0] * 2
+def test_returns_are_those_of_the_monitor():
+    """A wrapper outside the monitor that changes rewards does not change the report."""
+    scaled = gymnasium.wrappers.TransformReward(Monitor(Countdown(4)), lambda reward: 100 * reward)
+    assert evaluate(Idle(), vec(scaled), 2).returns.tolist() == [10.0] * 2
     assert evaluate(Idle(), VecMonitor(vec(Countdown(4))), 2).returns.tolist() == [10.0] * 2
 
 
-def test_normalised_rewards_are_undone_and_statistics_rest():
+def test_reward_normalisation_is_undone_and_statistics_are_not_updated():
     env = VecNormalize(vec(Countdown(4), Countdown(6)))
     mean, count = env.obs_rms.mean.copy(), env.obs_rms.count
     report = evaluate(Idle(), env, 4)
@@ -168,23 +168,23 @@ def test_normalised_rewards_are_undone_and_statistics_rest():
     assert env.obs_rms.count == count
 
 
-def test_statistics_learn_again_after_an_error():
+def test_statistics_are_updated_again_after_an_error():
     env = VecNormalize(vec(Broken(np.nan)))
     with pytest.raises(ValueError, match="environment 0 at step 2"):
         evaluate(Idle(), env, 1)
     assert env.training
 
 
-def test_an_agent_trained_on_normalised_observations_gets_them():
-    trained_in = VecNormalize(sb3_make_vec_env("CartPole-v1", 2, seed=0))
-    agent = PPO("MlpPolicy", trained_in, n_steps=64, batch_size=64, seed=0, device="cpu").learn(256)
+def test_observations_are_normalised_as_in_training():
+    train_env = VecNormalize(sb3_make_vec_env("CartPole-v1", 2, seed=0))
+    agent = PPO("MlpPolicy", train_env, n_steps=64, batch_size=64, seed=0, device="cpu").learn(256)
     same = VecNormalize(make_vec_env("CartPole-v1", 4), training=False)
-    same.obs_rms = trained_in.obs_rms
+    same.obs_rms = train_env.obs_rms
     returns = evaluate(agent, same, 8).returns
     raw = make_vec_env("CartPole-v1", 4)
     assert (evaluate(agent, "CartPole-v1", 8, n_envs=4).returns == returns).all()
     assert (evaluate(agent, raw, 8).returns == returns).all()
-    other = VecNormalize(raw, training=False)  # of its own, whose statistics are none yet
+    other = VecNormalize(raw, training=False)  # with initial statistics
     assert (evaluate(agent, other, 8).returns != returns).any()
 
 
@@ -213,7 +213,7 @@ def test_agrees_with_sb3(kind, policy, make):
     assert report.lengths.tolist() == lengths
 
 
-def test_the_seed_decides_the_episodes():
+def test_seed_determines_the_episodes():
     def returns(seed):
         return evaluate(Idle(), vec(Lottery(), Lottery()), 6, seed=seed).returns
 
@@ -221,7 +221,7 @@ def test_the_seed_decides_the_episodes():
     assert (returns(1) != returns(2)).all()
 
 
-def test_no_seed_leaves_the_environments_theirs():
+def test_seed_none_keeps_the_seeds_of_the_environments():
     def returns():
         env = vec(Lottery())
         env.seed(3)
@@ -241,7 +241,7 @@ def test_logs_at_the_agents_step(tmp_path):
     assert int(logged["time/total_timesteps"]) == 16
 
 
-def test_the_bar_counts_episodes(capsys):
+def test_progress_bar_counts_episodes(capsys):
     evaluate(Idle(), vec(Countdown(1)), 7, progress_bar=True)
     assert "7/7" in capsys.readouterr().out
     evaluate(Idle(), vec(Countdown(1)), 7)
@@ -249,7 +249,7 @@ def test_the_bar_counts_episodes(capsys):
 
 
 @pytest.mark.parametrize("given", [{"episodes": 0}, {"episodes": -3}, {"n_envs": 0}])
-def test_less_than_one_is_refused(given):
+def test_arguments_less_than_one_raise(given):
     name, value = next(iter(given.items()))
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
         evaluate(Idle(), "CartPole-v1", **given)
@@ -257,22 +257,22 @@ def test_less_than_one_is_refused(given):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("step", [0, 2])
-def test_an_observation_that_is_not_finite_is_named_with_its_place(value, step):
-    named = f"observation of environment 1 is not finite at its step {step}: {value}"
-    with pytest.raises(FaultyEnvironmentError, match=named):
+def test_non_finite_observation_raises_with_environment_and_step(value, step):
+    message = f"observation of environment 1 is not finite at its step {step}: {value}"
+    with pytest.raises(FaultyEnvironmentError, match=message):
         evaluate(Idle(), vec(Countdown(), Blurred(value, step)), 4)
 
 
-def test_no_environment_is_refused():
+def test_missing_environment_raises():
     with pytest.raises(ValueError, match="Idle has no environment"):
         evaluate(Idle())
 
 
-def test_what_is_no_environment_is_refused():
+def test_other_objects_as_env_raise():
     with pytest.raises(TypeError, match="int: 7"):
         evaluate(Idle(), 7)
 
 
-def test_what_cannot_predict_is_refused():
+def test_agent_without_predict_raises():
     with pytest.raises(TypeError, match="predict"):
         evaluate(object(), "CartPole-v1")

@@ -1,4 +1,4 @@
-"""The report's numbers, and where they go."""
+"""Statistics of a report and their output formats."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_numbers(report):
     assert report.ci[0] < report.mean < report.ci[1]
 
 
-def test_json_reads_back(report):
+def test_json_round_trip(report):
     data = json.loads(report.to_json())
     assert data["returns"] == RETURNS.tolist()
     assert data["lengths"] == LENGTHS.tolist()
@@ -42,7 +42,7 @@ def test_json_reads_back(report):
     assert data["success_rate"] == 0.75
 
 
-def test_without_success_nothing_claims_one():
+def test_report_without_success():
     report = Report(RETURNS, LENGTHS)
     assert report.success_rate is None
     assert "eval/success_rate" not in report.scalars()
@@ -50,18 +50,18 @@ def test_without_success_nothing_claims_one():
     assert "success" not in _text(report.table())
 
 
-def test_with_references_there_is_a_score():
+def test_report_with_reference_scores():
     report = Report(RETURNS, LENGTHS, references=ReferenceScores(2.0, 12.0, "somewhere"))
     assert report.normalized_score == report.scalars()["eval/normalized_score"] == 20.0
     data = json.loads(report.to_json())
     assert data["normalized_score"] == 20.0
     assert data["references"] == {"minimum": 2.0, "maximum": 12.0, "source": "somewhere"}
-    shown = " ".join(_text(report.table()).split())
-    assert "20.0" in shown
-    assert "0 is a return of 2, 100 one of 12 (somewhere)" in shown
+    table = " ".join(_text(report.table()).split())
+    assert "20.0" in table
+    assert "0 is a return of 2, 100 one of 12 (somewhere)" in table
 
 
-def test_without_references_nothing_claims_a_score(report):
+def test_report_without_reference_scores(report):
     assert report.normalized_score is None
     assert "eval/normalized_score" not in report.scalars()
     assert "score" not in _text(report.table())
@@ -92,7 +92,7 @@ def test_sb3_logger_and_tensorboard_writer_get_the_same_tags(report, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("returns", "lengths", "named"),
+    ("returns", "lengths", "message"),
     [
         (np.array([]), np.array([]), r"\(0,\)"),
         (np.array([1.0]), np.array([1, 2]), r"\(1,\), \(2,\)"),
@@ -100,8 +100,8 @@ def test_sb3_logger_and_tensorboard_writer_get_the_same_tags(report, tmp_path):
         (np.array([1.0, np.nan]), np.array([1, 2]), "nan"),
     ],
 )
-def test_what_is_no_report_is_refused(returns, lengths, named):
-    with pytest.raises(ValueError, match=named):
+def test_invalid_arrays_raise(returns, lengths, message):
+    with pytest.raises(ValueError, match=message):
         Report(returns, lengths)
 
 

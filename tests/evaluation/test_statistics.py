@@ -1,4 +1,4 @@
-"""Statistics against their slow definitions, and what must hold for any returns."""
+"""Statistics, compared with slow definitions, and their invariants."""
 
 import random
 import tracemalloc
@@ -37,7 +37,7 @@ def test_interquartile_mean_ignores_one_broken_episode(x):
 
 @few
 @given(values)
-def test_interval_holds_the_mean_and_stays_within_the_values(x):
+def test_interval_contains_the_mean_and_is_within_the_values(x):
     low, high = bootstrap_interval(np.array(x))
     assert low <= np.mean(x) <= high
     assert min(x) - 1e-6 <= low
@@ -46,41 +46,41 @@ def test_interval_holds_the_mean_and_stays_within_the_values(x):
 
 @few
 @given(st.lists(st.integers(-100, 100), min_size=2, max_size=20), st.integers(-50, 50), st.integers(1, 50))
-def test_interval_moves_and_stretches_with_the_values(x, shift, scale):
+def test_interval_is_equivariant_to_shift_and_scale(x, shift, scale):
     moved = bootstrap_interval(shift + scale * np.array(x, dtype=float))
     expected = [shift + scale * bound for bound in bootstrap_interval(np.array(x, dtype=float))]
     assert moved == pytest.approx(expected)
 
 
 @given(st.floats(-1e9, 1e9, allow_subnormal=False), st.integers(1, 50))
-def test_equal_values_leave_no_doubt(value, count):
+def test_interval_of_equal_values_has_width_zero(value, count):
     low, high = bootstrap_interval(np.full(count, value))
     assert low == high == pytest.approx(value)
 
 
-def test_interval_is_that_of_resampling_by_hand():
+def test_interval_equals_a_naive_bootstrap():
     x = np.random.default_rng(0).exponential(size=30)
-    dice = random.Random(0)
-    means = sorted(sum(dice.choices(x.tolist(), k=30)) / 30 for _ in range(20_000))
+    rng = random.Random(0)
+    means = sorted(sum(rng.choices(x.tolist(), k=30)) / 30 for _ in range(20_000))
     slow = means[500], means[-500]
     error = np.std(x) / np.sqrt(30)
     assert bootstrap_interval(x) == pytest.approx(slow, abs=0.1 * error)
 
 
-def test_interval_catches_the_true_mean_about_95_times_in_100():
+def test_interval_covers_the_true_mean_about_95_times_in_100():
     generator = np.random.default_rng(0)
     intervals = [bootstrap_interval(generator.normal(7.0, 2.0, size=40), seed=i) for i in range(100)]
-    caught = sum(low <= 7.0 <= high for low, high in intervals)
-    assert 88 <= caught <= 99
+    covered = sum(low <= 7.0 <= high for low, high in intervals)
+    assert 88 <= covered <= 99
 
 
-def test_the_seed_decides_the_interval():
+def test_seed_determines_the_interval():
     x = np.random.default_rng(0).normal(size=25)
     assert bootstrap_interval(x, seed=3) == bootstrap_interval(x, seed=3)
     assert bootstrap_interval(x, seed=3) != bootstrap_interval(x, seed=4)
 
 
-def test_many_values_take_little_memory():
+def test_many_values_need_little_memory():
     x = np.random.default_rng(0).normal(size=20_000)
     tracemalloc.start()
     low, high = bootstrap_interval(x)

@@ -1,4 +1,4 @@
-"""An agent that can be asked for a return: what it achieves, and what is said of it."""
+"""Evaluation of a return-conditioned agent at several targets."""
 
 import json
 import warnings
@@ -27,44 +27,44 @@ def sweep_of(achieved: dict[float, float]):
 
 
 @pytest.mark.parametrize("n_envs", [1, 3])
-def test_each_target_is_asked_for(n_envs):
+def test_each_target_is_evaluated(n_envs):
     sweep = evaluate(Obedient(), episodes=6, target_returns=[3, 1.5, 2], n_envs=n_envs)
     assert sweep.targets.tolist() == [3, 1.5, 2]
     assert sweep.achieved.tolist() == pytest.approx([3, 1.5, 2])
-    assert all(found.episodes == 6 for found in sweep.reports.values())
+    assert all(each.episodes == 6 for each in sweep.reports.values())
     assert sweep.spearman == 1
     assert sweep.data_range == (1.0, 3.0)
 
 
-def test_environments_that_show_the_return_already_are_asked_too():
+def test_environments_in_return_to_go_are_used():
     env = VecMonitor(ReturnToGo(vec(Purse(), Purse()), 0.0))
     sweep = evaluate(Obedient(), env, 4, target_returns=[2, 3])
     assert sweep.achieved.tolist() == pytest.approx([2, 3])
 
 
-def test_all_targets_are_asked_for_in_the_same_episodes():
+def test_all_targets_use_the_same_episodes():
     sweep = evaluate(Obedient(), vec(Gift(), Gift()), 8, target_returns=[3, 1])
     assert (sweep.reports[3].returns == sweep.reports[1].returns).all()
     assert np.ptp(sweep.first.returns) > 0
 
 
 class Gift(Lottery):
-    """Pays at random, whatever is done."""
+    """Environment with random rewards that do not depend on the action."""
 
     def __init__(self):
         super().__init__()
         self.action_space = Purse().action_space
 
 
-def test_the_score_is_on_the_scale_of_the_data():
+def test_score_has_the_reference_scores_of_the_data():
     sweep = evaluate(Obedient(), episodes=2, target_returns=[3, 2])
-    assert [found.normalized_score for found in sweep.reports.values()] == pytest.approx([100, 50])
-    shown = " ".join(text(sweep.table()).split())
-    assert "0 is a return of 1, 100 one of 3" in shown
-    assert "metadata of test/purse-v0" in shown
+    assert [each.normalized_score for each in sweep.reports.values()] == pytest.approx([100, 50])
+    table = " ".join(text(sweep.table()).split())
+    assert "0 is a return of 1, 100 one of 3" in table
+    assert "metadata of test/purse-v0" in table
 
 
-def test_an_unknown_agent_is_scored_by_the_table_of_its_environment():
+def test_score_of_other_agents_has_the_reference_scores_of_the_environment():
     class Named(Purse):
         spec = type("Spec", (), {"id": "Hopper-v5"})()
 
@@ -72,19 +72,19 @@ def test_an_unknown_agent_is_scored_by_the_table_of_its_environment():
         def predict(self, observation, state=None, episode_start=None, deterministic=False):
             return np.zeros((len(observation), 1), np.float32), None
 
-    found = evaluate(Idle(), vec(Named()), 1)
-    assert found.normalized_score == pytest.approx(100 * 20.272305 / (3234.3 + 20.272305))
-    assert "D4RL" in found.references.source
+    result = evaluate(Idle(), vec(Named()), 1)
+    assert result.normalized_score == pytest.approx(100 * 20.272305 / (3234.3 + 20.272305))
+    assert "D4RL" in result.references.source
     assert evaluate(Idle(), vec(Purse()), 1).normalized_score is None
 
 
-def test_a_target_that_the_data_do_not_hold_is_a_warning_with_their_range():
-    with pytest.warns(UserWarning, match=r"target returns 0\.5, 4 lie outside .* return 1 to 3"):
+def test_target_outside_the_data_warns_with_their_range():
+    with pytest.warns(UserWarning, match=r"target returns 0\.5, 4 are outside .* data, 1 to 3"):
         sweep = evaluate(Obedient(), episodes=1, target_returns=[0.5, 1, 3, 4])
     assert sweep.achieved.tolist() == pytest.approx([0.5, 1, 3, 4])
 
 
-def test_without_data_there_is_no_warning():
+def test_unknown_data_range_does_not_warn():
     class Free(Obedient):
         return_range = None
 
@@ -94,23 +94,23 @@ def test_without_data_there_is_no_warning():
 
 
 @pytest.mark.parametrize("targets", [[], [1, np.nan], [np.inf], [2, 2.0]], ids=str)
-def test_what_are_no_targets_is_refused(targets):
-    with pytest.raises(ValueError, match=r"target_returns must be finite numbers, each of them once, got"):
+def test_invalid_targets_raise(targets):
+    with pytest.raises(ValueError, match=r"target_returns must be .* finite numbers without duplicates, got"):
         evaluate(Obedient(), episodes=1, target_returns=targets)
 
 
-# What is made of it
+# Statistics and outputs of the sweep
 
 
-def test_spearman_is_scipys():
+def test_spearman_equals_scipy():
     achieved = {1.0: 5.0, 2.0: 4.0, 3.0: 9.0, 4.0: 9.5, 5.0: 9.2}
     expected = stats.spearmanr(list(achieved), list(achieved.values())).statistic
     assert sweep_of(achieved).spearman == pytest.approx(expected)
     assert 0 < expected < 1
 
 
-@pytest.mark.parametrize("achieved", [{1.0: 5.0}, {1.0: 5.0, 2.0: 5.0}], ids=["one target", "all alike"])
-def test_without_ranks_there_is_no_correlation(achieved):
+@pytest.mark.parametrize("achieved", [{1.0: 5.0}, {1.0: 5.0, 2.0: 5.0}], ids=["one target", "equal returns"])
+def test_undefined_correlation_is_none(achieved):
     sweep = sweep_of(achieved)
     assert sweep.spearman is None
     assert "eval/spearman" not in sweep.scalars()
@@ -118,13 +118,13 @@ def test_without_ranks_there_is_no_correlation(achieved):
     assert json.loads(sweep.to_json())["spearman"] is None
 
 
-def test_the_first_target_is_the_one_that_counts():
+def test_scalars_are_those_of_the_first_target():
     sweep = TargetSweep({9.0: report(1, 2), 3.0: report(5, 6)})
     assert sweep.mean == sweep.first.mean == 1.5
     assert sweep.first.scalars().items() <= sweep.scalars().items()
 
 
-def test_tensorboard_gets_every_target(tmp_path):
+def test_tensorboard_has_every_target(tmp_path):
     with SummaryWriter(str(tmp_path)) as writer:
         sweep = evaluate(Obedient(), episodes=2, target_returns=[3, 1.5], logger=writer)
     events = EventAccumulator(str(tmp_path)).Reload()
@@ -143,26 +143,26 @@ def image(folder):
     return event
 
 
-def test_tensorboard_shows_the_picture(tmp_path):
+def test_tensorboard_has_the_figure(tmp_path):
     with SummaryWriter(str(tmp_path / "writer")) as writer:
         evaluate(Obedient(), episodes=2, target_returns=[3, 1.5], logger=writer)
     logger = configure(str(tmp_path / "logger"), ["tensorboard", "csv", "json", "log"])
     evaluate(Obedient(), episodes=2, target_returns=[3, 1.5], logger=logger)
     logger.close()
-    for shown in (image(tmp_path / "writer"), image(tmp_path / "logger")):
-        assert shown.step == 7
-        assert (shown.width, shown.height) == (720, 600)
+    for event in (image(tmp_path / "writer"), image(tmp_path / "logger")):
+        assert event.step == 7
+        assert (event.width, event.height) == (720, 600)
     assert "eval/targets" not in (tmp_path / "logger/progress.csv").read_text()
 
 
-def test_nothing_is_drawn_for_a_single_target_or_without_tensorboard(tmp_path, monkeypatch):
+def test_no_figure_for_a_single_target_or_without_tensorboard(tmp_path, monkeypatch):
     monkeypatch.setattr(TargetSweep, "figure", lambda self: pytest.fail("drawn"))
     with SummaryWriter(str(tmp_path)) as writer:
         sweep_of({1.0: 5.0}).log(writer, 0)
     sweep_of({1.0: 5.0, 2.0: 6.0}).log(configure(str(tmp_path), ["csv"]), 0)
 
 
-def test_json_reads_back():
+def test_json_round_trip():
     data = json.loads(evaluate(Obedient(), episodes=2, target_returns=[3, 2]).to_json())
     assert [row["target"] for row in data["targets"]] == [3, 2]
     assert data["targets"][1]["returns"] == pytest.approx([2, 2])
@@ -171,19 +171,19 @@ def test_json_reads_back():
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_the_picture_is_written(tmp_path, suffix):
+def test_plot_writes_a_file(tmp_path, suffix):
     path = tmp_path / f"sweep.{suffix}"
     evaluate(Obedient(), episodes=2, target_returns=[3, 2, 1]).plot(path)
     assert path.stat().st_size > 1000
 
 
-def test_the_line_of_the_picture_goes_from_low_to_high_targets():
+def test_figure_has_sorted_targets():
     (axes,) = sweep_of({3.0: 7.0, 1.0: 5.0, 2.0: 9.0}).figure().axes
-    (line,) = (found for found in axes.lines if len(found.get_xdata()) == 3 and found.get_marker() == "o")
+    (line,) = (each for each in axes.lines if len(each.get_xdata()) == 3 and each.get_marker() == "o")
     assert line.get_xydata().tolist() == [[1, 5], [2, 9], [3, 7]]
 
 
-def test_the_picture_of_a_single_target_and_an_unwritable_one(tmp_path):
+def test_plot_of_a_single_target_and_of_an_unwritable_path(tmp_path):
     sweep = sweep_of({1.0: 5.0})
     sweep.plot(tmp_path / "one.png")
     with pytest.raises(OSError, match="nowhere"):

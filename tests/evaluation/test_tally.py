@@ -1,4 +1,4 @@
-"""Which episodes count, and how much."""
+"""Accumulation of episode returns."""
 
 import numpy as np
 import pytest
@@ -19,8 +19,8 @@ def test_quotas_are_even_and_add_up(episodes, n_envs):
 
 
 @given(st.data(), st.integers(1, 4), st.integers(1, 12))
-def test_counts_as_a_loop_over_each_environment_alone(data, n_envs, episodes):
-    """Random rewards, ends and filler rows, against one environment after the other."""
+def test_equals_a_loop_over_single_environments(data, n_envs, episodes):
+    """Random rewards, ends and filler rows, compared with sums for one environment at a time."""
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     steps = []
     tally = Tally(quotas(episodes, n_envs), own_score)
@@ -29,13 +29,13 @@ def test_counts_as_a_loop_over_each_environment_alone(data, n_envs, episodes):
         infos = [{"filler": True} if row else {} for row in filler]
         steps.append((rewards, dones, filler))
         tally.add(rewards, dones, infos)
-    expected = [score for i in range(n_envs) for score in _alone(steps, i, quotas(episodes, n_envs)[i])]
+    expected = [score for i in range(n_envs) for score in _single(steps, i, quotas(episodes, n_envs)[i])]
     report = tally.report()
     assert sorted(report.returns) == pytest.approx(sorted(total for total, _ in expected))
     assert sorted(report.lengths) == sorted(length for _, length in expected)
 
 
-def _alone(steps, i, quota):
+def _single(steps, i, quota):
     scores, total, length = [], 0.0, 0
     for rewards, dones, filler in steps:
         if filler[i]:
@@ -47,33 +47,33 @@ def _alone(steps, i, quota):
     return scores[:quota]
 
 
-def test_a_lost_life_is_no_end():
+def test_lost_life_does_not_end_an_episode():
     tally = Tally(np.array([1]), monitored_score)
-    lost, over = {}, {"episode": {"r": 21.5, "l": 4}}
-    tally.add(np.array([1.0]), np.array([True]), [lost])
+    life_lost, episode_ended = {}, {"episode": {"r": 21.5, "l": 4}}
+    tally.add(np.array([1.0]), np.array([True]), [life_lost])
     assert tally.missing[0] == 1
-    tally.add(np.array([1.0]), np.array([True]), [over])
+    tally.add(np.array([1.0]), np.array([True]), [episode_ended])
     report = tally.report()
     assert report.returns.tolist() == [21.5]
     assert report.lengths.tolist() == [4]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_broken_reward_is_named_with_its_place(value):
+def test_non_finite_reward_raises_with_environment_and_step(value):
     tally = Tally(np.array([1, 1]), own_score)
     tally.add(np.zeros(2), np.zeros(2, dtype=bool), [{}, {}])
     with pytest.raises(ValueError, match=rf"got {value} from environment 1 at step 2"):
         tally.add(np.array([0.0, value]), np.zeros(2, dtype=bool), [{}, {}])
 
 
-def test_a_broken_reward_of_a_filler_row_is_nobodys():
+def test_non_finite_reward_of_a_filler_row_is_ignored():
     tally = Tally(np.array([1]), own_score)
     tally.add(np.array([np.nan]), np.array([False]), [{"filler": True}])
     tally.add(np.array([2.0]), np.array([True]), [{}])
     assert tally.report().returns.tolist() == [2.0]
 
 
-def test_an_episode_that_broke_counts_for_nothing():
+def test_episode_lost_to_a_failure_is_not_counted():
     tally = Tally(np.array([1]), own_score)
     lost = {"filler": True, LOST: True}
     for reward, done, info in [(5.0, False, {}), (0.0, False, lost), (0.0, True, lost), (2.0, True, {})]:

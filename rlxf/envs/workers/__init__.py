@@ -1,4 +1,4 @@
-"""Environments in processes of their own, which may raise, die or hang."""
+"""Environments in worker processes, which are restarted if they raise, die or hang."""
 
 from rlxf.envs.workers.options import Workers
 from rlxf.envs.workers.vec_env import WorkerVecEnv, trouble

@@ -1,32 +1,33 @@
-"""How many processes environments get, and what is done where they break."""
+"""Options of worker processes: their number, timeouts and restarts."""
 
 from dataclasses import dataclass
 from itertools import pairwise
 
 LONGEST_BACK_OFF = 60.0
-"""Seconds."""
+"""Maximum delay of a restart in seconds."""
 GOOD_STEPS = 1000
-"""Of an environment since its last break: as good as an episode that ends, which some tasks have none of."""
+"""Steps after a failure that reset the failure count, for tasks whose episodes never end."""
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Processes that environments run in.
+    """Options of the worker processes in which environments run.
 
-    An environment breaks when it raises, when its process dies, or when that does not answer in time. Those
-    that break together begin anew together, in a process of their own; the others go on meanwhile.
+    An environment fails if it raises, if its process dies, or if the process does not reply in time.
+    Environments that fail together are restarted together in a new process. The others continue.
 
     Args:
-        number: of processes; each has as many environments as the next, or one more. As many as there are
-            environments keeps one that dies or hangs from taking others along; fewer cost less time.
-        timeout: seconds in which a process must have stepped its environments once, with the resets of
-            those that end, or answered a question: for attributes, pictures. All environments wait for the
-            slowest, so it is what one that hangs costs.
-        start_timeout: seconds in which an environment must be made and reset, imports included. A method
-            that it is asked for (``env_method``) may take as long.
-        restarts: how often in a row an environment may break; one episode that ends, or `GOOD_STEPS` steps,
-            set the count back.
-        back_off: seconds from the first break to the restart; twice as long after each break in a row, up to
+        number: number of processes. The environments are split evenly over them. With one process per
+            environment, an environment that dies or hangs affects no other; fewer processes have less
+            overhead.
+        timeout: seconds for one step of all environments of a process, including resets at the end of
+            episodes, or for a query of attributes or images. All environments wait for the slowest, so a
+            hanging environment delays all by this time.
+        start_timeout: seconds for the creation and the reset of an environment, including imports; also the
+            limit of ``env_method``.
+        restarts: maximum number of failures in a row of an environment. A finished episode, or `GOOD_STEPS`
+            steps, reset the count.
+        back_off: seconds from the first failure to the restart. It doubles with each failure in a row, up to
             `LONGEST_BACK_OFF`.
 
     Raises:
@@ -51,11 +52,11 @@ class Workers:
             raise ValueError(f"back_off must be at least 0 seconds, got {self.back_off}")
 
     def delay(self, breaks: int) -> float:
-        """Seconds from the last of so many breaks in a row to the restart."""
+        """Return the seconds from the last of ``breaks`` failures in a row to the restart."""
         return float(min(self.back_off * 2.0 ** (breaks - 1), LONGEST_BACK_OFF))
 
     def shares(self, n_envs: int) -> list[range]:
-        """The environments of each process.
+        """Return the environments of each process.
 
         Raises:
             ValueError: if there are more processes than environments.

@@ -1,4 +1,4 @@
-"""Environments that broke, until they have begun anew."""
+"""Restart of environments that failed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ from rlxf.envs.workers.worker import Worker
 
 @dataclass(eq=False)
 class Recovery:
-    """Environments that broke together: first they wait, then they begin anew in a process of their own.
+    """Pending restart, after a delay and in a new process, of environments that failed together.
 
     Args:
-        makes: what makes each of them, by its number.
-        calls: their resets.
-        due: when the process is started, by ``time.monotonic``.
-        timeout: seconds from then on in which all of them must have begun.
+        makes: function that creates each environment, by its index.
+        calls: reset call of each environment.
+        due: time at which the process is started, by ``time.monotonic``.
+        timeout: seconds after the start within which all environments must be reset.
     """
 
     makes: Mapping[int, Make]
@@ -28,25 +28,29 @@ class Recovery:
 
     @property
     def until(self) -> float:
-        """When something is to be done, if nothing is heard before."""
+        """Time of the start of the process or, once it runs, of its timeout, by ``time.monotonic``."""
         return self.due if self.worker is None else self.due + self.timeout
 
     def look(self) -> dict[int, Any] | None:
-        """What came of the resets, each the call's result or its `Fault`; None as long as nothing did."""
+        """Start the process if it is due, and return the results of the resets, or their `Fault`.
+
+        Returns:
+            None while the restart is not finished.
+        """
         now = monotonic()
         if self.worker is None:
-            self._begin(now)
+            self._start(now)
             return None
         if now < self.until and not self.worker.pipe.poll():
             return None
         return self.worker.answers(now)
 
     def end(self) -> None:
-        """Begin nothing any more."""
+        """End the process, if it was started."""
         if self.worker is not None:
             self.worker.end()
 
-    def _begin(self, now: float) -> None:
+    def _start(self, now: float) -> None:
         if now >= self.due:
             self.due = now
             self.worker = Worker(self.makes)

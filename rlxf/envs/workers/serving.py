@@ -1,4 +1,4 @@
-"""What runs in the process of a worker."""
+"""Main loop of a worker process, which creates environments and runs calls to them."""
 
 import os
 import random
@@ -21,20 +21,20 @@ from rlxf.envs.side_by_side import Make, is_one_level, side_by_side
 from rlxf.envs.step_checks import with_checked_steps
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
-"""Name of a method of `Served`, and its arguments."""
+"""Name of a method of `Served`, and its positional and keyword arguments."""
 LEFT_TO_THE_PARENT = ("SIGINT", "SIGTERM", "SIGUSR1")
-"""Cluster schedulers send them to all processes of a job. It is the training that stops."""
+"""Signals that only the parent handles. Cluster schedulers send them to all processes of a job."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Why an environment gave no answer.
+    """Failure of a call to an environment.
 
     Args:
-        cause: one line that goes on from "environment 3 ...".
-        traceback: its own, if it raised.
-        error: name of the class that it raised.
-        fatal: whether the process is lost with it.
+        cause: one line that continues "environment 3 ...".
+        traceback: traceback of the environment, if it raised.
+        error: name of the class of the exception, if it raised.
+        fatal: whether the process is lost.
     """
 
     cause: str
@@ -44,28 +44,34 @@ class Fault:
 
     @classmethod
     def raised(cls, error: Exception, where: str) -> "Fault":
-        """That of an exception while ``where``, a method, was called."""
-        told = "".join(traceback.format_exception_only(error)).strip()
-        *_, place = traceback.extract_tb(error.__traceback__)
-        cause = f"raised in {where}: {told} ({place.filename}, line {place.lineno})"
+        """Return the fault of an exception raised in ``where``, for example the name of a method."""
+        message = "".join(traceback.format_exception_only(error)).strip()
+        *_, frame = traceback.extract_tb(error.__traceback__)
+        cause = f"raised in {where}: {message} ({frame.filename}, line {frame.lineno})"
         return cls(cause, traceback.format_exc(), type(error).__name__)
 
 
 class Served:
-    """One environment, with the answers that a ``DummyVecEnv`` of it gives."""
+    """Environment in a worker process, wrapped in a vector environment of size 1."""
 
     def __init__(self, make: Make):
         env = make()
         if not is_one_level(env.observation_space):
-            raise TypeError(f"{env.observation_space} has parts within parts: such are made without workers")
+            raise TypeError(
+                f"the observation space {env.observation_space} is nested or has text, which workers do not "
+                f"support: create the environments without workers"
+            )
         self.env = with_checked_steps(side_by_side([lambda: env]))
 
     def spaces(self) -> tuple[gymnasium.Space, gymnasium.Space]:
-        """Of observations and actions."""
+        """Return the observation space and the action space."""
         return self.env.observation_space, self.env.action_space
 
     def reset(self, seed: int | None, options: dict[str, Any]) -> tuple[VecEnvObs, dict[str, Any]]:
-        """First observation, (1, ...), and its info; a seed is that of the process's own generators, too."""
+        """Return the first observation (1, ...) and its info.
+
+        A seed also seeds the global random generators of the process.
+        """
         if seed is not None:
             self.env.seed(seed)
             set_random_seed(seed % 2**32)
@@ -73,67 +79,69 @@ class Served:
         return self.env.reset(), self.env.reset_infos[0]
 
     def step(self, actions: np.ndarray) -> tuple[VecEnvStepReturn, dict[str, Any]]:
-        """What one step, (1, ...), gives, and the info of the last reset."""
+        """Return the results of a step with actions (1, ...), and the info of the last reset."""
         return self.env.step(actions), self.env.reset_infos[0]
 
-    def ask(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """What a method of `VecEnv` gives for this one environment."""
-        return getattr(self.env, method)(*arguments, **named)[0]
+    def query(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """Call a method of `VecEnv` and return its result for this environment."""
+        return getattr(self.env, method)(*arguments, **keywords)[0]
 
-    def tell(self, method: str, *arguments: Any) -> None:
-        """Call a method of `VecEnv` that gives nothing."""
+    def execute(self, method: str, *arguments: Any) -> None:
+        """Call a method of `VecEnv` that has no result."""
         getattr(self.env, method)(*arguments)
 
 
-def call(method: str, *arguments: Any, **named: Any) -> Call:
-    """To be sent to a process that serves environments."""
-    return method, arguments, named
+def call(method: str, *arguments: Any, **keywords: Any) -> Call:
+    """Return a call of a method of `Served`, to be sent to a worker process."""
+    return method, arguments, keywords
 
 
-FORGET = call("forget")
-"""Close the environment, if it was made; what that raises is nobody's business any more."""
+FORGET = call("close")
+"""Close the environment, if it was created, and ignore its errors."""
 
 
 def serve(pipe: connection.Connection) -> None:
-    """Answer calls until the other end is closed; each environment is made when it is first called.
+    """Run calls until the other end of the pipe is closed; each environment is created at its first call.
 
     Args:
-        pipe: first what makes the environments comes in, by number, in a `CloudpickleWrapper`; then messages:
-            a number, and calls by environment. It goes out again with their results, or a `Fault` each.
+        pipe: the first message has the functions that create the environments, by index, in a
+            `CloudpickleWrapper`. Each later message has a number and the calls by environment. The reply has
+            the same number, and the result or the `Fault` of each call.
     """
-    _stand_apart()
-    _leave_signals()
+    _isolate_process()
+    _ignore_parent_signals()
     makes: Mapping[int, Make] = pipe.recv().var
     served: dict[int, Served] = {}
     while True:
         try:
             number, calls = pipe.recv()
-        except (EOFError, ConnectionResetError):  # the latter where an answer was left unread
+        except (EOFError, ConnectionResetError):  # ConnectionResetError: the parent left a reply unread
             return
-        _send(pipe, number, {i: _outcome(served, makes, i, call) for i, call in calls.items()})
+        _send(pipe, number, {i: _run_call(served, makes, i, call) for i, call in calls.items()})
 
 
-def _stand_apart() -> None:
-    """End with the parent, even while an environment waits for ever; draw other numbers.
+def _isolate_process() -> None:
+    """Start a new session, end with the parent even if an environment hangs, and reseed the generators.
 
-    Native code that holds Python's lock and never gives it back keeps the process from seeing the parent end.
-    What environments start is in a group of processes with this one, and ends with it (`end_group`). It is a
-    session, too: Ctrl-C in a terminal reaches the training alone, and nobody here can be stopped by a
-    terminal that is read or set from the background.
+    The process does not notice the end of the parent while native code holds the GIL. Processes that
+    environments start are in the process group of the worker and end with it (`end_group`). In a new
+    session, Ctrl-C in a terminal reaches only the parent, and terminal access in the background does not
+    stop the worker.
     """
     if hasattr(os, "setsid"):
         os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     random.seed()
-    np.random.seed()  # noqa: NPY002  # of environments that draw from the global generator
+    np.random.seed()  # noqa: NPY002  # for environments that draw from the global generator
 
 
-def _leave_signals() -> None:
-    """Pass over the signals that are meant for the parent, but not those to what environments start.
+def _ignore_parent_signals() -> None:
+    """Ignore the signals that only the parent handles, in this process but not in its child processes.
 
-    A program that is started inherits what is ignored, but no handler; a fork inherits both.
+    A new program inherits ignored signals, but no handlers, so the worker uses a handler without effect. A
+    fork inherits both, so the handlers are reset after a fork.
     """
-    _handle(_pass_over)
+    _handle(_do_nothing)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=partial(_handle, signal.SIG_DFL))
 
@@ -144,8 +152,8 @@ def _handle(handler: Any) -> None:
             signal.signal(getattr(signal, name), handler)
 
 
-def _pass_over(number: int, frame: Any) -> None:
-    """Do nothing."""
+def _do_nothing(number: int, frame: Any) -> None:
+    """Handle a signal without effect."""
 
 
 def _end_with_parent() -> None:
@@ -157,31 +165,31 @@ def _end_with_parent() -> None:
 
 
 def end_group(pid: int) -> None:
-    """Kill the process of a worker and what its environments have started, unless that left the group.
+    """Kill the process of a worker and all processes in its group.
 
-    A process that is dead leads its group as long as somebody is in it, and nobody else gets its number.
+    The id of a dead process is not reused as long as its process group has members.
     """
     if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError, PermissionError):  # nobody is in it; on macOS, only the dead are
+        with suppress(ProcessLookupError, PermissionError):  # empty group; on macOS, only dead processes
             os.killpg(pid, signal.SIGKILL)
 
 
-def _outcome(served: dict[int, Served], makes: Mapping[int, Make], i: int, call: Call) -> Any:
+def _run_call(served: dict[int, Served], makes: Mapping[int, Make], i: int, call: Call) -> Any:
     if call == FORGET:
-        return _forget(served, i)
-    method, arguments, named = call
+        return _close(served, i)
+    method, arguments, keywords = call
     try:
         if i not in served:
             served[i] = Served(makes[i])
-    except Exception as error:  # of any kind: it is the environment's own
+    except Exception as error:  # environments may raise any exception
         return Fault.raised(error, "its constructor")
     try:
-        return getattr(served[i], method)(*arguments, **named)
+        return getattr(served[i], method)(*arguments, **keywords)
     except Exception as error:
-        return Fault.raised(error, arguments[0] if method in ("ask", "tell") else method)
+        return Fault.raised(error, arguments[0] if method in ("query", "execute") else method)
 
 
-def _forget(served: dict[int, Served], i: int) -> None:
+def _close(served: dict[int, Served], i: int) -> None:
     if i in served:
         with suppress(Exception):
             served.pop(i).env.close()
@@ -191,7 +199,7 @@ def _send(pipe: connection.Connection, number: int, results: dict[int, Any]) -> 
     try:
         pipe.send((number, results))
     except OSError:
-        return  # the parent is gone
-    except Exception as error:  # an info that cannot be sent, such as a lock
-        fault = Fault.raised(error, "what it gave, which no pipe takes")
+        return  # the parent has ended
+    except Exception as error:  # a result that cannot be pickled, such as an info with a lock
+        fault = Fault.raised(error, "the pickling of its results")
         pipe.send((number, dict.fromkeys(results, fault)))

@@ -1,4 +1,4 @@
-"""A process with some environments, from outside."""
+"""Handle of a worker process in the parent process."""
 
 import multiprocessing
 import os
@@ -21,53 +21,52 @@ from rlxf.envs.workers import serving
 from rlxf.envs.workers.serving import FORGET, Call, Fault, Make, end_group, serve
 
 PATIENCE = 5.0
-"""Seconds that a process gets to close its environments."""
+"""Timeout in seconds for a process to close its environments."""
 STALL = 60.0
-"""Seconds in which something of a message has to move: nothing does where a process was stopped amid it."""
+"""Timeout in seconds of a read or write on the pipe, for a process that stops in the middle of a message."""
 
 
 class Worker:
-    """A process that makes environments and answers for them.
+    """Process that creates environments and runs calls to them.
 
-    It is started like those of Stable-Baselines3's ``SubprocVecEnv``, by a fork server where there is one:
-    threads of torch do not survive a plain fork. The server has imported what is needed, so a process is
-    there within milliseconds. When this object is gone, so is the worker, with all that its environments have
-    started; where this process is killed, the worker sees it and ends by itself, once a thread of Python can
-    run there.
+    It is started like the processes of Stable-Baselines3's ``SubprocVecEnv``, by a fork server if the
+    platform has one: threads of torch do not survive a plain fork. The server has imported the packages, so
+    a process starts within milliseconds. The worker, and all processes that its environments started, end
+    with this object. If the parent is killed, the worker detects it and ends, once a Python thread can run.
 
     Args:
-        makes: what makes each environment, by its number.
+        makes: function that creates each environment, by its index.
     """
 
     def __init__(self, makes: Mapping[int, Make]):
         self.environments = set(makes)
-        self._asked_at = monotonic()
+        self._sent_at = monotonic()
         self._number = 0
-        message = ForkingPickler.dumps(CloudpickleWrapper(dict(makes)))  # may fail: nothing is started yet
+        message = ForkingPickler.dumps(CloudpickleWrapper(dict(makes)))  # fails before the process is started
         context = _context()
-        self.pipe, theirs = context.Pipe()
-        _give_up_what_stalls(self.pipe)
-        self._process: BaseProcess = context.Process(target=serve, args=(theirs,))
-        with _main_left_out():
+        self.pipe, child_pipe = context.Pipe()
+        _set_stall_timeout(self.pipe)
+        self._process: BaseProcess = context.Process(target=serve, args=(child_pipe,))
+        with _without_main():
             self._process.start()
-        theirs.close()
-        with suppress(OSError):  # it is dead already or stalls, and `answers` says so
+        child_pipe.close()
+        with suppress(OSError):  # the process is dead or stalls, which `answers` reports
             self.pipe.send_bytes(message)
         self.end = util.Finalize(self, _end, (self._process, self.pipe), exitpriority=10)
         """End the process at once."""
 
     def ask(self, calls: Mapping[int, Call]) -> None:
-        """Send calls by environment; `answers` gives what comes of them, and of nothing asked before."""
-        self._asked_at = monotonic()
+        """Send calls by environment; the next `answers` returns only their results."""
+        self._sent_at = monotonic()
         self._number += 1
-        with suppress(OSError):  # it is dead or stalls, and `answers` says so
+        with suppress(OSError):  # the process is dead or stalls, which `answers` reports
             self.pipe.send((self._number, dict(calls)))
 
     def answers(self, deadline: float) -> dict[int, Any]:
-        """The result of each call, or its `Fault`; one that is fatal is that of all environments here.
+        """Return the result of each call, or its `Fault`; a fatal fault is returned for all environments.
 
         Args:
-            deadline: by ``time.monotonic``, up to which it is waited for.
+            deadline: time until which to wait, by ``time.monotonic``.
         """
         try:
             while self.pipe.poll(max(0.0, deadline - monotonic())):
@@ -75,21 +74,21 @@ class Worker:
                 if number == self._number:
                     return dict(results)
         except BlockingIOError:
-            pass  # it stalls amid its answer
+            pass  # the process stopped in the middle of its reply
         except (EOFError, OSError):
             self._process.join(PATIENCE)
             return self._lost(f"lost the process, which ended with exit code {self._process.exitcode}")
-        waited = monotonic() - self._asked_at
+        waited = monotonic() - self._sent_at
         return self._lost(f"did not answer for {waited:.1f} s, so the process was killed")
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process ended while nobody waited for an answer; those that came meanwhile are gone."""
+        """Return whether the process ended between calls, and discard unread replies."""
         try:
             while self.pipe.poll():
                 self.pipe.recv()
         except BlockingIOError:
-            self.end()  # it stalls amid an answer, of which nobody could read the rest
+            self.end()  # it stopped in the middle of a reply, so later replies could not be read
         except (EOFError, OSError):
             pass
         else:
@@ -97,7 +96,7 @@ class Worker:
         return True
 
     def leave(self, environments: Iterable[int]) -> None:
-        """Go on without these environments, which are closed; with the last of them the process ends."""
+        """Close these environments; end the process if no environment is left."""
         self.environments -= set(environments)
         if self.environments:
             self.ask(dict.fromkeys(environments, FORGET))
@@ -105,14 +104,17 @@ class Worker:
             self.end()
 
     def dismiss(self) -> None:
-        """Let the process close its environments; `wait` is to come."""
+        """Request the process to close its environments; `wait` must follow."""
         self.ask(dict.fromkeys(self.environments, FORGET))
 
     def wait(self, deadline: float) -> None:
-        """Give a process that was dismissed until then to end, by ``time.monotonic``; then end it.
+        """Wait until the process has closed its environments or the deadline has passed; then end it.
 
-        That all is closed it has to say itself: where the fork server was killed, nobody tells whether a
-        process has ended.
+        The process confirms the closing with a reply. If the fork server was killed, the exit of a process
+        cannot be detected.
+
+        Args:
+            deadline: by ``time.monotonic``.
         """
         self.answers(deadline)
         self.pipe.close()
@@ -125,7 +127,7 @@ class Worker:
 
 
 def _context() -> Any:
-    """As Stable-Baselines3 chooses it."""
+    """Return the multiprocessing context that Stable-Baselines3 uses, with preloaded modules."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -133,23 +135,23 @@ def _context() -> Any:
     return context
 
 
-def _give_up_what_stalls(pipe: Connection) -> None:
-    """Let reading and writing raise `BlockingIOError` behind `STALL`; elsewhere than on Unix nothing does."""
+def _set_stall_timeout(pipe: Connection) -> None:
+    """Make reads and writes raise `BlockingIOError` after `STALL` seconds; only on Unix."""
     if not hasattr(socket, "AF_UNIX"):
         return
     limit = struct.pack("ll", int(STALL), int(STALL % 1 * 1e6))
     with socket.socket(fileno=os.dup(pipe.fileno())) as end:
-        end.setblocking(True)  # whatever the default is
+        end.setblocking(True)  # socket.setdefaulttimeout may have changed the default
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
 
 @contextmanager
-def _main_left_out() -> Iterator[None]:
-    """Start a process that does not run the program's own script again, whose imports may take seconds.
+def _without_main() -> Iterator[None]:
+    """Keep a new process from running the program's script, whose imports may take seconds.
 
-    The fork server cannot do it once for all: https://github.com/python/cpython/issues/126631. What is
-    defined in the script is sent by value, so nothing of it is missed.
+    The fork server cannot preload it: https://github.com/python/cpython/issues/126631. Definitions of the
+    script are pickled by value, so the process does not need it.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -162,6 +164,6 @@ def _main_left_out() -> Iterator[None]:
 def _end(process: BaseProcess, pipe: Connection) -> None:
     assert process.pid is not None
     end_group(process.pid)
-    process.kill()  # it may have no group yet
+    process.kill()  # it may not have created its group yet
     process.join(PATIENCE)
     pipe.close()

@@ -112,7 +112,7 @@ def test_the_core_is_the_gated_transformer_of_the_memory_length():
 
 def test_an_unknown_environment_id():
     with pytest.raises(
-        ValueError, match=r"unknown environment id 'rlxf/TMase-v0'; near names: .*rlxf/TMaze-v0"
+        ValueError, match=r"unknown environment id 'rlxf/TMase-v0'; similar ids: .*rlxf/TMaze-v0"
     ):
         small_agent("rlxf/TMase-v0")
 

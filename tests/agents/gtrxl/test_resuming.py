@@ -222,11 +222,11 @@ def test_a_longer_training_goes_on_behind_the_last_checkpoint_of_a_whole_one(tmp
 
 
 LOST = {
-    "not replayable": (lambda: scripts(shifted(ENVS)), "are not in rlxf.envs.Replayable"),
-    "filler rows": (lambda: next_step_scripts(shifted(ENVS)), "gives out no state"),
+    "not replayable": (lambda: scripts(shifted(ENVS)), "are not wrapped in rlxf.envs.Replayable"),
+    "filler rows": (lambda: next_step_scripts(shifted(ENVS)), "is not a rlxf.envs.Resumable"),
     "kept over resets": (
         lambda: DummyVecEnv([lambda: Replayable(Counting())] * ENVS),
-        "shows another episode",
+        "gives another episode",
     ),
 }
 
@@ -267,7 +267,7 @@ def test_an_environment_that_raises_while_it_is_played_again_begins_anew(tmp_pat
             r"its core\.residual\.bias is 2\.0, the agent's 3;",
         ),
         (lambda: lively(action_space=ACTIONS["Box"]), {}, "its action_space is"),
-        (lambda: VecNormalize(lively()), {}, "wrappers carry"),
+        (lambda: VecNormalize(lively()), {}, "wrappers have state"),
     ],
     ids=["batch", "core", "option", "actions", "wrappers"],
 )

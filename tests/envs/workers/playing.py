@@ -1,4 +1,4 @@
-"""What the tests of environments in processes play with them."""
+"""Helper functions of the tests of worker processes."""
 
 import time
 from collections.abc import Iterator
@@ -11,31 +11,31 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.envs.infos import LOST
 
 LONGEST = 60.0
-"""Seconds after which a test gives up."""
+"""Timeout of a test in seconds."""
 
 
 def played(env: VecEnv, steps: int, seed: int = 0) -> Iterator[Any]:
-    """Each step of ``env``, with random actions."""
-    draws = np.random.default_rng(seed)
+    """Yield the results of ``steps`` steps with random actions."""
+    rng = np.random.default_rng(seed)
     for _ in range(steps):
-        yield env.step(draws.integers(0, 3, env.num_envs))
+        yield env.step(rng.integers(0, 3, env.num_envs))
 
 
 def until_back(env: VecEnv, i: int) -> list[Any]:
-    """The steps up to the first one that environment i plays again after it broke."""
-    broken, rows = False, []
+    """Return the steps up to the first one of environment i after its failure and restart."""
+    failed, rows = False, []
     deadline = time.monotonic() + LONGEST
     for observations, rewards, dones, infos in played(env, 10**6):
         rows.append((observations, rewards, dones, infos))
-        if broken and LOST not in infos[i]:
+        if failed and LOST not in infos[i]:
             return rows
-        broken |= LOST in infos[i]
+        failed |= LOST in infos[i]
         assert time.monotonic() < deadline
     return rows
 
 
 def wait_until(condition: Any, *arguments: Any) -> None:
-    """Look again and again, up to a minute."""
+    """Poll the condition until it is true, for at most a minute."""
     deadline = time.monotonic() + LONGEST
     while not condition(*arguments):
         assert time.monotonic() < deadline
@@ -43,7 +43,7 @@ def wait_until(condition: Any, *arguments: Any) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether there is no such process, or only what is left of a dead one."""
+    """Return whether the process does not exist or is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Processes of environments: what they leave behind (nothing), and which signals they heed (none)."""
+"""Worker processes: they end with all their child processes, and ignore the signals of a job."""
 
 import multiprocessing
 import os
@@ -29,7 +29,7 @@ def pids_of(env):
     return [env.crew._at[i]._process.pid for i in range(env.num_envs)]
 
 
-def test_close_ends_all_processes_also_amid_a_step(tmp_path):
+def test_close_ends_all_processes_during_a_step(tmp_path):
     env = breaking(tmp_path)
     env.reset()
     processes = [worker._process for worker in set(env.crew._at.values())]
@@ -39,7 +39,7 @@ def test_close_ends_all_processes_also_amid_a_step(tmp_path):
     assert [process.exitcode for process in processes] == [0, 0, 0]
 
 
-def test_those_that_do_not_close_share_one_deadline(monkeypatch):
+def test_close_has_one_deadline_for_all_processes(monkeypatch):
     deadlines, wait = [], Worker.wait
     monkeypatch.setattr(crew, "PATIENCE", 0.1)
     monkeypatch.setattr(Worker, "wait", lambda worker, until: (deadlines.append(until), wait(worker, until)))
@@ -51,13 +51,13 @@ def test_those_that_do_not_close_share_one_deadline(monkeypatch):
     assert len(set(deadlines)) == 1
 
 
-def test_all_of_a_process_are_closed_though_the_first_raises_over_it(tmp_path):
+def test_all_environments_are_closed_if_one_raises_in_close(tmp_path):
     marks = [tmp_path / str(i) for i in range(3)]
     WorkerVecEnv([partial(Marking, mark) for mark in marks], Workers(2)).close()
     assert all(mark.exists() for mark in marks)
 
 
-def test_one_that_raises_is_closed_in_a_process_that_goes_on(tmp_path):
+def test_environment_that_raises_is_closed_and_its_process_continues(tmp_path):
     mark, folder = tmp_path / "closed", tmp_path / "breaks"
     folder.mkdir()
     breaks = partial(Breaking, Marking(mark), ["step raises"], folder)
@@ -69,29 +69,29 @@ def test_one_that_raises_is_closed_in_a_process_that_goes_on(tmp_path):
         assert env.get_attr("mood", indices=1) == ["good"]
 
 
-@pytest.mark.parametrize("fault", ["cannot be made", "cannot be sent"])
-def test_no_process_is_left_where_one_environment_cannot_begin(tmp_path, fault):
-    before, unsent = set(multiprocessing.active_children()), sys._getframe()
-    if fault == "cannot be made":
-        with pytest.raises(BrokenEnvironmentError, match="environment 1") as kept:
+@pytest.mark.parametrize("fault", ["constructor raises", "cannot be pickled"])
+def test_no_process_is_left_if_an_environment_cannot_be_created(tmp_path, fault):
+    before, unpicklable = set(multiprocessing.active_children()), sys._getframe()
+    if fault == "constructor raises":
+        with pytest.raises(BrokenEnvironmentError, match="environment 1") as error:
             breaking(tmp_path, "init raises")
     else:
-        with pytest.raises(TypeError, match="pickle") as kept:
-            WorkerVecEnv([made, made, lambda: unsent], Workers(3))
-    assert kept.value is not None
+        with pytest.raises(TypeError, match="pickle") as error:
+            WorkerVecEnv([made, made, lambda: unpicklable], Workers(3))
+    assert error.value is not None
     assert set(multiprocessing.active_children()) <= before
 
 
 @needs_proc
-def test_signals_to_a_whole_job_are_left_to_the_parent(tmp_path):
-    """Also one that ends the server of the processes: they play on, and have time to close."""
+def test_signals_to_a_job_do_not_stop_the_workers(tmp_path):
+    """The workers continue and close their environments, also if SIGTERM ends the fork server."""
     marks = [tmp_path / str(i) for i in range(3)]
     with closing(WorkerVecEnv([partial(Marking, mark) for mark in marks], Workers(3))) as env:
         env.reset()
         for pid in pids_of(env):
-            assert os.getpgid(pid) != os.getpgrp()  # nor does Ctrl-C in a terminal reach it
-            for each in JOB:
-                os.kill(pid, each)
+            assert os.getpgid(pid) != os.getpgrp()  # so Ctrl-C in a terminal does not reach it
+            for signal_number in JOB:
+                os.kill(pid, signal_number)
         os.kill(_forkserver._forkserver_pid, signal.SIGTERM)
         wait_until(is_gone, _forkserver._forkserver_pid)
         assert not any(LOST in info for *_, infos in played(env, 5) for info in infos)
@@ -99,11 +99,11 @@ def test_signals_to_a_whole_job_are_left_to_the_parent(tmp_path):
 
 
 @needs_proc
-def test_what_environments_start_heeds_signals_and_ends_with_them():
+def test_child_processes_of_environments_handle_signals_and_end_with_the_worker():
     with closing(WorkerVecEnv([Driven] * 4, Workers(4, back_off=0.0, **IMPATIENT))) as env:
         env.reset()
-        told, orphaned, hung, closed = env.get_attr("engines")
-        for pid in told:
+        signalled, orphaned, hung, closed = env.get_attr("engines")
+        for pid in signalled:
             os.kill(pid, signal.SIGTERM)
             wait_until(is_gone, pid)
         assert not any(map(is_gone, orphaned + hung + closed))
@@ -118,8 +118,8 @@ def test_what_environments_start_heeds_signals_and_ends_with_them():
 
 
 @needs_proc
-def test_a_killed_parent_leaves_no_process_behind_even_if_one_hangs(tmp_path):
-    """The parent is itself a process that a test can kill: that of an environment with environments."""
+def test_no_process_is_left_after_the_parent_is_killed(tmp_path):
+    """The parent is the worker process of an environment that has worker processes; one of these hangs."""
     with closing(WorkerVecEnv([partial(Parental, tmp_path)], Workers(1))) as env:
         env.reset()
         pids = env.get_attr("pids")[0]

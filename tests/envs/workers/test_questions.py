@@ -1,4 +1,4 @@
-"""Questions to environments in processes are answered, whatever became of the processes."""
+"""Queries of environments in worker processes, which fail and are restarted."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:environment:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:The render mode"),
 ]
-QUESTIONS = {
+QUERIES = {
     "get_attr": (lambda env: env.get_attr("mood"), ["good"] * 3),
     "set_attr": (lambda env: env.set_attr("mood", "better"), None),
     "env_method": (lambda env: env.env_method("has_wrapper_attr", "mood"), [True] * 3),
@@ -39,39 +39,39 @@ def env():
         yield env
 
 
-@pytest.mark.parametrize("harm", CAUSES, ids=["killed", "stopped"])
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_a_question_finds_what_broke_and_is_asked_again(env, name, harm):
-    question, answer = QUESTIONS[name]
+@pytest.mark.parametrize("signal_number", CAUSES, ids=["killed", "stopped"])
+@pytest.mark.parametrize("name", QUERIES)
+def test_query_detects_a_failure_and_is_repeated(env, name, signal_number):
+    query, reply = QUERIES[name]
     before = env.restarts
-    os.kill(env.crew._at[1]._process.pid, harm)
-    assert question(env) == answer
+    os.kill(env.crew._at[1]._process.pid, signal_number)
+    assert query(env) == reply
     assert env.restarts == before + 1
     assert env.absent().keys() == {1}
     (*_, infos), *_, (_, _, dones, last), _ = until_back(env, 1)
-    assert CAUSES[harm] in infos[1][BROKEN]
+    assert CAUSES[signal_number] in infos[1][BROKEN]
     assert dones[1]
     assert last[1]["TimeLimit.truncated"]
     assert not any(LOST in infos[i] for i in (0, 2))
 
 
-def test_a_question_that_breaks_it_each_time_ends_with_an_error(tmp_path):
+def test_query_that_fails_each_time_raises(tmp_path):
     with closing(breaking(tmp_path, *["ask dies"] * 9, restarts=2)) as env:
         env.reset()
-        with pytest.raises(BrokenEnvironmentError, match=r"environment 1 .* 3 times in a row, and 2 are"):
+        with pytest.raises(BrokenEnvironmentError, match=r"environment 1 .* 3 times in a row, and 2"):
             env.get_attr("mood")
         assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_one_that_hangs_over_a_question_is_asked_anew(tmp_path):
+def test_query_is_repeated_after_a_timeout(tmp_path):
     with closing(breaking(tmp_path, "ask hangs", **IMPATIENT)) as env:
         env.reset()
         assert env.get_attr("mood") == ["good"] * 3
         assert env.restarts == 1
 
 
-def test_an_answer_that_nobody_waited_for_is_that_of_no_other_question(tmp_path):
-    """As behind Ctrl-C while environments are stepped."""
+def test_unread_reply_is_discarded(tmp_path):
+    """A reply is unread, for example, after Ctrl-C during a step."""
     with closing(breaking(tmp_path)) as env:
         env.reset()
         env.step_async(np.zeros(3, np.int64))
@@ -83,19 +83,19 @@ def test_an_answer_that_nobody_waited_for_is_that_of_no_other_question(tmp_path)
         assert env.restarts == 0
 
 
-@pytest.mark.parametrize("amid", ["a question", "an answer"])
-def test_one_that_is_stopped_amid_a_message_has_broken(monkeypatch, amid):
-    """No pipe holds as much at once, so that whoever writes waits for whoever reads."""
+@pytest.mark.parametrize("message", ["call", "reply"])
+def test_process_stopped_within_a_message_is_restarted(monkeypatch, message):
+    """The messages are larger than the buffer of a pipe, so the writer waits for the reader."""
     monkeypatch.setattr(worker, "STALL", 0.2)
     large = spaces.Box(0, 255, (1000, 1000, 1), np.uint8)
     with closing(WorkerVecEnv([partial(made, space=large)], Workers(1, **IMPATIENT))) as env:
         env.reset()
         process = env.crew._at[0]._process
-        if amid == "an answer":
+        if message == "reply":
             env.step_async(np.zeros(1, np.int64))
             env.crew._at[0].pipe.poll(60)
         os.kill(process.pid, signal.SIGSTOP)
-        if amid == "an answer":
+        if message == "reply":
             *_, infos = env.step_wait()
             assert "did not answer for" in infos[0][BROKEN]
         else:
@@ -103,15 +103,15 @@ def test_one_that_is_stopped_amid_a_message_has_broken(monkeypatch, amid):
         assert env.restarts == 1
 
 
-def test_a_question_may_come_before_the_first_reset(tmp_path):
+def test_query_before_the_first_reset(tmp_path):
     with closing(breaking(tmp_path, "ask dies")) as env, closing(breaking(tmp_path)) as whole:
         assert env.get_attr("mood") == ["good"] * 3
         assert (env.reset() == whole.reset()).all()
         assert env.absent() == {}
 
 
-def test_one_that_raises_is_as_it_was_while_another_dies(tmp_path):
-    """Both over one question: the error is told, and what died begins anew."""
+def test_query_raises_in_one_environment_while_another_dies(tmp_path):
+    """The error is raised, the environment that raised is unchanged, and the dead one is restarted."""
     folders = [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
         folder.mkdir()
@@ -125,7 +125,7 @@ def test_one_that_raises_is_as_it_was_while_another_dies(tmp_path):
         assert env.get_attr("mood") == ["good"] * 2
 
 
-def test_the_methods_of_a_vec_env(tmp_path):
+def test_vec_env_methods(tmp_path):
     with closing(breaking(tmp_path, number=2)) as env:
         env.set_attr("colour", 7, indices=[0, 2])
         assert env.get_attr("colour", indices=[2, 0]) == [7, 7]

@@ -1,4 +1,4 @@
-"""Environments in processes that go on in others: what was broken, and what breaks meanwhile."""
+"""Resumption of environments in worker processes, with failures before and during it."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from rlxf.envs.infos import LOST, row_of
 from rlxf.envs.resuming import carried, episodes_of, go_on, put_back
 from rlxf.training.archive import read_archive, write_archive
 from tests.envs.workers.playing import played, until_back
-from tests.envs.workers.worlds import IMPATIENT, QUICK, SHOWN, THIRD, VECTOR, breaking, made
+from tests.envs.workers.worlds import IMPATIENT, OBSERVATION_SPACES, QUICK, THIRD, VECTOR, breaking, made
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")]
 
@@ -30,24 +30,23 @@ def crowd(space=VECTOR, **options):
         yield env
 
 
-def kill(env, i, harm=signal.SIGKILL):
+def kill(env, i):
     process = env.crew._at[i]._process
-    os.kill(process.pid, harm)
-    if harm is signal.SIGKILL:
-        process.join()
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_what_was_broken_shows_its_last_observation_until_it_is_back(told):
-    """So the statistics of `VecNormalize` see no other observation than in the run that is gone on with."""
+@pytest.mark.parametrize("reported", [False, True])
+def test_failed_environment_repeats_its_last_observation_after_resuming(reported):
+    """The statistics of `VecNormalize` thus get the same observations as in an uninterrupted run."""
     with crowd(back_off=30.0) as inner:
         env = VecNormalize(inner)
         env.seed(0)
         env.reset()
         list(played(env, 5))
-        last = inner._shown[1]
+        last = inner._last_observations[1]
         kill(inner, 1)
-        if told:
+        if reported:
             env.step(np.zeros(3, np.int64))
         saved, arrays = episodes_of(env)
         wrappers = carried(env)
@@ -55,73 +54,73 @@ def test_what_was_broken_shows_its_last_observation_until_it_is_back(told):
         env = VecNormalize(inner)
         put_back(env, wrappers)
         go_on(env, saved, arrays)
-        shown = []
-        env.obs_rms.update = lambda observations: shown.append(observations[1].copy())
+        normalised = []
+        env.obs_rms.update = lambda observations: normalised.append(observations[1].copy())
         rows = until_back(env, 1)
         lost = [row for row in rows if LOST in row[3][1]]
-        assert len(lost) == 2 - told
-        assert len(shown) == len(rows)
-        for seen in shown[: len(lost) - 1]:
-            np.testing.assert_array_equal(seen, last[0])
+        assert len(lost) == 2 - reported
+        assert len(normalised) == len(rows)
+        for observation in normalised[: len(lost) - 1]:
+            np.testing.assert_array_equal(observation, last[0])
         terminal = env.unnormalize_obs(lost[-1][3][1]["terminal_observation"])
         np.testing.assert_allclose(terminal, last[0], atol=1e-5)
 
 
 def stored(path, document, arrays):
-    """What comes back from a file."""
+    """Write the state to a file and read it again."""
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     write_archive(path, {"run": document}, {"episodes": tensors})
     archive = read_archive(path)
     return archive.documents["run"], {name: x.numpy() for name, x in archive.tensors["episodes"].items()}
 
 
-@pytest.mark.parametrize("shown", [*SHOWN, "large"])
-def test_any_kind_of_last_observation_outlasts_a_file(tmp_path, shown):
-    space = SHOWN.get(shown, spaces.Box(0, 255, (700, 500, 3), np.uint8))
+@pytest.mark.parametrize("space_name", [*OBSERVATION_SPACES, "large"])
+def test_last_observation_of_any_space_is_saved(tmp_path, space_name):
+    space = OBSERVATION_SPACES.get(space_name, spaces.Box(0, 255, (700, 500, 3), np.uint8))
     with crowd(space) as env, crowd(space) as other:
         env.reset()
         *_, (last, *_) = played(env, 3)
         kill(env, 1), kill(env, 2)
         go_on(other, *stored(tmp_path / "file", *episodes_of(env)))
-        (seen, _, _, infos), *_ = played(other, 1)
+        (observations, _, _, infos), *_ = played(other, 1)
         assert [LOST in info for info in infos] == [False, True, True]
         for i in (1, 2):
-            np.testing.assert_equal(row_of(seen, i), row_of(last, i))
+            np.testing.assert_equal(row_of(observations, i), row_of(last, i))
 
 
-def test_what_dies_when_it_is_asked_for_its_episode_is_absent(tmp_path):
-    """And does not tell of its fresh episode, in which the agent is not."""
+def test_environment_that_dies_during_the_saving_is_absent(tmp_path):
+    """The record of its new episode is not used, because the agent has not observed that episode."""
     with crowd() as env:
         env.seed(0)
         env.reset()
         list(played(env, 5))
-        ask = env.env_is_wrapped
-        env.env_is_wrapped = lambda *asked: (kill(env, 1), ask(*asked))[1]
+        env_is_wrapped = env.env_is_wrapped
+        env.env_is_wrapped = lambda *arguments: (kill(env, 1), env_is_wrapped(*arguments))[1]
         saved, _ = episodes_of(env)
         assert ["absent" in record for record in saved["records"]] == [False, True, False]
 
 
-def test_all_episodes_are_played_again_at_once(monkeypatch):
-    here = DummyVecEnv([made] * 3)
-    here.seed(0)
-    here.reset()
-    list(played(here, 9))
-    asked = []
+def test_all_episodes_are_replayed_in_parallel(monkeypatch):
+    local = DummyVecEnv([made] * 3)
+    local.seed(0)
+    local.reset()
+    list(played(local, 9))
+    called = []
     with crowd() as env:
         ask = env.crew.ask
-        monkeypatch.setattr(env.crew, "ask", lambda calls: (asked.append(list(calls)), ask(calls)))
-        go_on(env, *episodes_of(here))
-        assert asked[0] == [0, 1, 2]
-        for one, other in zip(played(here, 30), played(env, 30), strict=True):
+        monkeypatch.setattr(env.crew, "ask", lambda calls: (called.append(list(calls)), ask(calls)))
+        go_on(env, *episodes_of(local))
+        assert called[0] == [0, 1, 2]
+        for one, other in zip(played(local, 30), played(env, 30), strict=True):
             np.testing.assert_equal(one[:3], other[:3])
 
 
-def test_what_breaks_while_it_is_played_again_is_said(tmp_path):
-    here = DummyVecEnv([made] * 3)
-    here.seed(4)
-    here.reset()
-    list(played(here, 9))
-    saved = episodes_of(here)
+def test_failure_during_a_replay_raises(tmp_path):
+    local = DummyVecEnv([made] * 3)
+    local.seed(4)
+    local.reset()
+    list(played(local, 9))
+    saved = episodes_of(local)
     assert len(saved[1]["actions.1"]) >= THIRD
     with closing(breaking(tmp_path, "step hangs", **IMPATIENT)) as env:
         with pytest.raises(EpisodeLostError, match="environment 1 did not answer"):
@@ -131,7 +130,7 @@ def test_what_breaks_while_it_is_played_again_is_said(tmp_path):
         assert env.restarts == 1
 
 
-def test_breaks_are_counted_on_where_the_episodes_are_lost():
+def test_restart_counts_are_kept_if_the_episodes_are_lost():
     with crowd() as env, crowd() as other:
         env.seed(0)
         env.reset()
@@ -139,21 +138,21 @@ def test_breaks_are_counted_on_where_the_episodes_are_lost():
         until_back(env, 1)
         saved, arrays = episodes_of(env)
         saved["records"][0]["hash"] = "of another episode"
-        with pytest.raises(EpisodeLostError, match="shows another episode"):
+        with pytest.raises(EpisodeLostError, match="gives another episode"):
             go_on(other, saved, arrays)
         other.reset()
         assert (other.restarts, other.lost_steps) == (1, env.lost_steps)
 
 
-def test_fresh_episodes_behind_a_resumption_come_of_the_seed():
-    here = DummyVecEnv([made] * 3)
-    here.seed(0)
-    here.reset()
-    saved, found = episodes_of(here), []
+def test_episodes_of_restarts_after_resuming_depend_on_the_seed():
+    local = DummyVecEnv([made] * 3)
+    local.seed(0)
+    local.reset()
+    saved, episodes = episodes_of(local), []
     for _ in range(2):
         with crowd() as env:
             go_on(env, *saved)
             assert env.crew.seeds == [0, 1, 2]
             kill(env, 1)
-            found.append([observations[1] for observations, *_ in until_back(env, 1)][-2:])
-    np.testing.assert_array_equal(*found)
+            episodes.append([observations[1] for observations, *_ in until_back(env, 1)][-2:])
+    np.testing.assert_array_equal(*episodes)

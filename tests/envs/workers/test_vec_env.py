@@ -1,4 +1,4 @@
-"""Environments in processes: the same steps as without, and none that breaks takes others along."""
+"""`WorkerVecEnv`: it equals `DummyVecEnv`, and a failure does not affect the other environments."""
 
 import os
 import random
@@ -18,7 +18,7 @@ from rlxf.envs.infos import BROKEN, LOST
 from rlxf.envs.workers import crew
 from rlxf.evaluation import evaluate
 from tests.envs.workers.playing import played, until_back
-from tests.envs.workers.worlds import IMPATIENT, QUICK, SHOWN, VECTOR, Global, breaking, made
+from tests.envs.workers.worlds import IMPATIENT, OBSERVATION_SPACES, QUICK, VECTOR, Global, breaking, made
 from tests.evaluation.tasks import Idle
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")]
@@ -37,65 +37,65 @@ def assert_same(one, other):
     np.testing.assert_equal(one, other)
 
 
-def of_the_clock_left_out(infos):
+def without_times(infos):
     episodes = [{**info.get("episode", {}), "t": None} for info in infos]
     return [{**info, "episode": episode} for info, episode in zip(infos, episodes, strict=True)]
 
 
 @pytest.mark.parametrize(
-    ("number", "shown"),
+    ("number", "space_name"),
     [(1, "vector"), (2, "vector"), (4, "vector"), (2, "image"), (2, "dict"), (2, "tuple")],
 )
-def test_any_number_of_processes_gives_the_steps_of_none(number, shown):
-    makes = [partial(made, space=SHOWN[shown])] * 4
-    here, there = DummyVecEnv(makes), WorkerVecEnv(makes, Workers(number))
-    with closing(there):
-        here.seed(3), there.seed(3)
-        assert_same(here.reset(), there.reset())
-        for one, other in zip(played(here, 40), played(there, 40), strict=True):
+def test_steps_equal_dummy_vec_env_for_any_number_of_processes(number, space_name):
+    makes = [partial(made, space=OBSERVATION_SPACES[space_name])] * 4
+    local, remote = DummyVecEnv(makes), WorkerVecEnv(makes, Workers(number))
+    with closing(remote):
+        local.seed(3), remote.seed(3)
+        assert_same(local.reset(), remote.reset())
+        for one, other in zip(played(local, 40), played(remote, 40), strict=True):
             assert_same(one[:3], other[:3])
-            assert_same(of_the_clock_left_out(one[3]), of_the_clock_left_out(other[3]))
-            assert_same(here.reset_infos, there.reset_infos)
-        assert (there.restarts, there.lost_steps) == (0, 0)
+            assert_same(without_times(one[3]), without_times(other[3]))
+            assert_same(local.reset_infos, remote.reset_infos)
+        assert (remote.restarts, remote.lost_steps) == (0, 0)
 
 
-def patience(*plan):
-    """Short where something hangs, which is waited for."""
+def timeouts(*plan):
+    """Return short timeouts for plans with an environment that hangs."""
     return IMPATIENT if any("hangs" in each for each in plan) else {}
 
 
-def test_make_vec_env_makes_the_same_with_workers():
+def test_make_vec_env_with_workers_equals_that_without():
     with closing(make_vec_env("CartPole-v1", 3, 5, workers=Workers(2))) as env:
-        here = make_vec_env("CartPole-v1", 3, 5)
+        local = make_vec_env("CartPole-v1", 3, 5)
         assert isinstance(env.unwrapped, WorkerVecEnv)
-        assert_same(here.reset(), env.reset())
+        assert_same(local.reset(), env.reset())
         actions = np.random.default_rng(0).integers(0, 2, (40, 3))
         for action in actions:
-            assert_same(here.step(action)[:3], env.step(action)[:3])
+            assert_same(local.step(action)[:3], env.step(action)[:3])
 
 
 @pytest.mark.parametrize("plan", BREAKS)
-def test_one_that_breaks_begins_anew_and_the_others_go_on(tmp_path, plan):
-    alone = DummyVecEnv([made] * 3)
-    alone.seed(0)
-    with closing(breaking(tmp_path, plan, **patience(plan))) as env:
+def test_failed_environment_is_restarted_and_the_others_continue(tmp_path, plan):
+    reference = DummyVecEnv([made] * 3)
+    reference.seed(0)
+    with closing(breaking(tmp_path, plan, **timeouts(plan))) as env:
         first = env.reset()
-        assert_same(first, alone.reset())
+        assert_same(first, reference.reset())
         with pytest.warns(RuntimeWarning, match=f"environment 1 {BREAKS[plan]}"):
             rows = until_back(env, 1)
-        for one, other in zip(rows, played(alone, len(rows)), strict=True):
+        for one, other in zip(rows, played(reference, len(rows)), strict=True):
             for i in (0, 2):
                 assert_same([part[i] for part in one[:3]], [part[i] for part in other[:3]])
         lost = [LOST in infos[1] for *_, infos in rows]
         assert env.restarts == 1
         assert env.lost_steps == sum(lost) >= 2
-        assert lost == [*sorted(lost[:-1]), False]  # one after the other
-        seen = [first, *(observations for observations, *_ in rows)]
-        assert_lost_rows(seen[lost.index(True)], rows[lost.index(True) : -1])
+        assert lost == [*sorted(lost[:-1]), False]  # the lost steps are consecutive
+        observations = [first, *(row[0] for row in rows)]
+        assert_lost_rows(observations[lost.index(True)], rows[lost.index(True) : -1])
 
 
 def assert_lost_rows(before, lost):
-    """Of environment 1: the last observation before the break, and all steps that were lost."""
+    """Check the lost steps of environment 1, given the last observations before the failure."""
     *_, (first, _, _, last_info) = lost
     for number, (observations, rewards, dones, infos) in enumerate(lost, start=1):
         last = number == len(lost)
@@ -111,7 +111,7 @@ def assert_lost_rows(before, lost):
     assert last_info[1]["TimeLimit.truncated"]
 
 
-def test_a_warning_shows_the_traceback_of_the_environment(tmp_path):
+def test_warning_has_the_traceback_of_the_environment(tmp_path):
     with closing(breaking(tmp_path, "step raises")) as env:
         env.reset()
         with pytest.warns(RuntimeWarning, match=r"restart 1 of 5(.|\n)*worlds.py.*in _raise"):
@@ -119,15 +119,15 @@ def test_a_warning_shows_the_traceback_of_the_environment(tmp_path):
 
 
 @pytest.mark.parametrize("second", ["init raises", "init dies", "reset raises", "reset hangs"])
-def test_a_restart_that_fails_is_one_more_break(tmp_path, second):
-    with closing(breaking(tmp_path, "step raises", second, **patience(second))) as env:
+def test_failed_restart_is_repeated(tmp_path, second):
+    with closing(breaking(tmp_path, "step raises", second, **timeouts(second))) as env:
         env.reset()
         until_back(env, 1)
         assert env.restarts == 2
         assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_process_that_dies_takes_its_environments_along_but_one_that_raises_does_not(tmp_path):
+def test_dead_process_loses_all_its_environments_but_an_exception_only_one(tmp_path):
     for plan, lost in {"step raises": {1}, "step dies": {0, 1}}.items():
         marks = tmp_path / plan
         marks.mkdir()
@@ -137,45 +137,45 @@ def test_a_process_that_dies_takes_its_environments_along_but_one_that_raises_do
             assert {i for *_, infos in rows for i, info in enumerate(infos) if LOST in info} == lost
 
 
-def test_breaks_in_a_row_are_bounded(tmp_path):
+def test_failures_in_a_row_are_limited(tmp_path):
     plan = ["step raises", *["init raises"] * 9]
     with closing(breaking(tmp_path, *plan, restarts=2)) as env:
         env.reset()
         with pytest.raises(
-            BrokenEnvironmentError, match=r"environment 1 raised .* 3 times in a row, and 2 are"
+            BrokenEnvironmentError, match=r"environment 1 raised .* 3 times in a row, and 2 restarts"
         ) as raised:
             list(played(env, 10**5))
         assert "in _raise" in raised.value.__notes__[0]
         assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_breaks_within_an_evaluation_are_told_and_again_whatever_is_asked(tmp_path):
-    """Whoever rested in it is woken at its end; one of them never comes back."""
-    questions = (WorkerVecEnv.reset, lambda env: env.get_attr("mood"), lambda env: env.step(np.zeros(3, int)))
+def test_final_failure_in_an_evaluation_raises_again_in_later_calls(tmp_path):
+    """The evaluation resumes paused environments at its end, although one of them has failed."""
+    calls = (WorkerVecEnv.reset, lambda env: env.get_attr("mood"), lambda env: env.step(np.zeros(3, int)))
     with closing(breaking(tmp_path, "step raises", restarts=0)) as env:
-        for question in (lambda env: evaluate(Idle(), env, 9), *questions):
+        for call in (lambda env: evaluate(Idle(), env, 9), *calls):
             with pytest.raises(
                 BrokenEnvironmentError, match=r"environment 1 raised in step.* 1 time in a row"
             ):
-                question(env)
+                call(env)
 
 
-def test_an_episode_that_ends_sets_the_count_back(tmp_path):
-    """More breaks in all than may come in a row."""
+def test_finished_episode_resets_the_failure_count(tmp_path):
+    """The total number of failures exceeds the limit of failures in a row."""
     with closing(breaking(tmp_path, *["reset raises"] * 3, restarts=1)) as env:
         env.reset()
-        for _ in played(env, 10**5):  # the fault is met behind an episode that ended, then at the restart
+        for _ in played(env, 10**5):  # the reset fails after a finished episode, then at the restart
             env.crew.played(1, ended=True)
             if env.restarts == 3 and not env.absent():
                 break
         assert env.restarts == 3
 
 
-def test_enough_steps_set_the_count_back_where_no_episode_ends(tmp_path, monkeypatch):
-    """More breaks in all than may come in a row, each behind two good steps."""
+def test_enough_steps_reset_the_failure_count(tmp_path, monkeypatch):
+    """The total number of failures exceeds the limit of failures in a row; each follows two good steps."""
     monkeypatch.setattr(crew, "GOOD_STEPS", 2)
     with closing(breaking(tmp_path, *["step raises"] * 3, restarts=1, back_off=0.0)) as env:
-        env.seed(3)  # of which no episode ends here
+        env.seed(3)  # no episode ends with this seed
         env.reset()
         for *_, infos in played(env, 10**5):
             assert "episode" not in infos[1]
@@ -183,7 +183,7 @@ def test_enough_steps_set_the_count_back_where_no_episode_ends(tmp_path, monkeyp
                 break
 
 
-def test_what_never_began_is_an_error_at_once(tmp_path):
+def test_failure_before_or_in_the_first_reset_raises(tmp_path):
     with pytest.raises(BrokenEnvironmentError, match="environment 1 raised in its constructor: ValueError"):
         breaking(tmp_path, "init raises")
     assert len(list(tmp_path.iterdir())) == 1
@@ -194,14 +194,14 @@ def test_what_never_began_is_an_error_at_once(tmp_path):
             env.reset()
 
 
-def test_if_all_are_lost_it_waits_for_the_first(tmp_path):
+def test_step_waits_if_all_environments_are_lost(tmp_path):
     with closing(breaking(tmp_path, "step dies", number=1, back_off=0.3)) as env:
         env.reset()
         rows = until_back(env, 1)
         assert [LOST in infos[1] for *_, infos in rows] == [False, False, True, True, False]
 
 
-def test_a_restart_plays_an_episode_that_was_not_played(tmp_path):
+def test_restart_starts_a_new_episode(tmp_path):
     with closing(breaking(tmp_path, "step raises", "step raises")) as env:
         first = [env.reset()[1]]
         first += [
@@ -212,14 +212,14 @@ def test_a_restart_plays_an_episode_that_was_not_played(tmp_path):
         assert len(np.unique(first, axis=0)) == len(first)
 
 
-def test_a_stack_of_frames_holds_none_of_the_episode_that_broke(tmp_path):
+def test_frame_stack_has_no_frames_of_the_failed_episode(tmp_path):
     with closing(VecFrameStack(breaking(tmp_path, "step raises"), 2)) as env:
         env.reset()
         *_, (observations, _, _, _), _ = until_back(env, 1)
         assert (observations[1, :3] == 0).all()
 
 
-def test_those_that_broke_are_reset_with_the_others(tmp_path):
+def test_failed_environments_are_reset_with_the_others(tmp_path):
     with closing(breaking(tmp_path, "step raises", back_off=0.3)) as env:
         env.reset()
         list(played(env, 4))
@@ -227,60 +227,60 @@ def test_those_that_broke_are_reset_with_the_others(tmp_path):
         env.seed(0)
         first = env.reset()
         assert env.absent() == {}
-        alone = DummyVecEnv([made] * 3)
-        alone.seed(0)
-        assert_same(first, alone.reset())
+        reference = DummyVecEnv([made] * 3)
+        reference.seed(0)
+        assert_same(first, reference.reset())
         assert not any(LOST in info for info in env.step(np.zeros(3, np.int64))[3])
 
 
-def test_a_seed_says_what_is_drawn_from_global_generators():
-    found = []
+def test_seed_determines_draws_from_global_generators():
+    observations = []
     for seed in (2**40, 2**40, 7):
         with closing(WorkerVecEnv([Global] * 3, Workers(2))) as env:
             env.seed(seed)
-            found.append(env.reset())
-    assert_same(*found[:2])
-    assert len(np.unique(np.stack(found[1:]))) == 18
+            observations.append(env.reset())
+    assert_same(*observations[:2])
+    assert len(np.unique(np.stack(observations[1:]))) == 18
 
 
 @pytest.mark.parametrize("fault", [{"number": 0}, {"number": 4}, {"timeout": 0}, {"restarts": -1}])
-def test_numbers_out_of_range_are_refused(tmp_path, fault):
+def test_options_out_of_range_raise(tmp_path, fault):
     with pytest.raises(ValueError, match=f"got {next(iter(fault.values()))}"):
         breaking(tmp_path, **fault)
 
 
-def test_spaces_that_do_not_fit_are_refused():
+def test_nested_spaces_raise():
     nested = spaces.Dict({"inner": spaces.Dict({"vector": VECTOR})})
-    with pytest.raises(BrokenEnvironmentError, match="parts within parts"):
+    with pytest.raises(BrokenEnvironmentError, match="is nested or has text"):
         WorkerVecEnv([partial(made, space=nested)], Workers(1, **QUICK))
 
 
 def kill_at_random(crew, seconds):
-    """Kill or stop processes of the crew, up and recovering, until so many seconds are over."""
-    draws, deadline = random.Random(0), time.monotonic() + seconds
+    """Kill or stop running and restarting processes of the crew, for the given time."""
+    rng, deadline = random.Random(0), time.monotonic() + seconds
     while time.monotonic() < deadline:
-        time.sleep(draws.random() / 8)
+        time.sleep(rng.random() / 8)
         workers = {*crew._at.values(), *(each.worker for each in crew._recoveries if each.worker)}
         pids = [worker._process.pid for worker in workers]
-        for pid in draws.sample(pids, min(1, len(pids))):
+        for pid in rng.sample(pids, min(1, len(pids))):
             with suppress(ProcessLookupError):
-                os.kill(pid, draws.choice([signal.SIGKILL, signal.SIGSTOP]))
+                os.kill(pid, rng.choice([signal.SIGKILL, signal.SIGSTOP]))
 
 
-def test_whoever_is_killed_whenever_each_row_is_played_or_lost():
+def test_each_row_is_played_or_lost_under_random_kills():
     crowd = Workers(3, timeout=0.25, start_timeout=0.4, restarts=10**6, back_off=0.0)
     with closing(WorkerVecEnv([made] * 6, crowd)) as env, ThreadPoolExecutor(1) as other:
-        before, owed, lost = env.reset(), np.zeros(6, np.bool_), 0
+        before, lost_next, lost = env.reset(), np.zeros(6, np.bool_), 0
         killing = other.submit(kill_at_random, env.crew, 1.5)
         for observations, rewards, dones, infos in played(env, 10**6):
             for i, info in enumerate(infos):
-                assert (LOST in info) >= owed[i]
-                assert (BROKEN in info) == (LOST in info and not owed[i])
-                owed[i] = info.get("filler_next", False)
-                assert not owed[i] or (observations[i] == before[i]).all()
+                assert (LOST in info) >= lost_next[i]
+                assert (BROKEN in info) == (LOST in info and not lost_next[i])
+                lost_next[i] = info.get("filler_next", False)
+                assert not lost_next[i] or (observations[i] == before[i]).all()
                 if LOST in info:
                     lost += 1
-                    assert (rewards[i], dones[i]) == (0, not owed[i])
+                    assert (rewards[i], dones[i]) == (0, not lost_next[i])
                 else:
                     assert ("episode" in info) == dones[i]
             before = observations.copy()

@@ -1,4 +1,4 @@
-"""Environments that break where a test says, each time in another process."""
+"""Environments that fail according to a plan."""
 
 import multiprocessing
 import os
@@ -23,9 +23,9 @@ from rlxf.envs import Replayable, Workers, WorkerVecEnv
 VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
 QUICK = {"timeout": 2.0, "start_timeout": 3.0, "back_off": 0.02}
 IMPATIENT = {"timeout": 0.5, "start_timeout": 1.0}
-"""For what hangs."""
+"""Timeouts for environments that hang."""
 THIRD = 3
-SHOWN = {
+OBSERVATION_SPACES = {
     "vector": VECTOR,
     "image": spaces.Box(0, 255, (8, 8, 1), np.uint8),
     "dict": spaces.Dict({"number": spaces.Discrete(4), "vector": VECTOR}),
@@ -46,60 +46,60 @@ WAYS = {
 
 
 class Seeded(gymnasium.Env):
-    """Observations, rewards and ends by chance: a seed says all of it."""
+    """Environment with random observations, rewards and ends, determined by the seed."""
 
     mood = "good"
 
     def __init__(self, observation_space: spaces.Space = VECTOR):
         self.observation_space, self.action_space = observation_space, spaces.Discrete(3)
-        self.seen = deepcopy(observation_space)  # sampled by nobody else
+        self.sampler = deepcopy(observation_space)  # a copy, so other code does not advance its generator
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        self.seen.seed(int(self.np_random.integers(2**31)))
-        return self.seen.sample(), {}
+        self.sampler.seed(int(self.np_random.integers(2**31)))
+        return self.sampler.sample(), {}
 
     def step(self, action: Any) -> Any:
         end = self.np_random.random()
         reward = float(self.np_random.normal() + action)
-        return self.seen.sample(), reward, end < 0.05, end > 0.95, {}
+        return self.sampler.sample(), reward, end < 0.05, end > 0.95, {}
 
 
 class Breaking(gymnasium.Wrapper):
-    """Breaks by a plan, such as ("step raises", "init dies"): one after the other, whoever plays.
+    """Wrapper that fails according to a plan, such as ("step raises", "init dies"), one failure at a time.
 
-    A step is the third one since it was made; a reset is one behind an episode, or behind a break; it is
-    asked for its mood.
+    A step fails from the third one after the creation. A reset fails after an episode or after a failure. A
+    query is a read of the attribute ``mood``.
 
     Args:
         env: the environment.
-        plan: place (init, reset, step, ask) and way (`WAYS`) of each break.
-        marks: folder for a mark of each break, which outlasts the process.
+        plan: place (init, reset, step, ask) and way (`WAYS`) of each failure.
+        marks: folder with a file for each failure, which persists when the process ends.
     """
 
     def __init__(self, env: gymnasium.Env, plan: Sequence[str], marks: Path):
         super().__init__(env)
         self.plan, self.marks, self.steps, self.resets = plan, marks, 0, 0
-        self._meet("init")
+        self._fail_at("init")
 
-    def reset(self, **asked: Any) -> Any:
+    def reset(self, **keywords: Any) -> Any:
         self.resets += 1
         if self.resets > 1 or any(self.marks.iterdir()):
-            self._meet("reset")
-        return self.env.reset(**asked)
+            self._fail_at("reset")
+        return self.env.reset(**keywords)
 
     def step(self, action: Any) -> Any:
         self.steps += 1
         if self.steps >= THIRD:
-            self._meet("step")
+            self._fail_at("step")
         return self.env.step(action)
 
     @property
     def mood(self) -> str:
-        self._meet("ask")
+        self._fail_at("ask")
         return "good"
 
-    def _meet(self, place: str) -> None:
+    def _fail_at(self, place: str) -> None:
         number = len(list(self.marks.iterdir()))
         if number < len(self.plan) and self.plan[number].startswith(place):
             (self.marks / str(number)).touch()
@@ -107,12 +107,12 @@ class Breaking(gymnasium.Wrapper):
 
 
 def made(plan: Sequence[str] = (), marks: Path = Path(), space: spaces.Space = VECTOR) -> gymnasium.Env:
-    """As `rlxf.envs.make_vec_env` wraps environments."""
+    """Create an environment with the wrappers of `rlxf.envs.make_vec_env`."""
     return Replayable(Monitor(Breaking(Seeded(space), plan, marks) if plan else Seeded(space)))
 
 
 def breaking(marks: Path, *plan: str, n_envs: int = 3, number: int = 3, **options: Any) -> WorkerVecEnv:
-    """Environments in so many processes, of which number 1 breaks by the plan."""
+    """Create environments in ``number`` processes; environment 1 fails according to the plan."""
     makes = [partial(made, plan if i == 1 else (), marks) for i in range(n_envs)]
     env = WorkerVecEnv(makes, Workers(number, **QUICK | options))
     env.seed(0)
@@ -120,16 +120,16 @@ def breaking(marks: Path, *plan: str, n_envs: int = 3, number: int = 3, **option
 
 
 class Global(Seeded):
-    """Shows what it draws from the generators of the process."""
+    """Environment whose observations are drawn from the global generators of the process."""
 
-    def reset(self, **asked: Any) -> Any:
-        super().reset(**asked)
+    def reset(self, **keywords: Any) -> Any:
+        super().reset(**keywords)
         drawn = [random.random(), np.random.random(), float(torch.rand(()))]  # noqa: NPY002
         return np.array(drawn, np.float32), {}
 
 
 class Driven(Seeded):
-    """Has a program and a fork of its own, which both do nothing for a long time, and does not end them."""
+    """Environment that starts a program and a fork, which sleep for a long time, and does not end them."""
 
     def __init__(self):
         super().__init__()
@@ -139,14 +139,14 @@ class Driven(Seeded):
 
 
 class Clinging(Seeded):
-    """Takes for ever to close."""
+    """Environment whose ``close`` hangs."""
 
     def close(self) -> None:
         time.sleep(10**6)
 
 
 class Marking(Seeded):
-    """Takes its time to close, leaves a mark then, and raises."""
+    """Environment whose ``close`` takes some time, creates a file, and raises."""
 
     def __init__(self, mark: Path):
         super().__init__()
@@ -159,7 +159,7 @@ class Marking(Seeded):
 
 
 class Parental(Seeded):
-    """Has environments in processes of its own, one of which hangs at its third step, and tells of all."""
+    """Environment with worker processes, one of which hangs at its third step; it has their process ids."""
 
     def __init__(self, marks: Path):
         super().__init__()
@@ -175,7 +175,7 @@ class Parental(Seeded):
 
 
 class Hopeless(Seeded):
-    """Raises at its first step, whoever plays."""
+    """Environment that raises at each step."""
 
     def step(self, action: Any) -> Any:
         _raise()
