@@ -1,6 +1,6 @@
-"""Small Minari datasets, made in a moment: for every test that needs one.
+"""Small Minari datasets for tests.
 
-Ask for the fixture ``minari_root`` (tests/conftest.py) first: it gives the test folders of its own.
+Tests need the fixture ``minari_root`` (tests/conftest.py), which sets temporary folders.
 """
 
 import warnings
@@ -23,7 +23,7 @@ ID = "test/small-v0"
 
 
 def stacked(space: spaces.Space, values: Sequence[Any]) -> Any:
-    """Values of a space as arrays (n, ...), nested as the space is."""
+    """Stack values of a space to arrays (n, ...), nested like the space."""
     return concatenate(space, values, create_empty_array(space, len(values)))
 
 
@@ -33,7 +33,7 @@ def random_episodes(
     action_space: spaces.Space = CHOICE,
     seed: int = 0,
 ) -> list[EpisodeBuffer]:
-    """Episodes of these lengths: random observations, actions and rewards; every second one truncated."""
+    """Return episodes of these lengths with random content; every second one is truncated."""
     observation_space.seed(seed)
     action_space.seed(seed)
     rng = np.random.default_rng(seed)
@@ -52,7 +52,7 @@ def random_episodes(
 
 
 def _with_lists_of_text(values: Any) -> Any:
-    """Gymnasium batches text as a tuple of strings; Minari wants a list."""
+    """Convert tuples of strings to lists: Gymnasium batches text as tuples, Minari needs lists."""
     if isinstance(values, dict):
         return {key: _with_lists_of_text(part) for key, part in values.items()}
     if not isinstance(values, tuple):
@@ -69,7 +69,7 @@ def record(
 ) -> minari.MinariDataset:
     """Record episodes as a Minari dataset; ``options`` are those of ``create_dataset_from_buffers``."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it misses author, description and more
+        warnings.simplefilter("ignore", UserWarning)  # of missing author, description and so on
         return minari.create_dataset_from_buffers(
             dataset_id, episodes, observation_space=observation_space, action_space=action_space, **options
         )
@@ -83,7 +83,7 @@ def record_random(
     seed: int = 0,
     **options: Any,
 ) -> minari.MinariDataset:
-    """`record` of `random_episodes`."""
+    """Record `random_episodes` with `record`."""
     episodes = random_episodes(lengths, observation_space, action_space, seed)
     return record(episodes, dataset_id, observation_space, action_space, **options)
 
@@ -91,7 +91,7 @@ def record_random(
 def record_cartpole(
     lengths: Sequence[int] = (9, 3, 12, 1), dataset_id: str = ID, seed: int = 0
 ) -> minari.MinariDataset:
-    """Random numbers that are said to come from CartPole-v1, inside of its bounds."""
+    """Record random numbers within the bounds of CartPole-v1, with its spec."""
     env = gymnasium.make("CartPole-v1")
     bounds = np.array([4.8, 5, 0.4, 5], np.float32)
     episodes = random_episodes(lengths, spaces.Box(-bounds, bounds), env.action_space, seed)
@@ -99,12 +99,12 @@ def record_cartpole(
 
 
 def data_file(dataset: minari.MinariDataset) -> Path:
-    """Where its episodes are."""
+    """Return the path of the file with the episodes."""
     return Path(dataset.storage.data_path) / "main_data.hdf5"
 
 
 @contextmanager
 def opened(dataset: minari.MinariDataset) -> Iterator[h5py.File]:
-    """The file of its episodes, to change something in it."""
+    """Open the file of the episodes for modification."""
     with h5py.File(data_file(dataset), "r+") as file:
         yield file

@@ -1,4 +1,4 @@
-"""The project's own source files, parsed, for the tests that read them."""
+"""Parsed source files of the project, for tests of the source code."""
 
 import ast
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ ROOT = Path(__file__).parents[1]
 
 
 def parsed(folder: str) -> dict[str, ast.Module]:
-    """Each Python file below ``folder``: its path from the root of the checkout, and its syntax tree."""
+    """Return the syntax tree of each Python file below ``folder``, by its path relative to the repository."""
     files = sorted((ROOT / folder).rglob("*.py"))
     return {str(file.relative_to(ROOT)): ast.parse(file.read_text(encoding="utf-8")) for file in files}
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Every dotted name that a file imports; ``from a import b`` gives ``a.b``."""
+    """Yield every dotted name that a file imports; ``from a import b`` gives ``a.b``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

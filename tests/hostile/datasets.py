@@ -76,8 +76,8 @@ def other_command(command: str, told: str | None = None) -> Attack:
 
 
 ATTACKS = {
-    "entry point of an unknown id": spec("which Gymnasium does not know here", **UNKNOWN, **CALL),
-    "entry point os.system": spec("which Gymnasium does not know here", **UNKNOWN, **SYSTEM),
+    "entry point of an unknown id": spec("which is not registered in Gymnasium", **UNKNOWN, **CALL),
+    "entry point os.system": spec("which is not registered in Gymnasium", **UNKNOWN, **SYSTEM),
     "entry point with arguments, known id": spec(NOT_USED, **CALL),
     "entry point with arguments, id named": spec(None, "--env CartPole-v1", **CALL),
     "entry point in a module of the stranger": spec(None, entry_point="stranger.notes:Env"),

@@ -1,4 +1,4 @@
-"""Decision Transformer: asked for a return, it acts so as to reach it; trained offline on Minari datasets."""
+"""Decision Transformer: an agent conditioned on a target return and trained offline on Minari datasets."""
 
 from rlxf.agents.decision_transformer.core import decision_transformer
 from rlxf.agents.decision_transformer.learner import DecisionTransformer

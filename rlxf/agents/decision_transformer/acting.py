@@ -1,4 +1,4 @@
-"""From what an environment shows to the steps that the model reads."""
+"""Conversion of environment observations to the context window of the model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from rlxf.envs.trajectories.errors import RowError
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """What E environments show at one step, as the data would have it.
+    """Return-conditioned observations of E environments at one step, in the encoding of the dataset.
 
     Args:
-        observations: encoded, (E, D) or (E, C, H, W).
+        observations: encoded observations, (E, D) or (E, C, H, W).
         return_to_go: (E,) float32.
-        previous_action: as the data have actions, (E, ...).
+        previous_action: (E, ...), in the encoding of the dataset.
         time_steps: (E,) int64.
-        batched: False if it was one environment without an axis for it.
+        batched: False if the observation was of a single environment, without a batch axis.
     """
 
     observations: Tensor
@@ -39,11 +39,11 @@ class Shown:
 
 
 def read_shown(observation: Any, facts: Facts, device: torch.device) -> Shown:
-    """An observation of a `ReturnToGo`, of one environment or of E.
+    """Encode an observation of a `ReturnToGo` wrapper, of a single environment or of E environments.
 
     Raises:
-        TypeError: if it is no such observation.
-        ValueError: if its shape is not that of the data.
+        TypeError: if ``observation`` is not a mapping with the keys of `ReturnToGo`.
+        ValueError: if its shape differs from that of the dataset.
         FaultyEnvironmentError: if a number in it is NaN or infinite.
     """
     if not isinstance(observation, Mapping) or set(observation) != set(KEYS):
@@ -51,9 +51,9 @@ def read_shown(observation: Any, facts: Facts, device: torch.device) -> Shown:
             f"keys {sorted(observation)}" if isinstance(observation, Mapping) else type(observation).__name__
         )
         raise TypeError(
-            f"a Decision Transformer is asked for a return: its observations need the keys "
-            f"{', '.join(KEYS)}, got {given}. Wrap the environment: rlxf.envs.ReturnToGo(env, target_return) "
-            f"does that, and rlxf.evaluate(agent, target_returns=[...])"
+            f"a Decision Transformer is conditioned on a target return: its observations need the keys "
+            f"{', '.join(KEYS)}, got {given}. Wrap the environment in rlxf.envs.ReturnToGo(env, "
+            f"target_return), or call rlxf.evaluate(agent, target_returns=[...])"
         )
     batched = np.ndim(observation["return_to_go"]) == 2
     parts = {
@@ -71,47 +71,55 @@ def read_shown(observation: Any, facts: Facts, device: torch.device) -> Shown:
     )
 
 
-def no_steps(model: DecisionTransformerModel, shown: Shown, length: int) -> Steps:
-    """Room for ``length`` steps of as many environments as are shown, none of them taken."""
-    rows, like = len(shown.return_to_go), shown.return_to_go
+def no_steps(model: DecisionTransformerModel, encoded: Shown, length: int) -> Steps:
+    """Return an empty context window of ``length`` steps for the environments of ``encoded``."""
+    rows, like = len(encoded.return_to_go), encoded.return_to_go
     return Steps(
         features=like.new_zeros(rows, length, model.features.width),
-        actions=shown.previous_action.new_zeros(rows, length, *shown.previous_action.shape[1:]),
+        actions=encoded.previous_action.new_zeros(rows, length, *encoded.previous_action.shape[1:]),
         return_to_go=like.new_zeros(rows, length),
-        time_steps=shown.time_steps.new_zeros(rows, length),
+        time_steps=encoded.time_steps.new_zeros(rows, length),
         mask=torch.zeros(rows, length, dtype=torch.bool, device=like.device),
     )
 
 
 @torch.no_grad()
-def one_step_on(model: DecisionTransformerModel, state: Steps, shown: Shown, start: Tensor) -> Steps:
-    """The last steps and the one shown; ``start`` (E,) bool marks those of which it is the first."""
-    features = model.features(shown.observations[:, None])[:, 0]
+def one_step_on(model: DecisionTransformerModel, state: Steps, encoded: Shown, start: Tensor) -> Steps:
+    """Append the step ``encoded`` to the context window.
+
+    ``start`` (E,) bool marks the environments at the first step of an episode; their window is cleared first.
+    """
+    features = model.features(encoded.observations[:, None])[:, 0]
     return state.begun(start).followed_by(
-        features, shown.previous_action, shown.return_to_go, shown.time_steps
+        features, encoded.previous_action, encoded.return_to_go, encoded.time_steps
     )
 
 
-def started(shown: Shown, episode_start: Any) -> Tensor:
-    """(E,) bool: who is at the first step of an episode, by what is said and by the time step.
+def started(encoded: Shown, episode_start: Any) -> Tensor:
+    """Return a mask (E,) of the environments at the first step of an episode.
+
+    An environment is at the first step if its time step is 0 or ``episode_start`` is True.
 
     Raises:
-        ValueError: if there are not E of them.
+        ValueError: if ``episode_start`` does not have shape (E,).
     """
-    first = shown.time_steps == 0
+    first = encoded.time_steps == 0
     if episode_start is None:
         return first
-    said = torch.as_tensor(np.atleast_1d(episode_start), dtype=torch.bool, device=first.device)
-    if said.shape != first.shape:
-        raise ValueError(f"episode_start is of shape {tuple(said.shape)}, the observation of {len(first)}")
-    return first | said
+    given = torch.as_tensor(np.atleast_1d(episode_start), dtype=torch.bool, device=first.device)
+    if given.shape != first.shape:
+        raise ValueError(
+            f"episode_start must have shape ({len(first)},), one value per environment, "
+            f"got {tuple(given.shape)}"
+        )
+    return first | given
 
 
 def encode_observations(values: NDArray[Any], facts: Facts) -> NDArray[Any]:
-    """What a `ReturnToGo` shows of E environments, as rows of the data.
+    """Encode observations (E, ...) as the dataset encodes them.
 
     Raises:
-        ValueError: if the shape is another one.
+        ValueError: if their shape differs from that of the dataset.
         FaultyEnvironmentError: if a number is NaN or infinite.
     """
     encoder = observation_encoder(shown_space(facts.observation_space))
@@ -119,7 +127,7 @@ def encode_observations(values: NDArray[Any], facts: Facts) -> NDArray[Any]:
         values = _axes_as_in_data(values, encoder)
     if values.shape[1:] != encoder.space.shape:
         raise ValueError(
-            f"an observation has shape {values.shape[1:]}, in the data it is {encoder.space.shape}"
+            f"observations must have the shape of the dataset, {encoder.space.shape}, got {values.shape[1:]}"
         )
     try:
         return encoder(values)
@@ -128,10 +136,10 @@ def encode_observations(values: NDArray[Any], facts: Facts) -> NDArray[Any]:
 
 
 def _axes_as_in_data(images: NDArray[Any], encoder: ImageEncoder) -> NDArray[Any]:
-    """Images (E, ...) with their channels where the data have them, first or last."""
-    wanted = encoder.space.shape
-    turned = (np.moveaxis(images, 1, -1), np.moveaxis(images, -1, 1)) if images.ndim == 4 else ()
-    return next((view for view in (images, *turned) if view.shape[1:] == wanted), images)
+    """Move the channel axis of images (E, ...) to its position in the dataset, first or last."""
+    shape = encoder.space.shape
+    transposed = (np.moveaxis(images, 1, -1), np.moveaxis(images, -1, 1)) if images.ndim == 4 else ()
+    return next((view for view in (images, *transposed) if view.shape[1:] == shape), images)
 
 
 def _check_finite(return_to_go: NDArray[np.float32]) -> None:

@@ -1,4 +1,4 @@
-"""Where a Decision Transformer would have done something else, had it left early."""
+"""Calibration of the early-exit threshold of a Decision Transformer."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from rlxf.agents.decision_transformer.model import NEWEST_STATE_TOKEN, DecisionT
 from rlxf.envs.trajectories import Windows
 
 BATCH = 512
-"""Windows that are read at a time."""
+"""Number of windows in one forward pass."""
 
 
 def calibrated(
@@ -24,38 +24,38 @@ def calibrated(
     generator: torch.Generator,
     device: torch.device,
 ) -> Calibration:
-    """What came of each threshold, at some steps of each episode.
+    """Measure the risk and the mean depth of each threshold, at random steps of each episode.
 
-    Episodes are the independent samples: the loss of one is the share of its steps at which the action is
-    another one than with all passes. While acting the newest token leaves, and nothing else: so one reading
-    with all passes tells of every threshold.
+    Episodes are the independent samples. The loss of an episode is the fraction of its sampled steps at which
+    the early-exit action differs from the full-depth action. While acting, only the newest token exits early.
+    One full-depth forward pass is therefore sufficient for all thresholds.
 
     Args:
         model: its depth is `CALM`.
-        windows: of one step, with all that is read before it.
+        windows: windows of one step, with the whole context before it as burn-in.
         thresholds: the safest first.
-        alpha: promised risk: the mean of these losses.
-        delta: probability with which the promise may be broken.
-        steps: of an episode, drawn with replacement.
-        generator: of the draw, on the CPU.
-        device: of the model.
+        alpha: guaranteed risk, the bound on the mean loss.
+        delta: probability that the guarantee does not hold.
+        steps: number of steps drawn from each episode, with replacement.
+        generator: random generator of the draws, on the CPU.
+        device: device of the model.
     """
-    chosen = _drawn(windows, steps, generator)
-    parts = [_exits(model, windows, some, device) for some in chosen.flatten().split(BATCH)]
+    chosen = _draw_steps(windows, steps, generator)
+    parts = [_exits(model, windows, batch, device) for batch in chosen.flatten().split(BATCH)]
     confidence, same = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
-    sure = confidence >= torch.tensor(thresholds, device=device)[:, None, None]
-    leaves = torch.cat([sure, torch.ones_like(sure[:, :1])], dim=1).long().argmax(dim=1)
-    other = ~same.gather(0, leaves).unflatten(1, tuple(chosen.shape))
-    losses = other.double().mean(dim=-1).T.cpu().numpy()
-    depth = (leaves.double() + 1).mean(dim=-1).cpu().numpy()
+    confident = confidence >= torch.tensor(thresholds, device=device)[:, None, None]
+    exits = torch.cat([confident, torch.ones_like(confident[:, :1])], dim=1).long().argmax(dim=1)
+    different = ~same.gather(0, exits).unflatten(1, tuple(chosen.shape))
+    losses = different.double().mean(dim=-1).T.cpu().numpy()
+    depth = (exits.double() + 1).mean(dim=-1).cpu().numpy()
     return Calibration.of(thresholds, losses, depth, alpha, delta)
 
 
-def _drawn(windows: Windows, steps: int, generator: torch.Generator) -> Tensor:
-    """Some steps of each episode, counted over all the data, (episodes, steps)."""
+def _draw_steps(windows: Windows, steps: int, generator: torch.Generator) -> Tensor:
+    """Draw steps of each episode; return their indices in the whole dataset, (episodes, steps)."""
     offsets, lengths = windows.trajectories.offsets, windows.trajectories.lengths
-    share = torch.rand(len(lengths), steps, generator=generator)
-    within = (share * torch.from_numpy(np.array(lengths))[:, None]).long()
+    uniform = torch.rand(len(lengths), steps, generator=generator)
+    within = (uniform * torch.from_numpy(np.array(lengths))[:, None]).long()
     return within + torch.from_numpy(np.array(offsets[:-1]))[:, None]
 
 
@@ -63,16 +63,19 @@ def _drawn(windows: Windows, steps: int, generator: torch.Generator) -> Tensor:
 def _exits(
     model: DecisionTransformerModel, windows: Windows, steps: Tensor, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Confidence behind each pass but the last (N - 1, B); whether the action is that of the last, (N, B)."""
+    """Return the confidence after each layer except the last, (N - 1, B), and an agreement mask (N, B).
+
+    The mask is True where the action after a layer equals the action after the last layer.
+    """
     depth = confidence_of(model.transformer)
-    read = model.steps(windows.starting_at(steps.numpy()).to(device))
-    exits = model.exits(read, NEWEST_STATE_TOKEN)
+    inputs = model.steps(windows.starting_at(steps.numpy()).to(device))
+    exits = model.exits(inputs, NEWEST_STATE_TOKEN)
     outputs, states = exits.outputs[:, :, 0], exits.states[:, :, 0]
     actions = model.loss.head.choose(outputs, deterministic=True)
     same = model.tokens.actions.alike(actions, actions[-1:])
     before = torch.cat([torch.zeros_like(states[:1]), states[:-1]])
-    found = [
+    confidence = [
         depth.confidence(n, before[n], states[n], partial(model.lead, outputs[n]))
         for n in range(len(states) - 1)
     ]
-    return torch.stack(found), same
+    return torch.stack(confidence), same

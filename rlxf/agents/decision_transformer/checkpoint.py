@@ -1,4 +1,4 @@
-"""What learns from windows as a checkpoint file, and back: JSON and safetensors, nothing that runs."""
+"""Checkpoint files of offline algorithms: JSON documents and safetensors, no executable content."""
 
 import inspect
 import math
@@ -48,13 +48,13 @@ BOUNDS = {
     "seed": SEED,
     "verbose": whole(0),
 }
-"""Settings with a range; the annotations of the constructor define the other settings."""
+"""Ranges of numeric settings; the annotations of the constructor define the types of the others."""
 TO_JSON: dict[str, Callable[[Any], Any]] = {
     "core": TransformerSpec.to_dict,
     "objective": objective_to_json,
     "learning_rate": schedule_to_json,
 }
-"""Settings that are no plain data."""
+"""Conversion to JSON of the settings that are not plain data."""
 FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "core": TransformerSpec.from_dict,
     "objective": objective_from_json,
@@ -63,17 +63,17 @@ FROM_JSON: dict[str, Callable[[Any], Any]] = {
 NOT_SETTINGS = (
     *("self", "dataset", "env", "download", "trust", "tensorboard_log", "device", "_init_setup_model"),
 )
-"""Arguments of the constructor that a file does not hold: the log folder and the trust setting."""
+"""Arguments of the constructor that are not saved, such as the log folder and the trust setting."""
 
 
 def checkpoint_path(path: str | os.PathLike[str]) -> Path:
-    """``path``, with ".zip" added if it has no suffix, as in SB3."""
+    """Return ``path``, with ".zip" added if it has no suffix, as in SB3."""
     path = Path(path)
     return path if path.suffix else path.with_suffix(".zip")
 
 
 def contents(agent: "WindowLearner", more: Mapping[str, Mapping[str, Tensor]]) -> Archive:
-    """What a file of the agent holds, and ``more`` groups of tensors beside it."""
+    """Return the checkpoint of the agent, with ``more`` groups of tensors added."""
     documents: dict[str, Any] = {"agent": describe(agent)}
     tensors: dict[str, Any] = {
         **more,
@@ -87,22 +87,22 @@ def contents(agent: "WindowLearner", more: Mapping[str, Mapping[str, Tensor]]) -
 
 
 def save(archive: Archive, path: str | os.PathLike[str]) -> None:
-    """Write `contents` whole or not at all.
+    """Write the result of `contents` to a file atomically.
 
     Raises:
-        OSError: if the disk is full or the folder cannot be written; an older file is as before.
+        OSError: if the disk is full or the folder is not writable; an existing file stays unchanged.
     """
     make_folder(checkpoint_path(path).parent, exist_ok=True)
     write_archive(checkpoint_path(path), archive.documents, archive.tensors)
 
 
 def read(path: str | os.PathLike[str], name: str, sha256: str | None = None) -> Archive:
-    """Return the checked file of an agent of this name; a given SHA-256 must match.
+    """Read and validate the checkpoint of an agent of this name; a given SHA-256 must match.
 
     Raises:
-        FileNotFoundError: if there is none.
-        IsADirectoryError: if it is a folder.
-        CheckpointError: if it is truncated, altered, or no file of such an agent.
+        FileNotFoundError: if the file does not exist.
+        IsADirectoryError: if the path is a folder.
+        CheckpointError: if the file is truncated, altered, or not a checkpoint of an agent of this name.
     """
     check_no_folder(path, checkpoint_path(path))
     archive = read_archive(checkpoint_path(path), sha256=sha256)
@@ -117,10 +117,10 @@ def read(path: str | os.PathLike[str], name: str, sha256: str | None = None) -> 
 
 @described()
 def settings(archive: Archive, agent: type["WindowLearner"]) -> dict[str, Any]:
-    """The constructor's arguments that the file holds.
+    """Return the constructor's arguments from the file.
 
     Raises:
-        CheckpointError: if the agent's class does not have one of them, or a value cannot be.
+        CheckpointError: if the agent's constructor lacks an argument of the file, or a value is invalid.
     """
     stored = dict(archive.documents["agent"]["settings"])
     check_known(stored, setting_names(agent), archive.documents["agent"].get("rlxf"))
@@ -133,19 +133,19 @@ def settings(archive: Archive, agent: type["WindowLearner"]) -> dict[str, Any]:
 
 @described()
 def facts(archive: Archive) -> Facts:
-    """What the agent keeps of its data."""
+    """Return the dataset information in the file."""
     return Facts.from_json(archive.documents["agent"]["facts"], archive.tensor_bytes)
 
 
 def acting_bytes(archive: Archive, stored: Mapping[str, Any]) -> dict[str, int]:
-    """Return upper estimates of the memory that an agent of these settings needs to act, by what it is for.
+    """Return upper bounds on the bytes of memory that an agent with these settings needs to act, by purpose.
 
     Args:
-        archive: for the spaces of the agent's data.
-        stored: the constructor's arguments, as `settings` gives them.
+        archive: checkpoint; its dataset information gives the spaces.
+        stored: the constructor's arguments, as returned by `settings`.
     """
-    known, core = facts(archive), stored["core"]
-    numbers = math.prod(known.encoder.shape) + action_form(known.action_space).width
+    info, core = facts(archive), stored["core"]
+    numbers = math.prod(info.encoder.shape) + action_form(info.action_space).width
     steps = stored["context_length"] + remembered_steps(core)
     return {
         "acting with the core's memory": state_memory(core),
@@ -155,10 +155,10 @@ def acting_bytes(archive: Archive, stored: Mapping[str, Any]) -> dict[str, int]:
 
 @described()
 def restore(agent: "WindowLearner", archive: Archive) -> None:
-    """Put weights, optimiser, random generator and progress into an agent of the same shape.
+    """Load weights, optimizer state, random generator and progress into an agent of the same architecture.
 
     Raises:
-        CheckpointError: if they do not fit.
+        CheckpointError: if a tensor does not match the agent.
     """
     check_weights_fit(agent.policy, archive.tensors["policy"], "policy")
     updates = archive.documents["agent"]["progress"]["_n_updates"]
@@ -181,21 +181,21 @@ def _restore_order(agent: "WindowLearner", archive: Archive) -> None:
     try:
         agent.order.set_state(archive.tensors["random"]["order"])
     except RuntimeError as error:
-        raise misfit(f"in random, 'order' is no state of a generator ({error})") from error
+        raise misfit(f"in random, 'order' is not a generator state ({error})") from error
 
 
 def constructor_settings(agent: "WindowLearner") -> dict[str, Any]:
-    """The constructor's arguments by name, but data, environment and device."""
+    """Return the constructor's arguments by name, except data, environment and device."""
     return {name: getattr(agent, name) for name in setting_names(type(agent))}
 
 
 def setting_names(agent: type["WindowLearner"]) -> list[str]:
-    """Names of the constructor's arguments that a file holds."""
+    """Return the names of the constructor's arguments that are saved."""
     return [name for name in inspect.signature(agent.__init__).parameters if name not in NOT_SETTINGS]
 
 
 def describe(agent: "WindowLearner") -> dict[str, Any]:
-    """Name, settings, facts about the data and progress of an agent, as JSON."""
+    """Return name, settings, dataset information and progress of an agent as JSON."""
     values = constructor_settings(agent)
     values |= {name: write(values[name]) for name, write in TO_JSON.items() if name in values}
     return {

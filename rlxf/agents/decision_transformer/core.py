@@ -1,4 +1,4 @@
-"""The core that a Decision Transformer is, and what the agent asks of any core."""
+"""Transformer core of the Decision Transformer, its validation and its weight initialization."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ from rlxf.attention import Add, Transformer, TransformerSpec
 from rlxf.attention.residuals.base import Residual
 
 STD = 0.02
-"""Of the weights at the start, as in GPT-2."""
+"""Standard deviation of the initial weights, as in GPT-2."""
 
 
 def decision_transformer(
@@ -19,18 +19,18 @@ def decision_transformer(
     dropout: float = 0.1,
     residual: Residual | None = None,
 ) -> TransformerSpec:
-    """GPT-2 without positions: order enters through the time step that each token carries.
+    """Return the spec of a GPT-2 without positional encoding; tokens carry an embedding of their time step.
 
     Source: Chen et al. 2021, arXiv:2106.01345, section 3 and appendix A; the sizes are those for
     OpenAI Gym.
 
     Args:
-        width: features of a token C.
+        width: number of features C of a token.
         layers: number of layers.
-        heads: attention heads; must divide the width.
-        feed_forward: features inside the feed-forward sublayer; None for four times the width.
-        dropout: probability of dropping an attention weight or a feature in training.
-        residual: how a sublayer's output joins the stream; None for ``Add()``.
+        heads: number of attention heads; must divide the width.
+        feed_forward: hidden width of the feed-forward sublayer; None for four times the width.
+        dropout: dropout probability of attention weights and features in training.
+        residual: combination of a sublayer's output with its input; None for ``Add()``.
     """
     return TransformerSpec(
         width=width,
@@ -43,29 +43,29 @@ def decision_transformer(
 
 
 def resolve_core(core: TransformerSpec | None) -> TransformerSpec:
-    """The core to build: the given one if it can act, else `decision_transformer`.
+    """Return the given core, or `decision_transformer` if it is None.
 
     Raises:
-        ValueError: if the core looks ahead, or at another context.
+        ValueError: if the core is not causal or has cross-attention.
     """
     if core is None:
         return decision_transformer()
     if not core.causal or core.cross_attention:
         raise ValueError(
-            "a Decision Transformer acts from what was before: its core needs causal=True and "
+            "a Decision Transformer is autoregressive: its core needs causal=True and "
             f"cross_attention=False, got causal={core.causal}, cross_attention={core.cross_attention}"
         )
     return core
 
 
 def remembered_steps(core: TransformerSpec) -> int:
-    """Steps of three tokens that fill the core's memory; 0 without memory."""
+    """Return the number of steps, of three tokens each, that fill the core's memory; 0 without memory."""
     return 0 if core.memory is None else -(-core.memory.holds // 3)
 
 
 @torch.no_grad()
 def start_as_gpt2(module: nn.Module) -> None:
-    """Linear and embedding weights from ``N(0, 0.02^2)``, biases 0.
+    """Initialize linear and embedding weights from ``N(0, 0.02^2)`` and biases with 0.
 
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
     """
@@ -78,7 +78,7 @@ def start_as_gpt2(module: nn.Module) -> None:
 
 @torch.no_grad()
 def shrink_branches(transformer: Transformer) -> None:
-    """Divide what each of the 2 L sublayers adds to the stream by ``sqrt(2 L)``; source as above."""
+    """Scale the output projections of the 2 L sublayers by ``1 / sqrt(2 L)``; source: `start_as_gpt2`."""
     for name, part in transformer.named_modules():
         if name.endswith((".attention.out", ".feed_forward.outer")) and isinstance(part, nn.Linear):
             part.weight /= (2 * transformer.spec.layers) ** 0.5

@@ -1,4 +1,4 @@
-"""A small Decision Transformer learns from a large one, on windows of the data."""
+"""Distillation of a Decision Transformer into another, usually smaller one, on windows of the data."""
 
 from typing import TYPE_CHECKING
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class DistillationUpdate(Update):
-    """The loss of `Distillation` in place of the student's own, on the steps that both read.
+    """Update that minimizes the `Distillation` loss on the steps in the context of both student and teacher.
 
-    Each reads as many steps as it acts from, of one stretch of an episode; so a teacher with a longer context
-    tells what it would do with all of it. Where tokens of the student may leave early, all its outputs learn,
-    each by its share, and it learns when to leave; what the teacher would do is what is right.
+    Each model reads as many steps as it acts from, all from one segment of an episode. A teacher with a
+    longer context therefore uses its full context. If the student has early exits, the outputs of all layers
+    are trained, weighted by their loss weights. Its exit prediction treats the teacher's actions as correct.
 
     Args:
-        student: learns.
-        teacher: stays as it is.
-        distillation: what is minimised.
+        student: agent to train.
+        teacher: agent to imitate; it is not changed.
+        distillation: loss settings.
 
     Raises:
-        ValueError: if the student cannot learn from the teacher.
+        ValueError: if the student cannot be distilled from the teacher.
     """
 
     def __init__(
@@ -48,32 +48,33 @@ class DistillationUpdate(Update):
         self.hidden = HiddenStates(*widths, student.order, student.device)
 
     def windows(self, trajectories: Trajectories) -> Windows:
-        """Windows of the student's steps, with what either has to read before them."""
+        """Return windows of the student's length; their burn-in covers the longer of the two contexts."""
         return Windows(trajectories, self.window, burn_in=max(self.steps_read) - self.window)
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
-        """ "loss", and its parts, over the real steps of B windows."""
+        """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows."""
         steps = self._steps(self.student, batch, self.steps_read[0])
         exits = self.student.exits(steps, slice(1 - TOKENS * self.both, None, TOKENS))
-        wanted, right = self._teaching(batch, len(exits.shares))
+        teacher_outputs, teacher_actions = self._teacher_targets(batch, len(exits.shares))
         weight = batch.mask[:, -self.both :] * exits.shares[:, None, None]
         head, temperature = self.student.loss.head, self.distillation.temperature
-        apart = head.distance(exits.outputs, self.teacher.loss.head, wanted, temperature)
-        actions, hidden = average(apart, weight), average(self.hidden.distance(exits.outputs, wanted), weight)
+        divergence = head.distance(exits.outputs, self.teacher.loss.head, teacher_outputs, temperature)
+        actions = average(divergence, weight)
+        hidden = average(self.hidden.distance(exits.outputs, teacher_outputs), weight)
         loss = actions + self.distillation.hidden_coef * hidden
         parts = {"loss": loss, "distillation_loss": actions, "hidden_loss": hidden}
         last = steps.between(steps.mask.shape[1] - self.both, steps.mask.shape[1])
-        return self.student.with_penalty(self.student.with_lesson(parts, exits, right, last))
+        return self.student.with_penalty(self.student.with_lesson(parts, exits, teacher_actions, last))
 
     @torch.no_grad()
-    def _teaching(self, batch: WindowBatch, passes: int) -> tuple[Tensor, Tensor]:
-        """The teacher's outputs at the steps that both read, and its actions; the same for all passes N."""
+    def _teacher_targets(self, batch: WindowBatch, passes: int) -> tuple[Tensor, Tensor]:
+        """Return the teacher's outputs and actions at the shared steps, expanded to N exits."""
         outputs = self._read(self.teacher, batch, self.steps_read[1])[:, -self.both :]
         actions = self.teacher.loss.head.choose(outputs, deterministic=True)
         return outputs.expand(passes, *outputs.shape), actions.expand(passes, *actions.shape)
 
     def step(self, parts: dict[str, Tensor]) -> Tensor:
-        """See `Update`; the projection of hidden states learns, too."""
+        """Take a step of the student's optimizer and of the optimizer of the hidden-state projection."""
         self.hidden.optimizer.zero_grad()
         norm = super().step(parts)
         self.hidden.optimizer.step()
@@ -81,12 +82,12 @@ class DistillationUpdate(Update):
 
     @classmethod
     def _read(cls, model: DecisionTransformerModel, batch: WindowBatch, steps: int) -> Tensor:
-        """What the head reads at the last of the steps (B, K, C)."""
+        """Return the inputs of the head at the last K steps, (B, K, C)."""
         return model.read(cls._steps(model, batch, steps))
 
     @staticmethod
     def _steps(model: DecisionTransformerModel, batch: WindowBatch, steps: int) -> Steps:
-        """The last steps of windows, as a model reads them."""
+        """Return the last ``steps`` steps of the windows as inputs of a model."""
         columns = batch.mask.shape[1]
         return model.steps(batch).between(columns - steps, columns)
 
@@ -94,11 +95,12 @@ class DistillationUpdate(Update):
 def _check_teacher(student: "DecisionTransformer", teacher: "DecisionTransformer") -> None:
     check_teaches_by_itself(teacher.memory)
     for kind, mismatch in other_spaces(teacher, student):
-        raise ValueError(f"the teacher has other {kind} than the student: {mismatch}")
-    theirs, own = (type(each.policy.loss.head).__name__ for each in (teacher, student))
-    if theirs != own:
+        raise ValueError(f"the {kind} of teacher and student must match: {mismatch}")
+    teacher_head, student_head = (type(each.policy.loss.head).__name__ for each in (teacher, student))
+    if teacher_head != student_head:
         raise ValueError(
-            f"the teacher tells actions by a {theirs}, the student by a {own}: give both the same objective"
+            f"teacher and student must have the same kind of action head, got {teacher_head} and "
+            f"{student_head}: give both the same objective"
         )
     if teacher.device != student.device:
         raise ValueError(

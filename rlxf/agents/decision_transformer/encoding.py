@@ -1,4 +1,4 @@
-"""Steps of trajectories as a Decision Transformer thinks of them while it acts."""
+"""Encoding of logged steps as keys of a kNN datastore."""
 
 import numpy as np
 import torch
@@ -11,18 +11,18 @@ from rlxf.attention.heads.datastore import Datastore
 from rlxf.envs.trajectories import Windows
 
 BATCH = 256
-"""Windows that are read at a time."""
+"""Number of windows in one forward pass."""
 
 
 @torch.no_grad()
 def encoded(
     model: DecisionTransformerModel, windows: Windows, device: torch.device, progress_bar: bool = False
 ) -> Datastore:
-    """For each step of the data what the head would read there while acting, the action, the episode.
+    """Return a datastore with the key, the action and the episode of each step of the data.
 
-    While acting, it reads the output at the state token of the newest of K steps, or of as many as there are.
-    So each step is encoded from the window that ends with it: about as many windows as there are steps. The
-    first K steps of an episode come from one, as the model is causal.
+    The key is the input of the head while acting: the output at the state token of the newest of K steps.
+    Each step is therefore encoded from the window that ends with it, which takes about one window per step.
+    The first K steps of an episode come from one window, since the model is causal.
     """
     data = windows.trajectories
     keys = torch.empty(data.steps, model.transformer.spec.width, device=device)
@@ -31,15 +31,15 @@ def encoded(
         steps, y = first_steps(model, windows, batch, device)
         keys[steps] = y
     for batch in track(_batches(later), "remember steps", disable=not progress_bar):
-        read = windows.starting_at(batch).to(device)
-        keys[torch.from_numpy(batch + windows.length - 1)] = model.newest(model.steps(read))
+        window = windows.starting_at(batch).to(device)
+        keys[torch.from_numpy(batch + windows.length - 1)] = model.newest(model.steps(window))
     episodes = np.repeat(np.arange(data.episodes), data.lengths)
     actions = torch.from_numpy(np.array(data.actions))
     return Datastore(keys, actions.to(device), torch.from_numpy(episodes).to(device))
 
 
 def starts(windows: Windows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First steps of the windows that begin an episode, and of those that follow, which are whole."""
+    """Return the first steps of the windows that begin an episode, and those of the later, full windows."""
     offsets = windows.trajectories.offsets
     step = np.arange(windows.trajectories.steps)
     end = np.repeat(offsets[1:], windows.trajectories.lengths)
@@ -49,7 +49,7 @@ def starts(windows: Windows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def first_steps(
     model: DecisionTransformerModel, windows: Windows, first: NDArray[np.int64], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The steps (N,) of the windows that begin episodes, and the outputs (N, C) there."""
+    """Return the indices (N,) of the steps in windows that begin episodes, and the outputs (N, C) there."""
     batch = windows.starting_at(first).to(device)
     y, mask = model.read(model.steps(batch)), batch.mask[:, model.remembered :]
     steps = torch.from_numpy(first).to(device)[:, None] + batch.time_steps[:, model.remembered :]

@@ -1,4 +1,4 @@
-"""SB3's evaluations among the callbacks of a training without environments."""
+"""Search for SB3's ``EvalCallback`` in nested callbacks."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from stable_baselines3.common.callbacks import EvalCallback
 
 
 def evaluations(callback: Any) -> Iterator[EvalCallback]:
-    """SB3's ``EvalCallback`` and what is derived from it, in a list of callbacks or inside of one, too."""
+    """Yield each ``EvalCallback`` of SB3 in a callback, a list of callbacks or nested callbacks."""
     if isinstance(callback, EvalCallback):
         yield callback
     inner = callback if isinstance(callback, list) else getattr(callback, "callbacks", ())

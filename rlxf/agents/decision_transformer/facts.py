@@ -1,4 +1,4 @@
-"""What an agent keeps of its data: enough to act, to be evaluated, and to be saved."""
+"""Dataset information that an agent keeps: enough to act, to be evaluated and to be saved."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -19,18 +19,18 @@ from rlxf.training import space_from_json, space_to_json
 
 @dataclass(frozen=True)
 class Facts:
-    """About the data that an agent learned from.
+    """Information about the dataset that an agent was trained on.
 
     Args:
         dataset_ids: Minari ids.
-        observation_space: of the data.
-        action_space: of the data.
+        observation_space: observation space of the dataset.
+        action_space: action space of the dataset.
         return_range: smallest and largest return of an episode.
-        env_id: Gymnasium id of the environment to evaluate in; None if the data do not say.
-        env_kwargs: its arguments.
-        max_episode_steps: its time limit; None for none.
-        env_wrappers: names of the wrappers around it. They are code, and a file holds none.
-        reference_scores: to normalise returns with; None if there are none.
+        env_id: Gymnasium id of the evaluation environment; None if the dataset names none.
+        env_kwargs: arguments of the evaluation environment.
+        max_episode_steps: time limit of the evaluation environment; None for no limit.
+        env_wrappers: names of the wrappers around it. Wrappers are code, so checkpoints do not contain them.
+        reference_scores: scores for the normalization of returns; None if there are none.
     """
 
     dataset_ids: tuple[str, ...]
@@ -45,7 +45,7 @@ class Facts:
 
     @classmethod
     def of(cls, trajectories: Trajectories) -> "Facts":
-        """What there is to keep of these."""
+        """Return the information about these trajectories."""
         spec = trajectories.eval_env_spec
         returns = trajectories.returns
         return cls(
@@ -57,19 +57,19 @@ class Facts:
             env_kwargs={} if spec is None else dict(spec.kwargs),
             max_episode_steps=None if spec is None else spec.max_episode_steps,
             reference_scores=trajectories.reference_scores,
-            env_wrappers=() if spec is None else tuple(each.name for each in spec.additional_wrappers),
+            env_wrappers=() if spec is None else tuple(wrapper.name for wrapper in spec.additional_wrappers),
         )
 
     @property
     def encoder(self) -> VectorEncoder | ImageEncoder:
-        """What turns observations into rows."""
+        """Encoder of observations as rows of an array."""
         return observation_encoder(self.observation_space)
 
     @property
     def env(self) -> DescribedEnv | None:
-        """Evaluation environment as described by the data or the file; None if there is no description.
+        """Evaluation environment as described by the dataset or the file; None if there is no description.
 
-        ``render_mode`` is left out. It does not change the task, and one of its values opens windows.
+        ``render_mode`` is left out: it does not change the task, and the value "human" opens a window.
 
         Raises:
             ValueError: if the description is malformed.
@@ -81,7 +81,7 @@ class Facts:
         return replace(described, kwargs=kwargs)
 
     def env_spec(self, trust: bool = False, given: Collection[str] = ()) -> EnvSpec | None:
-        """The environment to evaluate in, as registered in Gymnasium; None if there is none.
+        """Return the spec of the evaluation environment as registered in Gymnasium; None if there is none.
 
         Args:
             trust: use all arguments of the description, which may be paths or require much memory, and import
@@ -89,8 +89,8 @@ class Facts:
             given: names of arguments for which the caller gives values.
 
         Raises:
-            ValueError: if the environment is not registered, that of the data was wrapped, or, without
-                trust, the description has more than the registered environment (`DescribedEnv`).
+            ValueError: if the environment is not registered or the dataset's environment has wrappers. Also
+                if, without trust, the description differs from the registered environment (`DescribedEnv`).
         """
         described = self.env
         if described is None:
@@ -100,8 +100,9 @@ class Facts:
             return described.local_spec(given)
         if described.wrappers:
             raise ValueError(
-                f"the data are from {self.env_id!r} in {', '.join(self.env_wrappers)}, and a file holds no "
-                f"wrappers: pass the environment, or load the agent with its dataset and trust=True"
+                f"the data are from {self.env_id!r} with the wrappers {', '.join(self.env_wrappers)}, which "
+                f"a file does not contain: pass the environment, or load the agent with its dataset and "
+                f"trust=True"
             )
         return described.trusted_spec()
 
@@ -110,20 +111,20 @@ class Facts:
             find(described.id)
         except ValueError as error:
             raise ValueError(
-                f"the data are from {self.env_id!r}, which Gymnasium does not know here: {error}. Import the "
-                f"package that registers it, or give the environment as package:id (--env). The entry point "
-                f"in the data is only run with --trust-data, in Python trust=True"
+                f"the data are from {self.env_id!r}, which is not registered in Gymnasium: {error}. Import "
+                f"the package that registers it, or give the environment as package:id (--env). The entry "
+                f"point in the data is only run with --trust-data, in Python trust=True"
             ) from error
 
     def blank_normalization(self) -> nn.Module:
-        """A layer for observations of these, whose numbers are still to be loaded."""
+        """Return a normalization layer for these observations with placeholder statistics."""
         if isinstance(self.encoder, ImageEncoder):
             return ScaleImages()
         width = self.encoder.shape
         return Standardize(np.zeros(width, np.float32), np.ones(width, np.float32))
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the information as plain data."""
         scores = self.reference_scores
         return {
             **vars(self),
@@ -134,16 +135,16 @@ class Facts:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file_bytes: int = 0) -> "Facts":
-        """Create the facts from the result of `to_json`.
+        """Restore the information from the result of `to_json`.
 
         Args:
-            data: the description.
+            data: result of `to_json`.
             file_bytes: bytes of the arrays in the file that contains it.
 
         Raises the errors of its parts, such as those of `space_from_json`.
         """
         scores = data["reference_scores"]
-        read = {
+        fields = {
             "dataset_ids": tuple(data["dataset_ids"]),
             "observation_space": space_from_json(data["observation_space"], file_bytes),
             "action_space": space_from_json(data["action_space"], file_bytes),
@@ -151,4 +152,4 @@ class Facts:
             "reference_scores": None if scores is None else ReferenceScores(**scores),
             "env_wrappers": tuple(data.get("env_wrappers", ())),
         }
-        return cls(**{**data, **read})
+        return cls(**{**data, **fields})

@@ -1,4 +1,4 @@
-"""What is read off a state token: a distribution over actions."""
+"""Action heads: distributions over actions given the output at a state token."""
 
 from abc import ABC, abstractmethod
 from typing import Self
@@ -17,40 +17,41 @@ from rlxf.agents.distillation import gaussian_kl, softened_kl
 from rlxf.agents.losses import cross_entropies, squared_error
 
 LOG_STD = (-5.0, 2.0)
-"""Range of the log standard deviation of a `Gaussian`, as in the code of Zheng et al. 2022."""
+"""Range of the log standard deviation of `Gaussian`, as in the code of Zheng et al. 2022."""
 
 
 class Head(nn.Module, ABC):
-    """A distribution over actions, from outputs y of the transformer."""
+    """Base class of distributions over actions given transformer outputs y."""
 
     @abstractmethod
     def error(self, y: Tensor, actions: Tensor) -> Tensor:
-        """How badly y (..., C) foretells the actions of the data -> (...)."""
+        """Compute the prediction error of y (..., C) for the actions of the dataset -> (...)."""
 
     @abstractmethod
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
-        """Actions for y (E, C), as the data have them: the most likely ones, or a sample."""
+        """Return the most likely actions for y (E, C), or a sample, in the encoding of the dataset."""
 
     @abstractmethod
-    def distance(self, y: Tensor, teacher: Self, wanted: Tensor, temperature: float) -> Tensor:
-        """How far y (..., C) is from what a teacher's head makes of ``wanted`` (..., C') -> (...).
+    def distance(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
+        """Compute the distillation distance of this head at y (..., C) from the teacher's head -> (...).
 
-        The teacher gets no gradient. See `rlxf.agents.distillation.Distillation`.
+        ``teacher_y`` (..., C') are the teacher's outputs. The teacher receives no gradient. See
+        `rlxf.agents.distillation.Distillation`.
         """
 
 
 class RandomHead(Head):
-    """A head that does not always act alike."""
+    """Base class of stochastic heads."""
 
     @abstractmethod
     def entropy(self, y: Tensor) -> Tensor:
-        """Entropy of the actions for y (..., C) -> (...), in nats."""
+        """Compute the entropy of the actions for y (..., C) -> (...), in nats."""
 
 
 class Point(Head):
-    """``a = centre + radius tanh(W y + b)``; without tanh where the space has no bounds.
+    """Deterministic head ``a = centre + radius tanh(W y + b)``; without tanh where the space is unbounded.
 
-    The error is the squared error, between actions scaled to [-1, 1]. It always acts alike.
+    The error is the squared error between actions scaled to [-1, 1].
 
     Source: Chen et al. 2021, arXiv:2106.01345, section 3 and the authors' code.
     """
@@ -68,11 +69,11 @@ class Point(Head):
         """See `Head`."""
         return self.actions.back(self._scaled(y))
 
-    def distance(self, y: Tensor, teacher: Self, wanted: Tensor, temperature: float) -> Tensor:
-        """See `Head`; a point has no temperature."""
+    def distance(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
+        """Compute the squared error; the temperature is ignored."""
         with torch.no_grad():
-            theirs = teacher._scaled(wanted)
-        return squared_error(self._scaled(y), theirs)
+            target = teacher._scaled(teacher_y)
+        return squared_error(self._scaled(y), target)
 
     def _scaled(self, y: Tensor) -> Tensor:
         u = self.net(y)
@@ -80,11 +81,11 @@ class Point(Head):
 
 
 class Gaussian(RandomHead):
-    r"""``a = centre + radius tanh(u)``, ``u ~ N(mu(y), sigma(y))``; without tanh where there are no bounds.
+    r"""Squashed Gaussian head ``a = centre + radius tanh(u)``, ``u ~ N(mu(y), sigma(y))``.
 
-    The error is the negative log likelihood of actions scaled to [-1, 1]. ``log sigma`` stays from -5 to 2,
-    by tanh. The most likely action is taken at u = mu. The entropy of a squashed Gaussian has no closed
-    form: it is estimated without bias by ``-log p`` of one sample, with gradient.
+    Unbounded dimensions have no tanh. The error is the negative log-likelihood of actions scaled to [-1, 1].
+    ``log sigma`` is kept in [-5, 2] by a tanh. The deterministic action is that of u = mu. The entropy of a
+    squashed Gaussian has no closed form; ``-log p`` of a reparameterized sample estimates it without bias.
 
     Source: Zheng et al. 2022, arXiv:2202.05607, section 4 and the authors' code.
     """
@@ -111,11 +112,11 @@ class Gaussian(RandomHead):
         u = mean if deterministic else mean + log_std.exp() * torch.randn_like(mean)
         return self.actions.back(torch.where(self.actions.bounded, u.tanh(), u))
 
-    def distance(self, y: Tensor, teacher: Self, wanted: Tensor, temperature: float) -> Tensor:
+    def distance(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
         """See `Head`."""
         with torch.no_grad():
-            theirs = teacher._moments(wanted)
-        return gaussian_kl(self._moments(y), theirs, temperature)
+            target = teacher._moments(teacher_y)
+        return gaussian_kl(self._moments(y), target, temperature)
 
     def _moments(self, y: Tensor) -> tuple[Tensor, Tensor]:
         mean, raw = self.net(y).chunk(2, dim=-1)
@@ -128,7 +129,10 @@ class Gaussian(RandomHead):
 
 
 class Categorical(RandomHead):
-    """``p = softmax(W y + b)``, one for each choice to be made. The error is the cross-entropy."""
+    """Categorical head ``p = softmax(W y + b)``, one distribution per discrete component of an action.
+
+    The error is the cross-entropy.
+    """
 
     def __init__(self, width: int, actions: ChoiceActions):
         super().__init__()
@@ -147,14 +151,14 @@ class Categorical(RandomHead):
         """See `Head`."""
         return self.actions.back(picked(self.logits(y), deterministic))
 
-    def distance(self, y: Tensor, teacher: Self, wanted: Tensor, temperature: float) -> Tensor:
-        """See `Head`; summed over the choices."""
+    def distance(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
+        """Compute the sum of the distances of the discrete components."""
         with torch.no_grad():
-            theirs = teacher.logits(wanted)
-        pairs = zip(self.logits(y), theirs, strict=True)
-        return torch.stack([softened_kl(own, their, temperature) for own, their in pairs]).sum(0)
+            target = teacher.logits(teacher_y)
+        pairs = zip(self.logits(y), target, strict=True)
+        return torch.stack([softened_kl(own, other, temperature) for own, other in pairs]).sum(0)
 
     def logits(self, y: Tensor) -> tuple[Tensor, ...]:
-        """y (..., C) -> one (..., A) for each choice."""
+        """Compute the logits (..., A) of each discrete component for y (..., C)."""
         logits: Tensor = self.net(y)
         return logits.split(self.actions.sizes, dim=-1)

@@ -1,4 +1,4 @@
-"""An agent's settings in TensorBoard's HPARAMS tab, beside what it achieves with them."""
+"""Hyperparameters of an agent for TensorBoard's HPARAMS tab."""
 
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -15,15 +15,15 @@ Plain = bool | int | float | str
 
 
 def record_hyperparameters(agent: "WindowLearner") -> None:
-    """Have the agent's logger write its `hyperparameters`, if it writes TensorBoard events."""
+    """Write the agent's `hyperparameters` to its logger, if that writes TensorBoard events."""
     if writes_tensorboard(agent.logger):
         write_hyperparameters(agent.logger, hyperparameters(agent))
 
 
 def hyperparameters(agent: "WindowLearner") -> dict[str, Plain]:
-    """What the agent learns with, defaults included, each a number, a word or a short text.
+    """Return the agent's hyperparameters, defaults included, as numbers or short texts.
 
-    Beside the constructor's arguments: algorithm, datasets, environment, and what the core is made of.
+    In addition to the constructor's arguments: algorithm, datasets, environment and the fields of the core.
     """
     settings = constructor_settings(agent)
     values = {name: value for name, value in settings.items() if name not in NO_HYPERPARAMETERS}

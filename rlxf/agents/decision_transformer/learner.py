@@ -1,4 +1,4 @@
-"""Learning from trajectories to act for a return that is asked for."""
+"""Decision Transformer algorithm: offline training, online fine-tuning and prediction."""
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -92,56 +92,57 @@ if TYPE_CHECKING:
 
 
 class DecisionTransformer(WindowLearner):
-    """A transformer that reads what return is wanted, and acts so; trained offline on Minari datasets.
+    """Decision Transformer: an agent conditioned on a target return and trained offline on Minari datasets.
 
-    It speaks Stable-Baselines3's ``learn``, ``predict``, ``save`` and ``load``, and takes its callbacks and
-    loggers. A step is an update here: ``num_timesteps`` counts updates. Its observations are those of
-    `rlxf.envs.ReturnToGo`, so any tool of Stable-Baselines3 can evaluate it in an environment that is
-    wrapped so.
+    It has the interface of Stable-Baselines3: ``learn``, ``predict``, ``save``, ``load``, callbacks and
+    loggers. ``num_timesteps`` counts updates, not environment steps. Observations are those of
+    `rlxf.envs.ReturnToGo`, so the tools of Stable-Baselines3 can evaluate the agent in an environment with
+    this wrapper.
 
-    On CPU, numbers below 1e-38 slow training severalfold within minutes. The constructor has torch flush
-    them to 0 (``torch.set_flush_denormal``), for the whole process.
+    On the CPU, subnormal numbers (below 1e-38) slow training severalfold within minutes. The constructor
+    therefore calls ``torch.set_flush_denormal``, which affects the whole process.
 
     Source: Chen et al. 2021, arXiv:2106.01345.
 
     Args:
-        dataset: a Minari id, a ``MinariDataset``, several of these joined, or `Trajectories`.
-        context_length: steps K that the agent sees, the present one included. May exceed the longest episode.
-        learning_rate: AdamW's; a number, or a schedule of the progress remaining, from 1 to 0.
+        dataset: a Minari id, a ``MinariDataset``, a sequence of these, or `Trajectories`.
+        context_length: number of steps K in the context, including the current one. May exceed the longest
+            episode.
+        learning_rate: learning rate of AdamW; a number, or a schedule of the remaining progress, from 1 to 0.
         batch_size: windows of K steps in an update, over all processes under torchrun.
-        weight_decay: AdamW's.
-        warmup_updates: updates over which the learning rate rises from 0; None for a tenth of those that
-            `learn` is asked for.
+        weight_decay: weight decay of AdamW.
+        warmup_updates: updates over which the learning rate rises from 0; None for a tenth of the updates
+            of `learn`.
         max_grad_norm: largest norm of the gradient.
-        return_scale: what returns are divided by before the model reads them; None for the standard
-            deviation of the return to go over all steps of the data.
-        episode_length: time steps that have an embedding of their own; None for the longest episode of the
-            data. Steps beyond share the last one.
-        objective: None for `Imitation`; `MaximumEntropy` for a stochastic policy, which can go on
-            learning online.
-        core: the transformer; None for `decision_transformer`. Any that is causal will do.
-        env: wrapped in `ReturnToGo`, for callbacks that ask the agent for an environment; None for none.
-        download: whether a dataset that is not on this machine is downloaded.
+        return_scale: divisor of returns in the model's input; None for the standard deviation of the
+            return-to-go over all steps of the dataset.
+        episode_length: number of time steps with an embedding; None for the longest episode of the dataset.
+            Later steps share the last embedding.
+        objective: None for `Imitation`; `MaximumEntropy` for a stochastic policy that supports online
+            fine-tuning.
+        core: spec of the transformer, which must be causal; None for `decision_transformer`.
+        env: environment wrapped in `ReturnToGo` for callbacks that need one; None for none.
+        download: True to download a dataset that is not on this machine.
         trust: use the full description of the environment in the dataset or the file of `load`: entry point,
             arguments and wrappers, which can run code. If False, `make_env`, `evaluate` and `learn_online`
-            use, without ``env``, the environment of that id that is registered here. Not saved.
+            use, without ``env``, the environment registered under that id. Not saved.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.
-        seed: of weights, windows and dropout; None for any.
+        seed: seed of weights, windows and dropout; None for a random one.
         device: "auto", "cpu" or "cuda".
 
     Raises:
-        DatasetError: if the dataset is unknown, empty, damaged, or holds a NaN.
-        ValueError: if a size or number does not fit; the message names it and an allowed value. Also if the
-            device does not exist: SB3 would use the CPU instead of a missing GPU.
-        TypeError: if a space is not supported, or for other arguments. For those of SB3's algorithms the
-            message names the alternative.
+        DatasetError: if the dataset is unknown, empty, damaged, or contains a NaN.
+        ValueError: if a setting is out of range; the message names it and an allowed value. Also if the
+            device does not exist; SB3 would use the CPU instead of a missing GPU.
+        TypeError: if a space is not supported, or for unknown arguments. For arguments of SB3's algorithms
+            the message names the alternative.
     """
 
     NAME = "DecisionTransformer"
     policy: DecisionTransformerModel
     _rounds: Rounds | None = None
-    """Rounds of the current `learn_online`, if any."""
+    """State of the current `learn_online`; None outside of it."""
 
     @explain_unknown(SB3_ARGUMENTS)
     def __init__(
@@ -205,16 +206,17 @@ class DecisionTransformer(WindowLearner):
         )
 
     def take_weights(self, source: "WindowLearner | GTrXLPPO") -> Self:
-        """Begin with the weights of another: call it before `learn`. Heads stay as they are.
+        """Copy the weights of another model, before `learn`. Heads are not copied.
 
-        From a `MaskedPretraining` or a `DecisionTransformer` come transformer, tokens and what reads
-        observations; with them how these are normalised and what returns are divided by, since the tokens
-        were learned so. From a `GTrXLPPO` comes the transformer alone.
+        A `MaskedPretraining` or a `DecisionTransformer` gives transformer, token embeddings and feature
+        extractor, with the observation normalization and the return scale of their training. A `GTrXLPPO`
+        gives the transformer alone.
 
         Raises:
-            TypeError: if ``source`` is none of these.
-            ValueError: if the weights do not fit: the first difference is named, nothing is changed. Cores
-                must be equal but for causal, memory, pattern and dropout. Also if the agent remembers.
+            TypeError: if ``source`` is of another type.
+            ValueError: if the weights do not fit; the message names the first difference, and nothing is
+                changed. Cores must be equal except for causal, memory, pattern and dropout. Also if the agent
+                has a datastore (`remember`).
         """
         check_forgotten(self.memory)
         if not isinstance(source, WindowLearner):
@@ -239,23 +241,24 @@ class DecisionTransformer(WindowLearner):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> Self:
-        """Learn to do what a teacher would do, as a rule a larger agent, on windows of this agent's data.
+        """Distill a teacher, usually a larger agent, into this agent on windows of this agent's dataset.
 
-        As `learn`, but the loss: that of `Distillation`. The actions of the data do not matter.
+        The training loop is that of `learn` with the loss of `Distillation`. The dataset's actions are no
+        targets.
 
         Args:
-            teacher: stays as it is. Sizes, techniques and context lengths may be others.
-            steps: updates, each of one batch of windows.
-            distillation: what is minimised; None for ``Distillation()``.
-            callback: SB3's, called after each update.
-            log_interval: updates from one line of the log to the next.
-            tb_log_name: of the run in TensorBoard.
-            reset_num_timesteps: begin warm-up and schedules anew; False to go on with them.
-            progress_bar: show one.
+            teacher: agent to imitate; it is not changed. Its sizes, techniques and context length may differ.
+            steps: number of updates, each on one batch of windows.
+            distillation: loss settings; None for ``Distillation()``.
+            callback: SB3 callback, called after each update.
+            log_interval: number of updates between log outputs.
+            tb_log_name: name of the run in TensorBoard.
+            reset_num_timesteps: restart warm-up and schedules; False to continue them.
+            progress_bar: show a progress bar.
 
         Raises:
-            ValueError: if a number is less than 1, the agent was loaded without a dataset, the teacher's
-                spaces, kind of head or device are others, or it remembers trajectories.
+            ValueError: if a number is less than 1, the agent was loaded without a dataset, the teacher has
+                other spaces, another kind of head or another device, or the teacher has a datastore.
         """
         self.ranks.check_alone("learn_from")
         update = DistillationUpdate(self, teacher, distillation or Distillation())
@@ -281,44 +284,47 @@ class DecisionTransformer(WindowLearner):
         progress_bar: bool = False,
         resume_from: str | os.PathLike[str] | None = None,
     ) -> Self:
-        """Go on learning from episodes that the agent plays itself, asked for more than it reaches yet.
+        """Fine-tune the agent online (Online Decision Transformer).
 
-        The replay begins with the best episodes of the data. The agent plays, sampling its actions; what an
-        episode returned in fact takes the place of what was asked for (hindsight), and it enters the
-        replay. After every round of steps come updates on windows of the replay. Here ``num_timesteps``
-        counts steps of the environments, as in SB3; there is no warm-up.
+        The replay buffer initially holds the best episodes of the dataset. The agent collects episodes with
+        sampled actions, conditioned on ``target_return``. Each episode is relabeled with its achieved
+        returns-to-go (hindsight) and added to the buffer. After each round of environment steps the agent is
+        updated on windows of the buffer. ``num_timesteps`` counts environment steps, as in SB3; there is no
+        warm-up.
 
-        Source: Zheng et al. 2022, arXiv:2202.05607, section 4 and algorithm 1: there a round is one episode
-        of up to 1000 steps and 300 updates.
+        Source: Zheng et al. 2022, arXiv:2202.05607, section 4 and algorithm 1. In the paper, a round is one
+        episode of up to 1000 steps and 300 updates.
 
         Args:
-            steps: of the environments, over all of them.
-            target_return: what is asked for while playing. In the paper twice that of the evaluation.
-            env: environments to play in, or a Gymnasium id; not wrapped in `ReturnToGo`. None for `make_env`.
-                Given ones stay open, and are the agent's from then on; those made here are closed at the end.
-            n_envs: environments to make.
-            round_steps: steps over all environments from one round of updates to the next.
-            round_updates: updates in a round.
-            replay_episodes: episodes that the replay holds. They are kept in memory.
-            callback: SB3's, called after each step of the environments.
-            log_interval: rounds from one line of the log to the next.
-            tb_log_name: of the run in TensorBoard.
-            reset_num_timesteps: begin counting and schedules anew; False to go on with them.
-            progress_bar: show one.
-            resume_from: a file that `rlxf.training.Checkpoints` wrote during such a training, or their
-                folder, of which the newest whole one is taken. It continues from there, within the episodes
-                and with its replay, to ``steps`` steps in all, and on one machine ends with the same bits as
-                if it had never been interrupted. Agent, data and arguments must be the same. Environments
-                that are made here are `Replayable`; others that are neither that nor `Resumable` begin
-                fresh episodes, with a warning. Sets the global generators of torch, numpy and Python.
+            steps: total number of environment steps, over all environments.
+            target_return: target return while collecting. In the paper it is twice that of the evaluation.
+            env: environments, not wrapped in `ReturnToGo`, or a Gymnasium id; None for `make_env`.
+                Environments that are passed stay open and remain the agent's environments. Those made here
+                are closed at the end.
+            n_envs: number of environments to make.
+            round_steps: environment steps, over all environments, between rounds of updates.
+            round_updates: number of updates in a round.
+            replay_episodes: capacity of the replay buffer in episodes. The buffer is kept in memory.
+            callback: SB3 callback, called after each step of the environments.
+            log_interval: number of rounds between log outputs.
+            tb_log_name: name of the run in TensorBoard.
+            reset_num_timesteps: restart the step count and schedules; False to continue them.
+            progress_bar: show a progress bar.
+            resume_from: a file that `rlxf.training.Checkpoints` wrote during `learn_online`, or a folder of
+                them, whose newest intact file is used. Training continues from there, within the current
+                episodes, to ``steps`` steps in total. On one machine the result is bitwise equal to that of
+                an uninterrupted run. Agent, dataset and arguments must be the same. Environments made here
+                are `Replayable`. Environments that are neither `Replayable` nor `Resumable` are reset, with a
+                warning. Sets the global generators of torch, numpy and Python.
 
         Raises:
-            ValueError: if a number is out of range, the agent was loaded without a dataset, it cannot
-                explore, since it does not sample: train it with ``objective=MaximumEntropy()``; or it is not
-                built as that of the file to resume from.
-            DatasetError: if the environment does not fit the data.
-            FileNotFoundError: if there is no file to resume from.
-            CheckpointError: if it is truncated, altered or foreign, or was not written by `learn_online`.
+            ValueError: if a number is out of range, the agent was loaded without a dataset, its policy is
+                deterministic (train it with ``objective=MaximumEntropy()``), or its settings or data differ
+                from those in ``resume_from``.
+            DatasetError: if the environment's spaces differ from those of the dataset.
+            FileNotFoundError: if ``resume_from`` does not exist.
+            CheckpointError: if the file is truncated, altered or of another format, or was not written
+                during `learn_online`.
         """
         self.ranks.check_alone("learn_online")
         check_sizes(steps=steps, round_steps=round_steps, round_updates=round_updates)
@@ -326,7 +332,7 @@ class DecisionTransformer(WindowLearner):
         replay = Replay(self._data(), replay_episodes)
         if not isinstance(self.policy.loss.head, RandomHead):
             raise ValueError(
-                "the agent does not sample its actions: train it with objective=MaximumEntropy()"
+                "learn_online needs a stochastic policy: train the agent with objective=MaximumEntropy()"
             )
         options = {
             "target_return": target_return,
@@ -352,7 +358,7 @@ class DecisionTransformer(WindowLearner):
         return self
 
     def _play_and_learn(self, rounds: Rounds, total_timesteps: int, callback: BaseCallback) -> None:
-        """Run rounds until the number of steps is reached or a callback stops the training."""
+        """Run rounds until the requested number of steps is reached or a callback stops the training."""
         self._rounds, self.at_rest = rounds, True
         try:
             while self.num_timesteps < total_timesteps:
@@ -369,9 +375,9 @@ class DecisionTransformer(WindowLearner):
             self._rounds, self.at_rest = None, False
 
     def snapshot(self) -> Archive:
-        """Return the content of `save` and the state that `learn` or `learn_online` needs to continue.
+        """Return a copy of the content of `save` and of the state of a current `learn_online`.
 
-        Later updates do not change it. For `rlxf.training.Checkpoints`.
+        For `rlxf.training.Checkpoints`.
         """
         own = super().snapshot()
         if self._rounds is None:
@@ -383,19 +389,19 @@ class DecisionTransformer(WindowLearner):
     def _playing_in(
         self, env: str | gymnasium.Env | VectorEnv | VecEnv | None, n_envs: int, target_return: float
     ) -> Iterator[None]:
-        """Meanwhile the agent's environments are these. What is made for it is closed at the end."""
-        before, played = self.env, self._environments(env, n_envs)
+        """Set the agent's environments for the duration of the context; close those made here at its end."""
+        before, vec_env = self.env, self._environments(env, n_envs)
         try:
-            self.check_env(played)
-            self.set_env(ReturnToGo(played, target_return))
+            self.check_env(vec_env)
+            self.set_env(ReturnToGo(vec_env, target_return))
             yield
         finally:
             if env is None or isinstance(env, str):
-                played.close()
+                vec_env.close()
                 self.env, self.n_envs = before, before.num_envs if before else 0
 
     def _environments(self, env: str | gymnasium.Env | VectorEnv | VecEnv | None, n_envs: int) -> VecEnv:
-        """What `learn_online` plays in."""
+        """Return the environments of `learn_online` as a VecEnv."""
         if env is None:
             return self.make_env(n_envs, self.seed, view=Replayable)
         if isinstance(env, str):
@@ -414,32 +420,33 @@ class DecisionTransformer(WindowLearner):
         download: bool = False,
         progress_bar: bool = False,
     ) -> Self:
-        """From now on also act by these trajectories, without learning from them; they replace earlier ones.
+        """Attach a kNN datastore of these trajectories, without training; it replaces an earlier one.
 
-        Each step of them is stored: what the head reads there (the output of the transformer at the state
-        token) and the action that was taken. For every action the nearest of all are searched, and what was
-        done there is mixed in. The output has seen the return to go: steps that had about the return that is
-        asked for are nearer by themselves.
+        The key of a step is the input of the action head, which is the transformer output at the state token.
+        Its value is the logged action. For each action the agent retrieves the nearest keys and mixes their
+        actions into its prediction. Keys depend on the return-to-go, so steps with a return near the target
+        are nearer.
 
-        N steps take ``4 N (C + A) + 8 N`` bytes, C the width of the core and A the numbers of an action: 106
-        MB for 200,000 steps of Hopper at width 128. They are saved with the agent. To encode them, about N
-        windows are read, once. The gate of a `SPALM` is learned here, from the steps, each without its own
-        episode.
+        N steps take ``4 N (C + A) + 8 N`` bytes, with C the width of the core and A the number of values in
+        an action: 106 MB for 200,000 steps of Hopper at width 128. The datastore is saved with the agent. Its
+        encoding takes one forward pass over about N windows. The gate of a `SPALM` is trained here on the
+        same steps; retrieval for a step excludes its own episode.
 
-        An agent that remembers does not learn: its outputs would not be those that are stored. `forget`,
-        learn, and remember anew.
+        An agent with a datastore cannot be trained, since its outputs would no longer match the stored keys.
+        Call `forget`, train, and call `remember` again.
 
         Args:
-            dataset: as in the constructor; of the same spaces as the data that the agent learned from.
+            dataset: as in the constructor; its spaces must be those of the agent's dataset.
             head: `KNNLM` or `SPALM`; None for ``KNNLM()``.
-            download: whether a dataset that is not on this machine is downloaded.
-            progress_bar: show one.
+            download: True to download a dataset that is not on this machine.
+            progress_bar: show a progress bar.
 
         Raises:
-            DatasetError: if the dataset is unknown, empty, damaged, or its spaces are others.
-            ValueError: if head asks for more neighbours than there are steps, or, with a gate, than there are
-                steps in other episodes; if tokens may leave early, as their outputs would be of many depths.
-            ImportError: if head asks for faiss, which is not installed.
+            DatasetError: if the dataset is unknown, empty or damaged, or its spaces differ.
+            ValueError: if the head needs more neighbours than there are steps or, with a gate, than there are
+                steps in other episodes. Also if the core has early exits, since their outputs come from
+                different depths.
+            ImportError: if the head needs faiss, which is not installed.
         """
         check_depth(self.core.depth)
         data = as_trajectories(dataset, download)
@@ -447,24 +454,27 @@ class DecisionTransformer(WindowLearner):
         return self
 
     def forget(self) -> Self:
-        """Act without what was remembered."""
+        """Detach the datastore of `remember`."""
         self.memory = None
         return self
 
     @property
     def head(self) -> Head | Remembering:
-        """What actions are read off: the policy's own head, or one that also reads the memory."""
+        """Action head of the policy; with a datastore, the head that also retrieves from it."""
         own = self.policy.loss.head
         return own if self.memory is None else with_memory(own, self.memory)
 
     def _learn(
         self, update: Update, windows: Windows, steps: int, callback: MaybeCallback, *others: Any
     ) -> Self:
-        """As all learners, but SB3's `EvalCallback` finds an environment: its own, if the agent has none."""
+        """Run `WindowLearner._learn` with an environment set, which SB3's `EvalCallback` needs.
+
+        If the agent has none, it is the environment of the first `EvalCallback`.
+        """
         before = self.env
-        lent = [] if before is not None else [each.eval_env for each in evaluations(callback)]
+        eval_envs = [] if before is not None else [each.eval_env for each in evaluations(callback)]
         try:
-            for env in lent[:1]:
+            for env in eval_envs[:1]:
                 self.set_env(env)
             return super()._learn(update, windows, steps, callback, *others)
         finally:
@@ -475,14 +485,14 @@ class DecisionTransformer(WindowLearner):
         return super()._setup_learn(*args, **options)
 
     def train(self, windows: Windows, learning_rate: float) -> None:
-        """As all learners; a threshold that was calibrated is taken back, with a warning."""
+        """Run one update; a calibrated exit threshold is reset first, with a warning."""
         forget_calibration(self.policy.transformer)
         super().train(windows, learning_rate)
 
     def encode(
         self, observation: dict[str, NDArray[Any]], actions: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Observations of `rlxf.envs.ReturnToGo` and actions, (E, ...), as `Trajectories` have them."""
+        """Encode observations of `rlxf.envs.ReturnToGo` and actions, (E, ...), as in `Trajectories`."""
         rows = encode_observations(observation["observation"], self.facts)
         return rows, action_encoder(self.facts.action_space)(actions)
 
@@ -493,34 +503,34 @@ class DecisionTransformer(WindowLearner):
         episode_start: NDArray[np.bool_] | None = None,
         deterministic: bool = True,
     ) -> tuple[NDArray[Any], Any]:
-        """Choose actions, as in SB3; the last K steps go in and come out as ``state``.
+        """Choose actions, as in SB3; ``state`` holds the last K steps.
 
         Args:
-            observation: of `rlxf.envs.ReturnToGo`, of one environment or of E.
-            state: the `Steps` that the last call gave; None to begin.
-            episode_start: (E,) bool, which observations are the first of an episode. Those with time step 0
-                are so anyway.
-            deterministic: the most likely action instead of a sample. With `Imitation`, Box actions are
-                always the same.
+            observation: observation of `rlxf.envs.ReturnToGo`, of a single environment or of E environments.
+            state: the `Steps` returned by the previous call; None at the beginning.
+            episode_start: (E,) bool, True for the first observation of an episode. Observations with time
+                step 0 always start an episode.
+            deterministic: return the most likely action instead of a sample. With `Imitation`, Box actions
+                are always deterministic.
 
         Returns:
-            The actions, (E, ...), within the bounds of the space, and the state for the next call. The one
-            given stays as it was.
+            The actions, (E, ...), within the bounds of the space, and the state for the next call. The given
+            state is not modified.
 
         Raises:
             TypeError: if the observation is not that of a `ReturnToGo`.
-            ValueError: if it does not fit the data, or state or starts its batch size; if a number in it is
-                NaN or infinite.
+            ValueError: if the observation's shape differs from the dataset's, the batch size of ``state`` or
+                ``episode_start`` differs from the observation's, or a number is NaN or infinite.
 
         Warns:
-            UserWarning: once, if there is no state ten times in a row, although time steps are not 0, or if
-                ``episode_start`` marks an observation as not the first of its episode.
+            UserWarning: once, if ``state`` is None in ten consecutive calls without ``episode_start`` at time
+                steps other than 0, or in a call whose ``episode_start`` is False for an observation.
         """
-        shown, state = self._consider(observation, state, episode_start)
+        encoded, state = self._append_observation(observation, state, episode_start)
         with torch.no_grad():
             chosen = self.head.choose(self.policy.newest(state), deterministic)
         actions = to_environment(chosen, self.action_space)
-        return (actions if shown.batched else actions[0]), state
+        return (actions if encoded.batched else actions[0]), state
 
     @torch.no_grad()
     def choices(
@@ -529,14 +539,16 @@ class DecisionTransformer(WindowLearner):
         state: Any = None,
         episode_start: NDArray[np.bool_] | None = None,
     ) -> tuple[torch.Tensor, Any]:
-        """Logits (E, A) that `predict` would choose from, and the state; arguments and errors as there.
+        """Return the logits (E, A) that `predict` samples from, and the state; arguments as in `predict`.
+
+        Raises the errors of `predict`.
 
         Raises:
-            TypeError: also if actions are not Discrete.
+            TypeError: also if the action space is not Discrete.
         """
         if not isinstance(self.action_space, spaces.Discrete):
             raise TypeError(f"choices needs Discrete actions, got {self.action_space}")
-        _, state = self._consider(observation, state, episode_start)
+        _, state = self._append_observation(observation, state, episode_start)
         head: Categorical | RememberingChoices = self.head  # type: ignore[assignment]
         (logits,) = head.logits(self.policy.newest(state))
         return logits, state
@@ -549,73 +561,76 @@ class DecisionTransformer(WindowLearner):
         steps: int = 64,
         dataset: Dataset | Sequence[Dataset] | Trajectories | None = None,
     ) -> Calibration:
-        """Find how early `predict` may leave, and leave as early from now on. For a core of depth `CALM`.
+        """Choose the early-exit threshold of `predict` with a statistical guarantee. For the depth `CALM`.
 
-        The promise: with probability ``1 - delta`` over the draw of the episodes, the most likely action is
-        another one than with all passes in a share of at most ``alpha`` of an episode's steps, on average
-        over episodes like these: a short one counts as much as a long one. Numbers that differ by no more
-        than 0.05 on the scale of -1 to 1 are the same action. The threshold is saved with the agent. Learning
-        takes it back, with a warning: it holds for the weights of now.
+        The risk of a threshold is the fraction of an episode's steps at which the most likely early-exit
+        action differs from the full-depth action. It is averaged over episodes; each has equal weight. With
+        probability ``1 - delta`` over the draw of the episodes, the risk on episodes of the same distribution
+        is at most ``alpha``. Continuous actions that differ by at most 0.05 on the scale of -1 to 1 count as
+        equal. The threshold is saved with the agent. Further training resets it with a warning, since the
+        guarantee holds for the current weights only.
 
         Source: Schuster et al. 2022, arXiv:2207.07061, section 3.2 ("textual consistency"); Learn then Test:
         Angelopoulos et al. 2021, arXiv:2110.01052.
 
         Args:
-            alpha: promised risk: such a share, on average over episodes.
-            delta: probability with which the promise may be broken.
-            thresholds: of confidence, from 1 down to 0, the safest first.
-            steps: of each episode, drawn from the agent's seed.
-            dataset: episodes that the agent did not learn from; None for those that it did, which promises
-                less.
+            alpha: guaranteed risk.
+            delta: probability that the guarantee does not hold.
+            thresholds: candidate confidence thresholds in descending order within [0, 1], the safest first.
+            steps: number of steps drawn from each episode, with the agent's seed.
+            dataset: episodes that the agent was not trained on; None for its training data, for which the
+                guarantee is weaker.
 
         Returns:
-            What came of each threshold.
+            The measured risk and depth of each threshold, and the chosen threshold.
 
         Raises:
-            ValueError: before anything is read, if the core has another depth, thresholds do not fall, or one
-                of them, alpha, delta or steps is out of range.
-            TypeError: if one is no number.
+            ValueError: before any computation, if the core has another depth, the thresholds do not descend,
+                or a threshold, alpha, delta or steps is out of range.
+            TypeError: if one of them is not a number.
         """
-        depth, falling = confidence_of(self.policy.transformer), tuple(thresholds)
-        check_thresholds(falling)
+        depth, candidates = confidence_of(self.policy.transformer), tuple(thresholds)
+        check_thresholds(candidates)
         check_levels(alpha, delta)
         check_whole("steps", steps)
         data = self._data() if dataset is None else as_trajectories(dataset, False)
         windows = Windows(data, 1, burn_in=self.context_length + self.policy.remembered - 1)
         generator = torch.Generator().manual_seed(self.seed or 0)
-        found = calibrated(self.policy.eval(), windows, falling, alpha, delta, steps, generator, self.device)
-        depth.threshold.fill_(found.threshold)
-        return found
+        calibration = calibrated(
+            self.policy.eval(), windows, candidates, alpha, delta, steps, generator, self.device
+        )
+        depth.threshold.fill_(calibration.threshold)
+        return calibration
 
     def acting_depth(self) -> float | None:
-        """Passes that `predict` took on average for a token, since last asked or since `evaluate` began.
+        """Return the mean number of layers per token in `predict` since the last call or start of `evaluate`.
 
-        None if all take all, or if nothing was predicted. See `ACT`, `CALM` and `DepthAdaptive`.
+        None if the depth is fixed or there was no prediction. See `ACT`, `CALM` and `DepthAdaptive`.
         """
         depth = self.policy.transformer.acting_depth()
         return None if depth is None else depth.item()
 
     def took(self, state: Steps, actions: torch.Tensor) -> Steps:
-        """The state after a step in which actions (E,) were taken: as it is. The next step shows them."""
+        """Return the state after a step with actions (E,), unchanged; the next observation contains them."""
         return state
 
-    def _consider(
+    def _append_observation(
         self, observation: NDArray[Any] | dict[str, NDArray[Any]], state: Any, episode_start: Any
     ) -> tuple[Shown, Steps]:
-        """What is shown, and the steps that end with it."""
-        shown = read_shown(observation, self.facts, self.device)
-        start = started(shown, episode_start)
-        if self.policy.training:  # to look at each module takes a tenth of a step
+        """Encode the observation and append it to the context; return both."""
+        encoded = read_shown(observation, self.facts, self.device)
+        start = started(encoded, episode_start)
+        if self.policy.training:  # eval() visits each module, which takes a tenth of the time of a step
             self.policy.eval()
         self._stateless.note(state, None if episode_start is None and not start.all() else bool(start.all()))
         length = self.context_length + self.policy.remembered
-        state = no_steps(self.policy, shown, length) if state is None else state
+        state = no_steps(self.policy, encoded, length) if state is None else state
         if len(state.mask) != len(start):
             raise ValueError(
                 f"the state is of {len(state.mask)} environments, the observation of {len(start)}; "
-                f"pass state=None to begin anew"
+                f"pass state=None to start with an empty context"
             )
-        return shown, one_step_on(self.policy, state, shown, start)
+        return encoded, one_step_on(self.policy, state, encoded, start)
 
     def make_env(
         self,
@@ -624,28 +639,28 @@ class DecisionTransformer(WindowLearner):
         env_kwargs: dict[str, Any] | None = None,
         view: Callable[[gymnasium.Env], gymnasium.Env] | None = None,
     ) -> VecEnv:
-        """So many of the environments that the dataset names for evaluation, to be wrapped in `ReturnToGo`.
+        """Make the evaluation environments that the dataset names, without the wrapper `ReturnToGo`.
 
-        It is looked up by its id among the environments that are registered here. The rest of its
-        description (entry point, arguments, wrappers) is used if the agent was built or loaded with
-        ``trust=True``.
+        The environment is looked up by its id in Gymnasium's registry. The rest of the dataset's description
+        (entry point, arguments, wrappers) is used if the agent was built or loaded with ``trust=True``.
 
         Args:
-            n_envs: how many, at least 1.
-            seed: environment i gets seed + i; None for any.
-            env_kwargs: arguments of the environment to change; the others are those of the data.
+            n_envs: number of environments, at least 1.
+            seed: environment i gets seed + i; None for random seeds.
+            env_kwargs: arguments of the environment that override those of the dataset.
+            view: wrapper around each environment; None for none.
 
         Raises:
-            ValueError: if the dataset names none; if it is not registered here, or its spaces are others; if
-                the dataset gives arguments or wrappers that are not trusted, which the message names.
-            TypeError: if a space is of a kind that nothing here reads, or the environment does not take
-                ``env_kwargs``.
+            ValueError: if the dataset names no environment, the environment is not registered, or the
+                dataset gives arguments or wrappers that are not trusted; the message names them.
+            DatasetError: if the environment's spaces differ from those of the dataset.
+            TypeError: if a space is not supported, or the environment does not accept ``env_kwargs``.
         """
         check_sizes(n_envs=n_envs)
         spec = self._env_spec(env_kwargs or {})
         if spec is None:
             raise ValueError(
-                f"dataset {', '.join(self.facts.dataset_ids)} does not say which environment it is from: "
+                f"dataset {', '.join(self.facts.dataset_ids)} does not name its environment: "
                 f"pass one, for example evaluate(agent, env='CartPole-v1')"
             )
         make = partial(make_single, spec, **(env_kwargs or {}))
@@ -658,43 +673,43 @@ class DecisionTransformer(WindowLearner):
         return env
 
     def _env_spec(self, given: Collection[str]) -> EnvSpec | None:
-        """Spec of the environment to evaluate in. The dataset's own, which names code, is used with trust."""
+        """Return the spec of the evaluation environment; with trust, the dataset's own, which names code."""
         if self.trust and self.trajectories is not None:
             return self.trajectories.eval_env_spec
         return self.facts.env_spec(self.trust, given)
 
     def check_env(self, env: VecEnv) -> None:
-        """Raise DatasetError unless the environments, but for a `ReturnToGo`, have the spaces of the data.
+        """Raise DatasetError unless the environments, without `ReturnToGo`, have the spaces of the dataset.
 
         Warns:
-            UserWarning: once, if they are another version of the environment of the data.
+            UserWarning: once, if they are another version of the dataset's environment.
         """
-        asking = unwrap_vec_wrapper(env, ReturnToGo)
-        seen = env if asking is None else asking.venv
-        check_fits(self.facts, seen.observation_space, seen.action_space)
-        warn_of_other_version(self.facts.env_id, seen, self._other_versions)
+        wrapper = unwrap_vec_wrapper(env, ReturnToGo)
+        unwrapped = env if wrapper is None else wrapper.venv
+        check_fits(self.facts, unwrapped.observation_space, unwrapped.action_space)
+        warn_of_other_version(self.facts.env_id, unwrapped, self._other_versions)
 
     @property
     def return_range(self) -> tuple[float, float]:
-        """Smallest and largest return of an episode in the data: what lies outside was never seen."""
+        """Smallest and largest return of an episode in the dataset."""
         return self.facts.return_range
 
     @property
     def reference_scores(self) -> ReferenceScores | None:
-        """To normalise returns with; None if there are none."""
+        """Scores for the normalization of returns; None if there are none."""
         return self.facts.reference_scores
 
     def set_env(self, env: VecEnv, force_reset: bool = True) -> None:  # type: ignore[override]
-        """The environment that callbacks get when they ask for one, wrapped in `rlxf.envs.ReturnToGo`.
+        """Set the environment for callbacks, wrapped in `rlxf.envs.ReturnToGo`.
 
         Raises:
-            TypeError: if it is not.
-            DatasetError: if its spaces are not those of the data.
+            TypeError: if it is not a VecEnv with that wrapper.
+            DatasetError: if its spaces differ from those of the dataset.
         """
         if not isinstance(env, VecEnv) or not is_return_conditioned(env.observation_space):
             raise TypeError(
-                f"{env!r} asks for no return: make a VecEnv, e.g. rlxf.envs.make_vec_env(id, n_envs), and "
-                f"wrap it, rlxf.envs.ReturnToGo(env, target_return)"
+                f"{env!r} is not a return-conditioned VecEnv: make a VecEnv, e.g. "
+                f"rlxf.envs.make_vec_env(id, n_envs), and wrap it, rlxf.envs.ReturnToGo(env, target_return)"
             )
         self.check_env(env)
         self.env, self.n_envs = env, env.num_envs
@@ -709,21 +724,21 @@ class DecisionTransformer(WindowLearner):
         sha256: str | None = None,
         **settings: Any,
     ) -> Self:
-        """The agent that `save` wrote.
+        """Load an agent that `save` wrote.
 
         Args:
-            path: of the file; ".zip" is added if it has no suffix.
-            dataset: to train on; None to predict and evaluate only.
+            path: path of the file; ".zip" is added if it has no suffix.
+            dataset: training data; None to predict and evaluate only.
             env: as in the constructor.
             device: "auto", "cpu" or "cuda".
-            sha256: SHA-256 that the file must have, in hexadecimal digits, from a source that you trust. It
-                is compared before anything is parsed. None to take any file.
-            settings: arguments of the constructor that shall differ from the file's. ``trust`` and
+            sha256: expected SHA-256 of the file in hexadecimal digits, from a trusted source. It is compared
+                before anything is parsed. None to accept any file.
+            settings: arguments of the constructor that override the file's. ``trust`` and
                 ``tensorboard_log`` are never taken from the file.
 
         Raises:
-            FileNotFoundError: if there is no such file.
-            CheckpointError: if it is truncated, altered or foreign.
+            FileNotFoundError: if the file does not exist.
+            CheckpointError: if it is truncated, altered or of another format.
             DatasetError: if the dataset's spaces differ from the checkpoint's.
             TypeError: if the constructor has no such argument.
         """

@@ -1,4 +1,4 @@
-"""The Decision Transformer itself: from steps to actions."""
+"""Decision Transformer model: from steps of trajectories to actions."""
 
 from typing import Any
 
@@ -18,27 +18,27 @@ from rlxf.attention.depth.exits import Exits
 from rlxf.envs.trajectories import WindowBatch
 
 STATE_TOKENS = slice(1, None, TOKENS)
-"""Where actions are read: the second of a step's three tokens has seen return and state, not the action."""
+"""Slice of the state tokens, which predict actions: they attend to return and state, not to the action."""
 NEWEST_STATE_TOKEN = slice(1 - TOKENS, 2 - TOKENS)
-"""The last of them."""
+"""Slice of the last state token."""
 
 
 class DecisionTransformerModel(TrajectoryModel):
-    """``steps -> tokens -> transformer -> head``, causal over all tokens.
+    """Model ``steps -> tokens -> transformer -> head``, causal over all tokens.
 
-    With memory, the first steps of a window are only remembered: they are read without gradient, and
-    the transformer's state after them is the memory of the K steps behind.
+    If the core has a memory, the first steps of a window are burn-in: they are processed without gradient,
+    and the transformer's state after them is the memory of the K following steps.
 
     Source: Chen et al. 2021, arXiv:2106.01345, section 3.
 
     Args:
-        observation_shape: of one encoded observation.
+        observation_shape: shape of one encoded observation.
         action_space: Box, Discrete, MultiDiscrete or MultiBinary.
-        normalization: brings observations to one scale.
-        core: the transformer.
-        objective: what is minimised.
-        return_scale: what returns are divided by.
-        episode_length: time steps that have an embedding of their own.
+        normalization: normalization layer of observations.
+        core: spec of the transformer.
+        objective: training objective.
+        return_scale: divisor of returns.
+        episode_length: number of time steps with an embedding.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class DecisionTransformerModel(TrajectoryModel):
         self.start(self.loss)
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
-        """What is minimised, "loss", and its parts, over the real steps of B windows.
+        """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows.
 
-        To the objective's comes what the transformer's kernels add, such as the penalty of long spans.
+        The transformer's penalty, such as that of adaptive spans, is added to the loss of the objective.
         """
         steps, first = self.steps(batch), self.remembered
         exits = self.exits(steps, STATE_TOKENS)
@@ -73,70 +73,75 @@ class DecisionTransformerModel(TrajectoryModel):
     def with_lesson(
         self, parts: dict[str, Tensor], exits: Exits, actions: Tensor, steps: Steps
     ) -> dict[str, Tensor]:
-        """The parts of a loss, and what the depth adds to learn when to leave.
+        """Add the loss of exit prediction, if the depth has one, to the parts of a loss.
 
         Args:
             parts: "loss" and its parts.
-            exits: outputs of N passes at the state tokens of the steps.
-            actions: the right ones, (N, B, K, ...).
-            steps: (B, K).
+            exits: outputs of N layers at the state tokens of the steps.
+            actions: the correct actions, (N, B, K, ...).
+            steps: steps (B, K) of the state tokens.
         """
         if exits.lesson is None:
             return parts
-        lesson = exits.lesson(self._verdict(exits.outputs.detach(), actions, steps))
+        lesson = exits.lesson(self._exit_targets(exits.outputs.detach(), actions, steps))
         return parts if lesson is None else parts | {"loss": parts["loss"] + lesson, "exit_lesson": lesson}
 
     def weight(self, batch: WindowBatch) -> Tensor:
-        """Real steps that are learned from."""
+        """Count the real (unpadded) steps in the loss."""
         return batch.mask[:, self.remembered :].sum()
 
     @torch.no_grad()
-    def _verdict(self, outputs: Tensor, actions: Tensor, steps: Steps) -> Verdict:
-        """What came of the outputs behind N passes, (N, B, K, C)."""
+    def _exit_targets(self, outputs: Tensor, actions: Tensor, steps: Steps) -> Verdict:
+        """Compute the exit targets for the outputs (N, B, K, C) of N layers."""
         head: Head = self.loss.head
         chosen = head.choose(outputs, deterministic=True)
-        right, same = (self.tokens.actions.alike(chosen, other) for other in (actions, chosen[-1:]))
+        correct, same = (self.tokens.actions.alike(chosen, other) for other in (actions, chosen[-1:]))
         index = steps.index.at(STATE_TOKENS)
         index = Index(index.position // TOKENS, index.episode)
-        return Verdict(-head.error(outputs, actions), right, same, index)
+        return Verdict(-head.error(outputs, actions), correct, same, index)
 
-    def exits(self, steps: Steps, wanted: slice) -> Exits:
-        """What may be read at the wanted tokens behind each pass."""
-        return self.transformer.exits(**self._begun(steps), wanted=wanted)
+    def exits(self, steps: Steps, output_slice: slice) -> Exits:
+        """Return the outputs after each layer at the tokens of the slice ``output_slice``."""
+        return self.transformer.exits(**self._transformer_inputs(steps), wanted=output_slice)
 
-    def read(self, steps: Steps, wanted: slice = STATE_TOKENS) -> Tensor:
-        """Outputs at the wanted tokens; at the state tokens (B, W - remembered, C): what the head reads."""
-        return self.transformer.outputs(**self._begun(steps), wanted=wanted)
+    def read(self, steps: Steps, output_slice: slice = STATE_TOKENS) -> Tensor:
+        """Return the outputs at the tokens of the slice ``output_slice``.
+
+        At the state tokens these are the inputs of the head, (B, W - remembered, C).
+        """
+        return self.transformer.outputs(**self._transformer_inputs(steps), wanted=output_slice)
 
     @torch.no_grad()
     def newest(self, steps: Steps) -> Tensor:
-        """What to act by: `read` at the newest state token of each row alone, (B, C).
+        """Return the output at the newest state token of each row, (B, C), to act by.
 
-        It takes as few passes as the depth lets it take.
+        Unlike `read`, this method exits early where the depth allows it.
         """
-        y = self.transformer.early(**self._begun(steps), wanted=NEWEST_STATE_TOKEN, judge=self.lead)
+        y = self.transformer.early(
+            **self._transformer_inputs(steps), wanted=NEWEST_STATE_TOKEN, judge=self.lead
+        )
         return y[:, 0]
 
     def lead(self, y: Tensor) -> Tensor:
-        """How far the likeliest action is ahead, for outputs (..., C)."""
+        """Compute the margin between the most and the second most likely action for outputs (..., C)."""
         assert isinstance(self.loss.head, Categorical)
         return lead([logits.softmax(dim=-1) for logits in self.loss.head.logits(y)])
 
-    def _begun(self, steps: Steps) -> dict[str, Any]:
-        """The tokens to read, where they stand, and what is remembered from before them."""
+    def _transformer_inputs(self, steps: Steps) -> dict[str, Any]:
+        """Return the arguments of the transformer: tokens, their index and the memory of earlier steps."""
         index, state = steps.index, None
         if self.remembered:
-            state = self._remember(steps.between(self._padding(steps), self.remembered))
+            state = self._burn_in(steps.between(self._padding(steps), self.remembered))
             steps = steps.between(self.remembered, steps.mask.shape[1])
         tokens = self.tokens(steps)
         return {"x": tokens, "index": index.last(tokens.shape[1]), "state": state}
 
     def _padding(self, steps: Steps) -> int:
-        """How many columns to remember hold no step of any row: episodes may be shorter than the memory."""
+        """Count the burn-in columns that hold no step of any row; episodes may be shorter than the memory."""
         return int((steps.mask[:, : self.remembered].cumsum(1).sum(0) == 0).sum())
 
     @torch.no_grad()
-    def _remember(self, steps: Steps) -> State | None:
+    def _burn_in(self, steps: Steps) -> State | None:
         if not steps.mask.shape[1]:
             return None
         return self.transformer.remember(self.tokens(steps), steps.index)

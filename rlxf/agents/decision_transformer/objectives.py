@@ -1,4 +1,4 @@
-"""What a Decision Transformer minimises: two choices, plain data."""
+"""Training objectives of the Decision Transformer."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -14,7 +14,9 @@ from rlxf.agents.losses import average
 
 @dataclass(frozen=True)
 class Imitation:
-    """``mean of error(a_t)`` over the real steps: squared error for Box, cross-entropy for choices.
+    """Behavior cloning: ``mean of error(a_t)`` over the real (unpadded) steps.
+
+    The error is the squared error for Box actions and the cross-entropy for discrete actions.
 
     Source: Chen et al. 2021, arXiv:2106.01345, section 3.
     """
@@ -22,7 +24,7 @@ class Imitation:
     paper: ClassVar[str] = "Chen et al. 2021, arXiv:2106.01345"
 
     def build(self, width: int, actions: BoxActions | ChoiceActions) -> "ImitationLoss":
-        """The loss with its head."""
+        """Build the loss and its head."""
         return ImitationLoss(
             Point(width, actions) if isinstance(actions, BoxActions) else Categorical(width, actions)
         )
@@ -30,17 +32,18 @@ class Imitation:
 
 @dataclass(frozen=True)
 class MaximumEntropy:
-    r"""``mean of -log p(a_t) - lambda H`` over the real steps; lambda > 0 holds the entropy H at beta.
+    r"""Maximum entropy: ``mean of -log p(a_t) - lambda H`` over the real (unpadded) steps.
 
-    lambda is the dual variable of ``H >= beta``: it minimises ``lambda (H - beta)``, beside the rest. So it
-    grows while the entropy is below beta. Box actions are drawn from a squashed Gaussian.
+    lambda > 0 is the dual variable of the constraint ``H >= beta`` on the entropy H. It is trained jointly
+    and minimizes ``lambda (H - beta)``, so it grows while the entropy is below beta. Box actions are drawn
+    from a squashed Gaussian.
 
     Source: Zheng et al. 2022, arXiv:2202.05607, section 4, equations 6 to 8.
 
     Args:
-        temperature: lambda at the start.
-        target_entropy: beta, in nats; None for -A with A numbers in an action, as in the paper, and for a
-            fifth of the largest entropy where there are choices.
+        temperature: initial lambda.
+        target_entropy: beta, in nats. None: -A for Box actions of A dimensions, as in the paper; a fifth of
+            the largest entropy for discrete actions.
 
     Raises:
         ValueError: if temperature is not finite and more than 0, or target_entropy is not finite.
@@ -57,26 +60,26 @@ class MaximumEntropy:
             raise ValueError(f"target_entropy must be finite, or None, got {self.target_entropy}")
 
     def build(self, width: int, actions: BoxActions | ChoiceActions) -> "MaximumEntropyLoss":
-        """The loss with its head."""
+        """Build the loss and its head."""
         head = Gaussian(width, actions) if isinstance(actions, BoxActions) else Categorical(width, actions)
-        target = _usual_entropy(actions) if self.target_entropy is None else self.target_entropy
+        target = _default_target_entropy(actions) if self.target_entropy is None else self.target_entropy
         return MaximumEntropyLoss(head, self.temperature, target)
 
 
 class ImitationLoss(nn.Module):
-    """The loss of `Imitation`, and the head that it trains."""
+    """Loss of `Imitation` with its action head."""
 
     def __init__(self, head: Head):
         super().__init__()
         self.head = head
 
     def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        """y (..., C), actions of the data, weight (...): 1 for real steps -> "loss"."""
+        """Compute "loss" from y (..., C), the actions of the dataset, and weights (...), 0 for padding."""
         return {"loss": average(self.head.error(y, actions), weight)}
 
 
 class MaximumEntropyLoss(nn.Module):
-    """The loss of `MaximumEntropy`, the head that it trains, and log lambda."""
+    """Loss of `MaximumEntropy` with its action head and log lambda."""
 
     def __init__(self, head: RandomHead, temperature: float, target_entropy: float):
         super().__init__()
@@ -85,7 +88,10 @@ class MaximumEntropyLoss(nn.Module):
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
 
     def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        """y (..., C), actions of the data, weight (...): 1 for real steps -> "loss" and what is in it."""
+        """Compute "loss" and its parts from y (..., C), the actions of the dataset, and weights (...).
+
+        Padding has weight 0.
+        """
         error = average(self.head.error(y, actions), weight)
         entropy = average(self.head.entropy(y), weight)
         temperature = self.log_temperature.exp()
@@ -105,24 +111,24 @@ OBJECTIVES: dict[str, type[Objective]] = {choice.__name__: choice for choice in 
 
 
 def objective_to_json(objective: Objective) -> dict[str, Any]:
-    """``{"name": class name, ...its options}``."""
+    """Return ``{"name": class name, **options}``."""
     return {"name": type(objective).__name__, **asdict(objective)}
 
 
 def objective_from_json(data: dict[str, Any]) -> Objective:
-    """What `objective_to_json` described.
+    """Restore an objective from the result of `objective_to_json`.
 
     Raises:
-        ValueError: if it names none.
+        ValueError: if the name is unknown.
     """
     options = dict(data)
     name = options.pop("name", None)
     if name not in OBJECTIVES:
-        raise ValueError(f"there is no objective {name!r}; there are {', '.join(OBJECTIVES)}")
+        raise ValueError(f"unknown objective {name!r}; use one of {', '.join(OBJECTIVES)}")
     return OBJECTIVES[name](**options)
 
 
-def _usual_entropy(actions: BoxActions | ChoiceActions) -> float:
+def _default_target_entropy(actions: BoxActions | ChoiceActions) -> float:
     if isinstance(actions, BoxActions):
         return -float(actions.width)
     return 0.2 * sum(map(math.log, actions.sizes))

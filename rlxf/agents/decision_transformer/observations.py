@@ -1,4 +1,4 @@
-"""Observations as features: normalised, images through a convolutional network."""
+"""Feature extraction from observations: normalization, and a convolutional network for images."""
 
 import numpy as np
 from gymnasium import spaces
@@ -6,18 +6,18 @@ from stable_baselines3.common.torch_layers import NatureCNN
 from torch import Tensor, nn
 
 SMALLEST = 36
-"""Height and width, in pixels, from which SB3's `NatureCNN` can read an image."""
+"""Smallest height and width, in pixels, of an image for SB3's `NatureCNN`."""
 
 
 class ObservationFeatures(nn.Module):
-    """``extractor(normalization(observation))``.
+    """Features ``extractor(normalization(observation))``.
 
-    Vectors are features as they are. Images of at least 36 x 36 pixels go through SB3's `NatureCNN` (Mnih et
-    al. 2015), smaller ones are features pixel by pixel.
+    The extractor is the identity for vectors. Images of at least 36 x 36 pixels pass through SB3's
+    `NatureCNN` (Mnih et al. 2015); smaller images are flattened.
 
     Args:
-        shape: of one encoded observation, (D,) or (C, H, W).
-        normalization: brings observations to one scale.
+        shape: shape of one encoded observation, (D,) or (C, H, W).
+        normalization: normalization layer of observations.
     """
 
     def __init__(self, shape: tuple[int, ...], normalization: nn.Module):
@@ -31,9 +31,9 @@ class ObservationFeatures(nn.Module):
             self.width = self.extractor.features_dim
 
     def forward(self, observations: Tensor) -> Tensor:
-        """(B, W, D) or (B, W, C, H, W) -> (B, W, F)."""
-        normalised = self.normalization(observations)
+        """Extract features (B, W, F) from observations (B, W, D) or (B, W, C, H, W)."""
+        normalized = self.normalization(observations)
         if self.axes == 1:
-            return normalised
-        features: Tensor = self.extractor(normalised.flatten(0, 1))
+            return normalized
+        features: Tensor = self.extractor(normalized.flatten(0, 1))
         return features.unflatten(0, observations.shape[:2])

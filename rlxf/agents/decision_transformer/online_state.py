@@ -1,4 +1,4 @@
-"""State of online fine-tuning in a file: replay, current episodes, and the position in the rounds."""
+"""Saved state of online fine-tuning: replay buffer, current episodes and progress of the rounds."""
 
 import os
 import warnings
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from rlxf.agents.decision_transformer.rounds import Rounds
 
 ONLINE = "online"
-"""Name of the document in a file."""
+"""Name of the JSON document in a checkpoint."""
 WRAPPERS, EPISODES, COLLECTOR, REPLAY = "wrappers", "episodes", "collector", "replay"
-"""Names of groups of tensors in a file."""
+"""Names of the groups of tensors in a checkpoint."""
 LOST = "lost"
 
 
@@ -52,18 +52,18 @@ def online_state(rounds: "Rounds") -> Archive:
 def read_online_run(
     agent: "DecisionTransformer", path: str | os.PathLike[str], steps: int, options: dict[str, Any]
 ) -> Archive:
-    """Read the file of a `learn_online` with the settings of this agent.
+    """Read a checkpoint that `learn_online` wrote for an agent with the same settings and data.
 
     Args:
-        agent: with its data.
-        path: of the file, or of a folder of `Checkpoints`.
-        steps: requested steps, including those in the file.
-        options: those of `learn_online` that change what is learned.
+        agent: agent with its dataset.
+        path: path of the file, or of a folder of `Checkpoints`.
+        steps: requested total number of steps, including those in the file.
+        options: options of `learn_online` that affect the result.
 
     Raises:
         FileNotFoundError: if there is no file.
-        CheckpointError: if it is damaged, foreign, or was not written during a `learn_online`.
-        ResumeError: if settings, data or options differ, or it has so many steps already.
+        CheckpointError: if it is damaged, of another format, or was not written during `learn_online`.
+        ResumeError: if settings, data or options differ, or the run has reached ``steps`` already.
     """
     file = newest_file(path)
     archive = read_alike(agent, file)
@@ -81,12 +81,12 @@ def read_online_run(
 
 
 def load_online_state(rounds: "Rounds", archive: Archive) -> None:
-    """Restore replay, rounds and environments from the file.
+    """Restore replay buffer, rounds and environments from a checkpoint.
 
-    If the current episodes cannot be continued, a warning gives the reason and fresh ones begin.
+    If the current episodes cannot be continued, a warning gives the reason and the environments are reset.
 
     Raises:
-        CheckpointError: if something does not fit.
+        CheckpointError: if the checkpoint does not match the run.
         ValueError: if the environment has other wrappers.
     """
     document, groups = archive.documents[ONLINE], archive.tensors
@@ -98,9 +98,13 @@ def load_online_state(rounds: "Rounds", archive: Archive) -> None:
     resuming.put_back(env, _arrays(groups.get(WRAPPERS, {})))
     lost = _why_lost(env, document["environment"], _arrays(groups.get(EPISODES, {})))
     if lost is not None:
-        warnings.warn(f"the environments begin fresh episodes, so the bits will differ: {lost}", stacklevel=3)
+        warnings.warn(
+            f"the environments are reset, so results will not be bitwise equal to those of the uninterrupted "
+            f"run: {lost}",
+            stacklevel=3,
+        )
         collector.forget()
-        _seed_anew(env, rounds.agent)
+        _reseed(env, rounds.agent)
 
 
 def _why_lost(env: VecEnv, document: Mapping[str, Any], actions: Mapping[str, NDArray[Any]]) -> str | None:
@@ -114,8 +118,8 @@ def _why_lost(env: VecEnv, document: Mapping[str, Any], actions: Mapping[str, ND
     return None
 
 
-def _seed_anew(env: VecEnv, agent: "DecisionTransformer") -> None:
-    """Seed the environments for new episodes that the run has not played."""
+def _reseed(env: VecEnv, agent: "DecisionTransformer") -> None:
+    """Seed the environments such that new episodes differ from those already collected."""
     if agent.seed is not None:
         seeds = np.random.SeedSequence([agent.seed, agent.num_timesteps])
         env.seed(int(seeds.generate_state(1)[0]))

@@ -1,4 +1,4 @@
-"""How a Decision Transformer remembers logged trajectories."""
+"""kNN datastore of logged trajectories for a Decision Transformer."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def with_memory(head: Head, memory: Memory) -> Remembering:
-    """A head that acts by what is remembered, too."""
+    """Return a head that mixes the given head with actions retrieved from the datastore."""
     if isinstance(head, Categorical):
         return RememberingChoices(head, memory)
     assert isinstance(head, Point | Gaussian)
@@ -32,12 +32,12 @@ def with_memory(head: Head, memory: Memory) -> Remembering:
 def remembered(
     agent: "DecisionTransformer", data: Trajectories, head: OutputHead, progress_bar: bool
 ) -> Memory:
-    """All steps of the data as a memory; see `DecisionTransformer.remember`.
+    """Encode all steps of the data as a datastore; see `DecisionTransformer.remember`.
 
     Raises:
-        DatasetError: if its spaces are not those of the agent's data.
-        ValueError: if head asks for more neighbours than there are.
-        ImportError: if head asks for faiss, which is not installed.
+        DatasetError: if the spaces differ from those of the agent's dataset.
+        ValueError: if the head needs more neighbours than there are steps.
+        ImportError: if the head needs faiss, which is not installed.
     """
     check_rememberable(data, head, agent.facts.observation_space, agent.facts.action_space)
     store = encoded(agent.policy.eval(), agent.windows(data), agent.device, progress_bar)
@@ -45,5 +45,5 @@ def remembered(
 
 
 def memory_of(agent: "DecisionTransformer", store: Datastore, head: OutputHead) -> Memory:
-    """Steps that are stored as a memory that is read by this head, its gate learned."""
+    """Combine a datastore with this head; train the gate of the head if it has one."""
     return memory_with_gate(store, head, partial(with_memory, agent.policy.loss.head), agent.seed)

@@ -1,4 +1,4 @@
-"""Episodes to go on learning from: the best of the data, then those that the agent plays."""
+"""Replay buffer of online fine-tuning: the best episodes of the dataset and the collected episodes."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ PARTS = ("observations", "actions", "rewards")
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """T steps, encoded as in `Trajectories`.
+    """Episode of T steps, encoded as in `Trajectories`.
 
     Args:
         observations: (T, D) or (T, C, H, W).
@@ -29,13 +29,16 @@ class Episode:
 
 
 class Replay:
-    """The last N episodes, in memory. It begins with the best of the data, the worst of which leave first.
+    """Replay buffer of the last N episodes, in memory.
+
+    It initially holds the best episodes of the dataset, of which those with the lowest return are removed
+    first.
 
     Source: Zheng et al. 2022, arXiv:2202.05607, section 4.1, algorithm 1.
 
     Args:
-        data: what the agent has learned from so far.
-        capacity: N, at least 1.
+        data: offline dataset of the agent.
+        capacity: number of episodes N, at least 1.
     """
 
     def __init__(self, data: Trajectories, capacity: int):
@@ -45,38 +48,38 @@ class Replay:
         self.added = 0
 
     def extend(self, episodes: Sequence[Episode]) -> None:
-        """Add collected episodes; the same number of the oldest ones is removed."""
+        """Add collected episodes; the oldest episodes beyond the capacity are removed."""
         self.episodes.extend(episodes)
         self.added += len(episodes)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the collected episodes, concatenated; those of the data need not be saved."""
-        played = list(self.episodes)[-self.added :] if self.added else []
-        if not played:
+        """Return the collected episodes, concatenated; those of the dataset need not be saved."""
+        collected = list(self.episodes)[-self.added :] if self.added else []
+        if not collected:
             return {}
-        parts = {name: np.concatenate([getattr(each, name) for each in played]) for name in PARTS}
-        return parts | {"lengths": np.array([len(each.rewards) for each in played])}
+        parts = {name: np.concatenate([getattr(episode, name) for episode in collected]) for name in PARTS}
+        return parts | {"lengths": np.array([len(episode.rewards) for episode in collected])}
 
     def load_arrays(self, arrays: Mapping[str, NDArray[Any]], added: int) -> None:
-        """Restore the result of `arrays` in a replay of the same data without added episodes.
+        """Restore the result of `arrays` in a new buffer of the same dataset.
 
         Args:
-            arrays: of `arrays`.
-            added: episodes that were added so far, including those that were removed.
+            arrays: result of `arrays`.
+            added: number of episodes added so far, including those that were removed.
         """
-        played: list[Episode] = []
+        collected: list[Episode] = []
         if arrays:
             ends = np.cumsum(arrays["lengths"])[:-1]
             parts = [np.split(arrays[name], ends) for name in PARTS]
-            played = [Episode(*each) for each in zip(*parts, strict=True)]
+            collected = [Episode(*episode) for episode in zip(*parts, strict=True)]
         too_many = len(self.episodes) + added - self.capacity
         for _ in range(min(len(self.episodes), too_many)):
             self.episodes.popleft()
-        self.episodes.extend(played)
+        self.episodes.extend(collected)
         self.added = added
 
     def trajectories(self) -> Trajectories:
-        """All of them as flat arrays, each step with the return that was had from there (hindsight)."""
+        """Return all episodes as flat arrays; returns-to-go are those achieved (hindsight relabeling)."""
         rewards = [episode.rewards for episode in self.episodes]
         ends = np.ones(len(rewards), np.bool_)
         return replace(

@@ -1,4 +1,4 @@
-"""Training that goes on from a file, to the same bits as if it had never ended."""
+"""Resumption of training from a checkpoint, bitwise equal to an uninterrupted run."""
 
 import os
 from typing import TYPE_CHECKING
@@ -15,38 +15,41 @@ if TYPE_CHECKING:
     from rlxf.agents.decision_transformer.window_learner import WindowLearner
 
 NOTES = "notes"
-"""Tensors of what updates showed since the last line of the log."""
+"""Name of the group of tensors with the metrics since the last log output."""
 
 
 def resumption(update: Update) -> dict[str, dict[str, Tensor]]:
-    """What a file holds for resuming, beside the agent: by group, by name."""
+    """Return the groups of tensors that resumption needs in addition to the agent."""
     notes = update.notes()
     return {GROUP: generator_states()} | ({NOTES: notes} if notes else {})
 
 
 def read_run(agent: "WindowLearner", path: str | os.PathLike[str], steps: int) -> Archive:
-    """The file of a run that this agent began alike, or could have begun.
+    """Read the checkpoint of an offline training run with the settings and data of this agent.
 
     Args:
-        agent: with its data.
-        path: of the file, or of a folder of `Checkpoints`.
-        steps: updates that the agent is asked for, those in the file included.
+        agent: agent with its dataset.
+        path: path of the file, or of a folder of `Checkpoints`.
+        steps: requested total number of updates, including those in the file.
 
     Raises:
         FileNotFoundError: if there is no file.
-        CheckpointError: if it is damaged, foreign, or holds no states of generators.
-        ValueError: if its settings or data differ from the agent's, or it has so many updates already.
+        CheckpointError: if it is damaged, of another format, or holds no generator states.
+        ValueError: if its settings or data differ from the agent's, or the run has reached ``steps`` already.
     """
     archive = read_alike(agent, path)
     if "online" in archive.documents:
-        raise ResumeError(f"{newest_file(path)} was written during learn_online: resume it there")
+        raise ResumeError(
+            f"{newest_file(path)} was written during learn_online: resume it with "
+            f"learn_online(resume_from=...)"
+        )
     done = archive.documents["agent"]["progress"]["num_timesteps"]
     check_unfinished(done, steps, "steps", newest_file(path))
     return archive
 
 
 def read_alike(agent: "WindowLearner", path: str | os.PathLike[str]) -> Archive:
-    """Read a run like `read_run`, even if no updates are left."""
+    """Read the checkpoint of a run with the settings and data of this agent, also if it is finished."""
     file = newest_file(path)
     archive = checkpoint.read(file, agent.NAME)
     check_resumable(archive, file)
@@ -57,6 +60,6 @@ def read_alike(agent: "WindowLearner", path: str | os.PathLike[str]) -> Archive:
 
 
 def go_on(update: Update, archive: Archive) -> None:
-    """Draw and note from here on as the run in the file would have; to be called last."""
+    """Restore the pending metrics and the random generators; call it last, just before training continues."""
     update.take_up(archive.tensors.get(NOTES, {}))
     set_generator_states(archive.tensors[GROUP])

@@ -1,4 +1,4 @@
-"""Playing and learning by turns."""
+"""Rounds of online fine-tuning: collection of episodes alternates with updates."""
 
 import math
 from collections import deque
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class Rounds:
-    """Rounds of steps in the environments, each with updates behind it.
+    """Rounds of environment steps, each followed by updates.
 
     Args:
-        agent: plays in its own environments, and learns.
-        replay: what it learns from.
-        options: those of `learn_online` that change what is learned: ``round_steps``, steps of the
-            environments in a round, at least; ``round_updates``, updates in a round; others are only kept.
-        log_interval: rounds from one line of the log to the next.
+        agent: agent with its environments.
+        replay: replay buffer that updates sample from.
+        options: options of `learn_online` that affect the result. ``round_steps`` is the minimum number of
+            environment steps in a round, ``round_updates`` the number of updates. Others are only stored.
+        log_interval: number of rounds between log outputs.
 
     Attributes:
-        finished: whether the updates after the last step were done.
+        finished: True if the updates after the last step are done.
     """
 
     def __init__(
@@ -37,16 +37,16 @@ class Rounds:
         self.steps, self.updates = options["round_steps"], options["round_updates"]
         self.log_interval = log_interval
         self.collector = Collector(agent, agent.env)
-        self._played = self._rounds = 0
+        self._steps_taken = self._rounds = 0
         self.finished = False
 
     def state(self) -> dict[str, Any]:
-        """Return the position in the rounds and the episode statistics of the log, as JSON."""
+        """Return the progress of the rounds and the episode statistics of the log, as JSON."""
         infos = [
             {name: float(each[name]) for name in ("r", "l", "t")} for each in self.agent.ep_info_buffer or ()
         ]
         return {
-            "played": self._played,
+            "played": self._steps_taken,
             "rounds": self._rounds,
             "added": self.replay.added,
             "episodes": infos,
@@ -55,30 +55,30 @@ class Rounds:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`."""
-        self._played, self._rounds = state["played"], state["rounds"]
+        self._steps_taken, self._rounds = state["played"], state["rounds"]
         size = self.agent._stats_window_size
         self.agent.ep_info_buffer = deque(state["episodes"], maxlen=size)
         self.agent.ep_success_buffer = deque(state["successes"], maxlen=size)
 
     def play(self) -> None:
-        """One step of every environment."""
+        """Step every environment once and add the completed episodes to the replay buffer."""
         episodes, dones, infos = self.collector.step()
         self.replay.extend(episodes)
         self.agent._update_info_buffer(infos, dones)
         self.agent.num_timesteps += len(dones)
-        self._played += len(dones)
+        self._steps_taken += len(dones)
 
     def learn_if_due(self) -> None:
-        """The updates of a round, if its steps are played."""
-        if self._played >= self.steps:
-            self._played -= self.steps
+        """Run the updates of a round if its environment steps are complete."""
+        if self._steps_taken >= self.steps:
+            self._steps_taken -= self.steps
             self._learn(self.updates)
 
     def learn_rest(self) -> None:
-        """The updates of a last round that was cut short, as many as its steps are worth."""
+        """Run the updates of an incomplete last round, in proportion to its environment steps."""
         self.finished = True
-        if self._played:
-            self._learn(math.ceil(self.updates * self._played / self.steps))
+        if self._steps_taken:
+            self._learn(math.ceil(self.updates * self._steps_taken / self.steps))
 
     def _learn(self, updates: int) -> None:
         self._rounds += 1
@@ -90,9 +90,9 @@ class Rounds:
             self._log()
 
     def _log(self) -> None:
-        played = self.agent.ep_info_buffer or ()
-        if played:
-            returns, lengths = zip(*((info["r"], info["l"]) for info in played), strict=True)
+        infos = self.agent.ep_info_buffer or ()
+        if infos:
+            returns, lengths = zip(*((info["r"], info["l"]) for info in infos), strict=True)
             self.agent.logger.record("rollout/ep_rew_mean", safe_mean(np.array(returns)))
             self.agent.logger.record("rollout/ep_len_mean", safe_mean(np.array(lengths)))
         self.agent.dump_logs()

@@ -3,7 +3,7 @@
 from rlxf.agents.arguments import Refused
 
 
-def _online(use: str) -> Refused:
+def _use_learn_online(use: str) -> Refused:
     return Refused(f"the agent learns from a dataset; to continue in an environment use learn_online({use})")
 
 
@@ -16,18 +16,18 @@ _RETURNS = Refused("returns are sums of rewards without discount; to scale them 
 _NO_EXPLORATION = Refused(
     "the agent explores by sampling its actions; use objective=MaximumEntropy(...)", neutral=(None,)
 )
-_WEIGHT_OF_ENTROPY = Refused("the entropy has a weight in objective=MaximumEntropy(...) alone")
+_ENTROPY = Refused("only objective=MaximumEntropy(...) has an entropy coefficient")
 
 SB3_ARGUMENTS = {
     "policy": _NETWORK,
     "policy_kwargs": _NETWORK,
     "net_arch": _NETWORK,
-    "buffer_size": _online("replay_episodes=..."),
-    "n_envs": _online("n_envs=..."),
-    "n_steps": _online("round_steps=..."),
-    "train_freq": _online("round_steps=..."),
-    "gradient_steps": _online("round_updates=..."),
-    "n_epochs": _online("round_updates=..."),
+    "buffer_size": _use_learn_online("replay_episodes=..."),
+    "n_envs": _use_learn_online("n_envs=..."),
+    "n_steps": _use_learn_online("round_steps=..."),
+    "train_freq": _use_learn_online("round_steps=..."),
+    "gradient_steps": _use_learn_online("round_updates=..."),
+    "n_epochs": _use_learn_online("round_updates=..."),
     "learning_starts": Refused(
         "the agent learns from the dataset from the beginning, and the replay of learn_online starts with it"
     ),
@@ -38,8 +38,8 @@ SB3_ARGUMENTS = {
     "gae_lambda": _RETURNS,
     "tau": Refused("there is no target network; leave it out"),
     "target_update_interval": Refused("there is no target network; leave it out"),
-    "ent_coef": _WEIGHT_OF_ENTROPY,
-    "target_entropy": _WEIGHT_OF_ENTROPY,
+    "ent_coef": _ENTROPY,
+    "target_entropy": _ENTROPY,
     "action_noise": _NO_EXPLORATION,
     "use_sde": Refused(_NO_EXPLORATION.advice, neutral=(False,)),
     "total_timesteps": Refused("pass the number of updates to learn(steps=...)"),

@@ -1,6 +1,6 @@
-"""Settings that were published, by name, and what is checked before training starts.
+"""Published hyperparameters and the validation of settings.
 
-Each is a dict of arguments: ``DecisionTransformer("rlxf/hopper/medium-v0", **KZL)``.
+Each preset is a dict of arguments: ``DecisionTransformer("rlxf/hopper/medium-v0", **KZL)``.
 """
 
 from collections.abc import Iterator
@@ -27,8 +27,9 @@ KZL: dict[str, Any] = {
     "return_scale": 1000.0,
     "core": decision_transformer(width=128, layers=3, heads=1, dropout=0.1),
 }
-"""Of the authors, for Hopper, HalfCheetah and Walker2d: Chen et al. 2021, arXiv:2106.01345, appendix A;
-trained for 100,000 updates. Warm-up and scale of returns are those of their code."""
+"""Preset of the Decision Transformer paper for Hopper, HalfCheetah and Walker2d, for 100,000 updates.
+
+Source: Chen et al. 2021, arXiv:2106.01345, appendix A; warm-up and return scale are those of their code."""
 
 ODT: dict[str, Any] = {
     "context_length": 20,
@@ -41,16 +42,17 @@ ODT: dict[str, Any] = {
     "objective": MaximumEntropy(temperature=0.1),
     "core": decision_transformer(width=512, layers=4, heads=4, dropout=0.1),
 }
-"""Of Online Decision Transformer, for Hopper: Zheng et al. 2022, arXiv:2202.05607, appendix C. There LAMB is
-the optimiser, here AdamW. The scale of returns is that of their code."""
+"""Preset of the Online Decision Transformer paper for Hopper; with AdamW, where the paper uses LAMB.
+
+Source: Zheng et al. 2022, arXiv:2202.05607, appendix C; the return scale is that of their code."""
 
 
 def check_sizes(**sizes: int | None) -> None:
-    """Raise unless each is a whole number of at least 1, or None.
+    """Check that each size is None or an integer of at least 1.
 
     Raises:
-        TypeError: if it is no whole number.
-        ValueError: if it is less than 1.
+        TypeError: if a size is not an integer.
+        ValueError: if a size is less than 1.
     """
     for name, value in sizes.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
@@ -69,13 +71,13 @@ def check_no_policy(dataset: Any) -> None:
 
 
 def check_returns(trajectories: Trajectories) -> None:
-    """Raise DatasetError unless all returns to go are finite; those from Minari are."""
+    """Raise DatasetError unless all returns-to-go are finite; those of Minari datasets always are."""
     finite = np.isfinite(trajectories.return_to_go)
     if not finite.all():
         step = int(np.argmin(finite))
         raise DatasetError(
-            f"the return to go of step {step} is {trajectories.return_to_go[step]}; mend the rewards of that "
-            f"episode"
+            f"the return to go of step {step} is {trajectories.return_to_go[step]}; correct the rewards of "
+            f"that episode"
         )
 
 
@@ -86,10 +88,10 @@ def check_coefficients(
     max_grad_norm: float,
     return_scale: float | None,
 ) -> None:
-    """Raise ValueError unless each number is in its range; NaN and infinity are in none."""
+    """Raise ValueError unless each coefficient is finite and in its range."""
     start = learning_rate(1.0) if callable(learning_rate) else learning_rate
-    least_zero = {"learning_rate": start, "weight_decay": weight_decay, "warmup_updates": warmup_updates}
-    for name, value in least_zero.items():
+    nonnegative = {"learning_rate": start, "weight_decay": weight_decay, "warmup_updates": warmup_updates}
+    for name, value in nonnegative.items():
         if value is not None and not 0 <= value < float("inf"):
             raise ValueError(f"{name} must be finite and at least 0, got {value}")
     for name, value in {"max_grad_norm": max_grad_norm, "return_scale": return_scale}.items():
@@ -98,7 +100,10 @@ def check_coefficients(
 
 
 def other_spaces(one: "WindowLearner", other: "WindowLearner") -> Iterator[tuple[str, str]]:
-    """What differs between the spaces of two: observations or actions, and how."""
+    """Yield the differences between the spaces of two agents: "observations" or "actions", and a description.
+
+    Nothing is yielded if the spaces are equal.
+    """
     pairs = {
         "observations": observation_mismatch(one.observation_space, other.observation_space),
         "actions": action_mismatch(one.action_space, other.action_space),
@@ -109,11 +114,11 @@ def other_spaces(one: "WindowLearner", other: "WindowLearner") -> Iterator[tuple
 
 
 def check_same_data(source: "WindowLearner", agent: "WindowLearner") -> None:
-    """Raise ValueError unless tokens mean the same to both: equal spaces and as many time steps."""
+    """Raise ValueError unless both agents have equal spaces and the same ``episode_length``."""
     for kind, mismatch in other_spaces(source, agent):
-        raise ValueError(f"the weights do not fit, they are for other {kind}: {mismatch}")
+        raise ValueError(f"the weights do not fit, their {kind} differ from those of the agent: {mismatch}")
     if source.episode_length != agent.episode_length:
         raise ValueError(
-            f"the weights do not fit: they know {source.episode_length} time steps, the agent "
+            f"the weights do not fit: they have {source.episode_length} time-step embeddings, the agent "
             f"{agent.episode_length}; build it with episode_length={source.episode_length}"
         )

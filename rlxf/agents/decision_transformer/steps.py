@@ -1,4 +1,4 @@
-"""Steps side by side, as the model reads them; and what acting remembers."""
+"""Context windows of steps: the input of the model and the state while acting."""
 
 from dataclasses import dataclass
 
@@ -9,20 +9,20 @@ from rlxf.attention import Index
 from rlxf.attention.index import EMPTY
 
 TOKENS = 3
-"""Of a step: return to go, state, action."""
+"""Number of tokens of a step: return-to-go, state, action."""
 
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """W consecutive steps of B episodes; the last one stands last, what is missing is empty on the left.
+    """W consecutive steps of B episodes, padded on the left.
 
     Args:
-        features: what the model makes of the observations, (B, W, F).
-        actions: as the data have them, Box (B, W, A), Discrete (B, W), MultiDiscrete (B, W, A). Those of
-            the newest step count for nothing while acting: it is yet to be chosen.
+        features: features of the observations, (B, W, F).
+        actions: Box (B, W, A), Discrete (B, W) or MultiDiscrete (B, W, A), in the encoding of the dataset.
+            While acting, the action of the newest step is a placeholder, since it is not chosen yet.
         return_to_go: (B, W), in units of the rewards.
-        time_steps: (B, W) int64, from the start of the episode.
-        mask: (B, W) bool, False where there is no step.
+        time_steps: (B, W) int64, counted from the start of the episode.
+        mask: (B, W) bool, False for padding.
     """
 
     features: Tensor
@@ -33,28 +33,28 @@ class Steps:
 
     @property
     def index(self) -> Index:
-        """Where the 3 W tokens stand, (B, 3 W).
+        """Positions of the 3 W tokens, (B, 3 W).
 
-        Token i of step k of the row has position ``3 k + i``, k counted from the first step that is there.
-        So positions stay below 3 W however long an episode is: what step of the episode it is, the time
-        step embedding says.
+        Token i of step k has position ``3 k + i``, where k counts from the first real step of the row.
+        Positions therefore stay below 3 W for episodes of any length. The time-step embedding encodes the
+        time within the episode.
         """
         tokens = self.mask.repeat_interleave(TOKENS, dim=1)
         position = tokens.long().cumsum(dim=1) - 1
         return Index(position.clamp(min=0), torch.where(tokens, 0, EMPTY))
 
     def rows(self, rows: Tensor) -> "Steps":
-        """The chosen episodes: ``rows`` is a bool (B,) or an int64 (N,) tensor."""
+        """Select episodes; ``rows`` is a bool (B,) or an int64 (N,) tensor."""
         parts = (self.features, self.actions, self.return_to_go, self.time_steps, self.mask)
         return Steps(*(part[rows] for part in parts))
 
     def between(self, first: int, end: int) -> "Steps":
-        """The columns from ``first`` to before ``end``."""
+        """Select the columns from ``first`` to ``end`` (exclusive)."""
         parts = (self.features, self.actions, self.return_to_go, self.time_steps, self.mask)
         return Steps(*(part[:, first:end] for part in parts))
 
     def begun(self, start: Tensor) -> "Steps":
-        """The same, without the steps of the rows that ``start`` (B,) bool marks."""
+        """Clear the rows that ``start`` (B,) bool marks."""
         return Steps(
             self.features, self.actions, self.return_to_go, self.time_steps, self.mask & ~start[:, None]
         )
@@ -62,27 +62,27 @@ class Steps:
     def followed_by(
         self, features: Tensor, previous_action: Tensor, return_to_go: Tensor, time_steps: Tensor
     ) -> "Steps":
-        """One step on, the oldest is forgotten.
+        """Append a step and drop the oldest one.
 
         Args:
-            features: of the new step, (B, F).
-            previous_action: taken in the step that was the newest so far.
-            return_to_go: of the new step, (B,).
-            time_steps: of the new step, (B,).
+            features: features of the new step, (B, F).
+            previous_action: action of the previously newest step.
+            return_to_go: return-to-go of the new step, (B,).
+            time_steps: time step of the new step, (B,).
         """
         actions = torch.cat(
             [self.actions[:, 1:-1], previous_action[:, None], torch.zeros_like(previous_action)[:, None]],
             dim=1,
         )
         return Steps(
-            _pushed(self.features, features),
+            _push(self.features, features),
             actions[:, -self.mask.shape[1] :],
-            _pushed(self.return_to_go, return_to_go),
-            _pushed(self.time_steps, time_steps),
-            _pushed(self.mask, torch.ones_like(self.mask[:, 0])),
+            _push(self.return_to_go, return_to_go),
+            _push(self.time_steps, time_steps),
+            _push(self.mask, torch.ones_like(self.mask[:, 0])),
         )
 
 
-def _pushed(old: Tensor, new: Tensor) -> Tensor:
-    """(B, W, ...) without the first column, behind it the new one (B, ...)."""
+def _push(old: Tensor, new: Tensor) -> Tensor:
+    """Drop the first column of ``old`` (B, W, ...) and append ``new`` (B, ...) as the last."""
     return torch.cat([old[:, 1:], new[:, None]], dim=1)

@@ -1,4 +1,4 @@
-"""Three tokens for each step."""
+"""Embedding of steps as three tokens each."""
 
 import torch
 from torch import Tensor, nn
@@ -9,19 +9,19 @@ from rlxf.attention.dropout import Dropout
 
 
 class StepTokens(nn.Module):
-    r"""``LN(W_R R_t / scale + w(t)), LN(W_s s_t + w(t)), LN(W_a a_t + w(t))``, one step after the other.
+    r"""Tokens ``LN(W_R R_t / scale + w(t)), LN(W_s s_t + w(t)), LN(W_a a_t + w(t))`` of consecutive steps.
 
-    w is a learned vector for each time step. Steps beyond the last one that has a vector share that one.
+    w(t) is the learned embedding of time step t. Time steps beyond the last embedding share the last one.
 
-    Source: Chen et al. 2021, arXiv:2106.01345, section 3; the layer norm is the authors' code's.
+    Source: Chen et al. 2021, arXiv:2106.01345, section 3; layer normalization as in the authors' code.
 
     Args:
-        features: numbers F of an observation's features.
-        actions: how actions are read.
-        width: features of a token C.
-        return_scale: what returns are divided by.
-        episode_length: time steps that have a vector of their own.
-        dropout: probability of dropping a feature of a token in training.
+        features: number of features F of an observation.
+        actions: conversion of actions to network inputs.
+        width: number of features C of a token.
+        return_scale: divisor of returns.
+        episode_length: number of time steps with an embedding.
+        dropout: dropout probability of token features in training.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class StepTokens(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, steps: Steps) -> Tensor:
-        """(B, 3 W, C)."""
+        """Embed steps (B, W) as tokens (B, 3 W, C)."""
         return self.timed(self.contents(steps), steps.time_steps)
 
     def contents(self, steps: Steps) -> Tensor:
-        """``W_R R_t / scale, W_s s_t, W_a a_t``: what each token says, without its time; (B, W, 3, C)."""
+        """Compute ``W_R R_t / scale, W_s s_t, W_a a_t``, the embeddings without time, (B, W, 3, C)."""
         returns = self.of_return(steps.return_to_go[..., None] / self.return_scale)
         states = self.of_state(steps.features)
         actions = self.of_action(self.actions(steps.actions))
@@ -57,7 +57,7 @@ class StepTokens(nn.Module):
         return contents
 
     def timed(self, contents: Tensor, time_steps: Tensor) -> Tensor:
-        """Contents (B, W, 3, C) of steps at ``time_steps`` (B, W) -> tokens (B, 3 W, C)."""
+        """Add time-step embeddings to contents (B, W, 3, C), then normalize and flatten: (B, 3 W, C)."""
         time = self.time(time_steps.clamp(max=self.time.num_embeddings - 1))
         tokens = contents + time[:, :, None]
         token: Tensor = self.dropout(self.norm(tokens.flatten(1, 2)))

@@ -1,4 +1,4 @@
-"""What reads steps of trajectories through a transformer."""
+"""Base class of transformer models of trajectories."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -15,15 +15,15 @@ from rlxf.envs.trajectories import WindowBatch
 
 
 class TrajectoryModel(nn.Module, ABC):
-    """``steps -> tokens -> transformer``; what stands on top is its heirs'.
+    """Base class of models ``steps -> tokens -> transformer``; subclasses add heads.
 
     Args:
-        observation_shape: of one encoded observation.
-        actions: how actions are read.
-        normalization: brings observations to one scale.
-        core: the transformer.
-        return_scale: what returns are divided by.
-        episode_length: time steps that have an embedding of their own.
+        observation_shape: shape of one encoded observation.
+        actions: conversion of actions to network inputs.
+        normalization: normalization layer of observations.
+        core: spec of the transformer.
+        return_scale: divisor of returns.
+        episode_length: number of time steps with an embedding.
     """
 
     def __init__(
@@ -44,30 +44,30 @@ class TrajectoryModel(nn.Module, ABC):
         self.transformer = core.build()
 
     def start(self, *heads: nn.Module) -> None:
-        """Give all but the reading of images the weights that GPT-2 starts with."""
+        """Initialize all modules except the image feature extractor as in GPT-2."""
         for part in (self.tokens, self.transformer, *heads):
             start_as_gpt2(part)
         shrink_branches(self.transformer)
 
     def steps(self, batch: WindowBatch) -> Steps:
-        """Windows as the model reads them."""
+        """Convert a batch of windows to steps with observation features."""
         features = self.features(batch.observations)
         return Steps(features, batch.actions, batch.return_to_go, batch.time_steps, batch.mask)
 
     @abstractmethod
     def read(self, steps: Steps) -> Tensor:
-        """Outputs for the heads."""
+        """Return the transformer outputs that are the inputs of the heads."""
 
     @abstractmethod
     def losses(self, batch: Any) -> dict[str, Tensor]:
-        """What is minimised, "loss", and its parts, for what an update learns from."""
+        """Return the "loss" and its parts for a batch."""
 
     @abstractmethod
     def weight(self, batch: Any) -> Tensor:
-        """How many steps or tokens the `losses` of a batch are means over, a number."""
+        """Return the number of steps or tokens over which the `losses` of a batch are averaged, a scalar."""
 
     def with_penalty(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The parts of a loss, and what the transformer adds: a penalty as of long spans, and its depth."""
+        """Add the transformer's penalty, such as that of adaptive spans, and its mean depth to the parts."""
         penalty, depth = self.transformer.penalty(), self.transformer.mean_depth()
         if penalty is not None:
             parts = parts | {"loss": parts["loss"] + penalty, "penalty": penalty}

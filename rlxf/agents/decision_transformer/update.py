@@ -1,4 +1,4 @@
-"""One update: the loss of a batch of windows, and the step of the optimiser."""
+"""Gradient updates of offline training: loss of a batch, optimizer step and metrics."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -17,36 +17,36 @@ from rlxf.training.ranks import Ranks
 
 @dataclass
 class Update:
-    """Takes the optimiser's steps and notes what they did.
+    """Gradient update that also records metrics.
 
     Args:
-        model: what is trained.
-        optimizer: of its weights; the first group's gradient is bounded.
-        max_grad_norm: longer gradients are shortened to it.
-        ranks: the processes that share a batch; each learns from its part.
+        model: model to train.
+        optimizer: optimizer of the model; the gradient of its first parameter group is clipped.
+        max_grad_norm: largest norm of the gradient.
+        ranks: process group of data-parallel training; each rank processes its part of a batch.
     """
 
     model: TrajectoryModel
     optimizer: torch.optim.Optimizer
     max_grad_norm: float
     ranks: Ranks = field(default_factory=here)
-    _notes: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
     def __call__(self, batch: Any) -> None:
-        """Learn from a batch once.
+        """Update the model on a batch.
 
         Raises:
-            NumericalError: before the step from a loss or a gradient that is not finite.
+            NumericalError: before the optimizer step, if the loss or a gradient is not finite.
         """
         parts = self.ranks.pooled(self.losses(batch), self.model.weight(batch))
-        self._note(parts | {"grad_norm": self.step(parts)})
+        self._record(parts | {"grad_norm": self.step(parts)})
 
     def losses(self, batch: Any) -> dict[str, Tensor]:
-        """What is minimised, "loss", and its parts."""
+        """Return the "loss" and its parts."""
         return self.model.losses(batch)
 
     def step(self, parts: dict[str, Tensor]) -> Tensor:
-        """One step of the optimiser, down the "loss" among the parts; gives the norm of the gradient."""
+        """Take an optimizer step on the "loss" among the parts; return the gradient norm before clipping."""
         self.optimizer.zero_grad()
         parts["loss"].backward()
         self.ranks.add_gradients(self.model.parameters())
@@ -57,27 +57,27 @@ class Update:
         return norm
 
     def take_means(self) -> dict[str, float]:
-        """Mean of each part over the updates since the last call."""
+        """Return the mean of each metric over the updates since the last call."""
         means = {name: values.mean().item() for name, values in self.notes().items()}
-        self._notes.clear()
+        self._metrics.clear()
         return means
 
     def notes(self) -> dict[str, Tensor]:
-        """Each part in the updates since `take_means` was last called, (updates,)."""
-        return {name: torch.stack(values) for name, values in self._notes.items()}
+        """Return each metric of the updates since the last call of `take_means`, (updates,)."""
+        return {name: torch.stack(values) for name, values in self._metrics.items()}
 
     def take_up(self, notes: Mapping[str, Tensor]) -> None:
-        """Go on noting behind what `notes` gave."""
+        """Restore pending metrics from the result of `notes`."""
         for name, values in notes.items():
-            self._notes[name] = list(values)
+            self._metrics[name] = list(values)
 
-    def _note(self, parts: dict[str, Tensor]) -> None:
+    def _record(self, parts: dict[str, Tensor]) -> None:
         for name, value in parts.items():
-            self._notes[name].append(value.detach())
+            self._metrics[name].append(value.detach())
 
 
 def make_optimizer(model: TrajectoryModel, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW. The dual variable of the entropy is no weight: it neither decays nor counts in the norm."""
+    """Create AdamW; the dual variable of the entropy is excluded from weight decay and gradient clipping."""
     weights: list[Tensor] = []
     dual: list[Tensor] = []
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Learning from windows of trajectories: what all that is trained offline shares."""
+"""Base class of algorithms that are trained offline on windows of trajectories."""
 
 import os
 import time
@@ -47,22 +47,22 @@ from rlxf.training.joining import here
 
 
 class WindowLearner(BaseAlgorithm):
-    """SB3's ``learn``, ``save`` and ``load`` for what learns from windows of K steps.
+    """Base class with SB3's ``learn``, ``save`` and ``load`` for training on windows of K steps.
 
-    A step is an update here: ``num_timesteps`` counts updates.
+    ``num_timesteps`` counts updates, not environment steps.
 
     Args:
-        policy_class: of what is trained.
-        core: the transformer that is built.
-        others: as in `DecisionTransformer`.
+        policy_class: class of the model to train.
+        core: spec of the transformer.
+        others: see `DecisionTransformer`.
     """
 
     NAME: ClassVar[str]
-    """In files and in logs."""
+    """Name of the algorithm in files and logs."""
     policy: TrajectoryModel  # type: ignore[assignment]
     optimizer: torch.optim.AdamW
     memory: Memory | None = None
-    """Logged actions that it acts by, too; None for none."""
+    """Datastore of logged actions for kNN retrieval while acting; None for none."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class WindowLearner(BaseAlgorithm):
         self.max_grad_norm = max_grad_norm
         self.return_scale, self.episode_length = return_scale, episode_length
         super().__init__(
-            policy_class,  # type: ignore[arg-type]  # SB3 asks for a policy of its own here
+            policy_class,  # type: ignore[arg-type]  # SB3 expects a BasePolicy
             None,
             learning_rate,
             tensorboard_log=tensorboard_log,
@@ -106,16 +106,16 @@ class WindowLearner(BaseAlgorithm):
         )
         torch.set_flush_denormal(True)
         self.trajectories: Trajectories | None = None
-        self.at_rest = False  # another training than `learn` keeps more than a file does
+        self.at_rest = False  # distillation has state that a checkpoint does not hold
         if dataset is None and _init_setup_model:
             raise ValueError("dataset is None: give a Minari id, a MinariDataset, or a list of them")
         if dataset is not None:
-            self._take(as_trajectories(dataset, download))
+            self._set_dataset(as_trajectories(dataset, download))
         if _init_setup_model:
             self._setup_model()
 
-    def _take(self, trajectories: Trajectories) -> None:
-        """Learn from these; what was not set is read off them.
+    def _set_dataset(self, trajectories: Trajectories) -> None:
+        """Set the training data, and derive from it the settings that are None.
 
         Raises:
             DatasetError: if a return to go is NaN or infinite.
@@ -145,11 +145,11 @@ class WindowLearner(BaseAlgorithm):
 
     @abstractmethod
     def _model(self, normalization: torch.nn.Module) -> TrajectoryModel:
-        """What is trained, with fresh weights."""
+        """Build the model with initial weights."""
 
     @torch.no_grad()
     def _check_core(self, data: Trajectories) -> None:
-        """Read a full window: a core that cannot raises its ValueError now, not amid the training."""
+        """Run a forward pass on a full window, so that an unsuitable core raises its ValueError early."""
         steps = self.policy.eval().steps(self.windows(data).starting_at([0]).to(self.device))
         self.policy.read(replace(steps, mask=torch.ones_like(steps.mask)))
 
@@ -164,27 +164,26 @@ class WindowLearner(BaseAlgorithm):
         progress_bar: bool = False,
         resume_from: str | os.PathLike[str] | None = None,
     ) -> Self:
-        """Train for ``steps`` updates; as in SB3, which counts steps of environments.
+        """Train for ``steps`` updates. In SB3 this argument counts environment steps.
 
         Args:
-            steps: updates, each of one batch of windows.
-            callback: SB3's, called after each update.
-            log_interval: updates from one line of the log to the next.
-            tb_log_name: of the run in TensorBoard; None for the name of the class.
-            reset_num_timesteps: begin warm-up and schedules anew; False to go on with them.
-            progress_bar: show one.
-            resume_from: a file that `save` wrote amid such a training, or a folder of `Checkpoints`, of which
-                the newest whole one is taken. It goes on from there, to ``steps``
-                updates in all, and on one machine ends with the same bits as if it had never been cut off.
-                The agent must be built with the same arguments and data. Sets the global generators of torch,
-                numpy and Python.
+            steps: number of updates, each on one batch of windows.
+            callback: SB3 callback, called after each update.
+            log_interval: number of updates between log outputs.
+            tb_log_name: name of the run in TensorBoard; None for the name of the class.
+            reset_num_timesteps: restart warm-up and schedules; False to continue them.
+            progress_bar: show a progress bar.
+            resume_from: a file that `save` wrote during training, or a folder of `Checkpoints`, whose newest
+                intact file is used. Training continues from there to ``steps`` updates in total. On one
+                machine the result is bitwise equal to that of an uninterrupted run. The agent must be built
+                with the same arguments and data. Sets the global generators of torch, numpy and Python.
 
         Raises:
-            ValueError: if steps or log_interval is less than 1, the agent was loaded without a dataset, or it
-                is not built as that of the file to resume from; nothing is changed then.
-            FileNotFoundError: if there is no such file.
-            CheckpointError: if it is truncated, altered or foreign.
-            NumericalError: amid the training, if the loss or a gradient is NaN or infinite; the weights are
+            ValueError: if steps or log_interval is less than 1, the agent was loaded without a dataset, or
+                its settings or data differ from those in ``resume_from``. The agent stays unchanged.
+            FileNotFoundError: if ``resume_from`` does not exist.
+            CheckpointError: if the file is truncated, altered or of another format.
+            NumericalError: during training, if the loss or a gradient is NaN or infinite. The weights are
                 those before the update.
         """
         update = Update(self.policy, self.optimizer, self.max_grad_norm)
@@ -218,7 +217,7 @@ class WindowLearner(BaseAlgorithm):
         progress_bar: bool,
         resume_from: str | os.PathLike[str] | None = None,
     ) -> Self:
-        """`learn` by this update, from these windows."""
+        """Run the training loop with the given update and windows; arguments as in `learn`."""
         check_sizes(steps=steps, log_interval=log_interval)
         run = None if resume_from is None else read_run(self, resume_from, steps)
         if run is not None:
@@ -234,8 +233,8 @@ class WindowLearner(BaseAlgorithm):
         if run is not None:
             go_on(update, run)
         while self.num_timesteps < total_timesteps:
-            share = warm_up(self.num_timesteps, warm_updates)
-            self.train(windows, share * self.lr_schedule(self.progress_remaining))
+            factor = warm_up(self.num_timesteps, warm_updates)
+            self.train(windows, factor * self.lr_schedule(self.progress_remaining))
             self.num_timesteps += 1
             if self.num_timesteps % log_interval == 0:
                 self.dump_logs()
@@ -247,15 +246,15 @@ class WindowLearner(BaseAlgorithm):
 
     @property
     def progress_remaining(self) -> float:
-        """Share of the training that is still to be done, from 1 to 0."""
+        """Remaining fraction of the training, from 1 to 0."""
         self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
         return self._current_progress_remaining
 
     def train(self, windows: Windows, learning_rate: float) -> None:
-        """One update on a batch of windows.
+        """Run one update on a batch of windows.
 
         Raises:
-            NumericalError: before the optimiser's step, if the loss or a gradient is NaN or infinite.
+            NumericalError: before the optimizer step, if the loss or a gradient is NaN or infinite.
         """
         update_learning_rate(self.optimizer, learning_rate)
         self.policy.train()
@@ -265,17 +264,17 @@ class WindowLearner(BaseAlgorithm):
         self._n_updates += 1
 
     def _batch(self, windows: Windows) -> Any:
-        """What an update learns from."""
+        """Sample the batch of an update."""
         starts = windows.draw(self.batch_size, self.order)
         return windows.starting_at(self.ranks.own(starts)).to(self.device)
 
     def windows(self, trajectories: Trajectories) -> Windows:
-        """Windows of K steps, with those before them that the core's memory holds."""
+        """Return windows of K steps, with the preceding steps that fill the core's memory as burn-in."""
         return Windows(trajectories, self.context_length, burn_in=self.policy.remembered)
 
     def _data(self) -> Trajectories:
         if self.trajectories is None:
-            raise ValueError("the agent was loaded without data: load(path, dataset=...) to train on")
+            raise ValueError("the agent was loaded without data: use load(path, dataset=...) to train it")
         return self.trajectories
 
     def _setup_learn(
@@ -286,7 +285,7 @@ class WindowLearner(BaseAlgorithm):
         tb_log_name: str = "run",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
-        """SB3's, without an environment to reset."""
+        """Prepare training as SB3 does, without an environment to reset."""
         self.start_time = time.time_ns()
         self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
         self._num_timesteps_at_start = self.num_timesteps
@@ -302,13 +301,13 @@ class WindowLearner(BaseAlgorithm):
         return self._total_timesteps, self._init_callback(callback, progress_bar)
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
-        """SB3's, with a progress bar that needs no environment."""
+        """Initialize callbacks as SB3 does, with a progress bar that needs no environment."""
         given = callback if isinstance(callback, list) else [callback]
-        ready = [each if isinstance(each, BaseCallback) else ConvertCallback(each) for each in given]
-        return super()._init_callback([*ready, ProgressBar()] if progress_bar else ready)
+        callbacks = [each if isinstance(each, BaseCallback) else ConvertCallback(each) for each in given]
+        return super()._init_callback([*callbacks, ProgressBar()] if progress_bar else callbacks)
 
     def dump_logs(self) -> None:
-        """Write means over the updates since the last time, and how fast it goes."""
+        """Log the means of metrics over the updates since the last call, and the training speed."""
         for name, value in self._update.take_means().items():
             self.logger.record(f"train/{name}", value)
         self.logger.record("train/learning_rate", self.optimizer.param_groups[0]["lr"])
@@ -322,36 +321,37 @@ class WindowLearner(BaseAlgorithm):
     def save(  # type: ignore[override]
         self, path: str | os.PathLike[str], exclude: None = None, include: None = None
     ) -> None:
-        """Write settings, weights, optimiser and progress to one file, whole or not at all; not the data.
+        """Save settings, weights, optimizer state and progress to one file, atomically, without the dataset.
 
-        What an agent remembers (`DecisionTransformer.remember`) is in it, too.
+        The datastore of an agent (`DecisionTransformer.remember`) is saved, too.
 
-        The file is a zip of JSON and safetensors with a checksum of each: safe to open.
+        The file is a zip of JSON and safetensors with a checksum of each. It contains no executable code.
 
         Args:
-            path: of the file; ".zip" is added if it has no suffix.
-            exclude, include: SB3's; leave them out, a file always holds the same.
+            path: path of the file; ".zip" is added if it has no suffix.
+            exclude, include: arguments of SB3 that are not supported; leave them out.
 
         Raises:
-            OSError: if it cannot be written, e.g. the disk is full; what was there before stays.
+            OSError: if the file cannot be written, e.g. the disk is full; an existing file stays unchanged.
+            ValueError: if exclude or include is given.
         """
         if exclude is not None or include is not None:
-            raise ValueError("a checkpoint always holds the whole agent: leave out exclude and include")
+            raise ValueError("a checkpoint always contains the whole agent: leave out exclude and include")
         checkpoint.save(checkpoint.contents(self, resumption(self._update)), path)
 
     def snapshot(self) -> Archive:
-        """What `save` would write now; later updates do not change it. For `rlxf.training.Checkpoints`."""
+        """Return a copy of the content of `save`. For `rlxf.training.Checkpoints`."""
         archive = checkpoint.contents(self, resumption(self._update))
         return Archive(archive.documents, copied(archive.tensors))
 
     def load_training_state(self, path: str | os.PathLike[str]) -> Self:
-        """Restore the state that a file of `rlxf.training.Checkpoints` holds, without further training.
+        """Restore the training state of a file of `rlxf.training.Checkpoints`, without further training.
 
-        Weights, optimizer, progress, values that wait for the log, and the global generators of torch, numpy
-        and Python are as they were.
+        Restores weights, optimizer, progress, pending metrics of the log, and the global generators of torch,
+        numpy and Python.
 
         Args:
-            path: of the file, or of their folder.
+            path: path of the file, or of a folder of checkpoints.
 
         Raises:
             FileNotFoundError, CheckpointError, ValueError: as `learn` with ``resume_from``.
@@ -370,22 +370,22 @@ class WindowLearner(BaseAlgorithm):
         sha256: str | None = None,
         **settings: Any,
     ) -> Self:
-        """What `save` wrote.
+        """Load an agent that `save` wrote.
 
         Args:
-            path: of the file; ".zip" is added if it has no suffix.
-            dataset: to train on; None to use as it is.
+            path: path of the file; ".zip" is added if it has no suffix.
+            dataset: training data; None if the agent is not trained further.
             device: "auto", "cpu" or "cuda".
-            sha256: SHA-256 that the file must have, in hexadecimal digits, from a source that you trust. It
-                is compared before anything is parsed. None to take any file.
-            settings: arguments of the constructor that shall differ from the file's. SB3's ``custom_objects``
-                may hold them, too; ``print_system_info`` prints the versions of this machine.
+            sha256: expected SHA-256 of the file in hexadecimal digits, from a trusted source. It is compared
+                before anything is parsed. None to accept any file.
+            settings: arguments of the constructor that override the file's. SB3's ``custom_objects`` may
+                contain them, too; ``print_system_info`` prints the versions of this machine.
 
         Raises:
-            FileNotFoundError: if there is no such file.
-            CheckpointError: if it is truncated, altered or foreign.
+            FileNotFoundError: if the file does not exist.
+            CheckpointError: if it is truncated, altered or of another format.
             DatasetError: if the dataset's spaces differ from the checkpoint's.
-            ValueError: if there is no such device.
+            ValueError: if the device does not exist.
             TypeError: if the constructor has no such argument.
         """
         check_device(device)
@@ -393,10 +393,10 @@ class WindowLearner(BaseAlgorithm):
         archive = checkpoint.read(path, cls.NAME, sha256)
         own = checkpoint.settings(archive, cls)
         stored = own | settings
-        heir: Any = cls  # each has the arguments that its files hold
+        subclass: Any = cls  # the constructor of each subclass accepts the arguments in its files
 
-        def built(device: torch.device | str, **others: Any) -> Any:
-            agent = heir(None, device=device, **stored | others, _init_setup_model=False)
+        def build(device: torch.device | str, **others: Any) -> Any:
+            agent = subclass(None, device=device, **stored | others, _init_setup_model=False)
             agent.facts = checkpoint.facts(archive)
             agent._setup_model()
             return agent
@@ -404,11 +404,11 @@ class WindowLearner(BaseAlgorithm):
         with naming_core(own["core"], settings.get("core")):
             with blaming_the_file(settings):
                 check_buildable(
-                    lambda: built("meta", verbose=0).policy,
+                    lambda: build("meta", verbose=0).policy,
                     archive.tensors["policy"],
                     checkpoint.acting_bytes(archive, stored),
                 )
-                agent: Self = built(device)
+                agent: Self = build(device)
             checkpoint.restore(agent, archive)
         if dataset is not None:
             agent.trajectories = as_trajectories(dataset)

@@ -1,4 +1,4 @@
-"""Pre-training on trajectories: what is hidden is told from what stands around it."""
+"""Masked pre-training of transformers on trajectories."""
 
 from rlxf.agents.pretraining.learner import MaskedPretraining
 

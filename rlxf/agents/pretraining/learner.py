@@ -1,4 +1,4 @@
-"""Masked pre-training: a model of trajectories, whose weights an agent begins with."""
+"""Masked pre-training on trajectories, as an initialization of agents."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,38 +21,38 @@ from rlxf.training.joining import here
 
 
 class MaskedPretraining(WindowLearner):
-    """Hides tokens of trajectories, returns, observations and actions, and learns to tell what they were.
+    """Masked pre-training (as in BERT) on the returns-to-go, observations and actions of trajectories.
 
-    It looks both ways, so it cannot act. Its weights are what an agent begins with:
-    ``agent.take_weights(pretraining)``, a `DecisionTransformer` or a `GTrXLPPO`. ``learn``, ``save`` and
-    ``load``, callbacks and loggers are those of a `DecisionTransformer`.
+    The model is bidirectional, so it cannot act. ``agent.take_weights(pretraining)`` copies its weights to a
+    `DecisionTransformer` or a `GTrXLPPO`. ``learn``, ``save``, ``load``, callbacks and loggers are those of
+    `DecisionTransformer`.
 
     Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1.
 
     Args:
-        dataset: a Minari id, a ``MinariDataset``, several of these joined, or `Trajectories`.
-        context_length: steps K of a window, three tokens each.
-        chosen: probability that a token is to be predicted. Of those chosen 80% are masked, 10% replaced by
-            another token of the batch, 10% left as they are.
-        learning_rate: AdamW's; a number, or a schedule of the progress remaining, from 1 to 0.
-        batch_size: windows in an update.
-        weight_decay: AdamW's.
-        warmup_updates: updates over which the learning rate rises from 0; None for a tenth of all.
+        dataset: a Minari id, a ``MinariDataset``, a sequence of these, or `Trajectories`.
+        context_length: number of steps K in a window, three tokens each.
+        chosen: probability that a token is chosen for prediction. Of the chosen tokens 80% are masked, 10%
+            are replaced by another token of the batch, and 10% stay unchanged.
+        learning_rate: learning rate of AdamW; a number, or a schedule of the remaining progress, from 1 to 0.
+        batch_size: number of windows in an update.
+        weight_decay: weight decay of AdamW.
+        warmup_updates: updates over which the learning rate rises from 0; None for a tenth of all updates.
         max_grad_norm: largest norm of the gradient.
-        return_scale: what returns are divided by; None for the deviation of the return to go in the data.
-        episode_length: time steps that have an embedding of their own; None for the longest episode of the
-            data.
-        core: that of the agent which shall have the weights; None for `decision_transformer`. Here it looks
-            both ways, and has no memory.
-        download: whether a dataset that is not on this machine is downloaded.
+        return_scale: divisor of returns in the model's input; None for the standard deviation of the
+            return-to-go over all steps of the dataset.
+        episode_length: number of time steps with an embedding; None for the longest episode of the dataset.
+        core: core of the agent that receives the weights; None for `decision_transformer`. Pre-training uses
+            a bidirectional version of it without memory.
+        download: True to download a dataset that is not on this machine.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.
-        seed: of weights, windows, masks and dropout; None for any.
+        seed: seed of weights, windows, masks and dropout; None for a random one.
         device: "auto", "cpu" or "cuda".
 
     Raises:
-        DatasetError: if the dataset is unknown, empty, damaged, or holds a NaN.
-        ValueError: if a size or number does not fit, or the core cannot look both ways.
+        DatasetError: if the dataset is unknown, empty, damaged, or contains a NaN.
+        ValueError: if a setting is out of range, or the core does not support bidirectional attention.
         TypeError: if a space is not supported.
     """
 
@@ -122,19 +122,19 @@ class MaskedPretraining(WindowLearner):
         return MaskedWindows(batch, masking).to(self.device)
 
     def predict(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: what looks both ways cannot act."""
+        """Raise TypeError: a bidirectional model cannot act."""
         raise TypeError(
-            "MaskedPretraining looks ahead and cannot act: give an agent its weights, "
+            "MaskedPretraining is bidirectional and cannot act: copy its weights to an agent, "
             "DecisionTransformer(...).take_weights(pretraining)"
         )
 
 
 def looking_both_ways(core: TransformerSpec) -> TransformerSpec:
-    """The core of an agent without memory, and with nothing hidden ahead.
+    """Return a bidirectional version of an agent's core, without memory.
 
     Raises:
-        ValueError: if it looks at another context, or a choice of it knows the past alone.
+        ValueError: if the core has cross-attention or a technique that requires causal attention.
     """
     if core.cross_attention:
-        raise ValueError("pre-training reads trajectories alone: its core needs cross_attention=False")
+        raise ValueError("pre-training has no encoder context: its core needs cross_attention=False")
     return replace(core, causal=False, memory=None)

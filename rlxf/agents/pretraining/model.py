@@ -1,4 +1,4 @@
-"""A transformer that looks both ways and tells what is hidden."""
+"""Bidirectional transformer that predicts masked tokens of trajectories."""
 
 from typing import Any
 
@@ -21,23 +21,23 @@ KINDS = ("return", "state", "action")
 
 
 class MaskedModel(TrajectoryModel):
-    r"""``mean over the chosen tokens of error(W_kind y)``: squared error, or cross-entropy of choices.
+    r"""Masked model with the loss ``mean over the chosen tokens of error(W_kind y)``.
 
-    Returns are compared as the model reads them, ``R / scale``; observations as normalised numbers, images
-    pixel by pixel; actions as `Imitation` does. What hides a token is learned, one vector for each kind: a
-    transformer without positions could not tell which kind it is to predict. Where a depth lets tokens leave
-    early, the error is that of the outputs behind each pass, by their shares; when to leave is learned by the
-    agent that acts.
+    The error is the squared error, for discrete actions the cross-entropy. Targets are the scaled returns
+    ``R / scale``, the normalized observations (images pixel by pixel) and the actions as in `Imitation`. Each
+    kind of token has a learned mask embedding, since a transformer without positions could not distinguish
+    the kinds. If the core has early exits, the error is the weighted sum over the outputs of all layers. Exit
+    prediction is not trained here, but with the agent.
 
-    Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1, there of words.
+    Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1, for words.
 
     Args:
-        observation_shape: of one encoded observation.
+        observation_shape: shape of one encoded observation.
         action_space: Box, Discrete, MultiDiscrete or MultiBinary.
-        normalization: brings observations to one scale.
-        core: the transformer, ``causal=False``.
-        return_scale: what returns are divided by.
-        episode_length: time steps that have an embedding of their own.
+        normalization: normalization layer of observations.
+        core: spec of the transformer, with ``causal=False``.
+        return_scale: divisor of returns.
+        episode_length: number of time steps with an embedding.
     """
 
     def __init__(
@@ -58,33 +58,33 @@ class MaskedModel(TrajectoryModel):
         self.start(self.return_head, self.state_head, self.action_head)
 
     def losses(self, batch: MaskedWindows) -> dict[str, Tensor]:
-        """ "loss", and the mean error of each kind, over the chosen tokens of B windows."""
+        """Return the "loss" and the mean error of each kind of token, over the chosen tokens of B windows."""
         exits = self.exits(self.steps(batch.windows), batch.masking)
         outputs = exits.outputs.unflatten(2, (-1, TOKENS))
-        behind = zip(exits.shares, outputs, strict=True)
-        errors = torch.stack([share * self._errors(y, batch) for share, y in behind]).sum(dim=0)
+        layers = zip(exits.shares, outputs, strict=True)
+        errors = torch.stack([weight * self._errors(y, batch) for weight, y in layers]).sum(dim=0)
         chosen = batch.masking.chosen.to(errors.dtype)
         kinds = zip(KINDS, errors.unbind(-1), chosen.unbind(-1), strict=True)
         parts = {f"{kind}_loss": average(error, weight) for kind, error, weight in kinds}
         return self.with_penalty({"loss": average(errors, chosen)} | parts)
 
     def weight(self, batch: MaskedWindows) -> Tensor:
-        """Chosen tokens."""
+        """Count the chosen tokens."""
         return batch.masking.chosen.sum()
 
     def read(self, steps: Steps, masking: Masking | None = None) -> Tensor:
-        """Outputs at all tokens, (B, 3 W, C); without ``masking`` nothing is hidden."""
+        """Return the outputs at all tokens, (B, 3 W, C); ``masking=None`` masks no token."""
         return self.exits(steps, masking).outputs[-1]
 
     def exits(self, steps: Steps, masking: Masking | None) -> Exits:
-        """`read`, behind each pass from which a token may leave: outputs are (N, B, 3 W, C)."""
+        """Return the outputs at all tokens after each of N layers that permit an exit, (N, B, 3 W, C)."""
         contents = self.tokens.contents(steps)
         if masking is not None:
             contents = masking.hide(contents, self.masks)
         return self.transformer.exits(self.tokens.timed(contents, steps.time_steps), steps.index)
 
     def _errors(self, y: Tensor, batch: MaskedWindows) -> Tensor:
-        """y (B, W, 3, C) -> (B, W, 3)."""
+        """Compute the error of each token (B, W, 3) for outputs y (B, W, 3, C)."""
         windows = batch.windows
         returns = windows.return_to_go[..., None] / self.tokens.return_scale
         states = self.features.normalization(windows.observations).flatten(2)

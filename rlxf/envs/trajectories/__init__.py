@@ -1,4 +1,4 @@
-"""Minari datasets: trajectories as flat arrays, windows of them, reference scores."""
+"""Minari datasets: trajectories as flat arrays, windows of steps, and reference scores."""
 
 from rlxf.envs.trajectories.encoders import action_encoder, observation_encoder
 from rlxf.envs.trajectories.errors import DatasetError

@@ -1,4 +1,4 @@
-"""An array on the disk that is written row by row and read as memory."""
+"""Arrays on disk that are written row by row and read as memory maps."""
 
 import hashlib
 import os
@@ -11,17 +11,17 @@ from numpy.typing import DTypeLike, NDArray
 
 
 class ArrayFile:
-    """A new ``.npy`` file of known shape, written from the first row to the last; a context manager.
+    """Context manager that writes a new ``.npy`` file of known shape from the first row to the last.
 
-    On leaving without an error the file is synced to the disk.
+    If the context exits without an error, the file is synced to the disk.
 
     Args:
-        path: of the file; there must be none yet.
-        shape: (rows, ...).
-        dtype: of the numbers.
+        path: path of the file, which must not exist.
+        shape: shape of the array, (rows, ...).
+        dtype: dtype of the array.
 
     Raises:
-        OSError: when entering, appending and leaving, if the disk is full or the file cannot be written.
+        OSError: on entering, appending or exiting, if the disk is full or the file cannot be written.
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: DTypeLike):
@@ -43,20 +43,20 @@ class ArrayFile:
                 os.fsync(self._handle.fileno())
 
     def write(self, data: Any) -> None:
-        """Put bytes at the end, as numpy does with the header."""
+        """Append bytes. Numpy also calls this method, to write the header."""
         self._hash.update(data)
         self._handle.write(data)
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Put rows (n, ...) at the end."""
+        """Append rows (n, ...)."""
         self.write(np.ascontiguousarray(rows, self.dtype).data)
 
     def describe(self) -> dict[str, Any]:
-        """Size in bytes and SHA-256 of the file, shape and dtype of the array; once all is written."""
+        """Return size in bytes and SHA-256 of the complete file, and shape and dtype of the array."""
         form = {"shape": list(self.shape), "dtype": self.dtype.name}
         return {"size": self.path.stat().st_size, "sha256": self._hash.hexdigest(), **form}
 
 
 def open_array(path: Path) -> NDArray[Any]:
-    """The array of a ``.npy`` file, read-only and memory-mapped."""
+    """Open the array of a ``.npy`` file as a read-only memory map."""
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

@@ -1,4 +1,4 @@
-"""Where converted arrays are kept, and how they get there whole."""
+"""Cache of converted datasets with atomic updates."""
 
 import hashlib
 import json
@@ -18,56 +18,59 @@ from rlxf.utils.permissions import not_writable_by_others
 
 TEMPORARY = ".temporary-"
 ABANDONED = 24 * 3600.0
-"""Seconds after which a temporary folder belongs to a process that was killed."""
+"""Age in seconds at which a temporary folder is considered abandoned by a killed process."""
 ATTEMPTS = 5
 
 
 def cache_root() -> Path:
-    """The folder of all caches of this kind: in RLXF_CACHE, else in XDG_CACHE_HOME, else in ~/.cache."""
-    own, shared = os.environ.get("RLXF_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own) / "trajectories"
-    return (Path(shared) if shared else Path.home() / ".cache") / "rlxf" / "trajectories"
+    """Return the root of all converted datasets: in RLXF_CACHE, else in XDG_CACHE_HOME, else in ~/.cache."""
+    rlxf_cache, xdg_cache = os.environ.get("RLXF_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if rlxf_cache:
+        return Path(rlxf_cache) / "trajectories"
+    return (Path(xdg_cache) if xdg_cache else Path.home() / ".cache") / "rlxf" / "trajectories"
 
 
 def cache_folder(sources: Sequence[Source]) -> Path:
-    """The folder for these sources: named by the first id and a hash of all ids, metadata and choices."""
+    """Return the cache folder of these sources.
+
+    Its name consists of the first id and a hash of all ids, metadata and selected episodes.
+    """
     key = hashlib.sha256(json.dumps([source.identity for source in sources]).encode()).hexdigest()
     name = re.sub(r"[^\w.-]+", "-", sources[0].id)
     return cache_root() / f"{name}-{key[:16]}"
 
 
 def ensure_converted(sources: Sequence[Source], verify: bool = False, progress_bar: bool = False) -> Path:
-    """The folder with the arrays of the sources, converted now unless it was before.
+    """Return the folder with the arrays of the sources; convert them if they are not in the cache.
 
-    Arrays are written to a folder of another name, synced to the disk, and renamed. What a crash, a full
-    disk or an interruption leaves behind is never taken for whole. Of two processes that convert at once,
-    the second to finish takes the folder of the first.
+    Arrays are written to a temporary folder, synced to the disk, and renamed. An incomplete folder, left by
+    a crash, a full disk or an interruption, is therefore never used. If two processes convert the same
+    sources at once, the second to finish uses the folder of the first.
 
     Args:
         sources: datasets with equal spaces.
-        verify: read the whole cache and compare its SHA-256, too; else sizes, shapes and dtypes alone.
-        progress_bar: show one while converting.
+        verify: also read the whole cache and compare its SHA-256; else compare sizes, shapes and dtypes only.
+        progress_bar: show a progress bar while converting.
 
     Raises:
         DatasetError, TypeError: as `convert`.
-        OSError: if the disk is full or the cache cannot be written.
+        OSError: if the disk is full or the cache is not writable.
     """
     folder = cache_folder(sources)
-    if _is_whole(folder, sources, verify):
+    if _is_intact(folder, sources, verify):
         return folder
     try:
         _convert(folder, sources, verify, progress_bar)
     except OSError as error:
         raise OSError(
             error.errno,
-            f"cannot write {sources[0].id}, converted, to {folder} ({error.strerror or error}); nothing is "
-            f"left of it. Free some space, or set RLXF_CACHE to a folder on another disk",
+            f"cannot write the converted dataset {sources[0].id} to {folder} ({error.strerror or error}); "
+            f"partial files were deleted. Free some space, or set RLXF_CACHE to a folder on another disk",
         ) from error
     return folder
 
 
-def _is_whole(folder: Path, sources: Sequence[Source], verify: bool) -> bool:
+def _is_intact(folder: Path, sources: Sequence[Source], verify: bool) -> bool:
     return find_fault(folder, sources) is None and not (verify and find_altered(folder))
 
 
@@ -80,31 +83,31 @@ def _convert(folder: Path, sources: Sequence[Source], verify: bool, progress_bar
     try:
         files = convert(sources, temporary, progress_bar)
         write_manifest(temporary, sources, files)
-        _put_in_place(temporary, folder, sources, verify)
+        _publish(temporary, folder, sources, verify)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _put_in_place(temporary: Path, folder: Path, sources: Sequence[Source], verify: bool) -> None:
-    """Rename to ``folder``, unless another process has put a whole one there meanwhile."""
+def _publish(temporary: Path, folder: Path, sources: Sequence[Source], verify: bool) -> None:
+    """Rename ``temporary`` to ``folder``, unless another process has completed the folder in the meantime."""
     for _ in range(ATTEMPTS):
         try:
             return os.rename(temporary, folder)
         except OSError:
-            if _is_whole(folder, sources, verify):
+            if _is_intact(folder, sources, verify):
                 return None
             _remove(folder)
     return os.rename(temporary, folder)
 
 
 def _remove(folder: Path) -> None:
-    """Take a folder away under another name first: half of it must not be found."""
-    aside = folder.with_name(f"{TEMPORARY}{uuid4().hex}")
+    """Remove a folder; it is renamed first, so that no process finds it partly deleted."""
+    trash = folder.with_name(f"{TEMPORARY}{uuid4().hex}")
     try:
-        os.rename(folder, aside)
+        os.rename(folder, trash)
     except FileNotFoundError:
-        return  # another process was faster
-    shutil.rmtree(aside, ignore_errors=True)
+        return  # another process has removed it
+    shutil.rmtree(trash, ignore_errors=True)
 
 
 def _remove_abandoned(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""From Minari's HDF5 files to flat arrays, in one pass and little memory."""
+"""Conversion of Minari's HDF5 files to flat arrays, in one pass with bounded memory."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -23,22 +23,22 @@ from rlxf.envs.trajectories.source import Source
 from rlxf.utils.memory_budget import FILE_SHARE, MemoryBudgetError, check_budget
 
 PIECE_BYTES = 2**23
-"""How much of an episode is held in memory at once."""
+"""Bytes of an episode that are held in memory at once."""
 STEP_BYTES = 32
-"""Memory per step of an episode beyond its pieces: rewards, returns and their temporaries."""
+"""Bytes of memory per step of an episode in addition to its pieces: rewards, returns and temporaries."""
 RATIO = 100
-"""Bytes of arrays that a dataset may become for each byte of its file, in addition to the memory budget."""
+"""Largest ratio of the size of the arrays to the size of the file, in addition to the memory budget."""
 ACTION_TOLERANCE = 1e-4
-"""Share of a bound, at least of 1, by which an action may exceed its Box because of rounding."""
+"""Tolerance for rounding of actions outside of their Box, as a fraction of max(1, |bound|)."""
 
 
 def convert(sources: Sequence[Source], folder: Path, progress_bar: bool = False) -> list[ArrayFile]:
-    """Write the arrays of `Trajectories` into an empty folder, one file each, and give the files.
+    """Write each array of `Trajectories` to a file in an empty folder; return the files.
 
     Raises:
-        DatasetError: if a file is truncated or altered (with its name), or a value is NaN, infinite or
-            outside of its space (with episode and step).
-        TypeError: if a space is of a kind that is not read.
+        DatasetError: if a file is truncated or altered, or a value is NaN, infinite or outside of its space.
+            The message names the file, or episode and step.
+        TypeError: if a space is not supported.
         OSError: if the disk is full.
     """
     with ExitStack() as stack:
@@ -77,13 +77,13 @@ def _as_dataset_error(name: str) -> Iterator[None]:
 
 
 class _Arrays:
-    """The arrays while they are written. Files opened here are closed by the stack."""
+    """Writer of the arrays of a dataset; the exit stack closes its files."""
 
     def __init__(self, folder: Path, source: Source, steps: int, stack: ExitStack, file_bytes: int):
         self.folder, self.steps, self._stack = folder, steps, stack
         self.files: list[ArrayFile] = []
         self._observe = observation_encoder(source.observation_space)
-        self._act = _in_space(action_encoder(source.action_space), source.action_space)
+        self._act = _with_bounds_check(action_encoder(source.action_space), source.action_space)
         self._check_size(source, file_bytes)
         self._moments = Moments(self._observe.shape[0]) if isinstance(self._observe, VectorEncoder) else None
         self._observations = self._new("observations", (steps, *self._observe.shape), self._observe.dtype)
@@ -94,7 +94,7 @@ class _Arrays:
         self._endings: list[tuple[bool, bool]] = []
 
     def _check_size(self, source: Source, file_bytes: int) -> None:
-        """Raise DatasetError if compressed arrays become far larger than the files, before any is written."""
+        """Raise DatasetError before writing if the arrays would be far larger than the compressed files."""
         row = sum(map(_row_bytes, (self._observe, self._act)))
         with _as_dataset_error(source.id):
             check_budget({"one step": 8 * row}, file_bytes)
@@ -108,7 +108,7 @@ class _Arrays:
         self._rewards.append(rewards)
         self._return_to_go.append(return_to_go(rewards))
         read = partial(file.observations, episode)
-        observe = observation_encoder(file.source.observation_space)  # its channels may stand elsewhere
+        observe = observation_encoder(file.source.observation_space)  # its image channel axis may differ
         for rows in _pieces(read, observe, length, f"{where}: the observation"):
             self._add_observations(rows)
         for rows in _pieces(partial(file.actions, episode), self._act, length, f"{where}: the action"):
@@ -122,7 +122,7 @@ class _Arrays:
             self._moments.add(rows)
 
     def finish(self) -> None:
-        """Write what is known once all episodes are there."""
+        """Write the arrays that are known only after the last episode."""
         terminated, truncated = np.array(self._endings, bool).T
         self._write("offsets", np.array(self._offsets, np.int64))
         self._write("terminated", terminated)
@@ -142,7 +142,7 @@ class _Arrays:
 
 @dataclass(frozen=True)
 class _InBox:
-    """Encoder that rejects actions outside of their Box."""
+    """Encoder of Box actions that rejects actions outside of the Box."""
 
     encode: VectorEncoder
     space: spaces.Box[Any]
@@ -158,22 +158,22 @@ class _InBox:
         return self.encode.dtype
 
     def __call__(self, values: Any) -> NDArray[np.float32]:
-        """See `Encoder`; raises RowError also if an action is outside of the Box."""
+        """Encode actions as `VectorEncoder` does; raise RowError also if an action is outside of the Box."""
         rows = self.encode(values)
         low, high = self.space.low.ravel(), self.space.high.ravel()
-        inside = ((rows >= low - _slack(low)) & (rows <= high + _slack(high))).all(axis=1)
+        inside = ((rows >= low - _tolerance(low)) & (rows <= high + _tolerance(high))).all(axis=1)
         if not inside.all():
             row = int(np.argmin(inside))
             raise RowError(row, f"is {rows[row].tolist()}, outside of {self.space}")
         return rows
 
 
-def _slack(bound: NDArray[Any]) -> NDArray[np.float64]:
+def _tolerance(bound: NDArray[Any]) -> NDArray[np.float64]:
     return ACTION_TOLERANCE * np.maximum(1.0, np.abs(np.where(np.isfinite(bound), bound, 0.0)))
 
 
-def _in_space(encode: Encoder, space: spaces.Space[Any]) -> Encoder:
-    """Return an encoder that also rejects Box actions outside of their space, as those of choices do."""
+def _with_bounds_check(encode: Encoder, space: spaces.Space[Any]) -> Encoder:
+    """Return an encoder that also rejects Box actions outside of their space; others always do."""
     is_box = isinstance(space, spaces.Box) and isinstance(encode, VectorEncoder)
     return _InBox(encode, space) if is_box else encode  # type: ignore[arg-type]
 
@@ -185,7 +185,7 @@ def _row_bytes(encode: Encoder) -> int:
 def _pieces(
     read: Callable[[int, int], Any], encode: Encoder, length: int, what: str
 ) -> Iterator[NDArray[Any]]:
-    """The encoded rows of an episode, a few at a time."""
+    """Yield the encoded rows of an episode in pieces of at most `PIECE_BYTES`."""
     piece = max(1, PIECE_BYTES // _row_bytes(encode))
     for start in range(0, length, piece):
         values = read(start, min(start + piece, length))
@@ -206,11 +206,11 @@ def _check_rewards(rewards: NDArray[np.float64], what: str) -> None:
 
 def _bad_value(what: str, step: int, fault: str) -> DatasetError:
     return DatasetError(
-        f"{what} of step {step} {fault}; mend the data, or leave the episode out with "
+        f"{what} of step {step} {fault}; correct the data, or leave the episode out with "
         f"MinariDataset.filter_episodes"
     )
 
 
-def _bar(shown: bool) -> Progress:
+def _bar(visible: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, disable=not shown)
+    return Progress(*columns, disable=not visible)

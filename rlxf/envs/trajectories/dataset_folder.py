@@ -1,4 +1,4 @@
-"""Whether the folder of a Minari dataset is all there, told without reading its episodes."""
+"""Detection of incomplete Minari dataset folders without reading the episodes."""
 
 import json
 from pathlib import Path
@@ -8,30 +8,30 @@ from minari.dataset.minari_storage import METADATA_FILE_NAME
 
 HDF5 = "main_data.hdf5"
 METADATA_BYTES = 4 * 2**20
-"""Largest metadata that are parsed: Python objects take up to 40 times the bytes of their text."""
+"""Largest size of metadata in bytes: parsed Python objects take up to 40 times the size of their text."""
 
 
 def find_damage(folder: Path) -> str | None:
-    """What a download or copy that was cut has left out; None if nothing shows.
+    """Describe the damage of an incomplete download or copy; return None if none is detected.
 
-    Metadata are parsed, and the file of the episodes is opened: HDF5 notes its length, so a truncated file
-    does not open. What is wrong inside of it is found when it is read.
+    The metadata are parsed and the episode file is opened. HDF5 stores the file's length, so opening a
+    truncated file fails. Damage inside of the file is detected when episodes are read.
 
     Args:
-        folder: of one dataset, with the folder ``data`` in it.
+        folder: folder of one dataset, which contains the folder ``data``.
     """
     metadata, episodes = folder / "data" / METADATA_FILE_NAME, folder / "data" / HDF5
     if not metadata.is_file():
         return f"{metadata} is missing"
     size = metadata.stat().st_size
     if size > METADATA_BYTES:
-        return f"{metadata} has {size:,} bytes, at most {METADATA_BYTES:,} are read"
+        return f"{metadata} has {size:,} bytes, the maximum is {METADATA_BYTES:,}"
     try:
-        described = dict(json.loads(metadata.read_bytes()))
+        fields = dict(json.loads(metadata.read_bytes()))
     except (ValueError, TypeError, RecursionError) as error:
         return f"{metadata}: the file is truncated or altered ({error})"
-    kept_so = described.get("data_format", "hdf5") == "hdf5"
-    return _find_damage(episodes) if kept_so and described.get("total_episodes") else None
+    is_hdf5 = fields.get("data_format", "hdf5") == "hdf5"
+    return _find_damage(episodes) if is_hdf5 and fields.get("total_episodes") else None
 
 
 def _find_damage(episodes: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Fetching a dataset from Minari's server: all of it or nothing."""
+"""Atomic download of datasets from Minari's server."""
 
 import os
 import shutil
@@ -20,45 +20,45 @@ from rlxf.envs.trajectories.errors import DatasetError
 from rlxf.utils.permissions import not_writable_by_others
 
 ROOT = "MINARI_DATASETS_PATH"
-"""The variable by which Minari is told where to keep datasets."""
+"""Environment variable with Minari's dataset folder."""
 TIMEOUT = 5.0
-"""Seconds to wait for the server's first answer."""
+"""Timeout in seconds of the connection test."""
 
 
 @not_writable_by_others()
 def download(dataset_id: str) -> None:
-    """Download a dataset into Minari's folder, in place of one that is half there.
+    """Download a dataset into Minari's folder; an incomplete copy there is replaced.
 
-    Minari writes into its folder file by file, and takes whatever is there for the dataset. So it is sent to
-    a hidden folder, from which what is whole is moved: what is cut leaves what was here as it was. Of two
-    processes that download at once, the second to finish keeps what the first one brought.
+    Minari writes file by file and treats an incomplete folder as a dataset. The download therefore goes to a
+    temporary folder, from which complete datasets are moved. An interrupted download changes nothing. If two
+    processes download at once, the second to finish keeps the files of the first.
 
-    The server is asked for a sign of life first: without a network Minari itself tries again and again for
-    23 seconds before it says so.
+    The connection to the server is tested first, since without a network Minari retries for 23 seconds
+    before it raises an error.
 
     Raises:
-        ConnectionError: if the server cannot be reached, or the download breaks off.
-        DatasetError: if the server has no such dataset, or none that this version of Minari reads.
+        ConnectionError: if the server cannot be reached or the download is interrupted.
+        DatasetError: if the server has no such dataset, or none that this version of Minari supports.
     """
     if os.environ.get("MINARI_REMOTE", DEFAULT_REMOTE).startswith("hf://"):
         _check_reachable(dataset_id, constants.ENDPOINT)
     root = get_dataset_path().resolve()
     temporary = root / f".temporary-{uuid4().hex}"
     try:
-        with _kept_in(temporary):
+        with _minari_root(temporary):
             _fetch(dataset_id)
-            brought = list(minari.list_local_datasets())
-        _check_whole(dataset_id, temporary / dataset_id)
-        for each in brought:
-            _put_in_place(temporary / each, root / each, temporary)
-        _keep_namespaces(temporary, root)
+            downloaded = list(minari.list_local_datasets())
+        _check_complete(dataset_id, temporary / dataset_id)
+        for each in downloaded:
+            _move_dataset(temporary / each, root / each, temporary)
+        _move_namespaces(temporary, root)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
-def _kept_in(folder: Path) -> Iterator[None]:
-    """Minari keeps its datasets there, for as long as this lasts."""
+def _minari_root(folder: Path) -> Iterator[None]:
+    """Set Minari's dataset folder for the duration of the context."""
     before = os.environ.get(ROOT)
     os.environ[ROOT] = str(folder)
     try:
@@ -75,18 +75,21 @@ def _fetch(dataset_id: str) -> None:
         minari.download_dataset(dataset_id)
     except ValueError as error:
         raise DatasetError(f"dataset {dataset_id} cannot be downloaded: {error}") from error
-    except Exception as error:  # the libraries underneath change their classes of errors with each version
-        raise ConnectionError(_broken_off(dataset_id, str(error))) from error
+    except Exception as error:  # exception classes of Minari's dependencies differ between versions
+        raise ConnectionError(_interrupted(dataset_id, str(error))) from error
 
 
-def _check_whole(dataset_id: str, folder: Path) -> None:
+def _check_complete(dataset_id: str, folder: Path) -> None:
     damage = find_damage(folder)
     if damage is not None:
-        raise ConnectionError(_broken_off(dataset_id, damage))
+        raise ConnectionError(_interrupted(dataset_id, damage))
 
 
-def _put_in_place(folder: Path, target: Path, temporary: Path) -> None:
-    """Rename a whole one to ``target``, unless such is there; half a one there goes into ``temporary``."""
+def _move_dataset(folder: Path, target: Path, temporary: Path) -> None:
+    """Rename a complete dataset to ``target``, unless ``target`` is a complete dataset already.
+
+    An incomplete dataset at ``target`` is moved to ``temporary``.
+    """
     if find_damage(folder) is not None or find_damage(target) is None:
         return
     if target.exists():
@@ -95,12 +98,12 @@ def _put_in_place(folder: Path, target: Path, temporary: Path) -> None:
     try:
         os.rename(folder, target)
     except OSError:
-        if find_damage(target) is not None:  # else another process was faster
+        if find_damage(target) is not None:  # else another process has completed the download
             raise
 
 
-def _keep_namespaces(temporary: Path, root: Path) -> None:
-    """Move what Minari notes of the groups of datasets that are new here."""
+def _move_namespaces(temporary: Path, root: Path) -> None:
+    """Move Minari's metadata of namespaces that are new on this machine."""
     for file in temporary.rglob(NAMESPACE_METADATA_FILENAME):
         target = root / file.relative_to(temporary)
         if target.parent.is_dir() and not target.exists():
@@ -111,16 +114,16 @@ def _check_reachable(dataset_id: str, url: str) -> None:
     try:
         urlopen(Request(url, method="HEAD"), timeout=TIMEOUT).close()
     except HTTPError:
-        return  # an answer of any kind
+        return  # any response shows that the server is reachable
     except OSError as error:
         raise ConnectionError(
-            f"cannot download {dataset_id}: {url} gave no answer ({error}). Connect to the network, or copy "
-            f"the dataset to {get_dataset_path(dataset_id)}"
+            f"cannot download {dataset_id}: {url} cannot be reached ({error}). Connect to the network, or "
+            f"copy the dataset to {get_dataset_path(dataset_id)}"
         ) from error
 
 
-def _broken_off(dataset_id: str, reason: str) -> str:
+def _interrupted(dataset_id: str, reason: str) -> str:
     return (
-        f"the download of {dataset_id} broke off ({reason}); what was here is as it was. Try again, with a "
-        f"network and room on the disk"
+        f"the download of {dataset_id} failed ({reason}); local files are unchanged. Try again with a "
+        f"network connection and sufficient disk space"
     )

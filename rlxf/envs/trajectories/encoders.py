@@ -1,4 +1,4 @@
-"""How observations and actions become rows of arrays: in datasets, and while acting."""
+"""Encoders of observations and actions as rows of arrays, for datasets and while acting."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,11 +14,11 @@ from rlxf.envs.trajectories.parts import FLAT, is_image, is_nothing_but_text, is
 
 Space = spaces.Space[Any]
 LARGEST_IMAGE = 4096
-"""Numbers of an image that may stand among the features of a vector: each is a float32 in every row."""
+"""Largest number of values in an image that is part of a vector observation; each becomes a float32."""
 
 
 class Encoder(Protocol):
-    """What an encoder offers."""
+    """Interface of encoders."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -26,10 +26,10 @@ class Encoder(Protocol):
 
     @property
     def dtype(self) -> DTypeLike:
-        """Type of the numbers."""
+        """Dtype of a row."""
 
     def __call__(self, values: Any) -> NDArray[Any]:
-        """Values of the space, n of them along the first axis of each array -> ``(n, *shape)``.
+        """Encode n values of the space, stacked along the first axis of each array -> ``(n, *shape)``.
 
         Raises:
             RowError: if a value is NaN or infinite in float32, or outside of a discrete space.
@@ -37,48 +37,48 @@ class Encoder(Protocol):
 
 
 def observation_encoder(space: Space) -> "VectorEncoder | ImageEncoder":
-    """The encoder of observations.
+    """Return the encoder of an observation space.
 
-    - **Image**: a uint8 Box from 0 to 255 with three axes, channels first or last (told as in
-      Stable-Baselines3: the smallest axis), or with two axes of at least 32: `ImageEncoder`.
-    - **Everything else**: `VectorEncoder`. In a Dict or a Tuple, images of at most `LARGEST_IMAGE` numbers
+    - **Image**: `ImageEncoder`, for a uint8 Box from 0 to 255 with three axes, or with two axes of at least
+      32. Channels may be first or last; as in Stable-Baselines3, the smallest axis is the channel axis.
+    - **Everything else**: `VectorEncoder`. In a Dict or a Tuple, images of at most `LARGEST_IMAGE` values
       are features, and text is left out.
 
     Raises:
-        TypeError: if a part is of another class than Box, Discrete, MultiDiscrete, MultiBinary, Dict and
-            Tuple, or is a larger image; if nothing is left, as of an observation that is text.
+        TypeError: if a part is not a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, or is a larger
+            image. Also if the space contains only text.
     """
     if is_image(space):
         assert isinstance(space, spaces.Box)
         return ImageEncoder(space)
     if is_nothing_but_text(space):
-        raise TypeError(f"observation space {space} holds nothing that is no text, and text is not read")
+        raise TypeError(f"observation space {space} contains only text, which is not supported")
     _check_vector(space, "observation space")
     return VectorEncoder(space)
 
 
 def action_encoder(space: Space) -> "VectorEncoder | ChoiceEncoder":
-    """The encoder of actions: `VectorEncoder` for Box, `ChoiceEncoder` for all that are choices.
+    """Return the encoder of an action space: `VectorEncoder` for Box, `ChoiceEncoder` for discrete spaces.
 
     Raises:
-        TypeError: if the space is none of Box, Discrete, MultiDiscrete and MultiBinary, or has choices in
-            more than one axis.
+        TypeError: if the space is not a Box, Discrete, MultiDiscrete or MultiBinary, or is discrete with more
+            than one axis.
     """
     if isinstance(space, spaces.Box):
         return VectorEncoder(space)
     if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         raise TypeError(f"action space {space}: allowed are Box, Discrete, MultiDiscrete and MultiBinary")
     if len(space.shape or ()) > 1:
-        raise TypeError(f"action space {space}: it must have at most one axis")
+        raise TypeError(f"action space {space}: a discrete space must have at most one axis")
     return ChoiceEncoder(space)
 
 
 @dataclass(frozen=True)
 class VectorEncoder:
-    """float32 (D,): the value flattened by Gymnasium's rule, see `flatten_rows`.
+    """Encoder as float32 (D,): values flattened by Gymnasium's rule, see `flatten_rows`.
 
-    Numbers stay as they are, Discrete becomes one-hot, Dict and Tuple are joined part by part, their images
-    scaled to [0, 1] and their text left out.
+    Numbers stay unchanged, and Discrete becomes one-hot. The parts of Dict and Tuple are concatenated; their
+    images are scaled to [0, 1], and their text is left out.
     """
 
     space: Space
@@ -94,7 +94,7 @@ class VectorEncoder:
         return np.float32
 
     def __call__(self, values: Any) -> NDArray[np.float32]:
-        """See `Encoder`; (n, D)."""
+        """Encode values as rows (n, D); see `Encoder`."""
         rows = flatten_rows(self.space, values)
         finite = np.isfinite(rows).all(axis=1)
         if not finite.all():
@@ -104,13 +104,16 @@ class VectorEncoder:
         return rows
 
     def back(self, rows: NDArray[np.float32]) -> Any:
-        """Rows (n, D) as values of the space, n of them along the first axis of each array."""
+        """Decode rows (n, D) to n values of the space, stacked along the first axis of each array."""
         return unflatten_rows(self.space, rows)
 
 
 @dataclass(frozen=True)
 class ImageEncoder:
-    """uint8 (C, H, W): the image, channels first as in Stable-Baselines3; without channels C is 1."""
+    """Encoder of images as uint8 (C, H, W), channels first as in Stable-Baselines3.
+
+    C is 1 for images without a channel axis.
+    """
 
     space: spaces.Box[Any]
 
@@ -125,11 +128,11 @@ class ImageEncoder:
         return np.uint8
 
     def __call__(self, values: Any) -> NDArray[np.uint8]:
-        """See `Encoder`; (n, C, H, W)."""
+        """Encode images as rows (n, C, H, W); see `Encoder`."""
         return self._channels_first(np.asarray(values, np.uint8).reshape(-1, *self.space.shape))
 
     def back(self, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Rows (n, C, H, W) as images of the space, (n, ...)."""
+        """Decode rows (n, C, H, W) to images of the space, (n, ...)."""
         if len(self.space.shape) == 2:
             return rows[:, 0]
         return rows if is_image_space_channels_first(self.space) else np.moveaxis(rows, 1, -1)
@@ -144,7 +147,7 @@ class ImageEncoder:
 
 @dataclass(frozen=True)
 class ChoiceEncoder:
-    """int64, the choices counted from 0: () for Discrete, (D,) for MultiDiscrete and MultiBinary."""
+    """Encoder of discrete values as int64 counted from 0: () for Discrete, else (D,)."""
 
     space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary
 
@@ -159,7 +162,7 @@ class ChoiceEncoder:
         return np.int64
 
     def __call__(self, values: Any) -> NDArray[np.int64]:
-        """See `Encoder`; (n,) or (n, D)."""
+        """Encode values as rows (n,) or (n, D); see `Encoder`."""
         return counted(self.space, values).reshape(-1, *self.shape)
 
 
@@ -171,15 +174,15 @@ def _check_vector(space: Space, where: str) -> None:
         _check_size(space, where)
     elif not is_text(space) and not isinstance(space, FLAT):
         raise TypeError(
-            f"{where} {space} is a {type(space).__name__}; allowed are Box, Discrete, MultiDiscrete, "
-            f"MultiBinary, and Dict and Tuple of these; leave it out with a wrapper"
+            f"{where} {space} is a {type(space).__name__}; supported are Box, Discrete, MultiDiscrete, "
+            f"MultiBinary, and Dict and Tuple of these; remove it with a wrapper"
         )
 
 
 def _check_size(image: Space, where: str) -> None:
     if row_width(image) > LARGEST_IMAGE:
         raise TypeError(
-            f"{where} {image} is an image of {row_width(image)} numbers beside other parts, where at most "
+            f"{where} {image} is an image of {row_width(image)} values among other parts, where at most "
             f"{LARGEST_IMAGE} are allowed; make it smaller with gymnasium.wrappers.TransformObservation, "
-            f"or let it be the whole observation, which a convolutional network reads"
+            f"or make it the whole observation, which is processed by a convolutional network"
         )

@@ -1,4 +1,4 @@
-"""Reading episodes from Minari's HDF5 files, piece by piece."""
+"""Reader of episodes in Minari's HDF5 files, piece by piece."""
 
 import io
 import math
@@ -29,18 +29,18 @@ READ = ("observations", "actions", "rewards", *ENDS)
 """Names of the arrays that are read from an episode."""
 ReadImages = Callable[[Any, spaces.Space[Any]], Any]
 """Function that decodes a few steps of stored images of a space into arrays."""
-# What h5py raises for damaged files: its own checks are OSError and RuntimeError, names that lead to
-# nothing are KeyError, and damaged types and sizes are the others.
+# Exceptions of h5py for damaged files: OSError and RuntimeError by its own checks, KeyError for missing
+# names, and the others for damaged types and sizes.
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError, MemoryError)
 
 
 class EpisodeFile:
-    """The HDF5 file of a source, open for reading; a context manager.
+    """Context manager that opens the HDF5 file of a source for reading.
 
-    Every method raises DatasetError, with the name of the file, if what it needs is missing or damaged.
+    Every method raises DatasetError, with the name of the file, if data are missing or damaged.
 
     Args:
-        source: whose file it is.
+        source: source of the file.
     """
 
     def __init__(self, source: Source):
@@ -48,7 +48,7 @@ class EpisodeFile:
         self._read_image = _decode if source.has_jpeg else _as_stored
 
     def __enter__(self) -> "EpisodeFile":
-        with self._naming():
+        with self._error_context():
             self._file = h5py.File(self.source.file, "r")
         return self
 
@@ -56,32 +56,32 @@ class EpisodeFile:
         self._file.close()
 
     def length(self, episode: int) -> int:
-        """Number of steps T, after a look whether all arrays of the episode have that many.
+        """Return the number of steps T of an episode, and check that all of its arrays have that length.
 
-        Observations have T + 1 rows. Where Minari wrote down the number of steps it must agree.
+        Observations have T + 1 rows. If the file states the number of steps, it must be T.
         """
-        with self._naming(episode):
+        with self._error_context(episode):
             group = self._group(episode)
             arrays = [array for name in READ for array in own_arrays(group, name)]
             steps = len(group["rewards"])
-            wanted = {
+            expected = {
                 "actions": steps,
                 "observations": steps + 1,
                 "terminations": steps,
                 "truncations": steps,
             }
-            found = [(name, rows) for name in wanted for rows in _row_counts(open_own(group, name))]
-            noted = int(group.attrs.get("total_steps", steps))
-        wrong = [f"{rows} rows of {name}" for name, rows in found if rows != wanted[name]]
-        wrong += [f"a note of {noted} steps"] * (noted != steps) + ["no step"] * (not steps)
-        if wrong:
-            raise self._damaged(f"it has {steps} rewards, but {', '.join(wrong)}", episode)
+            counts = [(name, rows) for name in expected for rows in _row_counts(open_own(group, name))]
+            stated = int(group.attrs.get("total_steps", steps))
+        faults = [f"{rows} rows of {name}" for name, rows in counts if rows != expected[name]]
+        faults += [f"total_steps is {stated}"] * (stated != steps) + ["no step"] * (not steps)
+        if faults:
+            raise self._damaged(f"it has {steps} rewards, but {', '.join(faults)}", episode)
         self._check_form(group, arrays, episode)
         return steps
 
     def _check_form(self, group: Any, arrays: Sequence[h5py.Dataset], episode: int) -> None:
-        """Reject arrays whose shape or dtype differs from the metadata, and chunks that exceed memory."""
-        with self._naming(episode):
+        """Raise DatasetError if shapes or dtypes differ from the metadata, or chunks exceed the memory."""
+        with self._error_context(episode):
             fault = episode_fault(group, self.source)
         if fault:
             raise self._damaged(fault, episode)
@@ -92,55 +92,60 @@ class EpisodeFile:
             raise DatasetError(f"{self.source.file}, episode {episode}: {error}") from error
 
     def rewards(self, episode: int) -> NDArray[np.float64]:
-        """(T,)"""
-        with self._naming(episode):
+        """Return the rewards of an episode, (T,)."""
+        with self._error_context(episode):
             group = self._group(episode)
             rewards = np.asarray(open_own(group, "rewards")[()], np.float64).reshape(-1)
-            noted = float(group.attrs.get("rewards_sum", np.nan))
+            stated = float(group.attrs.get("rewards_sum", np.nan))
         total = rewards.sum()
-        if np.isfinite(noted + total) and not np.isclose(total, noted, rtol=1e-3, atol=1e-3):
-            raise self._damaged(f"its rewards sum to {total}, its note says {noted}", episode)
+        if np.isfinite(stated + total) and not np.isclose(total, stated, rtol=1e-3, atol=1e-3):
+            raise self._damaged(f"its rewards sum to {total}, but rewards_sum is {stated}", episode)
         return rewards
 
     def ending(self, episode: int) -> tuple[bool, bool]:
-        """Return the terminated and truncated flags of the last step; earlier steps must not be ends."""
-        with self._naming(episode):
+        """Return the terminated and truncated flags of the last step; the earlier flags must be False."""
+        with self._error_context(episode):
             group = self._group(episode)
             ends = [np.asarray(open_own(group, name)[()]).reshape(-1).astype(bool) for name in ENDS]
         for name, each in zip(ENDS, ends, strict=True):
             if each[:-1].any():
                 raise self._damaged(
-                    f"its {name} end it at step {int(np.argmax(each))} of {len(each)}, not at the last",
+                    f"its {name} are True at step {int(np.argmax(each))} of {len(each)}, before the last",
                     episode,
                 )
         return bool(ends[0][-1]), bool(ends[1][-1])
 
     def observations(self, episode: int, start: int, stop: int) -> Any:
-        """Observations of these steps: arrays (n, ...), nested as the space is; None where it is text."""
-        with self._naming(episode):
+        """Return the observations of these steps: arrays (n, ...), nested like the space; None for text."""
+        with self._error_context(episode):
             node, space = open_own(self._group(episode), "observations"), self.source.observation_space
             return _read(node, space, slice(start, stop), self._read_image)
 
     def actions(self, episode: int, start: int, stop: int) -> Any:
-        """Actions of these steps: an array (n, ...)."""
-        with self._naming(episode):
+        """Return the actions of these steps, (n, ...)."""
+        with self._error_context(episode):
             return open_own(self._group(episode), "actions")[start:stop]
 
     def check_totals(self, lengths: list[int]) -> None:
-        """Refuse a whole file whose episodes and steps are not as many as the metadata say."""
+        """Raise DatasetError if the numbers of episodes and steps differ from the metadata.
+
+        A selection of episodes is not checked.
+        """
         metadata = self.source.metadata
-        with self._naming():
+        with self._error_context():
             groups = len(self._file)
-        wanted = metadata["total_episodes"], metadata["total_steps"]
-        if self.source.selected is None and (groups, sum(lengths)) != wanted:
-            found = f"{groups} episodes of {sum(lengths)} steps, the metadata say {wanted[0]} of {wanted[1]}"
-            raise self._damaged(f"it holds {found}")
+        expected = metadata["total_episodes"], metadata["total_steps"]
+        if self.source.selected is None and (groups, sum(lengths)) != expected:
+            raise self._damaged(
+                f"it has {groups} episodes of {sum(lengths)} steps, the metadata say {expected[0]} of "
+                f"{expected[1]}"
+            )
 
     def _group(self, episode: int) -> Any:
         return open_own(self._file, f"episode_{episode}")
 
     @contextmanager
-    def _naming(self, episode: int | None = None) -> Iterator[None]:
+    def _error_context(self, episode: int | None = None) -> Iterator[None]:
         try:
             yield
         except _DAMAGE as error:
@@ -155,7 +160,7 @@ class EpisodeFile:
 
 
 def _row_counts(node: Any) -> Iterator[int]:
-    """Rows of each array below a group, or of the array itself."""
+    """Yield the number of rows of each array below a group, or of the array itself."""
     if isinstance(node, h5py.Group):
         for key in node:
             yield from _row_counts(open_own(node, key))
@@ -179,12 +184,12 @@ def _read(
 
 
 def _decode(frames: Any, space: spaces.Space[Any]) -> NDArray[np.uint8]:
-    """Decode JPEG files, each the bytes of one. For other formats Pillow may run programs, so they fail."""
-    return np.stack([_decoded(frame.tobytes(), space) for frame in frames])
+    """Decode frames, each a JPEG image. Other formats are rejected: Pillow may run programs for them."""
+    return np.stack([_decode_frame(frame.tobytes(), space) for frame in frames])
 
 
-def _decoded(frame: bytes, space: spaces.Space[Any]) -> NDArray[np.uint8]:
-    """An image; its size is compared with the space before it is decoded."""
+def _decode_frame(frame: bytes, space: spaces.Space[Any]) -> NDArray[np.uint8]:
+    """Decode an image after comparing its size with the space."""
     with Image.open(io.BytesIO(frame), formats=["JPEG"]) as image:
         numbers = image.height * image.width * len(image.getbands())
         if numbers != math.prod(space.shape or ()):

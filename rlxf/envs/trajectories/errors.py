@@ -1,19 +1,19 @@
-"""What goes wrong with datasets."""
+"""Exceptions of datasets."""
 
 
 class DatasetError(ValueError):
-    """A dataset cannot be learned from: unknown, empty, truncated, altered, or not of one kind with another.
+    """Error for a dataset that is unknown, empty, truncated, altered, or incompatible with another.
 
-    The message is one sentence with the dataset or file, what is wrong with it, and what to do.
+    The message names the dataset or file, the fault, and the remedy.
     """
 
 
 class RowError(ValueError):
-    """One row of a batch of observations or actions is wrong.
+    """Error for an invalid row in a batch of observations or actions.
 
     Args:
-        row: which one, counted from 0.
-        fault: what is wrong with it, as the end of the sentence "the observation ...".
+        row: index of the row.
+        fault: description of the fault, as the end of the sentence "the observation ...".
     """
 
     def __init__(self, row: int, fault: str):

@@ -1,4 +1,4 @@
-"""Gymnasium's rule for flattening, for many values at once."""
+"""Batched version of Gymnasium's ``flatten`` and ``unflatten``."""
 
 import math
 from functools import singledispatch
@@ -13,37 +13,37 @@ from rlxf.envs.trajectories.parts import is_image, kept_parts, parts_of, row_wid
 
 Rows = NDArray[np.float32]
 BRIGHTEST = np.float32(255)
-"""Of a pixel."""
+"""Largest value of a pixel."""
 
 
 @singledispatch
 def flatten_rows(space: spaces.Space[Any], values: Any) -> Rows:
-    """float32 (n, D): row i is ``gymnasium.spaces.flatten(space, value i)``, but for three things.
+    """Flatten n values to float32 (n, D); row i is ``gymnasium.spaces.flatten(space, value i)``.
 
-    Box and MultiBinary: the numbers in a row. Discrete and each part of a MultiDiscrete: one-hot. Dict and
-    Tuple: their parts one after the other.
+    Box and MultiBinary are flattened. Discrete and each component of MultiDiscrete become one-hot. The parts
+    of Dict and Tuple are concatenated. There are three differences from Gymnasium:
 
-    - **Keys** of a Dict are sorted. Gymnasium sorts those of a Dict that is made of a ``dict``, others it
-      takes as they come; Minari sorts all. Rows have to mean the same in data and environment.
+    - **Keys** of a Dict are sorted, so that rows are equal in dataset and environment. Minari sorts all keys;
+      Gymnasium sorts them only if the Dict was made from a ``dict``.
     - **Images** (`is_image`) are scaled to [0, 1].
     - **Text** in a Dict or a Tuple is left out.
 
     Args:
-        space: a Box, Discrete, MultiDiscrete, MultiBinary, or Dict or Tuple of these, nested at will.
-        values: an array (n, ...); for Dict a dict of them, for Tuple a tuple. Text is not looked at.
+        space: a Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these, arbitrarily nested.
+        values: an array (n, ...), for Dict a dict of arrays, for Tuple a tuple of arrays. Text is ignored.
 
     Raises:
         TypeError: if the space is of another class.
-        RowError: if a value lies outside of a Discrete or MultiDiscrete.
+        RowError: if a value is outside of a Discrete or MultiDiscrete.
     """
-    raise TypeError(f"{space} cannot be flattened to one vector; leave it out with a wrapper")
+    raise TypeError(f"{space} cannot be flattened to a vector; remove it with a wrapper")
 
 
 @flatten_rows.register(spaces.Box)
 @flatten_rows.register(spaces.MultiBinary)
 def _numbers(space: spaces.Box[Any] | spaces.MultiBinary, values: Any) -> Rows:
     array = np.asarray(values)
-    with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is found later
+    with np.errstate(over="ignore"):  # values too large for float32 become infinite and are detected later
         rows = array.reshape(len(array), -1).astype(np.float32)
     return rows / BRIGHTEST if is_image(space) else rows
 
@@ -60,7 +60,7 @@ def _one_hots(space: spaces.MultiDiscrete[Any], values: Any) -> Rows:
 
 
 def _as_one_hot(choices: NDArray[np.int64], size: int) -> Rows:
-    """(n,) -> (n, size); memory does not grow with the square of the size, as it would by an identity."""
+    """Encode (n,) as one-hot (n, size), without an identity matrix, whose memory is quadratic in the size."""
     rows = np.zeros((len(choices), size), np.float32)
     rows[np.arange(len(choices)), choices] = 1
     return rows
@@ -76,54 +76,54 @@ def _parts(space: spaces.Dict | spaces.Tuple, values: Any) -> Rows:
 
 @singledispatch
 def unflatten_rows(space: spaces.Space[Any], rows: Rows) -> Any:
-    """What `flatten_rows` made its rows of: an array (n, ...), for Dict a dict of them, for Tuple a tuple.
+    """Invert `flatten_rows`: return an array (n, ...), for Dict a dict of arrays, for Tuple a tuple.
 
     Args:
-        space: as there, without text, which is in no row.
+        space: as in `flatten_rows`, without text.
         rows: float32 (n, D).
 
     Raises:
-        TypeError: if the space is of another class, or has a part that is text.
+        TypeError: if the space is of another class, or contains text.
     """
-    raise TypeError(f"{space} cannot be flattened to one vector; leave it out with a wrapper")
+    raise TypeError(f"{space} cannot be flattened to a vector; remove it with a wrapper")
 
 
 @unflatten_rows.register(spaces.Box)
 @unflatten_rows.register(spaces.MultiBinary)
-def _back_to_numbers(space: spaces.Box[Any] | spaces.MultiBinary, rows: Rows) -> NDArray[Any]:
+def _unflatten_numbers(space: spaces.Box[Any] | spaces.MultiBinary, rows: Rows) -> NDArray[Any]:
     numbers = np.rint(rows * BRIGHTEST) if is_image(space) else rows
     return numbers.reshape(-1, *space.shape).astype(space.dtype)
 
 
 @unflatten_rows.register(spaces.Discrete)
-def _back_to_choice(space: spaces.Discrete[Any], rows: Rows) -> NDArray[Any]:
+def _unflatten_discrete(space: spaces.Discrete[Any], rows: Rows) -> NDArray[Any]:
     return (rows.argmax(axis=1) + space.start).astype(space.dtype)
 
 
 @unflatten_rows.register(spaces.MultiDiscrete)
-def _back_to_choices(space: spaces.MultiDiscrete[Any], rows: Rows) -> NDArray[Any]:
+def _unflatten_multi_discrete(space: spaces.MultiDiscrete[Any], rows: Rows) -> NDArray[Any]:
     parts = np.split(rows, np.cumsum(space.nvec.ravel())[:-1], axis=1)
     choices = np.stack([part.argmax(axis=1) for part in parts], axis=1) + space.start.ravel()
     return choices.reshape(-1, *space.shape).astype(space.dtype)
 
 
 @unflatten_rows.register(spaces.Dict)
-def _back_to_dict(space: spaces.Dict, rows: Rows) -> dict[str, Any]:
-    return _back_to_parts(space, rows)
+def _unflatten_dict(space: spaces.Dict, rows: Rows) -> dict[str, Any]:
+    return _unflatten_parts(space, rows)
 
 
 @unflatten_rows.register(spaces.Tuple)
-def _back_to_tuple(space: spaces.Tuple, rows: Rows) -> tuple[Any, ...]:
-    return tuple(_back_to_parts(space, rows).values())
+def _unflatten_tuple(space: spaces.Tuple, rows: Rows) -> tuple[Any, ...]:
+    return tuple(_unflatten_parts(space, rows).values())
 
 
 def counted(
     space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary, values: Any
 ) -> NDArray[np.int64]:
-    """int64 (n, D): the choices counted from 0, D = 1 for Discrete; a bit is a choice of two.
+    """Convert discrete values to indices counted from 0, int64 (n, D); D is 1 for Discrete.
 
     Raises:
-        RowError: if one of them is not in the space.
+        RowError: if a value is not in the space.
     """
     array = np.asarray(values)
     array = array.reshape(len(array), -1)
@@ -139,19 +139,19 @@ def counted(
 def choice_sizes(
     space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary,
 ) -> NDArray[np.int64]:
-    """int64 (D,): among how many each choice is made; D = 1 for Discrete."""
+    """Return the number of values of each discrete component, int64 (D,); D is 1 for Discrete."""
     if isinstance(space, spaces.MultiBinary):
         return np.full(math.prod(space.shape), 2)
     return np.ravel(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n).astype(np.int64)
 
 
 def first_choice(space: spaces.Space[Any]) -> Any:
-    """What choices are counted from, (...) as the space has them; 0 where there are none to count."""
+    """Return the smallest discrete value, in the shape of the space; 0 for spaces without a start."""
     return getattr(space, "start", 0)
 
 
-def _back_to_parts(space: spaces.Dict | spaces.Tuple, rows: Rows) -> dict[Any, Any]:
+def _unflatten_parts(space: spaces.Dict | spaces.Tuple, rows: Rows) -> dict[Any, Any]:
     parts = parts_of(space)
     columns = np.split(rows, np.cumsum([row_width(part) for part in parts.values()])[:-1], axis=1)
-    own = zip(parts.items(), columns, strict=True)
-    return {key: unflatten_rows(part, of_part) for (key, part), of_part in own}
+    pairs = zip(parts.items(), columns, strict=True)
+    return {key: unflatten_rows(part, part_rows) for (key, part), part_rows in pairs}

@@ -1,4 +1,4 @@
-"""Parts of an HDF5 file that are elsewhere: other files, and filters that HDF5 loads as libraries."""
+"""Protection against HDF5 files that refer to other files or to filter plugins."""
 
 from typing import Any
 
@@ -8,21 +8,22 @@ FILTERS = {
     *(h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SZIP),
     *(h5py.h5z.FILTER_NBIT, h5py.h5z.FILTER_SCALEOFFSET, h5py.h5z.FILTER_LZF),
 }
-"""Filters that are part of HDF5 and h5py. HDF5 searches folders for the library of any other filter."""
+"""Filters built into HDF5 and h5py. HDF5 searches folders for the library of any other filter."""
 
 
 def open_own(group: Any, name: str) -> Any:
-    """Return the group or array of this name if all of it is in the same file.
+    """Return the group or array of this name, if all of its data are in the same file.
 
-    External links, external and virtual storage let a file expose the content of other files on the machine.
+    External links, external storage and virtual datasets could expose other files on the machine.
 
     Args:
         group: an ``h5py.Group``.
-        name: of a member; "/" separates those of groups in groups.
+        name: name of a member; "/" separates the names of nested groups.
 
     Raises:
-        KeyError: if there is no such member.
-        ValueError: if it is a link to another place, or an array that is stored elsewhere or needs a plugin.
+        KeyError: if the member does not exist.
+        ValueError: if it is a soft or external link, or an array with external or virtual storage or a
+            filter plugin.
     """
     node = group
     for part in filter(None, name.split("/")):
@@ -44,8 +45,8 @@ def _member(group: Any, name: str) -> Any:
 def _check_storage(name: str, array: Any) -> None:
     if array.is_virtual or array.external:
         raise ValueError(f"{name} is stored in other files, which are not read")
-    created = array.id.get_create_plist()
-    for number in range(created.get_nfilters()):
-        code = created.get_filter(number)[0]
+    properties = array.id.get_create_plist()
+    for number in range(properties.get_nfilters()):
+        code = properties.get_filter(number)[0]
         if code not in FILTERS:
             raise ValueError(f"{name} needs the filter plugin {code}, which is not loaded")

@@ -1,4 +1,4 @@
-"""From a dataset's name to its trajectories."""
+"""Loading of trajectories from Minari datasets."""
 
 import warnings
 from collections.abc import Sequence
@@ -29,30 +29,31 @@ def load_trajectories(
     verify: bool = False,
     progress_bar: bool = False,
 ) -> Trajectories:
-    """The episodes of Minari datasets as flat arrays, converted once and memory-mapped from then on.
+    """Load the episodes of Minari datasets as flat, memory-mapped arrays.
 
-    The conversion is kept in a cache (`cache_root`) and made anew when the dataset has changed or the cache
-    is damaged. Its observations are encoded by `observation_encoder`, its actions by `action_encoder`.
+    The first call converts the datasets and stores the arrays in a cache (`cache_root`). A changed dataset or
+    a damaged cache is converted again. Observations are encoded by `observation_encoder`, actions by
+    `action_encoder`.
 
     Args:
-        dataset: a Minari id; a ``MinariDataset``, also a filtered one, of which only the episodes that are
-            left are read; or several of these, joined one after the other.
-        download: whether an id that is not on this machine is downloaded, or one of which only a part is, as
-            a download that was cut leaves it. It takes the place of that when all of it is here.
-        verify: compare the SHA-256 of a cache with its manifest, which reads all of it; without, changes that
-            leave the sizes as they were are not found.
-        progress_bar: show one while converting.
+        dataset: a Minari id, a ``MinariDataset``, or a sequence of these, which are concatenated. Of a
+            filtered ``MinariDataset`` only the selected episodes are read.
+        download: True to download a dataset that is missing or incomplete on this machine. An incomplete
+            copy is replaced when the download is complete.
+        verify: compare the SHA-256 of the cache with its manifest, which reads all of it. If False, changes
+            that keep the file sizes are not detected.
+        progress_bar: show a progress bar while converting.
 
     Raises:
-        DatasetError: if a dataset is unknown, empty, truncated or altered (the file is named), holds a NaN,
-            an infinite number or one outside of its space (episode and step are named), or the spaces of
-            joined datasets differ.
-        TypeError: if a space is of a kind that is not read.
-        ConnectionError: if a dataset has to be downloaded and cannot be.
+        DatasetError: if a dataset is unknown, empty, truncated or altered, contains a value that is NaN,
+            infinite or outside of its space, or the spaces of the datasets differ. The message names the
+            file, or episode and step.
+        TypeError: if a space is not supported.
+        ConnectionError: if a download fails.
         OSError: if the disk is full.
 
     Warns:
-        UserWarning: if a part of the observations is text, which is left out, or images went through JPEG.
+        UserWarning: if a part of the observations is text, which is left out, or images are stored as JPEG.
     """
     chosen = [dataset] if isinstance(dataset, str) or not isinstance(dataset, Sequence) else list(dataset)
     sources = [open_source(each, download) for each in chosen]
@@ -68,7 +69,7 @@ def load_trajectories(
 def as_trajectories(
     dataset: Dataset | Sequence[Dataset] | Trajectories, download: bool = False
 ) -> Trajectories:
-    """The data by themselves; see `load_trajectories`."""
+    """Return `Trajectories` unchanged; load anything else with `load_trajectories`."""
     if isinstance(dataset, Trajectories):
         return dataset
     return load_trajectories(dataset, download=download)
@@ -76,7 +77,7 @@ def as_trajectories(
 
 def _check_joinable(sources: Sequence[Source]) -> None:
     if not sources:
-        raise DatasetError("there is no dataset; give at least one")
+        raise DatasetError("the sequence of datasets is empty; give at least one")
     first = sources[0]
     for other in sources[1:]:
         mismatch = observation_mismatch(first.observation_space, other.observation_space) or action_mismatch(
@@ -92,8 +93,8 @@ def _warn_of_text(observation_space: spaces.Space[Any]) -> None:
     texts = texts_in(observation_space, "observation")
     if texts:
         warnings.warn(
-            f"{', '.join(texts)} of the dataset is text, which is not read: the observations are what is "
-            f"left. Where it says what to do, turn it into numbers with a wrapper and record anew",
+            f"{', '.join(texts)} of the dataset is text, which is left out of the observations. If the text "
+            f"matters for the task, convert it to numbers with a wrapper and record the dataset again",
             stacklevel=3,
         )
 
@@ -102,9 +103,9 @@ def _warn_of_jpeg(sources: Sequence[Source]) -> None:
     lossy = dict.fromkeys(source.id for source in sources if source.has_jpeg)
     if lossy:
         warnings.warn(
-            f"images of {', '.join(lossy)} were stored as JPEG, so they differ a little from what the "
-            f"environment shows. Where that matters, record them without loss: rlxf collect does, and Minari "
-            f"with jpeg_encoding=False",
+            f"images of {', '.join(lossy)} were stored as JPEG, so they differ slightly from those of the "
+            f"environment. If that matters, record them without loss: with rlxf collect, or with Minari and "
+            f"jpeg_encoding=False",
             stacklevel=3,
         )
 
@@ -114,24 +115,24 @@ def _optional(path: Path) -> NDArray[Any] | None:
 
 
 def _description(sources: Sequence[Source]) -> dict[str, Any]:
-    """What `Trajectories` says beside the arrays; where sources do not agree it is None."""
+    """Return the fields of `Trajectories` other than arrays; None for specs and scores that differ."""
     return {
         "observation_space": sources[0].observation_space,
         "action_space": sources[0].action_space,
-        "env_spec": _agreed([source.dataset.env_spec for source in sources]),
-        "eval_env_spec": _agreed([source.eval_env_spec for source in sources]),
+        "env_spec": _common([source.dataset.env_spec for source in sources]),
+        "eval_env_spec": _common([source.eval_env_spec for source in sources]),
         "dataset_ids": tuple(source.id for source in sources),
         "metadata": tuple(source.metadata for source in sources),
-        "reference_scores": _agreed_scores(sources),
+        "reference_scores": _common_scores(sources),
         "lossy_images": any(source.has_jpeg for source in sources),
     }
 
 
-def _agreed(values: Sequence[T]) -> T | None:
+def _common(values: Sequence[T]) -> T | None:
     return values[0] if all(value == values[0] for value in values) else None
 
 
-def _agreed_scores(sources: Sequence[Source]) -> ReferenceScores | None:
+def _common_scores(sources: Sequence[Source]) -> ReferenceScores | None:
     scores = [reference_scores(source.metadata, source.eval_env_spec) for source in sources]
     scales = [None if score is None else (score.minimum, score.maximum) for score in scores]
-    return scores[0] if _agreed(scales) else None
+    return scores[0] if _common(scales) else None

@@ -1,4 +1,4 @@
-"""The datasets on this machine."""
+"""Catalog of the datasets on this machine."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +14,15 @@ from rlxf.envs.trajectories.source import open_source
 
 @dataclass(frozen=True, eq=False)
 class DatasetSummary:
-    """What is in one dataset.
+    """Summary of a dataset.
 
     Args:
-        id: of Minari.
-        environment: Gymnasium id of the environment that the data come from; None if the dataset has none.
-        lengths: int64 (E,), steps of each episode.
+        id: Minari id.
+        environment: Gymnasium id of the environment of the dataset; None if the dataset names none.
+        lengths: int64 (E,), number of steps of each episode.
         returns: float64 (E,), sum of the rewards of each episode.
         size: bytes on the disk.
-        lossy_images: whether its images went through JPEG.
+        lossy_images: True if images are stored as JPEG.
     """
 
     id: str
@@ -34,20 +34,23 @@ class DatasetSummary:
 
 
 def local_folder() -> Path:
-    """Where Minari keeps datasets: MINARI_DATASETS_PATH, else ``~/.minari/datasets``."""
+    """Return Minari's dataset folder: MINARI_DATASETS_PATH, else ``~/.minari/datasets``."""
     return get_dataset_path()
 
 
 def local_ids() -> list[str]:
-    """Minari ids of all datasets on this machine, damaged ones with them; by namespace, name and version."""
+    """Return the Minari ids of all datasets on this machine, sorted by namespace, name and version.
+
+    Damaged datasets are included.
+    """
     return list(minari.list_local_datasets())
 
 
 def summarize(dataset_id: str) -> DatasetSummary:
-    """Read lengths and rewards of a dataset; its observations and actions are only counted.
+    """Summarize a dataset; observations and actions are counted but not read.
 
     Raises:
-        DatasetError: if it is unknown, empty, truncated, altered or not stored as HDF5.
+        DatasetError: if the dataset is unknown, empty, truncated, altered or not stored as HDF5.
     """
     source = open_source(dataset_id)
     with EpisodeFile(source) as file:

@@ -1,4 +1,4 @@
-"""What a folder of converted arrays holds, and whether it still does."""
+"""Manifest of a folder of converted arrays, and its verification."""
 
 import hashlib
 import json
@@ -12,11 +12,11 @@ from rlxf.envs.trajectories.source import Source
 MANIFEST = "manifest.json"
 FORMAT = "rlxf trajectories"
 VERSION = 2
-"""Counts up when the arrays change: caches of other versions are converted anew."""
+"""Version of the array format; caches of other versions are converted again."""
 
 
 def write_manifest(folder: Path, sources: Sequence[Source], files: Sequence[ArrayFile]) -> None:
-    """Write ``manifest.json``: the sources, and size, SHA-256, shape and dtype of each array.
+    """Write ``manifest.json`` with the sources, and size, SHA-256, shape and dtype of each array.
 
     Raises:
         OSError: if the disk is full.
@@ -27,14 +27,14 @@ def write_manifest(folder: Path, sources: Sequence[Source], files: Sequence[Arra
 
 
 def describe_sources(sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """What was converted: identity and fingerprint of each source."""
+    """Return identity and fingerprint of each source."""
     return [source.identity | source.fingerprint for source in sources]
 
 
 def find_fault(folder: Path, sources: Sequence[Source]) -> str | None:
-    """Why the folder is not the whole conversion of the sources as they are now; None if it is.
+    """Describe why the folder is not a complete conversion of the current sources; return None if it is.
 
-    This is quick: it looks at the manifest, and at size, shape and dtype of the arrays, not at their numbers.
+    The check compares the manifest, and size, shape and dtype of the arrays. It does not read their values.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -48,7 +48,10 @@ def find_fault(folder: Path, sources: Sequence[Source]) -> str | None:
 
 
 def find_altered(folder: Path) -> str | None:
-    """Why an array is not as it was written; None if all are. Reads everything: `find_fault` comes first."""
+    """Describe an array whose SHA-256 differs from the manifest; return None if all match.
+
+    This reads all arrays. Call `find_fault` first, which detects missing files.
+    """
     arrays = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["arrays"]
     for name, entry in arrays.items():
         with open(folder / f"{name}.npy", "rb") as handle:

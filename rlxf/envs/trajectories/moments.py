@@ -1,4 +1,4 @@
-"""Mean and standard deviation of rows that come in pieces."""
+"""Running mean and standard deviation of rows that arrive in pieces."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,11 +7,12 @@ SMALLEST_STD = 1e-6
 
 
 class Moments:
-    """Mean and population variance per column of all rows seen so far, in float64.
+    """Running mean and population standard deviation per column, in float64.
 
-    Pieces are joined by ``M2 = M2_a + M2_b + (mean_b - mean_a)^2 n_a n_b / (n_a + n_b)``: Chan, Golub and
-    LeVeque 1983, "Algorithms for computing the sample variance". The sum of squares is never formed, so
-    columns far from zero lose no digits.
+    Pieces are combined by ``M2 = M2_a + M2_b + (mean_b - mean_a)^2 n_a n_b / (n_a + n_b)``, where M2 is the
+    sum of squared deviations from the mean. Columns far from zero therefore lose no precision.
+
+    Source: Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance".
 
     Args:
         columns: number of columns D.
@@ -23,7 +24,7 @@ class Moments:
         self._squares = np.zeros(columns)
 
     def add(self, rows: NDArray[np.floating]) -> None:
-        """Count these rows (n, D) in; n at least 1."""
+        """Add rows (n, D), n at least 1."""
         rows = rows.astype(np.float64)
         count, mean = len(rows), rows.mean(axis=0)
         total = self._count + count
@@ -34,15 +35,15 @@ class Moments:
 
     @property
     def mean(self) -> NDArray[np.float32]:
-        """(D,)"""
+        """Mean of the columns, (D,)."""
         return self._mean.astype(np.float32)
 
     @property
     def std(self) -> NDArray[np.float32]:
-        """(D,), population; 1 where it is below 1e-6: a constant column has no scale to divide by.
+        """Population standard deviation of the columns, (D,); 1 for constant columns (below 1e-6).
 
-        The reference implementation of Decision Transformer adds 1e-6 instead, which blows a value
-        unlike the constant up a millionfold.
+        The reference implementation of Decision Transformer adds 1e-6 instead, which scales any deviation
+        from a constant by a million.
         """
         std = np.sqrt(self._squares / self._count)
         return np.where(std < SMALLEST_STD, 1.0, std).astype(np.float32)

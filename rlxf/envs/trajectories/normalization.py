@@ -1,4 +1,4 @@
-"""Observations on one scale, as a layer: what is trained with is acted with."""
+"""Normalization layers of observations, used alike in training and while acting."""
 
 import torch
 from numpy.typing import ArrayLike
@@ -6,13 +6,13 @@ from torch import Tensor, nn
 
 
 class Standardize(nn.Module):
-    """``(x - mean) / std`` for vector observations.
+    """Standardization ``(x - mean) / std`` of vector observations.
 
     Mean and std are buffers: they are saved with the model and move to its device.
 
     Args:
         mean: (D,).
-        std: (D,), none of them 0.
+        std: (D,), nonzero.
     """
 
     mean: Tensor
@@ -24,13 +24,13 @@ class Standardize(nn.Module):
         self.register_buffer("std", torch.tensor(std))
 
     def forward(self, observations: Tensor) -> Tensor:
-        """(..., D) -> (..., D)."""
+        """Standardize observations (..., D)."""
         return (observations - self.mean) / self.std
 
 
 class ScaleImages(nn.Module):
-    """``x / 255`` for images: uint8 -> float32 in [0, 1]."""
+    """Scaling ``x / 255`` of images: uint8 -> float32 in [0, 1]."""
 
     def forward(self, observations: Tensor) -> Tensor:
-        """(..., C, H, W) -> the same shape."""
+        """Scale images (..., C, H, W)."""
         return observations / 255

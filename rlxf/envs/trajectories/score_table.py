@@ -1,9 +1,9 @@
-"""Reference scores by environment, for datasets that bring none."""
+"""Table of reference scores by environment, for datasets without their own."""
 
 from dataclasses import dataclass
 
 VERSION = 2
-"""Counts up with every change of a number or a pattern: scores are comparable within one version."""
+"""Version of the table; normalized scores are comparable only within a version."""
 
 _D4RL = (
     "D4RL, d4rl/infos.py of Farama-Foundation/D4RL at 0ace16de, REF_MIN_SCORE and REF_MAX_SCORE of {}; "
@@ -13,14 +13,14 @@ _D4RL = (
 
 @dataclass(frozen=True)
 class Row:
-    """One environment's references.
+    """Reference scores of an environment.
 
     Args:
-        environments: patterns of Gymnasium ids, ``*`` for anything.
+        environments: patterns of Gymnasium ids; ``*`` matches anything.
         minimum: return of a random policy.
         maximum: return of an expert.
-        source: where the numbers were published, and what they were measured in if that is not the same.
-        besides: patterns of ids that are not meant, though they match: variants with other rewards.
+        source: publication of the numbers, and the environment of their measurement if it differs.
+        besides: patterns of ids to exclude, such as variants with other rewards.
     """
 
     environments: tuple[str, ...]
@@ -35,7 +35,7 @@ def _d4rl(pattern: str, minimum: float, maximum: float, datasets: str, measured:
     return Row((pattern,), minimum, maximum, source, besides=("*Dense-v*", "*Sparse-v*"))
 
 
-_MUJOCO = "Measured in version 2 of the environment with mujoco-py; later versions are alike, not equal"
+_MUJOCO = "Measured in version 2 of the environment with mujoco-py; later versions are similar, not equal"
 _ADROIT = "Measured with dense rewards and D4RL's limits of 200 steps, for pen 100"
 _MAZE = "The return is 1 when the goal was reached, after which the episode ends"
 _KITCHEN = "The return is the number of tasks done, of four"
@@ -52,4 +52,4 @@ TABLE = (
     _d4rl("AntMaze_*", 0.0, 1.0, "antmaze-*", _MAZE),
     _d4rl("FrankaKitchen-v*", 0.0, 4.0, "kitchen-*", _KITCHEN),
 )
-"""Variants with other rewards, ``AdroitHandPenSparse-v1`` or ``AntMaze_UMazeDense-v4``, are not listed."""
+"""Variants with other rewards, such as ``AdroitHandPenSparse-v1``, are excluded."""

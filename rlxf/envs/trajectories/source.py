@@ -1,4 +1,4 @@
-"""One Minari dataset, found and checked, before its data are read."""
+"""Lookup and validation of a Minari dataset before its episodes are read."""
 
 import hashlib
 import json
@@ -33,11 +33,11 @@ Dataset: TypeAlias = str | minari.MinariDataset
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What is read of one dataset.
+    """Dataset with a selection of its episodes.
 
     Args:
-        dataset: of Minari.
-        selected: numbers of the episodes to read, in this order; None for all of the file.
+        dataset: Minari dataset.
+        selected: indices of the episodes to read, in this order; None for all episodes.
     """
 
     dataset: minari.MinariDataset
@@ -45,80 +45,82 @@ class Source:
 
     @property
     def id(self) -> str:
-        """Its Minari id."""
+        """Minari id."""
         return self.dataset.id
 
     @property
     def file(self) -> Path:
-        """Where its episodes are."""
+        """Path of the file with the episodes."""
         return Path(self.dataset.storage.data_path) / HDF5
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """As Minari keeps it."""
+        """Metadata of Minari."""
         return self.dataset.storage.metadata
 
     @property
     def episodes(self) -> Sequence[int]:
-        """Numbers of the episodes to read."""
+        """Indices of the episodes to read."""
         return range(self.metadata["total_episodes"]) if self.selected is None else self.selected
 
     @property
     def observation_space(self) -> spaces.Space[Any]:
-        """Of the dataset."""
+        """Observation space of the dataset."""
         return self.dataset.observation_space
 
     @property
     def action_space(self) -> spaces.Space[Any]:
-        """Of the dataset."""
+        """Action space of the dataset."""
         return self.dataset.action_space
 
     @property
     def eval_env_spec(self) -> EnvSpec | None:
-        """Environment to evaluate in; that of the data unless the dataset names another."""
-        # Minari makes the environment of this spec, and offers no way to read it.
+        """Spec of the evaluation environment; that of the data unless the dataset names another."""
+        # Minari has no public accessor of this spec, only a method that makes the environment.
         return self.dataset._eval_env_spec or self.dataset.env_spec
 
     @property
     def has_jpeg(self) -> bool:
-        """Whether its images went through JPEG, also those in a Dict or a Tuple."""
+        """True if images, also those in a Dict or a Tuple, are stored as JPEG."""
         return self.dataset.storage.jpeg_encoding and _has_image(self.observation_space)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the cache is keyed by: id, SHA-256 of the metadata, and of the choice of episodes."""
+        """Key of the cache: id, SHA-256 of the metadata and SHA-256 of the selected episodes."""
         metadata = (self.file.parent / METADATA_FILE_NAME).read_bytes()
         chosen = None if self.selected is None else _digest(repr(self.selected).encode())
         return {"id": self.id, "metadata_sha256": _digest(metadata), "episodes_sha256": chosen}
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What shows at once that the file of the data is another: its size and time of change."""
+        """Size and modification time of the file, for fast detection of changes."""
         status = self.file.stat()
         return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 def open_source(dataset: Dataset, download_missing: bool = False) -> Source:
-    """Find a dataset by its id, or take one that was found; nothing of its episodes is read yet.
+    """Open a dataset by its id, or validate a ``MinariDataset``; episodes are not read yet.
 
     Args:
-        dataset: a Minari id, or a ``MinariDataset``, of which only the episodes that it points at are read.
-        download_missing: whether an id that is not on this machine, or not whole, is downloaded.
+        dataset: a Minari id, or a ``MinariDataset``, of which only the selected episodes are read.
+        download_missing: True to download a dataset that is missing or incomplete on this machine.
 
     Raises:
-        DatasetError: if it is unknown, empty, damaged, or not stored as HDF5.
-        TypeError: if this is no dataset at all.
-        ConnectionError: if it has to be downloaded and cannot be.
+        DatasetError: if the dataset is unknown, empty, damaged, or not stored as HDF5.
+        TypeError: if ``dataset`` is neither an id nor a ``MinariDataset``.
+        ConnectionError: if the download fails.
     """
-    found = _find(dataset, download_missing) if isinstance(dataset, str) else dataset
-    if not isinstance(found, minari.MinariDataset):
-        raise TypeError(f"a dataset is a Minari id or a MinariDataset, got {dataset!r}")
-    _check_format(found.id, found.storage.metadata)
-    chosen = tuple(np.asarray(found.episode_indices).tolist())
-    if not chosen:
-        raise DatasetError(f"dataset {found.id} has no episodes; record some, or let the filter pass more")
-    whole = chosen == tuple(range(found.storage.total_episodes))
-    return Source(found, None if whole else chosen)
+    opened = _find(dataset, download_missing) if isinstance(dataset, str) else dataset
+    if not isinstance(opened, minari.MinariDataset):
+        raise TypeError(f"a dataset must be a Minari id or a MinariDataset, got {dataset!r}")
+    _check_format(opened.id, opened.storage.metadata)
+    selected = tuple(np.asarray(opened.episode_indices).tolist())
+    if not selected:
+        raise DatasetError(
+            f"dataset {opened.id} has no episodes; record some, or select more with the filter"
+        )
+    complete = selected == tuple(range(opened.storage.total_episodes))
+    return Source(opened, None if complete else selected)
 
 
 def _find(dataset_id: str, download_missing: bool) -> minari.MinariDataset:
@@ -128,9 +130,9 @@ def _find(dataset_id: str, download_missing: bool) -> minari.MinariDataset:
     if damage is not None and download_missing:
         download(dataset_id)
     elif not (folder / "data").exists():
-        raise DatasetError(_unknown(dataset_id))
+        raise DatasetError(_unknown_message(dataset_id))
     elif damage is not None:
-        raise DatasetError(_half_there(dataset_id, damage))
+        raise DatasetError(_damaged_message(dataset_id, damage))
     _check_readable(dataset_id, folder)
     try:
         return minari.load_dataset(dataset_id)
@@ -139,16 +141,16 @@ def _find(dataset_id: str, download_missing: bool) -> minari.MinariDataset:
 
 
 def _check_readable(dataset_id: str, folder: Path) -> None:
-    """Reject metadata for which Minari would run code: it creates the environment if a space is missing.
+    """Reject metadata for which Minari would run code.
 
-    It also imports the reader of other formats, which is of no use here (`_check_format`).
+    Minari creates the environment if a space is missing, and imports the readers of other formats than HDF5.
     """
     metadata = json.loads((folder / "data" / METADATA_FILE_NAME).read_bytes())
     missing = [name for name in SPACES if not isinstance(metadata.get(name), str)]
     if missing:
         raise DatasetError(
-            f"dataset {dataset_id} in {folder} cannot be opened: its metadata.json lacks {missing[0]}, which "
-            f"is not asked of the environment, since to make that can run code. Record it again"
+            f"dataset {dataset_id} in {folder} cannot be opened: its metadata.json lacks {missing[0]}. It is "
+            f"not read from the environment, whose creation can run code. Record the dataset again"
         )
     _check_format(dataset_id, metadata)
 
@@ -158,20 +160,20 @@ def _check_id(dataset_id: str) -> None:
         parse_dataset_id(dataset_id)
     except (ValueError, TypeError) as error:
         raise DatasetError(
-            f"{dataset_id!r} is no Minari id; write namespace/name-v0, for example mujoco/hopper/medium-v0"
+            f"{dataset_id!r} is not a Minari id; use namespace/name-v0, for example mujoco/hopper/medium-v0"
         ) from error
 
 
-def _unknown(dataset_id: str) -> str:
+def _unknown_message(dataset_id: str) -> str:
     local = minari.list_local_datasets()
-    near = ", ".join(get_close_matches(dataset_id, local, n=4)) or "none"
+    similar = ", ".join(get_close_matches(dataset_id, local, n=4)) or "none"
     return (
-        f"dataset {dataset_id!r} is not in {get_dataset_path()} (near names: {near}). Download it with "
-        f"download=True (--download), or set MINARI_DATASETS_PATH to the folder that holds it"
+        f"dataset {dataset_id!r} is not in {get_dataset_path()} (similar names: {similar}). Download it with "
+        f"download=True (--download), or set MINARI_DATASETS_PATH to the folder that contains it"
     )
 
 
-def _half_there(dataset_id: str, damage: str) -> str:
+def _damaged_message(dataset_id: str, damage: str) -> str:
     return (
         f"dataset {dataset_id} in {get_dataset_path(dataset_id)} cannot be opened: {damage}. Download it "
         f"again with download=True (--download), or record it again"
@@ -182,8 +184,8 @@ def _check_format(dataset_id: str, metadata: dict[str, Any]) -> None:
     data_format = metadata.get("data_format", "hdf5")
     if data_format != "hdf5":
         raise DatasetError(
-            f"dataset {dataset_id} is stored as {data_format}; only hdf5 is read, since Minari's reader of "
-            f"other formats cuts episodes of 32,768 steps and more short. Record it with data_format='hdf5'"
+            f"dataset {dataset_id} is stored as {data_format}; only hdf5 is supported, since Minari's reader "
+            f"of other formats truncates episodes of 32,768 or more steps. Record it with data_format='hdf5'"
         )
 
 

@@ -1,4 +1,4 @@
-"""Form of the arrays in a Minari HDF5 file, determined without reading their numbers."""
+"""Validation of shapes and dtypes in a Minari HDF5 file without reading the values."""
 
 import math
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ ENDS = ("terminations", "truncations")
 
 
 def own_arrays(group: h5py.Group, name: str) -> Iterator[h5py.Dataset]:
-    """Return the array of this name in a group, or all arrays in the group of this name.
+    """Yield the array of this name in a group, or all arrays below the group of this name.
 
     Raises:
         ValueError, KeyError: as `open_own`.
@@ -31,12 +31,12 @@ def own_arrays(group: h5py.Group, name: str) -> Iterator[h5py.Dataset]:
 
 
 def chunk_bytes(array: h5py.Dataset) -> int:
-    """Memory that reading one number takes: a chunk is decompressed as a whole."""
+    """Return the bytes of memory for reading a single value: a chunk is decompressed as a whole."""
     return 0 if array.chunks is None else math.prod(array.chunks) * array.dtype.itemsize
 
 
 def episode_fault(group: h5py.Group, source: Source) -> str | None:
-    """Describe an array of an episode whose form differs from the metadata of its dataset; None if none."""
+    """Describe an array of an episode whose shape or dtype differs from the metadata; None if all match."""
     faults = {
         "observations": form_fault(group["observations"], source.observation_space, source.has_jpeg),
         "actions": form_fault(group["actions"], source.action_space, jpeg=False),
@@ -50,8 +50,8 @@ def form_fault(node: Any, space: spaces.Space[Any], jpeg: bool) -> str | None:
 
     Args:
         node: a group for a Dict or a Tuple, else an array (rows, ...).
-        space: of one row. Numbers of another dtype are allowed where they can be cast without loss of kind.
-        jpeg: whether images are stored as JPEG.
+        space: space of one row. Another dtype is allowed if ``numpy.can_cast`` permits it ("same_kind").
+        jpeg: True if images are stored as JPEG.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         keyed = isinstance(space, spaces.Dict)
@@ -73,15 +73,15 @@ def _array_fault(array: h5py.Dataset, space: spaces.Space[Any]) -> str | None:
     return None
 
 
-def _castable(stored: np.dtype[Any], wanted: Any) -> bool:
-    """Accept whole numbers of any width for one another; their values are checked separately."""
-    both_whole = stored.kind in "biu" and wanted.kind in "biu"
-    return both_whole or bool(np.can_cast(stored, wanted, "same_kind"))
+def _castable(stored: np.dtype[Any], expected: Any) -> bool:
+    """Return whether a cast is allowed; integers of all widths are, since values are checked separately."""
+    both_integers = stored.kind in "biu" and expected.kind in "biu"
+    return both_integers or bool(np.can_cast(stored, expected, "same_kind"))
 
 
 def single_fault(array: h5py.Dataset) -> str | None:
-    """Describe why an array is not one number for each step; None if it is."""
+    """Describe why an array does not have a single number per step; None if it does."""
     numbers = math.prod(array.shape[1:])
     if numbers != 1 or array.dtype.kind not in "biuf":
-        return f"are of {array.dtype} with rows of shape {array.shape[1:]}, not one number each"
+        return f"are of {array.dtype} with rows of shape {array.shape[1:]}, not a single number per step"
     return None

@@ -1,4 +1,4 @@
-"""Whole episodes as flat arrays."""
+"""Whole episodes as flat arrays with their metadata."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,38 +16,37 @@ from rlxf.envs.trajectories.reference_scores import ReferenceScores
 
 @dataclass(frozen=True, eq=False)
 class Trajectories:
-    """E episodes of N steps in all, one after the other in flat arrays, and what is known about them.
+    """E episodes of N steps in total, concatenated in flat arrays, with their metadata.
 
-    `load_trajectories` makes them from Minari datasets; the arrays are then read-only and memory-mapped.
-    ``dataclasses.replace`` gives the same with other arrays.
+    `load_trajectories` makes them from Minari datasets; the arrays are then read-only memory maps.
+    ``dataclasses.replace`` replaces arrays.
 
-    A step is an observation, the action taken on it and the reward for that. The observation after the last
-    action of an episode is not kept: nothing that is learned from whole returns reads it.
+    A step is an observation, the action taken after it, and the reward of that action. The observation after
+    the last action of an episode is not kept, since return-conditioned training does not use it.
 
     Args:
-        observations: vectors float32 (N, D) or images uint8 (N, C, H, W), as the space says
-            (`observation_encoder`). Not normalised.
-        actions: Box float32 (N, A), Discrete int64 (N,), MultiDiscrete and MultiBinary int64 (N, A). Choices
-            count from 0, whatever the space counts from.
+        observations: vectors float32 (N, D) or images uint8 (N, C, H, W), depending on the space
+            (`observation_encoder`). They are not normalized.
+        actions: Box float32 (N, A), Discrete int64 (N,), MultiDiscrete and MultiBinary int64 (N, A). Discrete
+            values are counted from 0, whatever the start of the space.
         rewards: float32 (N,).
         return_to_go: float32 (N,), sum of the rewards from each step to the end of its episode, without
             discount; summed in float64.
-        offsets: int64 (E + 1,): episode e is the steps ``offsets[e]`` to ``offsets[e + 1]``.
-        terminated: bool (E,), whether the last step of the episode ended in a terminal state.
-        truncated: bool (E,), whether it was cut off there.
+        offsets: int64 (E + 1,): episode e has the steps ``offsets[e]`` to ``offsets[e + 1]`` (exclusive).
+        terminated: bool (E,), True if the last step of the episode led to a terminal state.
+        truncated: bool (E,), True if the episode was truncated at its last step.
         observation_mean: float32 (D,), mean over the steps; None for images.
         observation_std: float32 (D,), population standard deviation, 1 for constant features; None for
             images.
-        observation_space: of the dataset, before encoding.
-        action_space: of the dataset.
-        env_spec: environment that the data come from; None if the dataset does not say, or joined datasets
-            do not agree.
-        eval_env_spec: environment to evaluate in; the dataset's own choice, else env_spec.
-        dataset_ids: Minari ids, one for each dataset joined.
-        metadata: of Minari, one for each dataset joined.
-        reference_scores: to normalise returns with; None if there are none, or joined datasets do not agree.
-        lossy_images: whether the images went through JPEG, so that what is learned from differs a little
-            from what the environment shows.
+        observation_space: observation space of the dataset, before encoding.
+        action_space: action space of the dataset.
+        env_spec: spec of the recorded environment; None if it is unknown or differs between joined datasets.
+        eval_env_spec: spec of the evaluation environment that the dataset names, else env_spec.
+        dataset_ids: Minari ids, one for each dataset.
+        metadata: metadata of Minari, one for each dataset.
+        reference_scores: scores for the normalization of returns; None if there are none, or they differ
+            between joined datasets.
+        lossy_images: True if images are stored as JPEG and therefore differ slightly from the environment's.
     """
 
     observations: NDArray[Any]
@@ -70,34 +69,34 @@ class Trajectories:
 
     @property
     def steps(self) -> int:
-        """N"""
+        """Total number of steps N."""
         return len(self.rewards)
 
     @property
     def episodes(self) -> int:
-        """E"""
+        """Number of episodes E."""
         return len(self.offsets) - 1
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """int64 (E,): steps of each episode."""
+        """Number of steps of each episode, int64 (E,)."""
         return np.diff(self.offsets)
 
     @property
     def returns(self) -> NDArray[np.float32]:
-        """float32 (E,): sum of the rewards of each episode."""
+        """Return (sum of the rewards) of each episode, float32 (E,)."""
         return self.return_to_go[self.offsets[:-1]]
 
     @property
     def encoder(self) -> VectorEncoder | ImageEncoder:
-        """What turned observations of the space into rows, to do the same while acting."""
+        """Encoder of observations as rows."""
         return observation_encoder(self.observation_space)
 
     def normalization(self) -> nn.Module:
-        """A new layer that brings raw observations (..., D) or (..., C, H, W) to one scale.
+        """Create the normalization layer of observations (..., D) or (..., C, H, W).
 
-        `Standardize` with the mean and std over the steps, or `ScaleImages`. As part of the model it is saved
-        with it, and is the same when learning and when acting.
+        It is `Standardize` with the mean and std over the steps, or `ScaleImages`. It is part of the model
+        and saved with it.
         """
         if self.observation_mean is None or self.observation_std is None:
             return ScaleImages()

@@ -1,4 +1,4 @@
-"""Windows of K steps, by one gather from flat arrays."""
+"""Windows of K steps, gathered from flat arrays."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -15,14 +15,14 @@ from rlxf.envs.trajectories.trajectories import Trajectories
 
 @dataclass(frozen=True, eq=False)
 class WindowBatch:
-    """B windows of K steps. Where there are fewer the window is padded on the left, with zeros.
+    """Batch of B windows of K steps. Shorter windows are padded with zeros on the left.
 
     Args:
-        observations: float32 (B, K, D) or uint8 (B, K, C, H, W), as they are in the data.
+        observations: float32 (B, K, D) or uint8 (B, K, C, H, W), not normalized.
         actions: Box float32 (B, K, A), Discrete int64 (B, K), MultiDiscrete and MultiBinary int64 (B, K, A).
         return_to_go: float32 (B, K), in units of the rewards.
         time_steps: int64 (B, K), counted from the start of the episode.
-        mask: bool (B, K), True where there is a step, False where there is padding.
+        mask: bool (B, K), True for steps, False for padding.
     """
 
     observations: Tensor
@@ -32,24 +32,24 @@ class WindowBatch:
     mask: Tensor
 
     def to(self, device: torch.device | str) -> Self:
-        """The same on another device."""
+        """Return a copy on another device."""
         return type(self)(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 class Windows:
-    """Stretches of at most K consecutive steps of one episode.
+    """Windows of at most K consecutive steps of one episode.
 
-    `sample` draws the first step of each window uniformly from all steps: an episode by the number of its
-    steps, then a start in it. The window goes on for K steps or to the end of the episode. This is what the
-    reference implementation of Decision Transformer does (Chen et al. 2021, arXiv:2106.01345), so a short
-    window always shows the end of an episode. The model is causal: it learns to act from few steps at the
-    start of every window.
+    `sample` draws the first step of each window uniformly from all steps, so an episode is drawn with a
+    probability proportional to its length. A window ends after K steps or at the end of the episode, as in
+    the reference implementation of Decision Transformer (Chen et al. 2021, arXiv:2106.01345). A short window
+    is therefore always the end of an episode. The causal model learns to act with a short context from the
+    first steps of every window.
 
     Args:
-        trajectories: where the steps come from.
-        length: K, at least 1; may exceed the longest episode.
-        burn_in: steps before the start that come along, as far as the episode has them: what a model with
-            memory reads first. Windows then have burn_in + K columns, still with the last step at the end.
+        trajectories: source of the steps.
+        length: number of steps K, at least 1; may exceed the longest episode.
+        burn_in: number of additional steps before the start, as far as the episode has them, which fill a
+            model's memory. Windows then have burn_in + K columns; the last step is in the last column.
 
     Raises:
         ValueError: if length is less than 1, or burn_in less than 0.
@@ -65,17 +65,17 @@ class Windows:
         self._columns = np.arange(-(burn_in + length), 0)
 
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> WindowBatch:
-        """``batch_size`` windows at random; equal generators (of the CPU) give equal ones. None: torch's."""
+        """Sample ``batch_size`` windows with a CPU generator; None for torch's global generator."""
         return self.starting_at(self.draw(batch_size, generator))
 
     def draw(self, batch_size: int, generator: torch.Generator | None = None) -> Tensor:
-        """Where the windows of `sample` start, int64 (batch_size,), for `starting_at`."""
+        """Draw the first steps of random windows, int64 (batch_size,), for `starting_at`."""
         return torch.randint(self.trajectories.steps, (batch_size,), generator=generator)
 
     def cover(self, batch_size: int) -> Iterator[WindowBatch]:
-        """Windows, in order, in which each step is exactly once: to measure a loss over all the data.
+        """Iterate over windows, in order, that contain each step exactly once, for example for evaluation.
 
-        The last batch may be smaller. Steps that come along by ``burn_in`` are not counted.
+        The last batch may be smaller. Burn-in steps are repeated in addition.
         """
         offsets = self.trajectories.offsets
         pairs = pairwise(offsets.tolist())
@@ -84,10 +84,10 @@ class Windows:
             yield self.starting_at(starts[begin : begin + batch_size])
 
     def starting_at(self, starts: ArrayLike) -> WindowBatch:
-        """The windows whose first steps are ``starts`` (B,), counted over all the data.
+        """Return the windows whose first steps are ``starts`` (B,), indices into all N steps.
 
         Raises:
-            IndexError: if a start is not a step of the data.
+            IndexError: if a start is not in [0, N).
         """
         data, starts = self.trajectories, np.asarray(starts, np.int64)
         self._check(starts)
@@ -107,11 +107,13 @@ class Windows:
     def _check(self, starts: NDArray[np.int64]) -> None:
         steps = self.trajectories.steps
         if len(starts) and not (starts.min() >= 0 and starts.max() < steps):
-            raise IndexError(f"windows start at steps 0 to {steps - 1}, got {starts.min()} to {starts.max()}")
+            raise IndexError(
+                f"starts must be steps from 0 to {steps - 1}, got {starts.min()} to {starts.max()}"
+            )
 
 
 def _gather(array: NDArray[Any], index: NDArray[np.int64], mask: NDArray[np.bool_]) -> Tensor:
-    """Rows ``array[index]`` (B, K, ...), zero where the mask is False."""
-    rows = array.take(index, axis=0, mode="clip")  # padding may lie before the first row: any will do
+    """Gather rows ``array[index]`` (B, K, ...), and set them to zero where the mask is False."""
+    rows = array.take(index, axis=0, mode="clip")  # indices of padding may be negative; values are unused
     rows[~mask] = 0
     return torch.from_numpy(rows)

@@ -1,4 +1,4 @@
-"""What these tests share."""
+"""Shared fixtures."""
 
 import pytest
 
@@ -8,6 +8,6 @@ from tests.datasets import ID, record_cartpole
 
 @pytest.fixture
 def cartpole(minari_root):
-    """Random numbers that are said to come from CartPole-v1."""
+    """Return trajectories of random numbers with the spaces and the spec of CartPole-v1."""
     record_cartpole()
     return load_trajectories(ID)

@@ -1,4 +1,4 @@
-"""Bad input is a clear error with the value in it, before any training starts."""
+"""Tests of error messages for invalid arguments and observations."""
 
 import numpy as np
 import pytest
@@ -30,90 +30,90 @@ from tests.agents.decision_transformer.worlds import SIZES, VECTOR, shown, small
         ({"core": TransformerSpec(**SIZES, position=LearnedAbsolute(14))}, "position 14 has no vector"),
     ],
 )
-def test_a_setting_out_of_range(settings, message):
+def test_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         DecisionTransformer(some_trajectories(), **({"context_length": 5} | settings))
 
 
-def test_a_size_that_is_no_whole_number():
+def test_a_non_integer_size_is_refused():
     with pytest.raises(TypeError, match=r"context_length must be a whole number, got 2\.5"):
         DecisionTransformer(some_trajectories(), context_length=2.5)
 
 
-def test_a_misspelt_setting():
+def test_an_unknown_argument_is_refused():
     with pytest.raises(TypeError, match="contextlength"):
         DecisionTransformer(some_trajectories(), contextlength=20)
 
 
-def test_no_dataset():
+def test_dataset_none_is_refused():
     with pytest.raises(ValueError, match="dataset is None: give a Minari id"):
         DecisionTransformer(None)
 
 
-def test_an_unknown_dataset(minari_root):
+def test_an_unknown_dataset_is_refused(minari_root):
     with pytest.raises(DatasetError, match="'test/missing-v0' is not in"):
         DecisionTransformer("test/missing-v0")
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"target_entropy": float("nan")}])
-def test_an_objective_out_of_range(options):
+def test_objective_settings_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match=r"got 0\.0|got nan"):
         MaximumEntropy(**options)
 
 
 @pytest.mark.parametrize("number", [0, -5])
-def test_no_steps_to_learn(number):
+def test_a_number_of_steps_less_than_1_is_refused(number):
     with pytest.raises(ValueError, match=f"steps must be at least 1, got {number}"):
         small_agent().learn(number)
 
 
 @pytest.mark.parametrize("observation", [np.zeros((2, 3)), {"observation": np.zeros((2, 3))}])
-def test_an_observation_that_asks_for_no_return_names_the_wrapper(observation):
+def test_observations_without_target_return_name_the_wrapper(observation):
     with pytest.raises(TypeError, match=r"rlxf\.envs\.ReturnToGo\(env, target_return\)"):
         small_agent().predict(observation)
 
 
-def test_an_observation_of_another_shape():
+def test_an_observation_of_another_shape_is_refused():
     agent = small_agent()
-    seen = shown(agent.trajectories, np.array([0, 1])) | {"observation": np.zeros((2, 4), np.float32)}
-    with pytest.raises(ValueError, match=r"an observation has shape \(4,\), in the data it is \(3,\)"):
-        agent.predict(seen)
+    observation = shown(agent.trajectories, np.array([0, 1])) | {"observation": np.zeros((2, 4), np.float32)}
+    with pytest.raises(ValueError, match=r"the shape of the dataset, \(3,\), got \(4,\)"):
+        agent.predict(observation)
 
 
-def test_a_nan_is_named_with_its_environment():
+def test_nan_errors_name_the_environment():
     agent = small_agent()
-    seen = shown(agent.trajectories, np.array([0, 1]))
-    seen["observation"][1, 2] = np.nan
+    observation = shown(agent.trajectories, np.array([0, 1]))
+    observation["observation"][1, 2] = np.nan
     with pytest.raises(FaultyEnvironmentError, match="observation of environment 1 is nan at index 2"):
-        agent.predict(seen)
-    seen = shown(agent.trajectories, np.array([0, 1]))
-    seen["return_to_go"][0] = np.inf
+        agent.predict(observation)
+    observation = shown(agent.trajectories, np.array([0, 1]))
+    observation["return_to_go"][0] = np.inf
     with pytest.raises(FaultyEnvironmentError, match="return to go of environment 0 is inf"):
-        agent.predict(seen)
+        agent.predict(observation)
 
 
-def test_a_state_or_starts_of_another_number_of_environments():
+def test_state_and_episode_start_of_another_batch_size_are_refused():
     agent = small_agent()
     _, state = agent.predict(shown(agent.trajectories, np.array([0, 1])))
     three = shown(agent.trajectories, np.array([1, 2, 3]))
     with pytest.raises(ValueError, match="state is of 2 environments, the observation of 3"):
         agent.predict(three, state)
-    with pytest.raises(ValueError, match=r"episode_start is of shape \(2,\), the observation of 3"):
+    with pytest.raises(ValueError, match=r"episode_start must have shape \(3,\), .* got \(2,\)"):
         agent.predict(three, None, np.array([True, False]))
 
 
-def test_a_dataset_that_names_no_environment_says_what_to_pass():
-    with pytest.raises(ValueError, match=r"test/small-v0 does not say which environment.*pass one"):
+def test_make_env_without_environment_names_the_alternative():
+    with pytest.raises(ValueError, match=r"test/small-v0 does not name its environment: pass one"):
         small_agent().make_env(2)
 
 
-def test_an_environment_that_asks_for_no_return(cartpole):
+def test_set_env_requires_return_to_go(cartpole):
     agent = DecisionTransformer(cartpole, context_length=3, device="cpu")
-    with pytest.raises(TypeError, match="asks for no return: make a VecEnv"):
+    with pytest.raises(TypeError, match="is not a return-conditioned VecEnv: make a VecEnv"):
         agent.set_env(agent.make_env(1))
 
 
-def test_an_environment_of_other_spaces(cartpole):
+def test_make_env_refuses_other_spaces(cartpole):
     agent = DecisionTransformer(cartpole, context_length=3, device="cpu")
     other = DecisionTransformer(some_trajectories(VECTOR), context_length=3, device="cpu")
     other.trajectories = None
@@ -122,13 +122,13 @@ def test_an_environment_of_other_spaces(cartpole):
         other.make_env(1)
 
 
-def test_learning_online_without_a_policy_that_samples():
-    with pytest.raises(ValueError, match=r"train it with objective=MaximumEntropy\(\)"):
+def test_online_fine_tuning_requires_a_stochastic_policy():
+    with pytest.raises(ValueError, match=r"train the agent with objective=MaximumEntropy\(\)"):
         small_agent().learn_online(10, 1.0)
 
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "MountainCar-v0"])
-def test_environments_that_do_not_fit_the_data_are_refused(cartpole, env_id):
+def test_environments_of_other_spaces_are_refused(cartpole, env_id):
     agent = DecisionTransformer(cartpole, context_length=3, device="cpu")
     with pytest.raises(DatasetError, match="space"):
         evaluate(agent, env_id, episodes=1, target_returns=[1.0])

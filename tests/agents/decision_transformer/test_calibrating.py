@@ -1,4 +1,4 @@
-"""How early a Decision Transformer may leave: what is promised, and what predict does then."""
+"""Tests of the calibration of the early-exit threshold."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ def agent(depth=None, data=DATA):
 
 
 def acted(agent, steps):
-    """The most likely actions at some steps of the data, and passes taken, as `predict` has them."""
+    """Return the most likely actions of `predict` at some steps of the data, and the layers used."""
     actions, depths = [], []
     for step in steps:
         episode = int(np.searchsorted(DATA.offsets, step, side="right")) - 1
@@ -34,9 +34,9 @@ def acted(agent, steps):
     return np.array(actions), np.array(depths)
 
 
-def test_risk_and_depth_are_those_of_predict():
+def test_measured_risk_and_depth_match_predict():
     one = agent()
-    found = one.calibrate(0.5, 0.5, LAST, steps=400)
+    calibration = one.calibrate(0.5, 0.5, LAST, steps=400)
     steps = range(DATA.steps // 10)
     lengths = np.repeat(DATA.lengths[:4], DATA.lengths[:4])
     threshold = one.policy.transformer.depth.threshold
@@ -45,18 +45,18 @@ def test_risk_and_depth_are_those_of_predict():
     for number, value in enumerate(LAST):
         threshold.fill_(value)
         actions, depths = acted(one, steps)
-        weights = 1 / lengths / 4  # each episode counts alike
-        few = agent_of_few(one, value)
-        assert abs(((actions != full) * weights).sum() - few.risk[0]) < 0.06
-        assert abs((depths * weights).sum() - few.depth[0]) < 0.15
-        assert found.risk[number] <= found.risk[-1] + 1e-9
+        weights = 1 / lengths / 4  # each episode has equal weight
+        single = calibration_of_first_episodes(one, value)
+        assert abs(((actions != full) * weights).sum() - single.risk[0]) < 0.06
+        assert abs((depths * weights).sum() - single.depth[0]) < 0.15
+        assert calibration.risk[number] <= calibration.risk[-1] + 1e-9
 
 
-def agent_of_few(one, value):
-    """What calibration says of the first four episodes and one threshold."""
-    few = some_trajectories(action_space=spaces.Discrete(3), lengths=(9, 1, 4, 14) * 10)
-    few = replace(few, **first_episodes(few, 4))
-    return one.calibrate(0.5, 0.5, (value,), steps=2000, dataset=few)
+def calibration_of_first_episodes(one, value):
+    """Calibrate with a single threshold on the first four episodes."""
+    data = some_trajectories(action_space=spaces.Discrete(3), lengths=(9, 1, 4, 14) * 10)
+    data = replace(data, **first_episodes(data, 4))
+    return one.calibrate(0.5, 0.5, (value,), steps=2000, dataset=data)
 
 
 def first_episodes(data, count):
@@ -70,32 +70,34 @@ def first_episodes(data, count):
     )
 
 
-def test_the_threshold_is_the_lowest_that_keeps_the_promise_and_is_saved(tmp_path):
+def test_the_lowest_valid_threshold_is_chosen_and_saved(tmp_path):
     one = agent()
-    found = one.calibrate(0.9, 0.5, LAST)
-    assert found.threshold == LAST[np.flatnonzero(found.kept)[-1]]
+    calibration = one.calibrate(0.9, 0.5, LAST)
+    assert calibration.threshold == LAST[np.flatnonzero(calibration.kept)[-1]]
     one.save(tmp_path / "agent.zip")
     read = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
     assert (
-        read.policy.transformer.depth.threshold == one.policy.transformer.depth.threshold == found.threshold
+        read.policy.transformer.depth.threshold
+        == one.policy.transformer.depth.threshold
+        == calibration.threshold
     )
 
 
-def test_a_promise_that_none_keeps_lets_nobody_leave():
+def test_without_a_valid_threshold_no_token_exits_early():
     one = agent(CALM("softmax", 0.0))
-    found = one.calibrate(1e-6, 1e-6, (0.5, 0.0))
-    assert not found.kept.any()
+    calibration = one.calibrate(1e-6, 1e-6, (0.5, 0.0))
+    assert not calibration.kept.any()
     one.predict(shown(DATA, np.array([0, 9])))
     assert one.acting_depth() == 4
 
 
-def test_the_same_seed_draws_the_same_steps():
+def test_equal_seeds_give_equal_risks():
     one, other = (agent().calibrate(0.5, 0.5, LAST, steps=3) for _ in range(2))
     assert np.array_equal(one.risk, other.risk)
     assert "keeps the promise" in [column.header for column in one.table().columns]
 
 
-def test_bad_input():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError, match="only the depth CALM"):
         agent(TransformerSpec().depth).calibrate()
     with pytest.raises(ValueError, match="thresholds must fall"):
@@ -112,14 +114,14 @@ def test_bad_input():
         agent().calibrate(steps=0)
 
 
-def test_nothing_is_read_before_levels_are_checked(monkeypatch):
+def test_levels_are_validated_before_any_computation(monkeypatch):
     monkeypatch.setattr("rlxf.agents.decision_transformer.learner.calibrated", lambda *_: 1 / 0)
     for wrong in ({"alpha": 1.0}, {"delta": 0.0}):
         with pytest.raises(ValueError, match="must lie between 0 and 1"):
             agent().calibrate(**wrong)
 
 
-def test_learning_takes_the_threshold_back():
+def test_training_resets_the_threshold():
     one = agent(CALM("softmax", 0.6))
     one.calibrate(0.9, 0.5, LAST)
     threshold = one.policy.transformer.depth.threshold
@@ -129,6 +131,6 @@ def test_learning_takes_the_threshold_back():
     assert threshold == threshold.new_tensor(0.6)
 
 
-def test_what_is_remembered_is_of_one_depth():
+def test_remember_refuses_early_exits():
     with pytest.raises(ValueError, match="leaves early"):
         agent().remember(DATA, KNNLM(2))

@@ -1,4 +1,4 @@
-"""A file holds the whole agent; damaged and foreign ones are refused by name."""
+"""Tests of checkpoints: round trips, and errors for damaged and incompatible files."""
 
 import gymnasium
 import numpy as np
@@ -26,42 +26,42 @@ def weights(agent):
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_a_loaded_agent_acts_as_the_one_that_was_saved(tmp_path, core):
+def test_a_loaded_agent_predicts_the_same_actions(tmp_path, core):
     agent = small_agent(core=CORES[core])
     agent.learn(2)
     agent.save(tmp_path / "agent")
     loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
-    seen = shown(agent.trajectories, np.array([3, 12]))
-    np.testing.assert_array_equal(agent.predict(seen)[0], loaded.predict(seen)[0])
+    observation = shown(agent.trajectories, np.array([3, 12]))
+    np.testing.assert_array_equal(agent.predict(observation)[0], loaded.predict(observation)[0])
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
 @pytest.mark.parametrize("observations", OBSERVATIONS)
-def test_so_it_does_for_all_spaces(tmp_path, observations, actions):
+def test_a_loaded_agent_predicts_the_same_actions_for_all_spaces(tmp_path, observations, actions):
     agent = small_agent(some_trajectories(OBSERVATIONS[observations], ACTIONS[actions]))
     agent.save(tmp_path / "agent.zip")
     loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
-    seen = shown(agent.trajectories, np.array([3, 12]))
-    np.testing.assert_array_equal(agent.predict(seen)[0], loaded.predict(seen)[0])
+    observation = shown(agent.trajectories, np.array([3, 12]))
+    np.testing.assert_array_equal(agent.predict(observation)[0], loaded.predict(observation)[0])
 
 
 @pytest.mark.parametrize("objective", [None, MaximumEntropy(0.3, -1.0)], ids=["imitation", "maximum entropy"])
-def test_learning_goes_on_as_if_it_had_not_been_saved(tmp_path, objective):
+def test_training_continues_bitwise_equal_after_loading(tmp_path, objective):
     def fresh():
         return small_agent(core=PLAIN, objective=objective, warmup_updates=2)
 
-    straight = fresh().learn(4)
+    uninterrupted = fresh().learn(4)
     torch.manual_seed(5)  # the entropy of a Gaussian is estimated from torch's global generator
-    straight.learn(4, reset_num_timesteps=False)
+    uninterrupted.learn(4, reset_num_timesteps=False)
     fresh().learn(4).save(tmp_path / "half.zip")
-    resumed = DecisionTransformer.load(tmp_path / "half.zip", straight.trajectories, device="cpu")
+    resumed = DecisionTransformer.load(tmp_path / "half.zip", uninterrupted.trajectories, device="cpu")
     torch.manual_seed(5)
     resumed.learn(4, reset_num_timesteps=False)
     assert resumed.num_timesteps == 8
-    assert all(map(torch.equal, weights(straight), weights(resumed)))
+    assert all(map(torch.equal, weights(uninterrupted), weights(resumed)))
 
 
-def test_settings_come_back(tmp_path):
+def test_settings_are_restored(tmp_path):
     settings = {
         "learning_rate": CosineSchedule(1e-3, 1e-5),
         "batch_size": 7,
@@ -80,14 +80,14 @@ def test_settings_come_back(tmp_path):
     assert {name: getattr(loaded, name) for name in settings} == expected
 
 
-def test_a_setting_may_be_changed_when_loading(tmp_path):
+def test_load_overrides_settings(tmp_path):
     small_agent().save(tmp_path / "agent.zip")
     assert DecisionTransformer.load(tmp_path / "agent.zip", device="cpu", batch_size=3).batch_size == 3
     with pytest.raises(TypeError, match="batchsize"):
         DecisionTransformer.load(tmp_path / "agent.zip", device="cpu", batchsize=3)
 
 
-def test_what_is_known_of_the_data_comes_back(tmp_path, cartpole):
+def test_dataset_information_is_restored(tmp_path, cartpole):
     agent = DecisionTransformer(cartpole, context_length=3, device="cpu")
     agent.save(tmp_path / "agent.zip")
     loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
@@ -98,44 +98,44 @@ def test_what_is_known_of_the_data_comes_back(tmp_path, cartpole):
     assert env.envs[0].spec.id == "CartPole-v1"
 
 
-def test_reference_scores_come_back(tmp_path):
+def test_reference_scores_are_restored(tmp_path):
     scores = ReferenceScores(1.0, 2.0, "a test")
     small_agent(some_trajectories(reference_scores=scores)).save(tmp_path / "agent.zip")
     assert DecisionTransformer.load(tmp_path / "agent.zip", device="cpu").reference_scores == scores
 
 
-def test_an_environment_comes_back_with_its_arguments_and_limit(tmp_path):
+def test_environment_spec_is_restored_with_arguments_and_time_limit(tmp_path):
     spec = gymnasium.make("Pendulum-v1", g=5.0, max_episode_steps=17).spec
     data = some_trajectories(eval_env_spec=spec)
     small_agent(data).save(tmp_path / "agent.zip")
-    back = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu").facts.env_spec(trust=True)
-    assert (back.id, back.kwargs["g"], back.max_episode_steps) == ("Pendulum-v1", 5.0, 17)
+    restored = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu").facts.env_spec(trust=True)
+    assert (restored.id, restored.kwargs["g"], restored.max_episode_steps) == ("Pendulum-v1", 5.0, 17)
 
 
-def test_an_environment_that_is_not_registered_is_missed_when_it_is_made(tmp_path):
+def test_make_env_refuses_an_unregistered_environment(tmp_path):
     spec = gymnasium.envs.registration.EnvSpec("Missing-v0", entry_point="nowhere:Missing")
     small_agent(some_trajectories(eval_env_spec=spec)).save(tmp_path / "agent.zip")
     loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
     with pytest.raises(
-        ValueError, match="the data are from 'Missing-v0', which Gymnasium does not know here"
+        ValueError, match="the data are from 'Missing-v0', which is not registered in Gymnasium"
     ):
         loaded.make_env(1)
 
 
-def test_no_code_is_named_in_a_file(tmp_path):
+def test_files_contain_no_entry_point(tmp_path):
     spec = gymnasium.envs.registration.EnvSpec("Missing-v0", entry_point="nowhere:Missing")
     small_agent(some_trajectories(eval_env_spec=spec)).save(tmp_path / "agent.zip")
     assert b"nowhere" not in (tmp_path / "agent.zip").read_bytes()
 
 
-def test_an_agent_without_data_says_so(tmp_path):
+def test_learning_without_a_dataset_is_refused(tmp_path):
     small_agent().save(tmp_path / "agent.zip")
     loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
-    with pytest.raises(ValueError, match=r"loaded without data: load\(path, dataset=\.\.\.\)"):
+    with pytest.raises(ValueError, match=r"loaded without data: use load\(path, dataset=\.\.\.\)"):
         loaded.learn(1)
 
 
-def test_data_of_other_spaces_are_refused(tmp_path):
+def test_load_refuses_a_dataset_of_other_spaces(tmp_path):
     small_agent().save(tmp_path / "agent.zip")
     with pytest.raises(DatasetError, match="action space"):
         DecisionTransformer.load(
@@ -143,7 +143,7 @@ def test_data_of_other_spaces_are_refused(tmp_path):
         )
 
 
-def test_equal_agents_give_equal_files(tmp_path):
+def test_equal_agents_have_bitwise_equal_files(tmp_path):
     for name in ("a.zip", "b.zip"):
         small_agent().learn(2).save(tmp_path / name)
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
@@ -162,7 +162,7 @@ def test_an_altered_file_is_refused(tmp_path, at):
 
 
 @pytest.mark.faults
-def test_a_file_of_another_agent_is_refused_by_both(tmp_path):
+def test_files_of_another_algorithm_are_refused(tmp_path):
     sizes = {"memory_length": 8, "n_steps": 8, "segment_length": 8, "batch_size": 8, "n_envs": 2}
     GTrXLPPO("MlpGTrXLPolicy", "CartPole-v1", **sizes).save(tmp_path / "gtrxl.zip")
     small_agent().save(tmp_path / "dt.zip")
@@ -178,7 +178,7 @@ def test_a_file_of_another_agent_is_refused_by_both(tmp_path):
     [
         (lambda agent: agent["settings"].pop("core"), "core"),
         (lambda agent: agent["settings"].update(magic=1), "magic"),
-        (lambda agent: agent["settings"]["objective"].update(name="Magic"), "no objective 'Magic'"),
+        (lambda agent: agent["settings"]["objective"].update(name="Magic"), "unknown objective 'Magic'"),
         (lambda agent: agent["settings"].update(context_length=0), "context_length"),
         (lambda agent: agent["facts"].pop("env_id"), "env_id"),
         (lambda agent: agent["facts"].update(magic=1), "magic"),
@@ -186,7 +186,7 @@ def test_a_file_of_another_agent_is_refused_by_both(tmp_path):
         (lambda agent: agent["progress"].pop("num_timesteps"), "num_timesteps"),
     ],
 )
-def test_a_whole_file_with_a_wrong_description_is_refused(tmp_path, change, message):
+def test_invalid_descriptions_are_refused(tmp_path, change, message):
     path = tmp_path / "agent.zip"
     small_agent().save(path)
     archive = read_archive(path)
@@ -207,17 +207,17 @@ def test_weights_of_another_shape_are_refused(tmp_path):
 
 
 @pytest.mark.faults
-def test_a_generators_state_that_is_none_is_refused(tmp_path):
+def test_an_invalid_generator_state_is_refused(tmp_path):
     path = tmp_path / "agent.zip"
     small_agent().save(path)
     archive = read_archive(path)
     archive.tensors["random"]["order"] = torch.zeros(3, dtype=torch.uint8)
     write_archive(path, archive.documents, archive.tensors)
-    with pytest.raises(CheckpointError, match="no state of a generator"):
+    with pytest.raises(CheckpointError, match="not a generator state"):
         DecisionTransformer.load(path, device="cpu")
 
 
-def test_an_environment_in_wrappers_does_not_come_back_without_them(tmp_path):
+def test_an_environment_with_wrappers_is_not_made_without_them(tmp_path):
     wrapped = gymnasium.wrappers.ClipReward(gymnasium.make("Pendulum-v1"), -1, 1)
     data = some_trajectories(eval_env_spec=wrapped.spec)
     small_agent(data).save(tmp_path / "agent.zip")
@@ -226,5 +226,5 @@ def test_an_environment_in_wrappers_does_not_come_back_without_them(tmp_path):
         ValueError, match="describes 'Pendulum-v1' with wrapper ClipReward, which is not used"
     ):
         DecisionTransformer.load(path, device="cpu").make_env(1)
-    with pytest.raises(ValueError, match="'Pendulum-v1' in ClipReward, and a file holds no wrappers"):
+    with pytest.raises(ValueError, match="'Pendulum-v1' with the wrappers ClipReward"):
         DecisionTransformer.load(path, device="cpu", trust=True).make_env(1)

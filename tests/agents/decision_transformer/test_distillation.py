@@ -1,4 +1,4 @@
-"""A student learns what a teacher would do."""
+"""Tests of the distillation of Decision Transformers."""
 
 from dataclasses import replace
 
@@ -29,13 +29,13 @@ each_head = pytest.mark.parametrize("head", HEADS)
 
 
 def pair(head="choice", student=None, teacher=None):
-    """A small student and a large teacher of the same data."""
+    """Return a small student and a large teacher for the same data."""
     actions, objective = HEADS[head]
     data = some_trajectories(VECTOR, actions)
-    shared = {"trajectories": data, "objective": objective}
+    common = {"trajectories": data, "objective": objective}
     return (
-        small_agent(**shared, **({"core": SMALL, "seed": 1} | (student or {}))),
-        small_agent(**shared, **({"core": LARGE, "seed": 2} | (teacher or {}))),
+        small_agent(**common, **({"core": SMALL, "seed": 1} | (student or {}))),
+        small_agent(**common, **({"core": LARGE, "seed": 2} | (teacher or {}))),
     )
 
 
@@ -60,7 +60,7 @@ def same(first, second):
 
 
 @each_head
-def test_a_student_that_is_the_teacher_has_nothing_to_learn(head):
+def test_losses_are_zero_for_equal_weights(head):
     _, teacher = pair(head)
     twin, _ = pair(head, student={"core": LARGE})
     twin.policy.load_state_dict(teacher.policy.state_dict())
@@ -69,18 +69,18 @@ def test_a_student_that_is_the_teacher_has_nothing_to_learn(head):
 
 
 @each_head
-def test_another_one_has(head):
+def test_losses_are_positive_for_other_weights(head):
     for name, part in losses(*pair(head)).items():
         assert part.item() > 1e-3, name
 
 
 @each_head
-def test_distilling_brings_the_student_nearer(head):
+def test_distillation_reduces_the_loss_and_keeps_the_teacher(head):
     student, teacher = pair(head, student={"learning_rate": 1e-2, "batch_size": 32, "max_grad_norm": 10.0})
-    before, taught = losses(student, teacher)["distillation_loss"].item(), weights(teacher)
+    before, teacher_weights = losses(student, teacher)["distillation_loss"].item(), weights(teacher)
     student.learn_from(teacher, 30)
     assert losses(student, teacher)["distillation_loss"].item() < 0.7 * before
-    assert same(taught, weights(teacher))
+    assert same(teacher_weights, weights(teacher))
 
 
 def test_padding_does_not_enter_the_loss():
@@ -88,16 +88,16 @@ def test_padding_does_not_enter_the_loss():
     update = update_of(student, teacher)
     batch = update.windows(student.trajectories).starting_at([0, 2, 10])
     student.policy.eval()
-    gone = ~batch.mask
-    loud = replace(
+    padding = ~batch.mask
+    changed = replace(
         batch,
-        observations=batch.observations.masked_fill(gone[..., None], 1e3),
-        return_to_go=batch.return_to_go.masked_fill(gone, 1e3),
+        observations=batch.observations.masked_fill(padding[..., None], 1e3),
+        return_to_go=batch.return_to_go.masked_fill(padding, 1e3),
     )
-    close(update.losses(loud)["loss"], update.losses(batch)["loss"], 1e-6)
+    close(update.losses(changed)["loss"], update.losses(batch)["loss"], 1e-6)
 
 
-def test_gradients_reach_the_student_and_the_projection_alone():
+def test_gradients_reach_only_student_and_projection():
     student, teacher = pair()
     update = update_of(student, teacher)
     batch = update.windows(student.trajectories).starting_at([0, 2, 10])
@@ -111,24 +111,24 @@ def test_gradients_reach_the_student_and_the_projection_alone():
     assert all(parameter.grad is None for parameter in teacher.policy.parameters())
 
 
-def test_without_hidden_states_their_loss_does_not_count():
+def test_hidden_coef_0_removes_the_hidden_loss():
     student, teacher = pair()
     parts = losses(student, teacher, hidden_coef=0.0)
     assert parts["loss"].item() == parts["distillation_loss"].item()
     assert parts["hidden_loss"].item() > 0
 
 
-LEAVING = {
+EARLY_EXITS = {
     "CALM": CALM("classifier"),
     "multinomial": DepthAdaptive("multinomial"),
     "geometric": DepthAdaptive("geometric", "correctness"),
 }
-each_depth = pytest.mark.parametrize("depth", LEAVING.values(), ids=LEAVING)
+each_depth = pytest.mark.parametrize("depth", EARLY_EXITS.values(), ids=EARLY_EXITS)
 
 
 @each_depth
 @each_head
-def test_all_outputs_of_a_student_that_leaves_early_learn(depth, head):
+def test_all_exits_of_a_student_are_distilled(depth, head):
     core = replace(SMALL, layers=3, depth=depth)
     student, teacher = pair(head, student={"core": core, "context_length": K + 2})
     update = update_of(student, teacher)
@@ -139,19 +139,19 @@ def test_all_outputs_of_a_student_that_leaves_early_learn(depth, head):
     model, both = student.policy, update.both
     steps = update._steps(model, batch, update.steps_read[0])
     outputs = model.exits(steps, STATE_TOKENS).outputs[:, :, -both:]
-    wanted = update._read(teacher.policy, batch, update.steps_read[1])
-    apart = [model.loss.head.distance(y, teacher.policy.loss.head, wanted, 2.0) for y in outputs]
-    shares, weight = core.depth.shares(3).float(), batch.mask[:, -both:].float()
-    told = sum(share * average(x, weight) for share, x in zip(shares, apart, strict=True))
-    close(told, parts["distillation_loss"], 1e-5)
+    targets = update._read(teacher.policy, batch, update.steps_read[1])
+    distances = [model.loss.head.distance(y, teacher.policy.loss.head, targets, 2.0) for y in outputs]
+    weights_of_layers, mask = core.depth.shares(3).float(), batch.mask[:, -both:].float()
+    pairs = zip(weights_of_layers, distances, strict=True)
+    close(sum(weight * average(x, mask) for weight, x in pairs), parts["distillation_loss"], 1e-5)
     parts["exit_lesson"].backward()
-    learns = {name for name, x in model.named_parameters() if x.grad is not None and x.grad.any()}
-    assert learns
-    assert all(name.startswith("transformer.depth") for name in learns)
+    trained = {name for name, x in model.named_parameters() if x.grad is not None and x.grad.any()}
+    assert trained
+    assert all(name.startswith("transformer.depth") for name in trained)
 
 
 @each_depth
-def test_it_learns_when_to_leave(depth):
+def test_exit_prediction_is_trained(depth):
     core = replace(SMALL, layers=3, depth=depth)
     settings = {"core": core, "learning_rate": 1e-2, "batch_size": 32, "max_grad_norm": 10.0}
     student, teacher = pair(student=settings)
@@ -162,7 +162,7 @@ def test_it_learns_when_to_leave(depth):
     assert after["distillation_loss"] < 0.7 * before["distillation_loss"]
 
 
-def test_a_student_that_ponders_tells_its_depth():
+def test_an_act_student_reports_its_depth():
     parts = losses(*pair(student={"core": replace(SMALL, layers=3, depth=ACT())}))
     assert 1 <= parts["mean_depth"] <= 3
     assert parts["penalty"] > 0
@@ -170,13 +170,13 @@ def test_a_student_that_ponders_tells_its_depth():
 
 @pytest.mark.parametrize("lengths", [(K, K + 4), (K + 4, K)], ids=["longer teacher", "longer student"])
 @pytest.mark.parametrize("memory", [None, XL(7)], ids=["none", "XL"])
-def test_each_reads_what_it_acts_from(lengths, memory):
-    """At the newest step of a window the loss compares what both would do there."""
-    own, theirs = lengths
+def test_training_context_equals_acting_context(lengths, memory):
+    """The outputs at the newest step of a window equal those of acting with the full context."""
+    own, other = lengths
     core = replace(LARGE, memory=memory, pattern=Window(8) if memory else LARGE.pattern)
-    student, teacher = pair(student={"context_length": own}, teacher={"context_length": theirs, "core": core})
+    student, teacher = pair(student={"context_length": own}, teacher={"context_length": other, "core": core})
     update = update_of(student, teacher)
-    start = 14  # the last episode has 14 steps, from step 14 on
+    start = 14  # the last episode begins at step 14 and has 14 steps
     batch = update.windows(student.trajectories).starting_at([start])
     newest = start + own - 1
     student.policy.eval()
@@ -193,13 +193,13 @@ def test_each_reads_what_it_acts_from(lengths, memory):
 
 
 def replace_length(windows, first, newest):
-    """The window of an agent that ends with the step ``newest``."""
+    """Return the window of an agent that ends with the step ``newest``."""
     windows.length, columns = newest - first + 1, windows._columns
     windows._columns = columns[-(windows.burn_in + windows.length) :]
     return windows.starting_at([first])
 
 
-def test_the_same_seed_gives_the_same_bits():
+def test_equal_seeds_give_bitwise_equal_weights():
     def learned(seed):
         student, teacher = pair(student={"seed": seed})
         return weights(student.learn_from(teacher, 3))
@@ -209,7 +209,7 @@ def test_the_same_seed_gives_the_same_bits():
     assert not same(first, other)
 
 
-def test_a_student_saves_goes_on_and_learns_from_data(tmp_path):
+def test_a_distilled_student_can_be_saved_and_trained_further(tmp_path):
     student, teacher = pair()
     student.learn_from(teacher, 3)
     student.save(tmp_path / "student")
@@ -220,7 +220,7 @@ def test_a_student_saves_goes_on_and_learns_from_data(tmp_path):
     assert loaded.num_timesteps == 7
 
 
-def test_what_tensorboard_shows(tmp_path):
+def test_tensorboard_tags(tmp_path):
     student, teacher = pair(student={"tensorboard_log": str(tmp_path)})
     student.learn_from(teacher, 4, log_interval=2)
     events = EventAccumulator(str(tmp_path / "DecisionTransformer_distilled_1")).Reload()
@@ -232,17 +232,25 @@ def test_what_tensorboard_shows(tmp_path):
 @pytest.mark.parametrize(
     ("data", "objective", "message"),
     [
-        (some_trajectories(IMAGE, ACTIONS["Box"]), None, "teacher has other observations"),
-        (some_trajectories(VECTOR, spaces.Discrete(4)), None, "teacher has other actions"),
+        (
+            some_trajectories(IMAGE, ACTIONS["Box"]),
+            None,
+            "the observations of teacher and student must match",
+        ),
+        (
+            some_trajectories(VECTOR, spaces.Discrete(4)),
+            None,
+            "the actions of teacher and student must match",
+        ),
         (
             some_trajectories(VECTOR, ACTIONS["Box"]),
             MaximumEntropy(),
-            "by a Gaussian, the student by a Point",
+            "got Gaussian and Point: give both the same objective",
         ),
     ],
     ids=["observations", "actions", "head"],
 )
-def test_a_teacher_that_does_not_fit_is_refused(data, objective, message):
+def test_an_incompatible_teacher_is_refused(data, objective, message):
     student = small_agent(some_trajectories(VECTOR, ACTIONS["Box"]))
     before = weights(student)
     with pytest.raises(ValueError, match=message):
@@ -252,8 +260,8 @@ def test_a_teacher_that_does_not_fit_is_refused(data, objective, message):
 
 @pytest.mark.parametrize("memory", [KNNLM(k=2), SPALM(k=2)], ids=["kNN-LM", "SPALM"])
 @each_head
-def test_a_teacher_that_remembers_is_refused(head, memory):
-    """It would teach what its head says, and acts otherwise."""
+def test_a_teacher_with_a_datastore_is_refused(head, memory):
+    """Its head's predictions differ from its actions, which also depend on the datastore."""
     student, teacher = pair(head)
     teacher.remember(teacher.trajectories, memory)
     before = weights(student)
@@ -264,7 +272,7 @@ def test_a_teacher_that_remembers_is_refused(head, memory):
     assert not same(before, weights(student))
 
 
-def test_a_student_without_data_is_refused(tmp_path):
+def test_a_student_without_a_dataset_is_refused(tmp_path):
     student, teacher = pair()
     student.save(tmp_path / "student")
     loaded = type(student).load(tmp_path / "student", device="cpu")

@@ -1,4 +1,4 @@
-"""An environment of another version than that of the data."""
+"""Tests of the warning for environments of another version than the dataset's."""
 
 import warnings
 
@@ -11,13 +11,13 @@ from rlxf.envs import make_vec_env
 from rlxf.envs.ids import env_id_of, is_other_version
 from tests.agents.decision_transformer.worlds import K
 
-VERSION = "the data are from CartPole-v1, and the agent plays in CartPole-v0"
+VERSION = "the data are from CartPole-v1, but the agent acts in CartPole-v0"
 
 
-def told(play):
+def version_warnings(work):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        play()
+        work()
     return [str(each.message) for each in caught if "another version" in str(each.message)]
 
 
@@ -25,27 +25,27 @@ def agent_of(data, **changes):
     return DecisionTransformer(data, context_length=K, device="cpu", **changes)
 
 
-def test_it_is_told_once(cartpole):
+def test_another_version_warns_once(cartpole):
     agent = agent_of(cartpole)
 
-    def play():
+    def work():
         evaluate(agent, "CartPole-v0", 2, target_returns=[9.0])
 
-    (message,) = told(play)
+    (message,) = version_warnings(work)
     assert message.startswith(VERSION)
-    assert told(play) == []
+    assert version_warnings(work) == []
 
 
-def test_the_version_of_the_data(cartpole):
+def test_the_same_version_does_not_warn(cartpole):
     agent = agent_of(cartpole)
-    assert told(lambda: evaluate(agent, "CartPole-v1", 2, target_returns=[9.0])) == []
-    assert told(lambda: evaluate(agent, episodes=2, target_returns=[9.0])) == []
+    assert version_warnings(lambda: evaluate(agent, "CartPole-v1", 2, target_returns=[9.0])) == []
+    assert version_warnings(lambda: evaluate(agent, episodes=2, target_returns=[9.0])) == []
 
 
-def test_learning_online_in_another_version(cartpole):
+def test_online_fine_tuning_in_another_version_warns_once(cartpole):
     agent = agent_of(cartpole, objective=MaximumEntropy())
     online = {"n_envs": 2, "round_steps": 4, "round_updates": 1}
-    assert len(told(lambda: agent.learn_online(4, 9.0, "CartPole-v0", **online))) == 1
+    assert len(version_warnings(lambda: agent.learn_online(4, 9.0, "CartPole-v0", **online))) == 1
 
 
 @pytest.mark.parametrize(
@@ -58,16 +58,16 @@ def test_learning_online_in_another_version(cartpole):
         ("Walker2d", "Walker2d-v5", True),
     ],
 )
-def test_versions_of_ids(one, other, differ):
+def test_is_other_version(one, other, differ):
     assert is_other_version(one, other) is differ
 
 
-def test_the_id_of_environments():
+def test_env_id_of():
     assert env_id_of(make_vec_env("CartPole-v1", 2)) == "CartPole-v1"
     assert env_id_of(make_vec_env("rlxf/TMaze-v0", 2)) == "rlxf/TMaze-v0"
 
 
-def test_an_environment_without_id():
+def test_env_id_of_an_environment_without_spec_is_none():
     env = make_vec_env("CartPole-v1", 1)
     env.envs[0].unwrapped.spec = None
     env.envs = [env.envs[0].unwrapped]

@@ -1,4 +1,4 @@
-"""`learn`: what is learned, logged and called back; equal seeds, equal bits."""
+"""Tests of `learn`: results, schedules, logs, callbacks and reproducibility."""
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ from tests.agents.decision_transformer.worlds import ACTIONS, VECTOR, shown, sma
 TINY = decision_transformer(width=16, layers=1, heads=1, dropout=0.0)
 
 
-def told_by_return(actions):
-    """Episodes in which what was done can be told by the return that was had, and by nothing else."""
+def return_determines_actions(actions):
+    """Return episodes whose actions depend on the return alone."""
     data = some_trajectories(VECTOR, actions, lengths=(6,) * 40)
     better = np.repeat(np.arange(40) % 2, 6)
     chosen = better if isinstance(actions, spaces.Discrete) else np.where(better, 0.9, -0.9)[:, None]
@@ -30,15 +30,15 @@ def told_by_return(actions):
 
 @pytest.mark.parametrize("objective", [None, MaximumEntropy()], ids=["imitation", "maximum entropy"])
 @pytest.mark.parametrize("actions", [spaces.Discrete(2), spaces.Box(-1, 1, (1,))], ids=["choice", "number"])
-def test_who_asks_for_more_gets_what_was_done_when_there_was_more(actions, objective):
-    data = told_by_return(actions)
+def test_actions_follow_the_target_return(actions, objective):
+    data = return_determines_actions(actions)
     agent = DecisionTransformer(
         data, 3, learning_rate=1e-2, seed=0, core=TINY, objective=objective, device="cpu"
     )
     agent.learn(150)
-    seen = shown(data, np.array([0, 0]))
-    seen["return_to_go"] = np.array([[0.0], [6.0]], np.float32)
-    low, high = agent.predict(seen)[0]
+    observation = shown(data, np.array([0, 0]))
+    observation["return_to_go"] = np.array([[0.0], [6.0]], np.float32)
+    low, high = agent.predict(observation)[0]
     assert low < 0.5 < high
 
 
@@ -51,29 +51,29 @@ NESTED = {
 
 
 @pytest.mark.parametrize("place", NESTED.values(), ids=NESTED)
-def test_sb3_evaluates_while_it_learns(place, cartpole, tmp_path):
+def test_eval_callback_runs_during_training(place, cartpole, tmp_path):
     agent = DecisionTransformer(cartpole, 4, batch_size=4, core=TINY, seed=0, device="cpu")
     env = ReturnToGo(agent.make_env(2), 2.0)
-    watching = EvalCallback(env, n_eval_episodes=2, eval_freq=2, log_path=str(tmp_path), verbose=0)
-    agent.learn(4, place(watching))
+    eval_callback = EvalCallback(env, n_eval_episodes=2, eval_freq=2, log_path=str(tmp_path), verbose=0)
+    agent.learn(4, place(eval_callback))
     assert np.load(tmp_path / "evaluations.npz")["timesteps"].tolist() == [2, 4]
     assert agent.get_env() is None
 
 
-def test_sb3_evaluates_beside_an_environment_of_the_agents_own(cartpole):
+def test_eval_callback_does_not_replace_the_agents_environment(cartpole):
     agent = DecisionTransformer(cartpole, 4, batch_size=4, core=TINY, seed=0, device="cpu")
     own, other = (ReturnToGo(agent.make_env(1), 2.0) for _ in range(2))
     agent.set_env(own)
-    seen = []
-    agent.learn(1, [EvalCallback(other, verbose=0), lambda *_: seen.append(agent.get_env()) is None])
-    assert seen == [own]
+    values = []
+    agent.learn(1, [EvalCallback(other, verbose=0), lambda *_: values.append(agent.get_env()) is None])
+    assert values == [own]
     assert agent.get_env() is own
 
 
-def test_an_evaluation_that_asks_for_no_return_is_refused_before_the_training(cartpole):
+def test_eval_callback_requires_return_to_go(cartpole):
     agent = DecisionTransformer(cartpole, 4, batch_size=4, core=TINY, seed=0, device="cpu")
     with pytest.raises(
-        TypeError, match=r"asks for no return: make a VecEnv, .+ wrap it, rlxf\.envs\.ReturnToGo\("
+        TypeError, match=r"not a return-conditioned VecEnv: .+ wrap it, rlxf\.envs\.ReturnToGo\("
     ):
         agent.learn(4, EvalCallback(agent.make_env(1), eval_freq=2))
     assert agent._n_updates == 0
@@ -88,7 +88,7 @@ def same(first, second):
 
 
 @pytest.mark.parametrize("objective", [None, MaximumEntropy()], ids=["imitation", "maximum entropy"])
-def test_the_same_seed_gives_the_same_bits(objective):
+def test_equal_seeds_give_bitwise_equal_weights(objective):
     core = decision_transformer(width=16, layers=2, heads=2, dropout=0.2)
     first, again, other = (
         weights(small_agent(seed=seed, core=core, objective=objective).learn(5)) for seed in (0, 0, 1)
@@ -98,40 +98,40 @@ def test_the_same_seed_gives_the_same_bits(objective):
 
 
 def rates(agent, updates, **options):
-    seen = []
-    agent.learn(updates, noting(lambda: seen.append(agent.optimizer.param_groups[0]["lr"])), **options)
-    return seen
+    values = []
+    agent.learn(updates, recording(lambda: values.append(agent.optimizer.param_groups[0]["lr"])), **options)
+    return values
 
 
-def noting(note):
-    """A callback that goes on, whatever ``note`` gives."""
-    return lambda values, _: (note(), True)[1]
+def recording(record):
+    """Return a callback that calls ``record`` and never stops the training."""
+    return lambda values, _: (record(), True)[1]
 
 
-def test_the_rate_warms_up_over_a_tenth_of_the_updates():
+def test_default_warm_up_is_a_tenth_of_the_updates():
     expected = [0.25, 0.5, 0.75, *[1.0] * 37]
     assert rates(small_agent(learning_rate=1.0), 40) == pytest.approx(expected)
 
 
-def test_a_schedule_is_followed_while_it_warms_up():
+def test_the_schedule_applies_during_warm_up():
     expected = [0.5 * 1.0, 1.0 * 0.9, *np.linspace(0.8, 0.1, 8)]
     assert rates(small_agent(learning_rate=linear(1.0, 0.0), warmup_updates=2), 10) == pytest.approx(expected)
 
 
-def test_a_cosine_falls_to_its_half_in_the_middle():
-    seen = rates(small_agent(learning_rate=CosineSchedule(1e-3, 0.0), warmup_updates=0), 10)
-    assert seen[5] == pytest.approx(5e-4)
-    assert seen == sorted(seen, reverse=True)
+def test_cosine_schedule_is_half_in_the_middle():
+    values = rates(small_agent(learning_rate=CosineSchedule(1e-3, 0.0), warmup_updates=0), 10)
+    assert values[5] == pytest.approx(5e-4)
+    assert values == sorted(values, reverse=True)
 
 
-def test_going_on_continues_the_schedule_and_the_count():
+def test_reset_num_timesteps_false_continues_schedule_and_count():
     agent = small_agent(learning_rate=linear(1.0, 0.0), warmup_updates=0)
     rates(agent, 10)
     assert rates(agent, 10, reset_num_timesteps=False) == pytest.approx(np.linspace(0.5, 0.05, 10))
     assert agent.num_timesteps == 20
 
 
-def test_weights_decay_and_the_temperature_does_not():
+def test_the_temperature_has_no_weight_decay():
     agent = small_agent(objective=MaximumEntropy(), weight_decay=0.5)
     (decaying, kept) = agent.optimizer.param_groups
     assert (decaying["weight_decay"], kept["weight_decay"]) == (0.5, 0.0)
@@ -139,7 +139,7 @@ def test_weights_decay_and_the_temperature_does_not():
     assert len(decaying["params"]) == len(list(agent.policy.parameters())) - 1
 
 
-def test_what_tensorboard_shows(tmp_path):
+def test_tensorboard_tags(tmp_path):
     agent = small_agent(objective=MaximumEntropy(), tensorboard_log=str(tmp_path))
     agent.learn(20, log_interval=10)
     events = EventAccumulator(str(tmp_path / "DecisionTransformer_1")).Reload()
@@ -156,17 +156,17 @@ def test_what_tensorboard_shows(tmp_path):
     assert [event.step for event in events.Scalars("train/loss")] == [10, 20]
 
 
-def test_the_logged_loss_is_the_mean_since_the_last_line(tmp_path):
+def test_the_logged_loss_is_the_mean_since_the_last_output(tmp_path):
     agent, losses = small_agent(), []
     agent.set_logger(configure(str(tmp_path), ["csv"]))
     original = agent.policy.losses
 
-    def noted(batch):
+    def recorded(batch):
         parts = original(batch)
         losses.append(parts["loss"].item())
         return parts
 
-    agent.policy.losses = noted
+    agent.policy.losses = recorded
     agent.learn(6, log_interval=3)
     rows = np.genfromtxt(tmp_path / "progress.csv", delimiter=",", names=True)
     assert rows["trainloss"] == pytest.approx([np.mean(losses[:3]), np.mean(losses[3:])])
@@ -178,7 +178,7 @@ def test_a_callback_may_stop_the_training():
     assert agent.num_timesteps == 7
 
 
-def test_sb3s_checkpoint_callback_and_the_progress_bar(tmp_path, capsys):
+def test_sb3_checkpoint_callback_and_progress_bar(tmp_path, capsys):
     agent = small_agent()
     agent.learn(6, CheckpointCallback(save_freq=3, save_path=tmp_path), progress_bar=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -188,7 +188,7 @@ def test_sb3s_checkpoint_callback_and_the_progress_bar(tmp_path, capsys):
     assert "6/6" in "".join(capsys.readouterr())
 
 
-def test_the_return_scale_is_the_deviation_of_the_return_to_go():
+def test_default_return_scale_is_the_standard_deviation_of_returns_to_go():
     data = some_trajectories()
     assert small_agent(data).return_scale == pytest.approx(np.std(data.return_to_go, dtype=np.float64))
     assert small_agent(data, return_scale=7.0).return_scale == 7.0
@@ -196,12 +196,12 @@ def test_the_return_scale_is_the_deviation_of_the_return_to_go():
     assert small_agent(flat).return_scale == 1.0
 
 
-def test_there_is_a_time_embedding_for_each_step_of_the_longest_episode():
+def test_default_episode_length_is_that_of_the_longest_episode():
     assert small_agent().policy.tokens.time.num_embeddings == 14
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_all_actions_can_be_learned_from(actions):
+def test_all_action_spaces_can_be_trained(actions):
     agent = small_agent(some_trajectories(action_space=ACTIONS[actions]))
     before = weights(agent)
     assert not same(before, weights(agent.learn(2)))

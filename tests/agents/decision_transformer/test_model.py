@@ -1,4 +1,4 @@
-"""What the model may see, what the loss counts, and that every weight learns."""
+"""Tests of the model: causality, padding, memory, losses, gradients and initialization."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def outputs(agent, batch):
 
 @pytest.mark.parametrize("core", CORES)
 @pytest.mark.parametrize("part", ["observations", "actions", "return_to_go"])
-def test_outputs_do_not_see_what_comes_later(core, part):
+def test_outputs_are_causal(core, part):
     agent = small_agent(some_trajectories(lengths=(30,)), core=CORES[core])
     batch = windows(agent, [14])
     first = agent.policy.remembered
@@ -40,47 +40,47 @@ def test_outputs_do_not_see_what_comes_later(core, part):
     for k in range(K):
         changed = replace(batch, **{part: getattr(batch, part).clone()})
         getattr(changed, part)[:, first + k] += 1.0
-        moved = (outputs(agent, changed) - before).abs().amax(dim=(0, 2)) > 0
-        assert not moved[:k].any()
-        assert moved[k] == (part != "actions"), "the action is read off the state token, before it is shown"
-        assert moved[k + 1 : k + 2].all()
+        affected = (outputs(agent, changed) - before).abs().amax(dim=(0, 2)) > 0
+        assert not affected[:k].any()
+        assert affected[k] == (part != "actions"), "a state token must not attend to the action of its step"
+        assert affected[k + 1 : k + 2].all()
 
 
 @pytest.mark.parametrize("core", [name for name, core in CORES.items() if core.memory is not None])
 @pytest.mark.parametrize("starts", [[0], [2], [0, 2]])
-def test_a_memory_longer_than_episodes_reads_no_padding(core, starts, monkeypatch):
+def test_burn_in_skips_columns_of_padding(core, starts, monkeypatch):
     agent = small_agent(core=replace(CORES[core], dropout=0.0))
-    model, batch, read = agent.policy, windows(agent, starts), []
+    model, batch, calls = agent.policy, windows(agent, starts), []
     remember = model.transformer.remember
-    monkeypatch.setattr(model.transformer, "remember", lambda *given: read.append(given) or remember(*given))
-    found = outputs(agent, batch)
-    assert [tokens.shape[1] for tokens, _ in read] == [3 * max(starts)] * any(starts)
+    monkeypatch.setattr(model.transformer, "remember", lambda *args: calls.append(args) or remember(*args))
+    without_padding = outputs(agent, batch)
+    assert [tokens.shape[1] for tokens, _ in calls] == [3 * max(starts)] * any(starts)
     monkeypatch.setattr(model, "_padding", lambda steps: 0)
     real = batch.mask[:, model.remembered :]
-    torch.testing.assert_close(found[real], outputs(agent, batch)[real], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(without_padding[real], outputs(agent, batch)[real], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("core", CORES)
 def test_padding_changes_neither_outputs_nor_loss_nor_gradients(core):
     agent = small_agent(core=replace(CORES[core], dropout=0.0))
     batch = windows(agent, [6, 9, 10, 0])
-    gone = ~batch.mask
-    loud = replace(
+    padding = ~batch.mask
+    changed = replace(
         batch, **{name: getattr(batch, name).clone() for name in ("observations", "actions", "return_to_go")}
     )
-    for part in (loud.observations, loud.actions, loud.return_to_go):
-        part[gone] = 1e4
+    for part in (changed.observations, changed.actions, changed.return_to_go):
+        part[padding] = 1e4
     results = []
-    for seen in (batch, loud):
+    for each in (batch, changed):
         agent.policy.zero_grad()
-        loss = agent.policy.losses(seen)["loss"]
+        loss = agent.policy.losses(each)["loss"]
         loss.backward()
         results.append([loss, *(p.grad for p in agent.policy.parameters() if p.grad is not None)])
-    for quiet, noisy in zip(*results, strict=True):
-        torch.testing.assert_close(quiet, noisy, rtol=1e-4, atol=1e-6)
+    for original, other in zip(*results, strict=True):
+        torch.testing.assert_close(original, other, rtol=1e-4, atol=1e-6)
 
 
-def test_the_loss_is_the_mean_over_real_steps():
+def test_the_loss_is_the_mean_over_unpadded_steps():
     agent = small_agent()
     batch = windows(agent, [6, 9, 10, 0])
     head = agent.policy.loss.head
@@ -100,31 +100,33 @@ def test_every_weight_gets_a_gradient(observations, actions, objective):
     data = some_trajectories(OBSERVATIONS[observations], ACTIONS[actions])
     agent = small_agent(data, objective=objective)
     agent.policy.losses(windows(agent, [0, 11, 15, 20]))["loss"].backward()
-    without = [name for name, p in agent.policy.named_parameters() if p.grad is None or not p.grad.any()]
-    assert not without
+    untrained = [name for name, p in agent.policy.named_parameters() if p.grad is None or not p.grad.any()]
+    assert not untrained
 
 
-def test_tokens_stand_one_after_the_other_from_the_first_real_step():
-    index = small_agent().policy.steps(windows(small_agent(), [7])).index  # two steps: three are missing
+def test_token_positions_count_from_the_first_unpadded_step():
+    index = (
+        small_agent().policy.steps(windows(small_agent(), [7])).index
+    )  # two real steps and three of padding
     assert index.episode.tolist() == [[EMPTY] * 9 + [0] * 6]
     assert index.position[0, 9:].tolist() == list(range(6))
 
 
 @pytest.mark.parametrize("steps", [1, 4, 9])
-def test_memory_is_filled_by_the_steps_before_the_window_and_has_no_gradient(steps):
+def test_burn_in_steps_fill_the_memory_without_gradient(steps):
     agent = small_agent(some_trajectories(lengths=(30,)), core=replace(CORES["memory"], memory=None))
-    remembering = small_agent(some_trajectories(lengths=(30,)), core=CORES["memory"])
-    assert remembering.policy.remembered == remembered_steps(CORES["memory"]) == 3
+    with_memory = small_agent(some_trajectories(lengths=(30,)), core=CORES["memory"])
+    assert with_memory.policy.remembered == remembered_steps(CORES["memory"]) == 3
     assert agent.policy.remembered == 0
-    batch = windows(remembering, [20])
-    seen = remembering.policy.steps(batch)
-    seen = replace(seen, features=seen.features.clone().requires_grad_())
-    remembering.policy.eval().read(seen).sum().backward()
-    assert (seen.features.grad[:, :3] == 0).all()
-    assert (seen.features.grad[:, 3:].abs().amax(dim=(0, 2)) > 0).all()
+    batch = windows(with_memory, [20])
+    context = with_memory.policy.steps(batch)
+    context = replace(context, features=context.features.clone().requires_grad_())
+    with_memory.policy.eval().read(context).sum().backward()
+    assert (context.features.grad[:, :3] == 0).all()
+    assert (context.features.grad[:, 3:].abs().amax(dim=(0, 2)) > 0).all()
 
 
-def test_steps_beyond_the_longest_episode_share_its_last_embedding():
+def test_time_steps_beyond_the_last_embedding_share_it():
     agent = small_agent(episode_length=6)
     batch = windows(agent, [20])
     late, last = (replace(batch, time_steps=torch.full_like(batch.time_steps, t)) for t in (4_000, 5))
@@ -134,7 +136,7 @@ def test_steps_beyond_the_longest_episode_share_its_last_embedding():
     )
 
 
-def test_weights_start_as_in_gpt2():
+def test_weights_are_initialized_as_in_gpt2():
     agent = small_agent(core=decision_transformer(width=64, layers=8))
     fresh = type(agent)(agent.trajectories, core=agent.core, seed=0, device="cpu").policy
     for name, part in fresh.named_modules():
@@ -145,7 +147,7 @@ def test_weights_start_as_in_gpt2():
     assert fresh.tokens.time.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-def test_the_recipe_is_a_causal_transformer_without_positions():
+def test_the_default_core_is_causal_without_positions():
     core = decision_transformer()
     assert core == TransformerSpec(width=128, layers=3, heads=1, dropout=0.1)
     assert core.causal

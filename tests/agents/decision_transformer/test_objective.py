@@ -1,4 +1,4 @@
-"""The mathematics against torch's distributions, and the heads against it."""
+"""Tests of the objective functions against torch.distributions, and of the action heads."""
 
 import math
 
@@ -32,25 +32,25 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_log_prob_is_that_of_torch():
+def test_normal_log_prob_equals_torch():
     mean, log_std, x = draw(3, 50)
     expected = distributions.Normal(mean, log_std.exp()).log_prob(x)
     torch.testing.assert_close(normal_log_prob(mean, log_std, x), expected)
 
 
 @pytest.mark.parametrize("u", [-40.0, -3.0, 0.0, 0.1, 40.0])
-def test_log_slope_is_exact_where_tanh_is_one(u):
+def test_log_slope_is_exact_for_large_inputs(u):
     exact = 2 * (math.log(2) - abs(u) - math.log1p(math.exp(-2 * abs(u))))  # even in u
     assert log_slope(torch.tensor(u, dtype=torch.float64)).item() == pytest.approx(exact, rel=1e-12)
 
 
-def test_unsquashed_is_the_inverse_of_tanh_and_finite_at_the_bounds():
+def test_unsquashed_inverts_tanh_and_is_finite_at_the_bounds():
     u = draw(100)
     torch.testing.assert_close(unsquashed(u.tanh()), u)
     assert unsquashed(torch.tensor([-1.0, 1.0, 1.5])).isfinite().all()
 
 
-def test_cross_entropies_and_entropies_are_those_of_torch():
+def test_cross_entropies_and_entropies_equal_torch():
     logits = (draw(4, 3, 2), draw(4, 3, 5))
     choices = torch.stack([torch.arange(12).view(4, 3) % 2, torch.arange(12).view(4, 3) % 5], dim=-1)
     parts = [distributions.Categorical(logits=part) for part in logits]
@@ -59,13 +59,13 @@ def test_cross_entropies_and_entropies_are_those_of_torch():
     torch.testing.assert_close(entropies(logits), sum(part.entropy() for part in parts))
 
 
-def test_average_counts_real_steps_alone():
+def test_average_ignores_padding():
     x, weight = torch.tensor([[1.0, 2.0], [3.0, 1e30]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     assert average(x, weight) == 2
     assert average(x, torch.zeros_like(x)) == 0
 
 
-def test_warm_up_rises_in_equal_steps_to_one():
+def test_warm_up_is_linear():
     assert [warm_up(update, 4) for update in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
     assert warm_up(0, 0) == 1
 
@@ -76,13 +76,13 @@ def gaussian():
 
 
 def squashed(head, y):
-    """The same distribution made of torch's parts, over actions in [-1, 1]."""
+    """Return the distribution of the head over actions in [-1, 1], built with torch.distributions."""
     mean, log_std = head._moments(y)
     normal = distributions.Normal(mean, log_std.exp())
     return distributions.TransformedDistribution(normal, distributions.TanhTransform(cache_size=1))
 
 
-def test_the_gaussian_heads_error_is_the_negative_log_likelihood():
+def test_the_error_of_the_gaussian_head_is_the_negative_log_likelihood():
     head, y = gaussian(), draw(7, 6)
     scaled = (draw(7, 2, seed=1)).tanh()
     expected = -squashed(head, y).log_prob(scaled).sum(-1)
@@ -97,17 +97,15 @@ def test_the_entropy_of_a_squashed_gaussian_is_estimated_without_bias():
     assert head.entropy(y).mean() == pytest.approx(expected.item(), abs=6 * spread.item() / 200)
 
 
-def test_samples_stay_inside_the_bounds_and_scatter_around_the_likeliest():
+def test_samples_are_within_the_bounds_with_the_mode_as_median():
     head, y = gaussian(), draw(1, 6).expand(5_000, 6)
-    sample, likeliest = head.choose(y, deterministic=False), head.choose(y[:1], deterministic=True)
+    sample, mode = head.choose(y, deterministic=False), head.choose(y[:1], deterministic=True)
     low, high = torch.as_tensor(BOX.low), torch.as_tensor(BOX.high)
     assert ((sample >= low) & (sample <= high)).all()
-    torch.testing.assert_close(
-        sample.median(dim=0).values, likeliest[0], atol=0.2, rtol=0
-    )  # tanh is monotone
+    torch.testing.assert_close(sample.median(dim=0).values, mode[0], atol=0.2, rtol=0)  # tanh is monotone
 
 
-def test_box_actions_are_scaled_by_their_bounds_where_they_have_them():
+def test_bounded_box_dimensions_are_scaled():
     space = spaces.Box(torch.tensor([-2.0, 0.0, -math.inf]).numpy(), torch.tensor([2.0, 10.0, 5.0]).numpy())
     form = BoxActions(space)
     actions = torch.tensor([[-2.0, 10.0, 7.0], [1.0, 5.0, -3.0]])
@@ -115,29 +113,29 @@ def test_box_actions_are_scaled_by_their_bounds_where_they_have_them():
     torch.testing.assert_close(form.back(form(actions)), actions)
 
 
-def test_choices_are_one_hot_side_by_side():
+def test_discrete_components_are_concatenated_one_hot():
     form = ChoiceActions(CHOICES)
     assert form(torch.tensor([[1, 3]])).tolist() == [[0, 1, 0, 0, 0, 1, 0]]
     assert ChoiceActions(spaces.Discrete(3))(torch.tensor([2])).tolist() == [[0, 0, 1]]
 
 
-def test_sampled_choices_have_the_frequencies_of_the_head():
+def test_samples_follow_the_probabilities_of_the_head():
     torch.manual_seed(0)
     head = Categorical(6, ChoiceActions(CHOICES)).double()
     y = draw(1, 6)
     chosen = head.choose(y.expand(20_000, 6), deterministic=False)
-    wanted = head.logits(y)[1].softmax(-1)[0]
-    got = torch.bincount(chosen[:, 1], minlength=5) / 20_000
-    assert (got - wanted).abs().max() < 0.02
+    expected = head.logits(y)[1].softmax(-1)[0]
+    frequencies = torch.bincount(chosen[:, 1], minlength=5) / 20_000
+    assert (frequencies - expected).abs().max() < 0.02
 
 
-def test_a_point_is_the_same_whether_sampled_or_not():
+def test_the_deterministic_head_ignores_sampling():
     head, y = Point(6, BoxActions(BOX)), draw(4, 6).float()
     assert torch.equal(head.choose(y, deterministic=True), head.choose(y, deterministic=False))
 
 
 @pytest.mark.parametrize(("target", "sign"), [(100.0, -1), (-100.0, 1)])
-def test_the_temperature_rises_while_the_entropy_is_too_small_and_falls_while_it_is_too_large(target, sign):
+def test_the_temperature_follows_the_dual_gradient(target, sign):
     loss = MaximumEntropy(0.3, target_entropy=target).build(6, BoxActions(BOX))
     parts = loss(draw(4, 6).float(), torch.zeros(4, 2), torch.ones(4))
     parts["loss"].backward()
@@ -146,7 +144,7 @@ def test_the_temperature_rises_while_the_entropy_is_too_small_and_falls_while_it
     assert math.copysign(1, gap) == sign
 
 
-def test_the_temperature_weighs_the_entropy_and_is_not_moved_by_it():
+def test_the_entropy_term_has_no_gradient_to_the_temperature():
     y, actions, weight = draw(4, 6).float(), torch.zeros(4, 2), torch.ones(4)
     gradients = []
     for temperature in (0.1, 0.4):
@@ -166,10 +164,10 @@ def test_the_temperature_weighs_the_entropy_and_is_not_moved_by_it():
 
 
 @pytest.mark.parametrize("objective", [Imitation(), MaximumEntropy(0.2), MaximumEntropy(0.1, -3.0)], ids=repr)
-def test_an_objective_comes_back_from_json(objective):
+def test_objective_json_round_trip(objective):
     assert objective_from_json(objective_to_json(objective)) == objective
 
 
-def test_an_unknown_objective_in_a_file():
-    with pytest.raises(ValueError, match="no objective 'Magic'; there are Imitation, MaximumEntropy"):
+def test_an_unknown_objective_is_refused():
+    with pytest.raises(ValueError, match="unknown objective 'Magic'; use one of Imitation, MaximumEntropy"):
         objective_from_json({"name": "Magic"})

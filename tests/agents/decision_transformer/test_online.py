@@ -1,4 +1,4 @@
-"""Going on online: episodes as they were played, the return that was had in place of what was asked for."""
+"""Tests of online fine-tuning: replay buffer, episode collector and `learn_online`."""
 
 from contextlib import closing, nullcontext
 
@@ -22,7 +22,7 @@ from tests.agents.gtrxl.worlds import MIXED, next_step_scripts, scripts, shifted
 from tests.envs.workers.worlds import breaking
 
 
-def test_the_replay_begins_with_the_best_and_the_worst_leave_first():
+def test_the_replay_holds_the_best_episodes_and_removes_the_worst_first():
     data = some_trajectories()
     order = np.argsort(data.returns)
     replay = Replay(data, 3)
@@ -32,18 +32,18 @@ def test_the_replay_begins_with_the_best_and_the_worst_leave_first():
     np.testing.assert_allclose(replay.trajectories().returns, [*data.returns[order[2:]], 6.0], atol=1e-6)
 
 
-def test_the_replay_of_all_episodes_is_the_data_in_another_order():
+def test_the_replay_of_all_episodes_is_the_dataset_sorted_by_return():
     data = some_trajectories()
     replayed = Replay(data, 100).trajectories()
     for i, e in enumerate(np.argsort(data.returns)):
-        ours, theirs = (slice(*d.offsets[n : n + 2]) for d, n in ((replayed, i), (data, e)))
+        own, original = (slice(*d.offsets[n : n + 2]) for d, n in ((replayed, i), (data, e)))
         for name in ("observations", "actions", "rewards"):
-            np.testing.assert_array_equal(getattr(replayed, name)[ours], getattr(data, name)[theirs])
-        np.testing.assert_allclose(replayed.return_to_go[ours], data.return_to_go[theirs], atol=1e-5)
+            np.testing.assert_array_equal(getattr(replayed, name)[own], getattr(data, name)[original])
+        np.testing.assert_allclose(replayed.return_to_go[own], data.return_to_go[original], atol=1e-5)
 
 
-class Noting:
-    """A player that counts its actions up, and notes all that is shown to it."""
+class RecordingPlayer:
+    """Player that cycles through actions and records its observations."""
 
     def __init__(self):
         self.shown = []
@@ -58,23 +58,23 @@ class Noting:
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
-def test_episodes_are_what_was_shown_done_and_paid_between_two_starts(mode):
+def test_collected_episodes_equal_the_scripts(mode):
     next_step = mode is AutoresetMode.NEXT_STEP
     env = as_vec_env(next_step_scripts(shifted(3))) if next_step else scripts(shifted(3))
-    player, paid = Noting(), []
+    player, rewarded = RecordingPlayer(), []
     collector = Collector(player, ReturnToGo(env, 1.0))
     original = collector.env.step
 
     def step(actions):
         result = original(actions)
-        paid.append((result[1].copy(), [info.get("filler", False) for info in result[3]]))
+        rewarded.append((result[1].copy(), [info.get("filler", False) for info in result[3]]))
         return result
 
     collector.env.step = step
-    found = [(t, episode) for t in range(40) for episode in collector.step()[0]]
-    expected = list(slow_episodes(player.shown, paid))
-    assert len(found) == len(expected) > 8
-    for (t, episode), (last, observations, actions, rewards) in zip(found, expected, strict=True):
+    collected = [(t, episode) for t in range(40) for episode in collector.step()[0]]
+    expected = list(slow_episodes(player.shown, rewarded))
+    assert len(collected) == len(expected) > 8
+    for (t, episode), (last, observations, actions, rewards) in zip(collected, expected, strict=True):
         assert t == last
         np.testing.assert_array_equal(episode.observations, observations)
         np.testing.assert_array_equal(episode.actions, actions)
@@ -83,22 +83,22 @@ def test_episodes_are_what_was_shown_done_and_paid_between_two_starts(mode):
 
 @pytest.mark.faults
 @pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")
-def test_an_episode_that_broke_is_not_handed_out(tmp_path):
-    told, found = [], []
+def test_an_episode_of_a_crashed_environment_is_discarded(tmp_path):
+    reported, collected = [], []
     with closing(breaking(tmp_path, "step raises")) as env:
-        collector = Collector(Noting(), ReturnToGo(env, 1.0))
-        while not env.restarts or env.absent() or len(told) < 20:
+        collector = Collector(RecordingPlayer(), ReturnToGo(env, 1.0))
+        while not env.restarts or env.absent() or len(reported) < 20:
             episodes, _, infos = collector.step()
-            found += [len(episode.rewards) for episode in episodes]
-            told += [info["episode"]["l"] for info in infos if "episode" in info]
-    assert found == told
+            collected += [len(episode.rewards) for episode in episodes]
+            reported += [info["episode"]["l"] for info in infos if "episode" in info]
+    assert collected == reported
 
 
-def slow_episodes(shown, paid):
-    """(last step, observations, actions, rewards) of each episode, told by the scripts."""
-    for t in range(len(paid)):
+def slow_episodes(shown, rewarded):
+    """Yield (last step, observations, actions, rewards) of each episode of the scripts."""
+    for t in range(len(rewarded)):
         for e in range(3):
-            real = [k for k in range(t + 1) if not paid[k][1][e]]
+            real = [k for k in range(t + 1) if not rewarded[k][1][e]]
             ends = [n for n in range(len(real)) if shifted(3)[e][n % len(MIXED)]]
             if real and real[-1] == t and ends and ends[-1] == len(real) - 1:
                 first = ends[-2] + 1 if len(ends) > 1 else 0
@@ -107,7 +107,7 @@ def slow_episodes(shown, paid):
                     t,
                     np.stack([shown[k][0][e] for k in steps]),
                     np.array([(k + 1) % 3 for k in steps]),
-                    np.array([paid[k][0][e] for k in steps]),
+                    np.array([rewarded[k][0][e] for k in steps]),
                 )
 
 
@@ -119,7 +119,7 @@ def agent(cartpole):
     )
 
 
-def test_it_plays_and_learns_by_turns(agent, tmp_path):
+def test_collection_and_updates_alternate(agent, tmp_path):
     counted = []
     agent.set_logger(configure(str(tmp_path), ["csv"]))
     agent.learn_online(
@@ -137,13 +137,13 @@ def test_it_plays_and_learns_by_turns(agent, tmp_path):
     assert rows["rolloutep_rew_mean"][-1] > 5, "no episode has ended"
 
 
-def test_it_asks_for_the_target(agent):
+def test_environments_have_the_target_return(agent):
     env = make_vec_env("CartPole-v1", 2)
     agent.learn_online(12, target_return=33.0, env=env, round_steps=6, round_updates=1)
     assert agent.get_env().target_return.tolist() == [33.0, 33.0]
 
 
-def test_the_same_seed_gives_the_same_bits(cartpole):
+def test_equal_seeds_give_bitwise_equal_weights(cartpole):
     def learned(seed):
         core = decision_transformer(width=16, layers=1, heads=1, dropout=0.1)
         agent = DecisionTransformer(
@@ -157,7 +157,7 @@ def test_the_same_seed_gives_the_same_bits(cartpole):
 
 
 @pytest.mark.parametrize(("steps", "updates"), [(30, 4), (45, 6), (31, 5), (3, 1)])
-def test_a_round_that_is_cut_short_has_its_share_of_updates(agent, steps, updates):
+def test_an_incomplete_round_has_proportionally_many_updates(agent, steps, updates):
     agent.learn_online(steps, 20.0, n_envs=1, round_steps=30, round_updates=4)
     assert agent._n_updates == updates
 
@@ -172,7 +172,7 @@ def test_a_round_that_is_cut_short_has_its_share_of_updates(agent, steps, update
     ],
     ids=["id", "Env", "VectorEnv", "VecEnv"],
 )
-def test_it_plays_in_environments_of_every_kind(agent, env):
+def test_environments_of_every_kind_are_accepted(agent, env):
     agent.learn_online(
         240, 20.0, env=env if isinstance(env, str) else env(), n_envs=2, round_steps=240, round_updates=1
     )
@@ -183,7 +183,7 @@ def test_it_plays_in_environments_of_every_kind(agent, env):
 
 @pytest.fixture
 def open_envs(monkeypatch):
-    """The CartPoles that are open."""
+    """Return a list of the CartPole environments that are open."""
     open_now, make = [], CartPoleEnv.__init__
 
     def made(self, *args, **kwargs):
@@ -204,18 +204,18 @@ def fail(error):
 
 @pytest.mark.parametrize("env", [None, "CartPole-v1"], ids=["of the data", "id"])
 @pytest.mark.parametrize("error", [None, ValueError("slip"), KeyboardInterrupt()], ids=repr)
-def test_what_it_made_is_closed(agent, env, error, open_envs):
-    seen = []
-    callback = (lambda *_: seen.append(len(open_envs)) is None) if error is None else fail(error)
+def test_environments_made_by_the_agent_are_closed(agent, env, error, open_envs):
+    open_counts = []
+    callback = (lambda *_: open_counts.append(len(open_envs)) is None) if error is None else fail(error)
     raising = nullcontext() if error is None else pytest.raises(type(error))
     with raising:
         agent.learn_online(8, 20.0, env, n_envs=2, round_steps=8, round_updates=1, callback=callback)
-    assert seen in ([], [2] * 4)
+    assert open_counts in ([], [2] * 4)
     assert open_envs == []
     assert agent.get_env() is None
 
 
-def test_what_does_not_fit_is_closed(agent, monkeypatch):
+def test_environments_of_other_spaces_are_closed(agent, monkeypatch):
     closed = []
     monkeypatch.setattr(PendulumEnv, "close", lambda self: closed.append(self))
     with pytest.raises(DatasetError, match="does not fit"):
@@ -232,7 +232,7 @@ def test_what_does_not_fit_is_closed(agent, monkeypatch):
     ],
     ids=["Env", "VectorEnv", "VecEnv"],
 )
-def test_what_it_was_given_stays_open(agent, make, open_envs):
+def test_environments_that_were_passed_stay_open(agent, make, open_envs):
     env = make()
     before = list(open_envs)
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Online fine-tuning that is interrupted and resumed ends with the bits of one that was not."""
+"""Tests of resumed online fine-tuning, which is bitwise equal to an uninterrupted run."""
 
 import signal
 
@@ -20,7 +20,7 @@ from rlxf.training import CheckpointError, CheckpointFolder, Checkpoints, Resume
 from rlxf.training.checkpoints import InBackground
 from rlxf.training.randomness import generator_states
 from rlxf.training.stopping import Stop
-from tests.agents.decision_transformer.test_resuming import Kept
+from tests.agents.decision_transformer.test_resuming import RecordingWriter
 from tests.agents.decision_transformer.worlds import some_trajectories
 
 STEPS = 120
@@ -39,16 +39,16 @@ def _in_foreground(monkeypatch):
 
 @pytest.fixture
 def replays(monkeypatch):
-    """The replays of all trainings, in their order."""
-    made = []
+    """Return a list of the replay buffers of all training runs, in order."""
+    created = []
 
-    class Noted(Replay):
-        def __init__(self, *given):
-            super().__init__(*given)
-            made.append(self)
+    class RecordedReplay(Replay):
+        def __init__(self, *args):
+            super().__init__(*args)
+            created.append(self)
 
-    monkeypatch.setattr(learner_module, "Replay", Noted)
-    return made
+    monkeypatch.setattr(learner_module, "Replay", RecordedReplay)
+    return created
 
 
 @pytest.fixture
@@ -57,39 +57,39 @@ def fresh(cartpole):
         core = decision_transformer(width=16, layers=1, heads=1, dropout=0.1)
         sizes = {"batch_size": 8, "core": core, "objective": MaximumEntropy(), "seed": 0, "device": "cpu"}
         agent = DecisionTransformer(cartpole, 4, **sizes | changes)
-        agent.set_logger(Logger(None, [Kept()]))
+        agent.set_logger(Logger(None, [RecordingWriter()]))
         return agent
 
     return make
 
 
-class GoneError(Exception):
-    """Of a training that died."""
+class InterruptedTrainingError(Exception):
+    """Simulated interruption of a training run."""
 
 
-def interrupted(agent, folder, update, **given):
-    """A training that dies before an update; its checkpoints are in the folder."""
+def interrupted(agent, folder, update, **changes):
+    """Run a training that is interrupted before an update, with checkpoints in the folder."""
     train = agent.train
 
-    def watched(windows, rate):
+    def interrupted_train(windows, rate):
         if agent._n_updates == update:
-            raise GoneError
+            raise InterruptedTrainingError
         train(windows, rate)
 
-    agent.train = watched
-    with pytest.raises(GoneError):
-        agent.learn_online(STEPS, callback=Checkpoints(CheckpointFolder(folder), 0), **OPTIONS | given)
+    agent.train = interrupted_train
+    with pytest.raises(InterruptedTrainingError):
+        agent.learn_online(STEPS, callback=Checkpoints(CheckpointFolder(folder), 0), **OPTIONS | changes)
     agent._logger.output_formats[0].lines.clear()
 
 
-def bits(agent, replay):
-    """All that a training ends with."""
-    held = replay.trajectories()
+def final_state(agent, replay):
+    """Return the final state of a training run as tensors."""
+    episodes = replay.trajectories()
     tensors = dict(agent.policy.state_dict()) | generator_states() | {"order": agent.order.get_state()}
     for number, state in agent.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer {number} {name}": torch.as_tensor(x) for name, x in state.items()}
     arrays = ("observations", "actions", "rewards", "return_to_go", "offsets")
-    return tensors | {name: torch.from_numpy(getattr(held, name)) for name in arrays}
+    return tensors | {name: torch.from_numpy(getattr(episodes, name)) for name in arrays}
 
 
 def assert_equal(one, other):
@@ -99,83 +99,85 @@ def assert_equal(one, other):
 
 
 @pytest.mark.parametrize("update", [0, 1, 4, 11])
-def test_it_ends_with_the_bits_of_one_that_was_not_interrupted(fresh, replays, tmp_path, update):
-    """Weights with the dual variable, optimizer, replay and every generator."""
-    straight = fresh()
-    straight.learn_online(STEPS, **OPTIONS)
-    expected, lines = bits(straight, replays[-1]), straight.logger.output_formats[0].lines
+def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_run(fresh, replays, tmp_path, update):
+    """The comparison covers weights with the dual variable, optimizer, replay buffer and generators."""
+    uninterrupted = fresh()
+    uninterrupted.learn_online(STEPS, **OPTIONS)
+    expected, lines = final_state(uninterrupted, replays[-1]), uninterrupted.logger.output_formats[0].lines
     assert replays[-1].added > 0
     interrupted(fresh(), tmp_path, update)
-    torch.manual_seed(99)  # another process begins with other generators
+    torch.manual_seed(99)  # a new process has other generator states
     resumed = fresh()
     resumed.learn_online(STEPS, resume_from=tmp_path, **OPTIONS)
-    assert_equal(bits(resumed, replays[-1]), expected)
+    assert_equal(final_state(resumed, replays[-1]), expected)
     assert "loss.log_temperature" in expected
-    assert resumed.num_timesteps == straight.num_timesteps
-    assert resumed._n_updates == straight._n_updates
+    assert resumed.num_timesteps == uninterrupted.num_timesteps
+    assert resumed._n_updates == uninterrupted._n_updates
     own = resumed.logger.output_formats[0].lines
     assert own == {step: line for step, line in lines.items() if step in own}
     assert own
 
 
 @pytest.mark.parametrize("env", ENVS.values(), ids=ENVS)
-def test_it_goes_on_in_environments_of_every_kind(fresh, replays, tmp_path, env):
-    straight = fresh()
-    straight.learn_online(STEPS, env=seeded(env()), **OPTIONS)
-    expected = bits(straight, replays[-1])
+def test_resumption_supports_environments_of_every_kind(fresh, replays, tmp_path, env):
+    uninterrupted = fresh()
+    uninterrupted.learn_online(STEPS, env=seeded(env()), **OPTIONS)
+    expected = final_state(uninterrupted, replays[-1])
     interrupted(fresh(), tmp_path, 7, env=seeded(env()))
     resumed = fresh()
     resumed.learn_online(STEPS, env=env(), resume_from=tmp_path, **OPTIONS)
-    assert_equal(bits(resumed, replays[-1]), expected)
+    assert_equal(final_state(resumed, replays[-1]), expected)
 
 
 def seeded(env):
-    """Environments that were given are not seeded by the agent."""
+    """Seed environments that are passed to the agent, which does not seed them."""
     if hasattr(env, "seed"):
         env.seed(3)
     return env
 
 
-def test_a_signal_leaves_what_can_be_resumed(fresh, replays, tmp_path):
-    straight = fresh().learn_online(STEPS, **OPTIONS)
-    expected = bits(straight, replays[-1])
+def test_a_run_stopped_by_a_signal_can_be_resumed(fresh, replays, tmp_path):
+    uninterrupted = fresh().learn_online(STEPS, **OPTIONS)
+    expected = final_state(uninterrupted, replays[-1])
     stop = Stop()
     saving = Checkpoints(CheckpointFolder(tmp_path), 999, stop=stop)
     stopped = fresh()
 
-    def ask(*_):
+    def request_stop(*_):
         if stopped.num_timesteps == 60:
             stop.by = signal.SIGTERM
         return True
 
-    stopped.learn_online(STEPS, callback=[ConvertCallback(ask), saving], **OPTIONS)
+    stopped.learn_online(STEPS, callback=[ConvertCallback(request_stop), saving], **OPTIONS)
     assert saving.stopped
     assert [file.name for file in saving.folder.files()] == ["step-000000000060.zip"]
     resumed = fresh().learn_online(STEPS, resume_from=tmp_path, **OPTIONS)
-    assert_equal(bits(resumed, replays[-1]), expected)
+    assert_equal(final_state(resumed, replays[-1]), expected)
 
 
-def test_other_environments_begin_fresh_episodes_and_say_so(fresh, tmp_path):
+def test_environments_that_are_not_replayable_are_reset_with_a_warning(fresh, tmp_path):
     def plain():
         return DummyVecEnv([lambda: Monitor(CartPoleEnv())] * 3)
 
     interrupted(fresh(), tmp_path, 7, env=plain())
     resumed = fresh()
-    with pytest.warns(UserWarning, match=r"fresh episodes.*not in rlxf\.envs\.Replayable"):
+    with pytest.warns(UserWarning, match=r"environments are reset.*not in rlxf\.envs\.Replayable"):
         resumed.learn_online(STEPS, env=plain(), resume_from=tmp_path, **OPTIONS)
     assert resumed.num_timesteps == STEPS
 
 
 @pytest.mark.parametrize("name", ["target_return", "round_steps", "round_updates", "replay_episodes"])
-def test_other_options_are_refused_and_named(fresh, tmp_path, name):
+def test_changed_options_are_refused(fresh, tmp_path, name):
     interrupted(fresh(), tmp_path, 4)
     with pytest.raises(ResumeError, match=f"its {name} is"):
         fresh().learn_online(STEPS, resume_from=tmp_path, **OPTIONS | {name: OPTIONS[name] + 1})
 
 
-def test_it_says_what_cannot_be_resumed(fresh, tmp_path):
+def test_unsuitable_checkpoints_are_refused(fresh, tmp_path):
     interrupted(fresh(), tmp_path / "online", 4)
-    with pytest.raises(ResumeError, match="written during learn_online: resume it there"):
+    with pytest.raises(
+        ResumeError, match=r"written during learn_online: resume it with learn_online\(resume_from=\.\.\.\)"
+    ):
         fresh().learn(STEPS, resume_from=tmp_path / "online")
     fresh().learn_online(STEPS, callback=Checkpoints(CheckpointFolder(tmp_path / "whole"), 999), **OPTIONS)
     with pytest.raises(ResumeError, match="has 120 of them already, got steps=120"):
@@ -187,16 +189,16 @@ def test_it_says_what_cannot_be_resumed(fresh, tmp_path):
 
 @pytest.mark.parametrize("capacity", [2, 4, 6, 100])
 @pytest.mark.parametrize("added", [0, 1, 3, 9])
-def test_a_replay_comes_back_whatever_has_left_it(capacity, added):
+def test_replay_round_trip(capacity, added):
     data = some_trajectories()
     replay = Replay(data, capacity)
     for number in range(added):
         steps = slice(0, number % 3 + 1)
         rewards = np.full(number % 3 + 1, number, np.float32)
         replay.extend([Episode(data.observations[steps], data.actions[steps], rewards)])
-    again = Replay(data, capacity)
-    again.load_arrays(replay.arrays(), replay.added)
+    restored = Replay(data, capacity)
+    restored.load_arrays(replay.arrays(), replay.added)
     for name in ("observations", "actions", "rewards", "return_to_go", "offsets"):
-        ours, theirs = (getattr(each.trajectories(), name) for each in (again, replay))
-        np.testing.assert_array_equal(ours, theirs)
-    assert again.added == added
+        loaded, original = (getattr(each.trajectories(), name) for each in (restored, replay))
+        np.testing.assert_array_equal(loaded, original)
+    assert restored.added == added

@@ -1,4 +1,4 @@
-"""Two processes that share each batch learn what one process learns."""
+"""Tests of data-parallel training: two processes give the results of a single process."""
 
 import os
 import signal
@@ -20,12 +20,12 @@ STEPS = 4
 
 
 def agent(**changes):
-    """Gradients below 1e-3 count by their size: where one is 0, Adam would make steps of rounding."""
+    """Return an agent whose Adam epsilon of 1e-3 prevents large steps for gradients of rounding errors."""
     settings = {"learning_rate": linear(0.01, 0.001), "warmup_updates": 0, "core": CORES["memory"]}
-    found = small_agent(**(settings | changes))
-    for group in found.optimizer.param_groups:
+    built = small_agent(**(settings | changes))
+    for group in built.optimizer.param_groups:
         group["eps"] = 1e-3
-    return found
+    return built
 
 
 def weights(learner):
@@ -38,33 +38,33 @@ def gradients(learner):
 
 
 def learned(steps=STEPS, resume_from=None, **changes):
-    found = agent(**changes).learn(steps, resume_from=resume_from)
-    return weights(found), found.order.get_state().tolist(), len(found.logger.output_formats)
+    trained = agent(**changes).learn(steps, resume_from=resume_from)
+    return weights(trained), trained.order.get_state().tolist(), len(trained.logger.output_formats)
 
 
-def assert_close(found, wanted):
-    assert found.keys() == wanted.keys()
-    for name, values in wanted.items():
-        np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-6, err_msg=name)
+def assert_close(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(actual[name], values, rtol=0, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("core", ["memory", "ALiBi and a window"])
-def test_gradients_of_two_are_those_of_one(core):
-    wanted = gradients(agent(core=CORES[core]))
-    for found in on_ranks(2, lambda: gradients(agent(core=CORES[core]))):
-        assert_close(found, wanted)
+def test_gradients_of_two_ranks_equal_those_of_one(core):
+    expected = gradients(agent(core=CORES[core]))
+    for actual in on_ranks(2, lambda: gradients(agent(core=CORES[core]))):
+        assert_close(actual, expected)
 
 
-def test_so_are_weights_behind_some_updates():
-    wanted, order, _ = learned()
+def test_weights_of_two_ranks_equal_those_of_one():
+    expected, order, _ = learned()
     one, other = on_ranks(2, lambda: learned(verbose=1))
-    assert_close(one[0], wanted)
+    assert_close(one[0], expected)
     assert (one[1], other[1]) == (order, order)
-    assert (one[2] > 0, other[2]) == (True, 0)  # one logs
-    assert all((one[0][name] == other[0][name]).all() for name in wanted)
+    assert (one[2] > 0, other[2]) == (True, 0)  # only rank 0 logs
+    assert all((one[0][name] == other[0][name]).all() for name in expected)
 
 
-def test_what_draws_while_it_learns_differs_from_one_but_agrees():
+def test_random_training_agrees_between_ranks():
     changes = {"core": CORES["published with dropout"], "objective": MaximumEntropy()}
     data = some_trajectories(action_space=ACTIONS["Box"])
     one, other = on_ranks(2, lambda: learned(trajectories=data, **changes))
@@ -72,16 +72,16 @@ def test_what_draws_while_it_learns_differs_from_one_but_agrees():
     assert any((learned(trajectories=data, **changes)[0][name] != one[0][name]).any() for name in one[0])
 
 
-def test_one_may_see_nothing_compressed():
-    """Of two windows each reads one; most are of episodes that end before a block is old enough."""
+def test_ranks_agree_if_one_has_no_compressed_memory():
+    """Each rank processes a single window, most of whose episodes are too short for a compressed block."""
     data = some_trajectories(lengths=(14, *[1] * 9))
     changes = {"core": TransformerSpec(**SIZES, memory=Compressive(4, 4, 2)), "batch_size": 2}
     one, other = on_ranks(2, lambda: learned(8, trajectories=data, **changes))
     assert all((one[0][name] == other[0][name]).all() for name in one[0])
 
 
-class Signalled(BaseCallback):
-    """Sends a signal to one of the processes."""
+class SignalRankOne(BaseCallback):
+    """Callback that sends a signal to one of the processes."""
 
     def _on_step(self):
         if self.num_timesteps == 2 and here().rank == 1:
@@ -89,36 +89,36 @@ class Signalled(BaseCallback):
         return True
 
 
-def cut(folder):
+def interrupted(folder):
     with stop_on_signals() as stop:
         saving = Checkpoints(CheckpointFolder(folder), every_seconds=0, stop=stop)
-        learner = agent().learn(STEPS, [Signalled(), saving])
+        learner = agent().learn(STEPS, [SignalRankOne(), saving])
     here().wait()
     return learner.num_timesteps, saving.stopped, int(stop.by)
 
 
-def test_a_signal_to_one_stops_both_and_one_or_two_go_on(tmp_path):
-    wanted, order, _ = learned()
-    assert on_ranks(2, lambda: cut(tmp_path)) == [(2, True, signal.SIGTERM)] * 2
+def test_a_signal_to_one_rank_stops_both_and_one_or_two_resume(tmp_path):
+    expected, order, _ = learned()
+    assert on_ranks(2, lambda: interrupted(tmp_path)) == [(2, True, signal.SIGTERM)] * 2
     assert len(CheckpointFolder(tmp_path).files()) == 2
     alone = learned(resume_from=tmp_path)
-    for found, drawn, _ in [alone, *on_ranks(2, lambda: learned(resume_from=tmp_path))]:
-        assert_close(found, wanted)
+    for actual, drawn, _ in [alone, *on_ranks(2, lambda: learned(resume_from=tmp_path))]:
+        assert_close(actual, expected)
         assert drawn == order
 
 
-def test_what_one_wrote_two_go_on_with(tmp_path):
+def test_two_ranks_resume_the_checkpoint_of_one(tmp_path):
     saving = Checkpoints(CheckpointFolder(tmp_path), every_seconds=0)
-    wanted = weights(agent().learn(STEPS, saving))
+    expected = weights(agent().learn(STEPS, saving))
     CheckpointFolder(tmp_path).file(STEPS).unlink()
-    for found, _, _ in on_ranks(2, lambda: learned(resume_from=tmp_path)):
-        assert_close(found, wanted)
+    for actual, _, _ in on_ranks(2, lambda: learned(resume_from=tmp_path)):
+        assert_close(actual, expected)
 
 
 def refusals():
     data = some_trajectories(action_space=ACTIONS["Discrete"])
     routing = replace(CORES["published"], kernel=Routing(2))
-    for asked in (
+    for call in (
         lambda: agent(batch_size=7),
         lambda: agent(core=routing).learn(1),
         lambda: agent(trajectories=data).learn_online(1, 1.0),
@@ -126,12 +126,12 @@ def refusals():
         lambda: MaskedPretraining(data),
     ):
         try:
-            asked()
+            call()
         except ValueError as error:
             yield str(error)
 
 
-def test_what_is_for_one_process_is_told():
+def test_unsupported_methods_are_refused_under_torchrun():
     for division, kernel, *others in on_ranks(2, lambda: list(refusals())):
         assert "batch_size is 7 over all, and cannot be divided among 2" in division
         assert "moves its centroids by the tokens that one process reads" in kernel
@@ -141,12 +141,14 @@ def test_what_is_for_one_process_is_told():
         ]
 
 
-def test_nan_in_the_part_of_one_stops_both():
+def test_nan_on_one_rank_stops_both():
     data = some_trajectories()
-    spoiled = some_trajectories(rewards=np.full_like(data.rewards, 1e30), return_to_go=data.return_to_go)
+    large_rewards = some_trajectories(
+        rewards=np.full_like(data.rewards, 1e30), return_to_go=data.return_to_go
+    )
 
     def work():
-        learner = agent(trajectories=spoiled)
+        learner = agent(trajectories=large_rewards)
         before = weights(learner)
         if here().rank == 1:
             learner.policy.tokens.return_scale = float("nan")

@@ -1,4 +1,4 @@
-"""An agent acts by trajectories that it has not learned from."""
+"""Tests of kNN datastores of logged trajectories."""
 
 import sys
 
@@ -27,7 +27,7 @@ HEADS = [KNNLM(k=4, temperature=3.0), SPALM(k=4, temperature=3.0)]
 
 
 def others(space: str = "Box", seed: int = 7):
-    """Trajectories that the agent has not learned from."""
+    """Return trajectories that are not in the agent's training data."""
     return some_trajectories(action_space=ACTIONS[space], lengths=(6, 11, 1, 8), seed=seed)
 
 
@@ -35,12 +35,12 @@ def agent_for(space: str, **changes):
     return small_agent(some_trajectories(action_space=ACTIONS[space]), **changes)
 
 
-def seen(data, *steps):
+def observation_at(data, *steps):
     return shown(data, np.array(steps))
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_what_is_stored_is_what_the_head_reads_while_acting(core):
+def test_keys_equal_the_inputs_of_the_head_while_acting(core):
     agent, data = small_agent(core=CORES[core]), others()
     store = agent.remember(data, KNNLM(k=1)).memory.store
     for steps, _, state in replay(agent, data):
@@ -51,7 +51,7 @@ def test_what_is_stored_is_what_the_head_reads_while_acting(core):
 
 
 @pytest.mark.parametrize("length", [1, max(LENGTHS) + 5])
-def test_so_it_is_with_any_context(length):
+def test_keys_equal_the_inputs_of_the_head_for_any_context_length(length):
     agent, data = small_agent(context_length=length), others()
     keys = agent.remember(data, KNNLM(k=1)).memory.store.keys
     for steps, _, state in replay(agent, data):
@@ -59,7 +59,7 @@ def test_so_it_is_with_any_context(length):
             torch.testing.assert_close(keys[steps], agent.policy.newest(state), atol=1e-5, rtol=1e-5)
 
 
-def test_so_it_is_for_images():
+def test_keys_equal_the_inputs_of_the_head_for_images():
     agent = small_agent(some_trajectories(OBSERVATIONS["image"]))
     keys = agent.remember(agent.trajectories, KNNLM(k=1)).memory.store.keys
     for steps, _, state in replay(agent, agent.trajectories):
@@ -68,7 +68,7 @@ def test_so_it_is_for_images():
 
 
 @pytest.mark.parametrize("space", ACTIONS)
-def test_with_all_the_weight_on_the_nearest_it_does_what_was_done(space):
+def test_weight_1_reproduces_the_logged_actions(space):
     agent, data = agent_for(space), others(space)
     acted = replayed(agent.remember(data, KNNLM(k=1, weight=1.0)), data)
     done = data.actions + getattr(data.action_space, "start", 0)
@@ -76,16 +76,16 @@ def test_with_all_the_weight_on_the_nearest_it_does_what_was_done(space):
 
 
 @pytest.mark.parametrize("space", ACTIONS)
-def test_without_weight_it_does_what_it_did(space):
+def test_weight_0_does_not_change_actions(space):
     agent, data = agent_for(space), others(space)
     alone = replayed(agent, data)
     np.testing.assert_array_equal(replayed(agent.remember(data, KNNLM(k=4, weight=0.0)), data), alone)
 
 
 @pytest.mark.parametrize("space", ["Box", "Discrete", "MultiDiscrete"])
-def test_without_weight_it_samples_what_it_sampled(space):
+def test_weight_0_does_not_change_samples(space):
     agent, data = agent_for(space, objective=MaximumEntropy()), others(space)
-    observation = seen(data, *range(20))
+    observation = observation_at(data, *range(20))
     torch.manual_seed(0)
     alone, _ = agent.predict(observation, deterministic=False)
     torch.manual_seed(0)
@@ -95,9 +95,9 @@ def test_without_weight_it_samples_what_it_sampled(space):
 
 @pytest.mark.parametrize("head", HEADS, ids=repr)
 @pytest.mark.parametrize("space", ACTIONS)
-def test_memories_change_what_it_does_and_go_when_forgotten(space, head):
+def test_remember_changes_actions_and_forget_restores_them(space, head):
     agent, data = agent_for(space), others(space)
-    observation = seen(data, *range(data.steps))
+    observation = observation_at(data, *range(data.steps))
     alone, _ = agent.predict(observation)
     changed, _ = agent.remember(data, head).predict(observation)
     assert (changed != alone).any()
@@ -106,16 +106,16 @@ def test_memories_change_what_it_does_and_go_when_forgotten(space, head):
 
 
 @pytest.mark.parametrize("head", HEADS, ids=repr)
-def test_how_many_environments_there_are_changes_nothing(head):
+def test_retrieval_does_not_depend_on_the_batch_size(head):
     agent, data = small_agent().remember(others(), head), others()
-    together, _ = agent.predict(seen(data, *range(9)))
-    singly = [agent.predict(seen(data, step))[0][0] for step in range(9)]
+    together, _ = agent.predict(observation_at(data, *range(9)))
+    singly = [agent.predict(observation_at(data, step))[0][0] for step in range(9)]
     np.testing.assert_allclose(together, singly, atol=1e-5)
 
 
-def test_choices_are_a_mixture_of_categoricals():
+def test_discrete_predictions_are_a_mixture_of_categoricals():
     agent, data = agent_for("Discrete"), others("Discrete")
-    observation = seen(data, *range(12))
+    observation = observation_at(data, *range(12))
     own = agent.choices(observation)[0].softmax(dim=1)
     head = KNNLM(k=5, weight=0.4, temperature=3.0)
     mixed = agent.remember(data, head).choices(observation)[0].exp()
@@ -130,34 +130,36 @@ def test_choices_are_a_mixture_of_categoricals():
         torch.testing.assert_close(mixed[row], 0.4 * near + 0.6 * own[row], atol=1e-5, rtol=1e-4)
 
 
-def test_a_gaussian_samples_the_mixture():
+def test_a_gaussian_head_samples_from_the_mixture():
     agent, data = agent_for("Box", objective=MaximumEntropy()), others()
     agent.remember(data, KNNLM(k=3, weight=0.25, temperature=9.0))
     torch.manual_seed(0)
-    drawn, _ = agent.predict(seen(data, *[4] * 4000), deterministic=False)
+    drawn, _ = agent.predict(observation_at(data, *[4] * 4000), deterministic=False)
     stored = {tuple(action) for action in data.actions.tolist()}
-    share = np.mean([tuple(action) in stored for action in drawn.tolist()])
-    assert share == pytest.approx(0.25, abs=0.03)
+    retrieved = np.mean([tuple(action) in stored for action in drawn.tolist()])
+    assert retrieved == pytest.approx(0.25, abs=0.03)
     assert len(np.unique(drawn, axis=0)) > 2500
 
 
-def test_steps_with_about_the_return_that_is_asked_for_are_nearer():
+def test_steps_with_a_return_near_the_target_are_nearer():
     data = others()
     agent = small_agent().remember(data, KNNLM(k=1))
-    observation = seen(data, 6)
+    observation = observation_at(data, 6)
     right, wrong = (
-        agent.memory.near(_read(agent, observation | {"return_to_go": observation["return_to_go"] + more}))
+        agent.memory.near(
+            _newest_output(agent, observation | {"return_to_go": observation["return_to_go"] + more})
+        )
         for more in (0.0, 3.0)
     )
     assert right.squared.item() < 1e-6 < wrong.squared.item()
 
 
 @torch.no_grad()
-def _read(agent, observation):
+def _newest_output(agent, observation):
     return agent.policy.newest(agent.predict(observation)[1])
 
 
-def test_learning_a_gate_changes_nothing_else():
+def test_training_the_gate_does_not_change_the_policy():
     agent = agent_for("Discrete")
     before = {name: value.clone() for name, value in agent.policy.state_dict().items()}
     agent.remember(others("Discrete"), SPALM(k=4))
@@ -167,7 +169,7 @@ def test_learning_a_gate_changes_nothing_else():
 
 
 @pytest.mark.parametrize("space", ["Box", "Discrete", "MultiDiscrete"])
-def test_a_learned_gate_foretells_other_episodes_no_worse_than_half_of_each(space):
+def test_a_trained_gate_predicts_better_than_equal_weights(space):
     agent = agent_for(space).remember(others(space), SPALM(k=4))
     memory, every = agent.memory, torch.arange(len(agent.memory.store))
     near, h, actions = memory._elsewhere(every), memory.store.keys, memory.store.values
@@ -177,20 +179,20 @@ def test_a_learned_gate_foretells_other_episodes_no_worse_than_half_of_each(spac
         assert learned < agent.head.error(h, near, actions).mean()
 
 
-def test_an_agent_that_remembers_does_not_learn_until_it_forgets():
+def test_an_agent_with_a_datastore_cannot_be_trained():
     agent = small_agent().remember(others(), KNNLM(k=4))
     with pytest.raises(ValueError, match=r"an agent that remembers cannot learn.*forget\(\)"):
         agent.learn(1)
     agent.forget().learn(1)
 
 
-def test_by_default_it_is_a_knn_lm():
+def test_the_default_head_is_knn_lm():
     assert small_agent().remember(some_trajectories(lengths=(40,))).memory.head == KNNLM()
 
 
 @pytest.mark.parametrize("head", HEADS, ids=repr)
 @pytest.mark.parametrize("space", ["Box", "Discrete"])
-def test_memories_are_saved(tmp_path, space, head):
+def test_datastores_are_saved(tmp_path, space, head):
     agent, data = agent_for(space).remember(others(space), head), others(space)
     for name in ("a.zip", "b.zip"):
         agent.save(tmp_path / name)
@@ -201,13 +203,13 @@ def test_memories_are_saved(tmp_path, space, head):
     assert DecisionTransformer.load(tmp_path / "c.zip", device="cpu").memory is None
 
 
-def test_faiss_remembers_the_same():
+def test_faiss_gives_the_same_actions():
     pytest.importorskip("faiss")
     agent, data = small_agent(), others()
-    ours, theirs = (
+    exact, faiss = (
         replayed(agent.remember(data, KNNLM(k=4, index=index)), data) for index in ("torch", "faiss")
     )
-    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    np.testing.assert_allclose(exact, faiss, atol=1e-5)
 
 
 def test_trajectories_of_other_spaces_are_refused():
@@ -224,7 +226,7 @@ def test_more_neighbours_than_steps_are_refused():
         small_agent().remember(others(), KNNLM(k=27))
 
 
-def test_an_index_that_is_not_installed_is_told_before_anything_is_read(monkeypatch):
+def test_a_missing_faiss_is_reported_before_encoding(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     monkeypatch.setattr(remembering, "encoded", None)
     with pytest.raises(ImportError, match=r"pip install .*\[knn\]'"):
@@ -232,13 +234,13 @@ def test_an_index_that_is_not_installed_is_told_before_anything_is_read(monkeypa
 
 
 def test_a_gate_is_not_learned_from_one_episode():
-    with pytest.raises(ValueError, match="without its largest group of 9 pairs the datastore has 0"):
+    with pytest.raises(ValueError, match="without its largest group, of 9 pairs, the datastore has 0"):
         small_agent().remember(some_trajectories(lengths=(9,)), SPALM(k=2))
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda memory, _: memory.pop("groups"), "groups"),
         (lambda memory, _: memory.pop("gate"), "lacks the tensor 'gate'"),
@@ -251,11 +253,11 @@ def test_a_gate_is_not_learned_from_one_episode():
         (lambda _, head: head.update(k=1000), "k=1000"),
     ],
 )
-def test_a_file_whose_memory_is_none_is_refused(tmp_path, change, told):
+def test_a_file_with_an_invalid_datastore_is_refused(tmp_path, change, message):
     path = tmp_path / "agent.zip"
     agent_for("Discrete").remember(others("Discrete"), SPALM(k=4)).save(path)
     archive = read_archive(path)
     change(archive.tensors["memory"], archive.documents["memory"])
     write_archive(path, archive.documents, archive.tensors)
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=message):
         DecisionTransformer.load(path, device="cpu")

@@ -1,4 +1,4 @@
-"""A run that is cut off and resumed ends with the bits of one that was not."""
+"""Tests of resumed training, which is bitwise equal to an uninterrupted run."""
 
 from dataclasses import replace
 
@@ -24,8 +24,8 @@ from tests.agents.decision_transformer.worlds import ACTIONS, CORES, small_agent
 STEPS, LOG = 7, 3
 
 
-class Kept(KVWriter):
-    """The lines of the log, but how fast it went."""
+class RecordingWriter(KVWriter):
+    """Log writer that records all values except times."""
 
     def __init__(self):
         self.lines = {}
@@ -39,7 +39,7 @@ class Kept(KVWriter):
 
 
 class SaveAt(BaseCallback):
-    """Saves after so many updates, draws from every generator, and stops if it is told to."""
+    """Callback that saves after ``step`` updates, and stops the training if ``stop`` is True."""
 
     def __init__(self, step, path, stop):
         super().__init__()
@@ -53,9 +53,9 @@ class SaveAt(BaseCallback):
 
 
 def logged(agent):
-    kept = Kept()
-    agent.set_logger(Logger(None, [kept]))
-    return kept.lines
+    writer = RecordingWriter()
+    agent.set_logger(Logger(None, [writer]))
+    return writer.lines
 
 
 def assert_same(one, other):
@@ -68,27 +68,27 @@ def assert_same(one, other):
 
 
 def assert_resumes(fresh, tmp_path, cut):
-    """Straight through, and cut off after ``cut`` updates and resumed by an agent built anew."""
-    straight = fresh()
-    expected = logged(straight)
-    straight.learn(STEPS, log_interval=LOG)
-    cut_off = fresh()
-    seen = logged(cut_off)
-    cut_off.learn(STEPS, SaveAt(cut, tmp_path / "cut.zip", stop=True), log_interval=LOG)
-    assert cut_off.num_timesteps == cut
-    torch.manual_seed(99)  # another process begins with other generators
+    """Compare an uninterrupted run with one stopped after ``cut`` updates and resumed by a new agent."""
+    uninterrupted = fresh()
+    expected = logged(uninterrupted)
+    uninterrupted.learn(STEPS, log_interval=LOG)
+    stopped = fresh()
+    lines = logged(stopped)
+    stopped.learn(STEPS, SaveAt(cut, tmp_path / "cut.zip", stop=True), log_interval=LOG)
+    assert stopped.num_timesteps == cut
+    torch.manual_seed(99)  # a new process has other generator states
     resumed = fresh()
     torch.manual_seed(98)
-    seen |= logged(resumed)
+    lines |= logged(resumed)
     resumed.learn(STEPS, log_interval=LOG, resume_from=tmp_path / "cut.zip")
-    assert_same(straight, resumed)
-    assert resumed.logger.output_formats[0].lines.keys() | set(seen) == expected.keys()
+    assert_same(uninterrupted, resumed)
+    assert resumed.logger.output_formats[0].lines.keys() | set(lines) == expected.keys()
     for step, line in resumed.logger.output_formats[0].lines.items():
         assert line == expected[step]
 
 
 DROPOUT = CORES["published with dropout"]
-DRAWING = {
+RANDOM_TECHNIQUES = {
     type(kernel).__name__: replace(DROPOUT, kernel=kernel, position=RoPE())
     for kernel in (LSH(2, 2), Routing(2), Performer(redraw=2), RFA())
 } | {"CALM": replace(DROPOUT, depth=CALM())}
@@ -96,21 +96,21 @@ AGENTS = {
     **{name: {"core": core} for name, core in CORES.items()},
     "maximum entropy": {"objective": MaximumEntropy(0.3)},
     "schedule": {"learning_rate": linear(1e-2, 1e-3), "warmup_updates": 3},
-    **{name: {"core": core} for name, core in DRAWING.items()},
+    **{name: {"core": core} for name, core in RANDOM_TECHNIQUES.items()},
 }
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_run_that_is_cut_off_ends_with_the_same_bits(tmp_path, name):
+def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_run(tmp_path, name):
     assert_resumes(lambda: small_agent(**AGENTS[name]), tmp_path, cut=4)
 
 
 @pytest.mark.parametrize("cut", [1, LOG, STEPS - 1])
-def test_wherever_it_is_cut_off(tmp_path, cut):
+def test_a_run_can_be_resumed_after_any_update(tmp_path, cut):
     assert_resumes(lambda: small_agent(core=DROPOUT), tmp_path, cut)
 
 
-def test_so_does_a_pretraining(tmp_path):
+def test_a_resumed_pretraining_is_bitwise_equal_to_an_uninterrupted_run(tmp_path):
     assert_resumes(
         lambda: MaskedPretraining(
             some_trajectories(), 4, core=CORES["published with dropout"], batch_size=4, seed=0, device="cpu"
@@ -121,7 +121,7 @@ def test_so_does_a_pretraining(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"batch_size": 9}, "its batch_size is 8, the agent's 9"),
         ({"learning_rate": 0.5}, "its learning_rate is 0.0001, the agent's 0.5"),
@@ -131,23 +131,23 @@ def test_so_does_a_pretraining(tmp_path):
     ],
     ids=["batch", "rate", "core", "returns", "actions"],
 )
-def test_another_run_is_refused_and_the_agent_stays(tmp_path, changes, told):
+def test_a_checkpoint_with_other_settings_is_refused(tmp_path, changes, message):
     small_agent().learn(2).save(tmp_path / "cut.zip")
     other = small_agent(**changes)
     before = [weight.clone() for weight in other.policy.parameters()]
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         other.learn(STEPS, resume_from=tmp_path / "cut.zip")
     assert all(map(torch.equal, before, other.policy.parameters()))
     assert other.num_timesteps == 0
 
 
-def test_a_run_that_is_done_is_refused(tmp_path):
+def test_a_finished_run_is_refused(tmp_path):
     small_agent().learn(2).save(tmp_path / "done.zip")
     with pytest.raises(ValueError, match="has 2 of them already, got steps=2; ask for more"):
         small_agent().learn(2, resume_from=tmp_path / "done.zip")
 
 
-def test_a_file_without_generators_is_refused(tmp_path):
+def test_a_file_without_generator_states_is_refused(tmp_path):
     small_agent().learn(2).save(tmp_path / "cut.zip")
     archive = read_archive(tmp_path / "cut.zip")
     del archive.tensors["generators"]
@@ -157,24 +157,24 @@ def test_a_file_without_generators_is_refused(tmp_path):
     assert DecisionTransformer.load(tmp_path / "old.zip", device="cpu").num_timesteps == 2
 
 
-def test_the_newest_of_a_folder_is_resumed(tmp_path):
-    straight = small_agent(core=DROPOUT).learn(STEPS)
+def test_the_newest_checkpoint_of_a_folder_is_resumed(tmp_path):
+    uninterrupted = small_agent(core=DROPOUT).learn(STEPS)
     folder = CheckpointFolder(tmp_path / "checkpoints", keep=STEPS)
-    watched = small_agent(core=DROPOUT)
-    watched.learn(STEPS, Checkpoints(folder, every_seconds=0))
-    assert_same(straight, watched)  # who is looked at learns the same
-    for file in folder.files()[-2:]:  # as if it had been killed earlier
+    with_checkpoints = small_agent(core=DROPOUT)
+    with_checkpoints.learn(STEPS, Checkpoints(folder, every_seconds=0))
+    assert_same(uninterrupted, with_checkpoints)  # checkpoints do not affect the training
+    for file in folder.files()[-2:]:  # simulates an earlier interruption
         file.unlink()
     resumed = small_agent(core=DROPOUT).learn(STEPS, resume_from=folder.path)
-    assert_same(straight, resumed)
+    assert_same(uninterrupted, resumed)
 
 
-def test_a_copy_is_not_changed_by_what_comes_later(tmp_path):
+def test_snapshots_are_copies(tmp_path):
     agent = small_agent()
-    kept = []
-    agent.learn(3, lambda local, _: kept.append(agent.snapshot()) or True)
+    snapshots = []
+    agent.learn(3, lambda local, _: snapshots.append(agent.snapshot()) or True)
     agent.save(tmp_path / "three.zip")
-    write_archive(tmp_path / "copy.zip", kept[2].documents, kept[2].tensors)
+    write_archive(tmp_path / "copy.zip", snapshots[2].documents, snapshots[2].tensors)
     assert (tmp_path / "copy.zip").read_bytes() == (tmp_path / "three.zip").read_bytes()
-    weights = [archive.tensors["policy"]["transformer.norm.weight"] for archive in kept]
+    weights = [archive.tensors["policy"]["transformer.norm.weight"] for archive in snapshots]
     assert not torch.equal(weights[0], weights[2])

@@ -1,4 +1,4 @@
-"""Published settings: the numbers of the papers, and that they can be trained with."""
+"""Tests of the published presets: values as in the papers, and training."""
 
 import pytest
 
@@ -14,7 +14,7 @@ CHEN_2021 = {
     "warmup_updates": 10_000,
     "return_scale": 1000.0,
 }
-"""Appendix A, hyper-parameters for OpenAI Gym; warm-up and scale of returns as in the authors' code."""
+"""Appendix A, hyperparameters for OpenAI Gym; warm-up and return scale as in the authors' code."""
 CHEN_2021_CORE = {"layers": 3, "heads": 1, "width": 128, "activation": "relu", "dropout": 0.1}
 
 ZHENG_2022 = {
@@ -26,7 +26,7 @@ ZHENG_2022 = {
     "warmup_updates": 10_000,
     "return_scale": 1000.0,
 }
-"""Appendix C, for all tasks and, where they differ, for Hopper; scale of returns as in the authors' code."""
+"""Appendix C, hyperparameters for Hopper; return scale as in the authors' code."""
 ZHENG_2022_CORE = {"layers": 4, "heads": 4, "width": 512, "activation": "relu", "dropout": 0.1}
 
 
@@ -38,18 +38,19 @@ ZHENG_2022_CORE = {"layers": 4, "heads": 4, "width": 512, "activation": "relu", 
     ],
     ids=["KZL", "ODT"],
 )
-def test_the_numbers_are_those_of_the_paper(settings, numbers, core, objective):
+def test_presets_equal_the_paper(settings, numbers, core, objective):
     assert {name: value for name, value in settings.items() if name not in ("core", "objective")} == numbers
     assert settings["core"] == TransformerSpec(**core)
     assert settings.get("objective", Imitation()) == objective
 
 
 @pytest.mark.parametrize("settings", [KZL, ODT], ids=["KZL", "ODT"])
-def test_they_train(settings, cartpole):
+def test_presets_can_be_trained(settings, cartpole):
     agent = DecisionTransformer(cartpole, **settings, seed=0, device="cpu")
     agent.batch_size = min(agent.batch_size, 4)  # 256 windows take minutes on a small machine
     before = [parameter.detach().clone() for parameter in agent.policy.parameters()]
     agent.learn(2)
     assert agent.num_timesteps == 2
-    moved = [bool((now != then).any()) for now, then in zip(agent.policy.parameters(), before, strict=True)]
-    assert sum(moved) > len(moved) / 2
+    pairs = zip(agent.policy.parameters(), before, strict=True)
+    changed = [bool((after != initial).any()) for after, initial in pairs]
+    assert sum(changed) > len(changed) / 2

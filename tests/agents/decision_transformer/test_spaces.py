@@ -1,4 +1,4 @@
-"""From an environment of any space to a dataset, to an agent, and back into the environment."""
+"""Tests of all spaces, from recording a dataset to training and evaluation."""
 
 import warnings
 from itertools import product
@@ -29,7 +29,7 @@ def world(observations="nested Dict", actions="Discrete"):
     return gymnasium.make("rlxf-test/AnySpace-v0", observations=observations, actions=actions)
 
 
-def learned(env, **changes):
+def trained(env, **changes):
     collect(None, env, ID, episodes=4, seed=3)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "observation.* is text")
@@ -37,22 +37,22 @@ def learned(env, **changes):
 
 
 @pytest.mark.parametrize("spaces", WORLDS, ids=", ".join)
-def test_what_was_recorded_is_learned_from_and_played(spaces, tmp_path):
-    agent = learned(world(*spaces))
+def test_recorded_datasets_can_be_trained_on_and_evaluated(spaces, tmp_path):
+    agent = trained(world(*spaces))
     agent.save(tmp_path / "agent.zip")
-    again = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
+    loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
     targets = [agent.return_range[1]]
     reports = [
         evaluate(agent, episodes=5, n_envs=2, target_returns=targets),
-        evaluate(again, world(*spaces), episodes=5, target_returns=targets),
+        evaluate(loaded, world(*spaces), episodes=5, target_returns=targets),
     ]
     for report in reports:
         assert np.isfinite(report.achieved).all()
 
 
 @pytest.mark.parametrize("observations", [name for name in OBSERVATIONS if name != "other words"])
-def test_the_environment_shows_to_the_bit_what_the_data_hold(observations):
-    agent = learned(world(observations))
+def test_environment_and_dataset_have_bitwise_equal_observations(observations):
+    agent = trained(world(observations))
     data = agent.trajectories
     env = ReturnToGo(agent.make_env(1), 0.0)
     env.seed(3)
@@ -64,7 +64,7 @@ def test_the_environment_shows_to_the_bit_what_the_data_hold(observations):
     np.testing.assert_array_equal(rows.view(np.int32), np.asarray(data.observations).view(np.int32))
 
 
-def test_text_is_left_out_with_one_warning_and_may_be_other_text_later():
+def test_text_is_ignored_with_a_single_warning():
     collect(None, world("MiniGrid's"), ID, episodes=2)
     with pytest.warns(UserWarning, match=r"^observation\['mission'\] of the dataset is text") as warned:
         agent = DecisionTransformer(ID, **TINY).learn(2)
@@ -75,22 +75,22 @@ def test_text_is_left_out_with_one_warning_and_may_be_other_text_later():
 
 
 @pytest.mark.parametrize("actions", ["Discrete from 1", "MultiBinary"])
-def test_it_plays_on_while_it_learns(actions):
-    agent = learned(world("Tuple in a Dict", actions), objective=MaximumEntropy())
+def test_online_fine_tuning(actions):
+    agent = trained(world("Tuple in a Dict", actions), objective=MaximumEntropy())
     agent.learn_online(16, target_return=5.0, n_envs=2, round_steps=8, round_updates=1)
     assert agent.num_timesteps == 16
 
 
-def test_choices_that_begin_elsewhere_are_learned_as_they_were_taken():
-    """The only action that the data hold is the last of two that count from 1."""
-    collect(Always(2), world(actions="Discrete from 1"), ID, episodes=4)
+def test_discrete_actions_with_a_start_are_preserved():
+    """The dataset contains only the second of two actions that are counted from 1."""
+    collect(ConstantAgent(2), world(actions="Discrete from 1"), ID, episodes=4)
     agent = DecisionTransformer(ID, **(TINY | {"learning_rate": 0.1, "warmup_updates": 1})).learn(10)
     sweep = evaluate(agent, world(actions="Discrete from 1"), episodes=2, target_returns=[8.0])
     assert sweep.achieved.tolist() == [8.0]
 
 
-class Always:
-    """Does the same at every step."""
+class ConstantAgent:
+    """Agent that repeats an action."""
 
     def __init__(self, action):
         self.action = action

@@ -1,4 +1,4 @@
-"""Every technique trains the agent."""
+"""Tests of training and acting with every attention technique."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from tests.agents.techniques import all_have_moved, each, weights
 
 
 @each
-def test_two_updates(choice):
+def test_all_weights_change_in_two_updates(choice):
     core, data = replace(TransformerSpec(**SIZES), **choice), some_trajectories()
     agent = small_agent(data, core=core)
     before = weights(agent.policy)

@@ -1,4 +1,4 @@
-"""The model reproduces Hugging Face's, without its position embedding, with its weights."""
+"""Test vectors of Hugging Face's model without position embedding: equal weights give equal actions."""
 
 import re
 
@@ -13,7 +13,7 @@ from rlxf.agents.decision_transformer.steps import Steps
 from tests.attention.oracle import close, count, fill, load, put
 
 VECTOR = load("decision_transformer")
-HEADS = 2  # no array shows it
+HEADS = 2  # the number of heads cannot be inferred from the arrays
 
 
 def weights(name: str) -> tuple[Tensor, Tensor]:
@@ -60,24 +60,24 @@ def steps() -> Steps:
     return Steps(VECTOR["in_states"], VECTOR["in_actions"], returns, VECTOR["in_timesteps"], mask)
 
 
-def test_actions_are_those_of_the_reference(model):
+def test_actions_equal_the_reference(model):
     mask = steps().mask
     actions = model.loss.head.choose(model.read(steps()), deterministic=True)
-    assert not mask.all(), "the vector should hold padding"
+    assert not mask.all(), "the test vector must contain padding"
     close(actions[mask], VECTOR["out_action"][mask])
 
 
-def test_every_weight_of_the_reference_that_makes_actions_is_used(model):
+def test_all_reference_weights_for_actions_are_used(model):
     others = re.compile("w_predict_(state|return)")
     used = sum(value.numel() for key, value in VECTOR.items() if key[:2] == "w_" and not others.match(key))
     assert used == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_padding_does_not_matter(model):
-    seen = steps()
-    gone = ~seen.mask
-    loud = Steps(*(part.clone() for part in vars(seen).values()))
-    for part in (loud.features, loud.actions, loud.return_to_go):
-        part[gone] = 1e4
+def test_padding_does_not_affect_outputs(model):
+    original = steps()
+    padding = ~original.mask
+    changed = Steps(*(part.clone() for part in vars(original).values()))
+    for part in (changed.features, changed.actions, changed.return_to_go):
+        part[padding] = 1e4
     with torch.no_grad():
-        close(model.read(loud)[seen.mask], model.read(seen)[seen.mask])
+        close(model.read(changed)[original.mask], model.read(original)[original.mask])

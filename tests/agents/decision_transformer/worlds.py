@@ -1,4 +1,4 @@
-"""Small data in memory, and small agents that are not quiet."""
+"""Small trajectories in memory, and small agents with noisy weights."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -52,7 +52,7 @@ def some_trajectories(
     seed: int = 0,
     **changes: Any,
 ) -> Trajectories:
-    """Random observations, actions and rewards."""
+    """Return trajectories of random observations, actions and rewards."""
     rng = np.random.default_rng(seed)
     steps = sum(lengths)
     rewards = rng.normal(size=steps).astype(np.float32)
@@ -77,7 +77,7 @@ def some_trajectories(
 
 
 def rows(space: spaces.Space, number: int, rng: Any, is_action: bool = False) -> NDArray[Any]:
-    """Random values as the data have them."""
+    """Return random values in the encoding of the dataset."""
     encoder = action_encoder(space) if is_action else observation_encoder(space)
     if np.issubdtype(encoder.dtype, np.floating):
         wide = isinstance(space, spaces.Box) and space.is_bounded()
@@ -89,7 +89,7 @@ def rows(space: spaces.Space, number: int, rng: Any, is_action: bool = False) ->
 
 
 def small_agent(trajectories: Trajectories | None = None, **changes: Any) -> DecisionTransformer:
-    """An agent with noise on every weight, so that what it does depends on what it sees."""
+    """Return an agent with noise on every weight, so that actions depend on observations."""
     settings = {"context_length": K, "batch_size": 8, "seed": 3, "device": "cpu"}
     settings |= {"core": decision_transformer(width=16, layers=2, heads=2, dropout=0.0)}
     data = some_trajectories() if trajectories is None else trajectories
@@ -97,7 +97,7 @@ def small_agent(trajectories: Trajectories | None = None, **changes: Any) -> Dec
 
 
 def make_loud(agent: DecisionTransformer, scale: float = 0.3) -> DecisionTransformer:
-    """Add noise to every weight: fresh ones are small and would hide differences."""
+    """Add noise to every weight, since initial weights are small and would conceal differences."""
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for name, parameter in agent.policy.named_parameters():
@@ -107,7 +107,7 @@ def make_loud(agent: DecisionTransformer, scale: float = 0.3) -> DecisionTransfo
 
 
 def shown(data: Trajectories, steps: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """What `ReturnToGo` would show at these steps of the data, were they played again."""
+    """Return the observations of `ReturnToGo` at these steps of the dataset."""
     episode = np.searchsorted(data.offsets, steps, side="right") - 1
     first = data.offsets[episode]
     time_step = steps - first
@@ -116,7 +116,7 @@ def shown(data: Trajectories, steps: NDArray[np.int64]) -> dict[str, NDArray[Any
     previous = previous + getattr(data.action_space, "start", 0)
     observations = data.observations[steps]
     if data.observation_space.shape == (*observations.shape[2:], *observations.shape[1:2]):
-        observations = np.moveaxis(observations, 1, -1)  # images, as the environment shows them
+        observations = np.moveaxis(observations, 1, -1)  # images in the layout of the environment
     return {
         "observation": observations,
         "return_to_go": data.return_to_go[steps][:, None],
@@ -126,17 +126,19 @@ def shown(data: Trajectories, steps: NDArray[np.int64]) -> dict[str, NDArray[Any
 
 
 def replay(agent: DecisionTransformer, data: Trajectories) -> Iterator[tuple[NDArray[np.int64], Any, Any]]:
-    """Play the data again, all episodes side by side: steps, chosen actions and states of who goes on."""
+    """Replay all episodes in parallel; yield steps, chosen actions and states of the unfinished episodes."""
     state = None
     for t in range(int(data.lengths.max())):
-        steps = np.minimum(data.offsets[:-1] + t, data.offsets[1:] - 1)  # who is done stands still
+        steps = np.minimum(
+            data.offsets[:-1] + t, data.offsets[1:] - 1
+        )  # finished episodes repeat their last step
         chosen, state = agent.predict(shown(data, steps), state, deterministic=True)
-        going = t < data.lengths
-        yield steps[going], chosen[going], state.rows(torch.from_numpy(going))
+        active = t < data.lengths
+        yield steps[active], chosen[active], state.rows(torch.from_numpy(active))
 
 
 def replayed(agent: DecisionTransformer, data: Trajectories) -> NDArray[Any]:
-    """Actions (steps of the data, ...) that the agent chooses, step by step."""
+    """Return the actions (steps, ...) that the agent chooses step by step on the dataset."""
     actions = np.zeros((data.steps, *(data.action_space.shape or ())), data.action_space.dtype)
     for steps, chosen, _ in replay(agent, data):
         actions[steps] = chosen

@@ -1,4 +1,4 @@
-"""Weights go from one agent to another, bit for bit, or not at all."""
+"""Tests of the transfer of pre-trained weights between agents."""
 
 from dataclasses import replace
 
@@ -31,16 +31,16 @@ def equal(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def acts(agent):
-    seen = shown(agent.trajectories, np.array([3, 12]))
-    assert np.isfinite(agent.predict(seen)[0]).all()
+def assert_acts(agent):
+    observation = shown(agent.trajectories, np.array([3, 12]))
+    assert np.isfinite(agent.predict(observation)[0]).all()
 
 
-def playing(**changes):
+def gtrxl_agent(**changes):
     return worlds.small_agent(worlds.scripts([worlds.MIXED] * 3), **changes)
 
 
-def test_a_decision_transformer_takes_all_but_the_head():
+def test_a_decision_transformer_loads_all_weights_except_the_head():
     data = some_trajectories(seed=1)
     source = small_pretraining(data, return_scale=7.0).learn(2)
     agent = small_agent(some_trajectories(), core=TINY)
@@ -49,40 +49,40 @@ def test_a_decision_transformer_takes_all_but_the_head():
     for part in ("transformer", "tokens", "features"):
         assert equal(tensors(getattr(agent.policy, part)), tensors(getattr(source.policy, part))), part
     assert equal(head, tensors(agent.policy.loss))
-    acts(agent)
+    assert_acts(agent)
 
 
-def test_tokens_mean_what_they_meant(tmp_path):
+def test_tokens_are_equal_after_the_transfer(tmp_path):
     source = small_pretraining(some_trajectories(seed=1), return_scale=7.0)
     agent = small_agent(core=TINY).take_weights(source)
     agent.save(tmp_path / "agent")
     for each in (agent, type(agent).load(tmp_path / "agent", device="cpu")):
         batch = source.windows(source.trajectories).starting_at([0, 9])
-        own, theirs = (model.tokens(model.steps(batch)) for model in (each.policy, source.policy))
-        assert torch.equal(own, theirs)
+        own, original = (model.tokens(model.steps(batch)) for model in (each.policy, source.policy))
+        assert torch.equal(own, original)
 
 
-def test_what_reads_images_is_taken_too():
+def test_the_image_extractor_is_transferred():
     data = some_trajectories(IMAGE)
     source, agent = small_pretraining(data), small_agent(data, core=TINY)
     assert tensors(source.policy.features.extractor)
     agent.take_weights(source)
     assert equal(tensors(source.policy.features), tensors(agent.policy.features))
-    acts(agent)
+    assert_acts(agent)
 
 
-def test_a_decision_transformer_goes_on_from_another():
+def test_weights_transfer_between_decision_transformers():
     source = small_agent(core=replace(TINY, dropout=0.1)).learn(2)
     agent = small_agent(core=replace(TINY, memory=XL(6), pattern=Window(7)), seed=4).take_weights(source)
     assert equal(tensors(agent.policy.transformer), tensors(source.policy.transformer))
     agent.learn(2)
-    acts(agent)
+    assert_acts(agent)
 
 
 @pytest.mark.parametrize("source", [small_pretraining, small_agent], ids=["masked", "next token"])
-def test_a_gated_transformer_takes_the_transformer_alone(source):
+def test_gtrxl_loads_the_transformer_only(source):
     source = source(core=replace(GATED, dropout=0.2)).learn(2)
-    agent = playing(core=GATED)
+    agent = gtrxl_agent(core=GATED)
     others = {name: t for name, t in tensors(agent.policy).items() if not name.startswith("transformer.")}
     agent.take_weights(source)
     assert equal(tensors(agent.policy.transformer), tensors(source.policy.transformer))
@@ -91,24 +91,24 @@ def test_a_gated_transformer_takes_the_transformer_alone(source):
     agent.learn(48)
 
 
-def test_and_gives_it():
-    source, agent = playing(core=GATED), small_agent(core=GATED)
+def test_gtrxl_provides_the_transformer_only():
+    source, agent = gtrxl_agent(core=GATED), small_agent(core=GATED)
     tokens = tensors(agent.policy.tokens)
     agent.take_weights(source)
     assert equal(tensors(agent.policy.transformer), tensors(source.policy.transformer))
     assert equal(tokens, tensors(agent.policy.tokens))
-    acts(agent)
+    assert_acts(agent)
 
 
-LEARNED = {
+MEMORIES = {
     "neighbours": replace(GATED, memory=KNN(2, 12, 4), pattern=Window(3)),
     "compression": replace(GATED, memory=Compressive(4, 4, 2), pattern=Full()),
 }
 
 
-@pytest.mark.parametrize("core", LEARNED.values(), ids=LEARNED)
-@pytest.mark.parametrize("make", [playing, small_agent], ids=["GTrXL", "Decision Transformer"])
-def test_what_only_a_memory_has_stays_as_it_starts(make, core):
+@pytest.mark.parametrize("core", MEMORIES.values(), ids=MEMORIES)
+@pytest.mark.parametrize("make", [gtrxl_agent, small_agent], ids=["GTrXL", "Decision Transformer"])
+def test_memory_weights_missing_in_the_source_keep_their_initial_values(make, core):
     source, agent = small_pretraining(core=core), make(core=core)
     before = tensors(agent.policy.transformer)
     agent.take_weights(source)
@@ -120,23 +120,23 @@ def test_what_only_a_memory_has_stays_as_it_starts(make, core):
     assert all("compression" in name or ".attention." in name for name in own)
 
 
-@pytest.mark.parametrize("core", LEARNED.values(), ids=LEARNED)
-def test_two_memories_that_learn_the_same_share_it(core):
-    source, agent = playing(core=core), small_agent(core=core)
+@pytest.mark.parametrize("core", MEMORIES.values(), ids=MEMORIES)
+def test_memory_weights_of_equal_memories_are_transferred(core):
+    source, agent = gtrxl_agent(core=core), small_agent(core=core)
     agent.take_weights(source)
     assert equal(tensors(agent.policy.transformer), tensors(source.policy.transformer))
 
 
 @pytest.mark.parametrize("memory", [Compressive(4, 4, 3), Compressive(4, 4, 2, "mean"), XL(6)], ids=str)
-def test_two_that_do_not_leave_it_out(memory):
-    core = LEARNED["compression"]
-    source, agent = playing(core=core), small_agent(core=replace(core, memory=memory))
+def test_memory_weights_of_different_memories_are_not_transferred(memory):
+    core = MEMORIES["compression"]
+    source, agent = gtrxl_agent(core=core), small_agent(core=replace(core, memory=memory))
     others = {name for name in tensors(source.policy.transformer) if "compression" not in name}
     before = tensors(agent.policy.transformer)
     after = tensors(agent.take_weights(source).policy.transformer)
     for name, tensor in after.items():
-        wanted = source.policy.transformer.state_dict() if name in others else before
-        assert torch.equal(tensor, wanted[name]), name
+        expected = source.policy.transformer.state_dict() if name in others else before
+        assert torch.equal(tensor, expected[name]), name
 
 
 BASE = TransformerSpec(**SIZES, position=RoPE())
@@ -160,10 +160,10 @@ def test_the_first_difference_of_cores_is_named(difference):
     assert equal(before, tensors(agent.policy))
 
 
-def test_a_weight_that_depends_on_what_may_differ_is_named():
+def test_weights_missing_due_to_causality_are_named():
     from rlxf.attention import ETC
 
-    core = replace(TINY, pattern=ETC())  # has tokens of its own where nothing is hidden ahead
+    core = replace(TINY, pattern=ETC())  # adds global tokens if attention is bidirectional
     source, agent = small_pretraining(core=core), small_agent(core=core)
     before = tensors(agent.policy)
     with pytest.raises(ValueError, match="of transformer is"):
@@ -174,17 +174,17 @@ def test_a_weight_that_depends_on_what_may_differ_is_named():
 @pytest.mark.parametrize(
     ("data", "settings", "message"),
     [
-        (some_trajectories(IMAGE), {}, "for other observations"),
-        (some_trajectories(VECTOR, ACTIONS["Discrete"]), {}, "for other actions"),
+        (some_trajectories(IMAGE), {}, "their observations differ"),
+        (some_trajectories(VECTOR, ACTIONS["Discrete"]), {}, "their actions differ"),
         (
             some_trajectories(),
             {"episode_length": 99},
-            "99 time steps, the agent 14; build it with episode_len",
+            "99 time-step embeddings, the agent 14; build it with episode_len",
         ),
     ],
     ids=["observations", "actions", "time steps"],
 )
-def test_tokens_of_other_data_are_refused(data, settings, message):
+def test_weights_for_other_spaces_or_episode_lengths_are_refused(data, settings, message):
     agent = small_agent(core=TINY)
     before = tensors(agent.policy)
     with pytest.raises(ValueError, match=message):
@@ -195,6 +195,6 @@ def test_tokens_of_other_data_are_refused(data, settings, message):
 @pytest.mark.parametrize(
     "source", ["pretraining.zip", None, torch.nn.Linear(2, 2)], ids=["path", "none", "module"]
 )
-def test_what_has_no_weights_to_give_is_refused(source):
+def test_sources_of_other_types_are_refused(source):
     with pytest.raises(TypeError, match="weights come from"):
         small_agent(core=TINY).take_weights(source)

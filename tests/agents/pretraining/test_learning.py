@@ -1,4 +1,4 @@
-"""What is minimised, what is learned, and what a file holds."""
+"""Tests of masked pre-training: loss, gradients, training and checkpoints."""
 
 import numpy as np
 import pytest
@@ -29,12 +29,12 @@ def same(first, second):
 
 
 def error_of(model, y, windows, row, step, kind):
-    """How badly y (C,) tells one token."""
+    """Return the error of output y (C,) for a single token."""
     if kind == 0:
         return (model.return_head(y) - windows.return_to_go[row, step] / model.tokens.return_scale).square()
     if kind == 1:
-        normalised = model.features.normalization(windows.observations[row, step])
-        return (model.state_head(y) - normalised).square().mean()
+        normalized = model.features.normalization(windows.observations[row, step])
+        return (model.state_head(y) - normalized).square().mean()
     action, head = windows.actions[row, step], model.action_head
     if torch.is_floating_point(action):
         return (head.net(y).tanh() - head.actions(action)).square().mean()
@@ -56,16 +56,16 @@ def test_the_loss_is_the_mean_error_of_the_chosen_tokens(actions):
         close(parts[f"{kind}_loss"], torch.stack(own).mean(), 1e-5)
 
 
-def test_outputs_behind_each_pass_count_by_their_shares():
+def test_the_loss_weights_the_exits_of_all_layers():
     core = TransformerSpec(**SIZES | {"layers": 3}, depth=CALM())
     pretraining = small_pretraining(core=core)
     model, batch = pretraining.policy.eval(), some_windows(pretraining)
     outputs = model.exits(model.steps(batch.windows), batch.masking).outputs.unflatten(2, (-1, 3))
     places = batch.masking.chosen.nonzero().tolist()
     errors = [[error_of(model, y[tuple(p)], batch.windows, *p).view(()) for p in places] for y in outputs]
-    behind = torch.stack([torch.stack(each).mean() for each in errors]).detach()
-    close(model.losses(batch)["loss"], behind @ torch.tensor([1 / 6, 2 / 6, 3 / 6]), 1e-5)
-    assert len(set(behind.tolist())) == 3
+    means = torch.stack([torch.stack(each).mean() for each in errors]).detach()
+    close(model.losses(batch)["loss"], means @ torch.tensor([1 / 6, 2 / 6, 3 / 6]), 1e-5)
+    assert len(set(means.tolist())) == 3
 
 
 def changed(batch: MaskedWindows, **parts) -> MaskedWindows:
@@ -75,30 +75,30 @@ def changed(batch: MaskedWindows, **parts) -> MaskedWindows:
 def test_padding_does_not_enter_the_loss():
     pretraining = small_pretraining()
     model, batch = pretraining.policy.eval(), some_windows(pretraining)
-    gone, windows = ~batch.windows.mask, batch.windows
-    loud = {
-        name: getattr(windows, name).masked_fill(gone.view(*gone.shape, *[1] * extra), 1e3)
+    padding, windows = ~batch.windows.mask, batch.windows
+    values = {
+        name: getattr(windows, name).masked_fill(padding.view(*padding.shape, *[1] * extra), 1e3)
         for name, extra in (("observations", 1), ("actions", 1), ("return_to_go", 0))
     }
-    close(model.losses(changed(batch, **loud))["loss"], model.losses(batch)["loss"], 1e-6)
+    close(model.losses(changed(batch, **values))["loss"], model.losses(batch)["loss"], 1e-6)
 
 
-def test_what_is_masked_is_not_seen():
+def test_masked_tokens_do_not_affect_outputs():
     pretraining = small_pretraining()
     model, batch = pretraining.policy.eval(), some_windows(pretraining)
     windows, masked = batch.windows, batch.masking.masked
     model_steps = model.steps(windows)
     others = batch.masking.other[batch.masking.swapped]
     hidden = masked[..., 0].clone()
-    hidden.view(-1)[others] = False  # what was put elsewhere may be seen there
+    hidden.view(-1)[others] = False  # tokens that replace others stay visible
     assert hidden.any()
     returns = torch.where(hidden, windows.return_to_go + 100, windows.return_to_go)
-    told = model.steps(changed(batch, return_to_go=returns).windows)
-    assert torch.equal(model.read(model_steps, batch.masking), model.read(told, batch.masking))
-    assert not torch.equal(model.read(model_steps), model.read(told))
+    changed_steps = model.steps(changed(batch, return_to_go=returns).windows)
+    assert torch.equal(model.read(model_steps, batch.masking), model.read(changed_steps, batch.masking))
+    assert not torch.equal(model.read(model_steps), model.read(changed_steps))
 
 
-def test_what_is_ahead_is_seen():
+def test_attention_is_bidirectional():
     pretraining = small_pretraining()
     model, batch = pretraining.policy.eval(), some_windows(pretraining)
     later = batch.windows.return_to_go.clone()
@@ -120,7 +120,7 @@ def test_every_weight_gets_a_gradient():
 
 @pytest.mark.parametrize("actions", ACTIONS)
 @pytest.mark.parametrize("observations", OBSERVATIONS)
-def test_all_spaces_can_be_learned_from(observations, actions):
+def test_all_spaces_can_be_trained(observations, actions):
     data = some_trajectories(OBSERVATIONS[observations], ACTIONS[actions])
     pretraining = small_pretraining(data)
     before = weights(pretraining)
@@ -135,14 +135,14 @@ def test_all_spaces_can_be_learned_from(observations, actions):
     [gtrxl(6, width=16, heads=2), TransformerSpec(**SIZES, position=ALiBi(), pattern=Window(4))],
     ids=["gtrxl", "window"],
 )
-def test_the_core_of_any_agent_can_look_both_ways(core):
+def test_cores_of_agents_become_bidirectional_without_memory(core):
     pretraining = small_pretraining(core=core)
     assert (pretraining.core.causal, pretraining.core.memory) == (False, None)
     pretraining.learn(2)
 
 
 def predictable():
-    """Episodes in which returns, observations and actions tell one another."""
+    """Return episodes in which returns, observations and actions determine each other."""
     sign = np.repeat(np.arange(40) % 2 * 2 - 1, 6).astype(np.float32)
     changes = {
         "observations": np.stack([sign, -sign, sign], axis=1),
@@ -154,7 +154,7 @@ def predictable():
     return some_trajectories(lengths=(6,) * 40, **changes)
 
 
-def test_what_can_be_told_is_learned():
+def test_training_reduces_the_loss_of_predictable_tokens():
     pretraining = MaskedPretraining(
         predictable(), 4, core=TINY, learning_rate=1e-2, batch_size=32, seed=0, device="cpu"
     )
@@ -164,53 +164,53 @@ def test_what_can_be_told_is_learned():
     assert pretraining.policy.eval().losses(batch)["loss"].item() < 0.3 * before
 
 
-def test_the_same_seed_gives_the_same_bits():
+def test_equal_seeds_give_bitwise_equal_weights():
     core = decision_transformer(width=16, layers=2, heads=2, dropout=0.2)
     first, again, other = (weights(small_pretraining(seed=seed, core=core).learn(3)) for seed in (0, 0, 1))
     assert same(first, again)
     assert not same(first, other)
 
 
-def test_a_file_holds_all_of_it(tmp_path):
-    straight = small_pretraining(warmup_updates=2, chosen=0.3).learn(3)
-    straight.learn(3, reset_num_timesteps=False)
+def test_training_continues_bitwise_equal_after_loading(tmp_path):
+    uninterrupted = small_pretraining(warmup_updates=2, chosen=0.3).learn(3)
+    uninterrupted.learn(3, reset_num_timesteps=False)
     small_pretraining(warmup_updates=2, chosen=0.3).learn(3).save(tmp_path / "half")
-    resumed = MaskedPretraining.load(tmp_path / "half", straight.trajectories, device="cpu")
-    assert (resumed.chosen, resumed.core, resumed.num_timesteps) == (0.3, straight.core, 3)
+    resumed = MaskedPretraining.load(tmp_path / "half", uninterrupted.trajectories, device="cpu")
+    assert (resumed.chosen, resumed.core, resumed.num_timesteps) == (0.3, uninterrupted.core, 3)
     resumed.learn(3, reset_num_timesteps=False)
-    assert same(weights(straight), weights(resumed))
+    assert same(weights(uninterrupted), weights(resumed))
 
 
-def test_what_is_cut_off_goes_on_to_the_same_bits_where_it_is_built_alike(tmp_path):
+def test_resumed_training_is_bitwise_equal_for_equal_settings(tmp_path):
     core = decision_transformer(width=16, layers=2, heads=2, dropout=0.2)
     folder = CheckpointFolder(tmp_path)
-    straight = small_pretraining(core=core).learn(6, Checkpoints(folder, every_seconds=0))
+    uninterrupted = small_pretraining(core=core).learn(6, Checkpoints(folder, every_seconds=0))
     for file in folder.files()[1:]:
         file.unlink()
-    torch.manual_seed(99)  # another process begins with other generators
+    torch.manual_seed(99)  # a new process has other generator states
     resumed = small_pretraining(core=core).learn(6, resume_from=tmp_path)
-    assert same(weights(straight), weights(resumed))
+    assert same(weights(uninterrupted), weights(resumed))
     with pytest.raises(ValueError, match=r"its chosen is 0\.15, the agent's 0\.3"):
         small_pretraining(core=core, chosen=0.3).learn(6, resume_from=tmp_path)
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path):
+def test_a_file_of_another_algorithm_is_refused(tmp_path):
     small_pretraining().save(tmp_path / "pretraining")
     with pytest.raises(CheckpointError, match="no DecisionTransformer"):
         DecisionTransformer.load(tmp_path / "pretraining")
 
 
-def test_it_cannot_act():
+def test_predict_is_refused():
     with pytest.raises(TypeError, match="cannot act"):
         small_pretraining().predict({})
 
 
 @pytest.mark.parametrize("chosen", [0, -0.1, 1.1, float("nan")])
-def test_a_share_that_is_none_is_refused(chosen):
+def test_chosen_out_of_range_is_refused(chosen):
     with pytest.raises(ValueError, match="chosen must be more than 0 and at most 1"):
         small_pretraining(chosen=chosen)
 
 
-def test_a_core_that_looks_elsewhere_is_refused():
+def test_a_core_with_cross_attention_is_refused():
     with pytest.raises(ValueError, match="cross_attention=False"):
         small_pretraining(core=TransformerSpec(**SIZES, cross_attention=True))

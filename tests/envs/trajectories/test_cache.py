@@ -1,4 +1,4 @@
-"""The cache is whole, or it is made anew."""
+"""Tests of the cache of converted datasets: reuse, verification and atomic updates."""
 
 import errno
 import json
@@ -29,7 +29,7 @@ def dataset(minari_root):
 
 @pytest.fixture
 def conversions(monkeypatch):
-    """Counts them."""
+    """Return a list of the calls of `convert`."""
     calls = []
     convert = cache.convert
 
@@ -56,14 +56,14 @@ def test_a_dataset_is_converted_once(dataset, conversions):
     np.testing.assert_array_equal(first.observations, second.observations)
 
 
-def test_another_choice_of_episodes_has_a_cache_of_its_own(dataset, conversions):
-    left = dataset.filter_episodes(lambda episode: len(episode) > 1)
+def test_a_filtered_dataset_has_a_separate_cache(dataset, conversions):
+    filtered = dataset.filter_episodes(lambda episode: len(episode) > 1)
     for _ in range(2):
-        assert (load_trajectories(ID).episodes, load_trajectories(left).episodes) == (3, 2)
+        assert (load_trajectories(ID).episodes, load_trajectories(filtered).episodes) == (3, 2)
     assert len(conversions) == 2
 
 
-def test_the_manifest_tells_size_hash_shape_and_dtype(dataset):
+def test_the_manifest_contains_size_hash_shape_and_dtype(dataset):
     load_trajectories(ID)
     manifest = json.loads((only_cache() / "manifest.json").read_text())
     assert set(ARRAYS) < set(manifest["arrays"])
@@ -73,13 +73,13 @@ def test_the_manifest_tells_size_hash_shape_and_dtype(dataset):
     assert digest.stdout.decode().split()[0] == entry["sha256"]
 
 
-def test_a_dataset_that_has_grown_is_converted_anew(dataset):
+def test_an_extended_dataset_is_converted_again(dataset):
     load_trajectories(ID)
     dataset.update_dataset_from_buffer(random_episodes((4,)))
     assert load_trajectories(ID).lengths.tolist() == [3, 1, 5, 4]
 
 
-def test_a_file_that_was_written_to_is_converted_anew(dataset, conversions):
+def test_a_modified_file_is_converted_again(dataset, conversions):
     load_trajectories(ID)
     with opened(dataset) as file:
         file["episode_0/rewards"][0] = 7
@@ -89,18 +89,18 @@ def test_a_file_that_was_written_to_is_converted_anew(dataset, conversions):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("name", [*ARRAYS, "observation_mean"])
-def test_an_array_cut_short_is_made_anew(dataset, conversions, name):
-    whole = getattr(load_trajectories(ID), name).copy()
+def test_a_truncated_array_is_converted_again(dataset, conversions, name):
+    original = getattr(load_trajectories(ID), name).copy()
     path = only_cache() / f"{name}.npy"
     os.truncate(path, path.stat().st_size - 1)
-    np.testing.assert_array_equal(getattr(load_trajectories(ID), name), whole)
+    np.testing.assert_array_equal(getattr(load_trajectories(ID), name), original)
     assert len(conversions) == 2
     assert len(caches()) == 1
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("name", ["observations.npy", "manifest.json"])
-def test_a_missing_file_is_made_anew(dataset, conversions, name):
+def test_a_missing_file_is_converted_again(dataset, conversions, name):
     load_trajectories(ID)
     (only_cache() / name).unlink()
     assert load_trajectories(ID).steps == 9
@@ -111,7 +111,7 @@ def test_a_missing_file_is_made_anew(dataset, conversions, name):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"format": 3}', '{"format": "rlxf trajectories", "version": 99}']
 )
-def test_a_manifest_that_is_none_is_made_anew(dataset, conversions, text):
+def test_an_invalid_manifest_is_converted_again(dataset, conversions, text):
     load_trajectories(ID)
     (only_cache() / "manifest.json").write_text(text)
     assert load_trajectories(ID).steps == 9
@@ -119,7 +119,7 @@ def test_a_manifest_that_is_none_is_made_anew(dataset, conversions, text):
 
 
 @pytest.mark.faults
-def test_an_array_of_another_shape_and_equal_size_is_made_anew(dataset, conversions):
+def test_an_array_of_another_shape_and_equal_size_is_converted_again(dataset, conversions):
     load_trajectories(ID)
     path = only_cache() / "observations.npy"
     path.write_bytes(path.read_bytes().replace(b"(9, 3)", b"(3, 9)"))
@@ -128,7 +128,7 @@ def test_an_array_of_another_shape_and_equal_size_is_made_anew(dataset, conversi
 
 
 @pytest.mark.faults
-def test_a_changed_byte_is_found_when_asked_for(dataset, conversions):
+def test_verify_detects_a_changed_byte(dataset, conversions):
     rewards = load_trajectories(ID).rewards.copy()
     with open(only_cache() / "rewards.npy", "r+b") as handle:
         handle.seek(-1, os.SEEK_END)
@@ -138,7 +138,7 @@ def test_a_changed_byte_is_found_when_asked_for(dataset, conversions):
     assert len(conversions) == 2
 
 
-def test_verifying_what_is_whole_converts_nothing(dataset, conversions):
+def test_verify_does_not_convert_an_intact_cache(dataset, conversions):
     load_trajectories(ID)
     load_trajectories(ID, verify=True)
     assert len(conversions) == 1
@@ -146,12 +146,14 @@ def test_verifying_what_is_whole_converts_nothing(dataset, conversions):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("limit", [0, 100, 5000])
-def test_a_full_disk_is_named_and_leaves_nothing(minari_root, limit):
+def test_a_full_disk_raises_and_leaves_no_files(minari_root, limit):
     record_random((1000,))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # the kernel refuses bytes beyond it
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # the kernel rejects writes beyond the limit
     try:
-        with pytest.raises(OSError, match=rf"cannot write {ID}.*File too large.*RLXF_CACHE") as failure:
+        with pytest.raises(
+            OSError, match=rf"cannot write the converted dataset {ID}.*File too large.*RLXF_CACHE"
+        ) as failure:
             load_trajectories(ID)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -161,7 +163,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(minari_root, limit):
 
 
 @pytest.mark.faults
-def test_a_disk_that_fails_to_sync_leaves_nothing(dataset, monkeypatch):
+def test_a_failed_sync_leaves_no_files(dataset, monkeypatch):
     def fail(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -172,8 +174,8 @@ def test_a_disk_that_fails_to_sync_leaves_nothing(dataset, monkeypatch):
 
 
 @pytest.mark.faults
-def test_a_full_disk_leaves_the_cache_of_before(dataset, conversions, monkeypatch):
-    whole = load_trajectories(ID).rewards.copy()
+def test_a_full_disk_keeps_the_earlier_cache(dataset, conversions, monkeypatch):
+    original = load_trajectories(ID).rewards.copy()
     status = data_file(dataset).stat()
     os.utime(data_file(dataset), ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     with monkeypatch.context() as patch:
@@ -182,35 +184,35 @@ def test_a_full_disk_leaves_the_cache_of_before(dataset, conversions, monkeypatc
         )
         with pytest.raises(OSError, match="full"):
             load_trajectories(ID)
-    np.testing.assert_array_equal(np.load(only_cache() / "rewards.npy"), whole)
+    np.testing.assert_array_equal(np.load(only_cache() / "rewards.npy"), original)
 
 
 @pytest.mark.faults
-def test_what_a_killed_process_leaves_is_not_taken_for_whole(dataset):
+def test_files_of_a_killed_process_are_not_used(dataset):
     kill = (
         "import os, signal; from rlxf.envs.trajectories import cache;"
         "cache.write_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL);" + LOAD
     )
     result = subprocess.run([sys.executable, "-c", kill], cwd=ROOT, check=False)
     assert result.returncode == -signal.SIGKILL
-    (left,) = caches()
-    assert left.name.startswith(cache.TEMPORARY)
+    (temporary,) = caches()
+    assert temporary.name.startswith(cache.TEMPORARY)
     assert load_trajectories(ID).steps == 9
     assert len(caches()) == 2
 
 
-def test_what_a_killed_process_left_long_ago_is_removed(dataset):
-    left, fresh = (cache_root() / f"{cache.TEMPORARY}{name}" for name in ("old", "fresh"))
-    for folder in (left, fresh):
+def test_old_temporary_folders_are_removed(dataset):
+    old, fresh = (cache_root() / f"{cache.TEMPORARY}{name}" for name in ("old", "fresh"))
+    for folder in (old, fresh):
         folder.mkdir(parents=True)
         (folder / "observations.npy").write_bytes(b"half")
-    os.utime(left, (0, time.time() - cache.ABANDONED - 60))
+    os.utime(old, (0, time.time() - cache.ABANDONED - 60))
     load_trajectories(ID)
-    assert not left.exists()
+    assert not old.exists()
     assert fresh.exists()
 
 
-def test_two_processes_at_once_end_with_one_whole_cache(dataset):
+def test_two_concurrent_processes_share_a_cache(dataset):
     processes = [
         subprocess.Popen([sys.executable, "-c", LOAD], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -223,8 +225,8 @@ def test_two_processes_at_once_end_with_one_whole_cache(dataset):
 
 
 @pytest.mark.parametrize("state", ["whole", "damaged"])
-def test_the_slower_of_two_takes_a_whole_cache_and_replaces_a_damaged_one(dataset, monkeypatch, state):
-    """The faster one finishes between the conversion of the slower one and its rename."""
+def test_the_slower_process_uses_an_intact_cache_and_replaces_a_damaged_one(dataset, monkeypatch, state):
+    """The faster process finishes between the conversion and the rename of the slower process."""
     load_trajectories(ID)
     folder, faster = only_cache(), cache_root().parent / "faster"
     folder.rename(faster)
@@ -234,16 +236,16 @@ def test_the_slower_of_two_takes_a_whole_cache_and_replaces_a_damaged_one(datase
     mark.touch()
     write = cache.write_manifest
 
-    def overtaken(*args):
+    def write_after_other_process(*args):
         write(*args)
         shutil.copytree(faster, folder)
 
-    monkeypatch.setattr(cache, "write_manifest", overtaken)
+    monkeypatch.setattr(cache, "write_manifest", write_after_other_process)
     assert load_trajectories(ID).steps == 9
     assert (only_cache() / "mark").exists() == (state == "whole")
 
 
-def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):
+def test_environment_variables_set_the_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("RLXF_CACHE", str(tmp_path / "own"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "shared"))
     assert cache_root() == tmp_path / "own" / "trajectories"
@@ -254,7 +256,7 @@ def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):
     assert cache_root() == tmp_path / ".cache" / "rlxf" / "trajectories"
 
 
-def test_a_cache_that_is_a_file_is_named(dataset, monkeypatch, tmp_path):
+def test_a_cache_path_that_is_a_file_is_refused(dataset, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("RLXF_CACHE", str(tmp_path / "file"))
     with pytest.raises(OSError, match=r"cannot write.*file.*RLXF_CACHE"):

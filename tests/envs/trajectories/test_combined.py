@@ -1,4 +1,4 @@
-"""Datasets that Minari combines, splits and filters are read as what Minari says they are."""
+"""Tests of datasets that Minari combines, splits or filters, against Minari's own reader."""
 
 import gymnasium
 import minari
@@ -18,19 +18,19 @@ HOPPER = spaces.Box(-np.inf, np.inf, (11,), np.float32), spaces.Box(-1, 1, (3,),
 
 @pytest.fixture
 def parts(minari_root):
-    """Two datasets that share nothing but their spaces."""
+    """Return two datasets with equal spaces."""
     return record_random((3, 2), "test/a-v0"), record_random((4, 1, 2), "test/b-v0", seed=1)
 
 
-def same(found, wanted):
+def assert_same(actual, expected):
     for name in ARRAYS:
-        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
-    np.testing.assert_array_equal(found.offsets, wanted.offsets)
-    np.testing.assert_allclose(found.observation_mean, wanted.observation_mean, rtol=1e-5)
+        np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), err_msg=name)
+    np.testing.assert_array_equal(actual.offsets, expected.offsets)
+    np.testing.assert_allclose(actual.observation_mean, expected.observation_mean, rtol=1e-5)
 
 
-def as_minari_has_them(dataset):
-    """Observations, actions, returns: read through Minari, episode by episode."""
+def read_with_minari(dataset):
+    """Read observations, actions and returns with Minari, episode by episode."""
     episodes = list(dataset)
     return (
         np.concatenate([episode.observations[:-1] for episode in episodes]),
@@ -40,12 +40,12 @@ def as_minari_has_them(dataset):
 
 
 def check_against_minari(dataset):
-    found = load_trajectories(dataset)
-    observations, actions, returns = as_minari_has_them(dataset)
-    np.testing.assert_array_equal(found.observations, observations)
-    np.testing.assert_array_equal(found.actions, actions)
-    np.testing.assert_allclose(found.returns, returns, rtol=1e-6)
-    return found
+    loaded = load_trajectories(dataset)
+    observations, actions, returns = read_with_minari(dataset)
+    np.testing.assert_array_equal(loaded.observations, observations)
+    np.testing.assert_array_equal(loaded.actions, actions)
+    np.testing.assert_allclose(loaded.returns, returns, rtol=1e-6)
+    return loaded
 
 
 def folder(*datasets):
@@ -55,55 +55,55 @@ def folder(*datasets):
 # Combined
 
 
-def test_a_combined_dataset_is_its_parts_one_after_the_other(parts):
+def test_a_combined_dataset_concatenates_its_parts(parts):
     combined = minari.combine_datasets(list(parts), "test/both-v0")
-    found = check_against_minari(combined)
-    same(found, load_trajectories(list(parts)))
-    same(load_trajectories("test/both-v0"), found)
-    assert found.lengths.tolist() == [3, 2, 4, 1, 2]
-    assert found.dataset_ids == ("test/both-v0",)
-    assert found.metadata[0]["combined_datasets"] == ["test/a-v0", "test/b-v0"]
+    loaded = check_against_minari(combined)
+    assert_same(loaded, load_trajectories(list(parts)))
+    assert_same(load_trajectories("test/both-v0"), loaded)
+    assert loaded.lengths.tolist() == [3, 2, 4, 1, 2]
+    assert loaded.dataset_ids == ("test/both-v0",)
+    assert loaded.metadata[0]["combined_datasets"] == ["test/a-v0", "test/b-v0"]
     assert summarize("test/both-v0").lengths.tolist() == [3, 2, 4, 1, 2]
 
 
-def test_it_may_be_combined_again_and_joined_with_a_part(parts):
+def test_combined_datasets_can_be_combined_again(parts):
     once = minari.combine_datasets(list(parts), "test/once-v0")
     twice = minari.combine_datasets([once, parts[0]], "test/twice-v0")
-    same(load_trajectories(twice), load_trajectories(["test/once-v0", "test/a-v0"]))
+    assert_same(load_trajectories(twice), load_trajectories(["test/once-v0", "test/a-v0"]))
 
 
-def test_its_cache_is_its_own(parts):
+def test_combined_and_joined_datasets_have_separate_caches(parts):
     combined = minari.combine_datasets(list(parts), "test/both-v0")
     folders = [folder(*each) for each in ([combined], [parts[0]], [parts[1]], parts, parts[::-1])]
     assert len(set(folders)) == len(folders)
 
 
-def test_combined_anew_under_the_same_name_it_is_converted_anew(parts):
-    """Other parts, of as many steps."""
+def test_a_dataset_combined_again_under_the_same_id_is_converted_again(parts):
+    """The other parts have the same number of steps."""
     other = record_random((3, 2), "test/c-v0", seed=2)
     load_trajectories(minari.combine_datasets([parts[0], parts[1]], "test/both-v0"))
     minari.delete_dataset("test/both-v0")
     again = minari.combine_datasets([other, parts[1]], "test/both-v0")
-    same(load_trajectories("test/both-v0"), load_trajectories([other, parts[1]]))
+    assert_same(load_trajectories("test/both-v0"), load_trajectories([other, parts[1]]))
     check_against_minari(again)
 
 
-def test_infos_of_one_part_alone_are_no_matter(minari_root):
+def test_infos_in_only_one_part_are_allowed(minari_root):
     bare = record_random((3,), "test/bare-v0")
-    told = next(iter(record_random((4,), "test/told-v0", seed=1)))
+    episode = next(iter(record_random((4,), "test/plain-v0", seed=1)))
     buffer = EpisodeBuffer(
-        observations=told.observations,
-        actions=told.actions,
-        rewards=told.rewards,
-        terminations=told.terminations,
-        truncations=told.truncations,
+        observations=episode.observations,
+        actions=episode.actions,
+        rewards=episode.rewards,
+        terminations=episode.terminations,
+        truncations=episode.truncations,
         infos={"depth": np.arange(5), "more": {"deep": np.ones(5)}},
     )
     with_infos = record([buffer], "test/infos-v0")
     assert next(iter(with_infos)).infos
-    same(load_trajectories(with_infos), load_trajectories("test/told-v0"))
+    assert_same(load_trajectories(with_infos), load_trajectories("test/plain-v0"))
     combined = minari.combine_datasets([bare, with_infos], "test/both-v0")
-    same(load_trajectories(combined), load_trajectories(["test/bare-v0", "test/told-v0"]))
+    assert_same(load_trajectories(combined), load_trajectories(["test/bare-v0", "test/plain-v0"]))
 
 
 def hopper(dataset_id, seed, steps=1000):
@@ -114,17 +114,17 @@ def hopper(dataset_id, seed, steps=1000):
     )
 
 
-def test_reference_scores_that_combining_loses_are_those_of_the_table(minari_root):
+def test_combined_datasets_use_the_table_of_reference_scores(minari_root):
     pytest.importorskip("mujoco")
     combined = minari.combine_datasets([hopper("test/a-v0", 0), hopper("test/b-v0", 1)], "test/both-v0")
     assert load_trajectories("test/a-v0").reference_scores.maximum == 50
-    found = load_trajectories(combined)
-    assert "ref_max_score" not in found.metadata[0]
-    assert found.reference_scores.maximum == pytest.approx(3234.3)
-    assert "table" in found.reference_scores.source
+    loaded = load_trajectories(combined)
+    assert "ref_max_score" not in loaded.metadata[0]
+    assert loaded.reference_scores.maximum == pytest.approx(3234.3)
+    assert "table" in loaded.reference_scores.source
 
 
-def test_the_environment_of_a_combined_dataset_lasts_as_long_as_the_longest_of_the_parts(minari_root):
+def test_a_combined_dataset_has_the_longest_time_limit_of_its_parts(minari_root):
     pytest.importorskip("mujoco")
     parts = [hopper("test/a-v0", 0, 300), hopper("test/b-v0", 1, 1000)]
     assert (
@@ -132,7 +132,7 @@ def test_the_environment_of_a_combined_dataset_lasts_as_long_as_the_longest_of_t
     )
 
 
-def test_combining_stores_exact_images_as_jpeg_and_that_is_told(minari_root):
+def test_combining_exact_images_warns_of_jpeg(minari_root):
     images = spaces.Box(0, 255, (34, 36, 3), np.uint8)
     parts = [record_random((2,), f"test/{name}-v0", images, jpeg_encoding=False) for name in "ab"]
     assert not load_trajectories(parts).lossy_images
@@ -144,26 +144,26 @@ def test_combining_stores_exact_images_as_jpeg_and_that_is_told(minari_root):
 # Split and filtered
 
 
-def test_a_split_dataset_gives_each_episode_once(minari_root):
+def test_split_datasets_partition_the_episodes(minari_root):
     dataset = record_random((3, 1, 5, 4, 2))
     halves = minari.split_dataset(dataset, [2, 3], seed=3)
-    found = [check_against_minari(half) for half in halves]
-    assert [each.episodes for each in found] == [2, 3]
-    assert sorted(np.concatenate([each.lengths for each in found])) == [1, 2, 3, 4, 5]
-    assert {each.dataset_ids for each in found} == {(ID,)}
+    loaded = [check_against_minari(half) for half in halves]
+    assert [each.episodes for each in loaded] == [2, 3]
+    assert sorted(np.concatenate([each.lengths for each in loaded])) == [1, 2, 3, 4, 5]
+    assert {each.dataset_ids for each in loaded} == {(ID,)}
     assert len({folder(each) for each in (dataset, *halves)}) == 3
 
 
-def test_an_order_of_its_own_is_kept_and_has_its_own_cache(minari_root):
+def test_the_order_of_episodes_is_kept_and_has_a_separate_cache(minari_root):
     dataset = record_random((3, 1, 5))
-    turned = minari.MinariDataset(dataset.storage, np.array([2, 0]))
-    straight = minari.MinariDataset(dataset.storage, np.array([0, 2]))
-    assert check_against_minari(turned).lengths.tolist() == [5, 3]
-    assert check_against_minari(straight).lengths.tolist() == [3, 5]
-    assert folder(turned) != folder(straight)
+    descending = minari.MinariDataset(dataset.storage, np.array([2, 0]))
+    ascending = minari.MinariDataset(dataset.storage, np.array([0, 2]))
+    assert check_against_minari(descending).lengths.tolist() == [5, 3]
+    assert check_against_minari(ascending).lengths.tolist() == [3, 5]
+    assert folder(descending) != folder(ascending)
 
 
-def test_a_half_that_is_filtered_and_joined_with_another(minari_root):
+def test_filtered_and_split_datasets_can_be_joined(minari_root):
     dataset = record_random((3, 1, 5, 4, 2))
     first, second = minari.split_dataset(dataset, [3, 2], seed=0)
     long = first.filter_episodes(lambda episode: len(episode) > 1)
@@ -173,15 +173,15 @@ def test_a_half_that_is_filtered_and_joined_with_another(minari_root):
     assert joined.lengths.tolist() == lengths
 
 
-def test_a_filter_that_combining_ignores_is_kept_by_joining(parts):
-    """Minari copies whole files: what is read is what is in the new one."""
+def test_joining_keeps_a_filter_that_combining_ignores(parts):
+    """Minari copies whole files, so the combined dataset contains all episodes."""
     long = parts[0].filter_episodes(lambda episode: len(episode) > 2)
     combined = minari.combine_datasets([long, parts[1]], "test/both-v0")
     assert check_against_minari(combined).lengths.tolist() == [3, 2, 4, 1, 2]
     assert load_trajectories([long, parts[1]]).lengths.tolist() == [3, 4, 1, 2]
 
 
-def test_of_a_split_dataset_only_its_own_episodes_must_be_whole(minari_root):
+def test_a_split_dataset_does_not_read_damaged_episodes_of_others(minari_root):
     dataset = record_random((3, 1, 5))
     first, rest = (minari.MinariDataset(dataset.storage, np.array(each)) for each in ([0], [1, 2]))
     with opened(dataset) as file:

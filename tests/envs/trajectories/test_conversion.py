@@ -34,7 +34,7 @@ ACTIONS = {
 
 
 def expected_observations(space, values):
-    """One step after the other, by Gymnasium's own rule; images channels first."""
+    """Encode step by step with Gymnasium's ``flatten``; images are channels first."""
     if len(space.shape or ()) == 3:
         return np.stack([np.moveaxis(value, -1, 0) for value in values])
     if space.shape == (32, 33):
@@ -43,7 +43,7 @@ def expected_observations(space, values):
 
 
 def check_episodes(trajectories, dataset):
-    """Against Minari's own reader, episode by episode."""
+    """Compare with Minari's own reader, episode by episode."""
     space = dataset.observation_space
     for number, episode in enumerate(dataset.iterate_episodes()):
         part = slice(trajectories.offsets[number], trajectories.offsets[number + 1])
@@ -61,7 +61,7 @@ def check_episodes(trajectories, dataset):
 
 
 def unstacked(space, values, steps):
-    """The first ``steps`` values of nested arrays; the one after the last action is no step."""
+    """Return the first ``steps`` values of nested arrays, without the one after the last action."""
     if isinstance(space, spaces.Dict):
         parts = {key: unstacked(part, values[key], steps) for key, part in space.spaces.items()}
         return [{key: parts[key][t] for key in parts} for t in range(steps)]
@@ -72,7 +72,7 @@ def unstacked(space, values, steps):
 
 
 @pytest.mark.parametrize("name", OBSERVATIONS)
-def test_observations_of_every_kind_are_those_of_minari(minari_root, name):
+def test_observations_of_all_spaces_equal_minari(minari_root, name):
     dataset = record_random(LENGTHS, observation_space=OBSERVATIONS[name])
     trajectories = load_trajectories(ID)
     assert trajectories.lengths.tolist() == list(LENGTHS)
@@ -81,18 +81,18 @@ def test_observations_of_every_kind_are_those_of_minari(minari_root, name):
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_actions_of_every_kind_are_those_of_minari(minari_root, name):
+def test_actions_of_all_spaces_equal_minari(minari_root, name):
     dataset = record_random(LENGTHS, action_space=ACTIONS[name])
     check_episodes(load_trajectories(ID), dataset)
 
 
-def test_pieces_join_without_a_seam(minari_root, monkeypatch):
+def test_conversion_in_pieces_equals_minari(minari_root, monkeypatch):
     monkeypatch.setattr(conversion, "PIECE_BYTES", 3 * 12)  # three observations at a time
     dataset = record_random((10, 3, 1))
     check_episodes(load_trajectories(ID), dataset)
 
 
-def test_mean_and_deviation_are_over_the_steps(minari_root):
+def test_mean_and_standard_deviation_are_over_the_steps(minari_root):
     record_random(LENGTHS)
     trajectories = load_trajectories(ID)
     np.testing.assert_allclose(
@@ -109,7 +109,7 @@ def test_images_have_no_mean(minari_root):
 
 
 @pytest.mark.parametrize("jpeg", [True, False])
-def test_images_that_went_through_jpeg_are_marked(minari_root, jpeg):
+def test_jpeg_images_are_marked_as_lossy(minari_root, jpeg):
     record_random(observation_space=OBSERVATIONS["image"], jpeg_encoding=jpeg)
     assert load_trajectories(ID).lossy_images == jpeg
 
@@ -121,13 +121,13 @@ IN_A_DICT = spaces.Dict(
 
 @pytest.mark.filterwarnings("ignore:observation.* is text", "ignore:images of")
 @pytest.mark.parametrize("jpeg", [True, False])
-def test_images_and_text_in_a_dict_are_those_of_minari(minari_root, jpeg):
+def test_images_and_text_in_a_dict_equal_minari(minari_root, jpeg):
     dataset = record_random(LENGTHS, observation_space=IN_A_DICT, jpeg_encoding=jpeg)
     trajectories = load_trajectories(ID)
     assert trajectories.lossy_images == jpeg
-    seen = [episode.observations for episode in dataset.iterate_episodes()]
-    vectors = np.concatenate([each["inner"][0][:-1] for each in seen])
-    pixels = np.concatenate([each["view"][:-1].reshape(len(each["view"]) - 1, -1) for each in seen])
+    episodes = [episode.observations for episode in dataset.iterate_episodes()]
+    vectors = np.concatenate([each["inner"][0][:-1] for each in episodes])
+    pixels = np.concatenate([each["view"][:-1].reshape(len(each["view"]) - 1, -1) for each in episodes])
     scaled = pixels.astype(np.float32) / np.float32(255)
     np.testing.assert_array_equal(trajectories.observations, np.concatenate([vectors, scaled], axis=1))
 
@@ -137,7 +137,7 @@ def test_small_images_and_vectors_are_not_lossy(minari_root):
     assert not load_trajectories(ID).lossy_images
 
 
-def test_rewards_in_a_column_are_read(minari_root):
+def test_rewards_of_shape_n_1_are_accepted(minari_root):
     dataset = record_random((5,))
     rewards = dataset[0].rewards
     with opened(dataset) as file:
@@ -148,7 +148,7 @@ def test_rewards_in_a_column_are_read(minari_root):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("part", ["observations", "actions"])
-def test_a_number_that_is_none_is_named_with_episode_and_step(minari_root, monkeypatch, part, value):
+def test_a_non_finite_value_is_reported_with_episode_and_step(minari_root, monkeypatch, part, value):
     monkeypatch.setattr(conversion, "PIECE_BYTES", 2 * 12)  # so that step 5 is not in the first piece
     episodes = random_episodes((3, 8), action_space=BOX)
     getattr(episodes[1], part)[5, 1] = value
@@ -160,7 +160,7 @@ def test_a_number_that_is_none_is_named_with_episode_and_step(minari_root, monke
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf, 1e60])
-def test_a_reward_that_is_no_number_is_named_with_episode_and_step(minari_root, value):
+def test_a_non_finite_reward_is_reported_with_episode_and_step(minari_root, value):
     episodes = random_episodes((3, 8))
     episodes[1].rewards[6] = value
     record(episodes)
@@ -170,14 +170,14 @@ def test_a_reward_that_is_no_number_is_named_with_episode_and_step(minari_root, 
         load_trajectories(ID)
 
 
-def test_the_observation_after_the_last_action_is_not_read(minari_root):
+def test_the_final_observation_is_not_read(minari_root):
     episodes = random_episodes((3,))
     episodes[0].observations[3] = np.nan
     record(episodes)
     assert load_trajectories(ID).steps == 3
 
 
-def test_an_action_that_there_is_not_is_named(minari_root):
+def test_an_action_outside_of_the_space_is_reported(minari_root):
     episodes = random_episodes((3, 4))
     episodes[1].actions[2] = 7
     record(episodes)
@@ -187,7 +187,7 @@ def test_an_action_that_there_is_not_is_named(minari_root):
         load_trajectories(ID)
 
 
-def test_memory_does_not_grow_with_the_data(minari_root, tmp_path, monkeypatch):
+def test_memory_does_not_grow_with_the_dataset(minari_root, tmp_path, monkeypatch):
     monkeypatch.setattr(conversion, "PIECE_BYTES", 2**16)
     wide = spaces.Box(-np.inf, np.inf, (256,), np.float32)
     episode = random_episodes((1,), wide)[0]

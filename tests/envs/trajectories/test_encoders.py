@@ -17,7 +17,7 @@ def pixels(space):
     return RNG.integers(256, size=(5, *space.shape), dtype=np.uint8)
 
 
-def test_images_come_channels_first_and_stay_bytes():
+def test_images_become_channels_first_and_stay_uint8():
     images = pixels(LAST)
     encode = observation_encoder(LAST)
     assert (encode.shape, encode.dtype) == ((3, 36, 40), np.uint8)
@@ -27,26 +27,26 @@ def test_images_come_channels_first_and_stay_bytes():
         assert rows[i, c, y, x] == images[i, y, x, c]
 
 
-def test_images_with_channels_first_stay_as_they_are():
+def test_channels_first_images_are_unchanged():
     images = pixels(FIRST)
     np.testing.assert_array_equal(observation_encoder(FIRST)(images), images)
     assert observation_encoder(FIRST).shape == FIRST.shape
 
 
-def test_images_without_channels_get_one():
+def test_images_without_channels_get_a_channel_axis():
     images = pixels(GRAY)
     assert observation_encoder(GRAY).shape == (1, 36, 40)
     np.testing.assert_array_equal(observation_encoder(GRAY)(images)[:, 0], images)
 
 
 @pytest.mark.parametrize("space", [LAST, FIRST, GRAY], ids=["last", "first", "gray"])
-def test_images_go_back(space):
+def test_image_encoding_round_trip(space):
     images = pixels(space)
     encode = observation_encoder(space)
     np.testing.assert_array_equal(encode.back(encode(images)), images)
 
 
-def test_doubles_become_floats():
+def test_float64_becomes_float32():
     values = RNG.normal(size=(4, 3))
     rows = observation_encoder(VECTOR)(values)
     assert rows.dtype == np.float32
@@ -54,7 +54,7 @@ def test_doubles_become_floats():
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 1e300])
-def test_a_number_that_is_not_finite_in_float32_is_named(wrong):
+def test_values_not_finite_in_float32_are_reported(wrong):
     values = np.zeros((4, 3))
     values[2, 1] = wrong
     with pytest.raises(RowError, match=r"row 2: it is -?(nan|inf) at index 1"):
@@ -71,7 +71,7 @@ def test_a_number_that_is_not_finite_in_float32_is_named(wrong):
     ],
     ids=["box", "discrete", "multidiscrete", "multibinary"],
 )
-def test_actions_keep_their_meaning(space, shape, dtype):
+def test_actions_are_encoded_without_loss(space, shape, dtype):
     space.seed(0)
     values = np.stack([space.sample() for _ in range(6)])
     encode = action_encoder(space)
@@ -81,12 +81,12 @@ def test_actions_keep_their_meaning(space, shape, dtype):
     np.testing.assert_array_equal(rows.ravel(), values.astype(dtype).ravel())
 
 
-def test_discrete_actions_stored_as_a_column_are_read():
+def test_discrete_actions_of_shape_n_1_are_accepted():
     np.testing.assert_array_equal(action_encoder(spaces.Discrete(4))(np.array([[1], [3]])), [1, 3])
 
 
 @pytest.mark.parametrize(
-    ("space", "named"),
+    ("space", "message"),
     [
         (spaces.Dict({"a": spaces.Discrete(2)}), "allowed are Box, Discrete, MultiDiscrete and MultiBinary"),
         (spaces.MultiDiscrete([[2, 2], [2, 2]]), "at most one axis"),
@@ -94,26 +94,26 @@ def test_discrete_actions_stored_as_a_column_are_read():
     ],
     ids=["dict", "grid", "grid of bits"],
 )
-def test_other_actions_are_refused(space, named):
-    with pytest.raises(TypeError, match=f"(?s)action space.*{named}"):
+def test_unsupported_actions_are_refused(space, message):
+    with pytest.raises(TypeError, match=f"(?s)action space.*{message}"):
         action_encoder(space)
 
 
 @pytest.mark.parametrize(
-    ("space", "named"),
+    ("space", "message"),
     [
-        (spaces.Text(5), "holds nothing that is no text"),
-        (spaces.Dict({"a": spaces.Tuple([spaces.Text(3)])}), "holds nothing that is no text"),
+        (spaces.Text(5), "contains only text"),
+        (spaces.Dict({"a": spaces.Tuple([spaces.Text(3)])}), "contains only text"),
         (
             spaces.Dict({"a": VECTOR, "b": spaces.Tuple([GRAPH])}),
-            r"\['b'\]\[0\].*is a Graph; allowed are Box",
+            r"\['b'\]\[0\].*is a Graph; supported are Box",
         ),
-        (spaces.Dict({"a": VECTOR, "view": LAST}), r"\['view'\].*an image of 4320 numbers .* at most 4096"),
+        (spaces.Dict({"a": VECTOR, "view": LAST}), r"\['view'\].*an image of 4320 values .* at most 4096"),
     ],
     ids=["text", "nested text", "graph", "large image in a dict"],
 )
-def test_other_observations_are_refused(space, named):
-    with pytest.raises(TypeError, match=f"(?s)observation space.*{named}"):
+def test_unsupported_observations_are_refused(space, message):
+    with pytest.raises(TypeError, match=f"(?s)observation space.*{message}"):
         observation_encoder(space)
 
 
@@ -125,17 +125,17 @@ def test_other_observations_are_refused(space, named):
     ],
     ids=["discrete", "multidiscrete"],
 )
-def test_choices_that_begin_elsewhere_count_from_0(space, values):
+def test_discrete_values_with_a_start_are_counted_from_0(space, values):
     np.testing.assert_array_equal(action_encoder(space)(np.array(values)), np.array(values) - space.start)
 
 
-def test_an_action_outside_of_its_choices_is_named():
+def test_a_discrete_action_outside_of_the_space_is_reported():
     with pytest.raises(RowError, match=r"row 1: it is \[0\], outside of Discrete\(3, start=1\)"):
         action_encoder(spaces.Discrete(3, start=1))(np.array([3, 0]))
     with pytest.raises(RowError, match=r"row 0: it is \[0, 2\], outside of MultiBinary"):
         action_encoder(spaces.MultiBinary(2))(np.array([[0, 2]]))
 
 
-def test_an_image_beside_other_parts_may_have_as_many_numbers_as_are_said():
+def test_the_largest_allowed_image_in_a_dict():
     largest = spaces.Box(0, 255, (64, 64, 1), np.uint8)
     assert observation_encoder(spaces.Dict({"a": VECTOR, "view": largest})).shape == (3 + 4096,)

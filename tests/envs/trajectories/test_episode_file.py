@@ -1,4 +1,4 @@
-"""Truncated and altered files are found at the conversion, by name."""
+"""Tests of errors for truncated and altered dataset files."""
 
 import os
 import re
@@ -27,8 +27,8 @@ def check_refused(match=""):
     assert list(cache_root().glob("*")) == []
 
 
-def check_refused_apart():
-    """In a process of its own: once the HDF5 library has met damaged bytes, it may crash at a later file."""
+def check_refused_in_subprocess():
+    """Run `check_refused` in a subprocess, since HDF5 may crash after it has read damaged bytes."""
     code = f"from rlxf.envs.trajectories import load_trajectories; load_trajectories({ID!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -36,52 +36,52 @@ def check_refused_apart():
     assert list(cache_root().glob("*")) == []
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
-def test_a_truncated_file_is_named(dataset, share):
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.999])
+def test_a_truncated_file_is_reported(dataset, fraction):
     path = data_file(dataset)
-    os.truncate(path, int(path.stat().st_size * share))
-    check_refused_apart()
+    os.truncate(path, int(path.stat().st_size * fraction))
+    check_refused_in_subprocess()
 
 
-def test_a_file_that_is_no_hdf5_is_named(dataset):
+def test_a_file_of_another_format_is_reported(dataset):
     data_file(dataset).write_text("not the data")
     check_refused()
 
 
 @pytest.mark.parametrize("name", ["rewards", "actions", "observations", "terminations", "truncations"])
-def test_a_missing_array_is_named_with_its_episode(dataset, name):
+def test_a_missing_array_is_reported(dataset, name):
     with opened(dataset) as file:
         del file[f"episode_1/{name}"]
     check_refused()
 
 
 @pytest.mark.parametrize("name", ["rewards", "actions", "observations", "terminations", "truncations"])
-def test_an_array_of_another_length_is_named_with_its_episode(dataset, name):
+def test_an_array_of_another_length_is_reported(dataset, name):
     with opened(dataset) as file:
         file[f"episode_2/{name}"].resize(3, axis=0)
     check_refused("episode|rows")
 
 
-def test_a_missing_episode_is_named(dataset):
+def test_a_missing_episode_is_reported(dataset):
     with opened(dataset) as file:
         del file["episode_1"]
     check_refused()
 
 
-def test_an_episode_too_many_is_named(dataset):
+def test_an_additional_episode_is_reported(dataset):
     with opened(dataset) as file:
         file.copy("episode_1", "episode_3")
     check_refused("4 episodes of 36 steps")
 
 
-def test_a_whole_episode_cut_short_is_found_by_the_note_of_its_steps(dataset):
+def test_a_shortened_episode_is_detected_by_total_steps(dataset):
     with opened(dataset) as file:
         for name, array in file["episode_2"].items():
             array.resize(4 if name == "observations" else 3, axis=0)
-    check_refused("a note of 5 steps")
+    check_refused("total_steps is 5")
 
 
-def test_an_episode_of_no_step_is_named(dataset):
+def test_an_empty_episode_is_reported(dataset):
     with opened(dataset) as file:
         for name, array in file["episode_2"].items():
             array.resize(1 if name == "observations" else 0, axis=0)
@@ -89,19 +89,19 @@ def test_an_episode_of_no_step_is_named(dataset):
     check_refused("no step")
 
 
-def test_rewards_that_do_not_sum_to_what_was_noted_are_found(dataset):
+def test_rewards_that_differ_from_rewards_sum_are_reported(dataset):
     with opened(dataset) as file:
         file["episode_0"].attrs["rewards_sum"] = dataset[0].rewards.sum() + 1
     check_refused("its rewards sum to")
 
 
-def test_rewards_that_do_are_read(dataset):
+def test_rewards_that_match_rewards_sum_are_accepted(dataset):
     with opened(dataset) as file:
         file["episode_0"].attrs["rewards_sum"] = np.float32(dataset[0].rewards.sum())
     assert load_trajectories(ID).steps == 36
 
 
-def test_a_damaged_picture_is_named(minari_root):
+def test_a_damaged_image_is_reported(minari_root):
     dataset = record_random((3,), observation_space=spaces.Box(0, 255, (32, 32, 3), np.uint8))
     with opened(dataset) as file:
         frames = file["episode_0/observations"]
@@ -109,15 +109,15 @@ def test_a_damaged_picture_is_named(minari_root):
     check_refused()
 
 
-def test_compressed_data_with_a_changed_byte_are_found(dataset):
+def test_a_changed_byte_in_compressed_data_is_reported(dataset):
     values = np.arange(30)
     with opened(dataset) as file:
         del file["episode_0/rewards"]
         stored = file.create_dataset("episode_0/rewards", data=values, chunks=True, compression="gzip")
-        where = stored.id.get_chunk_info(0)
+        chunk = stored.id.get_chunk_info(0)
     with open(data_file(dataset), "r+b") as handle:
-        handle.seek(where.byte_offset + where.size // 2)
+        handle.seek(chunk.byte_offset + chunk.size // 2)
         byte = handle.read(1)
         handle.seek(-1, os.SEEK_CUR)
         handle.write(bytes([byte[0] ^ 0xFF]))
-    check_refused_apart()
+    check_refused_in_subprocess()

@@ -24,7 +24,7 @@ SPACES = {
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_rows_are_those_of_gymnasium_one_by_one(name):
+def test_flatten_rows_equals_gymnasium(name):
     space = SPACES[name]
     space.seed(0)
     values = [space.sample() for _ in range(20)]
@@ -35,7 +35,7 @@ def test_rows_are_those_of_gymnasium_one_by_one(name):
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_rows_go_back_to_what_gymnasium_makes_of_them_one_by_one(name):
+def test_unflatten_rows_equals_gymnasium(name):
     space = SPACES[name]
     space.seed(0)
     rows = flatten_rows(space, stacked(space, [space.sample() for _ in range(20)]))
@@ -44,15 +44,15 @@ def test_rows_go_back_to_what_gymnasium_makes_of_them_one_by_one(name):
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, 1.5])
-def test_a_choice_that_there_is_not_is_named_with_its_row(wrong):
+def test_a_value_outside_of_discrete_is_reported_with_its_row(wrong):
     with pytest.raises(RowError, match=rf"row 2: it is \[{wrong}\], outside of Discrete\(3\)") as error:
         flatten_rows(spaces.Discrete(3), np.array([0, 2, wrong, 9]))
     assert error.value.row == 2
 
 
 @pytest.mark.parametrize("space", [spaces.Text(4), spaces.Sequence(BOX)])
-def test_what_is_no_vector_is_refused(space):
-    with pytest.raises(TypeError, match="cannot be flattened to one vector"):
+def test_unsupported_spaces_are_refused(space):
+    with pytest.raises(TypeError, match="cannot be flattened to a vector"):
         flatten_rows(space, ["word"])
 
 
@@ -72,18 +72,18 @@ def test_text_is_left_out_and_images_are_scaled():
     np.testing.assert_array_equal(unflatten_rows(spaces.Dict({"view": VIEW}), rows)["view"], pixels)
 
 
-def test_every_brightness_comes_back():
+def test_image_round_trip_is_exact_for_all_pixel_values():
     space = spaces.Box(0, 255, (16, 16, 1), np.uint8)
     pixels = np.arange(256, dtype=np.uint8).reshape(1, *space.shape)
     np.testing.assert_array_equal(unflatten_rows(space, flatten_rows(space, pixels)), pixels)
 
 
-def test_a_dict_gives_the_same_rows_in_whatever_order_its_parts_stand():
+def test_rows_do_not_depend_on_the_order_of_dict_keys():
     parts = {"z": spaces.Box(-1, 1, (2,), np.float32), "a": spaces.Discrete(3), "m": spaces.MultiBinary(2)}
     values = {"z": np.array([[0.1, 0.2]], np.float32), "a": np.array([2]), "m": np.array([[1, 0]])}
     sorted_, as_given = spaces.Dict(parts), spaces.Dict(**parts)
     assert list(as_given.spaces) != list(sorted_.spaces)
     rows = flatten_rows(sorted_, values)
     np.testing.assert_array_equal(flatten_rows(as_given, values), rows)
-    back = unflatten_rows(as_given, rows)
-    assert all(np.array_equal(back[key], values[key]) for key in parts)
+    restored = unflatten_rows(as_given, rows)
+    assert all(np.array_equal(restored[key], values[key]) for key in parts)

@@ -6,7 +6,7 @@ from rlxf.envs.trajectories import DatasetError, local_folder, local_ids, summar
 from tests.datasets import ID, data_file, record_random
 
 
-def test_datasets_here_are_listed_damaged_ones_with_them(minari_root):
+def test_all_local_datasets_are_listed(minari_root):
     assert local_ids() == []
     record_random(dataset_id="test/b-v0")
     data_file(record_random(dataset_id="test/a-v0")).write_bytes(b"")
@@ -14,7 +14,7 @@ def test_datasets_here_are_listed_damaged_ones_with_them(minari_root):
     assert local_folder() == minari_root
 
 
-def test_a_summary_counts_what_minari_counts(minari_root):
+def test_summaries_equal_minari(minari_root):
     dataset = record_random((3, 1, 5))
     summary = summarize(ID)
     assert (summary.id, summary.environment) == (ID, None)
@@ -25,19 +25,19 @@ def test_a_summary_counts_what_minari_counts(minari_root):
 
 
 @pytest.mark.parametrize("jpeg", [True, False])
-def test_a_summary_tells_of_images_that_went_through_jpeg(minari_root, jpeg):
+def test_summaries_report_jpeg_images(minari_root, jpeg):
     record_random(observation_space=spaces.Box(0, 255, (36, 40, 3), np.uint8), jpeg_encoding=jpeg)
     assert summarize(ID).lossy_images == jpeg
 
 
-def test_nothing_is_converted_for_a_summary(minari_root, tmp_path):
+def test_a_summary_does_not_convert_the_dataset(minari_root, tmp_path):
     record_random()
     summarize(ID)
     assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.faults
-def test_a_damaged_dataset_is_named(minari_root):
+def test_a_damaged_dataset_is_reported(minari_root):
     data_file(record_random()).write_bytes(b"")
     with pytest.raises(DatasetError, match=r"main_data\.hdf5"):
         summarize(ID)

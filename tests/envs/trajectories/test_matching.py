@@ -17,7 +17,7 @@ def trajectories(minari_root):
     return load_trajectories(ID)
 
 
-FITTING = {
+COMPATIBLE = {
     "the same": (VECTOR, CHOICE, VECTOR, CHOICE),
     "doubles": (VECTOR, CHOICE, spaces.Box(-np.inf, np.inf, (3,), np.float64), CHOICE),
     "other bounds": (VECTOR, CHOICE, spaces.Box(-5, 5, (3,)), CHOICE),
@@ -41,12 +41,12 @@ FITTING = {
         spaces.Discrete(2, dtype=np.int32),
     ),
 }
-MISFITS = {
-    "shape": (VECTOR, CHOICE, spaces.Box(-1, 1, (4,)), CHOICE, "observation space: the data have"),
+INCOMPATIBLE = {
+    "shape": (VECTOR, CHOICE, spaces.Box(-1, 1, (4,)), CHOICE, "observation space: expected"),
     "turned": (spaces.Box(-1, 1, (2, 3)), CHOICE, spaces.Box(-1, 1, (3, 2)), CHOICE, "observation space"),
     "kind": (VECTOR, CHOICE, CHOICE, CHOICE, "observation space"),
     "image": (LAST, CHOICE, spaces.Box(0, 255, (36, 40, 3), np.float32), CHOICE, "observation space"),
-    "choices": (VECTOR, CHOICE, VECTOR, spaces.Discrete(3), "action space: the data have"),
+    "choices": (VECTOR, CHOICE, VECTOR, spaces.Discrete(3), "action space: expected"),
     "bounds": (VECTOR, BOX, VECTOR, spaces.Box(-2, 2, (2,)), "action space"),
     "upper bounds": (VECTOR, BOX, VECTOR, spaces.Box(-1, 2, (2,)), "action space"),
     "keys": (spaces.Dict({"a": VECTOR}), CHOICE, spaces.Dict({"b": VECTOR}), CHOICE, r"the parts \['a'\]"),
@@ -55,23 +55,29 @@ MISFITS = {
         CHOICE,
         spaces.Dict({"a": FIRST}),
         CHOICE,
-        "in 'a': the data have",
+        "in 'a': expected",
     ),
-    "counts from": (VECTOR, CHOICE, VECTOR, spaces.Discrete(2, start=1), "action space: the data have"),
-    "bits": (VECTOR, spaces.MultiBinary(2), VECTOR, spaces.MultiBinary(3), "action space: the data have"),
-    "part": (spaces.Dict({"a": VECTOR}), CHOICE, spaces.Dict({"a": CHOICE}), CHOICE, "in 'a': the data have"),
+    "counts from": (VECTOR, CHOICE, VECTOR, spaces.Discrete(2, start=1), "action space: expected"),
+    "bits": (VECTOR, spaces.MultiBinary(2), VECTOR, spaces.MultiBinary(3), "action space: expected"),
+    "part": (
+        spaces.Dict({"a": VECTOR}),
+        CHOICE,
+        spaces.Dict({"a": CHOICE}),
+        CHOICE,
+        "in 'a': expected",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", FITTING)
-def test_environments_that_show_and_take_the_same_fit(trajectories, name):
-    observation, action, *env = FITTING[name]
+@pytest.mark.parametrize("name", COMPATIBLE)
+def test_environments_with_compatible_spaces_are_accepted(trajectories, name):
+    observation, action, *env = COMPATIBLE[name]
     check_fits(replace(trajectories, observation_space=observation, action_space=action), *env)
 
 
-@pytest.mark.parametrize("name", MISFITS)
-def test_other_environments_are_refused_with_the_difference(trajectories, name):
-    observation, action, env_observation, env_action, named = MISFITS[name]
+@pytest.mark.parametrize("name", INCOMPATIBLE)
+def test_environments_with_incompatible_spaces_are_refused(trajectories, name):
+    observation, action, env_observation, env_action, message = INCOMPATIBLE[name]
     data = replace(trajectories, observation_space=observation, action_space=action)
-    with pytest.raises(DatasetError, match=f"does not fit dataset {ID}: .*{named}"):
+    with pytest.raises(DatasetError, match=f"does not fit dataset {ID}: .*{message}"):
         check_fits(data, env_observation, env_action)

@@ -10,20 +10,20 @@ from tests.datasets import record_random
 HOPPER = EnvSpec("Hopper-v5")
 
 
-def test_random_is_0_and_expert_is_100():
+def test_random_policy_scores_0_and_expert_scores_100():
     np.testing.assert_allclose(
         ReferenceScores(-20, 180, "").normalize([-20, 80, 180, 380]), [0, 50, 100, 200]
     )
 
 
-def test_it_is_minaris_score_times_100(minari_root):
+def test_scores_are_100_times_those_of_minari(minari_root):
     dataset = record_random(env="CartPole-v1", ref_min_score=9.5, ref_max_score=475.0)
     scores = reference_scores(dataset.storage.metadata, dataset.env_spec)
     returns = np.array([9.5, 100.0, 600.0])
     np.testing.assert_allclose(scores.normalize(returns), 100 * minari.get_normalized_score(dataset, returns))
 
 
-# As printed in D4RL's own normalised results: a random and an expert return of each family.
+# Random and expert returns of each family, as published in D4RL's normalized results.
 @pytest.mark.parametrize(
     ("env_id", "low", "high"),
     [
@@ -40,7 +40,7 @@ def test_it_is_minaris_score_times_100(minari_root):
         ("FrankaKitchen-v1", 0, 4),
     ],
 )
-def test_the_table_holds_d4rls_numbers(env_id, low, high):
+def test_the_table_contains_the_scores_of_d4rl(env_id, low, high):
     scores = tabled_scores(env_id)
     assert (round(scores.minimum, 2), round(scores.maximum, 2)) == (low, high)
     assert "D4RL" in scores.source
@@ -58,32 +58,32 @@ def test_the_table_holds_d4rls_numbers(env_id, low, high):
         "HopperHard-v1",
     ],
 )
-def test_other_environments_have_none(env_id):
+def test_unlisted_environments_have_no_scores(env_id):
     assert tabled_scores(env_id) is None
 
 
-def test_every_row_says_where_it_is_from():
+def test_every_row_has_a_source():
     assert all("arXiv" in row.source and row.maximum > row.minimum for row in TABLE)
 
 
-def test_the_datasets_own_numbers_come_first():
+def test_scores_of_the_dataset_take_precedence():
     own = {"dataset_id": "a/b-v0", "ref_min_score": 1.0, "ref_max_score": 2.0}
     assert reference_scores(own, HOPPER) == ReferenceScores(1.0, 2.0, "metadata of a/b-v0")
 
 
-def test_without_own_numbers_the_table_is_asked_and_without_an_environment_nobody():
+def test_the_table_is_the_fallback_for_a_known_environment():
     assert reference_scores({"dataset_id": "a/b-v0"}, HOPPER) == tabled_scores("Hopper-v5")
     assert reference_scores({"dataset_id": "a/b-v0"}, None) is None
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (2, 1), (float("nan"), 1), (0, float("inf"))])
-def test_numbers_that_are_no_scale_are_refused(low, high):
+def test_invalid_scores_are_refused(low, high):
     with pytest.raises(ValueError, match=f"got {low} and {high} from here"):
         ReferenceScores(low, high, "here")
 
 
 @pytest.mark.parametrize("own", [(2.0, 1.0), (float("nan"), 1.0), (1.0, 1.0), ("low", "high")])
-def test_own_numbers_that_are_no_scale_are_left_out(own):
+def test_invalid_scores_of_a_dataset_are_ignored_with_a_warning(own):
     metadata = {"dataset_id": "a/b-v0", "ref_min_score": own[0], "ref_max_score": own[1]}
-    with pytest.warns(UserWarning, match="those of a/b-v0 are left out"):
+    with pytest.warns(UserWarning, match="those of a/b-v0 are ignored"):
         assert reference_scores(metadata, HOPPER) == tabled_scores("Hopper-v5")

@@ -1,4 +1,4 @@
-"""Files that are whole, but hold something else than their metadata say: refused by name."""
+"""Tests of errors for files whose content contradicts their metadata."""
 
 import h5py
 import numpy as np
@@ -32,14 +32,14 @@ def replaced(dataset, name, values, **options):
 
 
 @pytest.mark.parametrize("value", [-1.01, 1.01, 1e30])
-def test_an_action_outside_of_its_box_is_named_with_episode_and_step(dataset, value):
+def test_an_action_outside_of_its_box_is_reported_with_episode_and_step(dataset, value):
     with opened(dataset) as file:
         file["episode_2/actions"][3, 0] = value
     check_refused("episode 2: the action of step 3 is .* outside of Box")
 
 
 @pytest.mark.parametrize(("column", "value"), [(0, 1.00005), (0, -1.00005), (1, 200.01), (1, -0.00005)])
-def test_rounding_is_no_fault(dataset, column, value):
+def test_rounding_errors_are_accepted(dataset, column, value):
     with opened(dataset) as file:
         file["episode_2/actions"][3, column] = value
     assert load_trajectories(ID).actions[34, column] == np.float32(value)
@@ -67,28 +67,28 @@ def test_rounding_is_no_fault(dataset, column, value):
         ("terminations", np.full(5, b"1"), "terminations are of"),
     ],
 )
-def test_another_shape_or_dtype_is_named_with_what_the_metadata_say(dataset, name, values, match):
+def test_shapes_and_dtypes_that_differ_from_the_metadata_are_reported(dataset, name, values, match):
     replaced(dataset, f"episode_2/{name}", values)
     check_refused(f"main_data.hdf5, episode 2: .*{match}")
 
 
-def test_real_numbers_where_choices_are_due_are_refused(minari_root):
+def test_float_actions_of_discrete_spaces_are_refused(minari_root):
     dataset = record_random((4,))
     replaced(dataset, "episode_0/actions", np.zeros(4, np.float64))
     check_refused("actions are of float64, the metadata say int64")
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32])
-def test_numbers_that_can_be_cast_are_read(dataset, dtype):
+def test_castable_dtypes_are_accepted(dataset, dtype):
     replaced(dataset, "episode_2/actions", np.ones((5, 2), dtype))
     assert (load_trajectories(ID).actions[31:] == 1).all()
 
 
 @pytest.mark.parametrize("name", ["terminations", "truncations"])
-def test_an_end_inside_an_episode_is_named(dataset, name):
+def test_an_end_before_the_last_step_is_reported(dataset, name):
     with opened(dataset) as file:
         file[f"episode_0/{name}"][7] = True
-    check_refused(f"episode 0: .*its {name} end it at step 7 of 30, not at the last")
+    check_refused(f"episode 0: .*its {name} are True at step 7 of 30, before the last")
 
 
 def test_an_external_link_is_not_followed(dataset, tmp_path):
@@ -108,7 +108,7 @@ def test_an_episode_that_is_an_external_link_is_not_followed(dataset, tmp_path):
     check_refused("episode_2 is a link .ExternalLink., which is not followed")
 
 
-def test_numbers_in_another_file_are_not_read(dataset, tmp_path):
+def test_external_storage_is_not_read(dataset, tmp_path):
     (tmp_path / "bytes").write_bytes(bytes(40))
     with opened(dataset) as file:
         del file["episode_2/actions"]
@@ -118,7 +118,7 @@ def test_numbers_in_another_file_are_not_read(dataset, tmp_path):
 
 
 def enlarged(dataset, steps):
-    """An episode with as many steps, compressed to almost nothing."""
+    """Replace an episode by a highly compressed one of ``steps`` steps."""
     shapes = {"actions": (2,), "observations": (30,), "rewards": (), "terminations": (), "truncations": ()}
     with opened(dataset) as file:
         group = file["episode_0"]
@@ -131,7 +131,7 @@ def enlarged(dataset, steps):
     dataset.storage.update_metadata({"total_steps": steps})
 
 
-def test_a_small_file_that_becomes_many_arrays_is_refused_before_any_is_written(minari_root):
+def test_a_decompression_bomb_is_refused_before_arrays_are_written(minari_root):
     wide = spaces.Box(-np.inf, np.inf, (30,), np.float32)
     dataset = record_random((30,), observation_space=wide, action_space=ACTIONS)
     enlarged(dataset, 10**6)
@@ -152,13 +152,13 @@ def test_a_chunk_larger_than_the_budget_is_not_read(dataset):
         check_refused("episode 2: the file asks for 8.0 MB of memory .*for a chunk of an array")
 
 
-def test_metadata_of_any_size_are_not_parsed(dataset):
+def test_large_metadata_is_not_parsed(dataset):
     path = data_file(dataset).with_name("metadata.json")
     path.write_text(path.read_text() + " " * (5 * 2**20))
-    check_refused("metadata.json has 5,.* bytes, at most 4,194,304 are read")
+    check_refused("metadata.json has 5,.* bytes, the maximum is 4,194,304")
 
 
-def test_one_hot_rows_take_no_more_memory_than_they_hold(minari_root):
-    """By an identity matrix, 20,000 choices would take 1.6 GB."""
+def test_one_hot_encoding_does_not_build_an_identity_matrix(minari_root):
+    """An identity matrix for 20,000 values would take 1.6 GB."""
     record_random((3,), observation_space=spaces.Discrete(20_000))
     assert load_trajectories(ID).observations.sum() == 3

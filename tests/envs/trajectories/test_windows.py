@@ -13,7 +13,7 @@ CONTEXT = 5
 
 @pytest.fixture
 def data():
-    """Each number tells the step it belongs to; no entry is 0, so that padding shows."""
+    """Return trajectories whose values identify their step; no value is 0, unlike padding."""
     offsets = np.cumsum([0, *LENGTHS])
     steps = np.arange(1, offsets[-1] + 1)
     return Trajectories(
@@ -32,7 +32,7 @@ def data():
 
 
 def slow_window(data, start, length):
-    """The window from one step, as the paper's description reads: slice the episode, pad on the left."""
+    """Reference implementation of a window as in the paper: slice the episode and pad on the left."""
     episode = next(e for e in range(data.episodes) if data.offsets[e] <= start < data.offsets[e + 1])
     end = min(start + length, data.offsets[episode + 1])
     missing = length - (end - start)
@@ -50,7 +50,7 @@ def slow_window(data, start, length):
 
 
 @pytest.mark.parametrize("length", [1, 2, CONTEXT, 12, 30])
-def test_each_window_is_the_slice_of_its_episode_padded_on_the_left(data, length):
+def test_windows_equal_the_reference_implementation(data, length):
     batch = Windows(data, length).starting_at(np.arange(data.steps))
     for start in range(data.steps):
         for name, expected in slow_window(data, start, length).items():
@@ -60,7 +60,7 @@ def test_each_window_is_the_slice_of_its_episode_padded_on_the_left(data, length
 
 
 @pytest.mark.parametrize(("length", "burn_in"), [(1, 1), (3, 2), (CONTEXT, 4), (4, 30), (30, 5)])
-def test_with_a_burn_in_the_steps_before_come_along(data, length, burn_in):
+def test_burn_in_adds_the_preceding_steps(data, length, burn_in):
     batch = Windows(data, length, burn_in).starting_at(np.arange(data.steps))
     for start in range(data.steps):
         episode = np.searchsorted(data.offsets, start, side="right") - 1
@@ -73,12 +73,12 @@ def test_with_a_burn_in_the_steps_before_come_along(data, length, burn_in):
         assert batch.time_steps[start, missing:].tolist() == (rows - data.offsets[episode]).tolist()
 
 
-def test_steps_are_drawn_uniformly_so_episodes_by_their_length(data):
+def test_first_steps_are_drawn_uniformly(data):
     batch = Windows(data, CONTEXT).sample(24_000, torch.Generator().manual_seed(0))
     first = torch.argmax(batch.mask.int(), dim=1)
     starts = batch.actions.gather(1, first[:, None])[:, 0] - 1
     counts = torch.bincount(starts, minlength=data.steps)
-    # 1000 expected for each of 24 steps, deviation 31
+    # the expected count of each of 24 steps is 1000, with a standard deviation of 31
     assert counts.min() > 850
     assert counts.max() < 1150
 
@@ -91,39 +91,39 @@ def test_equal_generators_give_equal_windows(data):
 
 
 @pytest.mark.parametrize(("length", "batch_size"), [(1, 7), (CONTEXT, 2), (CONTEXT, 100), (30, 3)])
-def test_the_cover_shows_each_step_once_in_order(data, length, batch_size):
+def test_cover_contains_each_step_once_in_order(data, length, batch_size):
     batches = list(Windows(data, length).cover(batch_size))
-    seen = torch.cat([batch.actions[batch.mask] for batch in batches])
-    assert seen.tolist() == list(range(1, data.steps + 1))
+    covered = torch.cat([batch.actions[batch.mask] for batch in batches])
+    assert covered.tolist() == list(range(1, data.steps + 1))
     assert {len(batch.mask) for batch in batches[:-1]} <= {batch_size}
 
 
-def test_the_data_are_not_written_to(data):
+def test_batches_are_copies(data):
     data.observations.flags.writeable = data.actions.flags.writeable = False
     batch = Windows(data, CONTEXT).starting_at([0])
     batch.observations.fill_(-1)
     assert data.observations.min() > 0
 
 
-def test_images_stay_bytes(data):
+def test_images_stay_uint8(data):
     images = np.full((data.steps, 1, 4, 4), 7, np.uint8)
     batch = Windows(replace(data, observations=images), CONTEXT).sample(3)
     assert batch.observations.dtype == torch.uint8
     assert batch.observations.shape == (3, CONTEXT, 1, 4, 4)
 
 
-def test_a_batch_goes_to_another_device_whole(data):
+def test_to_moves_all_tensors(data):
     batch = Windows(data, CONTEXT).sample(2).to("meta")
     assert {getattr(batch, name).device.type for name in ("observations", "actions", "mask")} == {"meta"}
 
 
 @pytest.mark.parametrize("length", [0, -3])
-def test_a_window_of_no_step_is_refused(data, length):
+def test_a_length_less_than_1_is_refused(data, length):
     with pytest.raises(ValueError, match=f"length must be at least 1, got {length}"):
         Windows(data, length)
 
 
 @pytest.mark.parametrize("start", [-1, sum(LENGTHS)])
-def test_a_start_outside_of_the_data_is_refused(data, start):
-    with pytest.raises(IndexError, match=rf"steps 0 to 23, got .*{start}"):
+def test_a_start_out_of_range_is_refused(data, start):
+    with pytest.raises(IndexError, match=rf"steps from 0 to 23, got .*{start}"):
         Windows(data, CONTEXT).starting_at([3, start])
