@@ -234,7 +234,7 @@ def test_a_missing_faiss_is_reported_before_encoding(monkeypatch):
 
 
 def test_a_gate_is_not_learned_from_one_episode():
-    with pytest.raises(ValueError, match="without its largest group, of 9 pairs, the datastore has 0"):
+    with pytest.raises(ValueError, match="without its largest group of 9 pairs the datastore has 0"):
         small_agent().remember(some_trajectories(lengths=(9,)), SPALM(k=2))
 
 
