@@ -1,4 +1,4 @@
-"""Agents: one folder each, all on the shared attention core."""
+"""Agents built on the shared attention core, one folder each."""
 
 if __name__ != "rlxf.agents":
     raise ImportError(

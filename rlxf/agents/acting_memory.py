@@ -1,4 +1,4 @@
-"""Memory that an agent needs to act for one environment, estimated before anything of it is built."""
+"""Estimates of the memory in bytes that an agent needs to act in one environment, before it is built."""
 
 import torch
 
@@ -6,16 +6,16 @@ from rlxf.attention import TransformerSpec
 from rlxf.attention.memory.state import State
 
 CACHE_COPIES = 8
-"""Memory of acting per byte of a state: keys, values and tables of distances, and their copies."""
+"""Bytes needed to act per byte of a state: keys, values and distance tables, and their copies."""
 STEP_COPIES = 4
-"""Memory of acting per byte of a context window: the window, the one shifted by a step, and its tokens."""
+"""Bytes needed to act per byte of a context window: the window, its copy shifted by a step, its tokens."""
 NUMBER_BYTES = 8
 INDEX_NUMBERS = 32
-"""Numbers of a step besides: return, time step, mask, and positions and masks of its tokens."""
+"""Additional numbers per step: return, time step, mask, and positions and masks of its tokens."""
 
 
 def state_memory(core: TransformerSpec) -> int:
-    """Return an upper estimate of the bytes that a core remembers of one environment while it acts."""
+    """Return an upper estimate of the bytes of a core's memory for one environment while it acts."""
     if core.memory is None:
         return 0
     like = torch.empty(0, device="meta")
@@ -23,12 +23,12 @@ def state_memory(core: TransformerSpec) -> int:
 
 
 def window_memory(steps: int, numbers: int, width: int) -> int:
-    """Return an upper estimate of the bytes of a context window of so many steps of one environment.
+    """Return an upper estimate of the bytes of a context window of one environment.
 
     Args:
         steps: length of the window.
-        numbers: of an encoded observation and action.
-        width: of a token; a step has three.
+        numbers: size of an encoded observation plus an encoded action.
+        width: features of a token; a step has three tokens.
     """
     return STEP_COPIES * NUMBER_BYTES * steps * (numbers + 3 * width + INDEX_NUMBERS)
 

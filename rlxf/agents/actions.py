@@ -1,4 +1,4 @@
-"""Actions as the model reads and writes them."""
+"""Encoding of actions for the model, and decoding of its outputs."""
 
 from typing import Any
 
@@ -12,16 +12,16 @@ from torch.nn import functional as F
 from rlxf.envs.trajectories.flatten import choice_sizes, first_choice
 
 ALIKE = 0.05
-"""Numbers that are no farther apart count as the same action, on the scale of -1 to 1."""
+"""Largest difference between two numbers that count as the same action, scaled to [-1, 1]."""
 
 
 class BoxActions(nn.Module):
-    """Numbers on one scale: ``u = (a - centre) / radius`` is in [-1, 1] where the space has bounds.
+    """Box actions scaled to [-1, 1]: ``u = (a - centre) / radius``.
 
-    Where it lacks one, u is a.
+    Numbers without a lower or an upper bound are not scaled: u = a.
 
     Args:
-        space: of the actions.
+        space: action space.
     """
 
     centre: Tensor
@@ -38,28 +38,28 @@ class BoxActions(nn.Module):
         self.width = len(low)
 
     def forward(self, actions: Tensor) -> Tensor:
-        """(..., A) in units of the environment -> (..., A) on one scale."""
+        """Scale actions: (..., A) in units of the environment -> (..., A)."""
         return (actions - self.centre) / self.radius
 
     def back(self, scaled: Tensor) -> Tensor:
-        """(..., A) on one scale -> (..., A) in units of the environment."""
+        """Undo the scaling: (..., A) -> (..., A) in units of the environment."""
         return scaled * self.radius + self.centre
 
     def alike(self, one: Tensor, other: Tensor) -> Tensor:
-        """Whether two actions (..., A) are so near that they count as the same: (...) bool. See `ALIKE`."""
+        """Return whether two actions (..., A) count as the same, (...) bool. See `ALIKE`."""
         return ((self(one) - self(other)).abs() <= ALIKE).all(dim=-1)
 
     def holds(self, actions: Tensor) -> bool:
-        """Whether these are N such actions, as the data have them."""
+        """Return whether ``actions`` (N, ...) are valid actions in the format of the data sets."""
         fit = actions.dtype == torch.float32 and actions.shape[1:] == (self.width,)
         return fit and bool(actions.isfinite().all())
 
 
 class ChoiceActions(nn.Module):
-    """Choices counted from 0, one-hot; a bit is a choice of two.
+    """One-hot encoding of discrete actions, counted from 0; a bit is a choice between two.
 
     Args:
-        space: of the actions.
+        space: action space.
     """
 
     def __init__(self, space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary):
@@ -69,24 +69,24 @@ class ChoiceActions(nn.Module):
         self.width = sum(self.sizes)
 
     def forward(self, actions: Tensor) -> Tensor:
-        """int64 (...) or (..., n) -> (..., sum of sizes)."""
+        """Encode actions: int64 (...) or (..., n) -> (..., sum of sizes)."""
         parts = zip(self.choices(actions).unbind(-1), self.sizes, strict=True)
         return torch.cat([F.one_hot(choice, size) for choice, size in parts], dim=-1).float()
 
     def choices(self, actions: Tensor) -> Tensor:
-        """int64 (...) or (..., n) -> (..., n)."""
+        """Add the axis of choices if the space lacks it: int64 (...) or (..., n) -> (..., n)."""
         return actions[..., None] if self.single else actions
 
     def back(self, choices: Tensor) -> Tensor:
-        """int64 (..., n) -> as the data have them."""
+        """Undo `choices`: int64 (..., n) -> (...) for Discrete, else (..., n)."""
         return choices[..., 0] if self.single else choices
 
     def alike(self, one: Tensor, other: Tensor) -> Tensor:
-        """Whether two actions are the same choices: (...) bool."""
+        """Return whether two actions are the same choices, (...) bool."""
         return (self.choices(one) == self.choices(other)).all(dim=-1)
 
     def holds(self, actions: Tensor) -> bool:
-        """Whether these are N such actions, as the data have them."""
+        """Return whether ``actions`` (N, ...) are valid actions in the format of the data sets."""
         shape = () if self.single else (len(self.sizes),)
         if actions.dtype != torch.int64 or actions.shape[1:] != shape:
             return False
@@ -95,20 +95,20 @@ class ChoiceActions(nn.Module):
 
 
 def action_form(space: spaces.Space[Any]) -> BoxActions | ChoiceActions:
-    """What reads actions of the space.
+    """Return the encoder for actions of the space.
 
     Raises:
-        TypeError: if it is no Box, Discrete, MultiDiscrete or MultiBinary.
+        TypeError: if the space is not Box, Discrete, MultiDiscrete or MultiBinary.
     """
     if isinstance(space, spaces.Box):
         return BoxActions(space)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return ChoiceActions(space)
-    raise TypeError(f"logged actions are Box, Discrete, MultiDiscrete or MultiBinary, got {space}")
+    raise TypeError(f"actions must be Box, Discrete, MultiDiscrete or MultiBinary, got {space}")
 
 
 def picked(logits: tuple[Tensor, ...], deterministic: bool) -> Tensor:
-    """One choice of each: n tensors (E, A) -> int64 (E, n)."""
+    """Sample each choice, or take the most likely one: logits, n tensors (E, A) -> int64 (E, n)."""
     pick = _most_likely if deterministic else _sample
     return torch.stack([pick(each) for each in logits], dim=-1)
 
@@ -122,9 +122,10 @@ def _sample(logits: Tensor) -> Tensor:
 
 
 def to_environment(actions: Tensor, space: spaces.Space[Any]) -> NDArray[Any]:
-    """Actions (E, ...) as the environment takes them.
+    """Convert actions (E, ...) to the format of the environment.
 
-    They are shaped; Box actions are clipped, whole ones rounded; choices count from where the space does.
+    They get the shape of the space. Box actions are clipped to the bounds, and rounded if the space is
+    integer. Discrete actions are shifted by the ``start`` of the space.
     """
     array = actions.cpu().numpy().reshape(-1, *(space.shape or ()))
     if not isinstance(space, spaces.Box):

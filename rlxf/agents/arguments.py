@@ -18,8 +18,8 @@ class Refused:
     """An argument of Stable-Baselines3 that does not exist here.
 
     Args:
-        advice: the reason and the alternative, which end the error message.
-        neutral: values without an effect, e.g. the default of Stable-Baselines3; they are accepted.
+        advice: the reason and the alternative, appended to the error message.
+        neutral: accepted values that have no effect, e.g. the default of Stable-Baselines3.
     """
 
     advice: str
@@ -30,10 +30,10 @@ def explain_unknown(refused: Mapping[str, Refused]) -> Callable[[Callable[P, R]]
     """Decorate a method so that an unknown keyword raises a TypeError with advice.
 
     The error for a ``refused`` keyword names the alternative. The error for any other keyword names the most
-    similar parameter. A refused keyword with a neutral value is dropped. The signature stays as it is.
+    similar parameter. A refused keyword with a neutral value is dropped. The signature is preserved.
 
     Args:
-        refused: known keywords that the function does not take.
+        refused: keywords of Stable-Baselines3 that the function does not accept.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -55,10 +55,10 @@ def load_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the constructor arguments among the keywords of ``load``, without those of SB3's ``load``.
 
     ``custom_objects`` holds constructor arguments; those passed as keywords take precedence.
-    ``print_system_info=True`` prints the versions of this machine. ``force_reset=True`` changes nothing.
+    ``print_system_info=True`` prints the versions on this machine. ``force_reset=True`` has no effect.
 
     Raises:
-        ValueError: if ``force_reset`` is False: the file of an agent does not hold the episodes.
+        ValueError: if ``force_reset`` is False, since the file of an agent does not hold its episodes.
     """
     own = dict(settings)
     if own.pop("print_system_info", False):

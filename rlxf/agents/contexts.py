@@ -1,4 +1,4 @@
-"""Act from several contexts: naive Bayes over what an agent would do after each of them."""
+"""Naive Bayes context extension: choose an action from the action distributions of several contexts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ from rlxf.attention.checks import check_finite_number
 
 @dataclass(frozen=True)
 class NBCE:
-    r"""``log p(a | c_1 ... c_n) = (1 + beta) log p(a | c_k) - beta log p(a) + const``, k the surest context.
+    r"""``log p(a | c_1 ... c_n) = (1 + beta) log p(a | c_k) - beta log p(a) + const``.
 
-    Contexts are taken to be independent given the action. k has the least entropy; from the second step
-    on that of the context before is lowered by eta, so that k seldom jumps. p(a) is what the agent
-    does without any context; actions that it would never take are not discounted. Nothing is
-    normalised anew.
+    Contexts are assumed to be independent given the action. c_k is the context with the lowest entropy. From
+    the second step on, the entropy of the previously chosen context is lowered by eta, so that k rarely
+    changes. p(a) is the distribution without context; actions of probability 0 under it are not discounted.
+    The result is not normalised.
 
     Source: Su 2023, "NBCE: naive Bayes extends the context length of language models",
     kexue.fm/archives/9617, and the author's code.
 
     Args:
-        beta: how much what is done anyway is discounted; at least 0.
-        eta: bonus of the context before, in nats; at least 0.
-        top_p: keep the likeliest actions that hold this much probability, in each context; 1 keeps all.
+        beta: weight of the distribution without context, which is subtracted; at least 0.
+        eta: bonus of the previously chosen context, in nats; at least 0.
+        top_p: in each context keep the most likely actions that hold this much probability; 1 keeps all.
 
     Raises:
-        TypeError: if one of them is no number.
-        ValueError: if beta or eta is negative or not finite, or top_p not in (0, 1].
+        TypeError: if an argument is not a number.
+        ValueError: if beta or eta is negative or not finite, or top_p is not in (0, 1].
     """
 
     paper: ClassVar[str] = "Su 2023, kexue.fm/archives/9617"
@@ -50,14 +50,14 @@ class NBCE:
             raise ValueError(f"NBCE top_p must be above 0 and at most 1, got {self.top_p}")
 
     def __call__(self, logits: Tensor, before: int | None) -> tuple[Tensor, int]:
-        """Merge contexts.
+        """Merge the logits of all contexts.
 
         Args:
             logits: (n + 1, A), row 0 without context.
-            before: row that was chosen in the step before; None in the first.
+            before: row chosen in the previous step; None in the first step.
 
         Returns:
-            Logits (A,), and the row chosen, 1 ... n.
+            Logits (A,), and the chosen row, 1 ... n.
         """
         log_p = nucleus(logits.log_softmax(dim=-1), self.top_p)
         entropy = -(log_p.exp() * log_p.clamp(min=REMOVED)).sum(dim=-1)
@@ -69,40 +69,40 @@ class NBCE:
 
 
 WAYS = {NBCE.__name__: NBCE}
-"""Name -> class of how contexts are merged: at the output of any agent, so no part of a transformer."""
+"""Methods for merging contexts, by name. They act on the output of an agent, not inside a transformer."""
 
 REMOVED = -100.0
-"""Log-probability at and below which an action counts as cut away."""
+"""Log-probability at or below which an action counts as removed."""
 
 
 def nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """Logits (..., A) with -1e30 for all but the likeliest actions that hold ``top_p`` of the probability."""
+    """Set logits (..., A) to -1e30 except for the most likely actions that hold ``top_p`` of the mass."""
     ordered, actions = logits.softmax(dim=-1).sort(dim=-1, descending=True)
     cut = ordered.cumsum(dim=-1) - ordered >= top_p
     return logits.masked_fill(torch.zeros_like(cut).scatter(-1, actions, cut), -1e30)
 
 
 class Chooser(Protocol):
-    """What chooses Discrete actions: the policy of a `GTrXLPPO`, or a `DecisionTransformer`."""
+    """Agent with Discrete actions: the policy of a `GTrXLPPO`, or a `DecisionTransformer`."""
 
     def choices(self, observation: Any, state: Any, episode_start: Any) -> tuple[Tensor, Any]:
-        """Logits (E, A) that `predict` would choose from, and the state after the step."""
+        """Return the logits (E, A) from which `predict` chooses, and the state after the step."""
         ...
 
     def took(self, state: Any, actions: Tensor) -> Any:
-        """The state after a step in which actions (E,) were taken."""
+        """Return the state after a step in which actions (E,) were taken."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Contexts:
-    """What an agent has seen in n contexts.
+    """Agent states of n contexts.
 
     Args:
-        state: of n + 1 rows, as the agent's `predict` gives it for n + 1 environments; row i holds what
-            was seen in context i. Row 0 is emptied at the first step.
+        state: state of n + 1 rows, as the agent's `predict` returns it for n + 1 environments. Row i holds
+            context i. Row 0 is cleared at the first step.
+        rows: number of rows, n + 1.
         chosen: the row chosen last; None before the first step.
-        rows: n + 1.
     """
 
     state: Any
@@ -117,25 +117,25 @@ def act_from_contexts(
     nbce: NBCE = NBCE(),
     deterministic: bool = True,
 ) -> tuple[int, Contexts]:
-    """One action of one environment, from several contexts; all rows remember the step.
+    """Choose an action of one environment from several contexts; the step is added to all rows.
 
-    A Decision Transformer forgets its window at time step 0: its contexts are other pasts of a running
-    episode, say, ones that were asked for other returns. An agent that remembers across episodes forgets
-    nothing at all: give it a row 0 that has seen nothing.
+    A Decision Transformer clears its window at time step 0. Its contexts are therefore alternative histories
+    of a running episode, e.g. with other target returns. An agent with memory across episodes never clears
+    row 0: pass a state whose row 0 is empty.
 
     Args:
         agent: ``GTrXLPPO(...).policy`` or a `DecisionTransformer`, with Discrete actions.
         observation: one observation, without an axis for environments.
-        contexts: what was seen; left as it is.
-        nbce: how contexts are merged.
-        deterministic: the most likely action instead of a sample.
+        contexts: states of the contexts; not modified.
+        nbce: method for merging contexts.
+        deterministic: take the most likely action instead of a sample.
 
     Returns:
-        The number of the action, from 0 (add the ``start`` of the action space, if it has another), and the
-        contexts for the next step.
+        The number of the action, counted from 0 (add the ``start`` of the action space if it is not 0), and
+        the contexts for the next step.
 
     Raises:
-        TypeError: if actions are not Discrete.
+        TypeError: if the action space is not Discrete.
     """
     start = np.arange(contexts.rows) == 0 if contexts.chosen is None else None
     logits, state = agent.choices(repeated(observation, contexts.rows), contexts.state, start)
@@ -146,7 +146,7 @@ def act_from_contexts(
 
 
 def repeated(observation: Any, rows: int) -> Any:
-    """One observation as those of several environments."""
+    """Repeat one observation along a new first axis, as the observations of several environments."""
     if isinstance(observation, Mapping):
         return {key: repeated(value, rows) for key, value in observation.items()}
     return np.repeat(np.asarray(observation)[None], rows, axis=0)

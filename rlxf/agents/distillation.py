@@ -1,4 +1,4 @@
-"""What a small agent learns from a large one: pure functions of tensors, and their weights as plain data."""
+"""Losses for the distillation of a large agent into a small one."""
 
 import math
 from dataclasses import dataclass
@@ -12,20 +12,21 @@ from torch.nn import functional as F
 class Distillation:
     r"""``T^2 KL(teacher || student) + hidden_coef (1 - cos(W h, h_teacher))``, mean over steps.
 
-    The temperature T makes both distributions flatter, ``p^(1 / T)``: softmax of logits / T, or a Gaussian
-    of sqrt(T) times the deviation. T^2 keeps gradients as large as they were. Where an agent has no
-    distribution but an action, the squared error takes the place of the first term, whatever T is. h are the
-    outputs that heads read; W is learned beside the student where the widths differ, else it is 1.
+    The temperature T flattens both distributions, ``p^(1 / T)``: softmax of logits / T, or a Gaussian with
+    sqrt(T) times the standard deviation. The factor T^2 keeps the scale of the gradients. If an agent
+    predicts an action instead of a distribution, the squared error replaces the first term, independent of T.
+    h are the outputs of the transformers. If their widths differ, W is a learned projection, else the
+    identity.
 
     Sources: Hinton et al. 2015, arXiv:1503.02531, section 2; for hidden states Sanh et al. 2019,
     arXiv:1910.01108, section 2.
 
     Args:
-        temperature: T, more than 0. At 1 distributions are compared as they act.
-        hidden_coef: weight of the hidden states; 0 for none.
+        temperature: T, more than 0. At 1 the distributions are those of the agents.
+        hidden_coef: weight of the hidden-state loss; 0 for none.
 
     Raises:
-        ValueError: if temperature is not finite and more than 0, or hidden_coef not finite and at least 0.
+        ValueError: unless temperature is finite and more than 0, and hidden_coef is finite and at least 0.
     """
 
     temperature: float = 2.0
@@ -48,24 +49,24 @@ def softened_kl(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
 
 def gaussian_kl(student: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor], temperature: float) -> Tensor:
-    r"""``T^2 KL(N(m, T s^2) || N(n, T r^2))``, summed over numbers: (..., A) -> (...).
+    r"""``T^2 KL(N(m, T s^2) || N(n, T r^2))``, summed over components: (..., A) -> (...).
 
-    In closed form each number adds ``log(r / s) + (s / r)^2 / 2 + (m - n)^2 / (2 T r^2) - 1 / 2``, times T^2.
-    What squashes samples of both alike, as tanh does, changes nothing.
+    In closed form each component adds ``log(r / s) + (s / r)^2 / 2 + (m - n)^2 / (2 T r^2) - 1 / 2``, times
+    T^2. An invertible transformation of both samples, e.g. tanh, does not change the divergence.
 
     Args:
-        student: mean n and log deviation log r.
-        teacher: mean m and log deviation log s.
+        student: mean n and log standard deviation log r.
+        teacher: mean m and log standard deviation log s.
         temperature: T.
     """
     (n, log_r), (m, log_s) = student, teacher
-    apart = (m - n).square() / (2 * temperature * (2 * log_r).exp())
-    each = log_r - log_s + (2 * (log_s - log_r)).exp() / 2 + apart - 0.5
+    distance = (m - n).square() / (2 * temperature * (2 * log_r).exp())
+    each = log_r - log_s + (2 * (log_s - log_r)).exp() / 2 + distance - 0.5
     return temperature**2 * each.sum(dim=-1)
 
 
 def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
-    """``1 - cos``: (..., C) -> (...).
+    """Cosine distance ``1 - cos``: (..., C) -> (...).
 
     Source: Sanh et al. 2019, arXiv:1910.01108, section 2.
     """
@@ -73,15 +74,16 @@ def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 class HiddenStates:
-    """Compares hidden states; where widths differ, by a projection that learns beside the student.
+    """Distance between hidden states of student and teacher, with a learned projection if widths differ.
 
-    Its optimiser, Adam with a rate of 1e-3, is its own: a file of the student knows nothing of it.
+    The projection has its own optimizer, Adam with a learning rate of 1e-3. Neither is part of a checkpoint
+    of the student.
 
     Args:
         student: width of the student.
         teacher: width of the teacher.
-        generator: of the projection at the start; of the CPU.
-        device: where it is.
+        generator: CPU generator for the initial projection.
+        device: device of the projection.
     """
 
     def __init__(self, student: int, teacher: int, generator: torch.Generator, device: torch.device):
@@ -93,5 +95,5 @@ class HiddenStates:
         self.optimizer = torch.optim.Adam([{"params": [*self.projection.parameters()]}], lr=1e-3)
 
     def distance(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Hidden states (..., C) and (..., C') -> (...)."""
+        """Return the cosine distance of hidden states (..., C) and (..., C'), (...)."""
         return cosine_distance(self.projection(student), teacher)

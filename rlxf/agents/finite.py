@@ -1,4 +1,4 @@
-"""An optimiser steps from finite numbers alone."""
+"""Check that losses and gradients are finite before each optimizer step."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from rlxf.training import NumericalError
 
-ADVICE = "the weights are those before this step: lower the learning rate, or make rewards and inputs smaller"
+ADVICE = "this step did not change the weights; lower the learning rate, or scale down rewards and inputs"
 
 
 def clip_finite(
@@ -21,19 +21,23 @@ def clip_finite(
     max_norm: float,
     beside: Iterable[nn.Parameter] = (),
 ) -> Tensor:
-    """Shorten a gradient to ``max_norm``, as ``torch.nn.utils.clip_grad_norm_`` does; gives its norm before.
+    """Clip the gradient norm like ``torch.nn.utils.clip_grad_norm_``, and check that all values are finite.
 
-    What is finite is known from one number, the sum of the loss and the norm. Only where it is not, the place
-    is looked for.
+    The check reads the loss, the norm and one sum per unclipped gradient. The faulty tensor is searched only
+    if one of them is not finite.
 
     Args:
-        parts: "loss", whose gradient it is, and what the loss is made of; a number each.
-        model: says what parameters are called.
-        clipped: parameters whose gradient is shortened.
-        beside: parameters that learn from the same loss, and whose gradient stays as it is.
+        parts: scalars by name: "loss", which was differentiated, and its terms.
+        model: the model, for the names of parameters.
+        clipped: parameters whose gradient is clipped.
+        max_norm: largest norm of the gradient.
+        beside: parameters trained by the same loss whose gradient is checked but not clipped.
+
+    Returns:
+        The norm before clipping.
 
     Raises:
-        NumericalError: if the loss or a gradient is NaN or infinite; gradients are as they were.
+        NumericalError: if the loss or a gradient is NaN or infinite; gradients are not modified.
     """
     weights = list(clipped)
     norm = get_total_norm(_gradients(weights))
@@ -46,21 +50,21 @@ def clip_finite(
 
 @contextmanager
 def naming(update: str, batch: Any = ()) -> Iterator[None]:
-    """Say in which update the numbers were not finite, and whether they came with what it learned from.
+    """Add the update, and the tensors of the batch that are not finite, to the message of a NumericalError.
 
     Args:
-        update: such as "update 7".
+        update: name of the update, e.g. "update 7".
         batch: a dataclass with tensors.
 
     Raises:
-        NumericalError: in place of one that was raised.
+        NumericalError: in place of the original one.
     """
     try:
         yield
     except NumericalError as error:
-        guilty = " and ".join(_not_finite(batch))
-        came_with = f"; not finite in what it learned from: {guilty}" if guilty else ""
-        raise NumericalError(f"{update}: {error}{came_with}") from error
+        faulty = " and ".join(_not_finite(batch))
+        inputs = f"; the batch holds values that are not finite in: {faulty}" if faulty else ""
+        raise NumericalError(f"{update}: {error}{inputs}") from error
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
@@ -68,19 +72,19 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def _fault(parts: Mapping[str, Tensor], model: nn.Module) -> str:
-    """What is not finite: the loss, with those of its parts; else the first gradient, else their norm."""
+    """Describe the value that is not finite: the loss and its terms, else a gradient, else the norm."""
     if not parts["loss"].isfinite():
-        guilty = [f"{name} is {x.item()}" for name, x in parts.items() if not x.isfinite()]
-        return f"the {', '.join(guilty)}"
+        faulty = [f"{name} is {x.item()}" for name, x in parts.items() if not x.isfinite()]
+        return f"the {', '.join(faulty)}"
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             value = parameter.grad[~parameter.grad.isfinite()][0].item()
-            return f"the gradient of {name} has a number that is {value}"
-    return "the norm of the gradient is too large for its number format"
+            return f"the gradient of {name} contains {value}"
+    return "the norm of the gradient exceeds the range of its dtype"
 
 
 def _not_finite(batch: Any) -> Iterator[str]:
-    """Names of tensors in a dataclass, and in those inside it."""
+    """Yield the names of tensors with NaN or infinity in a dataclass and in nested dataclasses."""
     for name, value in vars(batch).items() if is_dataclass(batch) else ():
         if isinstance(value, Tensor) and not value.isfinite().all():
             yield name

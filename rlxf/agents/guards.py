@@ -1,4 +1,4 @@
-"""A value that is not finite is stopped where it came from, and spoils no statistics."""
+"""Checks that reject NaN and infinity from environments before they reach statistics or weights."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from rlxf.envs.finite import check_finite, check_shapes
 from rlxf.envs.step_checks import range_fault
 
 STATISTICS = ("obs_rms", "ret_rms", "returns")
-"""What a ``VecNormalize`` learns from each step."""
+"""Attributes of a ``VecNormalize`` that every step updates."""
 
 
 def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
@@ -34,7 +34,7 @@ def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
     now = normalizer is not None and normalizer.norm_obs
     if before and not now:
         warnings.warn(
-            "the agent learned from observations that a VecNormalize made, and goes on with raw ones: wrap "
+            "the agent was trained on observations normalized by VecNormalize, but now gets raw ones: wrap "
             "its environments with those statistics, set_env(rlxf.training.load_normalizer(path, env))",
             stacklevel=4,
         )
@@ -43,9 +43,9 @@ def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
 
 @contextmanager
 def unspoiled(env: VecEnv | None) -> Iterator[None]:
-    """Put the statistics of a ``VecNormalize`` back on a `FaultyEnvironmentError`.
+    """Restore the statistics of a ``VecNormalize`` if the body raises `FaultyEnvironmentError`.
 
-    It takes a value into them before anybody can look at it, and one NaN makes all that follow NaN.
+    ``VecNormalize`` updates its statistics before a value can be checked, and a single NaN makes them NaN.
     """
     normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
     own = {} if normalizer is None else vars(normalizer)
@@ -67,17 +67,17 @@ def check_first(
     """Raise `FaultyEnvironmentError` unless initial observations are finite and fit their space.
 
     Args:
-        env: gave them.
-        obs: as the agent sees them.
+        env: the environments that returned the observations.
+        obs: observations as the agent receives them.
         step: steps that each environment has taken.
         environments: number of the environment of each row; None for 0, 1, 2 ...
-        space: of one observation; None for that of ``env``.
+        space: space of one observation; None for that of ``env``.
 
     Warns:
         UserWarning: once, if an observation is outside of the bounds of its space.
     """
     normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
-    if normalizer is not None and "old_obs" in vars(normalizer):  # it has none before its first reset
+    if normalizer is not None and "old_obs" in vars(normalizer):  # unset before the first reset
         check_finite("first observation", normalizer.old_obs, step, environments)
     check_finite("first observation", obs, step, environments)
     if env is not None:
@@ -95,24 +95,24 @@ def check_step(
 ) -> None:
     """Raise `FaultyEnvironmentError` unless all results of an environment step are finite and valid.
 
-    Under a ``VecNormalize`` what they gave is looked at first: one NaN makes the mean of all of them NaN.
+    Under a ``VecNormalize`` the raw values are checked first: after normalization one NaN affects all rows.
 
     Args:
-        env: gave it.
-        obs: as the agent sees them.
-        rewards: (E,), as the agent sees them.
+        env: the environments that took the step.
+        obs: observations as the agent receives them.
+        rewards: (E,), as the agent receives them.
         step: steps that each environment has taken.
         environments: number of the environment of each row; None for 0, 1, 2 ...
-        space: of one observation; None for that of ``env``.
-        dones: (E,), as the environments gave them, to be booleans or numbers; None if they are not checked.
+        space: space of one observation; None for that of ``env``.
+        dones: (E,), booleans or numbers, as the environments returned them; None to skip their check.
 
     Warns:
         UserWarning: once, if an observation is outside of the bounds of its space.
     """
     if dones is not None and dones.dtype.kind not in "biuf":
         raise FaultyEnvironmentError(
-            f"dones at step {step} are {dones.tolist()}, not True or False; correct the environment, or wrap "
-            f"it"
+            f"dones at step {step} must be True or False, got {dones.tolist()}; correct the environment, or "
+            f"wrap it"
         )
     normalizer = unwrap_vec_normalize(env)
     if normalizer is not None:
@@ -120,7 +120,8 @@ def check_step(
         check_finite("observation", normalizer.old_obs, step, environments)
     if rewards.dtype.kind not in "biuf":
         raise FaultyEnvironmentError(
-            f"rewards at step {step} are {rewards.tolist()}, not numbers; correct the environment, or wrap it"
+            f"rewards at step {step} must be numbers, got {rewards.tolist()}; correct the environment, or "
+            f"wrap it"
         )
     check_finite("reward", rewards, step, environments)
     check_finite("observation", obs, step, environments)
@@ -134,9 +135,9 @@ def _check_space(
     step: int,
     environments: Sequence[int] | None,
 ) -> None:
-    """Reject observations of a wrong shape or with invalid choices, and warn of those outside of the bounds.
+    """Reject observations of a wrong shape or with invalid choices; warn if they are outside the bounds.
 
-    A ``VecNormalize`` keeps the space of what it normalizes: its bounds are those of the numbers before.
+    The space of a ``VecNormalize`` is that of the raw observations, so bounds apply to the raw values.
     """
     check_shapes(space, obs, step)
     _check_choices(space, obs, step)
@@ -148,7 +149,7 @@ def _check_space(
 
 
 def _check_choices(space: spaces.Space[Any], obs: VecEnvObs, step: int) -> None:
-    """Reject invalid choices and bits: some vector environments do not check each environment."""
+    """Reject invalid choices and bits, since some vector environments do not check each environment."""
     if isinstance(space, spaces.Dict):
         for key, part in space.items():
             _check_choices(part, obs[key], step)  # type: ignore[call-overload]

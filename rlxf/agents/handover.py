@@ -1,4 +1,4 @@
-"""Weights of one agent as the beginning of another."""
+"""Transfer of pretrained weights from one agent to another."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,30 +13,34 @@ from rlxf.training import CheckpointError
 from rlxf.utils.differences import first_difference
 
 NO_WEIGHTS = ("causal", "memory", "pattern", "dropout", "feed_forward_chunk")
-"""Choices that two cores may differ in: as a rule no weight depends on them. Where one does, it is named."""
+"""Options that may differ between the two cores, because usually no weight depends on them.
+
+If a weight does depend on them, the error names its tensor.
+"""
 
 
 def hand_over(source: Any, target: nn.Module, parts: Sequence[str] = ("transformer",)) -> None:
-    """Give a model the weights of an agent's, or of a pre-training's.
+    """Copy weights from an agent or a pre-training run to a model.
 
-    The specs of their transformers must be equal but for `NO_WEIGHTS`: so weights of a core that looks both
-    ways fit one that looks back, with memory or without. Weights that the memory alone has are given where
-    both have the same ones; else those of the model stay.
+    The specs of both transformers must be equal except for `NO_WEIGHTS`. Weights of a bidirectional core
+    therefore fit a causal one, with or without memory. Weights of the memory are copied if both transformers
+    have the same names and shapes there; else the target keeps its own.
 
     Args:
-        source: who has them.
-        target: the model of who gets them.
-        parts: names of the modules whose weights are given, in both models.
+        source: agent or pre-training run with the weights.
+        target: model that receives them.
+        parts: names of the modules to copy, which both models have.
 
     Raises:
         TypeError: if ``source`` has no transformer.
-        ValueError: if the weights do not fit; the first difference is named, and nothing is changed.
+        ValueError: if the weights do not fit; the message names the first difference. Nothing is changed.
     """
     model = getattr(source, "policy", None)
     given, own = (getattr(each, "transformer", None) for each in (model, target))
     if not isinstance(given, Transformer):
         raise TypeError(
-            f"weights come from a MaskedPretraining, a DecisionTransformer or a GTrXLPPO, got {source!r}"
+            f"the source of weights must be a MaskedPretraining, a DecisionTransformer or a GTrXLPPO, got "
+            f"{source!r}"
         )
     assert isinstance(own, Transformer)
     check_alike(given.spec, own.spec)
@@ -49,73 +53,78 @@ def hand_over(source: Any, target: nn.Module, parts: Sequence[str] = ("transform
 
 
 def with_memory(given: Transformer, own: Transformer) -> dict[str, Tensor]:
-    """Weights of a transformer by name; those of its memory are another's where the two differ in shape."""
-    theirs, ours = of_memory(given), of_memory(own)
-    if {name: x.shape for name, x in theirs.items()} == {name: x.shape for name, x in ours.items()}:
+    """Return the state dict of ``given``; its memory weights come from ``own`` if names or shapes differ.
+
+    Args:
+        given: transformer with the pretrained weights.
+        own: transformer of the agent that receives them.
+    """
+    source, target = of_memory(given), of_memory(own)
+    if {name: x.shape for name, x in source.items()} == {name: x.shape for name, x in target.items()}:
         return given.state_dict()
-    return {name: x for name, x in given.state_dict().items() if name not in theirs} | ours
+    return {name: x for name, x in given.state_dict().items() if name not in source} | target
 
 
 def of_memory(transformer: Transformer) -> dict[str, Tensor]:
-    """The weights that a transformer would not have without memory, by name."""
-    with torch.device("meta"):  # names alone are asked for
+    """Return the weights, by name, that exist only because the transformer has a memory."""
+    with torch.device("meta"):  # only the names are needed
         without = replace(transformer.spec, memory=None).build().state_dict()
     return {name: x for name, x in transformer.state_dict().items() if name not in without}
 
 
 def check_alike(given: TransformerSpec, own: TransformerSpec) -> None:
-    """Raise ValueError unless the specs are equal but for `NO_WEIGHTS`; the first difference is named."""
-    if found := core_difference(given, own):
-        name, theirs, ours = found
+    """Raise ValueError unless the specs are equal except for `NO_WEIGHTS`; name the first difference."""
+    if difference := core_difference(given, own):
+        name, source, target = difference
         raise ValueError(
-            f"the weights do not fit: they are of a core with {name}={theirs}, the agent's has "
-            f"{name}={ours}; build both with the same core"
+            f"the weights do not fit: their core has {name}={source}, the agent's has {name}={target}; build "
+            f"both with the same core"
         )
 
 
 def core_difference(given: TransformerSpec, own: TransformerSpec) -> tuple[str, Any, Any] | None:
-    """Return the first option but `NO_WEIGHTS` that differs in two specs, and its values; None if equal."""
-    theirs, ours = (spec.to_dict() | {"feed_forward": spec.inner_width} for spec in (given, own))
-    found = (first_difference(n, theirs[n], ours[n]) for n in theirs if n not in NO_WEIGHTS)
-    return next((difference for difference in found if difference), None)
+    """Return the first difference of two specs except for `NO_WEIGHTS`: its name and both values, or None."""
+    source, target = (spec.to_dict() | {"feed_forward": spec.inner_width} for spec in (given, own))
+    differences = (first_difference(n, source[n], target[n]) for n in source if n not in NO_WEIGHTS)
+    return next((difference for difference in differences if difference), None)
 
 
 @contextmanager
 def naming_core(stored: TransformerSpec, given: TransformerSpec | None) -> Iterator[None]:
-    """While weights are loaded, name the option in which a core that was passed differs from the file's.
+    """Add the option in which a passed core differs from the stored one to errors raised while loading.
 
     Args:
         stored: the core in the file.
-        given: the one that was passed when loading; None if none was.
+        given: the core passed to ``load``; None if none was passed.
 
     Raises:
-        CheckpointError: instead of an error that only reports that the weights do not fit.
+        CheckpointError: in place of an error that only reports that the weights do not fit.
     """
     try:
         yield
     except CheckpointError as error:
-        found = None if given is None else core_difference(stored, given)
-        if found is None:
+        difference = None if given is None else core_difference(stored, given)
+        if difference is None:
             raise
-        name, theirs, ours = found
+        name, source, target = difference
         raise CheckpointError(
-            f"the checkpoint's weights do not fit the core that was passed: the file's has {name}={theirs}, "
-            f"the one passed {name}={ours}; load it without core, or pass the file's"
+            f"the checkpoint's weights do not fit the core that was passed: the core in the file has "
+            f"{name}={source}, the one passed {name}={target}; load without core=..., or pass an equal core"
         ) from error
 
 
 def check_tensors(part: str, given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless both have the same names and shapes; the first difference is named.
+    """Raise ValueError unless both dictionaries have the same names and shapes; name the first difference.
 
     Args:
-        part: whose tensors they are, for the message.
-        given: tensors by name.
-        own: those that they are to take the place of.
+        part: name of the module, for the message.
+        given: new tensors by name.
+        own: current tensors of the agent by name.
     """
     for name in [*own, *(name for name in given if name not in own)]:
-        theirs, ours = (tuple(of[name].shape) if name in of else "none" for of in (given, own))
-        if theirs != ours:
+        source, target = (tuple(state[name].shape) if name in state else "none" for state in (given, own))
+        if source != target:
             raise ValueError(
-                f"the weights do not fit: {name} of {part} is {theirs}, the agent's is {ours}; build both "
+                f"the weights do not fit: {name} of {part} is {source}, the agent's is {target}; build both "
                 f"with the same settings"
             )

@@ -1,4 +1,4 @@
-"""What agents whose tokens may leave early have in common."""
+"""Validation of early exits, shared by all agents."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from rlxf.attention.depth.base import Depth
 
 
 def check_choices(depth: Depth, action_space: spaces.Space[Any]) -> None:
-    """Raise ValueError if a depth asks how likely choices are, and actions are numbers."""
+    """Raise ValueError if the exit confidence needs discrete actions and the action space is a Box."""
     if isinstance(depth, CALM) and depth.confidence == "softmax" and isinstance(action_space, spaces.Box):
         raise ValueError(
-            f"{depth} asks how far the likeliest choice is ahead, and actions are {action_space}; "
-            f"use confidence='state' or 'classifier'"
+            f"{depth} compares the probabilities of discrete actions, but the action space is "
+            f"{action_space}; use confidence='state' or 'classifier'"
         )

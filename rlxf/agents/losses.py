@@ -1,4 +1,4 @@
-"""How badly something is foretold: pure functions of tensors."""
+"""Prediction losses, as pure functions of tensors."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 
 def average(x: Tensor, weight: Tensor) -> Tensor:
-    """Mean of x over the entries of weight 1; of one shape."""
+    """Mean of x over the entries of weight 1; both have the same shape."""
     return (x * weight).sum() / weight.sum().clamp(min=1)
 
 

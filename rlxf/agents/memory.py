@@ -1,4 +1,4 @@
-"""Logged actions as an agent's memory: what it did where its transformer thought alike."""
+"""Retrieval of logged actions by nearest neighbours of transformer outputs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -13,26 +13,26 @@ from rlxf.attention.techniques import technique_from_json, technique_to_json
 from rlxf.training.fit import check_weights_fit
 
 MEMORY = "memory"
-"""A document and a group of tensors more, in files of agents that remember."""
+"""Name of the document and of the tensor group of a datastore in a checkpoint."""
 GATE_ENTRIES, GATE_STEPS, GATE_BATCH = 4096, 100, 256
-"""Pairs that a gate is learned on, steps of its optimiser, and pairs whose neighbours are found at a time."""
+"""Pairs that the gate is trained on, its optimizer steps, and pairs per batch of the neighbour search."""
 
 Error = Callable[[Tensor, Neighbours, Tensor], Tensor]
-"""How badly outputs (B, C) with these neighbours foretell actions (B, ...) -> (B,)."""
+"""Prediction error for actions (B, ...), given outputs (B, C) and their neighbours -> (B,)."""
 
 
 class Memory:
-    """Pairs of (output of the transformer at a step, action that was taken there), and how they are read.
+    """Datastore of pairs (transformer output at a step, action taken there), and the head that reads it.
 
-    It is searched anew for each action: nothing is learned but the gate of a `SPALM`.
+    Each action requires a search. Nothing is trained except the gate of a `SPALM`.
 
     Args:
         store: the pairs; their groups are episodes. It stays on its device.
-        head: how they are mixed in.
+        head: combines the agent's own actions with those of the neighbours.
 
     Raises:
-        ValueError: if head asks for more neighbours than there are pairs.
-        ImportError: if head asks for faiss, which is not installed.
+        ValueError: if head needs more neighbours than there are pairs.
+        ImportError: if head needs faiss, which is not installed.
     """
 
     def __init__(self, store: Datastore, head: OutputHead):
@@ -42,29 +42,33 @@ class Memory:
         self._search = SEARCHES[head.index](store)
 
     def near(self, h: Tensor) -> Neighbours:
-        """The k pairs nearest to outputs h (B, C)."""
+        """Return the k nearest pairs of outputs h (B, C)."""
         return self.store.neighbours(h, self._search(h, self.head.k))
 
     def mean(self, h: Tensor, near: Neighbours, own: Tensor) -> Tensor:
-        """``(1 - share) own + share * (weighted mean of the neighbours' actions)``, (B, A) as ``own``."""
-        theirs = torch.einsum("bk,bka->ba", self.head.weights(near), near.values)
-        return torch.lerp(own, theirs, self.reader.share(h)[:, None])
+        """``(1 - share) own + share * (weighted mean of the neighbours' actions)``, (B, A) like ``own``."""
+        neighbour_mean = torch.einsum("bk,bka->ba", self.head.weights(near), near.values)
+        return torch.lerp(own, neighbour_mean, self.reader.share(h)[:, None])
 
     def sample(self, h: Tensor, near: Neighbours, own: Tensor) -> Tensor:
-        """Rows of ``own`` (B, A), each with probability ``share`` replaced by a neighbour's action."""
-        drawn = self.head.weights(near).multinomial(1)
-        theirs = near.values.take_along_dim(drawn[..., None], dim=1)[:, 0]
+        """Replace each row of ``own`` (B, A) by a neighbour's action with probability ``share``."""
+        chosen = self.head.weights(near).multinomial(1)
+        neighbour_actions = near.values.take_along_dim(chosen[..., None], dim=1)[:, 0]
         share = self.reader.share(h)
-        return torch.where((torch.rand_like(share) < share)[:, None], theirs, own)
+        return torch.where((torch.rand_like(share) < share)[:, None], neighbour_actions, own)
 
     def learn_gate(self, error: Error, generator: torch.Generator) -> None:
-        """Learn the head's gate, all else as it is; a head without one is left alone.
+        """Train the gate of the head, if it has one; nothing else changes.
 
-        It is learned on `GATE_ENTRIES` of the pairs, or all, by L-BFGS on the mean error. Pairs of the same
-        episode are no neighbours there: those would foretell an action far too well.
+        The gate minimises the mean error over at most `GATE_ENTRIES` pairs with L-BFGS. Neighbours from the
+        pair's own episode are excluded, because they would predict its action too well.
+
+        Args:
+            error: prediction error of the agent with this datastore.
+            generator: selects the pairs.
 
         Raises:
-            ValueError: if fewer than k pairs are from other episodes than the longest one.
+            ValueError: if fewer than k pairs are outside of the longest episode.
         """
         if not list(self.reader.parameters()):
             return
@@ -85,7 +89,7 @@ class Memory:
         optimizer.step(closure)
 
     def _elsewhere(self, entries: Tensor) -> Neighbours:
-        """Neighbours of the pairs ``entries`` (B,), from other episodes."""
+        """Return the neighbours of the pairs ``entries`` (B,) from other episodes."""
         search = TorchSearch(self.store)
         parts = [
             search(self.store.keys[part], self.head.k, self.store.groups[part])
@@ -94,22 +98,22 @@ class Memory:
         return self.store.neighbours(self.store.keys[entries], torch.cat(parts))
 
     def to_json(self) -> dict[str, Any] | None:
-        """The head as plain data."""
+        """Return the specification of the head as JSON data."""
         return technique_to_json(self.head)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name."""
+        """Return the tensors of the datastore and of the head by name."""
         store = {name: getattr(self.store, name) for name in ("keys", "values", "groups")}
         return store | self.reader.state_dict()
 
     @classmethod
     def restored(cls, head: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Self:
-        """What `to_json` and `tensors` gave.
+        """Restore a memory from the results of `to_json` and `tensors`.
 
         Raises:
-            ValueError, KeyError: if they describe no memory.
-            CheckpointError: if the weights of its head are not those.
-            ImportError: if its head asks for faiss, which is not installed.
+            ValueError, KeyError: if the data do not describe a memory.
+            CheckpointError: if the weights do not fit the head.
+            ImportError: if the head needs faiss, which is not installed.
         """
         rest = dict(tensors)
         store = Datastore(rest.pop("keys"), rest.pop("values"), rest.pop("groups")).to(device)

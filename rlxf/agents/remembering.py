@@ -1,4 +1,4 @@
-"""How agents act by logged actions: what they would do, mixed with what was done where they thought alike."""
+"""Acting with retrieval: mix an agent's own actions with logged actions of nearest neighbours."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,50 +21,50 @@ from rlxf.envs.trajectories.matching import action_mismatch, observation_mismatc
 
 
 class OwnNumbers(Protocol):
-    """What an agent does by itself where actions are a Box."""
+    """Action head of an agent with Box actions, without retrieval."""
 
     actions: BoxActions
 
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
-        """Actions (E, A) for outputs y (E, C), in units of the environment."""
+        """Return actions (E, A) for outputs y (E, C), in units of the environment."""
 
 
 class OwnChoices(Protocol):
-    """What an agent does by itself where actions are Discrete, MultiDiscrete or MultiBinary."""
+    """Action head of an agent with Discrete, MultiDiscrete or MultiBinary actions, without retrieval."""
 
     actions: ChoiceActions
 
     @property
     def net(self) -> nn.Linear:
-        """Gives the logits of all choices, one behind the other."""
+        """Linear layer whose output concatenates the logits of all choices."""
 
 
 @dataclass(frozen=True, eq=False)
 class RememberingNumbers:
-    """Box actions: the agent's own, and those that were taken where it thought alike.
+    """Retrieval policy for Box actions: a mixture of the agent's own actions and those of the neighbours.
 
-    They are mixed in units of the environment, as a whole: no number of one is joined with one of another.
+    Actions are mixed in units of the environment. A sample is always one whole action vector: components of
+    different actions are never combined.
 
     Args:
-        own: the agent's head.
-        memory: what was taken.
+        own: action head of the agent.
+        memory: datastore of logged actions.
     """
 
     own: OwnNumbers
     memory: Memory
 
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
-        """Actions for y (E, C): a mean, or a sample of the mixture.
+        """Return actions for y (E, C): a sample of the mixture, or its mean if ``deterministic``.
 
-        The mean is that of the neighbours' actions and of what the agent's head does by itself when it does
-        not sample. With a head that always acts alike that is the mean of the mixture; with a Gaussian, its
-        likeliest action stands for its mean.
+        The mean combines the neighbours' actions with the deterministic action of the agent's head. For a
+        deterministic head this is the mean of the mixture. For a Gaussian head its mode replaces its mean.
         """
         near, own = self.memory.near(y), self.own.choose(y, deterministic)
         return self.memory.mean(y, near, own) if deterministic else self.memory.sample(y, near, own)
 
     def error(self, y: Tensor, near: Neighbours, actions: Tensor) -> Tensor:
-        """Squared error of the mean, between actions scaled to [-1, 1]: (B, C), (B, A) -> (B,)."""
+        """Return the squared error of the mean for actions scaled to [-1, 1]: (B, C), (B, A) -> (B,)."""
         with torch.no_grad():
             own = self.own.choose(y, deterministic=True)
         scaled = self.own.actions
@@ -73,26 +73,26 @@ class RememberingNumbers:
 
 @dataclass(frozen=True, eq=False)
 class RememberingChoices:
-    """Actions that are choices, or bits: for each of them a distribution with its share of the memory.
+    """Retrieval policy for discrete actions: mixes the distribution of each choice with the neighbours'.
 
     Args:
-        own: the agent's head.
-        memory: what was taken.
+        own: action head of the agent.
+        memory: datastore of logged actions.
     """
 
     own: OwnChoices
     memory: Memory
 
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
-        """Actions for y (E, C): the most likely ones, or a sample."""
+        """Return actions for y (E, C): a sample, or the most likely ones if ``deterministic``."""
         return self.own.actions.back(picked(self.logits(y), deterministic))
 
     def logits(self, y: Tensor) -> tuple[Tensor, ...]:
-        """Log-probabilities for y (E, C): one (E, A) for each choice."""
+        """Return log probabilities for y (E, C): a tensor (E, A) for each choice."""
         return self._log_probs(y, self.memory.near(y))
 
     def error(self, y: Tensor, near: Neighbours, actions: Tensor) -> Tensor:
-        """Cross-entropy of actions (B, ...) -> (B,)."""
+        """Return the cross-entropy of actions (B, ...), (B,)."""
         return cross_entropies(self._log_probs(y, near), self.own.actions.choices(actions))
 
     def _log_probs(self, y: Tensor, near: Neighbours) -> tuple[Tensor, ...]:
@@ -111,13 +111,13 @@ Remembering: TypeAlias = RememberingNumbers | RememberingChoices
 def memory_with_gate(
     store: Datastore, head: OutputHead, remembering: Callable[[Memory], Remembering], seed: int | None
 ) -> Memory:
-    """Steps that are stored as a memory that is read by this head, its gate learned.
+    """Build a memory from a datastore and a head, and train the gate of the head.
 
     Args:
-        store: the steps.
-        head: how they are read.
-        remembering: what acts by a memory.
-        seed: of the order in which the gate is learned.
+        store: outputs and actions of the logged steps.
+        head: combines own and retrieved actions.
+        remembering: builds the retrieval policy for a memory.
+        seed: seed for the choice of pairs that the gate is trained on; None for 0.
     """
     memory = Memory(store, head)
     memory.learn_gate(remembering(memory).error, torch.Generator().manual_seed(seed or 0))
@@ -130,12 +130,12 @@ def check_rememberable(
     observation_space: spaces.Space,
     action_space: spaces.Space,
 ) -> None:
-    """Refuse what an agent of these spaces cannot remember, before anything is read.
+    """Check that an agent with these spaces can use the data as its datastore, before reading them.
 
     Raises:
-        DatasetError: if the spaces of the data are others.
-        ValueError: if head asks for more neighbours than there are steps.
-        ImportError: if head asks for faiss, which is not installed.
+        DatasetError: if the spaces of the data differ from the agent's.
+        ValueError: if head needs more neighbours than there are steps.
+        ImportError: if head needs faiss, which is not installed.
     """
     check_index(head.index)
     pairs = {
@@ -145,43 +145,49 @@ def check_rememberable(
     for kind, mismatch in pairs.items():
         if mismatch:
             raise DatasetError(
-                f"the agent cannot remember {', '.join(data.dataset_ids)}: {kind} space: {mismatch}. Give it "
-                f"trajectories of the environment that it learned to act in"
+                f"the agent cannot remember {', '.join(data.dataset_ids)}: {kind} space: {mismatch}. Use "
+                f"trajectories with the spaces of the agent's training environment"
             )
     if head.k > data.steps:
         raise ValueError(
-            f"{type(head).__name__} k={head.k} neighbours, but the data have {data.steps} steps: lower k"
+            f"{type(head).__name__} needs k={head.k} neighbours, but the data have only {data.steps} steps: "
+            f"lower k"
         )
 
 
 def check_depth(depth: Depth) -> None:
-    """Raise ValueError if tokens may leave early: their outputs would be of many depths."""
+    """Raise ValueError if the core has early exits, since stored outputs must come from one depth."""
     if isinstance(depth, ExitDepth):
-        raise ValueError(f"{depth} leaves early, and what is remembered is of one depth")
+        raise ValueError(
+            f"remember needs outputs of one depth, but {depth} exits early; use a core without early exits"
+        )
 
 
 def check_remembered(memory: Memory, width: int, actions: BoxActions | ChoiceActions) -> None:
-    """Raise ValueError unless the keys are as wide as a transformer and the values are such actions."""
+    """Raise ValueError unless keys have the width of the transformer and values are valid actions."""
     keys, values = memory.store.keys, memory.store.values
     if keys.shape[1] != width:
-        raise ValueError(f"its memory is of width {keys.shape[1]}, the transformer of {width}")
+        raise ValueError(f"its memory has width {keys.shape[1]}, the transformer has width {width}")
     if not actions.holds(values):
-        raise ValueError(f"its memory holds {tuple(values.shape)} {values.dtype}, which are not its actions")
+        raise ValueError(
+            f"its memory holds values of shape {tuple(values.shape)} and dtype {values.dtype}, which are no "
+            f"actions of the agent"
+        )
 
 
 def check_forgotten(memory: Memory | None) -> None:
-    """Raise ValueError if there is a memory: its agent must not change."""
+    """Raise ValueError if there is a memory, because training would make its keys stale."""
     if memory is not None:
         raise ValueError(
-            "an agent that remembers cannot learn: what it stored would be stale. Call forget() first, "
-            "and remember(...) again behind"
+            "an agent that remembers trajectories cannot be trained, because its stored outputs would become "
+            "stale. Call forget() before training and remember(...) again afterwards"
         )
 
 
 def check_teaches_by_itself(memory: Memory | None) -> None:
-    """Raise ValueError if there is a memory: its agent would teach without it, and acts by it."""
+    """Raise ValueError if a teacher has a memory, because distillation only uses its own head."""
     if memory is not None:
         raise ValueError(
-            "a teacher that remembers acts otherwise than it teaches, since a student learns from its head "
-            "alone: call its forget() first"
+            "the teacher remembers trajectories, but a student learns only from the teacher's own head: call "
+            "the teacher's forget() first"
         )

@@ -1,4 +1,4 @@
-"""Whether a training can go on from a file: what both agents ask of it."""
+"""Checks of checkpoint files for resuming a training run, shared by both agents."""
 
 import os
 from collections.abc import Mapping
@@ -12,36 +12,52 @@ from rlxf.utils.differences import first_difference
 
 
 def newest_file(path: str | os.PathLike[str]) -> Path:
-    """The file itself, or the newest whole one of a folder of `Checkpoints`.
+    """Return the path of a file itself, or the newest complete file of a folder of `Checkpoints`.
 
     Raises:
-        FileNotFoundError: if there is none in the folder.
+        FileNotFoundError: if the folder has no complete file.
     """
     return CheckpointFolder(Path(path)).newest() if Path(path).is_dir() else Path(path)
 
 
 def check_resumable(archive: Archive, path: Path) -> None:
-    """Raise CheckpointError unless the file holds the generators of a training."""
+    """Raise CheckpointError unless the file holds the random number generators of a training run."""
     if GROUP not in archive.tensors:
         raise CheckpointError(
-            f"{path} keeps no generators, so no training goes on from it to the same bits: it was written by "
-            f"save(), not by Checkpoints. Load it and learn on from there"
+            f"{path} was written by save(), not by Checkpoints, and holds no states of random number "
+            f"generators, so a training cannot be resumed exactly. Load the agent and call learn() instead"
         )
 
 
 def check_alike(own: Mapping[str, Any], other: Mapping[str, Any], path: Path) -> None:
-    """Raise ResumeError unless an agent is built as the one in a file; the first difference is named."""
+    """Raise ResumeError unless an agent has the settings of the one in a file; name the first difference.
+
+    Args:
+        own: settings of the agent.
+        other: settings in the file.
+        path: path of the file, for the message.
+    """
     own = load_json(dump_json(own))
     for name in sorted(own.keys() | other.keys()):
-        if found := first_difference(name, other.get(name), own.get(name)):
-            place, theirs, ours = found
+        if difference := first_difference(name, other.get(name), own.get(name)):
+            place, stored, current = difference
             raise ResumeError(
-                f"{path} cannot be resumed here: its {place} is {theirs}, the agent's {ours}; build the "
-                f"agent as the run's, from the same data"
+                f"{path} cannot be resumed here: its {place} is {stored}, the agent's {current}; build "
+                f"the agent with the arguments and the data of the run"
             )
 
 
 def check_unfinished(done: int, wanted: int, what: str, path: Path) -> None:
-    """Raise ResumeError if a file has all that is asked for; ``what`` names the argument that asks."""
+    """Raise ResumeError if the run in a file has reached its target already.
+
+    Args:
+        done: progress of the run in the file.
+        wanted: progress to reach in total.
+        what: name of the argument that sets the target, for the message.
+        path: path of the file, for the message.
+    """
     if wanted <= done:
-        raise ResumeError(f"{path} has {done} of them already, got {what}={wanted}; ask for more to go on")
+        raise ResumeError(
+            f"the run in {path} has reached {done} already, got {what}={wanted}; use a larger {what} to "
+            f"continue"
+        )

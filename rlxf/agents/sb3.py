@@ -1,4 +1,4 @@
-"""The one door to pickle: agents of Stable-Baselines3, for whoever trusts those who made them."""
+"""Import of agents from Stable-Baselines3 files, which hold pickles: the only use of pickle in rlxf."""
 
 import os
 import warnings
@@ -19,7 +19,7 @@ from rlxf.agents.sb3_algorithms import algorithm_of, class_of
 from rlxf.training import CheckpointError
 
 NORMALIZER = "vecnormalize.pkl"
-"""Where the RL Zoo keeps statistics: in a folder beside the agent's file, of the same name."""
+"""File name of statistics in the RL Zoo, in a folder next to the agent's file and with the same name."""
 
 
 def import_sb3(
@@ -31,76 +31,77 @@ def import_sb3(
     algorithm: str | None = None,
     device: torch.device | str = "auto",
 ) -> BaseAlgorithm:
-    """An agent from the file that Stable-Baselines3's or sb3-contrib's ``save`` wrote, to play or to record.
+    """Load an agent that ``save`` of Stable-Baselines3 or sb3-contrib wrote, to evaluate or record it.
 
-    Such a file holds pickles: loading it runs whatever code is in them, with all that you may do on this
-    machine. Nothing else in rlxf opens it. `collect` records the agent into a dataset, `evaluate` plays its
-    episodes; both show it normalised observations where it was trained on such.
+    The file holds pickles: loading it runs the code in them with your permissions on this machine. No other
+    function of rlxf opens it. `collect` records the agent's episodes as a dataset, and `evaluate` computes
+    its returns; both normalise observations if ``normalizer`` is passed here.
 
     Args:
         path: the file; ".zip" is added if it has no suffix, as in SB3.
-        trust: that you trust whoever made the file, and that of ``normalizer``. Without, neither is opened.
-        env: what it is to play in, or the id of it: its spaces are compared. None: it only predicts.
-        normalizer: file of SB3's ``VecNormalize`` with the statistics under which the agent saw ``env``;
-            the RL Zoo's is ``NAME/vecnormalize.pkl`` beside ``NAME.zip``. They stay as they are, and rewards
-            are not scaled. None: it saw raw observations.
+        trust: True if you trust the author of the file and of ``normalizer``. Otherwise neither is opened.
+        env: environment to act in, or its id; its spaces must match the agent's. None: the agent only
+            predicts.
+        normalizer: file of SB3's ``VecNormalize`` with the statistics of the agent's training; the RL Zoo's
+            is ``NAME/vecnormalize.pkl`` next to ``NAME.zip``. The statistics are frozen, and rewards are not
+            scaled. None: the agent was trained on raw observations.
         algorithm: name as in the RL Zoo: a2c, ddpg, dqn, ppo, sac, td3; with sb3-contrib ars, crossq,
-            ppo_lstm (RecurrentPPO), ppo_mask, qrdqn, tqc, trpo. None: the file tells, by its settings.
-        device: where tensors live.
+            ppo_lstm (RecurrentPPO), ppo_mask, qrdqn, tqc, trpo. None: derived from the settings in the file.
+        device: device of the tensors.
 
     Returns:
-        The agent, of the algorithm's own class.
+        The agent, an instance of the algorithm's class.
 
     Raises:
-        ValueError: if it is not trusted, the algorithm is not known, ``normalizer`` comes without ``env``, or
-            there is no such device.
-        FileNotFoundError: if there is no such file.
-        CheckpointError: if a file is damaged, of something else, or does not fit ``env``.
+        ValueError: if ``trust`` is not True, the algorithm is unknown, ``normalizer`` is passed without
+            ``env``, or the device does not exist.
+        FileNotFoundError: if a file does not exist.
+        CheckpointError: if a file is damaged, has other contents, or does not fit ``env``.
         ImportError: if sb3-contrib is needed and not installed.
 
     Warns:
-        UserWarning: if the RL Zoo's statistics lie beside the file and none are passed.
+        UserWarning: if the RL Zoo's statistics exist next to the file and no ``normalizer`` is passed.
     """
     check_device(device)
     path = checkpoint_path(path)
     _check_trusted(path, trust)
     _check_normalizer(path, env is not None, normalizer)
-    with _naming(path):
+    with _import_errors(path):
         name = algorithm or algorithm_of(path)
-    found = class_of(name)
+    agent_class = class_of(name)
     vec_env = _normalised(as_training_env(env, 1, None), normalizer)
-    with _naming(path):
-        return found.load(path, env=vec_env, device=device)
+    with _import_errors(path):
+        return agent_class.load(path, env=vec_env, device=device)
 
 
 def _check_trusted(path: Path, trust: bool) -> None:
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}; check the path")
-    if trust is not True:  # no other value that only looks like a yes
+        raise FileNotFoundError(f"the file {path} does not exist; check the path")
+    if trust is not True:  # other truthy values are no explicit consent
         raise ValueError(
-            f"{path} is not opened: Stable-Baselines3 keeps pickles in its files, and loading them runs "
-            f"whatever code they hold. If you trust whoever made it, pass trust=True"
+            f"{path} is not opened: files of Stable-Baselines3 hold pickles, and loading them runs the code "
+            f"in them. If you trust the author of the file, pass trust=True"
         )
 
 
 def _check_normalizer(path: Path, has_env: bool, normalizer: str | os.PathLike[str] | None) -> None:
-    beside = path.with_suffix("") / NORMALIZER
-    if normalizer is None and beside.is_file():
+    statistics = path.with_suffix("") / NORMALIZER
+    if normalizer is None and statistics.is_file():
         warnings.warn(
-            f"{beside} lies beside {path}: the agent was trained on normalised observations, and is shown "
-            f"raw ones; pass normalizer={str(beside)!r}",
+            f"{statistics} exists next to {path}, so the agent was trained on normalised observations, but "
+            f"it gets raw ones; pass normalizer={str(statistics)!r}",
             stacklevel=3,
         )
     if normalizer is not None and not has_env:
-        raise ValueError(f"normalizer {normalizer} is of observations of an environment: pass env, too")
+        raise ValueError(f"normalizer {normalizer} needs an environment to wrap: pass env=..., too")
 
 
 def _normalised(env: Env | VecEnv | None, normalizer: str | os.PathLike[str] | None) -> Env | VecEnv | None:
     if normalizer is None or env is None:
         return env
     if not Path(normalizer).is_file():
-        raise FileNotFoundError(f"there is no file {normalizer}; check the path of the normalizer")
-    with _naming(normalizer):
+        raise FileNotFoundError(f"the file {normalizer} does not exist; check the path of the normalizer")
+    with _import_errors(normalizer):
         vec_env = env if isinstance(env, VecEnv) else DummyVecEnv([lambda: env])
         normalised = VecNormalize.load(str(normalizer), vec_env)
     normalised.training = normalised.norm_reward = False
@@ -108,8 +109,8 @@ def _normalised(env: Env | VecEnv | None, normalizer: str | os.PathLike[str] | N
 
 
 @contextmanager
-def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Whatever goes wrong is told with the file: what runs from a pickle can raise anything."""
+def _import_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Convert any exception to a CheckpointError that names the file; code in a pickle can raise anything."""
     try:
         yield
     except Exception as error:

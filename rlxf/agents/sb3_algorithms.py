@@ -1,4 +1,4 @@
-"""Which algorithm of Stable-Baselines3 or sb3-contrib wrote a file: read from its JSON, without pickle."""
+"""Detection of the Stable-Baselines3 or sb3-contrib algorithm of a file from its JSON, without pickle."""
 
 import json
 import zipfile
@@ -23,44 +23,44 @@ ALGORITHMS = {
     "td3": ("stable_baselines3:TD3", {"target_policy_noise"}),
     "ars": ("sb3_contrib:ARS", {"n_delta"}),
 }
-"""Name, as in the RL Zoo -> its class, and what its files say; special ones first, for the first that fits.
+"""Name as in the RL Zoo -> (class, markers of its files); the first entry whose markers are all present wins.
 
-Files say names of settings, settings that are numbers with their values, and the module of the policy.
+A marker is the name of a setting, a numeric setting with its value, or the module of the policy class.
 """
 DATA = "data"
-"""The member with the settings: JSON, with a pickle in base64 wherever JSON would not do."""
+"""Archive member with the settings: JSON, with base64 pickles for values that JSON cannot hold."""
 
 
 def algorithm_of(path: Path) -> str:
-    """Name of the algorithm that wrote the file. Nothing in it is run.
+    """Return the name of the algorithm that wrote the file, without running code from it.
 
     Raises:
-        ValueError: if the file does not tell.
-        Exception: of any kind if it is damaged or of something else.
+        ValueError: if the algorithm is not recognised.
+        Exception: of any kind if the file is damaged or has other contents.
     """
     with zipfile.ZipFile(path) as file:
-        said = _facts(json.loads(file.read(DATA)))
+        facts = _facts(json.loads(file.read(DATA)))
     for name, (_, marks) in ALGORITHMS.items():
-        if marks <= said:
+        if marks <= facts:
             return name
-    raise ValueError(f"it does not tell its algorithm: pass algorithm=..., one of {', '.join(ALGORITHMS)}")
+    raise ValueError(f"its algorithm is not recognised: pass algorithm=..., one of {', '.join(ALGORITHMS)}")
 
 
 def class_of(name: str) -> type[BaseAlgorithm]:
-    """The class of the algorithm.
+    """Return the class of an algorithm.
 
     Raises:
-        ValueError: if there is none of this name.
+        ValueError: if the name is unknown.
         ImportError: if sb3-contrib is needed and not installed.
     """
     if name not in ALGORITHMS:
-        raise ValueError(f"algorithm {name!r} is not known; there are {', '.join(ALGORITHMS)}")
-    home, _ = ALGORITHMS[name]
+        raise ValueError(f"algorithm {name!r} is unknown; use one of {', '.join(ALGORITHMS)}")
+    location, _ = ALGORITHMS[name]
     try:
-        return resolve_name(home)
+        return resolve_name(location)
     except ImportError as error:
-        package = home.partition(":")[0].replace("_", "-")
-        raise ImportError(f"{name} comes with {package}: pip install {package}") from error
+        package = location.partition(":")[0].replace("_", "-")
+        raise ImportError(f"{name} requires {package}: pip install {package}") from error
 
 
 def _facts(data: dict[str, Any]) -> set[str]:
@@ -69,6 +69,6 @@ def _facts(data: dict[str, Any]) -> set[str]:
 
 
 def _module(data: dict[str, Any]) -> str:
-    """Of the policy's class: it stands beside its pickle, for people to read."""
+    """Return the module of the policy class, which SB3 stores as readable text next to its pickle."""
     policy = data.get("policy_class")
     return str(policy.get("__module__")) if isinstance(policy, dict) else ""

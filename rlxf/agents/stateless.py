@@ -4,15 +4,16 @@ import warnings
 from typing import Any
 
 PATIENCE = 10
-"""Calls in a row without state or episode_start that are taken for a mistake; a few may be independent."""
+"""Consecutive calls without state or episode_start after which a mistake is assumed."""
 
 
 class StatelessCalls:
-    """Warns once if an agent with memory predicts without the state of the previous step.
+    """Warn once if an agent with memory predicts without the state of the previous step.
 
-    There is a warning if ``episode_start`` marks an observation as not the first of its episode, and at
-    the `PATIENCE`-th call in a row that has neither a state nor ``episode_start``. To predict for independent
-    observations, pass ``episode_start=np.ones(n, dtype=bool)``: these calls are never counted.
+    The warning is issued if there is no state although ``episode_start`` marks an observation as not the
+    first of its episode. It is also issued at the `PATIENCE`-th consecutive call with neither a state nor
+    ``episode_start``. To predict for independent observations, pass
+    ``episode_start=np.ones(n, dtype=bool)``: these calls are never counted.
 
     Args:
         stacklevel: frames from the warning to the caller of ``predict``, as in ``warnings.warn``.
@@ -25,7 +26,7 @@ class StatelessCalls:
         """Record a call.
 
         Args:
-            state: the state that was given; None if there was none.
+            state: the state that was passed; None if there was none.
             first: whether all observations are the first of their episodes; None if unknown.
         """
         if self._warned:
@@ -34,12 +35,12 @@ class StatelessCalls:
         if self._in_a_row == PATIENCE:
             self._warn(f"predict was called {PATIENCE} times in a row with neither state nor episode_start")
         if state is None and first is False:
-            self._warn("predict got no state, although episode_start says that an episode goes on")
+            self._warn("predict got no state, although episode_start marks an episode as continuing")
 
-    def _warn(self, what: str) -> None:
+    def _warn(self, problem: str) -> None:
         self._warned = True
         warnings.warn(
-            f"{what}, so the agent acts without memory, as in the first step of an episode: pass on the "
+            f"{problem}, so the agent acts without memory, as in the first step of an episode: pass the "
             f"state of the previous call, actions, state = agent.predict(obs, state, episode_start); for "
             f"independent observations pass episode_start=np.ones(n, dtype=bool)",
             stacklevel=self._stacklevel,

@@ -13,16 +13,16 @@ PROGRESS = {
     "_n_updates": whole(0),
     "_current_progress_remaining": number(most=1),
 }
-"""Progress attributes of the agent; the last is negative if a rollout exceeded the total."""
+"""Progress attributes of the agent; the last one is negative if a rollout exceeded the total steps."""
 
 
 def setting_rules(agent: type[Any], names: Collection[str], bounds: Mapping[str, Rule]) -> dict[str, Rule]:
-    """Return the rule of each setting in a file: by its range, else by its annotation in the constructor.
+    """Return the validation rule of each setting in a file.
 
     Args:
-        agent: the class.
-        names: of the settings that its files hold, arguments of its constructor.
-        bounds: rules of those with a range.
+        agent: class of the agent.
+        names: names of the stored settings, which are arguments of the constructor.
+        bounds: rules of settings with a range; the other rules follow from the type annotations.
     """
     arguments = inspect.signature(agent).parameters
     return {name: bounds.get(name) or rule_of(arguments[name].annotation) for name in names}

@@ -1,4 +1,4 @@
-"""A training that several processes share: what an agent needs for that."""
+"""Distributed training: statistics and settings that all processes of an agent share."""
 
 from typing import Any, Protocol
 
@@ -13,14 +13,14 @@ from rlxf.training.ranks import Ranks
 
 
 class AgreedMeanStd(RunningMeanStd):
-    """Statistics of what all processes see, kept by each of them.
+    """Running mean and variance of the data of all processes, with the same values in each process.
 
-    Rows with a number that is not finite spoil none of them: nobody takes in what was given at that moment,
-    and the process that gave it ends the training (`rlxf.agents.guards`).
+    If a row of any process is not finite, no process updates its statistics. The process with that row then
+    stops the training (`rlxf.agents.guards`).
 
     Args:
-        known: those so far.
-        ranks: the processes; each gives as many rows at a time.
+        known: current statistics.
+        ranks: the process group; each process contributes the same number of rows.
     """
 
     def __init__(self, known: RunningMeanStd, ranks: Ranks):
@@ -29,19 +29,19 @@ class AgreedMeanStd(RunningMeanStd):
         self._ranks = ranks
 
     def update(self, arr: np.ndarray) -> None:
-        """Take in this one's rows (N, ...), and those that the others give at the same moment."""
+        """Update the statistics with the rows (N, ...) of this process and those of all other processes."""
         every = self._ranks.gathered(torch.as_tensor(arr)).numpy()
         if np.isfinite(every).all():
             super().update(every)
 
 
 def agreed_statistics(env: VecEnv | None, ranks: Ranks) -> None:
-    """Let a ``VecNormalize`` of several processes normalise by what all of them see, step by step."""
+    """Synchronise the statistics of a ``VecNormalize`` across all processes at every step."""
     normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
     if normalizer is None or ranks.count == 1:
         return
     normalizer.ret_rms = AgreedMeanStd(normalizer.ret_rms, ranks)
-    if not normalizer.norm_obs:  # then it has none of observations
+    if not normalizer.norm_obs:  # then there are no statistics of observations
         return
     if isinstance(normalizer.obs_rms, dict):
         normalizer.obs_rms = {key: AgreedMeanStd(each, ranks) for key, each in normalizer.obs_rms.items()}
@@ -50,7 +50,7 @@ def agreed_statistics(env: VecEnv | None, ranks: Ranks) -> None:
 
 
 class Shared(Protocol):
-    """An agent that learns in several processes."""
+    """Agent that can be trained in several processes."""
 
     ranks: Ranks
     core: TransformerSpec
@@ -60,19 +60,19 @@ class Shared(Protocol):
     _n_updates: int
 
     def set_logger(self, logger: Logger) -> None:
-        """As in Stable-Baselines3."""
+        """Set the logger, as in Stable-Baselines3."""
 
 
 def begin_together(agent: Shared, **numbers: int) -> None:
-    """Let all processes of the agent's training begin alike; those that do not write log nowhere.
+    """Synchronise weights and generators of all processes, and disable the logs of all but one.
 
     Args:
-        agent: before its first step.
-        numbers: that must be the same in all of them, beside the steps and updates done.
+        agent: the agent before its first step.
+        numbers: further numbers that must be equal in all processes, in addition to steps and updates.
 
     Raises:
-        ValueError: if one is not, or the core is for one process.
-        ConnectionError: if a process is gone.
+        ValueError: if a number differs between processes, or the core supports only one process.
+        ConnectionError: if a process has ended.
     """
     _check_core(agent.ranks, agent.core)
     done = {"num_timesteps": agent.num_timesteps, "n_updates": agent._n_updates}
@@ -85,6 +85,6 @@ def begin_together(agent: Shared, **numbers: int) -> None:
 def _check_core(ranks: Ranks, core: TransformerSpec) -> None:
     if isinstance(core.kernel, Routing) and ranks.count > 1:
         raise ValueError(
-            f"{core.kernel} moves its centroids by the tokens that one process reads, and here are "
-            f"{ranks.count}: take another kernel, or start it without torchrun"
+            f"{core.kernel} updates its centroids from the tokens of one process, but this training has "
+            f"{ranks.count}: use another kernel, or start without torchrun"
         )

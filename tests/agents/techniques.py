@@ -1,4 +1,4 @@
-"""One choice for each technique that there is; later ones join by being listed."""
+"""A core option for each registered technique."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.attention.specs import FORGETFUL, SHORT
 
 
 def of_no_pair(technique: Any) -> bool:
-    """Whether it is a kernel that takes no position which scores pairs, as agents have by default."""
+    """Return whether the technique is a kernel without support for pairwise positional encodings."""
     return isinstance(technique, Kernel) and not isinstance(technique, PairwiseKernel)
 
 
@@ -27,16 +27,16 @@ CHOICES["memory Compressive"]["pattern"] = Full()
 CHOICES["memory KNN"]["pattern"] = Window(SHORT["KNN"].length + 1)
 CHOICES["kernel RFA that forgets"] = {"kernel": FORGETFUL, "position": RoPE()}
 each = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
-"""Run a test with each of them: ``{axis: technique}``."""
+"""Decorator that runs a test with each option: ``{axis: technique}``."""
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of the weights by name."""
+    """Return a copy of the weights by name."""
     return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
 
 def all_have_moved(before: dict[str, Tensor], module: nn.Module) -> None:
-    """Fail unless each weight is finite and another than before."""
+    """Fail unless each weight is finite and has changed."""
     for name, after in weights(module).items():
         assert torch.isfinite(after).all(), name
         assert not torch.equal(before[name], after), name

@@ -1,4 +1,4 @@
-"""Keywords that a function does not take."""
+"""Unknown and unsupported keywords."""
 
 import inspect
 
@@ -13,20 +13,20 @@ class Learner:
         self.width, self.noise = width, noise
 
 
-def test_the_signature_stays():
+def test_signature_is_preserved():
     assert list(inspect.signature(Learner).parameters) == ["width", "noise", "_hidden"]
 
 
-def test_a_refused_keyword_says_what_to_use():
+def test_rejected_keyword_names_alternative():
     with pytest.raises(TypeError, match=r"^Learner takes no argument 'use_sde': use noise instead$"):
         Learner(3, use_sde=True)
 
 
-def test_a_neutral_value_asks_for_nothing():
+def test_neutral_value_is_accepted():
     assert Learner(3, use_sde=False).width == 3
 
 
-def test_a_typing_mistake_names_the_nearest_parameter():
+def test_typo_names_most_similar_parameter():
     with pytest.raises(TypeError, match=r"^Learner takes no argument 'nois'; did you mean 'noise'\?$"):
         Learner(3, nois=1.0)
 
@@ -36,7 +36,7 @@ def test_an_unknown_keyword_lists_the_public_parameters():
         Learner(3, xyz=1.0)
 
 
-def test_what_is_taken_reaches_the_function():
+def test_known_arguments_reach_the_function():
     assert vars(Learner(width=3, noise=0.1)) == {"width": 3, "noise": 0.1}
 
 
@@ -52,7 +52,7 @@ def test_system_info_is_printed(capsys):
     assert not capsys.readouterr().out
 
 
-def test_episodes_are_not_in_a_file():
+def test_force_reset_false_is_rejected():
     assert load_settings({"force_reset": True}) == {}
     with pytest.raises(ValueError, match=r"force_reset=False is not possible.*resume_from=FILE"):
         load_settings({"force_reset": False})

@@ -1,4 +1,4 @@
-"""Several contexts: the author's numbers, and both agents acting from them."""
+"""NBCE: reference vectors of the author, and both agents acting from several contexts."""
 
 import re
 
@@ -18,7 +18,7 @@ CONTEXTS = 3
 
 
 @pytest.mark.parametrize(("column", "out", "top_p"), [(0, "out_plain", 1.0), (1, "out_topp", TOP_P)])
-def test_the_authors_numbers(column, out, top_p):
+def test_reference_vectors(column, out, top_p):
     nbce, before = NBCE(BETA, ETA, top_p), None
     for logits, expected, chosen in zip(
         VECTOR["in_logits"], VECTOR[out], VECTOR["out_choice"][:, column], strict=True
@@ -30,7 +30,7 @@ def test_the_authors_numbers(column, out, top_p):
         assert before == chosen
 
 
-def test_the_row_before_is_kept_while_it_is_nearly_as_sure():
+def test_previous_row_is_kept_if_entropies_are_close():
     surer, sure = torch.tensor([3.0, 0.0]), torch.tensor([2.9, 0.0])
     logits = torch.stack([torch.zeros(2), sure, surer])
     assert NBCE(eta=0.1)(logits, None)[1] == 2
@@ -38,7 +38,7 @@ def test_the_row_before_is_kept_while_it_is_nearly_as_sure():
     assert NBCE(eta=0.0)(logits, 1)[1] == 2
 
 
-def test_a_nucleus_holds_the_probability_and_not_one_action_more():
+def test_nucleus_is_minimal():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.97, 0.01, 0.01, 0.01]]).log()
     kept = nucleus(logits, 0.8 - 1e-4) > -1e20
     assert kept.tolist() == [[True, True, False, False], [True, False, False, False]]
@@ -71,16 +71,16 @@ def observations(rows: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).uniform(-1, 1, (rows, 3)).astype(np.float32)
 
 
-def lived(policy, steps: int = 5):
-    """A state of rows that have each seen another context."""
+def state_with_contexts(policy, steps: int = 5):
+    """Return a state whose rows have different contexts."""
     state = None
     for step in range(steps):
         _, state = policy.predict(observations(CONTEXTS + 1, step), state)
     return state
 
 
-def test_a_gtrxl_acts_by_what_each_context_says(policy):
-    state, now = lived(policy), observations(1, 99)[0]
+def test_gtrxl_action_equals_nbce_of_contexts(policy):
+    state, now = state_with_contexts(policy), observations(1, 99)[0]
     rows = np.repeat(now[None], CONTEXTS + 1, axis=0)
     logits, _ = policy.choices(rows, state, np.arange(CONTEXTS + 1) == 0)
     merged, chosen = NBCE()(logits, None)
@@ -91,30 +91,30 @@ def test_a_gtrxl_acts_by_what_each_context_says(policy):
     assert (logits[1:] - logits[0]).abs().amax(dim=1).min() > 1e-3
 
 
-def test_all_rows_of_a_gtrxl_remember_the_action_that_was_taken(policy):
-    contexts = Contexts(lived(policy), CONTEXTS + 1)
+def test_all_rows_of_gtrxl_state_contain_the_action(policy):
+    contexts = Contexts(state_with_contexts(policy), CONTEXTS + 1)
     action, after = act_from_contexts(policy, observations(1, 7)[0], contexts)
     taken = policy.encode_actions(torch.full((CONTEXTS + 1,), action))
     assert torch.equal(after.state.action, taken)
     rows, other = observations(CONTEXTS + 1, 8), torch.full((CONTEXTS + 1,), (action + 1) % 3)
-    told, _ = policy.choices(rows, after.state)
-    told_otherwise, _ = policy.choices(rows, policy.took(after.state, other))
-    assert (told - told_otherwise).abs().amax(dim=1).min() > 1e-4
+    logits, _ = policy.choices(rows, after.state)
+    other_logits, _ = policy.choices(rows, policy.took(after.state, other))
+    assert (logits - other_logits).abs().amax(dim=1).min() > 1e-4
 
 
-def test_contexts_in_are_left_as_they_were(policy):
-    contexts, now = Contexts(lived(policy), CONTEXTS + 1), observations(1, 7)[0]
+def test_contexts_are_not_modified(policy):
+    contexts, now = Contexts(state_with_contexts(policy), CONTEXTS + 1), observations(1, 7)[0]
     assert act_from_contexts(policy, now, contexts)[0] == act_from_contexts(policy, now, contexts)[0]
     assert contexts.chosen is None
 
 
-def test_choices_are_what_predict_chooses_from(policy):
-    state, now = lived(policy), observations(CONTEXTS + 1, 99)
+def test_choices_match_predict(policy):
+    state, now = state_with_contexts(policy), observations(CONTEXTS + 1, 99)
     logits, _ = policy.choices(now, state)
     assert (policy.predict(now, state, deterministic=True)[0] == logits.argmax(-1).numpy()).all()
 
 
-def test_a_decision_transformer_acts_by_what_each_context_says():
+def test_decision_transformer_action_equals_nbce_of_contexts():
     data = offline.some_trajectories(action_space=offline.ACTIONS["Discrete"], lengths=(9, 9, 9, 9))
     agent, first = offline.small_agent(data), np.arange(CONTEXTS + 1) * 9
     state = None
@@ -130,11 +130,11 @@ def test_a_decision_transformer_acts_by_what_each_context_says():
     assert agent.predict(rows, state)[0].tolist() == agent.choices(rows, state)[0].argmax(-1).tolist()
 
 
-def test_other_actions_are_refused():
+def test_other_action_spaces_are_rejected():
     box = spaces.Box(-1.0, 1.0, (2,), np.float32)
     policy = online.small_agent(online.scripts(online.shifted(1), action_space=box), n_envs=1).policy
-    with pytest.raises(TypeError, match=r"choices needs Discrete actions, got Box\("):
+    with pytest.raises(TypeError, match=r"Discrete.*, got Box\("):
         policy.choices(observations(1, 0))
     data = offline.some_trajectories()
-    with pytest.raises(TypeError, match=r"choices needs Discrete actions, got Box\("):
+    with pytest.raises(TypeError, match=r"Discrete.*, got Box\("):
         offline.small_agent(data).choices(offline.shown(data, np.array([0])))

@@ -1,4 +1,4 @@
-"""A device that is asked for is used, or refused."""
+"""A requested device is used or rejected."""
 
 import pytest
 import torch
@@ -15,14 +15,14 @@ def gpus(monkeypatch, number):
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda")], ids=str)
 def test_no_gpu(monkeypatch, device):
     gpus(monkeypatch, 0)
-    with pytest.raises(ValueError, match=r"asks for a GPU, and torch finds none .* use device='cpu'"):
+    with pytest.raises(ValueError, match=r"requires a GPU .*: torch finds none .* use device='cpu'"):
         check_device(device)
 
 
 def test_too_few_gpus(monkeypatch):
     gpus(monkeypatch, 2)
     check_device("cuda:1")
-    with pytest.raises(ValueError, match=r"device='cuda:2' asks for a GPU, and torch finds 2"):
+    with pytest.raises(ValueError, match=r"device='cuda:2' requires a GPU .*: torch finds 2"):
         check_device("cuda:2")
 
 
@@ -39,14 +39,14 @@ def test_no_such_device():
 
 def test_an_agent_does_not_fall_back_to_the_cpu(monkeypatch, tmp_path):
     gpus(monkeypatch, 0)
-    with pytest.raises(ValueError, match=r"asks for a GPU"):
+    with pytest.raises(ValueError, match=r"requires a GPU"):
         GTrXLPPO("MlpGTrXLPolicy", "CartPole-v1", device="cuda")
     GTrXLPPO("MlpGTrXLPolicy", "CartPole-v1", n_envs=8, device="auto").save(tmp_path / "agent")
-    with pytest.raises(ValueError, match=r"asks for a GPU"):
+    with pytest.raises(ValueError, match=r"requires a GPU"):
         GTrXLPPO.load(tmp_path / "agent", device="cuda")
 
 
 def test_an_imported_agent_does_not_fall_back_to_the_cpu(monkeypatch, tmp_path):
     gpus(monkeypatch, 0)
-    with pytest.raises(ValueError, match="asks for a GPU"):
+    with pytest.raises(ValueError, match="requires a GPU"):
         import_sb3(tmp_path / "agent.zip", trust=True, device="cuda")

@@ -1,4 +1,4 @@
-"""The mathematics of distillation: a reference vector, closed forms, slow sums."""
+"""Distillation losses equal reference vectors, closed forms and slow sums."""
 
 import pytest
 import torch
@@ -22,18 +22,18 @@ def numbers(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_the_loss_of_logits_is_that_of_the_reference():
+def test_logits_loss_equals_reference():
     loss = softened_kl(VECTOR["in_student"], VECTOR["in_teacher"], VECTOR["cfg_T"].item())
     close(loss.mean(), VECTOR["out_kd"])  # over rows, not over rows and classes
 
 
-def test_that_of_hidden_states_and_of_labels_too():
+def test_hidden_state_and_label_losses_equal_reference():
     close(cosine_distance(VECTOR["in_h_student"], VECTOR["in_h_teacher"]).mean(), VECTOR["out_cos"])
     close(F.cross_entropy(VECTOR["in_student"], VECTOR["in_labels"]), VECTOR["out_ce"])
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_choices_by_torchs_divergence(temperature):
+def test_categorical_kl_equals_torch(temperature):
     student, teacher = numbers(3, 4, 5), numbers(3, 4, 5, seed=1)
     softened = [Categorical(logits=logits / temperature) for logits in (teacher, student)]
     close(softened_kl(student, teacher, temperature), temperature**2 * kl_divergence(*softened))
@@ -44,7 +44,7 @@ def gaussians(seed):
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_gaussians_by_torchs_divergence(temperature):
+def test_gaussian_kl_equals_torch(temperature):
     student, teacher = gaussians(0), gaussians(1)
     softened = [Normal(mean, temperature**0.5 * log_std.exp()) for mean, log_std in (teacher, student)]
     expected = temperature**2 * kl_divergence(*softened).sum(-1)
@@ -52,7 +52,7 @@ def test_gaussians_by_torchs_divergence(temperature):
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_a_gaussian_of_a_temperature_is_its_density_to_that_power(temperature):
+def test_gaussian_at_temperature_is_density_power(temperature):
     places = torch.linspace(-30, 30, 200_001, dtype=torch.float64)
     powers = []
     for mean, log_std in ((0.3, -0.2), (-0.5, 0.4)):
@@ -68,7 +68,7 @@ def test_a_gaussian_of_a_temperature_is_its_density_to_that_power(temperature):
     close(gaussian_kl(*moments, temperature), expected, 1e-6)
 
 
-def test_no_loss_where_both_are_equal():
+def test_equal_distributions_have_zero_loss():
     same = numbers(5, 3)
     moments = gaussians(2)
     for loss in (
@@ -79,7 +79,7 @@ def test_no_loss_where_both_are_equal():
         close(loss, torch.zeros_like(loss), 1e-12)
 
 
-def test_no_width_no_projection():
+def test_equal_widths_have_no_projection():
     one, other = (torch.Generator().manual_seed(0) for _ in range(2))
     same = HiddenStates(4, 4, one, torch.device("cpu"))
     assert not list(same.projection.parameters())
@@ -87,7 +87,7 @@ def test_no_width_no_projection():
     close(same.distance(numbers(3, 4), numbers(3, 4)), torch.zeros(3, dtype=torch.float64), 1e-12)
 
 
-def test_a_projection_learns_where_widths_differ():
+def test_projection_is_trained_if_widths_differ():
     hidden = HiddenStates(3, 5, torch.Generator().manual_seed(0), torch.device("cpu"))
     student = numbers(64, 3).float()
     teacher = student @ numbers(3, 5, seed=1).float()

@@ -1,4 +1,4 @@
-"""Small files under a right seal that ask for much memory: refused by name, within 200 MB."""
+"""Small files with valid checksums that require much memory are rejected by name within 200 MB."""
 
 import json
 import subprocess
@@ -56,17 +56,17 @@ def status(name):
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
 loads = {"GTrXLPPO": rlxf.GTrXLPPO.load, "DecisionTransformer": rlxf.DecisionTransformer.load}
-found = {}
+results = {}
 for name, kind, path in json.loads(sys.argv[1]):
     open("/proc/self/clear_refs", "w").write("5")
     before = status("VmRSS")
     try:
         loads[kind](path, device="cpu") if kind in loads else read_archive(path)
-        told = "loaded"
+        message = "loaded"
     except CheckpointError as error:
-        told = str(error)
-    found[name] = told, status("VmHWM") - before
-print(json.dumps(found))
+        message = str(error)
+    results[name] = message, status("VmHWM") - before
+print(json.dumps(results))
 """
 
 
@@ -82,7 +82,7 @@ def saved(kind, path):
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """What came of each attack, in one process of its own: the message, and the memory that it took."""
+    """Return message and memory use of each attack, run in a separate process."""
     folder = tmp_path_factory.mktemp("attacks")
     files = []
     for kind, attacks in ATTACKS.items():
@@ -103,32 +103,32 @@ def outcomes(tmp_path_factory):
     for name, own in members.items():
         files.append((f"archive: {name}", "archive", folder / f"{len(files)}.zip"))
         files[-1][2].write_bytes(crafted(own))
-    asked = json.dumps([(name, kind, str(path)) for name, kind, path in files])
-    done = subprocess.run([sys.executable, "-c", LOAD, asked], capture_output=True, text=True, check=False)
+    request = json.dumps([(name, kind, str(path)) for name, kind, path in files])
+    done = subprocess.run([sys.executable, "-c", LOAD, request], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", [f"{kind}: {name}" for kind, attacks in ATTACKS.items() for name in attacks])
-def test_a_small_file_that_asks_for_much_is_refused_within_200_mb(outcomes, name):
-    told, taken = outcomes[name]
-    assert "asks for" in told or "shape" in told or "overflow" in told
+def test_small_file_that_needs_much_memory_is_rejected_within_200_mb(outcomes, name):
+    message, taken = outcomes[name]
+    assert "asks for" in message or "shape" in message or "overflow" in message
     assert taken < MOST_BYTES
 
 
 @pytest.mark.parametrize("name", ["nested lists", "nested objects", "empty tensors"])
-def test_members_that_parse_to_many_objects_are_refused_within_200_mb(outcomes, name):
-    told, taken = outcomes[f"archive: {name}"]
-    assert "asks for" in told
-    assert "the member" in told
+def test_member_with_many_objects_is_rejected_within_200_mb(outcomes, name):
+    message, taken = outcomes[f"archive: {name}"]
+    assert "asks for" in message
+    assert "the member" in message
     assert taken < MOST_BYTES
 
 
-def test_ordinary_files_never_meet_the_budget(outcomes):
+def test_ordinary_files_are_within_budget(outcomes):
     assert [outcomes[f"{kind}: whole"][0] for kind in ATTACKS] == ["loaded", "loaded"]
 
 
-def test_the_error_says_how_to_raise_the_budget_and_then_the_file_is_loaded(tmp_path):
+def test_error_names_setting_that_raises_budget(tmp_path):
     archive = saved("DecisionTransformer", tmp_path / "whole.zip")
     agent = put(archive.documents["agent"], ("settings", "context_length"), 10**5)
     write_archive(tmp_path / "long.zip", archive.documents | {"agent": agent}, archive.tensors)
@@ -139,8 +139,8 @@ def test_the_error_says_how_to_raise_the_budget_and_then_the_file_is_loaded(tmp_
         assert DecisionTransformer.load(tmp_path / "long.zip", device="cpu").context_length == 10**5
 
 
-def test_a_space_as_large_as_its_weights_is_loaded_without_a_larger_budget(tmp_path):
-    """What a file brings itself does not count."""
+def test_size_of_file_extends_budget(tmp_path):
+    """The size of the file itself is not limited by the budget."""
     space = offline.spaces.Discrete(10**5)
     data = offline.some_trajectories(observation_space=space)
     agent = offline.small_agent(data, core=decision_transformer(width=16, layers=1, heads=1))

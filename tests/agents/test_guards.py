@@ -1,4 +1,4 @@
-"""What a vector environment gives is refused where it cannot be learned from."""
+"""Invalid results of vector environments are rejected."""
 
 import numpy as np
 import pytest
@@ -16,20 +16,20 @@ def env():
 
 
 @pytest.mark.parametrize("dones", [[None, False], [None, None], ["no", "no"], [[], False]], ids=str)
-def test_ends_that_are_no_numbers_are_refused(env, dones):
+def test_dones_that_are_not_numbers_are_rejected(env, dones):
     ends = np.empty(2, object)
     ends[:] = dones
-    with pytest.raises(FaultyEnvironmentError, match="dones at step 3 are"):
+    with pytest.raises(FaultyEnvironmentError, match="dones at step 3 must be True or False, got"):
         check_step(env, np.zeros(2, int), np.zeros(2), 3, dones=ends)
 
 
 @pytest.mark.parametrize("kind", [bool, np.int64, np.float32, np.uint8])
-def test_ends_may_be_numbers(env, kind):
+def test_dones_may_be_numbers(env, kind):
     check_step(env, np.zeros(2, int), np.zeros(2), 3, dones=np.array([True, False]).astype(kind))
 
 
 @pytest.mark.parametrize(
-    ("space", "values", "told"),
+    ("space", "values", "message"),
     [
         (spaces.Discrete(3), np.array([0, 7]), "holds 7"),
         (spaces.Discrete(3), np.array([0, -1]), "holds -1"),
@@ -39,8 +39,8 @@ def test_ends_may_be_numbers(env, kind):
     ],
     ids=str,
 )
-def test_a_choice_that_is_not_there_is_refused_in_a_batch(env, space, values, told):
-    with pytest.raises(FaultyEnvironmentError, match=f"{told}, which is not in its space"):
+def test_invalid_choice_in_a_batch_is_rejected(env, space, values, message):
+    with pytest.raises(FaultyEnvironmentError, match=f"{message}, which is not in its space"):
         check_step(env, values, np.zeros(2), 3, space=space)
-    with pytest.raises(FaultyEnvironmentError, match=f"{told}, which is not in its space"):
+    with pytest.raises(FaultyEnvironmentError, match=f"{message}, which is not in its space"):
         check_first(env, values, 0, space=space)

@@ -1,4 +1,4 @@
-"""Files under a right seal that ask for what they should not: refused by name, before anything is made."""
+"""Files with valid checksums and malicious values are rejected by name before allocation."""
 
 import hashlib
 import random
@@ -32,7 +32,7 @@ VALUES = (
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A file of each kind of agent."""
+    """Return a file of each type of agent."""
     folder = tmp_path_factory.mktemp("agents")
     core = decision_transformer(width=16, layers=2, heads=2)
     made = {
@@ -45,7 +45,7 @@ def files(tmp_path_factory):
 
 
 def leaves(value, path=()):
-    """Where all there is stands in a document."""
+    """Yield the paths of all values in a document."""
     yield path
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in parts:
@@ -53,7 +53,7 @@ def leaves(value, path=()):
 
 
 def put(value, path, new):
-    """The document with another value there."""
+    """Return the document with the value at a path replaced."""
     if not path:
         return new
     copy = dict(value) if isinstance(value, dict) else list(value)
@@ -62,7 +62,7 @@ def put(value, path, new):
 
 
 def hostile(file, target, path, value):
-    """The file with that in its description, sealed as rlxf does it."""
+    """Return the file with a value in its description replaced and valid checksums."""
     archive = read_archive(file)
     documents = archive.documents | {"agent": put(archive.documents["agent"], path, value)}
     write_archive(target, documents, archive.tensors)
@@ -71,7 +71,7 @@ def hostile(file, target, path, value):
 
 @pytest.mark.parametrize("name", AGENTS)
 @pytest.mark.parametrize("field", ["width", "feed_forward", "layers"])
-def test_a_size_that_the_weights_do_not_have_is_refused_before_they_are_made(tmp_path, files, name, field):
+def test_size_that_does_not_match_weights_is_rejected_before_allocation(tmp_path, files, name, field):
     file = hostile(files[name], tmp_path / "hostile.zip", ("settings", "core", field), 10**3)
     with pytest.raises(CheckpointError, match=r"shape|layers"):
         AGENTS[name].load(file, device="cpu")
@@ -81,7 +81,7 @@ def test_a_size_that_the_weights_do_not_have_is_refused_before_they_are_made(tmp
 
 
 @pytest.mark.parametrize("field", ["n_envs", "n_steps"])
-def test_an_agent_that_only_acts_makes_no_room_for_rollouts(tmp_path, files, field):
+def test_acting_agent_does_not_allocate_rollout_buffer(tmp_path, files, field):
     steps = read_archive(files["GTrXLPPO"]).documents["agent"]["settings"]["segment_length"] * 10**9
     file = hostile(files["GTrXLPPO"], tmp_path / "hostile.zip", ("settings", field), steps)
     agent = GTrXLPPO.load(file, device="cpu")
@@ -90,7 +90,7 @@ def test_an_agent_that_only_acts_makes_no_room_for_rollouts(tmp_path, files, fie
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_whatever_stands_anywhere_is_taken_or_refused_by_name(tmp_path, files, name):
+def test_any_value_in_any_field_is_accepted_or_rejected_by_name(tmp_path, files, name):
     chance = random.Random(0)
     everywhere = list(leaves(read_archive(files[name]).documents["agent"]))
     for _ in range(60):
@@ -100,7 +100,7 @@ def test_whatever_stands_anywhere_is_taken_or_refused_by_name(tmp_path, files, n
             AGENTS[name].load(file, device="cpu")
 
 
-def test_what_you_ask_for_yourself_is_not_the_files_fault(files):
+def test_errors_of_passed_arguments_do_not_blame_the_file(files):
     with pytest.raises(ValueError, match="gamma must be"):
         GTrXLPPO.load(files["GTrXLPPO"], device="cpu", gamma=7)
     with pytest.raises(ValueError, match="unknown environment id"):
@@ -108,19 +108,19 @@ def test_what_you_ask_for_yourself_is_not_the_files_fault(files):
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_file_has_the_sha256_that_is_asked_for_or_is_not_read(files, name, tmp_path):
+def test_wrong_sha256_is_rejected_before_parsing(files, name, tmp_path):
     right = hashlib.sha256(files[name].read_bytes()).hexdigest()
     for digits in (right, right.upper()):
         assert AGENTS[name].load(files[name], sha256=digits, device="cpu").num_timesteps == 0
     other = tmp_path / "other.zip"
-    other.write_bytes(files[name].read_bytes() + b"0")  # nothing of it is parsed: the digest is told of
+    other.write_bytes(files[name].read_bytes() + b"0")  # the digest is checked before parsing
     with pytest.raises(CheckpointError, match=rf"other\.zip: its SHA-256 is .*, not {right} as asked for"):
         AGENTS[name].load(other, sha256=right, device="cpu")
 
 
 @pytest.mark.parametrize("name", AGENTS)
 @pytest.mark.parametrize("digits", ["", "0" * 63, "0" * 65, "g" * 64, f"{'0' * 64}\n"])
-def test_what_is_no_sha256_is_refused(files, name, digits):
+def test_invalid_sha256_is_rejected(files, name, digits):
     with pytest.raises(ValueError, match="sha256 must be 64 hexadecimal digits") as refusal:
         AGENTS[name].load(files[name], sha256=digits, device="cpu")
     assert not isinstance(refusal.value, CheckpointError)

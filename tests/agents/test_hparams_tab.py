@@ -27,7 +27,7 @@ def learn_offline(folder):
 
 @pytest.fixture(params=[(learn_online, learn_offline), (learn_offline, learn_online)], ids=["first", "last"])
 def log_folder(request, tmp_path, minari_root):
-    """Runs of both agents, of which TensorBoard finds either first."""
+    """Return log folders with runs of both agents, in either order."""
     record_random((4, 3), "test/some-v0")
     folder = tmp_path / "log"
     for number, learn in enumerate(request.param):
@@ -36,7 +36,7 @@ def log_folder(request, tmp_path, minari_root):
 
 
 class Tab:
-    """What the tab asks its server for."""
+    """Requests of the tab to its server."""
 
     def __init__(self, folder):
         runs = EventMultiplexer().AddRunsFromDirectory(str(folder)).Reload()
@@ -45,12 +45,12 @@ class Tab:
         self.backend = backend_context.Context(shared)
 
     def experiment(self):
-        """The columns."""
+        """Return the columns."""
         request = api_pb2.GetExperimentRequest(include_metrics=True)
         return get_experiment.Handler(context.RequestContext(), self.backend, "", request).run()
 
     def rows(self):
-        """The runs, by the agent of each."""
+        """Return the runs by agent."""
         columns = [api_pb2.ColParams(hparam=info.name) for info in self.experiment().hparam_infos]
         request = api_pb2.ListSessionGroupsRequest(
             start_index=0,
@@ -80,7 +80,7 @@ def test_each_run_has_its_values(log_folder):
     assert "context_length" not in rows["GTrXLPPO"].hparams
 
 
-def test_the_last_scalars_stand_next_to_them(log_folder):
+def test_last_scalars_are_metrics(log_folder):
     rows = Tab(log_folder).rows().items()
     tags = {name: {metric.name.tag for metric in group.metric_values} for name, group in rows}
     assert "train/loss" in tags["DecisionTransformer"]

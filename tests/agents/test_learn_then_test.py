@@ -1,4 +1,4 @@
-"""Learn then Test: the authors' p-values, and the promise in simulation."""
+"""Learn then Test: p-values of the authors, and the guarantee in a simulation."""
 
 import numpy as np
 import pytest
@@ -10,33 +10,33 @@ VECTOR = {name: value.numpy() for name, value in load("calm_ltt").items()}
 ALPHA, DELTA = float(VECTOR["cfg_alpha"]), float(VECTOR["cfg_delta"])
 
 
-def test_p_values():
+def test_p_values_equal_reference():
     losses = VECTOR["in_losses"]
     risk = losses.mean(axis=0)
     np.testing.assert_allclose(risk, VECTOR["out_risk"], rtol=1e-12)
-    found = hoeffding_bentkus(risk, len(losses), ALPHA)
-    np.testing.assert_allclose(found, VECTOR["out_p_hb_formula"], rtol=1e-9, atol=1e-300)
+    p = hoeffding_bentkus(risk, len(losses), ALPHA)
+    np.testing.assert_allclose(p, VECTOR["out_p_hb_formula"], rtol=1e-9, atol=1e-300)
 
 
-def test_a_risk_of_zero():
-    found = hoeffding_bentkus([0.0, 0.2, 0.4], 5, 0.3)
-    np.testing.assert_allclose(found.clip(max=1), VECTOR["out_hb_formula_n5"], rtol=1e-9)
+def test_p_value_at_zero_risk():
+    p = hoeffding_bentkus([0.0, 0.2, 0.4], 5, 0.3)
+    np.testing.assert_allclose(p.clip(max=1), VECTOR["out_hb_formula_n5"], rtol=1e-9)
 
 
-def test_thresholds_from_the_safest_to_the_first_that_fails():
+def test_settings_before_first_failure_are_selected():
     kept = VECTOR["in_lambdas"][keeps_risk(VECTOR["in_losses"], ALPHA, DELTA)]
     np.testing.assert_array_equal(kept, VECTOR["out_valid"])
 
 
-def test_what_comes_behind_a_failure_is_not_tested():
+def test_settings_after_a_failure_are_not_tested():
     losses = np.zeros((200, 3))
     losses[:, 1] = 1.0
     assert keeps_risk(losses, 0.1, 0.1).tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize("samples", [50, 200])
-def test_the_promise_is_broken_no_more_often_than_said(samples):
-    """Settings whose true risks rise from 0 to 0.4; the most daring that passes may exceed 0.2 rarely."""
+def test_guarantee_fails_at_most_with_probability_delta(samples):
+    """True risks rise from 0 to 0.4; the last selected setting may exceed 0.2 only rarely."""
     true = np.linspace(0.0, 0.4, 21)
     rng, broken, daring = np.random.default_rng(0), 0, []
     for _ in range(200):
@@ -56,8 +56,8 @@ def test_the_promise_is_broken_no_more_often_than_said(samples):
         (np.zeros((3, 2)), 0.1, 1.0, "delta"),
         (np.zeros((0, 2)), 0.1, 0.1, "samples"),
         (np.zeros(3), 0.1, 0.1, "samples"),
-        (np.full((3, 2), 1.5), 0.1, 0.1, "from 0 to 1"),
-        (np.full((3, 2), np.nan), 0.1, 0.1, "from 0 to 1"),
+        (np.full((3, 2), 1.5), 0.1, 0.1, r"in \[0, 1\]"),
+        (np.full((3, 2), np.nan), 0.1, 0.1, r"in \[0, 1\]"),
     ],
 )
 def test_bad_input(losses, alpha, delta, message):

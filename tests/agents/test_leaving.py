@@ -1,4 +1,4 @@
-"""Agents that leave early while they act."""
+"""Early exits of both agents while acting."""
 
 import csv
 from dataclasses import replace
@@ -38,7 +38,7 @@ def online_agent(depth, actions=CHOICES):
 
 
 @each
-def test_predicting_takes_fewer_passes_and_says_how_many(depth):
+def test_predict_takes_fewer_passes_and_counts_them(depth):
     agent = online_agent(depth)
     assert agent.acting_depth() is None
     agent.predict(np.zeros((4, 3), np.float32))
@@ -49,25 +49,25 @@ def test_predicting_takes_fewer_passes_and_says_how_many(depth):
 
 
 @each
-def test_a_decision_transformer_too(depth):
+def test_decision_transformer_takes_fewer_passes(depth):
     agent, data = offline_agent(depth), offline.some_trajectories(action_space=CHOICES)
     agent.predict(offline.shown(data, np.array([0, 3])))
     assert 1 <= agent.acting_depth() <= 3
 
 
-def test_a_threshold_that_nobody_reaches_acts_as_it_learned():
+def test_unreachable_threshold_acts_at_full_depth():
     agent = online_agent(CALM("classifier", 1.0))
     obs = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     policy = agent.policy
-    begun, same = policy.begin(4), policy.begin(4)
+    initial, same = policy.begin(4), policy.begin(4)
     start = torch.ones(4, dtype=torch.bool)
     tensor = torch.from_numpy(obs)
-    full, _ = policy.act(tensor, begun, begun.advance(start))
+    full, _ = policy.act(tensor, initial, initial.advance(start))
     early = policy.act_early(tensor, same, same.advance(start))
     torch.testing.assert_close(early, full)
 
 
-def test_the_first_ratio_is_one_although_predicting_leaves_early(monkeypatch):
+def test_first_ratio_is_one_despite_early_exits(monkeypatch):
     agent = online_agent(CALM("softmax", 0.0))
     agent.n_epochs, agent.batch_size = 1, agent.n_steps * agent.n_envs
     agent.set_logger(configure(None, []))
@@ -88,7 +88,7 @@ def test_evaluations_log_the_depth(depth, tmp_path):
     assert 1 <= logged_depth(online_agent(depth), tmp_path) <= 3
 
 
-def test_what_was_predicted_before_is_not_counted(tmp_path):
+def test_evaluation_resets_depth_count(tmp_path):
     agent = online_agent(CALM("classifier", 0.0))
     threshold = agent.policy.transformer.depth.threshold
     threshold.fill_(2.0)
@@ -98,7 +98,7 @@ def test_what_was_predicted_before_is_not_counted(tmp_path):
 
 
 @pytest.mark.parametrize("depth", [Fixed(), Universal()], ids=str)
-def test_where_all_take_all_nothing_is_logged(depth, tmp_path):
+def test_fixed_depth_is_not_logged(depth, tmp_path):
     agent = online_agent(depth)
     agent.predict(np.zeros((4, 3), np.float32))
     assert agent.acting_depth() is None
@@ -106,7 +106,7 @@ def test_where_all_take_all_nothing_is_logged(depth, tmp_path):
         logged_depth(agent, tmp_path)
 
 
-def test_collecting_and_learning_are_not_acting():
+def test_rollouts_and_updates_are_not_counted():
     agent = online_agent(ACT())
     agent.learn(agent.n_steps * agent.n_envs)
     assert agent.acting_depth() is None
@@ -114,19 +114,19 @@ def test_collecting_and_learning_are_not_acting():
 
 
 @pytest.mark.parametrize("make", [online_agent, offline_agent])
-def test_numbers_have_no_softmax(make):
+def test_softmax_confidence_is_rejected_for_box_actions(make):
     with pytest.raises(ValueError, match=r"CALM\(confidence='softmax'.*Box"):
         make(CALM("softmax"), ACTIONS["Box"])
 
 
-def test_a_step_has_no_sequence():
+def test_sequence_exit_rule_is_rejected():
     with pytest.raises(ValueError, match=r"DepthAdaptive\(by='sequence'.*step by step"):
         online_agent(DepthAdaptive("sequence"))
 
 
 @pytest.mark.parametrize("depth", [CALM("classifier"), DepthAdaptive("geometric")], ids=["CALM", "adaptive"])
 @pytest.mark.parametrize("make", [online_agent, offline_agent])
-def test_files_keep_when_to_leave(make, depth, tmp_path):
+def test_exit_settings_are_saved(make, depth, tmp_path):
     agent = make(depth)
     with torch.no_grad():
         for tensor in agent.policy.transformer.depth.state_dict().values():

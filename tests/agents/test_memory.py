@@ -1,4 +1,4 @@
-"""A memory mixes in what was done, and learns its gate from other episodes alone."""
+"""Mixing of retrieved actions, and training of the gate on neighbours from other episodes."""
 
 import pytest
 import torch
@@ -24,18 +24,18 @@ def some_store(values: torch.Tensor | None = None) -> Datastore:
 QUERIES, OWN = drawn(7, WIDTH, seed=2), drawn(7, NUMBERS, seed=3)
 
 
-def test_the_mean_is_that_of_the_mixture():
+def test_mean_equals_mean_of_mixture():
     memory = Memory(some_store(), KNNLM(k=4, weight=0.3, temperature=2.0))
     mixed = memory.mean(QUERIES, memory.near(QUERIES), OWN)
     for query, own, mean in zip(QUERIES, OWN, mixed, strict=True):
         squared = (memory.store.keys - query).square().sum(dim=1)
         nearest = squared.argsort()[:4]
         weights = torch.exp(-squared[nearest] / 2.0)
-        theirs = (weights[:, None] * memory.store.values[nearest]).sum(0) / weights.sum()
-        torch.testing.assert_close(mean, 0.3 * theirs + 0.7 * own)
+        retrieved = (weights[:, None] * memory.store.values[nearest]).sum(0) / weights.sum()
+        torch.testing.assert_close(mean, 0.3 * retrieved + 0.7 * own)
 
 
-def test_a_sample_is_of_the_mixture():
+def test_sample_follows_mixture():
     memory = Memory(some_store(), KNNLM(k=3, weight=0.3, temperature=5.0))
     rows = 20_000
     query, own = QUERIES[:1].expand(rows, -1), OWN[:1].expand(rows, -1)
@@ -53,7 +53,7 @@ def learned(error, head=None, seed=0) -> Memory:
     return memory
 
 
-def test_a_gate_does_not_see_its_own_episode():
+def test_gate_training_excludes_own_episode():
     seen = []
 
     def error(h, near, actions):
@@ -68,7 +68,7 @@ def test_a_gate_does_not_see_its_own_episode():
 
 
 @pytest.mark.parametrize("right", ["neighbours", "agent"])
-def test_a_gate_learns_whom_to_trust(right):
+def test_gate_learns_the_better_predictor(right):
     store = some_store()
     memory = Memory(store, SPALM(k=6))
     useful = store.keys[:, 0] > 0
@@ -85,14 +85,14 @@ def test_a_gate_learns_whom_to_trust(right):
     assert (share[~trusted] < 0.5).float().mean() > 0.95
 
 
-def test_a_head_without_a_gate_is_left_alone():
+def test_head_without_gate_is_unchanged():
     def error(h, near, actions):
         raise AssertionError("there is nothing to learn")
 
     assert not list(learned(error, KNNLM(k=6)).reader.parameters())
 
 
-def test_equal_seeds_learn_equal_gates():
+def test_equal_seeds_give_equal_gates():
     def error(h, near, actions):
         return (h @ weights).sigmoid() * 0 + memory.reader.share(h) * actions[:, 0]
 
@@ -118,7 +118,7 @@ def test_more_neighbours_than_pairs_are_refused():
 
 
 @pytest.mark.parametrize("head", [KNNLM(k=4, temperature=2.0), SPALM(k=4)], ids=repr)
-def test_a_memory_is_a_value(head):
+def test_memory_roundtrip(head):
     memory = Memory(some_store(), head)
     for parameter in memory.reader.parameters():
         torch.nn.init.normal_(parameter)
@@ -131,7 +131,7 @@ def test_a_memory_is_a_value(head):
 @pytest.mark.parametrize(
     ("lacking", "error"), [("keys", KeyError), ("groups", KeyError), ("gate", CheckpointError)]
 )
-def test_what_lacks_a_tensor_is_no_memory(lacking, error):
+def test_missing_tensor_is_rejected(lacking, error):
     memory = Memory(some_store(), SPALM(k=4))
     tensors = {name: tensor for name, tensor in memory.tensors().items() if name != lacking}
     with pytest.raises(error, match=lacking):

@@ -1,4 +1,4 @@
-"""NaN and infinity, wherever they come in, reach no weight, and their place is told."""
+"""NaN and infinity from any source reach no weight, and the error names their source."""
 
 import copy
 import itertools
@@ -26,7 +26,7 @@ ENDED_AT_5 = (0,) * 4 + (1,)
 
 
 class Switched(Scripted):
-    """Spoils what it is asked to, once it is asked: ``fault.place`` and ``fault.value``."""
+    """Environment that inserts ``fault.value`` at ``fault.place`` once enabled."""
 
     def __init__(self, fault, ends):
         super().__init__(ends, VECTOR, online.ACTIONS["Box"])
@@ -52,7 +52,7 @@ class Switched(Scripted):
 
 
 def switched(ends=(0,), life=20):
-    """Three environments, of which the second has a fault to be switched on."""
+    """Return three environments, of which the second has a fault that can be enabled."""
     fault = SimpleNamespace(place=None, value=None, life=life)
     none = SimpleNamespace(place=None, life=life)
     faults = [none, fault, none]
@@ -60,12 +60,12 @@ def switched(ends=(0,), life=20):
 
 
 def kept(model, optimizer):
-    """Copies of weights and of all that the optimiser knows."""
+    """Return copies of the weights and the optimizer state."""
     return [x.detach().clone() for x in (*model.parameters(), *optimizer_tensors(optimizer).values())]
 
 
 def spoiled(value):
-    """A hook that makes one number of what comes by ``value``."""
+    """Return a hook that replaces one number of a tensor by ``value``."""
 
     def hook(*given):
         x = given[-1].clone()
@@ -81,7 +81,7 @@ def statistics(env):
 
 
 def in_acting(agent, value):
-    """What the critic says of environment 1 while it acts."""
+    """Replace the value of environment 1 while acting."""
 
     def hook(module, given, output):
         if module.training:
@@ -105,10 +105,10 @@ ONLINE = {
     "observation": (FaultyEnvironmentError, "observation of environment 1 is not finite at its step 20"),
     "reward": (FaultyEnvironmentError, "reward of environment 1 is not finite at its step 20"),
     "last observation": (FaultyEnvironmentError, "last observation of environment 1 .* its step 21"),
-    "value": (NumericalError, "the update behind step 96: the .* of environment 1 is .* at step "),
-    "return": (NumericalError, "the update behind step 96: the .* of environment 1 is .* at step 3 "),
-    "loss": (NumericalError, "the update behind step 96: the loss is .*value_loss is"),
-    "gradient": (NumericalError, "the update behind step 96: the gradient of transformer.* has a number"),
+    "value": (NumericalError, "the update after step 96: the .* of environment 1 is .* at step "),
+    "return": (NumericalError, "the update after step 96: the .* of environment 1 is .* at step 3 "),
+    "loss": (NumericalError, "the update after step 96: the loss is .*value_loss is"),
+    "gradient": (NumericalError, "the update after step 96: the gradient of transformer.* contains"),
 }
 
 
@@ -134,7 +134,7 @@ def inject_online(agent, fault, place, value, monkeypatch):
 
 
 def name_of_one(module):
-    """A parameter amid the others."""
+    """Return the name of the fourth parameter."""
     return [name for name, _ in module.named_parameters()][3]
 
 
@@ -146,7 +146,7 @@ def name_of_one(module):
         if case != ("last observation", np.inf, True)  # VecNormalize makes it finite
     ],
 )
-def test_of_an_agent_online(place, value, normalized, monkeypatch):
+def test_nonfinite_values_of_gtrxl(place, value, normalized, monkeypatch):
     env, fault = switched(TRUNCATED_AT_21)
     env = VecNormalize(env) if normalized else env
     agent = online.small_agent(env).learn(3 * 16)
@@ -165,10 +165,10 @@ def test_of_an_agent_online(place, value, normalized, monkeypatch):
 
 
 OFFLINE = {
-    "observation": "update 3: the loss is .* not finite in what it learned from: observations",
-    "action": "update 3: the loss is .* not finite in what it learned from: actions",
+    "observation": "update 3: the loss is .* not finite in: observations",
+    "action": "update 3: the loss is .* not finite in: actions",
     "loss": "update 3: the loss is",
-    "gradient": "update 3: the gradient of transformer.* has a number that is",
+    "gradient": "update 3: the gradient of transformer.* contains",
 }
 
 
@@ -194,7 +194,7 @@ def fresh_pretraining():
 @pytest.mark.parametrize("made", [offline.small_agent, fresh_pretraining], ids=["dt", "pretraining"])
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("place", OFFLINE)
-def test_of_data(place, value, made, monkeypatch):
+def test_nonfinite_values_of_offline_training(place, value, made, monkeypatch):
     agent = made().learn(2)
     before = kept(agent.policy, agent.optimizer)
     inject_offline(agent, place, value, monkeypatch)
@@ -204,7 +204,7 @@ def test_of_data(place, value, made, monkeypatch):
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_of_rewards_in_data(value):
+def test_nonfinite_rewards_in_data(value):
     data = offline.some_trajectories()
     data.return_to_go[7] = value
     with pytest.raises(DatasetError, match="return to go of step 7 is"):
@@ -212,7 +212,7 @@ def test_of_rewards_in_data(value):
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_of_the_dual_variable(value):
+def test_nonfinite_dual_variable(value):
     agent = offline.small_agent(objective=MaximumEntropy()).learn(2)
     before = kept(agent.policy, agent.optimizer)
     agent.policy.loss.log_temperature.register_hook(spoiled(value))
@@ -231,7 +231,7 @@ PLAYED = {
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("place", PLAYED)
-def test_of_a_decision_transformer_online(place, value):
+def test_nonfinite_values_of_online_decision_transformer(place, value):
     env, fault = switched(ENDED_AT_5, life=3)
     fault.place, fault.value = place, value
     data = offline.some_trajectories(VECTOR, online.ACTIONS["Box"])
@@ -244,7 +244,7 @@ def test_of_a_decision_transformer_online(place, value):
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("place", ["first", "observation", "reward"])
-def test_of_an_evaluation(place, value):
+def test_nonfinite_values_in_evaluation(place, value):
     env, fault = switched(ENDED_AT_5, life=3)
     data = offline.some_trajectories(VECTOR, online.ACTIONS["Box"])
     agent = offline.small_agent(data).learn(2)

@@ -1,4 +1,4 @@
-"""Agents of Stable-Baselines3: they act here as they did there, and nothing of a file runs without trust."""
+"""Imported agents of Stable-Baselines3 act as before, and code in files runs only with trust."""
 
 import base64
 import json
@@ -28,12 +28,12 @@ POLICIES = {"RecurrentPPO": "MlpLstmPolicy", "ARS": "LinearPolicy"}
 
 
 def small():
-    """Settings; SB3 writes into some of them."""
+    """Return small settings; a copy, since SB3 modifies some of them."""
     return {"policy_kwargs": {"net_arch": [4]}, "device": "cpu", "seed": 0}
 
 
 def make(cls, **settings):
-    """A small agent that has not learned."""
+    """Return a small untrained agent."""
     env = "Pendulum-v1" if cls.__name__ in OFF_POLICY else "CartPole-v1"
     own = {"device": "cpu", "seed": 0} if cls.__name__ == "ARS" else small()
     buffer = {"buffer_size": 10} if cls.__name__ in (*OFF_POLICY, "DQN", "QRDQN") else {}
@@ -41,7 +41,7 @@ def make(cls, **settings):
 
 
 def acts(agent):
-    """What it does on ten observations, one after the other."""
+    """Return the agent's actions for ten consecutive observations."""
     agent.observation_space.seed(0)
     state, done = None, []
     for step in range(10):
@@ -57,7 +57,7 @@ def class_named(home):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_file_tells_its_algorithm_and_the_agent_acts_as_before(name, tmp_path):
+def test_algorithm_is_detected_and_agent_acts_as_before(name, tmp_path):
     agent = make(class_named(ALGORITHMS[name][0]))
     agent.save(tmp_path / "agent")
     imported = import_sb3(tmp_path / "agent", trust=True, device="cpu")
@@ -65,7 +65,7 @@ def test_the_file_tells_its_algorithm_and_the_agent_acts_as_before(name, tmp_pat
     np.testing.assert_array_equal(acts(imported), acts(agent))
 
 
-def test_every_algorithm_there_is_is_known():
+def test_all_algorithms_are_known():
     packages = (stable_baselines3, sb3_contrib)
     offered = {
         name for package in packages for name in package.__all__ if isinstance(getattr(package, name), type)
@@ -74,13 +74,13 @@ def test_every_algorithm_there_is_is_known():
     assert offered == {home.split(":")[1] for home, _ in ALGORITHMS.values()}
 
 
-def test_a_td3_is_no_ddpg_whatever_it_is_told(tmp_path):
-    """One of its two settings is DDPG's: it is still the other algorithm."""
+def test_td3_is_not_detected_as_ddpg(tmp_path):
+    """One of its two markers is that of DDPG."""
     make(TD3, policy_delay=1).save(tmp_path / "agent")
     assert type(import_sb3(tmp_path / "agent", trust=True)) is TD3
 
 
-def test_an_algorithm_that_is_named_is_taken(tmp_path):
+def test_named_algorithm_is_used(tmp_path):
     make(DDPG).save(tmp_path / "agent")
     assert type(import_sb3(tmp_path / "agent", trust=True, algorithm="td3")) is TD3
 
@@ -89,7 +89,7 @@ def test_an_algorithm_that_is_named_is_taken(tmp_path):
 
 
 class Trap:
-    """What writes a file when it is unpickled."""
+    """Object that writes a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -100,7 +100,7 @@ class Trap:
 
 @pytest.fixture
 def trapped(tmp_path):
-    """A file that writes another one when it is loaded, and that other."""
+    """Return a file that writes another file when it is loaded, and the path of that file."""
     make(PPO).save(tmp_path / "agent.zip")
     with zipfile.ZipFile(tmp_path / "agent.zip") as file:
         members = {name: file.read(name) for name in file.namelist()}
@@ -114,9 +114,9 @@ def trapped(tmp_path):
 
 
 @pytest.mark.faults
-def test_only_with_trust_a_file_runs_its_code(trapped):
+def test_code_in_file_runs_only_with_trust(trapped):
     path, sprung = trapped
-    with pytest.raises(ValueError, match=r"agent\.zip is not opened.*runs whatever code.*pass trust=True"):
+    with pytest.raises(ValueError, match=r"agent\.zip is not opened.*runs the code.*pass trust=True"):
         import_sb3(path)
     for word in ("no", 1):
         with pytest.raises(ValueError, match="is not opened"):
@@ -126,29 +126,29 @@ def test_only_with_trust_a_file_runs_its_code(trapped):
     assert sprung.exists()
 
 
-def test_without_contrib_its_agents_are_named(tmp_path, monkeypatch):
+def test_missing_contrib_is_named(tmp_path, monkeypatch):
     make(RecurrentPPO).save(tmp_path / "agent")
     monkeypatch.setitem(sys.modules, "sb3_contrib", None)
-    with pytest.raises(ImportError, match="ppo_lstm comes with sb3-contrib: pip install sb3-contrib"):
+    with pytest.raises(ImportError, match="ppo_lstm requires sb3-contrib: pip install sb3-contrib"):
         import_sb3(tmp_path / "agent", trust=True)
 
 
-def test_importing_rlxf_imports_none_of_it():
+def test_importing_rlxf_does_not_import_sb3_import():
     script = "import sys, rlxf, rlxf.cli.collect; print({'torch', 'stable_baselines3'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "set()\n"
 
 
-# What is wrong with a file
+# Invalid files
 
 
-def test_no_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no file .*nothing\.zip"):
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"file .*nothing\.zip does not exist"):
         import_sb3(tmp_path / "nothing", trust=True)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04" + bytes(99)], ids=["empty", "no zip"])
-def test_what_is_no_zip_is_refused(tmp_path, content):
+def test_file_that_is_not_a_zip_is_rejected(tmp_path, content):
     (tmp_path / "agent.zip").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"agent\.zip cannot be imported: File is not a zip file"):
         import_sb3(tmp_path / "agent", trust=True)
@@ -156,7 +156,7 @@ def test_what_is_no_zip_is_refused(tmp_path, content):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("member", ["data", "policy.pth"])
-def test_a_file_that_lacks_a_part_is_named(tmp_path, member):
+def test_missing_member_is_named(tmp_path, member):
     make(PPO).save(tmp_path / "agent")
     with zipfile.ZipFile(tmp_path / "agent.zip") as file:
         members = {name: file.read(name) for name in file.namelist() if name != member}
@@ -168,16 +168,16 @@ def test_a_file_that_lacks_a_part_is_named(tmp_path, member):
 
 
 @pytest.mark.parametrize("data", [{}, [], {"policy_class": "X"}], ids=str)
-def test_settings_of_nobody_are_told(tmp_path, data):
+def test_unrecognised_settings_are_reported(tmp_path, data):
     with zipfile.ZipFile(tmp_path / "agent.zip", "w") as file:
         file.writestr("data", json.dumps(data))
     with pytest.raises(CheckpointError, match=r"agent\.zip cannot be imported"):
         import_sb3(tmp_path / "agent", trust=True)
 
 
-def test_an_unknown_algorithm_is_told_with_the_known(tmp_path):
+def test_unknown_algorithm_lists_known_ones(tmp_path):
     make(A2C).save(tmp_path / "agent")
-    with pytest.raises(ValueError, match=r"algorithm 'PPO2' is not known; there are .*a2c.*sac"):
+    with pytest.raises(ValueError, match=r"algorithm 'PPO2' is unknown; use one of .*a2c.*sac"):
         import_sb3(tmp_path / "agent", trust=True, algorithm="PPO2")
 
 
@@ -193,7 +193,7 @@ def test_another_environment_is_refused(tmp_path):
 
 
 class Ladder(gymnasium.Env):
-    """Climbs from 100 to 109, whatever one does; pays what it shows."""
+    """Observations count from 100 to 109 for any action; the reward equals the observation."""
 
     observation_space = spaces.Box(0, 200, (1,))
     action_space = spaces.Box(-1, 1, (1,))
@@ -212,7 +212,7 @@ class Ladder(gymnasium.Env):
 
 @pytest.fixture
 def climber(tmp_path):
-    """An agent that was trained on normalised rungs, its file, and its statistics where the zoo has them."""
+    """Return an agent trained on normalised observations, its file, and its RL Zoo statistics."""
     env = VecNormalize(DummyVecEnv([Ladder]))
     agent = SAC("MlpPolicy", env, learning_starts=18, buffer_size=99, **small()).learn(20)
     agent.save(tmp_path / "Ladder.zip")
@@ -221,7 +221,7 @@ def climber(tmp_path):
     return agent, tmp_path / "Ladder.zip", tmp_path / "Ladder/vecnormalize.pkl"
 
 
-def test_it_sees_what_it_saw_and_what_is_recorded_is_raw(climber, minari_root):
+def test_agent_gets_normalised_observations_and_dataset_is_raw(climber, minari_root):
     agent, path, statistics = climber
     imported = import_sb3(path, trust=True, env=DummyVecEnv([Ladder]), normalizer=statistics)
     options = {"episodes": 2, "deterministic": True, "reference_scores": ReferenceScores(0, 1, "here")}
@@ -230,14 +230,14 @@ def test_it_sees_what_it_saw_and_what_is_recorded_is_raw(climber, minari_root):
             collect(each, Ladder(), f"test/{name}-v0", **options)
             for name, each in (("a", agent), ("b", imported))
         ]
-    ours, theirs = (next(dataset.iterate_episodes()) for dataset in datasets)
-    np.testing.assert_array_equal(ours.observations[:, 0], np.arange(100, 110))
-    np.testing.assert_array_equal(ours.actions, theirs.actions)
-    seen = agent.get_vec_normalize_env().normalize_obs(stack(list(ours.observations[:-1])))
-    np.testing.assert_allclose(ours.actions, agent.predict(seen, deterministic=True)[0], rtol=1e-5)
+    first, second = (next(dataset.iterate_episodes()) for dataset in datasets)
+    np.testing.assert_array_equal(first.observations[:, 0], np.arange(100, 110))
+    np.testing.assert_array_equal(first.actions, second.actions)
+    normalised = agent.get_vec_normalize_env().normalize_obs(stack(list(first.observations[:-1])))
+    np.testing.assert_allclose(first.actions, agent.predict(normalised, deterministic=True)[0], rtol=1e-5)
 
 
-def test_its_statistics_stay_as_they_were_and_returns_are_raw(climber):
+def test_statistics_are_frozen_and_returns_are_raw(climber):
     _, path, statistics = climber
     imported = import_sb3(path, trust=True, env=Ladder(), normalizer=statistics)
     before = imported.get_vec_normalize_env().obs_rms.mean.copy()
@@ -245,25 +245,25 @@ def test_its_statistics_stay_as_they_were_and_returns_are_raw(climber):
     np.testing.assert_array_equal(imported.get_vec_normalize_env().obs_rms.mean, before)
 
 
-def test_statistics_that_are_forgotten_are_named(climber):
+def test_missing_statistics_are_named(climber):
     _, path, statistics = climber
-    with pytest.warns(UserWarning, match=rf"{statistics} lies beside .*pass normalizer="):
+    with pytest.warns(UserWarning, match=rf"{statistics} exists next to .*pass normalizer="):
         import_sb3(path, trust=True)
 
 
 def test_statistics_without_an_environment_are_refused(climber):
     _, path, statistics = climber
-    with pytest.raises(ValueError, match="pass env, too"):
+    with pytest.raises(ValueError, match=r"pass env=\.\.\., too"):
         import_sb3(path, trust=True, normalizer=statistics)
 
 
 @pytest.mark.faults
-def test_what_are_no_statistics_is_named(climber):
+def test_invalid_statistics_file_is_named(climber):
     _, path, statistics = climber
     for content in (b"", cloudpickle.dumps("mean 3")):
         statistics.write_bytes(content)
         with pytest.raises(CheckpointError, match=r"vecnormalize\.pkl cannot be imported"):
             import_sb3(path, trust=True, env=Ladder(), normalizer=statistics)
     statistics.unlink()
-    with pytest.raises(FileNotFoundError, match=r"no file .*vecnormalize\.pkl"):
+    with pytest.raises(FileNotFoundError, match=r"file .*vecnormalize\.pkl does not exist"):
         import_sb3(path, trust=True, env=Ladder(), normalizer=statistics)

@@ -1,4 +1,4 @@
-"""An agent with memory that never gets its state back warns once, and nobody else does."""
+"""An agent with memory warns once if it never gets its state, and only then."""
 
 import warnings
 
@@ -16,8 +16,8 @@ FORGOTTEN = "acts without memory"
 OBSERVATION = np.zeros((2, 3), np.float32)
 
 
-def told(play):
-    """How often it was warned of, and by which files."""
+def warning_files(play):
+    """Return the files that the warnings point to."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         play()
@@ -29,50 +29,50 @@ def agent():
     return small_agent(scripts(shifted(2)))
 
 
-def test_a_loop_that_drops_the_state(agent):
+def test_dropped_state_warns_once(agent):
     def play():
         for _ in range(3 * PATIENCE):
             agent.predict(OBSERVATION)
 
-    assert told(play) == [__file__]
-    assert told(play) == []
+    assert warning_files(play) == [__file__]
+    assert warning_files(play) == []
 
 
-def test_a_few_observations_are_independent(agent):
+def test_few_independent_observations_do_not_warn(agent):
     def play():
         for _ in range(PATIENCE - 1):
             agent.predict(OBSERVATION)
 
-    assert told(play) == []
+    assert warning_files(play) == []
 
 
-def test_a_loop_that_says_which_are_first(agent):
+def test_no_warning_with_episode_start(agent):
     def play():
         for _ in range(3 * PATIENCE):
             agent.predict(OBSERVATION, episode_start=np.ones(2, bool))
 
-    assert told(play) == []
+    assert warning_files(play) == []
 
 
-def test_no_state_although_an_episode_goes_on(agent):
-    assert len(told(lambda: agent.predict(OBSERVATION, episode_start=np.array([True, False])))) == 1
+def test_missing_state_in_continuing_episode_warns(agent):
+    assert len(warning_files(lambda: agent.predict(OBSERVATION, episode_start=np.array([True, False])))) == 1
 
 
-def test_episodes_that_begin_without_a_state(agent):
+def test_new_episodes_without_state_do_not_warn(agent):
     def play():
         for _ in range(2 * PATIENCE):
             _, state = agent.predict(OBSERVATION)
             agent.predict(OBSERVATION, state)
 
-    assert told(play) == []
+    assert warning_files(play) == []
 
 
 @pytest.mark.parametrize("tool", [evaluate, evaluate_policy])
-def test_tools_that_pass_the_state_on(agent, tool):
-    assert told(lambda: tool(agent, scripts(shifted(2)), 20)) == []
+def test_tools_that_pass_the_state_do_not_warn(agent, tool):
+    assert warning_files(lambda: tool(agent, scripts(shifted(2)), 20)) == []
 
 
-def test_a_decision_transformer_knows_by_its_time_steps():
+def test_decision_transformer_uses_time_steps():
     data = some_trajectories()
     agent = small_transformer(data)
     first, later = (shown(data, np.array([step])) for step in (0, 4))
@@ -81,15 +81,15 @@ def test_a_decision_transformer_knows_by_its_time_steps():
         for _ in range(3 * PATIENCE):
             agent.predict(observation)
 
-    assert told(lambda: play(first)) == []
-    assert told(lambda: play(later)) == [__file__]
+    assert warning_files(lambda: play(first)) == []
+    assert warning_files(lambda: play(later)) == [__file__]
 
 
-def test_a_decision_transformer_that_is_told():
+def test_decision_transformer_with_episode_start():
     data = some_trajectories()
     later = shown(data, np.array([4]))
     given = {"episode_start": np.array([False])}
-    assert len(told(lambda: small_transformer(data).predict(later, **given))) == 1
+    assert len(warning_files(lambda: small_transformer(data).predict(later, **given))) == 1
 
 
 def test_calls_with_a_state_start_the_count_again():
@@ -99,4 +99,4 @@ def test_calls_with_a_state_start_the_count_again():
         for state in ([None] * (PATIENCE - 1) + ["state"]) * 3:
             calls.note(state, None)
 
-    assert told(play) == []
+    assert warning_files(play) == []

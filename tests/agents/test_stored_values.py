@@ -1,4 +1,4 @@
-"""Files under a right seal with values that no agent can go on with: refused, member and field named."""
+"""Files with valid checksums and invalid values are rejected; the error names member and field."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ AGENTS = {"GTrXLPPO": GTrXLPPO, "DecisionTransformer": DecisionTransformer}
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory):
-    """The content of a file of each kind of agent, after some updates."""
+    """Return the contents of a file of each type of agent, after some updates."""
     folder = tmp_path_factory.mktemp("trained")
     core = decision_transformer(width=16, layers=1, heads=1)
     made = {
@@ -29,7 +29,7 @@ def archives(tmp_path_factory):
 
 
 def refusal(name, archive, path, documents=None, tensors=None):
-    """The message with which the content is refused, with these members in place of its own."""
+    """Return the error message for the contents with these members replaced."""
     write_archive(path, archive.documents | (documents or {}), archive.tensors | (tensors or {}))
     with pytest.raises(CheckpointError) as error:
         AGENTS[name].load(path, device="cpu")
@@ -37,7 +37,7 @@ def refusal(name, archive, path, documents=None, tensors=None):
 
 
 def spoiled(tensors, name, value):
-    """The group with one number of a tensor replaced."""
+    """Return the group with one number of a tensor replaced."""
     tensor = tensors[name].clone()
     tensor.view(-1)[0] = value
     return tensors | {name: tensor}
@@ -49,22 +49,22 @@ def named_like(tensors, part):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_weight_that_is_not_finite(tmp_path, archives, name, value):
+def test_nonfinite_weight_is_rejected(tmp_path, archives, name, value):
     policy = archives[name].tensors["policy"]
     weight = named_like(policy, "transformer")
-    told = refusal(
+    message = refusal(
         name, archives[name], tmp_path / "x.zip", tensors={"policy": spoiled(policy, weight, value)}
     )
-    assert f"in policy, the tensor '{weight}' holds {value}" in told
+    assert f"in policy, the tensor '{weight}' holds {value}" in message
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_weight_of_another_kind(tmp_path, archives, name):
+def test_weight_of_another_dtype_is_rejected(tmp_path, archives, name):
     policy = archives[name].tensors["policy"]
     weight = named_like(policy, "transformer")
     changed = policy | {weight: policy[weight].long()}
-    told = refusal(name, archives[name], tmp_path / "x.zip", tensors={"policy": changed})
-    assert f"the tensor '{weight}' is of torch.int64, not torch.float32" in told
+    message = refusal(name, archives[name], tmp_path / "x.zip", tensors={"policy": changed})
+    assert f"the tensor '{weight}' is of torch.int64, not torch.float32" in message
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def test_a_weight_of_another_kind(tmp_path, archives, name):
     ],
 )
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_state_of_the_optimizer(tmp_path, archives, name, change, expected):
+def test_invalid_optimizer_state_is_rejected(tmp_path, archives, name, change, expected):
     changed = change(archives[name].tensors["optimizer"])
-    told = refusal(name, archives[name], tmp_path / "x.zip", tensors={"optimizer": changed})
-    assert "optimizer" in told
+    message = refusal(name, archives[name], tmp_path / "x.zip", tensors={"optimizer": changed})
+    assert "optimizer" in message
     with pytest.raises(AssertionError, match=expected):
-        raise AssertionError(told)
+        raise AssertionError(message)
 
 
 SETTINGS = {
@@ -156,29 +156,29 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("name", "part", "field", "value"), FIELDS)
-def test_a_field_that_is_out_of_range_or_of_another_type(tmp_path, archives, name, part, field, value):
+def test_invalid_field_is_rejected(tmp_path, archives, name, part, field, value):
     agent = put(archives[name].documents["agent"], (part, field), value)
-    told = refusal(name, archives[name], tmp_path / "x.zip", documents={"agent": agent})
-    assert f"{part} has '{field}' = {value!r}, which must be" in told
+    message = refusal(name, archives[name], tmp_path / "x.zip", documents={"agent": agent})
+    assert f"{part} has '{field}' = {value!r}, which must be" in message
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_field_that_is_missing(tmp_path, archives, name):
+def test_missing_field_is_rejected(tmp_path, archives, name):
     agent = archives[name].documents["agent"]
     for part in ("settings", "progress"):
         for field in agent[part]:
             less = {key: value for key, value in agent[part].items() if key != field}
-            told = refusal(
+            message = refusal(
                 name, archives[name], tmp_path / "x.zip", documents={"agent": agent | {part: less}}
             )
-            assert f"{part} lacks {field!r}" in told
-        told = refusal(name, archives[name], tmp_path / "x.zip", {"agent": agent | {part: 7}})
-        assert f"{part} is 7, not an object" in told
+            assert f"{part} lacks {field!r}" in message
+        message = refusal(name, archives[name], tmp_path / "x.zip", {"agent": agent | {part: 7}})
+        assert f"{part} is 7, not an object" in message
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_what_is_in_range_is_loaded(tmp_path, archives, name):
-    """The checks are no stricter than the agent: an untouched file, and one before any update."""
+def test_valid_values_are_loaded(tmp_path, archives, name):
+    """Check an unmodified file, and a file written before any update."""
     write_archive(tmp_path / "x.zip", archives[name].documents, archives[name].tensors)
     AGENTS[name].load(tmp_path / "x.zip", device="cpu")
     agent = put(archives[name].documents["agent"], ("progress", "_n_updates"), 0)

@@ -87,9 +87,9 @@ def test_what_is_refused_is_told_in_one_line(offline, finished, capsys):
     train("--run", "lasting", *CALM, "--across-episodes")
     train("--run", "adaptive", "--core.depth", "depth-adaptive", "--core.layers", "2")
     for args, message in (
-        ([str(finished)], "only the depth CALM has a threshold to calibrate, the core has Fixed()"),
-        (["adaptive"], "only the depth CALM has a threshold to calibrate, the core has DepthAdaptive("),
-        (["lasting"], "with across_episodes=True each remembers those before it"),
+        ([str(finished)], "has a threshold to calibrate, this one has depth=Fixed()"),
+        (["adaptive"], "has a threshold to calibrate, this one has depth=DepthAdaptive("),
+        (["lasting"], "with across_episodes=True each episode depends on the previous ones"),
         ([offline, "--alpha", "1"], "alpha must lie between 0 and 1, got 1"),
         ([offline, "--delta", "nan"], "delta must be finite, got nan"),
         (["lasting", "--episodes", "0"], "episodes must be at least 1, got 0"),

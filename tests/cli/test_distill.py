@@ -72,7 +72,7 @@ def test_a_teacher_that_remembers_is_refused_in_one_line(agent, offline, capsys)
     run = offline if agent is DecisionTransformer else Path("cartpole")
     agent.load(run / "checkpoint.zip", device="cpu").remember(ID, KNNLM(k=1)).save(run / "checkpoint.zip")
     told = refused(capsys, "distill", str(run), "--steps", "16")
-    assert "call its forget() first" in told
+    assert "call the teacher's forget() first" in told
     assert not Path(f"{run}-student").exists()
 
 

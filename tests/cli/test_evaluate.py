@@ -153,7 +153,10 @@ def test_a_decision_transformer_remembers_trajectories(offline, capsys, tmp_path
     [
         (["--remember", ID, "--head", "oracle"], "no head named 'oracle'; there are KNNLM, SPALM"),
         (["--remember", ID, "--head", '{"name": "KNNLM", "weight": 2}'], "must be from 0 to 1, got 2"),
-        (["--remember", ID, "--head", '{"name": "KNNLM", "k": 26}'], "k=26 neighbours, but the data have 25"),
+        (
+            ["--remember", ID, "--head", '{"name": "KNNLM", "k": 26}'],
+            "k=26 neighbours, but the data have only 25",
+        ),
         (["--remember", ID, "--head", '{"name": "KNNLM", "n": 1}'], "unexpected keyword argument 'n'"),
         (["--remember", ID, "--head", "{"], "{ is no JSON"),
         (["--remember", "test/none-v0"], "test/none-v0"),

@@ -63,7 +63,7 @@ def test_what_a_run_leaves_and_who_begins_with_it(pretraining, data):
 def test_what_does_not_fit_is_told_in_one_line_and_leaves_no_folder(pretraining, data, capsys):
     begun = ["--pretrained", str(pretraining), "--run", "tuned"]
     wider = refused(capsys, "train", "dt", "--dataset", data, *TINY, *begun, "--core.width", "16")
-    assert "a core with width=8, the agent's has width=16" in wider
+    assert "core has width=8, the agent's has width=16" in wider
     assert "layers" in refused(capsys, "train", "gtrxl", *TASK, *TINY_ONLINE, *begun)
     assert "no run folder" in refused(
         capsys, "train", "dt", "--dataset", data, *TINY, "--pretrained", "nowhere", "--run", "tuned"

@@ -352,5 +352,5 @@ def test_a_missing_gpu_is_told_in_one_line(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     run = tmp_path / "run"
     message = refused(capsys, "train", "gtrxl", *TASK, *TINY, "--device", "cuda", "--run", str(run))
-    assert "device='cuda' asks for a GPU, and torch finds none" in message
+    assert "device='cuda' requires a GPU that does not exist: torch finds none" in message
     assert not run.exists()

@@ -85,7 +85,7 @@ ATTACKS = {
     "log folder": described("gtrxl", (*SETTINGS, "tensorboard_log"), "victims", "tensorboard_log"),
     "log folder, offline": described("dt", (*SETTINGS, "tensorboard_log"), "victims", "tensorboard_log"),
     "trust": described("dt", (*SETTINGS, "trust"), True, "trust"),
-    "policy that is code": described("gtrxl", ("policy",), "stranger.notes.Policy", "policy of your own"),
+    "policy that is code": described("gtrxl", ("policy",), "stranger.notes.Policy", "user-defined policy"),
     "features extractor that is code": described(
         "gtrxl", (*SETTINGS, "policy_kwargs"), {"features_extractor_class": {"class": "os.system"}}, ""
     ),

@@ -47,6 +47,6 @@ def test_of_two_cores_one_option_is_named(changes, found):
         check_alike(CORE, other)
         return
     name, theirs, ours = found
-    told = f"of a core with {name}={theirs}, the agent's has {name}={ours}; build both with the same core"
+    told = f"their core has {name}={theirs}, the agent's has {name}={ours}; build both with the same core"
     with pytest.raises(ValueError, match=told):
         check_alike(CORE, other)

@@ -81,14 +81,14 @@ def test_a_sweep_prints_its_table():
 
 
 def test_a_calibration_prints_the_chosen_threshold():
-    line = "threshold 0.5: 25.0% other actions, 3.00 passes; 2 of 3 thresholds keep the promise"
+    line = "threshold 0.5: 25.0% other actions, 3.00 passes; 2 of 3 thresholds keep the guaranteed risk"
     assert str(CALIBRATION) == line
     assert repr(CALIBRATION) == f"<Calibration: {line}>"
 
 
 def test_a_calibration_that_nothing_passes_says_so():
     none = Calibration((1.0,), np.array([0.5]), np.array([4.0]), np.array([False]))
-    assert str(none) == "0 of 1 thresholds keep the promise: no early exit"
+    assert str(none) == "0 of 1 thresholds keep the guaranteed risk: no early exit"
 
 
 def test_a_column_that_one_report_needs_is_shown():

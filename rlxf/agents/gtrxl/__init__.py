@@ -1,4 +1,4 @@
-"""GTrXL: a gated transformer with memory, trained online with PPO."""
+"""GTrXL: Gated Transformer-XL, trained online with PPO."""
 
 from rlxf.agents.gtrxl.core import gtrxl
 from rlxf.agents.gtrxl.policy import CnnGTrXLPolicy, GTrXLPolicy, MlpGTrXLPolicy, MultiInputGTrXLPolicy

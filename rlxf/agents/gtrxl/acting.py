@@ -1,4 +1,4 @@
-"""What the agent carries from step to step while it acts."""
+"""Recurrent state of the policy: KV cache, positions and previous actions of each environment."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -12,15 +12,15 @@ from rlxf.attention.index import EMPTY, Index
 
 @dataclass(eq=False)
 class Acting:
-    """Where each of E environments stands in its episode, and what it remembers of it.
+    """Recurrent state of the policy for E environments.
 
-    `predict` gives it out as its state and takes it back; look at nothing in it.
+    `predict` returns it as ``state`` and accepts it in the next call. Its contents are internal.
 
     Args:
-        cache: keys and values of the last tokens.
+        cache: KV cache of the last tokens.
         position: (E,) int64, steps since the start of the episode.
         episode: (E,) int64, number of the episode.
-        action: (E, A), the action before, encoded; 0 at the start of an episode.
+        action: (E, A), the encoded previous action; 0 at the start of an episode.
     """
 
     cache: Cache
@@ -29,41 +29,41 @@ class Acting:
     action: Tensor
 
     def advance(self, episode_start: Tensor) -> Index:
-        """Go to the next token: (E, 1). ``episode_start`` (E,) bool marks first steps."""
+        """Advance to the next token and return its index (E, 1); ``episode_start`` (E,) bool marks resets."""
         self.position = torch.where(episode_start, 0, self.position + 1)
         self.episode = self.episode + episode_start.long()
         self.action = self.action.masked_fill(episode_start[:, None], 0.0)
         return Index(self.position[:, None], self.episode[:, None])
 
     def took(self, action: Tensor, index: Index) -> None:
-        """Note encoded actions (E, A); environments ignore those at empty slots of ``index`` (E, 1)."""
+        """Store encoded actions (E, A), except for environments with an empty slot in ``index`` (E, 1)."""
         self.action = torch.where(index.episode == EMPTY, self.action, action)
 
     def begin_anew(self, rows: Tensor) -> None:
-        """Remember nothing of the environments of ``rows`` (E,) bool, even if memory outlasts episodes."""
+        """Clear the memory of the environments ``rows`` (E,) bool, even if it persists across episodes."""
         self.position = self.position.masked_fill(rows, -1)
         self.episode = self.episode + rows.long()
         self.action = self.action.masked_fill(rows[:, None], 0.0)
 
     def rows(self, rows: Tensor) -> Self:
-        """A copy of the chosen environments: ``rows`` is a bool (E,) or an int64 (N,) tensor."""
+        """Return a copy of the chosen environments; ``rows`` is a bool (E,) or an int64 (N,) tensor."""
         position, episode, action = self.position[rows], self.episode[rows], self.action[rows]
         return replace(self, cache=self.cache.rows(rows), position=position, episode=episode, action=action)
 
     def copy(self) -> Self:
-        """A copy of all of it."""
+        """Return a copy of the state."""
         return replace(self, cache=self.cache.copy())
 
 
 @dataclass(eq=False)
 class ActingAcrossEpisodes(Acting):
-    """One memory for all episodes of an environment: steps are counted from the first one on."""
+    """Recurrent state that persists across episodes: positions count from the first step of all episodes."""
 
     def advance(self, episode_start: Tensor) -> Index:
-        """See `Acting`; only where nothing has begun yet does something begin."""
+        """Advance like `Acting`, but reset only environments without any previous step."""
         return super().advance(self.episode == EMPTY)
 
 
 def without(index: Index, filler: Tensor) -> Index:
-    """``index`` (E, 1) with the environments of ``filler`` (E,) bool marked as empty slots."""
+    """Return ``index`` (E, 1) with the environments ``filler`` (E,) bool marked as empty slots."""
     return Index(index.position, index.episode.masked_fill(filler[:, None], EMPTY))

@@ -1,4 +1,4 @@
-"""Signs that a training goes wrong while all of its numbers are still finite: each is warned of once."""
+"""Diagnostics of training runs: warnings about entropy collapse and an exploding value loss."""
 
 import math
 import warnings
@@ -16,109 +16,116 @@ if TYPE_CHECKING:
     from rlxf.agents.gtrxl.ppo import GTrXLPPO
 
 COLLAPSED = 0.01
-"""Share of the entropy of even choices; of Box actions, deviation in shares of half the range."""
+"""Collapse threshold: share of the maximal entropy; for Box actions, deviation per half range."""
 EXPLODED = 100.0
-"""Value loss, in multiples of what a constant would have, and of its own median."""
+"""Explosion threshold: value loss in multiples of that of a constant prediction, and of its own median."""
 USUAL = 10
-"""Updates before the median of the value loss says something, and episodes before a mean return does."""
+"""Minimum number of updates for a median of the value loss, and of episodes for a mean return."""
 
 
 class Alarms:
-    """Looks at each update of a training.
+    """Check each update of a training run for signs of divergence.
 
     Args:
-        action_space: of the agent.
+        action_space: action space of the agent.
     """
 
     def __init__(self, action_space: spaces.Space[Any]):
         self.entropy, self.value = EntropyAlarm(action_space), ValueAlarm()
 
     def look(self, agent: "GTrXLPPO", noted: dict[str, float]) -> None:
-        """Look at what an update of the agent noted; a lesson without an entropy has none to collapse."""
+        """Check the metrics of an update; entropy is only checked if the training algorithm has one.
+
+        Args:
+            agent: the agent after the update.
+            noted: metrics of the update by name.
+        """
         buffer, scale = agent.rollout_buffer, agent.policy.value_net
-        apart = (buffer.returns[buffer.weight == 1] - float(scale.mean)).square().mean().item()
-        self.value.look(noted["value_loss"], max(apart, float(scale.deviation) ** 2))
-        played = agent.ep_info_buffer or ()
-        if "entropy_loss" in noted and len(played) >= USUAL:
-            self.entropy.look(-noted["entropy_loss"], float(np.mean([info["r"] for info in played])))
+        spread = (buffer.returns[buffer.weight == 1] - float(scale.mean)).square().mean().item()
+        self.value.look(noted["value_loss"], max(spread, float(scale.deviation) ** 2))
+        episodes = agent.ep_info_buffer or ()
+        if "entropy_loss" in noted and len(episodes) >= USUAL:
+            self.entropy.look(-noted["entropy_loss"], float(np.mean([info["r"] for info in episodes])))
 
 
 class EntropyAlarm:
-    """Warns once when a policy hardly explores any more and its returns are no better than at first.
+    """Warn once when the entropy of the policy collapses without an improvement of the returns.
 
-    A task that is solved ends with little entropy, too, as `GTrXLPPO`'s schedule wants: its returns are
-    better than those of the first episodes, and nothing is said. Without SB3's ``Monitor`` there are no
-    returns to compare.
+    A solved task also ends with little entropy, because of `GTrXLPPO`'s schedule. Its returns are better than
+    those of the first episodes, so there is no warning. Without SB3's ``Monitor`` there are no returns to
+    compare, and no warning.
 
     Args:
-        action_space: tells how little entropy is too little (`least_entropy`).
+        action_space: determines the threshold (`least_entropy`).
     """
 
     def __init__(self, action_space: spaces.Space[Any]):
         self._action_space = action_space
         self.first_return: float | None = None
-        self._told = False
+        self._warned = False
 
     @cached_property
     def least(self) -> float:
-        """`least_entropy`."""
+        """Entropy threshold, see `least_entropy`."""
         return least_entropy(self._action_space)
 
     def look(self, entropy: float, mean_return: float) -> None:
-        """Look at one update.
+        """Check one update.
 
         Args:
-            entropy: mean over its steps, in nats.
-            mean_return: of the last episodes.
+            entropy: mean entropy over the steps of the update, in nats.
+            mean_return: mean return of the recent episodes.
         """
         if self.first_return is None:
             self.first_return = mean_return
-        elif entropy < self.least and mean_return <= self.first_return and not self._told:
-            self._told = True
+        elif entropy < self.least and mean_return <= self.first_return and not self._warned:
+            self._warned = True
             warnings.warn(
-                f"the policy hardly explores any more: its entropy is {entropy:.3g} nats, and the mean "
-                f"return {mean_return:.3g} is no better than {self.first_return:.3g} at first; raise "
-                f"ent_coef, or lower the learning rate",
+                f"the policy has stopped exploring: its entropy is {entropy:.3g} nats, and the mean return "
+                f"{mean_return:.3g} is no better than the initial {self.first_return:.3g}; raise ent_coef, "
+                f"or lower the learning rate",
                 stacklevel=2,
             )
 
 
 class ValueAlarm:
-    """Warns once when the value loss explodes.
+    """Warn once when the value loss explodes.
 
-    That is when it exceeds both 100 times the mean square of the returns around their mean, which is what a
-    constant would have, and 100 times its own median over the last 100 updates, once there are ten. The first
-    reward of a task where rewards are rare raises both alike, so nothing is said.
+    The loss explodes if it exceeds two bounds: 100 times the variance of the returns, which is the loss of a
+    constant prediction, and 100 times the median of this ratio over the last 100 updates. The check requires
+    ten updates. The first nonzero reward of a task with sparse rewards raises the loss and the variance
+    alike, so it does not trigger a warning.
     """
 
     def __init__(self) -> None:
         self._ratios: deque[float] = deque(maxlen=100)
-        self._told = False
+        self._warned = False
 
     def look(self, value_loss: float, spread: float) -> None:
-        """Look at one update.
+        """Check one update.
 
         Args:
             value_loss: mean squared error of the values.
-            spread: what it is measured by, more than 0.
+            spread: loss of a constant prediction, more than 0.
         """
         ratio = value_loss / spread
         usual = median(self._ratios) if len(self._ratios) >= USUAL else math.inf
         self._ratios.append(ratio)
-        if ratio > EXPLODED * max(1.0, usual) and not self._told:
-            self._told = True
+        if ratio > EXPLODED * max(1.0, usual) and not self._warned:
+            self._warned = True
             warnings.warn(
-                f"the value loss explodes: {value_loss:.3g}, {ratio:.3g} times what a constant would have, "
-                f"and {usual:.3g} times is usual in this training; lower the learning rate or "
-                f"max_grad_norm, or make rewards smaller",
+                f"the value loss explodes: {value_loss:.3g} is {ratio:.3g} times that of a constant "
+                f"prediction, and the median of this ratio so far is {usual:.3g}; lower the learning rate or "
+                f"max_grad_norm, or scale down the rewards",
                 stacklevel=2,
             )
 
 
 def least_entropy(action_space: spaces.Space[Any]) -> float:
-    """In nats: 1% of that of even choices; for Box, that of a Gaussian of deviation 1% of half the range.
+    """Return the entropy, in nats, below which a policy counts as collapsed.
 
-    Numbers without bounds count as if they went from -1 to 1.
+    It is 1% of the entropy of a uniform policy. For Box actions it is the entropy of a Gaussian whose
+    standard deviation is 1% of half the range; components without bounds count as [-1, 1].
     """
     form = action_form(action_space)
     if isinstance(form, BoxActions):

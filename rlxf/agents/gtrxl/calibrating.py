@@ -1,4 +1,4 @@
-"""Where a GTrXL would have done something else, had it left early."""
+"""Comparison of early-exit actions with full-depth actions of a GTrXL, for the calibration of thresholds."""
 
 from copy import copy
 from typing import TYPE_CHECKING, Any
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 
 class Rehearsal:
-    """Plays with all passes; beside it go as many memories as thresholds, each of what leaves at its own.
+    """Rollout at full depth that also evaluates early exits at each threshold.
 
-    What left early is copied to later passes, where later steps see it: so each threshold needs its own past.
+    Hidden states of a token that exits early are copied to the later passes, where later steps attend to
+    them. Each threshold therefore has its own recurrent state.
 
     Args:
-        policy: its depth is `CALM`.
-        env: it is reset.
-        thresholds: the safest first.
-        normalization: brings observations to those of training; None if they are.
+        policy: policy whose depth is `CALM`.
+        env: environments to act in; they are reset.
+        thresholds: confidence thresholds, the safest first.
+        normalization: statistics that normalise observations as in training; None if they are already
+            normalised, or the agent uses raw ones.
     """
 
     def __init__(
@@ -43,50 +45,51 @@ class Rehearsal:
         self._full, *self._early = (policy.begin(env.num_envs) for _ in (None, *thresholds))
         self._obs: Any = env.reset()
         self._start = np.ones(env.num_envs, np.bool_)
-        self._other = np.zeros((env.num_envs, len(thresholds)))
+        self._different = np.zeros((env.num_envs, len(thresholds)))
         self._steps = np.zeros(env.num_envs)
         self._passes: list[list[float]] = [[] for _ in thresholds]
 
     def losses(self, episodes: int) -> NDArray[np.float64]:
-        """Share of the steps of each episode with another action, (episodes, K).
+        """Return the share of steps with a different action for each episode and threshold, (episodes, K).
 
-        Each environment plays its share of them, so that short ones are not favoured.
+        All environments contribute the same number of episodes, so that short episodes are not
+        overrepresented.
         """
         each = -(-episodes // self.env.num_envs)
-        found: list[list[NDArray[np.float64]]] = [[] for _ in range(self.env.num_envs)]
-        while min(map(len, found)) < each:
+        losses: list[list[NDArray[np.float64]]] = [[] for _ in range(self.env.num_envs)]
+        while min(map(len, losses)) < each:
             dones = self._step()
             for row in np.flatnonzero(dones & (self._steps > 0)).tolist():
-                found[row].append(self._other[row] / self._steps[row])
-                self._other[row], self._steps[row] = 0.0, 0.0
-        return np.stack([loss for row in found for loss in row[:each]])
+                losses[row].append(self._different[row] / self._steps[row])
+                self._different[row], self._steps[row] = 0.0, 0.0
+        return np.stack([loss for row in losses for loss in row[:each]])
 
     @property
     def passes(self) -> NDArray[np.float64]:
-        """Taken on average at each threshold, (K,)."""
+        """Mean number of passes at each threshold, (K,)."""
         return np.array([np.mean(taken) for taken in self._passes])
 
     @torch.no_grad()
     def _step(self) -> NDArray[np.bool_]:
-        """One step of every environment; who ended."""
+        """Take a step in every environment, and return whether its episode ended, (E,) bool."""
         raw = self._obs if self.normalization is None else self.normalization.normalize_obs(self._obs)
         obs, _ = self.policy.obs_to_tensor(raw)
         start = torch.as_tensor(self._start, device=self.policy.device)
         latent, _ = self.policy.act(obs, self._full, self._full.advance(start))
         full = copy(self.policy.heads(latent)[0])
-        other = torch.stack([~self._same(number, obs, start, full) for number in range(len(self._early))])
+        different = torch.stack([~self._same(number, obs, start, full) for number in range(len(self._early))])
         actions = full.get_actions()
         for acting in (self._full, *self._early):
             acting.action = self.policy.encode_actions(actions)
         self._obs, _, dones, infos = self.env.step(self.policy.to_environment(actions))
         real = ~np.array([info.get("filler", False) for info in infos], np.bool_)
-        self._other += other.T.cpu().numpy() * real[:, None]
+        self._different += different.T.cpu().numpy() * real[:, None]
         self._steps += real
         self._start = dones | ~real
         return dones
 
     def _same(self, number: int, obs: PyTorchObs, start: Tensor, full: Distribution) -> Tensor:
-        """(E,) bool: whether leaving at a threshold changes nothing."""
+        """Return whether the early-exit action at a threshold equals the full-depth action, (E,) bool."""
         acting = self._early[number]
         self.depth.threshold.fill_(self.thresholds[number])
         early = self.policy.act_early(obs, acting, acting.advance(start))
@@ -95,7 +98,14 @@ class Rehearsal:
 
 
 def calibrated(rehearsal: Rehearsal, episodes: int, alpha: float, delta: float) -> Calibration:
-    """What came of each threshold; the one that there was stays if this fails."""
+    """Evaluate all thresholds; the current threshold of the policy is restored afterwards.
+
+    Args:
+        rehearsal: rollout that compares the actions.
+        episodes: minimum number of episodes.
+        alpha: bound on the risk.
+        delta: probability with which the guarantee may fail.
+    """
     before = rehearsal.depth.threshold.clone()
     try:
         losses = rehearsal.losses(episodes)
@@ -105,9 +115,9 @@ def calibrated(rehearsal: Rehearsal, episodes: int, alpha: float, delta: float) 
 
 
 def check_independent(agent: "GTrXLPPO") -> None:
-    """Raise ValueError if its episodes are no independent samples of anything."""
+    """Raise ValueError if the episodes of the agent are not independent samples."""
     if agent.across_episodes:
         raise ValueError(
-            "calibrate promises from episodes that do not depend on one another, and with "
-            "across_episodes=True each remembers those before it: choose the threshold of CALM by hand"
+            "calibrate requires independent episodes, but with across_episodes=True each episode depends on "
+            "the previous ones: choose the threshold of CALM by hand"
         )

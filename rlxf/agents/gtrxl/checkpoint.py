@@ -1,4 +1,4 @@
-"""A GTrXLPPO agent as a checkpoint file, and back: JSON and safetensors, nothing that runs."""
+"""Checkpoint files of GTrXLPPO agents: JSON and safetensors, without executable content."""
 
 import inspect
 import os
@@ -63,7 +63,7 @@ BOUNDS = {
 NOT_SETTINGS = (
     *("self", "policy", "env", "memory_length", "tensorboard_log", "device", "_init_setup_model"),
 )
-"""Arguments of the constructor that a file does not hold: the log folder."""
+"""Arguments of the constructor that are not stored as settings in a file."""
 CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
@@ -76,17 +76,17 @@ CLASSES: dict[str, type] = {
         torch.optim.SGD,
     )
 }
-"""Classes that policy_kwargs may name in a file. Others have to be passed again when loading."""
+"""Classes that a file can store in policy_kwargs. Other classes must be passed again to ``load``."""
 
 
 def checkpoint_path(path: str | os.PathLike[str]) -> Path:
-    """``path``, with ".zip" added if it has no suffix, as in SB3."""
+    """Return ``path``, with ".zip" added if it has no suffix, as in SB3."""
     path = Path(path)
     return path if path.suffix else path.with_suffix(".zip")
 
 
 def contents(agent: "GTrXLPPO") -> Archive:
-    """What the file of an agent holds; its tensors are the agent's own."""
+    """Return the contents of an agent's checkpoint; tensors are not copied."""
     documents: dict[str, Any] = {"agent": describe(agent)}
     tensors = {"policy": agent.policy.state_dict(), "optimizer": optimizer_tensors(agent.policy.optimizer)}
     if agent.memory is not None:
@@ -95,10 +95,10 @@ def contents(agent: "GTrXLPPO") -> Archive:
 
 
 def save(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> None:
-    """Write the agent whole or not at all.
+    """Write the agent to a file atomically.
 
     Raises:
-        OSError: if the disk is full or the folder cannot be written; an older file is as before.
+        OSError: if the disk is full or the folder is not writable; an existing file remains unchanged.
     """
     archive = contents(agent)
     make_folder(checkpoint_path(path).parent, exist_ok=True)
@@ -106,12 +106,16 @@ def save(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> None:
 
 
 def read(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
-    """Return the checked file of a GTrXLPPO agent; a given SHA-256 must match.
+    """Read and check the file of a GTrXLPPO agent.
+
+    Args:
+        path: path of the file; ".zip" is added if it has no suffix.
+        sha256: required SHA-256 of the file; None to skip this check.
 
     Raises:
-        FileNotFoundError: if there is none.
-        IsADirectoryError: if it is a folder.
-        CheckpointError: if it is truncated, altered, or no file of a GTrXLPPO agent.
+        FileNotFoundError: if the file does not exist.
+        IsADirectoryError: if the path is a folder.
+        CheckpointError: if the file is truncated, altered, or not of a GTrXLPPO agent.
     """
     check_no_folder(path, checkpoint_path(path))
     archive = read_archive(checkpoint_path(path), sha256=sha256)
@@ -126,10 +130,10 @@ def read(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
 
 @described()
 def settings(archive: Archive, agent: type["GTrXLPPO"]) -> dict[str, Any]:
-    """The constructor's arguments that the file holds.
+    """Return the constructor arguments stored in the file.
 
     Raises:
-        CheckpointError: if the agent's class does not have one of them, or a value cannot be.
+        CheckpointError: if the agent's class has no such argument, or a value is invalid.
     """
     stored = dict(archive.documents["agent"]["settings"])
     check_known(stored, setting_names(agent), archive.documents["agent"].get("rlxf"))
@@ -143,30 +147,30 @@ def settings(archive: Archive, agent: type["GTrXLPPO"]) -> dict[str, Any]:
 
 @described()
 def policy_class(archive: Archive) -> str:
-    """Name of the policy.
+    """Return the name of the policy class.
 
     Raises:
-        CheckpointError: if it is a class of the user's own.
+        CheckpointError: if it is a user-defined class.
     """
     name = archive.documents["agent"]["policy"]
     if name not in POLICIES:
-        raise CheckpointError(f"the agent has a policy of your own, {name}; pass policy={name} when loading")
+        raise CheckpointError(f"the agent has a user-defined policy, {name}; pass policy={name} to load")
     return str(name)
 
 
 @described()
 def decode_policy_kwargs(stored: dict[str, Any]) -> dict[str, Any]:
-    """policy_kwargs, with classes in place of their names.
+    """Return the stored policy_kwargs with class names replaced by the classes.
 
     Raises:
-        CheckpointError: if one was a class or an object of the user's own.
+        CheckpointError: if a value was a user-defined class or object.
     """
     return {name: _decode(value, f"policy_kwargs[{name!r}]") for name, value in stored.items()}
 
 
 @described()
 def spaces(archive: Archive) -> tuple[Space[Any], Space[Any]]:
-    """The observation and the action space that the agent was trained on."""
+    """Return the observation and the action space of the agent's training."""
     stored, size = archive.documents["agent"], archive.tensor_bytes
     return space_from_json(stored["observation_space"], size), space_from_json(stored["action_space"], size)
 
@@ -174,16 +178,16 @@ def spaces(archive: Archive) -> tuple[Space[Any], Space[Any]]:
 def check_spaces_match(agent: "GTrXLPPO", archive: Archive) -> None:
     """Raise ValueError unless the environment has the spaces of the checkpoint."""
     given = agent.observation_space, agent.action_space
-    for kind, expected, found in zip(("observation", "action"), spaces(archive), given, strict=True):
-        if expected != found:
+    for kind, expected, actual in zip(("observation", "action"), spaces(archive), given, strict=True):
+        if expected != actual:
             raise ValueError(
-                f"the checkpoint was trained on another {kind} space: {describe_difference(expected, found)}"
+                f"the checkpoint was trained on another {kind} space: {describe_difference(expected, actual)}"
             )
 
 
 @described()
 def restore(agent: "GTrXLPPO", archive: Archive) -> None:
-    """Put weights, optimiser, progress and what is remembered into an agent of the same shape.
+    """Load weights, optimizer state, progress and datastore of a file into an agent with the same settings.
 
     Raises:
         CheckpointError: if they do not fit.
@@ -203,10 +207,10 @@ def _memory(agent: "GTrXLPPO", archive: Archive) -> Memory:
 
 
 def parameters(agent: "GTrXLPPO", archive: Archive) -> dict[str, Any]:
-    """Weights and optimiser state in the form of SB3's ``get_parameters``.
+    """Return weights and optimizer state in the format of SB3's ``get_parameters``.
 
     Raises:
-        CheckpointError: if a tensor has no place in the agent, or another shape there.
+        CheckpointError: if the agent lacks a tensor or has it in another shape.
     """
     check_weights_fit(agent.policy, archive.tensors["policy"], "policy")
     check_statistics(archive.tensors["policy"])
@@ -216,19 +220,19 @@ def parameters(agent: "GTrXLPPO", archive: Archive) -> dict[str, Any]:
 
 
 def constructor_settings(agent: "GTrXLPPO") -> dict[str, Any]:
-    """The constructor's arguments by name, but policy, environment and device."""
+    """Return the constructor arguments by name, except policy, environment and device."""
     names = setting_names(type(agent))
-    kept = {"stats_window_size": "_stats_window_size", "n_envs": "all_envs"}
-    return {name: getattr(agent, kept.get(name, name)) for name in names}
+    attributes = {"stats_window_size": "_stats_window_size", "n_envs": "all_envs"}
+    return {name: getattr(agent, attributes.get(name, name)) for name in names}
 
 
 def setting_names(agent: type["GTrXLPPO"]) -> list[str]:
-    """Names of the constructor's arguments that a file holds."""
+    """Return the names of the constructor arguments stored in a file."""
     return [name for name in inspect.signature(agent.__init__).parameters if name not in NOT_SETTINGS]
 
 
 def describe(agent: "GTrXLPPO") -> dict[str, Any]:
-    """Settings, spaces and progress, as JSON."""
+    """Return settings, spaces and progress as JSON data."""
     values = constructor_settings(agent)
     values["core"] = agent.core.to_dict()
     values["policy_kwargs"] = {name: _encode(value) for name, value in agent.policy_kwargs.items()}
@@ -247,7 +251,7 @@ def describe(agent: "GTrXLPPO") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy and paths as what JSON has for them."""
+    """Convert numpy scalars and paths to JSON types."""
     if isinstance(value, np.generic):
         return value.item()
     return os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -272,7 +276,7 @@ def _decode(value: Any, where: str) -> Any:
         return value
     if value.keys() == {"lost"}:
         raise CheckpointError(
-            f"{where} was {value['lost']}, which a file cannot hold; pass policy_kwargs=... when loading"
+            f"{where} was {value['lost']}, which a file cannot hold; pass policy_kwargs=... to load"
         )
     if value.keys() == {"class"}:
         return CLASSES[value["class"]]

@@ -1,4 +1,4 @@
-"""The core that a Gated Transformer-XL is, and what PPO asks of any core."""
+"""Specification of the Gated Transformer-XL core, and validation of cores for PPO."""
 
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -20,7 +20,7 @@ from rlxf.envs.ids import spec_of
 
 MEMORY_LENGTH = 128
 ENDING = (LearnedAbsolute, Multiplicative, Tupe, Floater)
-"""Positions that have a vector for so many tokens, or take all of them to reach the last one."""
+"""Positional encodings with a limited number of positions, or with a cost that grows with the position."""
 
 
 def gtrxl(
@@ -32,17 +32,17 @@ def gtrxl(
     feed_forward: int | None = None,
     residual: Residual | None = None,
 ) -> TransformerSpec:
-    """The Gated Transformer-XL: relative positions, memory of M tokens, gates, layer norm first.
+    """Return the Gated Transformer-XL: relative positions, memory of M tokens, gates, pre-layer norm.
 
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.
 
     Args:
-        memory_length: tokens remembered M. Every step sees itself and the M steps before it.
+        memory_length: tokens M in memory. Every step attends to itself and the M steps before it.
         width: features of a token.
-        layers: number of layers. With each, what is remembered reaches M steps farther back.
+        layers: number of layers. Each layer extends the receptive field by M steps.
         heads: attention heads; must divide the width.
         feed_forward: features inside the feed-forward sublayer; None for four times the width.
-        residual: the gate; None for ``GRUGate(bias=2.0)``, the paper's best.
+        residual: the gating layer; None for ``GRUGate(bias=2.0)``, the best of the paper.
     """
     return TransformerSpec(
         width=width,
@@ -57,12 +57,12 @@ def gtrxl(
 
 
 def resolve_core(core: TransformerSpec | None, memory_length: int | None) -> TransformerSpec:
-    """The core to build: the given one if it suits PPO, else `gtrxl` of the memory length.
+    """Return the core to build: ``core`` if it is valid for PPO, or `gtrxl` with the memory length.
 
     Raises:
-        ValueError: if the length is less than 1, if both are given and disagree, or if the core
-            cannot act as it learns.
-        TypeError: if ``core`` is no `TransformerSpec`.
+        ValueError: if the length is less than 1, both arguments disagree, or acting step by step would differ
+            from training on segments.
+        TypeError: if ``core`` is not a `TransformerSpec`.
     """
     if memory_length is not None and memory_length < 1:
         raise ValueError(f"memory_length must be at least 1, got {memory_length}")
@@ -74,25 +74,25 @@ def resolve_core(core: TransformerSpec | None, memory_length: int | None) -> Tra
     assert core.memory is not None
     if memory_length not in (None, core.memory.length):
         raise ValueError(
-            f"memory_length={memory_length} and the core's {core.memory} disagree; give only one of them"
+            f"memory_length={memory_length} and the core's {core.memory} disagree; pass only one of them"
         )
     return core
 
 
 def check_endless(core: TransformerSpec) -> None:
-    """Raise ValueError unless positions may go on counting, at the same cost: across episodes they do."""
+    """Raise ValueError unless positions are unlimited and of constant cost (memory across episodes)."""
     if isinstance(core.position, ENDING):
         raise ValueError(
-            f"across_episodes=True counts positions on without end, and {core.position} ends or gets slower "
-            f"with them; use a relative position, e.g. position=XLRelative()"
+            f"with across_episodes=True positions grow without limit, but {core.position} has a limit or "
+            f"becomes slower with them; use a relative position, e.g. position=XLRelative()"
         )
 
 
 def check_episode_length(core: TransformerSpec, env: VecEnv) -> None:
-    """Raise ValueError if an episode may be longer than the core has positions.
+    """Raise ValueError if an episode may have more observations than the core has positions.
 
-    An episode that is truncated by its time limit has one observation more than steps: the value of the
-    last one is bootstrapped. Environments that are not Gymnasium's, or have no limit, are not checked.
+    An episode truncated by its time limit has one more observation than steps, whose value is bootstrapped.
+    Environments without a Gymnasium spec, or without a time limit, are not checked.
     """
     most = None if core.position is None else core.position.max_positions
     limit = None if most is None else getattr(spec_of(env), "max_episode_steps", None)
@@ -104,22 +104,25 @@ def check_episode_length(core: TransformerSpec, env: VecEnv) -> None:
 
 
 def _check_core(core: TransformerSpec) -> None:
-    """Raise ValueError unless a step sees what a segment sees."""
+    """Raise ValueError unless acting step by step attends to the same tokens as training on segments."""
     if not core.causal or core.cross_attention:
-        raise ValueError("GTrXLPPO acts step by step: its core needs causal=True and cross_attention=False")
+        raise ValueError(
+            "GTrXLPPO acts step by step, so its core needs causal=True and cross_attention=False"
+        )
     if core.memory is None:
         raise ValueError("GTrXLPPO needs a core with memory, e.g. memory=XL(128), pattern=Window(129)")
     if core.memory.shows(core.pattern).reach > core.memory.length:
         raise ValueError(
-            f"{core.pattern} sees farther than {core.memory} remembers, so steps and segments would "
-            f"differ; use pattern={bounded(core.pattern, core.memory.length)}"
+            f"{core.pattern} reaches farther back than {core.memory}, so acting and training would differ; "
+            f"use pattern={bounded(core.pattern, core.memory.length)}"
         )
     if core.dropout:
         raise ValueError(
-            f"PPO compares what it did with what it would do: dropout must be 0, got {core.dropout}"
+            f"dropout must be 0, got {core.dropout}: PPO compares action probabilities of the rollout with "
+            f"those of the update"
         )
     if isinstance(core.kernel, Performer) and core.kernel.redraw is not None:
         raise ValueError(
-            f"PPO compares what it did with what it would do, and {core.kernel} draws its features anew in "
-            f"between: set redraw=None"
+            f"{core.kernel} must have redraw=None: PPO compares action probabilities of the rollout with "
+            f"those of the update, so random features must not change in between"
         )

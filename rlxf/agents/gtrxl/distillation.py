@@ -1,4 +1,4 @@
-"""A small agent learns from a large one, in episodes that either of them plays."""
+"""Online distillation of a GTrXL teacher into a student, in episodes of either agent."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,11 +28,11 @@ Actor = Literal["student", "teacher"]
 
 @dataclass(frozen=True, eq=False)
 class TaughtSegments:
-    """What a minibatch is learned from.
+    """Minibatch of a distillation update.
 
     Args:
-        segments: what the student saw; N steps.
-        wanted: (N, C'), the teacher's outputs at these steps.
+        segments: segments of the student; N steps.
+        wanted: (N, C'), outputs of the teacher at these steps.
     """
 
     segments: Segments
@@ -40,20 +40,21 @@ class TaughtSegments:
 
     @property
     def weight(self) -> Tensor:
-        """(N,), that of the segments."""
+        """Weights of the steps, (N,), see `Segments`."""
         return self.segments.weight
 
 
 @dataclass(frozen=True)
 class Likeness:
-    """The loss of `Distillation`, and beside it that of the values, which learn from returns as in PPO.
+    """Loss of `Distillation` plus PPO's value loss, which uses returns.
 
-    It is that of the last output; to this comes what the transformer adds, also for those before it.
+    Both apply to the output of the last pass. Auxiliary losses of the transformer are added, e.g. those for
+    early exits.
 
     Args:
-        distillation: what is minimised.
-        teacher: whose heads say what the wanted outputs mean.
-        hidden: compares hidden states.
+        distillation: the distillation loss.
+        teacher: policy whose heads turn the target outputs into distributions.
+        hidden: distance of hidden states.
         vf_coef: weight of the value loss, already divided by the variance of returns.
     """
 
@@ -63,19 +64,19 @@ class Likeness:
     vf_coef: float
 
     def __call__(self, policy: GTrXLPolicy, batch: TaughtSegments) -> dict[str, Tensor]:
-        """Means over the real steps of a batch: "loss", and its parts."""
-        given, weight = batch.segments, batch.segments.weight
-        exits = policy.exits(given.obs, given.previous, given.index, given.state)
-        added = added_parts(policy, exits, given, self.vf_coef)
+        """Return means over the steps of weight 1 in a minibatch: "loss" and its terms."""
+        segments, weight = batch.segments, batch.segments.weight
+        exits = policy.exits(segments.obs, segments.previous, segments.index, segments.state)
+        added = added_parts(policy, exits, segments, self.vf_coef)
         latent = exits.outputs[-1].flatten(0, 1)
-        own, values = policy.heads(latent)
+        student, values = policy.heads(latent)
         with torch.no_grad():
-            theirs, _ = self.teacher.heads(batch.wanted)
-        apart = average(divergence(own, theirs, self.distillation.temperature), weight)
+            teacher, _ = self.teacher.heads(batch.wanted)
+        kl = average(divergence(student, teacher, self.distillation.temperature), weight)
         hidden = average(self.hidden.distance(latent, batch.wanted), weight)
-        value_loss = average((given.returns - values).square(), weight)
-        loss = apart + self.distillation.hidden_coef * hidden + self.vf_coef * value_loss
-        parts = {"distillation_loss": apart, "hidden_loss": hidden, "value_loss": value_loss}
+        value_loss = average((segments.returns - values).square(), weight)
+        loss = kl + self.distillation.hidden_coef * hidden + self.vf_coef * value_loss
+        parts = {"distillation_loss": kl, "hidden_loss": hidden, "value_loss": value_loss}
         for part in added.values():
             loss = loss + part
         if (depth := policy.transformer.mean_depth()) is not None:
@@ -84,7 +85,7 @@ class Likeness:
 
 
 class DistillationUpdate(Update):
-    """The projection of hidden states learns beside the student."""
+    """Update of the student together with the projection of hidden states."""
 
     objective: Likeness
 
@@ -95,18 +96,19 @@ class DistillationUpdate(Update):
 
 
 class Teaching(Lesson):
-    """A teacher goes along, step by step, with a memory of its own, and says what it would do.
+    """Training by distillation: a teacher processes the same steps with its own memory.
 
-    Episodes must begin anew with the first rollout: the teacher has not seen what was before.
+    The environments must be reset before the first rollout, because the teacher has no memory of earlier
+    steps.
 
     Args:
-        student: learns.
-        teacher: stays as it is.
-        distillation: what is minimised.
-        actor: whose actions are taken.
+        student: agent to train.
+        teacher: agent that provides the targets; it is not changed.
+        distillation: the distillation loss.
+        actor: agent whose actions are taken, "student" or "teacher".
 
     Raises:
-        ValueError: if the student cannot learn from the teacher, or there is no such actor.
+        ValueError: if spaces, device or memory of the teacher do not fit the student, or actor is unknown.
     """
 
     def __init__(self, student: "GTrXLPPO", teacher: "GTrXLPPO", distillation: Distillation, actor: Actor):
@@ -121,51 +123,54 @@ class Teaching(Lesson):
         self._outputs: list[Tensor] = []
 
     def begin(self) -> None:
-        """See `Lesson`: a rollout whose steps were all lost is not learned from."""
+        """Clear the stored teacher outputs, also those of a rollout without an update."""
         self._outputs.clear()
 
     def choose(self, obs: PyTorchObs, index: Index, own: Distribution) -> Tensor:
-        """See `Lesson`; the teacher's output is noted."""
+        """Choose actions by `Actor`, and store the teacher's output."""
         self._acting.action = self._acting.action.masked_fill(index.position == 0, 0.0)
         output, _ = self.teacher.act(obs, self._acting, index)
         self._outputs.append(output)
-        theirs, _ = self.teacher.heads(output)
-        actions = {"student": own, "teacher": theirs}[self.actor].get_actions()
+        distribution, _ = self.teacher.heads(output)
+        actions = {"student": own, "teacher": distribution}[self.actor].get_actions()
         self._acting.took(self.teacher.encode_actions(actions), index)
         return actions
 
     def learn(self, agent: "GTrXLPPO") -> dict[str, float]:
-        """``n_epochs`` passes over the segments."""
-        wanted = torch.stack(self._outputs, dim=1)
+        """Train for ``n_epochs`` passes over the segments."""
+        outputs = torch.stack(self._outputs, dim=1)
         objective = Likeness(self.distillation, self.teacher, self.hidden, agent.objective().vf_coef)
         update = DistillationUpdate(agent.policy, objective, agent.max_grad_norm, target_kl=None)
         for _ in range(agent.n_epochs):
             agent._n_updates += 1
-            update.epoch(self._minibatches(agent, wanted))
+            update.epoch(self._minibatches(agent, outputs))
         return update.means()
 
     @staticmethod
-    def _minibatches(agent: "GTrXLPPO", wanted: Tensor) -> Iterator[TaughtSegments]:
-        """All segments once, in random order, with the teacher's outputs (E, steps, C')."""
+    def _minibatches(agent: "GTrXLPPO", outputs: Tensor) -> Iterator[TaughtSegments]:
+        """Yield all segments in random order with the teacher's outputs (E, steps, C')."""
         buffer = agent.rollout_buffer
         for chosen in buffer.shuffled(agent.batch_size // agent.segment_length, agent.order):
-            yield TaughtSegments(buffer.segments(chosen, buffer.advantages), buffer.rows(wanted, chosen))
+            yield TaughtSegments(buffer.segments(chosen, buffer.advantages), buffer.rows(outputs, chosen))
 
 
 def _check_teacher(student: "GTrXLPPO", teacher: "GTrXLPPO") -> None:
     if teacher is student:
-        raise ValueError("the student is its own teacher: load another agent")
+        raise ValueError("teacher and student are the same agent: pass another agent as the teacher")
     check_teaches_by_itself(teacher.memory)
     for kind in ("observation_space", "action_space"):
-        theirs, own = getattr(teacher, kind), getattr(student, kind)
-        if theirs != own:
-            raise ValueError(f"the teacher's {kind} is {theirs}, the student's {own}: both need the same")
+        expected, actual = getattr(student, kind), getattr(teacher, kind)
+        if expected != actual:
+            raise ValueError(
+                f"the teacher's {kind} is {actual}, the student's is {expected}: they must match"
+            )
     if teacher.across_episodes != student.across_episodes:
         raise ValueError(
             f"the teacher has across_episodes={teacher.across_episodes}, the student "
-            f"across_episodes={student.across_episodes}: both go along with the same episodes"
+            f"across_episodes={student.across_episodes}: they must match"
         )
     if teacher.device != student.device:
         raise ValueError(
-            f"the teacher is on {teacher.device}, the student on {student.device}: load both on one device"
+            f"the teacher is on {teacher.device}, the student on {student.device}: load both on the same "
+            f"device"
         )

@@ -1,4 +1,4 @@
-"""What Stable-Baselines3's distributions over actions are to one another."""
+"""Comparison of Stable-Baselines3's action distributions."""
 
 import torch
 from stable_baselines3.common.distributions import (
@@ -13,26 +13,26 @@ from torch import Tensor
 from rlxf.agents.distillation import gaussian_kl, softened_kl
 
 ALIKE = 0.5
-"""Gaussians whose means are no farther apart than so many deviations would do the same."""
+"""Largest difference of Gaussian means that count as the same action, in standard deviations."""
 
 
 def divergence(student: Distribution, teacher: Distribution, temperature: float) -> Tensor:
-    """``T^2 KL(teacher || student)`` of actions at a temperature: (N,). See `Distillation`."""
+    """``T^2 KL(teacher || student)`` of action distributions at temperature T: (N,). See `Distillation`."""
     if isinstance(student, DiagGaussianDistribution):
         return gaussian_kl(_moments(student), _moments(teacher), temperature)
     pairs = zip(choices(student), choices(teacher), strict=True)
-    return torch.stack([softened_kl(own, theirs, temperature) for own, theirs in pairs]).sum(0)
+    return torch.stack([softened_kl(own, target, temperature) for own, target in pairs]).sum(0)
 
 
 def _moments(distribution: Distribution) -> tuple[Tensor, Tensor]:
-    """Mean and log deviation, (N, A) each."""
+    """Return mean and log standard deviation, (N, A) each."""
     assert isinstance(distribution, DiagGaussianDistribution)
     normal = distribution.distribution
     return normal.mean, normal.stddev.log()
 
 
 def choices(distribution: Distribution) -> list[Tensor]:
-    """Logits (N, A) of each choice; what is on or off is a choice of two."""
+    """Return the logits (N, A) of each choice; a bit is a choice between two."""
     if isinstance(distribution, CategoricalDistribution):
         return [distribution.distribution.logits]
     if isinstance(distribution, MultiCategoricalDistribution):
@@ -43,10 +43,10 @@ def choices(distribution: Distribution) -> list[Tensor]:
 
 
 def would_do_the_same(one: Distribution, other: Distribution) -> Tensor:
-    """Whether the likeliest actions are the same, (N,) bool; for numbers, see `ALIKE`."""
+    """Return whether the most likely actions are the same, (N,) bool; for Box actions see `ALIKE`."""
     if isinstance(other, DiagGaussianDistribution):
         mean, log_std = _moments(other)
-        apart = (_moments(one)[0] - mean).abs() / log_std.exp()
-        return (apart <= ALIKE).all(dim=-1)
+        distance = (_moments(one)[0] - mean).abs() / log_std.exp()
+        return (distance <= ALIKE).all(dim=-1)
     pairs = zip(choices(one), choices(other), strict=True)
-    return torch.stack([own.argmax(-1) == theirs.argmax(-1) for own, theirs in pairs]).all(0)
+    return torch.stack([x.argmax(-1) == y.argmax(-1) for x, y in pairs]).all(0)

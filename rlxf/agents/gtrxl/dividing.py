@@ -1,7 +1,7 @@
-"""What a file keeps of the environments of all processes, and what of it is one's own.
+"""Sharding of environment states between the processes of a distributed training.
 
-A file is the same whoever wrote it: environments stand in it in a row, as those of one process. So as many
-processes as divide their number can go on from it.
+A file holds the environments of all processes in one sequence, as a single process would write it. Any number
+of processes that divides the number of environments can therefore resume from it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,45 +17,45 @@ from rlxf.training.ranks import Ranks
 ENVIRONMENT, STAND, WRAPPERS, EPISODES = "environment", "stand", "wrappers", "episodes"
 LOST = "lost"
 OF_ENVIRONMENTS = {"returns", "episode_returns", "episode_lengths", "stacked_obs"}
-"""What wrappers carry for each environment by itself; the rest they carry once for all."""
+"""Wrapper attributes with a row for each environment; other attributes are shared by all environments."""
 
 Groups = dict[str, dict[str, Tensor]]
 
 
 def gathered(ranks: Ranks, environment: dict[str, Any], groups: Groups) -> tuple[dict[str, Any], Groups]:
-    """Put together what all processes have, in the order of their environments.
+    """Gather and concatenate the states of all processes, in the order of their environments.
 
     Args:
-        ranks: the processes.
-        environment: the document of this one's episodes, which `rlxf.envs.resuming` made.
-        groups: tensors of where it stands, of its wrappers and of its episodes.
+        ranks: the process group.
+        environment: episodes of this process, a document of `rlxf.envs.resuming`.
+        groups: tensors of the agent's state, of the wrappers and of the episodes of this process.
 
     Returns:
-        The same of all environments.
+        Document and tensors of all environments.
     """
-    found = ranks.gathered_archives(Archive({ENVIRONMENT: environment}, groups))
-    parts = [each.documents[ENVIRONMENT] for each in found]
+    archives = ranks.gathered_archives(Archive({ENVIRONMENT: environment}, groups))
+    parts = [each.documents[ENVIRONMENT] for each in archives]
     joined: Groups = {STAND: {}, WRAPPERS: {}, EPISODES: {}}
     for name in groups[STAND]:
-        joined[STAND][name] = torch.cat([each.tensors[STAND][name] for each in found], dim=_axis(name))
+        joined[STAND][name] = torch.cat([each.tensors[STAND][name] for each in archives], dim=_axis(name))
     for name, own in groups[WRAPPERS].items():
-        whole = torch.cat([each.tensors[WRAPPERS][name] for each in found]) if _many(name) else own
+        whole = torch.cat([each.tensors[WRAPPERS][name] for each in archives]) if _per_env(name) else own
         joined[WRAPPERS][name] = whole
     number = len(groups[STAND]["position"])
-    for rank, each in enumerate(found):
-        joined[EPISODES] |= _counted(each.tensors[EPISODES], rank * number)
+    for rank, each in enumerate(archives):
+        joined[EPISODES] |= _shifted(each.tensors[EPISODES], rank * number)
     return _joined_episodes(parts, number), joined
 
 
 def divided(
     ranks: Ranks, number: int, environment: dict[str, Any], groups: Mapping[str, Mapping[str, Tensor]]
 ) -> tuple[dict[str, Any], Groups]:
-    """This process's part of what `gathered` gave.
+    """Return the shard of this process of the results of `gathered`.
 
     Args:
-        ranks: the processes, as many as divide the environments of the file.
-        number: environments that each of them has.
-        environment: the document of all episodes.
+        ranks: the process group; its size divides the number of environments in the file.
+        number: environments of each process.
+        environment: document of all episodes.
         groups: tensors of all environments.
     """
     rows = ranks.rows(number)
@@ -63,36 +63,39 @@ def divided(
     for name, x in groups.get(STAND, {}).items():
         own[STAND][name] = x.movedim(_axis(name), 0)[rows].movedim(0, _axis(name)).contiguous()
     for name, x in groups.get(WRAPPERS, {}).items():
-        own[WRAPPERS][name] = x[rows] if _many(name) else x
-    mine = {name: x for name, x in groups.get(EPISODES, {}).items() if rows.start <= _of(name) < rows.stop}
-    return _divided(environment, number * ranks.count, rows), own | {EPISODES: _counted(mine, -rows.start)}
+        own[WRAPPERS][name] = x[rows] if _per_env(name) else x
+    episodes = {
+        name: x for name, x in groups.get(EPISODES, {}).items() if rows.start <= _env_number(name) < rows.stop
+    }
+    document = _divided(environment, number * ranks.count, rows)
+    return document, own | {EPISODES: _shifted(episodes, -rows.start)}
 
 
 def _axis(name: str) -> int:
-    """That of environments in a tensor of where an agent stands; layers come before it."""
+    """Return the axis of environments in a tensor of the agent's state (hidden states have layers first)."""
     return 1 if name.endswith(".hidden") else 0
 
 
-def _many(name: str) -> bool:
+def _per_env(name: str) -> bool:
     return name.rpartition(".")[2] in OF_ENVIRONMENTS
 
 
-def _of(name: str) -> int:
-    """The environment of an array that `rlxf.envs.resuming.episodes_of` named."""
+def _env_number(name: str) -> int:
+    """Return the environment of an array of `rlxf.envs.resuming.episodes_of`, which is part of its name."""
     return int(name.split(".")[1])
 
 
-def _counted(tensors: Mapping[str, Tensor], behind: int) -> dict[str, Tensor]:
-    """The same by names that count environments from ``behind`` on."""
+def _shifted(tensors: Mapping[str, Tensor], offset: int) -> dict[str, Tensor]:
+    """Return the tensors with ``offset`` added to the environment number in their names."""
     named = {}
     for name, x in tensors.items():
         kind, i, *part = name.split(".", 2)
-        named[".".join([kind, str(int(i) + behind), *part])] = x
+        named[".".join([kind, str(int(i) + offset), *part])] = x
     return named
 
 
 def _joined_episodes(parts: Sequence[dict[str, Any]], number: int) -> dict[str, Any]:
-    """Documents of `rlxf.envs.resuming.episodes_of` as one; "lost" if they cannot be put together."""
+    """Join documents of `rlxf.envs.resuming.episodes_of`; if impossible, return only the reason as "lost"."""
     if len(parts) == 1:
         return parts[0]
     for part in parts:
@@ -106,10 +109,10 @@ def _joined_episodes(parts: Sequence[dict[str, Any]], number: int) -> dict[str, 
 
 
 def _joined(values: Sequence[Any], number: int) -> Any:
-    """States of ``number`` environments each as that of all: lists of as many rows one behind the other.
+    """Join states of ``number`` environments each: lists of that length are concatenated.
 
     Raises:
-        EpisodeLostError: if something else differs.
+        EpisodeLostError: if other values differ.
     """
     first = values[0]
     if isinstance(first, dict):
@@ -117,7 +120,10 @@ def _joined(values: Sequence[Any], number: int) -> Any:
     if isinstance(first, list) and all(len(value) == number for value in values):
         return [row for value in values for row in value]
     if any(value != first for value in values):
-        raise EpisodeLostError("the states of environments of several processes are not lists of as many")
+        raise EpisodeLostError(
+            "the states of environments of several processes differ and are not lists with a row for each "
+            "environment"
+        )
     return first
 
 

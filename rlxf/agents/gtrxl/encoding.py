@@ -1,4 +1,4 @@
-"""Steps of trajectories as a GTrXL thinks of them while it acts."""
+"""Encoding of logged trajectories with the transformer of a GTrXL, for its datastore."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from rlxf.agents.gtrxl.policy import GTrXLPolicy
 
 EPISODES, SEGMENT = 64, 64
-"""Episodes that are read side by side, and steps of each that are read at a time."""
+"""Batch size in episodes, and length of a segment in steps."""
 Show = Callable[[NDArray[np.int64]], PyTorchObs]
-"""Steps (N,) of the data -> what the policy saw there."""
+"""Maps numbers of steps (N,) in the data to observations for the policy."""
 
 
 def encoded(
     policy: "GTrXLPolicy", data: Trajectories, normalization: VecNormalize | None, progress_bar: bool = False
 ) -> Datastore:
-    """For each step of the data what the heads would read there while acting, the action, the episode.
+    """Build a datastore with the transformer output, the action and the episode of each step of the data.
 
-    Each episode is read from its first step on, segment by segment, its memory handed on from one to the
-    next: so each step is read once, and sees what it would have seen while acting.
+    Each episode is read from its first step, segment by segment, with the memory carried over. Every step is
+    processed once and attends to the same steps as while acting.
 
     Args:
-        policy: in evaluation mode.
-        data: of the spaces that it learned to act in.
-        normalization: brings observations to those of training; None if they are.
-        progress_bar: show one.
+        policy: policy in evaluation mode.
+        data: trajectories with the spaces of the policy.
+        normalization: statistics that normalise observations as in training; None for raw observations.
+        progress_bar: show a progress bar.
     """
     show = shown(policy, data, normalization)
     keys = torch.empty(data.steps, policy.core.width, device=policy.device)
-    by_length = np.argsort(data.lengths, kind="stable")  # side by side, none waits long for another
+    by_length = np.argsort(data.lengths, kind="stable")  # similar lengths in a batch need little padding
     batches = [by_length[i : i + EPISODES] for i in range(0, data.episodes, EPISODES)]
     for episodes in track(batches, "remember", disable=not progress_bar):
         for steps, y in read(policy, data, show, episodes):
@@ -54,7 +54,7 @@ def encoded(
 def read(
     policy: "GTrXLPolicy", data: Trajectories, show: Show, episodes: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-    """Steps (N,) of these episodes and the outputs (N, C) there, segment by segment."""
+    """Yield the numbers (N,) of the steps of these episodes and their outputs (N, C), segment by segment."""
     first, lengths = data.offsets[episodes][:, None], data.lengths[episodes][:, None]
     state = policy.transformer.initial_state(len(episodes))
     for start in range(0, int(lengths.max()), SEGMENT):
@@ -69,7 +69,7 @@ def read(
 
 
 def shown(policy: "GTrXLPolicy", data: Trajectories, normalization: VecNormalize | None) -> Show:
-    """What gives the policy the observations of the data, as those of its environments."""
+    """Return a function that loads observations of the data in the format of the policy's environments."""
     encoder = data.encoder
 
     def show(steps: NDArray[np.int64]) -> PyTorchObs:
@@ -80,7 +80,7 @@ def shown(policy: "GTrXLPolicy", data: Trajectories, normalization: VecNormalize
 
 
 def _index(position: NDArray[np.int64], real: NDArray[np.bool_], device: torch.device) -> Index:
-    """Where the tokens of one episode a row stand, (B, T); those that are not real are empty slots."""
+    """Return the index of tokens (B, T) with an episode per row; tokens that are not real are empty slots."""
     episode = np.where(real, 0, EMPTY)
     return Index(torch.from_numpy(position).to(device), torch.from_numpy(episode).to(device))
 
@@ -88,7 +88,7 @@ def _index(position: NDArray[np.int64], real: NDArray[np.bool_], device: torch.d
 def _previous(
     policy: "GTrXLPolicy", data: Trajectories, steps: NDArray[np.int64], position: NDArray[np.int64]
 ) -> Tensor:
-    """The encoded actions before steps (B, T), one after the other: 0 where there is none."""
+    """Return the encoded previous actions of steps (B, T), (B T, A); 0 at the first step of an episode."""
     before = torch.from_numpy(data.actions[np.maximum(steps.ravel() - 1, 0)])
     begins = torch.from_numpy(position.ravel() == 0)
     encoded = policy.encode_actions(before.to(policy.device))

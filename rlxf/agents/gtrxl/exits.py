@@ -1,4 +1,4 @@
-"""What outputs before the last learn where tokens may leave early: to be like the last, and when to leave."""
+"""Auxiliary losses for early exits: self-distillation from the last layer and exit prediction."""
 
 from copy import copy
 from typing import TYPE_CHECKING, Any
@@ -23,54 +23,59 @@ if TYPE_CHECKING:
 
 
 def exit_parts(policy: "GTrXLPolicy", exits: Exits, batch: Segments, vf_coef: float) -> dict[str, Tensor]:
-    """What is added to a loss that is of the last output alone; nothing if no token leaves early.
+    """Return auxiliary losses for early exits, by name; none if the core has no early exits.
 
-    PPO compares what was done with what would be done, and what was done came of the last output. So each
-    output n before it learns ``KL(last || n) + vf_coef (V_n - V_last)^2``, weighted by its share over that of
-    the last one: "exit_loss". So it does where the last one learns from a teacher. The deviation of Box
-    actions is one for all outputs, and this KL does not move it: how much is explored is up to the last one.
-    "exit_lesson" is what the depth adds to learn when to leave.
+    The rollout uses the last output, so PPO and distillation train the last output. Each earlier output n is
+    trained with ``KL(last || n) + vf_coef (V_n - V_last)^2``, weighted by its loss weight divided by that of
+    the last output. The sum is "exit_loss". The standard deviation of Box actions is shared by all outputs
+    and gets no gradient from this KL, so only the last output controls exploration. "exit_lesson" is the loss
+    that trains the depth controller when to exit.
     """
     if exits.lesson is None:
         return {}
     *early, last = exits.outputs.flatten(1, 2)
     with torch.no_grad():
-        wanted, value = _heads(policy, last)
-    found = [_heads(policy, output) for output in early]
-    apart = torch.stack([divergence(own, wanted, 1.0) + vf_coef * (v - value).square() for own, v in found])
+        target, value = _heads(policy, last)
+    predictions = [_heads(policy, output) for output in early]
+    errors = torch.stack(
+        [divergence(own, target, 1.0) + vf_coef * (v - value).square() for own, v in predictions]
+    )
     shares = exits.shares[:-1] / exits.shares[-1]
-    parts = {"exit_loss": torch.stack([average(each, batch.weight) for each in apart]) @ shares}
-    same = torch.stack([would_do_the_same(own, wanted) for own, _ in found])
-    if (lesson := exits.lesson(_verdict(apart.detach(), same, batch))) is not None:
+    parts = {"exit_loss": torch.stack([average(each, batch.weight) for each in errors]) @ shares}
+    same = torch.stack([would_do_the_same(own, target) for own, _ in predictions])
+    if (lesson := exits.lesson(_verdict(errors.detach(), same, batch))) is not None:
         parts["exit_lesson"] = lesson
     return parts
 
 
 def added_parts(policy: "GTrXLPolicy", exits: Exits, batch: Segments, vf_coef: float) -> dict[str, Tensor]:
-    """What the transformer adds to any loss of a batch: `exit_parts`, and the "penalty" as of long spans."""
+    """Return all auxiliary losses of the transformer: `exit_parts`, and its "penalty", e.g. on long spans."""
     penalty = policy.transformer.penalty()
     return exit_parts(policy, exits, batch, vf_coef) | ({} if penalty is None else {"penalty": penalty})
 
 
 def lead_of(policy: "GTrXLPolicy", output: Tensor) -> Tensor:
-    """How far the likeliest action is ahead, for outputs (B, 1, C): (B, 1)."""
+    """Return the difference of the two largest action probabilities: outputs (B, 1, C) -> (B, 1)."""
     logits = choices(policy.heads(output[:, 0])[0])
     return lead([each.softmax(dim=-1) for each in logits])[:, None]
 
 
 def check_exits(core: TransformerSpec, action_space: spaces.Space[Any]) -> None:
-    """Raise ValueError unless a policy can say when a token of this core may leave."""
+    """Raise ValueError unless the core's exit rule can be evaluated step by step for the action space."""
     depth = core.depth
     if isinstance(depth, ExitDepth) and not depth.by_step:
         raise ValueError(
-            f"{depth} decides by the mean of a sequence, and GTrXLPPO acts step by step; "
+            f"{depth} decides exits by the mean over a sequence, but GTrXLPPO acts step by step; "
             f"use by='multinomial' or 'geometric'"
         )
     check_choices(depth, action_space)
 
 
 def _heads(policy: "GTrXLPolicy", output: Tensor) -> tuple[Distribution, Tensor]:
-    """`GTrXLPolicy.heads`, no gradient to deviations; SB3 gives one object for all, and this is its own."""
+    """Return `GTrXLPolicy.heads` with standard deviations detached, and as a new distribution object.
+
+    SB3 reuses a single distribution object for all calls.
+    """
     distribution, values = policy.heads(output)
     own = copy(distribution)
     if isinstance(own, DiagGaussianDistribution):
@@ -78,9 +83,15 @@ def _heads(policy: "GTrXLPolicy", output: Tensor) -> tuple[Distribution, Tensor]
     return own, values
 
 
-def _verdict(apart: Tensor, same: Tensor, batch: Segments) -> Verdict:
-    """What came of N outputs, of which the last is right: apart and same (N - 1, B T)."""
+def _verdict(errors: Tensor, same: Tensor, batch: Segments) -> Verdict:
+    """Build the targets of exit prediction; the last of N outputs is correct by definition.
+
+    Args:
+        errors: (N - 1, B T), losses of the earlier outputs.
+        same: (N - 1, B T) bool, whether an earlier output has the same most likely action.
+        batch: the minibatch.
+    """
     shape = batch.index.shape
-    likelihood = F.pad(-apart, (0, 0, 0, 1)).unflatten(1, shape)
+    likelihood = F.pad(-errors, (0, 0, 0, 1)).unflatten(1, shape)
     same = F.pad(same, (0, 0, 0, 1), value=True).unflatten(1, shape)
     return Verdict(likelihood, same, same, batch.index)

@@ -1,4 +1,4 @@
-"""An agent's settings in TensorBoard's HPARAMS tab, beside what it achieves with them."""
+"""Hyperparameters of an agent for TensorBoard's HPARAMS tab."""
 
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 NO_HYPERPARAMETERS = ("stats_window_size", "verbose", "policy_kwargs", "core")
 OF_MAKE_VEC = ("num_envs", "vectorization_mode")
-"""What ``gymnasium.make_vec`` puts among the arguments of an environment."""
+"""Keywords that ``gymnasium.make_vec`` adds to the arguments of an environment."""
 Plain = bool | int | float | str
 
 
 def record_hyperparameters(agent: "GTrXLPPO") -> None:
-    """Have the agent's logger write its `hyperparameters`, if it writes TensorBoard events."""
+    """Write the agent's `hyperparameters` to its logger, if that writes TensorBoard events."""
     if writes_tensorboard(agent.logger):
         write_hyperparameters(agent.logger, hyperparameters(agent))
 
 
 def hyperparameters(agent: "GTrXLPPO") -> dict[str, Plain]:
-    """What the agent learns with, defaults included, each a number, a word or a short text.
+    """Return the hyperparameters of an agent, including defaults, as numbers and short texts.
 
-    Beside the constructor's arguments: algorithm and policy; what the core is made of; the
-    environment's id and arguments, ``env`` and ``env.corridor_length``, where it tells them.
+    They comprise the constructor arguments, algorithm and policy, the sizes and techniques of the core, and,
+    if available, id and arguments of the environment, e.g. ``env`` and ``env.corridor_length``.
     """
     settings = constructor_settings(agent)
     values = {name: value for name, value in settings.items() if name not in NO_HYPERPARAMETERS}
@@ -43,16 +43,16 @@ def hyperparameters(agent: "GTrXLPPO") -> dict[str, Plain]:
 
 
 def _choices(core: TransformerSpec) -> dict[str, Any]:
-    """The core's sizes and techniques, ``residual`` and its like by what they print."""
+    """Return sizes and techniques of the core by name."""
     assert core.memory is not None
     chosen = {field.name: getattr(core, field.name) for field in fields(core)}
     return chosen | {"feed_forward": core.inner_width, "memory_length": core.memory.length}
 
 
 def _task(env: VecEnv | None) -> dict[str, Any]:
-    """Id and arguments of the environments; nothing where they live in processes of their own."""
-    all_of_them = None if env is None else env.unwrapped
-    first, *_ = getattr(all_of_them, "envs", None) or [getattr(all_of_them, "env", None)]
+    """Return id and arguments of the environments; nothing if they run in worker processes."""
+    vec_env = None if env is None else env.unwrapped
+    first, *_ = getattr(vec_env, "envs", None) or [getattr(vec_env, "env", None)]
     spec = getattr(getattr(first, "unwrapped", None), "spec", None)
     if not isinstance(spec, EnvSpec):
         return {}

@@ -1,4 +1,4 @@
-"""What an agent learns from its rollouts: rewards, unless somebody teaches it."""
+"""Training algorithms of a GTrXL: PPO here, distillation in `rlxf.agents.gtrxl.distillation`."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
@@ -16,39 +16,39 @@ if TYPE_CHECKING:
 
 
 class Lesson(ABC):
-    """Chooses the actions of a rollout, and makes the updates behind it."""
+    """Training algorithm: chooses the actions of a rollout, and updates the agent after it."""
 
     @abstractmethod
     def begin(self) -> None:
-        """A rollout begins: what was noted of one that was not learned from is forgotten."""
+        """Start a rollout, and discard data of a previous one that had no update."""
 
     @abstractmethod
     def choose(self, obs: PyTorchObs, index: Index, own: Distribution) -> Tensor:
-        """Actions of one step of E environments, sampled.
+        """Sample the actions of one step of E environments.
 
         Args:
             obs: E observations.
-            index: (E, 1), where the step stands.
-            own: what the agent would do.
+            index: (E, 1), position and episode of the step.
+            own: action distribution of the agent.
         """
 
     @abstractmethod
     def learn(self, agent: "GTrXLPPO") -> dict[str, float]:
-        """All updates of the rollout in the agent's buffer; gives what to log."""
+        """Update the agent with the rollout in its buffer, and return the metrics to log."""
 
 
 class Rewards(Lesson):
-    """PPO: the agent chooses for itself, and learns by its advantages."""
+    """PPO: actions are sampled from the policy, which is trained with advantages."""
 
     def begin(self) -> None:
-        """See `Lesson`: nothing is noted."""
+        """Do nothing: PPO stores no data outside of the rollout buffer."""
 
     def choose(self, obs: PyTorchObs, index: Index, own: Distribution) -> Tensor:
-        """See `Lesson`."""
+        """Sample from the distribution of the policy."""
         return own.get_actions()
 
     def learn(self, agent: "GTrXLPPO") -> dict[str, float]:
-        """``n_epochs`` passes over the segments, fewer if the policy has moved far enough."""
+        """Train for ``n_epochs`` passes over the segments, fewer if ``target_kl`` is exceeded."""
         buffer, objective = agent.rollout_buffer, agent.objective()
         update = Update(agent.policy, objective, agent.max_grad_norm, agent.target_kl)
         epsilon = agent.advantage_epsilon * float(agent.policy.value_net.deviation)
@@ -62,7 +62,7 @@ class Rewards(Lesson):
 
     @staticmethod
     def _normalised(agent: "GTrXLPPO", epsilon: float) -> Tensor:
-        """Advantages (E, steps) of this process, in units of those of all."""
+        """Return the advantages (E, steps) of this process, normalised with those of all processes."""
         buffer, ranks = agent.rollout_buffer, agent.ranks
         advantages, weight = ranks.gathered(buffer.advantages), ranks.gathered(buffer.weight)
         return ranks.own(normalise(advantages, weight, epsilon))

@@ -1,4 +1,4 @@
-"""From a checkpoint file to an agent."""
+"""Construction of an agent from a checkpoint file."""
 
 import os
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,10 @@ def loaded(
     settings: dict[str, Any],
     sha256: str | None = None,
 ) -> Any:
-    """`GTrXLPPO.load`: arguments and errors are the same.
+    """Load an agent; arguments and errors are those of `GTrXLPPO.load`.
 
-    That the file brings the weights which it asks for is checked before they are made; parts of your own are
-    built as they are.
+    Before any weight is allocated, the shapes required by the settings are compared with the tensors in the
+    file. This check is skipped if ``policy`` or ``policy_kwargs`` are passed.
     """
     archive = checkpoint.read(path, sha256)
     own = checkpoint.settings(archive, agent_class)
@@ -53,7 +53,7 @@ def loaded(
 
 
 def _weightless(agent_class: "type[GTrXLPPO]", archive: Archive, policy: Any, stored: dict[str, Any]) -> Any:
-    """The policy alone, where torch makes no numbers."""
+    """Build only the policy, on the meta device."""
     return _built(agent_class, archive, policy, None, "meta", stored | {"verbose": 0}).policy
 
 
@@ -65,7 +65,7 @@ def _built(
     device: torch.device | str,
     stored: dict[str, Any],
 ) -> Any:
-    """An agent of this shape, with fresh weights."""
+    """Build an agent with these settings and new weights."""
     agent = agent_class(policy, env, device=device, **stored, _init_setup_model=False)
     if env is None:
         agent.observation_space, agent.action_space = checkpoint.spaces(archive)

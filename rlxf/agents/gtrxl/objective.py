@@ -1,4 +1,4 @@
-"""The mathematics of PPO: pure functions of tensors."""
+"""Generalized advantage estimation and PPO's objective, as pure functions of tensors."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,9 @@ from rlxf.agents.losses import average
 
 
 def discounted_sum(x: Tensor, discount: Tensor) -> Tensor:
-    """``y_t = x_t + c_t * y_{t+1}`` along the first axis, with y = 0 behind the end.
+    """``y_t = x_t + c_t * y_{t+1}`` along the first axis, with y = 0 after the end.
 
-    Doubling steps: after n passes y_t holds 2^n terms, so there are log2(T) passes over (T, E).
+    A parallel scan: after n passes y_t contains 2^n terms, so there are log2(T) passes over (T, E).
 
     Args:
         x: (T, E).
@@ -29,8 +29,8 @@ def generalised_advantage(
 ) -> Tensor:
     r"""``A_t = sum_l (gamma lambda)^l delta_{t+l}`` up to the end of the episode.
 
-    ``delta_t = r_t + gamma V(s_{t+1}) - V(s_t)``, without V(s_{t+1}) when step t ends its episode.
-    A truncated step carries ``gamma V(last observation)`` in its reward already.
+    ``delta_t = r_t + gamma V(s_{t+1}) - V(s_t)``, without V(s_{t+1}) if step t ends its episode. The reward
+    of a truncated step must already include ``gamma V(last observation)``.
 
     Source: Schulman et al. 2016, arXiv:1506.02438, equation 16.
 
@@ -39,13 +39,13 @@ def generalised_advantage(
         values: V(s_t), (T, E).
         next_values: V(s_T), (E,), of the observations after the last step.
         dones: (T, E) bool, whether step t ended its episode.
-        gamma: discount.
+        gamma: discount factor.
         gae_lambda: lambda.
     """
-    goes_on = (~dones).to(rewards.dtype)
+    not_done = (~dones).to(rewards.dtype)
     following = torch.cat([values[1:], next_values[None]])
-    delta = rewards + gamma * following * goes_on - values
-    return discounted_sum(delta, gamma * gae_lambda * goes_on)
+    delta = rewards + gamma * following * not_done - values
+    return discounted_sum(delta, gamma * gae_lambda * not_done)
 
 
 def deviation(x: Tensor, weight: Tensor) -> Tensor:
@@ -57,22 +57,22 @@ def deviation(x: Tensor, weight: Tensor) -> Tensor:
 def normalise(advantages: Tensor, weight: Tensor, epsilon: Tensor | float) -> Tensor:
     """``(A - mean) / (std + epsilon)`` over the entries of weight 1.
 
-    Once a task is solved all advantages are nearly 0. Divided by their vanishing deviation, noise
-    would be as loud as a lesson and undo what was learned; epsilon prevents it.
+    Once a task is solved, all advantages are nearly 0. Division by their small standard deviation alone would
+    amplify noise and degrade the policy; epsilon prevents it.
     """
     centred = advantages - average(advantages, weight)
     return centred / (deviation(advantages, weight) + epsilon + 1e-8)
 
 
 def clipped_values(values: Tensor, before: Tensor, clip_range: float | None) -> Tensor:
-    """``V_old + clip(V - V_old, -c, c)``: values (N,) that stay near those of the rollout, as in SB3.
+    """Clip values (N,) to those of the rollout, as in SB3: ``V_old + clip(V - V_old, -c, c)``.
 
-    Where the bound is exceeded the gradient is 0.
+    The gradient is 0 where the bound is exceeded.
 
     Args:
         values: V, (N,).
-        before: V_old, (N,), of the rollout.
-        clip_range: c, in units of the values; None for no bound.
+        before: V_old, (N,), values of the rollout.
+        clip_range: c, in units of the values; None for no clipping.
     """
     if clip_range is None:
         return values
@@ -88,7 +88,7 @@ def clipped_objective(ratio: Tensor, advantages: Tensor, clip_range: float) -> T
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
-    """``(r - 1) - log r``: an estimate of KL(old || new) without bias and never negative.
+    """``(r - 1) - log r``: an unbiased and nonnegative estimate of KL(old || new).
 
     Source: Schulman 2020, "Approximating KL divergence", estimator k3.
     """

@@ -1,4 +1,4 @@
-"""What one layer remembers from before the last M steps, for the rollouts of a core with `KNN` memory."""
+"""Rollout buffer for the long-range memory of a core with `KNN` memory."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,15 @@ from rlxf.attention.index import EMPTY
 
 
 class OlderSteps:
-    """Inputs of one layer, (1, E, N + steps, C), each step once, in the order of time.
+    """Inputs of the kNN layer at steps before the last M, (1, E, N + steps, C), in the order of time.
 
-    The N older steps of the segment that begins at step s are the stretch [s, s + N), a view.
+    The N older steps of a segment that begins at step s are the slice [s, s + N), a view.
 
     Args:
-        core: the transformer, with `KNN` memory.
+        core: transformer with `KNN` memory.
         n_envs: environments E.
         n_steps: steps of a rollout.
-        device: where they are stored.
+        device: device of the buffer.
     """
 
     def __init__(self, core: TransformerSpec, n_envs: int, n_steps: int, device: torch.device):
@@ -29,40 +29,40 @@ class OlderSteps:
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """All that is stored."""
+        """All stored tensors."""
         return self.hidden, self.index.position, self.index.episode
 
     def forget(self) -> None:
-        """Remember nothing."""
+        """Clear the memory."""
         self.index.episode.fill_(EMPTY)
 
     def begin(self, steps: int) -> State:
-        """Go on behind a rollout of so many steps; what is remembered then."""
-        kept = self.at(steps)
-        self.replace(State(kept.hidden.clone(), kept.index))
+        """Start a rollout after one of ``steps`` steps, and return the memory at its start."""
+        last = self.at(steps)
+        self.replace(State(last.hidden.clone(), last.index))
         return self.at(0)
 
     def replace(self, state: State) -> None:
-        """Remember this from before the rollout: N steps."""
+        """Replace the memory before the rollout, N steps."""
         memory = slice(self.length)
         self.hidden[:, :, memory] = state.hidden
         self.index.position[:, memory] = state.index.position.clone()
         self.index.episode[:, memory] = state.index.episode.clone()
 
     def add(self, step: int, hidden: Tensor, index: Index) -> None:
-        """The step that drops out of the last M as ``step`` comes: hidden (L, E, C), index (E, 1)."""
+        """Store the step that leaves the last M when ``step`` is added: hidden (L, E, C), index (E, 1)."""
         slot = self.length + step
         self.hidden[0, :, slot] = hidden[self.number]
         self.index.position[:, slot], self.index.episode[:, slot] = index.position[:, 0], index.episode[:, 0]
 
     def before(self, environment: Tensor, step: Tensor) -> State:
-        """The older steps of segments that begin at ``step`` (B,) of each ``environment`` (B,)."""
+        """Return the older steps of segments that begin at ``step`` (B,) of ``environment`` (B,)."""
         slots = step[:, None] + torch.arange(self.length, device=step.device)
         rows = environment[:, None]
         index = Index(self.index.position[rows, slots], self.index.episode[rows, slots])
         return State(self.hidden[:, rows, slots], index)
 
     def at(self, step: int) -> State:
-        """The N steps that are the older ones once ``step`` steps of the rollout are done, as views."""
+        """Return the N older steps after ``step`` steps of the rollout, as views."""
         memory = slice(step, step + self.length)
         return State(self.hidden[:, :, memory], self.index.at(memory))

@@ -1,4 +1,4 @@
-"""What was seen in the last steps, to think of it anew."""
+"""Recent observations, kept to recompute memory with the current weights."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """The last P steps of E environments, of which any weights make a memory.
+    """Inputs of the last P steps of E environments, from which memory can be recomputed with new weights.
 
-    The hidden states that a rollout leaves behind are of the weights that acted in it. With as many steps as
-    `steps_that_count`, `read` gives what reading the whole episode anew would give.
+    The hidden states of a rollout depend on the weights that acted in it. With P = `steps_that_count`, `read`
+    returns the same memory as a forward pass over the whole episode.
 
     Args:
-        obs: (E, P, ...).
-        previous: (E, P, A), the encoded actions before them.
-        index: (E, P), where the steps stand; no empty slots but filler rows.
+        obs: observations (E, P, ...).
+        previous: (E, P, A), the encoded previous actions.
+        index: (E, P), positions and episodes of the steps; only filler rows are empty slots.
     """
 
     obs: PyTorchObs
@@ -35,11 +35,11 @@ class Past:
 
     @classmethod
     def before(cls, buffer: "SegmentBuffer") -> Self:
-        """No step yet: P = 0."""
+        """Return an empty past, P = 0, for the environments of a buffer."""
         return cls(_steps(buffer.obs, slice(0)), buffer.previous[:, :0], buffer.index.at(slice(0)))
 
     def followed_by(self, buffer: "SegmentBuffer", most: int) -> "Past":
-        """The last ``most`` of these steps and those of a rollout."""
+        """Append the steps of a rollout, and return the last ``most`` steps."""
         rollout, last = slice(buffer.step), slice(-most, None)
         obs = _joined(self.obs, _steps(buffer.obs, rollout))
         previous = torch.cat([self.previous, buffer.previous[:, rollout]], dim=1)
@@ -48,14 +48,14 @@ class Past:
 
     @torch.no_grad()
     def read(self, policy: "GTrXLPolicy", segment_length: int) -> State:
-        """What there is to remember of them by the present weights; of episodes that are over, maybe not all.
+        """Recompute the memory with the current weights; that of past episodes may be incomplete.
 
         Args:
-            policy: has the weights.
+            policy: the policy with the current weights.
             segment_length: steps that are read at a time.
         """
         state = policy.transformer.initial_state(len(self.previous))
-        for start in range(self._begun, self.index.shape[1], segment_length):
+        for start in range(self._first, self.index.shape[1], segment_length):
             part = slice(start, start + segment_length)
             index, previous = self.index.at(part), self.previous[:, part].flatten(0, 1)
             tokens = policy.tokens(_flat(_steps(self.obs, part)), previous).unflatten(0, tuple(index.shape))
@@ -63,18 +63,18 @@ class Past:
         return state
 
     @property
-    def _begun(self) -> int:
-        """Steps before the first one that belongs to the last episode of its environment."""
+    def _first(self) -> int:
+        """Number of steps before the first one that belongs to the current episode of any environment."""
         episode = self.index.episode
         last = pad(episode, (1, 0), value=EMPTY).amax(dim=1, keepdim=True)
-        at_hand = ((episode == last) & (episode != EMPTY)).any(dim=0)
-        return int((at_hand.cumsum(dim=0) == 0).sum())
+        current = ((episode == last) & (episode != EMPTY)).any(dim=0)
+        return int((current.cumsum(dim=0) == 0).sum())
 
 
 def steps_that_count(core: TransformerSpec) -> int:
-    """``L M``: on so many steps depends what is remembered of the last M, as each of L passes looks M back.
+    """Return ``L M``, the receptive field of the memory: each of L passes attends M steps back.
 
-    A memory that reaches farther in one pass, such as `KNN`, takes as many steps more.
+    A memory with a longer reach in one pass, e.g. `KNN`, adds these steps.
     """
     assert core.memory is not None
     return (core.layers - 1) * core.memory.length + core.memory.holds

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation of a Gated Transformer-XL."""
+"""Proximal policy optimization (PPO) with a Gated Transformer-XL."""
 
 import os
 from collections.abc import Sequence
@@ -94,83 +94,84 @@ ENTROPY_COEFFICIENT = LinearSchedule(0.03, 0.0, 1.0)
 
 
 class GTrXLPPO(OnPolicyAlgorithm):
-    """A gated transformer with memory, trained online with PPO.
+    """Gated Transformer-XL (GTrXL), trained online with PPO.
 
-    SB3's `OnPolicyAlgorithm`: callbacks, logger, schedules, ``VecNormalize`` and evaluation work as
-    they do there. Rollout, buffer and training loop are made for memory. The inputs of each layer
-    are stored once a step. The rollout is cut into segments; each is learned from with the M steps
-    before it as memory, without gradient, and with full gradient inside the segment.
+    This class is an `OnPolicyAlgorithm` of SB3: callbacks, logger, schedules, ``VecNormalize`` and evaluation
+    work as in SB3. Rollout, buffer and training loop support memory. The inputs of each layer are stored once
+    per step. A rollout is split into segments. Each segment is trained with the M steps before it as memory:
+    gradients flow through the segment, but not into the memory.
 
-    On CPU, numbers below 1e-38 slow training fourfold within minutes. The constructor has torch
-    flush them to 0 (``torch.set_flush_denormal``), for the whole process.
+    Denormal numbers (below 1e-38) slow CPU training fourfold within minutes. The constructor therefore calls
+    ``torch.set_flush_denormal(True)``, which affects the whole process.
 
     Sources: Schulman et al. 2017, arXiv:1707.06347; Parisotto et al. 2020, arXiv:1910.06764.
 
     Args:
         policy: "MlpGTrXLPolicy", "CnnGTrXLPolicy", "MultiInputGTrXLPolicy" or a class. The names of ``PPO``
-            and ``RecurrentPPO``, "MlpPolicy" or "MlpLstmPolicy" and so on, stand for these.
+            and ``RecurrentPPO``, e.g. "MlpPolicy" and "MlpLstmPolicy", are aliases.
         env: a Gymnasium id, an environment, an SB3 ``VecEnv`` or a Gymnasium ``VectorEnv``.
-        learning_rate: Adam's; a number or a schedule of the progress remaining, from 1 to 0.
-            Falling linearly to 0, so that a solved task stays solved.
-        n_steps: steps of each environment between updates; a multiple of ``segment_length``. None: as many as
-            make a rollout of at least 2048 steps over all environments, SB3's rollout, and at least one
-            segment: 64 with 32 environments, 2048 with one.
+        learning_rate: learning rate of Adam; a number or a schedule of the progress remaining, from 1 to 0.
+            The default decreases linearly to 0, which prevents a solved task from being unlearned.
+        n_steps: steps of each environment between updates; a multiple of ``segment_length``. None: the fewest
+            segments that give a rollout of at least 2048 steps over all environments, as in SB3's PPO: 64
+            steps with 32 environments, 2048 with one.
         batch_size: steps in a minibatch; a multiple of ``segment_length``. None: 256, or the next multiple.
-        n_epochs: passes over a rollout. 6 passes over minibatches of 256 steps are 48 steps of the optimizer
-            for each rollout: with a quarter of them, Acrobot is not learned within 100,000 steps.
-        gamma: discount.
-        gae_lambda: lambda of generalised advantages, by which the policy learns.
+        n_epochs: passes over a rollout. 6 passes with minibatches of 256 steps are 48 optimizer steps per
+            rollout; with a quarter of them, Acrobot is not learned within 100,000 steps.
+        gamma: discount factor.
+        gae_lambda: lambda of the generalized advantage estimates that train the policy.
         clip_range: epsilon of the clipped objective; a number or a schedule.
-        clip_range_vf: largest change of a value in one update, a number or a schedule; None for no bound. In
-            units of the standard deviation of recent returns, so it does not depend on the scale of the
-            rewards, as it does in SB3.
-        normalize_advantage: subtract the mean of a rollout's advantages and divide by their deviation. False:
-            the policy's loss grows with the scale of the rewards.
+        clip_range_vf: largest change of a value in one update, a number or a schedule; None for no clipping.
+            The unit is the standard deviation of recent returns. Unlike in SB3, it therefore does not depend
+            on the scale of the rewards.
+        normalize_advantage: normalise the advantages of a rollout to mean 0 and standard deviation 1. If
+            False, the policy loss grows with the scale of the rewards.
         ent_coef: weight of the entropy; a number or a schedule.
         vf_coef: weight of the value loss, which is measured in units of the variance of recent returns. The
             value head is normalized in the same way (`PopArtHead`), so the critic learns returns of -1000 as
             fast as returns of 1, and rewards need no scaling.
         max_grad_norm: largest norm of the gradient.
         segment_length: steps T through which gradients flow.
-        memory_length: steps M that are remembered from before a segment. None: the core's, or 128.
-        critic_lambda: lambda of the returns that the values learn; None for ``gae_lambda``. At 1 they
-            are sums of what was paid, up to the end of the rollout: in episodes of hundreds of steps
-            values are right after few updates, where 0.95 lets them creep back 20 steps in each.
-            (Yuan et al. 2025, arXiv:2503.01491, "decoupled GAE".)
-        target_kl: end an update once the policy has moved 1.5 times as far; None for no bound.
-        advantage_epsilon: share of the standard deviation of recent returns that is added to that of the
-            advantages, by which they are divided. It keeps noise small when little is left to learn.
-        previous_action: let the action before be part of each step's input.
-        across_episodes: what is remembered outlasts the end of an episode: a step sees the M steps before
-            it of its environment, whichever episodes they are from, and positions go on counting. For
-            tasks that stay as they are for many episodes, to be found out in the first of them (Duan et
-            al. 2016, arXiv:1611.02779). Returns still end with each episode. Memory begins anew where
-            `learn` resets the environments.
-        refresh: think of what is remembered anew after each update, with the new weights: from the
-            observations of the last ``L M`` steps, L the layers. Without, hidden states of earlier
-            rollouts stay as the weights of their day made them. The memory is then what reading the
-            episode anew would give. It costs one more pass over ``L M`` steps of each environment, forward
-            alone, in each rollout, less where episodes began later: at the default sizes a quarter of the
-            time of a rollout and its update. And it keeps the observations of as many steps; more with
-            `KNN` memory.
+        memory_length: steps M in memory before a segment. None: that of the core, or 128.
+        critic_lambda: lambda of the returns that are the targets of the values; None for ``gae_lambda``. At 1
+            the targets are sums of rewards up to the end of the rollout. In episodes of hundreds of steps,
+            values then become accurate after few updates, while with 0.95 they propagate back only 20 steps
+            per update (Yuan et al. 2025, arXiv:2503.01491, "decoupled GAE").
+        target_kl: end an update when the KL divergence exceeds 1.5 times this; None for no limit.
+        advantage_epsilon: share of the standard deviation of recent returns that is added to the standard
+            deviation of the advantages, by which they are divided. It limits the amplification of noise when
+            advantages are small.
+        previous_action: add the previous action to the input of each step.
+        across_episodes: memory persists across episodes (RL^2): a step attends to the previous M steps of its
+            environment regardless of their episodes, and positions continue to count. This suits tasks that
+            stay the same for several episodes and must be identified in the first of them (Duan et al. 2016,
+            arXiv:1611.02779). Returns still end with each episode. Memory is cleared when `learn` resets the
+            environments.
+        refresh: recompute the memory with the new weights after each update, from the observations of the
+            last ``L M`` steps, with L layers. The memory then equals that of a forward pass over the episode
+            with the current weights. Otherwise hidden states of earlier rollouts stay as computed with
+            earlier weights. The cost is a forward pass over up to ``L M`` steps of each environment per
+            rollout, a quarter of the training time at the default sizes, and the memory for these
+            observations; both are larger with `KNN` memory.
         reconstruction_coef: weight of the observation reconstruction loss; 0 for none.
-        n_envs: environments to make when ``env`` is an id; those of all processes under torchrun.
-        core: the transformer; None for `gtrxl`. What cannot act as it learns is refused.
-        stats_window_size: episodes that the logged means cover.
+        n_envs: number of environments to create if ``env`` is an id; under torchrun, of all processes.
+        core: specification of the transformer; None for `gtrxl`. It is rejected if acting step by step would
+            differ from training on segments.
+        stats_window_size: number of episodes in the logged means.
         tensorboard_log: folder of the TensorBoard log; None for no log.
-        policy_kwargs: more arguments of the policy.
-        verbose: 0 silent, 1 information, 2 debug messages.
-        seed: of weights, actions, order of minibatches and environments; None for any.
+        policy_kwargs: further arguments of the policy.
+        verbose: 0 no output, 1 info messages, 2 debug messages.
+        seed: seed of weights, actions, order of minibatches and environments; None for a random seed.
         device: "auto", "cpu" or "cuda".
 
     Raises:
-        ValueError: if a size or a name does not fit; the message names it and an allowed value. Also if the
-            device does not exist: SB3 would use the CPU instead of a missing GPU.
-        TypeError: if a space is not supported, or for other arguments. For those of SB3's PPO and
+        ValueError: if an argument is invalid; the message names allowed values. Also if the device does not
+            exist, where SB3 would silently use the CPU.
+        TypeError: if a space is not supported, or for unknown arguments. For those of SB3's PPO and
             RecurrentPPO the message names the alternative.
 
     Warns:
-        UserWarning: if images are flattened, since "MlpGTrXLPolicy" reads them.
+        UserWarning: if "MlpGTrXLPolicy" flattens images that "CnnGTrXLPolicy" supports.
     """
 
     normalized_observations: bool
@@ -237,7 +238,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             check_schedule(name, value)
         check_value_clipping(clip_range_vf)
         if env is None and _init_setup_model:
-            raise ValueError("env is None: give a Gymnasium id, an environment, a VecEnv or a VectorEnv")
+            raise ValueError("env is None: pass a Gymnasium id, an environment, a VecEnv or a VectorEnv")
         self.core = resolve_core(core, memory_length)
         self.across_episodes, self.refresh = across_episodes, refresh
         if across_episodes:
@@ -251,13 +252,13 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self.ranks = here()
         training_env = as_training_env(env, n_envs, seed)
         super().__init__(
-            policy,  # type: ignore[arg-type]  # SB3 asks for its own actor-critic here
+            policy,  # type: ignore[arg-type]  # SB3 annotates its own actor-critic policy
             training_env,
             learning_rate=learning_rate,
             n_steps=n_steps or default_n_steps(training_env, n_envs, segment_length),
             gamma=gamma,
             gae_lambda=gae_lambda,
-            ent_coef=ent_coef,  # type: ignore[arg-type]  # a schedule is welcome here
+            ent_coef=ent_coef,  # type: ignore[arg-type]  # SB3 annotates a float; schedules also work
             vf_coef=vf_coef,
             max_grad_norm=max_grad_norm,
             use_sde=False,
@@ -276,14 +277,19 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self.check_env(self.env)
 
     def check_env(self, env: VecEnv) -> None:
-        """Raise ValueError if episodes of ``env`` may be longer than the core has positions."""
+        """Raise ValueError if an episode may have more observations than the core has positions."""
         check_episode_length(self.core, env)
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         return policy_named(policy_name)
 
     def set_env(self, env: str | Env | VecEnv | VectorEnv, force_reset: bool = True) -> None:
-        """Train on another environment of the same spaces and number; anything the constructor takes."""
+        """Replace the training environment; spaces and number of environments must be the same.
+
+        Args:
+            env: any type that the constructor accepts.
+            force_reset: reset the environment at the next `learn`, as in SB3.
+        """
         super().set_env(as_training_env(env, self.n_envs, self.seed), force_reset)
 
     def set_parameters(
@@ -292,10 +298,11 @@ class GTrXLPPO(OnPolicyAlgorithm):
         exact_match: bool = True,
         device: torch.device | str = "auto",
     ) -> None:
-        """Put in the weights of SB3's ``get_parameters``, or of a file that `save` wrote.
+        """Load the weights of SB3's ``get_parameters``, or of a file of `save`.
 
         Raises:
-            CheckpointError: if it is no such file. SB3's own files hold pickles and are not opened.
+            CheckpointError: if the file was not written by `save`. SB3's files hold pickles and are not
+                opened.
             ValueError: if the agent remembers trajectories.
         """
         check_forgotten(self.memory)
@@ -304,15 +311,19 @@ class GTrXLPPO(OnPolicyAlgorithm):
         super().set_parameters(load_path_or_dict, exact_match, device)
 
     def take_weights(self, source: "GTrXLPPO | WindowLearner") -> Self:
-        """Begin with the transformer of another agent or of a pre-training; call it before `learn`.
+        """Load the transformer weights of another agent or of a pre-training run; call it before `learn`.
 
-        What makes observations tokens, and the heads, stay as they are: here a step is one token, and three
-        elsewhere.
+        The embeddings of observations and actions, and the heads, are not loaded: here a step is one token,
+        in offline agents it is three.
+
+        Args:
+            source: agent or pre-training run with the weights.
 
         Raises:
             TypeError: if ``source`` has no transformer.
-            ValueError: if the weights do not fit: the first difference is named, nothing is changed. Cores
-                must be equal but for causal, memory, pattern and dropout. Also if the agent remembers.
+            ValueError: if the weights do not fit, or the agent remembers trajectories; nothing is changed.
+                Cores must be equal except for causal, memory, pattern, dropout and feed_forward_chunk. The
+                message names the first difference.
         """
         check_forgotten(self.memory)
         hand_over(source, self.policy)
@@ -320,7 +331,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return self
 
     def set_random_seed(self, seed: int | None = None) -> None:
-        """SB3's; the environments of all processes are seeded in a row, those of this one with its part."""
+        """Set seeds as in SB3; the environments of all processes get consecutive seeds."""
         super().set_random_seed(seed)
         if seed is not None and self.env is not None:
             self.env.seed(seed + self._env_numbers.start)
@@ -335,8 +346,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """Choose actions; see `GTrXLPolicy.predict`.
 
         Warns:
-            UserWarning: also once, if the agent remembers across episodes and an observation of its own
-                environments holds filler rows (NEXT_STEP): they are taken for steps.
+            UserWarning: additionally once, if memory persists across episodes and an observation of the
+                agent's environments holds filler rows (NEXT_STEP), which are then treated as steps.
         """
         if self.across_episodes and not self._warned_of_filler and self.env is not None:
             self._warned_of_filler = warn_of_filler_rows(self.env, observation)
@@ -344,7 +355,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
     @property
     def all_envs(self) -> int:
-        """Environments of all processes; ``n_envs`` are those of this one."""
+        """Number of environments of all processes; ``n_envs`` is that of this process."""
         return self.n_envs * self.ranks.count
 
     def _setup_model(self) -> None:
@@ -376,7 +387,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
     @cached_property
     def rollout_buffer(self) -> SegmentBuffer:  # type: ignore[override]
-        """What a rollout leaves behind, made when it is first asked for: who only acts needs none."""
+        """Rollout buffer, created on first access, since an agent that only acts needs none."""
         return SegmentBuffer(
             self.observation_space,
             self.action_space,
@@ -389,7 +400,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         )
 
     def _begin_anew(self) -> None:
-        """Remember nothing: environments are reset, and no filler row is due."""
+        """Clear the memory after a reset of the environments; no filler row follows."""
         self.rollout_buffer.forget()
         self._past = Past.before(self.rollout_buffer)
         self._acting = self.policy.begin(self.n_envs)
@@ -399,7 +410,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
     def collect_rollouts(  # type: ignore[override]
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: SegmentBuffer, n_rollout_steps: int
     ) -> bool:
-        """Act for ``n_rollout_steps`` steps of every environment; False if a callback says stop."""
+        """Take ``n_rollout_steps`` steps in every environment; return False if a callback stops training."""
         self.policy.set_training_mode(False)
         self._acting.cache = self.policy.remember(self._begin(rollout_buffer))
         self._lesson.begin()
@@ -415,13 +426,13 @@ class GTrXLPPO(OnPolicyAlgorithm):
         rollout_buffer.finish(next_values, self.gamma, self.gae_lambda, critic_lambda)
         self._ended.tell(self.ranks, super()._update_info_buffer)
         for name, value in trouble(env).items():
-            told = self.ranks.gathered(torch.tensor([value], device=self.device))
-            self.logger.record(f"env/{name}", int(told.sum()))
+            counts = self.ranks.gathered(torch.tensor([value], device=self.device))
+            self.logger.record(f"env/{name}", int(counts.sum()))
         callback.on_rollout_end()
         return True
 
     def _begin(self, buffer: SegmentBuffer) -> State:
-        """Start a rollout; what is remembered, thought of anew if that is asked for."""
+        """Start a rollout, and return its memory, recomputed with the current weights if ``refresh``."""
         if not self.refresh:
             return buffer.begin()
         self._past = self.past
@@ -432,13 +443,13 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
     @property
     def past(self) -> Past:
-        """The last steps, those of the rollout at hand too; none unless they are read anew (`refresh`)."""
+        """Inputs of the last steps, including the current rollout; empty unless ``refresh`` is True."""
         if not self.refresh:
             return self._past
         return self._past.followed_by(self.rollout_buffer, steps_that_count(self.core))
 
     def _act(self, env: VecEnv, callback: BaseCallback, rollout_buffer: SegmentBuffer) -> bool:
-        """One step of every environment; False if a callback says stop."""
+        """Take a step in every environment; return False if a callback stops training."""
         obs = self._as_tensor(self._last_obs)
         index = self._next_index()
         previous = self._acting.action
@@ -453,73 +464,81 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self.num_timesteps += self.all_envs
         check_step(env, new_obs, rewards, self._env_steps, self._env_numbers, dones=dones)
         callback.update_locals(locals())
-        goes_on = callback.on_step()  # if not, the step counts all the same: another `learn` may follow
+        keep_training = callback.on_step()  # a stopped step is stored too, since `learn` may be called again
         self._update_info_buffer(infos, dones)
-        paid = self._paid(rewards, dones, infos)
+        bootstrapped = self._bootstrap(rewards, dones, infos)
         ends = torch.as_tensor(dones, dtype=torch.bool, device=self.device) | self._filler
         lost = np.array([LOST in info for info in infos])
         if lost.any():
-            paid, ends, index = self._broken_off(lost, values, paid, ends, index)
-        rollout_buffer.add(obs, previous, actions, paid, ends, values, log_probs, hidden, index)
+            bootstrapped, ends, index = self._handle_crashes(lost, values, bootstrapped, ends, index)
+        rollout_buffer.add(obs, previous, actions, bootstrapped, ends, values, log_probs, hidden, index)
         self._last_obs = new_obs  # type: ignore[assignment]
         self._last_episode_starts = ends.cpu().numpy()
         self._filler = self._marked(infos, dones | lost, "filler_next")
-        return goes_on
+        return keep_training
 
-    def _broken_off(
-        self, lost: np.ndarray, values: Tensor, paid: Tensor, ends: Tensor, index: Index
+    def _handle_crashes(
+        self, lost: np.ndarray, values: Tensor, rewards: Tensor, ends: Tensor, index: Index
     ) -> tuple[Tensor, Tensor, Index]:
-        """Rewards, ends and index where environments broke, those of ``lost`` (E,); their memory begins anew.
+        """Return rewards, episode ends and index corrected for crashed environments, and reset their memory.
 
-        Nobody knows what came of the first lost step. V(s) in place of its reward makes its advantage 0, and
-        is what the step before looks ahead to, as at a truncation.
+        The result of the first lost step is unknown. V(s) replaces its reward, so its advantage is 0, and the
+        step before is bootstrapped with V(s), as at a truncation.
+
+        Args:
+            lost: (E,) bool, the crashed environments.
+            values: (E,), V(s) of the step.
+            rewards: (E,), bootstrapped rewards of the step.
+            ends: (E,) bool, whether the episode ended with the step.
+            index: (E, 1), position and episode of the step.
         """
         rows = torch.as_tensor(lost, device=self.device)
-        broken = rows & ~self._filler
+        crashed = rows & ~self._filler
         self._acting.begin_anew(rows)
-        return torch.where(broken, values, paid), ends | broken, without(index, broken)
+        return torch.where(crashed, values, rewards), ends | crashed, without(index, crashed)
 
     def _next_index(self) -> Index:
-        """Where the coming step stands, (E, 1): nowhere for a filler row; behind it begins an episode."""
+        """Return the index (E, 1) of the next step; filler rows are empty slots before the next episode."""
         start = torch.as_tensor(self._last_episode_starts, dtype=torch.bool, device=self.device)
         return without(self._acting.advance(start & ~self._filler), self._filler)
 
-    def _paid(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> Tensor:
-        """(E,): rewards; of a cut episode, plus gamma V(last observation), read with its own memory."""
-        paid = torch.as_tensor(rewards, dtype=torch.float32, device=self.device)
-        cut = self._marked(infos, dones, "TimeLimit.truncated").nonzero()[:, 0]
-        if not len(cut):
-            return paid
-        last = stack_observations([infos[row]["terminal_observation"] for row in cut.tolist()])
-        numbers = [self._env_numbers[row] for row in cut.tolist()]
+    def _bootstrap(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> Tensor:
+        """Return the rewards (E,), plus gamma V(last observation) for truncated episodes."""
+        bootstrapped = torch.as_tensor(rewards, dtype=torch.float32, device=self.device)
+        truncated = self._marked(infos, dones, "TimeLimit.truncated").nonzero()[:, 0]
+        if not len(truncated):
+            return bootstrapped
+        last = stack_observations([infos[row]["terminal_observation"] for row in truncated.tolist()])
+        numbers = [self._env_numbers[row] for row in truncated.tolist()]
         check_finite("last observation", last, self._env_steps, numbers)
-        return paid.index_add(0, cut, self.gamma * self._values_ahead(self._acting.rows(cut), last))
+        next_values = self._values_ahead(self._acting.rows(truncated), last)
+        return bootstrapped.index_add(0, truncated, self.gamma * next_values)
 
     @property
     def _env_steps(self) -> int:
-        """Steps that each environment has taken."""
+        """Number of steps that each environment has taken."""
         return self.num_timesteps // self.all_envs
 
     @property
     def _env_numbers(self) -> range:
-        """Of this process's environments among those of all."""
+        """Numbers of this process's environments among those of all processes."""
         return self.ranks.numbers(self.n_envs)
 
     def _values_ahead(self, acting: Acting, obs: Any) -> Tensor:
-        """(E,): V(obs) as the next step of ``acting``, which is used up."""
+        """Return V(obs), (E,), for obs as the next step of ``acting``, which is modified."""
         index = acting.advance(torch.zeros_like(acting.episode, dtype=torch.bool))
         latent, _ = self.policy.act(self._as_tensor(obs), acting, index)
         return self.policy.heads(latent)[1]
 
     def _marked(self, infos: list[dict[str, Any]], rows: np.ndarray, key: str) -> Tensor:
-        """(E,) bool: which of the environments of ``rows`` (E,) bool say ``key`` in their info."""
+        """Return which environments of ``rows`` (E,) bool have a true ``key`` in their info, (E,) bool."""
         marked = np.zeros(len(infos), dtype=np.bool_)
         for row in np.flatnonzero(rows):
             marked[row] = infos[row].get(key, False)
         return torch.as_tensor(marked, device=self.device)
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
-        """SB3's; what the environments begin with is checked too, hyper-parameters are logged."""
+        """Prepare training as in SB3; also check the first observations and log hyperparameters."""
         check_forgotten(self.memory)
         if self.across_episodes and self.env is not None:
             check_whole_blocks(self.core, self.env)
@@ -530,50 +549,50 @@ class GTrXLPPO(OnPolicyAlgorithm):
         watch_processes(self.env)
         before = self._last_obs
         with unspoiled(self.env):
-            ready = super()._setup_learn(*args, **kwargs)
+            result = super()._setup_learn(*args, **kwargs)
             assert self._last_obs is not None
             check_first(self.env, self._last_obs, self._env_steps, self._env_numbers)
         record_hyperparameters(self)
         self._alarms = Alarms(self.action_space)
         if self._last_obs is not before:
             self._begin_anew()
-        return ready
+        return result
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
-        """SB3's; what ended in one of several processes is told to all of them behind the rollout."""
+        """Update episode statistics as in SB3; several processes exchange them after the rollout."""
         if self.ranks.count == 1 or dones is None:
             super()._update_info_buffer(infos, dones)
         else:
             self._ended.note(infos, dones)
 
     def _as_tensor(self, obs: Any) -> PyTorchObs:
-        """Observations on the device, laid out as in the buffer: rounding depends on the layout of images."""
-        there = obs_as_tensor(obs, self.device)
-        if isinstance(there, dict):
-            return {key: _laid_out(part) for key, part in there.items()}
-        return _laid_out(there)
+        """Return observations on the device in the buffer's memory layout, on which rounding depends."""
+        on_device = obs_as_tensor(obs, self.device)
+        if isinstance(on_device, dict):
+            return {key: _contiguous(part) for key, part in on_device.items()}
+        return _contiguous(on_device)
 
     def train(self) -> None:
-        """Learn from the rollout, as a rule by PPO: ``n_epochs`` passes over its segments.
+        """Update the policy with the rollout by PPO (or distillation), in ``n_epochs`` passes.
 
         Raises:
-            NumericalError: before the optimiser's step, if returns, a loss or a gradient are NaN or infinite.
+            NumericalError: before the optimizer step, if returns, a loss or a gradient are NaN or infinite.
         """
         if not self.ranks.gathered(self.rollout_buffer.weight).any():
-            return  # all steps were lost to environments that broke
+            return  # all steps were lost because environments crashed
         forget_calibration(self.policy.transformer)
         buffer = self.rollout_buffer
-        with naming(f"the update behind step {self.num_timesteps}"), self.ranks.own_draws(self.order):
+        with naming(f"the update after step {self.num_timesteps}"), self.ranks.own_draws(self.order):
             buffer.check_finite(self._env_numbers)
             self.policy.set_training_mode(True)
             self._update_learning_rate(self.policy.optimizer)
             self.policy.value_net.update(self._real(buffer.returns))
-            noted = self._lesson.learn(self)
-        self._log_update(noted)
-        self._alarms.look(self, noted)
+            metrics = self._lesson.learn(self)
+        self._log_update(metrics)
+        self._alarms.look(self, metrics)
 
     def _real(self, x: Tensor) -> Tensor:
-        """The numbers x (E, steps) of the real steps of a rollout of all processes, (N,)."""
+        """Return the values of x (E, steps) of all processes at steps of weight 1, (N,)."""
         weight = self.ranks.gathered(self.rollout_buffer.weight)
         return self.ranks.gathered(x)[weight == 1]
 
@@ -589,9 +608,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
             reconstruction_coef=self.reconstruction_coef,
         )
 
-    def _log_update(self, noted: dict[str, float]) -> None:
+    def _log_update(self, metrics: dict[str, float]) -> None:
         buffer, record = self.rollout_buffer, self.logger.record
-        for name, value in noted.items():
+        for name, value in metrics.items():
             record(f"train/{name}", value)
         values, returns = (self._real(x).cpu().numpy() for x in (buffer.values, buffer.returns))
         record("train/explained_variance", explained_variance(values, returns))
@@ -616,28 +635,29 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
         Args:
             total_timesteps: steps to train for.
-            callback: SB3's.
-            log_interval: rollouts from one line of the log to the next.
-            tb_log_name: of the run in TensorBoard.
-            reset_num_timesteps: begin counting and schedules anew; False to go on with them.
-            progress_bar: show one.
-            resume_from: a file of `rlxf.training.Checkpoints`, or their folder, of which the newest whole one
-                is taken. It goes on from there, amid the episodes, to ``total_timesteps`` in all, and on one
-                machine ends with the same bits as if it had never been cut off. The agent must be built with
-                the same arguments, in the same environments. These are `Replayable` or `Resumable`, as those
-                of `rlxf.envs.make_vec_env` are; others begin fresh episodes, and a warning says so. Sets the
-                global generators of torch, numpy and Python.
+            callback: callback or callbacks, as in SB3.
+            log_interval: rollouts between two log lines.
+            tb_log_name: name of the run in TensorBoard.
+            reset_num_timesteps: restart the step counter and the schedules; False to continue them.
+            progress_bar: show a progress bar.
+            resume_from: a file of `rlxf.training.Checkpoints`, or their folder, whose newest complete file is
+                used. Training resumes in the middle of the episodes up to ``total_timesteps`` in total. On
+                the same machine the result is bit-identical to an uninterrupted run. The agent must have the
+                same arguments and environments. Environments must be `Replayable` or `Resumable`, like those
+                of `rlxf.envs.make_vec_env`; others start new episodes with a warning. Sets the global random
+                number generators of torch, numpy and Python.
 
         Raises:
             ValueError: before the first step, if the agent was loaded without an environment, a schedule is
-                lost (`LostSchedule`) or ends below 0, the agent remembers trajectories, filler rows would
-                break the blocks of its memory, or it is not built as that of the file to resume from.
-            FileNotFoundError: if there is no such file.
-            CheckpointError: if it is truncated, altered or foreign, or was not written amid a training.
-            FaultyEnvironmentError: amid the training, if an environment gave NaN or infinity, or broke too
-                often (`BrokenEnvironmentError`).
-            NumericalError: amid the training, if a loss or a gradient is NaN or infinite; the weights are
-                those before that step of the optimiser.
+                lost (`LostSchedule`) or becomes negative, the agent remembers trajectories, filler rows would
+                break the blocks of its memory, or its settings differ from those of the file to resume from.
+            FileNotFoundError: if the file does not exist.
+            CheckpointError: if the file is truncated, altered or of another type, or was not written by
+                `Checkpoints`.
+            FaultyEnvironmentError: during training, if an environment returns NaN or infinity, or crashes
+                too often (`BrokenEnvironmentError`).
+            NumericalError: during training, if a loss or a gradient is NaN or infinite; the weights are those
+                before that optimizer step.
         """
         check_has_env(self.env)
         for name in checkpoint.SCHEDULES:
@@ -663,7 +683,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return self
 
     def _iterate(self, total_timesteps: int, callback: BaseCallback, log_interval: int) -> None:
-        """Rollouts and updates by turns, until there are so many steps or a callback says stop."""
+        """Alternate rollouts and updates until ``total_timesteps``, or until a callback stops training."""
         assert self.env is not None
         self._resting = True
         while self.num_timesteps < total_timesteps:
@@ -678,27 +698,27 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
     @property
     def at_rest(self) -> bool:
-        """Whether `snapshot` holds all that is needed to go on to the same bits: between two rollouts."""
+        """True if a `snapshot` allows exact resumption, which is the case between two rollouts of PPO."""
         return self._resting and isinstance(self._lesson, Rewards)
 
     def snapshot(self) -> Archive:
-        """What `save` would write now, and all that `learn` needs to go on; later steps do not change it.
+        """Return a copy of what `save` writes and of the state that `learn` needs to resume.
 
-        For `rlxf.training.Checkpoints`.
+        Used by `rlxf.training.Checkpoints`.
         """
         archive = checkpoint.contents(self)
         documents, tensors = resuming.resumption(self)
         return Archive(archive.documents | documents, copied(archive.tensors | tensors))
 
     def load_training_state(self, path: str | os.PathLike[str]) -> Self:
-        """Restore the state that a file of `rlxf.training.Checkpoints` holds, without further training.
+        """Restore the state in a file of `rlxf.training.Checkpoints`, without further training.
 
-        Weights, optimizer, progress, statistics of ``VecNormalize``, values that wait for the log, and the
-        global generators of torch, numpy and Python are as they were. The environments are left alone:
-        to continue their episodes, call `learn` with ``resume_from``.
+        Weights, optimizer, progress, statistics of ``VecNormalize``, pending log values, and the global
+        random number generators of torch, numpy and Python are restored. The environments are not changed: to
+        continue their episodes, call `learn` with ``resume_from``.
 
         Args:
-            path: of the file, or of their folder.
+            path: path of the file, or of the folder of checkpoints.
 
         Raises:
             FileNotFoundError, CheckpointError, ValueError: as `learn` with ``resume_from``.
@@ -720,32 +740,33 @@ class GTrXLPPO(OnPolicyAlgorithm):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> Self:
-        """Learn to do what a teacher would do, as a rule a larger agent, in this agent's environments.
+        """Distill a teacher, usually a larger agent, into this agent, in this agent's environments.
 
-        As `learn`, but the loss: that of `Distillation` in place of PPO's. Values learn beside it, from the
-        returns of whoever acts. Rollouts, segments, ``n_epochs``, minibatches and learning rate are
-        the student's. The teacher goes along step by step with a memory of its own, in episodes that begin
-        anew; it sees what the student sees, so observations must be normalised as it knows them.
+        This works like `learn` with the loss of `Distillation` in place of PPO's policy loss. Values are
+        trained with the returns of the acting agent. Rollouts, segments, ``n_epochs``, minibatches and
+        learning rate are those of the student. The environments are reset, and the teacher processes each
+        step with its own memory. It gets the student's observations, so these must be normalised as in the
+        teacher's training.
 
         Args:
-            teacher: stays as it is. Sizes, techniques and memory may be others.
-            total_timesteps: steps to learn from, over all environments.
-            distillation: what is minimised; None for ``Distillation()``.
-            actor: who plays, "student" or "teacher". A student that plays meets its own mistakes, and learns
-                what to do about them; where it is too poor to get anywhere, let the teacher play first.
-            callback: SB3's.
-            log_interval: rollouts from one line of the log to the next.
-            tb_log_name: of the run in TensorBoard.
-            reset_num_timesteps: begin counting and schedules anew; False to go on with them.
-            progress_bar: show one.
+            teacher: the agent to imitate; it is not changed. Its sizes, techniques and memory may differ.
+            total_timesteps: steps to train for, over all environments.
+            distillation: the distillation loss; None for ``Distillation()``.
+            actor: the agent that acts, "student" or "teacher". If the student acts, it learns to correct its
+                own mistakes. If it is too weak to make progress, let the teacher act first.
+            callback: callback or callbacks, as in SB3.
+            log_interval: rollouts between two log lines.
+            tb_log_name: name of the run in TensorBoard.
+            reset_num_timesteps: restart the step counter and the schedules; False to continue them.
+            progress_bar: show a progress bar.
 
         Raises:
-            ValueError: if spaces or device of the teacher are others, it remembers trajectories, or there is
-                no such actor.
+            ValueError: if spaces or device of the teacher differ, the teacher remembers trajectories, or
+                actor is unknown.
         """
         self.ranks.check_alone("learn_from")
         self._lesson = Teaching(self, teacher, distillation or Distillation(), actor)
-        self._last_obs = None  # so the environments are reset
+        self._last_obs = None  # makes SB3 reset the environments
         try:
             return self.learn(
                 total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
@@ -760,36 +781,35 @@ class GTrXLPPO(OnPolicyAlgorithm):
         download: bool = False,
         progress_bar: bool = False,
     ) -> Self:
-        """From now on also act by these trajectories, without learning from them; they replace earlier ones.
+        """Use trajectories as a datastore for retrieval in `predict`, without training.
 
-        Each step of them is stored: what the policy's head reads there, the transformer's output after the
-        episode up to this step, and the action that was taken. For every action that `predict` chooses the
-        nearest of all are searched, and what was done there is mixed in. The output has seen observations and
-        actions, no rewards: so what is remembered should be play that is worth repeating.
+        For each step of the trajectories, the datastore holds the transformer's output, which is the input of
+        the action head, and the action taken. An earlier datastore is replaced. For every action, `predict`
+        searches the nearest stored outputs and mixes their actions with the agent's own. Outputs depend on
+        observations and actions, not on rewards, so the trajectories should show good behaviour.
 
-        The episodes are read once, as while acting, each by itself. Their observations are normalised by the
-        ``VecNormalize`` around the agent's environment, if there is one, with its statistics of now. N steps
-        take ``4 N (C + A) + 8 N`` bytes, C the width of the core and A the numbers of an action. They are
-        saved with the agent. The gate of a `SPALM` is learned here, from the steps, each without its own
-        episode.
+        Each episode is encoded once, with memory as while acting. Observations are normalised with the
+        current statistics of the ``VecNormalize`` around the agent's environment, if there is one. N steps
+        need ``4 N (C + A) + 8 N`` bytes, with C the width of the core and A the size of an action. The
+        datastore is saved with the agent. If ``head`` is a `SPALM`, its gate is trained here on these steps,
+        with neighbours from other episodes. Box actions are clipped to their bounds before they are mixed.
 
-        Box actions are mixed as the environment gets them, within its bounds.
-
-        An agent that remembers does not learn: its outputs would not be those that are stored. `forget`,
-        learn, and remember anew.
+        An agent with a datastore cannot be trained, since its stored outputs would become stale. Call
+        `forget`, train, and call `remember` again.
 
         Args:
-            dataset: a Minari id, a ``MinariDataset``, several of these joined, or `Trajectories`; of the
-                agent's spaces.
+            dataset: a Minari id, a ``MinariDataset``, a sequence of these, or `Trajectories`, with the spaces
+                of the agent.
             head: `KNNLM` or `SPALM`; None for ``KNNLM()``.
-            download: whether a dataset that is not on this machine is downloaded.
-            progress_bar: show one.
+            download: whether to download a dataset that is not on this machine.
+            progress_bar: show a progress bar.
 
         Raises:
-            DatasetError: if the dataset is unknown, empty, damaged, or its spaces are others.
-            ValueError: if head asks for more neighbours than there are steps, or, with a gate, than there are
-                steps in other episodes; if tokens may leave early, as their outputs would be of many depths.
-            ImportError: if head asks for faiss, which is not installed.
+            DatasetError: if the dataset is unknown, empty, damaged, or has other spaces.
+            ValueError: if head needs more neighbours than there are steps, or, with a gate, than there are
+                steps in other episodes; or if the core has early exits, since stored outputs must come from
+                the same depth.
+            ImportError: if head needs faiss, which is not installed.
         """
         check_depth(self.core.depth)
         data = as_trajectories(dataset, download)
@@ -797,13 +817,13 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return self
 
     def forget(self) -> Self:
-        """Act without what was remembered."""
+        """Remove the datastore of `remember`."""
         self.policy.remembering = None
         return self
 
     @property
     def memory(self) -> Memory | None:
-        """Logged actions that it acts by, too; None for none."""
+        """Datastore of `remember`; None if there is none."""
         return None if self.policy.remembering is None else self.policy.remembering.memory
 
     def calibrate(
@@ -815,40 +835,40 @@ class GTrXLPPO(OnPolicyAlgorithm):
         episodes: int = 100,
         seed: int | None = None,
     ) -> Calibration:
-        """Find how early `predict` may leave, and leave as early from now on. For a core of depth `CALM`.
+        """Calibrate and set the exit threshold of `predict`, for a core with depth `CALM`.
 
-        The promise: with probability ``1 - delta`` over the draw of the episodes, the likeliest action is
-        another one than with all passes in a share of at most ``alpha`` of an episode's steps, on average
-        over episodes like these, as the agent plays them with all passes: a short one counts as much as a
-        long one. Box actions count as the same if they differ by no more than half a deviation of the policy.
-        The threshold is saved with the agent. Learning takes it back, with a warning: it holds for the
-        weights of now.
+        The risk is the expected share of an episode's steps whose most likely early-exit action differs from
+        the full-depth action. It is at most ``alpha``, with probability at least ``1 - delta`` over the
+        sampled episodes. The expectation is over episodes that the agent plays at full depth, with equal
+        weight for short and long episodes. Box actions count as the same if they differ by at most half a
+        standard deviation of the policy. The threshold is saved with the agent. It is valid only for the
+        current weights: training resets it, with a warning.
 
         Source: Schuster et al. 2022, arXiv:2207.07061, section 3.2 ("textual consistency"); Learn then Test:
         Angelopoulos et al. 2021, arXiv:2110.01052.
 
         Args:
-            env: to play in, or the id of one, which is closed at the end; not the one that the agent learns
-                in. Observations are normalised as in training.
-            alpha: promised risk: such a share, on average over episodes.
-            delta: probability with which the promise may be broken.
-            thresholds: of confidence, from 1 down to 0, the safest first.
-            episodes: at least, in equal shares of the environments.
-            seed: of the environments, and of torch's global generator, which draws the actions; None for
-                whatever they are.
+            env: environment to act in, other than the training environment, or an id, whose environment is
+                closed at the end. Observations are normalised as in training.
+            alpha: bound on the risk, the expected share of steps with different actions.
+            delta: probability with which the guarantee may fail.
+            thresholds: confidence thresholds in falling order from 1 to 0, the safest first.
+            episodes: minimum number of episodes, in equal shares of the environments.
+            seed: seed of the environments and of torch's global generator, which samples the actions; None
+                to leave them unchanged.
 
         Returns:
-            What came of each threshold.
+            The results of each threshold.
 
         Raises:
-            ValueError: before anything is played, if the core has another depth, episodes remember others
-                (``across_episodes``), the environment has other spaces, thresholds do not fall, or one of
-                them, alpha, delta or episodes is out of range.
-            TypeError: if one is no number.
+            ValueError: before the first step, if the core has another depth, memory persists across episodes,
+                the environment has other spaces, thresholds do not decrease, or thresholds, alpha, delta or
+                episodes are out of range.
+            TypeError: if one of them is not a number.
         """
         check_independent(self)
-        depth, falling = confidence_of(self.policy.transformer), tuple(thresholds)
-        check_thresholds(falling)
+        depth, candidates = confidence_of(self.policy.transformer), tuple(thresholds)
+        check_thresholds(candidates)
         check_levels(alpha, delta)
         check_whole("episodes", episodes)
         vec_env = self._wrap_env(as_training_env(env, self.n_envs, seed), verbose=0, monitor_wrapper=False)
@@ -859,15 +879,17 @@ class GTrXLPPO(OnPolicyAlgorithm):
                 vec_env.seed(seed)
             self.policy.set_training_mode(False)
             normalization = None if unwrap_vec_normalize(vec_env) else self.get_vec_normalize_env()
-            rehearsal = Rehearsal(self.policy, vec_env, falling, normalization)
-            found = calibrated(rehearsal, episodes, alpha, delta)
-        depth.threshold.fill_(found.threshold)
-        return found
+            rehearsal = Rehearsal(self.policy, vec_env, candidates, normalization)
+            calibration = calibrated(rehearsal, episodes, alpha, delta)
+        depth.threshold.fill_(calibration.threshold)
+        return calibration
 
     def acting_depth(self) -> float | None:
-        """Passes that `predict` took on average for a token, since last asked or since `evaluate` began.
+        """Return the mean number of passes per token in `predict` since the last call.
 
-        None if all take all, or if nothing was predicted. See `ACT`, `CALM` and `DepthAdaptive`.
+        The start of `evaluate` also resets the count.
+
+        None if the core has no adaptive depth, or nothing was predicted. See `ACT`, `CALM`, `DepthAdaptive`.
         """
         depth = self.policy.transformer.acting_depth()
         return None if depth is None else depth.item()
@@ -875,18 +897,17 @@ class GTrXLPPO(OnPolicyAlgorithm):
     def save(  # type: ignore[override]
         self, path: str | os.PathLike[str], exclude: None = None, include: None = None
     ) -> None:
-        """Write settings, weights, optimiser and progress to one file, whole or not at all.
+        """Write settings, weights, optimizer state, progress and datastore to a file, atomically.
 
-        Trajectories that the agent remembers (`remember`) are in it, too.
-
-        The file is a zip of JSON and safetensors with a checksum of each: safe to open.
+        The file is a zip archive of JSON and safetensors with checksums. Loading it runs no code.
 
         Args:
-            path: of the file; ".zip" is added if it has no suffix.
-            exclude, include: SB3's; leave them out, a file always holds the same.
+            path: path of the file; ".zip" is added if it has no suffix.
+            exclude, include: arguments of SB3 that must be None.
 
         Raises:
-            OSError: if it cannot be written, e.g. the disk is full; what was there before stays.
+            ValueError: if exclude or include is not None.
+            OSError: if the file cannot be written, e.g. the disk is full; an existing file is unchanged.
         """
         if exclude is not None or include is not None:
             raise ValueError("a checkpoint always holds the whole agent: leave out exclude and include")
@@ -902,24 +923,26 @@ class GTrXLPPO(OnPolicyAlgorithm):
         sha256: str | None = None,
         **settings: Any,
     ) -> Self:
-        """The agent that `save` wrote.
+        """Load an agent from a file of `save`.
 
         Args:
-            path: of the file; ".zip" is added if it has no suffix.
-            env: to train on or to evaluate in; None to predict only, until ``set_env``.
+            path: path of the file; ".zip" is added if it has no suffix.
+            env: environment to train or evaluate in; None to only predict, until ``set_env`` is called.
             device: "auto", "cpu" or "cuda".
-            policy: the policy's class, needed if it was your own.
-            sha256: SHA-256 that the file must have, in hexadecimal digits, from a source that you trust. It
-                is compared before anything is parsed. None to take any file.
-            settings: arguments of the constructor that shall differ from the file's. SB3's ``custom_objects``
-                may hold them, too; ``print_system_info`` prints the versions of this machine.
-                ``tensorboard_log`` is never taken from the file.
+            policy: policy class; required if it is user-defined.
+            sha256: required SHA-256 of the file in hexadecimal digits, from a source that you trust. It is
+                compared before the file is parsed. None to skip this check.
+            settings: constructor arguments that replace those in the file. SB3's ``custom_objects`` may hold
+                them, too; ``print_system_info`` prints the versions on this machine. ``tensorboard_log`` is
+                never loaded from the file.
 
         Raises:
-            FileNotFoundError: if there is no such file.
-            CheckpointError: if it is truncated, altered, foreign, or lacks an object of your own.
-            ValueError: if the environment's spaces differ from the checkpoint's, or there is no such device.
-            TypeError: if the constructor has no such argument.
+            FileNotFoundError: if the file does not exist.
+            CheckpointError: if the file is truncated, altered, of another type, or needs a user-defined
+                object that is not passed.
+            ValueError: if the environment's spaces differ from the checkpoint's, or the device does not
+                exist.
+            TypeError: if the constructor has no argument of this name.
         """
         check_device(device)
         settings = load_settings(settings)
@@ -928,6 +951,6 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return agent
 
 
-def _laid_out(x: Tensor) -> Tensor:
-    """In the order of its axes; ``contiguous`` leaves images of one channel as they are."""
+def _contiguous(x: Tensor) -> Tensor:
+    """Copy x to row-major order; ``x.contiguous()`` does not change the strides of one-channel images."""
     return x.clone(memory_format=torch.contiguous_format)

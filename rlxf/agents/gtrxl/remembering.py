@@ -1,4 +1,4 @@
-"""How a GTrXL remembers logged trajectories."""
+"""Retrieval of logged actions for GTrXL policies."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class PolicyNumbers:
-    """What a policy does by itself where actions are a Box: as the environment gets them, within its bounds.
+    """Action head of a policy with Box actions, without retrieval; actions are clipped to the bounds.
 
-    Data hold such actions, too. A Gaussian whose mean is far outside would count more than its share.
+    Logged actions are within the bounds, too. Without clipping, a Gaussian with a mean far outside would
+    dominate the mixture.
     """
 
     policy: "GTrXLPolicy"
     actions: BoxActions
 
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
-        """Actions (E, A) for outputs y (E, C)."""
+        """Return actions (E, A) for outputs y (E, C)."""
         own: Tensor = self.policy.heads(y)[0].get_actions(deterministic=deterministic)
         space = self.policy.action_space
         assert isinstance(space, spaces.Box)
@@ -47,29 +48,29 @@ class PolicyNumbers:
 
 @dataclass(eq=False)
 class PolicyChoices:
-    """What a policy does by itself where actions are Discrete, MultiDiscrete or MultiBinary."""
+    """Action head of a policy with Discrete, MultiDiscrete or MultiBinary actions, without retrieval."""
 
     policy: "GTrXLPolicy"
     actions: ChoiceActions
 
     @property
     def net(self) -> nn.Linear:
-        """Gives the logits of all choices, one behind the other."""
+        """Linear layer whose output concatenates the logits of all choices."""
         net = self.policy.action_net
         assert isinstance(net, nn.Linear)
         return of_two(net) if isinstance(self.policy.action_space, spaces.MultiBinary) else net
 
 
 def of_two(net: nn.Linear) -> nn.Linear:
-    """Logits x of bits as logits (0, x) of choices of two; without gradient."""
+    """Convert a layer for logits x of bits to one for logits (0, x) of binary choices; without gradient."""
     pairs = nn.Linear(net.in_features, 2 * net.out_features).requires_grad_(False).to(net.weight)
-    for given, of_pairs in ((net.weight, pairs.weight), (net.bias, pairs.bias)):
-        of_pairs[0::2], of_pairs[1::2] = 0.0, given.detach()
+    for source, target in ((net.weight, pairs.weight), (net.bias, pairs.bias)):
+        target[0::2], target[1::2] = 0.0, source.detach()
     return pairs
 
 
 def with_memory(policy: "GTrXLPolicy", memory: Memory) -> Remembering:
-    """What a policy does by itself, and what is remembered."""
+    """Return the retrieval policy that combines a policy with a memory."""
     actions = action_form(policy.action_space).to(policy.device)
     if isinstance(actions, BoxActions):
         return RememberingNumbers(PolicyNumbers(policy, actions), memory)
@@ -77,12 +78,12 @@ def with_memory(policy: "GTrXLPolicy", memory: Memory) -> Remembering:
 
 
 def remembered(agent: "GTrXLPPO", data: Trajectories, head: OutputHead, progress_bar: bool) -> Remembering:
-    """All steps of the data as a memory to act by; see `GTrXLPPO.remember`.
+    """Build the retrieval policy from all steps of the data; see `GTrXLPPO.remember`.
 
     Raises:
-        DatasetError: if the spaces of the data are not the agent's.
-        ValueError: if head asks for more neighbours than there are.
-        ImportError: if head asks for faiss, which is not installed.
+        DatasetError: if the spaces of the data differ from the agent's.
+        ValueError: if head needs more neighbours than there are steps.
+        ImportError: if head needs faiss, which is not installed.
     """
     check_rememberable(data, head, agent.observation_space, agent.action_space)
     agent.policy.set_training_mode(False)

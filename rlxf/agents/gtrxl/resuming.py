@@ -1,4 +1,4 @@
-"""Training that goes on from a file, to the same bits as if it had never ended."""
+"""Exact resumption of a training run from a file, bit for bit."""
 
 import os
 import warnings
@@ -38,24 +38,24 @@ if TYPE_CHECKING:
 
 RUN = "run"
 GRADIENTS = "gradients"
-"""Tensors of the gradients of the last update, which `HistogramCallback` shows after the next rollout."""
+"""Tensor group of the last update's gradients, which `HistogramCallback` logs after the next rollout."""
 ALIKE = ("policy", "observation_space", "action_space")
 
 
 def resumption(agent: "GTrXLPPO") -> tuple[dict[str, Any], Groups]:
-    """What a file holds for resuming, beside the agent: documents, and tensors by group."""
+    """Return the documents and tensor groups that a file needs for resumption in addition to the agent."""
     env = agent.get_env()
     assert env is not None
     episodes, actions = _episodes(env)
     own = {
-        STAND: _stand(agent),
+        STAND: _agent_state(agent),
         WRAPPERS: _tensors(resuming.carried(env)),
         EPISODES: _tensors(actions),
     }
     environment, groups = gathered(agent.ranks, episodes, own)
     run = {
         "iterations": agent.iterations,
-        "episodes": [{name: float(each[name]) for name in ("r", "l", "t")} for each in _kept(agent)],
+        "episodes": [{name: float(each[name]) for name in ("r", "l", "t")} for each in _recent(agent)],
         "successes": [float(each) for each in agent.ep_success_buffer or ()],
         "log": _pending(agent.logger),
         ENVIRONMENT: environment,
@@ -66,17 +66,17 @@ def resumption(agent: "GTrXLPPO") -> tuple[dict[str, Any], Groups]:
 
 
 def read_run(agent: "GTrXLPPO", path: str | os.PathLike[str], total_timesteps: int) -> Archive:
-    """The file of a run that this agent began alike, or could have begun.
+    """Read the file of a training run with the same settings as the agent.
 
     Args:
-        agent: with its environments.
-        path: of the file, or of a folder of `Checkpoints`.
-        total_timesteps: steps that the agent is asked for, those in the file included.
+        agent: the agent with its environments.
+        path: path of the file, or of a folder of `Checkpoints`.
+        total_timesteps: total steps to train for, including those in the file.
 
     Raises:
         FileNotFoundError: if there is no file.
-        CheckpointError: if it is damaged, foreign, or was not written amid a training.
-        ValueError: if its settings or spaces differ from the agent's, or it has so many steps already.
+        CheckpointError: if the file is damaged, has other contents, or was not written by `Checkpoints`.
+        ValueError: if settings or spaces differ from the agent's, or the run has ``total_timesteps`` already.
     """
     archive = read_alike(agent, path)
     done = archive.documents["agent"]["progress"]["num_timesteps"]
@@ -85,7 +85,7 @@ def read_run(agent: "GTrXLPPO", path: str | os.PathLike[str], total_timesteps: i
 
 
 def read_alike(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> Archive:
-    """Read a run like `read_run`, even if no steps are left."""
+    """Read a file like `read_run`, without a check of its steps."""
     file = newest_file(path)
     archive = checkpoint.read(file)
     check_resumable(archive, file)
@@ -95,31 +95,32 @@ def read_alike(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> Archive:
 
 
 def take_up(agent: "GTrXLPPO", archive: Archive) -> None:
-    """Put weights, progress, memory and environments where they were in the file.
+    """Restore weights, progress, memory and environments from the file.
 
-    Where the episodes at hand cannot be gone on with, a warning says why, and the environments will be reset.
+    If the current episodes cannot be restored, a warning names the reason, and the environments will be
+    reset.
 
     Raises:
-        CheckpointError: if something does not fit.
-        ValueError: if the environment has other wrappers.
+        CheckpointError: if the contents do not fit the agent.
+        ValueError: if the environments have other wrappers.
     """
     env = agent.get_env()
     assert env is not None
     environment, own = restore(agent, archive)
     with described():
-        _take_stand(agent, own[STAND])
-    _go_on_or_begin_fresh(agent, env, environment, own[EPISODES])
+        _load_state(agent, own[STAND])
+    _resume_or_reset(agent, env, environment, own[EPISODES])
 
 
 def restore(agent: "GTrXLPPO", archive: Archive) -> tuple[dict[str, Any], Groups]:
     """Restore weights, progress and statistics from the file.
 
     Returns:
-        The current episodes, and the tensors of this process.
+        The document of the current episodes, and the tensors of this process.
 
     Raises:
-        CheckpointError: if something does not fit.
-        ValueError: if the environment has other wrappers.
+        CheckpointError: if the contents do not fit the agent.
+        ValueError: if the environments have other wrappers.
     """
     env = agent.get_env()
     assert env is not None
@@ -137,7 +138,7 @@ def restore(agent: "GTrXLPPO", archive: Archive) -> tuple[dict[str, Any], Groups
 
 
 def go_on(agent: "GTrXLPPO", archive: Archive) -> None:
-    """Log and draw from here on as the run in the file would have; to be called last."""
+    """Restore pending log values and random number generators; must be called last."""
     with described():
         for name, (value, count, excluded) in archive.documents[RUN]["log"].items():
             agent.logger.name_to_value[name] = float.fromhex(value) if isinstance(value, str) else value
@@ -165,12 +166,12 @@ def _compared(document: Mapping[str, Any]) -> dict[str, Any]:
     return document["settings"] | {name: document[name] for name in ALIKE}
 
 
-def _kept(agent: "GTrXLPPO") -> list[dict[str, Any]]:
+def _recent(agent: "GTrXLPPO") -> list[dict[str, Any]]:
     return list(agent.ep_info_buffer or ())
 
 
 def _pending(logger: Logger) -> dict[str, Any]:
-    """What was recorded and waits for the next line: whole numbers, and others as text that is exact."""
+    """Return the recorded values before the next log line: integers, and floats as exact hexadecimal text."""
     return {
         name: [_exact(value), logger.name_to_count[name], logger.name_to_excluded[name] or ()]
         for name, value in logger.name_to_value.items()
@@ -179,7 +180,7 @@ def _pending(logger: Logger) -> dict[str, Any]:
 
 
 def _exact(value: Any) -> int | str:
-    """A number as JSON can hold it, NaN included."""
+    """Return a number in an exact JSON format that includes NaN."""
     return int(value) if isinstance(value, int | np.integer) else float(value).hex()
 
 
@@ -190,18 +191,18 @@ def _episodes(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return {LOST: str(error)}, {}
 
 
-def _go_on_or_begin_fresh(
+def _resume_or_reset(
     agent: "GTrXLPPO", env: VecEnv, document: dict[str, Any], actions: Mapping[str, Tensor]
 ) -> None:
-    """Where one of several processes cannot go on with its episodes, all of them begin fresh ones."""
-    own = {LOST: _why_lost(env, document, actions)}
+    """Resume the current episodes; if a process cannot, all processes start new episodes."""
+    own = {LOST: _resume_episodes(env, document, actions)}
     reasons = [each.documents[LOST] for each in agent.ranks.gathered_archives(Archive(own, {}))]
     if any(reasons):
-        _begin_fresh(agent, env, next(filter(None, reasons)))
+        _start_new_episodes(agent, env, next(filter(None, reasons)))
 
 
-def _why_lost(env: VecEnv, document: dict[str, Any], actions: Mapping[str, Tensor]) -> str | None:
-    """Go on with the episodes at hand, or say why that cannot be done."""
+def _resume_episodes(env: VecEnv, document: dict[str, Any], actions: Mapping[str, Tensor]) -> str | None:
+    """Resume the current episodes; return the reason if that is impossible, else None."""
     if LOST in document:
         return str(document[LOST])
     try:
@@ -211,41 +212,46 @@ def _why_lost(env: VecEnv, document: dict[str, Any], actions: Mapping[str, Tenso
     return None
 
 
-def _begin_fresh(agent: "GTrXLPPO", env: VecEnv, reason: str) -> None:
-    """New episodes, of seeds that the run has not played."""
-    warnings.warn(f"the environments begin fresh episodes, so the bits will differ: {reason}", stacklevel=2)
+def _start_new_episodes(agent: "GTrXLPPO", env: VecEnv, reason: str) -> None:
+    """Start new episodes with seeds that the run has not used."""
+    warnings.warn(
+        f"the environments start new episodes, so the resumed run is not bit-identical: {reason}",
+        stacklevel=2,
+    )
     agent._last_obs = None
     if agent.seed is not None:
         seeds = np.random.SeedSequence([agent.seed, agent.num_timesteps])
         env.seed(int(seeds.generate_state(1)[0]) + agent.ranks.rows(agent.n_envs).start)
 
 
-def _stand(agent: "GTrXLPPO") -> dict[str, Tensor]:
-    """Where the agent stands: what it saw last, and what it remembers."""
+def _agent_state(agent: "GTrXLPPO") -> dict[str, Tensor]:
+    """Return the agent's state between rollouts: last observations, recurrent state and memory."""
     acting, past = agent._acting, agent.past
-    stand = {
+    state = {
         "position": acting.position,
         "episode": acting.episode,
         "action": acting.action,
         "filler": agent._filler,
         "episode_start": torch.as_tensor(agent._last_episode_starts),
     }
-    stand |= _state_tensors("memory", agent.rollout_buffer.remembered)
-    stand |= {"past.previous": past.previous} | _index_tensors("past", past.index)
-    return stand | _named("past.obs", past.obs) | _named("obs", agent._last_obs)
+    state |= _state_tensors("memory", agent.rollout_buffer.remembered)
+    state |= {"past.previous": past.previous} | _index_tensors("past", past.index)
+    return state | _named("past.obs", past.obs) | _named("obs", agent._last_obs)
 
 
-def _take_stand(agent: "GTrXLPPO", stand: Mapping[str, Tensor]) -> None:
+def _load_state(agent: "GTrXLPPO", state: Mapping[str, Tensor]) -> None:
     device = agent.device
-    there = {name: tensor.to(device) for name, tensor in stand.items()}
+    on_device = {name: tensor.to(device) for name, tensor in state.items()}
     agent._begin_anew()
     acting = agent._acting
-    acting.position, acting.episode, acting.action = there["position"], there["episode"], there["action"]
-    agent._filler = there["filler"]
-    agent._last_episode_starts = stand["episode_start"].numpy()
-    agent._last_obs = _unnamed("obs", _arrays(stand))
-    agent.rollout_buffer.replace_memory(_state("memory", there))
-    agent._past = Past(_unnamed("past.obs", there), there["past.previous"], _index("past", there))
+    acting.position, acting.episode = on_device["position"], on_device["episode"]
+    acting.action = on_device["action"]
+    agent._filler = on_device["filler"]
+    agent._last_episode_starts = state["episode_start"].numpy()
+    agent._last_obs = _unnamed("obs", _arrays(state))
+    agent.rollout_buffer.replace_memory(_state("memory", on_device))
+    obs = _unnamed("past.obs", on_device)
+    agent._past = Past(obs, on_device["past.previous"], _index("past", on_device))
 
 
 def _index_tensors(name: str, index: Index) -> dict[str, Tensor]:
@@ -267,7 +273,7 @@ def _state(name: str, tensors: Mapping[str, Tensor]) -> State:
 
 
 def _named(name: str, obs: Any) -> dict[str, Tensor]:
-    """Observations, or the parts of a Dict of them, by name."""
+    """Return observations, or the entries of Dict observations, by name."""
     if isinstance(obs, dict):
         return {f"{name}[{key}]": torch.as_tensor(part) for key, part in obs.items()}
     return {name: torch.as_tensor(obs)}

@@ -1,4 +1,4 @@
-"""What a rollout leaves behind to learn from: hidden states once, windows as views."""
+"""Rollout buffer of segments with their memory; hidden states are stored once, windows are views."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,19 +21,19 @@ from rlxf.training.ranks import Ranks
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """B segments of T steps, their N = B T steps in a row.
+    """Minibatch of B segments of T steps, with their N = B T steps flattened.
 
     Args:
         obs: N observations.
-        previous: (N, A), the encoded actions before them.
-        actions: (N, ...).
-        log_probs: (N,), of the actions when they were taken.
-        values: (N,), as they were estimated then.
-        advantages: (N,).
-        returns: (N,), what the values are to be.
-        weight: (N,), 1 for a step to learn from, 0 for a filler row.
-        index: (B, T), where the steps stand.
-        state: what was remembered before each segment.
+        previous: (N, A), the encoded previous actions.
+        actions: (N, ...), actions taken in the rollout.
+        log_probs: (N,), log probabilities of the actions in the rollout.
+        values: (N,), value estimates in the rollout.
+        advantages: (N,), advantage estimates.
+        returns: (N,), targets of the values.
+        weight: (N,), 1 for a step to train on, 0 for a filler row.
+        index: (B, T), positions and episodes of the steps.
+        state: memory before each segment.
     """
 
     obs: PyTorchObs
@@ -49,21 +49,21 @@ class Segments:
 
 
 class SegmentBuffer:
-    """The steps of a rollout of E environments, and the M steps remembered from before it.
+    """Rollout buffer for E environments, which includes the memory of M steps before the rollout.
 
-    The inputs of each layer are stored once for every step: (L, E, M + steps, C). The memory of
-    the segment that begins at step s is their stretch [s, s + M), a view. What one layer remembers from
-    before these M steps, with `KNN` memory, is stored beside it.
+    The inputs of each layer are stored once for every step: (L, E, M + steps, C). The memory of a segment
+    that begins at step s is the slice [s, s + M) of it, a view. The long-range memory of a `KNN` layer is
+    stored separately in `OlderSteps`.
 
     Args:
-        observation_space: of one environment.
-        action_space: of one environment.
-        core: the transformer.
-        encoded_action_width: numbers A of an encoded action.
+        observation_space: observation space of an environment.
+        action_space: action space of an environment.
+        core: specification of the transformer.
+        encoded_action_width: size A of an encoded action.
         n_envs: environments E.
         n_steps: steps of a rollout; a multiple of ``segment_length``.
         segment_length: steps T through which gradients flow.
-        device: where it is stored.
+        device: device of the buffer.
     """
 
     def __init__(
@@ -95,32 +95,32 @@ class SegmentBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the buffer holds."""
+        """Size of the buffer in bytes."""
         observations = self.obs.values() if isinstance(self.obs, dict) else [self.obs]
         steps = [self.previous, self.actions, self.rewards, self.values, self.log_probs]
         steps += [self.advantages, self.returns]
-        remembered = [self.hidden, self.index.position, self.index.episode, self.dones]
-        remembered += [] if self.older is None else self.older.tensors
-        return sum(tensor.nbytes for tensor in [*observations, *steps, *remembered])
+        memory = [self.hidden, self.index.position, self.index.episode, self.dones]
+        memory += [] if self.older is None else self.older.tensors
+        return sum(tensor.nbytes for tensor in [*observations, *steps, *memory])
 
     @property
     def weight(self) -> Tensor:
-        """(E, steps): 1 for a step to learn from, 0 for a filler row."""
+        """Weights (E, steps): 1 for a step to train on, 0 for a filler row."""
         return (self.index.episode[:, self.memory_length :] != EMPTY).to(self.rewards.dtype)
 
     @property
     def steps_index(self) -> Index:
-        """Where the steps of the rollout stand, (E, steps)."""
+        """Positions and episodes of the steps of the rollout, (E, steps)."""
         return self.index.at(slice(self.memory_length, None))
 
     @property
     def filled(self) -> float:
-        """Share of the memory at the end of the rollout that belongs to the episode at hand."""
+        """Share of the memory at the end of the rollout that belongs to the current episode."""
         episode = self.index.episode[:, self.step :]
         return ((episode == episode[:, -1:]) & (episode != EMPTY)).float().mean().item()
 
     def forget(self) -> None:
-        """Remember nothing from before the next rollout."""
+        """Clear the memory before the next rollout."""
         self.index.position.zero_()
         self.index.episode.fill_(EMPTY)
         if self.older is not None:
@@ -129,23 +129,23 @@ class SegmentBuffer:
 
     @property
     def remembered(self) -> State:
-        """What the next rollout begins with: the last M steps, as views."""
-        kept = slice(self.step, self.step + self.memory_length)
+        """Memory at the start of the next rollout: the last M steps, as views."""
+        last = slice(self.step, self.step + self.memory_length)
         older = None if self.older is None else self.older.at(self.step)
-        return State(self.hidden[:, :, kept], self.index.at(kept), older)
+        return State(self.hidden[:, :, last], self.index.at(last), older)
 
     def begin(self) -> State:
-        """Start a new rollout; returns what is remembered: the last M steps of the one before."""
-        memory, kept = slice(0, self.memory_length), slice(self.step, self.step + self.memory_length)
-        self.hidden[:, :, memory] = self.hidden[:, :, kept].clone()
+        """Start a new rollout, and return its memory: the last M steps of the previous rollout."""
+        memory, last = slice(0, self.memory_length), slice(self.step, self.step + self.memory_length)
+        self.hidden[:, :, memory] = self.hidden[:, :, last].clone()
         for numbers in (self.index.position, self.index.episode):
-            numbers[:, memory] = numbers[:, kept].clone()
+            numbers[:, memory] = numbers[:, last].clone()
         older = None if self.older is None else self.older.begin(self.step)
         self.step = 0
         return State(self.hidden[:, :, memory], self.index.at(memory), older)
 
     def replace_memory(self, state: State) -> None:
-        """Remember this from before the rollout: M steps."""
+        """Replace the memory before the rollout, M steps."""
         memory = slice(self.memory_length)
         self.hidden[:, :, memory] = state.hidden
         self.index.position[:, memory], self.index.episode[:, memory] = (
@@ -170,18 +170,18 @@ class SegmentBuffer:
         """Store one step of all environments.
 
         Args:
-            obs: E observations that were acted on.
-            previous: (E, A), the encoded actions before them.
-            actions: (E, ...), as they were sampled.
+            obs: E observations before the step.
+            previous: (E, A), the encoded previous actions.
+            actions: (E, ...), as sampled.
             rewards: (E,).
             dones: (E,) bool, whether the step ended its episode.
             values: (E,).
             log_probs: (E,).
             hidden: (L, E, C), the inputs of each layer.
-            index: (E, 1); episode -1 for a filler row.
+            index: (E, 1), position and episode; episode -1 for a filler row.
         """
-        for stored, given in zip(_parts(self.obs), _parts(obs), strict=True):
-            stored[:, self.step] = given
+        for stored, new in zip(_parts(self.obs), _parts(obs), strict=True):
+            stored[:, self.step] = new
         self.previous[:, self.step], self.actions[:, self.step] = previous, actions
         self.rewards[:, self.step], self.dones[:, self.step] = rewards, dones
         self.values[:, self.step], self.log_probs[:, self.step] = values, log_probs
@@ -197,10 +197,11 @@ class SegmentBuffer:
         self.step += 1
 
     def finish(self, next_values: Tensor, gamma: float, gae_lambda: float, critic_lambda: float) -> None:
-        """Compute advantages and returns; ``next_values`` (E,) are of the observations after the last step.
+        """Compute advantages and returns.
 
         Args:
-            gamma: discount.
+            next_values: (E,), values of the observations after the last step.
+            gamma: discount factor.
             gae_lambda: lambda of the advantages.
             critic_lambda: lambda of the returns, ``G_t = A_t(critic_lambda) + V(s_t)``.
         """
@@ -210,10 +211,10 @@ class SegmentBuffer:
         self.returns.copy_(generalised_advantage(*steps, critic_lambda).T + self.values)
 
     def check_finite(self, environments: Sequence[int]) -> None:
-        """Raise NumericalError unless all advantages and returns are: they come of rewards and values.
+        """Raise NumericalError unless all advantages and returns are finite.
 
         Args:
-            environments: their numbers, (E,), for the message.
+            environments: numbers of the E environments, for the message.
         """
         for name, numbers in {"advantage": self.advantages, "return": self.returns}.items():
             if not numbers.isfinite().all():
@@ -227,16 +228,16 @@ class SegmentBuffer:
     def minibatches(
         self, segments: int, advantages: Tensor, generator: torch.Generator, ranks: Ranks
     ) -> Iterator[Segments]:
-        """All segments once, in random order, ``segments`` at a time.
+        """Yield all segments once in random order, in minibatches of ``segments``.
 
-        The order is that of the segments of all processes. Each process gets its own of them, maybe more in
-        one minibatch than in another; who has none gets one that counts nothing.
+        The segments of all processes are shuffled together. Each process yields its own segments of a
+        minibatch, so their number varies. A process without a segment in a minibatch yields one of weight 0.
 
         Args:
-            segments: segments in a minibatch of all processes; the last one may have fewer.
-            advantages: (E, steps), as the objective wants them.
-            generator: of the order; the same in all processes.
-            ranks: the processes, each with as many environments.
+            segments: segments in a minibatch of all processes; the last minibatch may have fewer.
+            advantages: (E, steps), normalised if required.
+            generator: generator of the order, with the same state in all processes.
+            ranks: the process group; all processes have the same number of environments.
         """
         number = self.n_envs * self._per_environment
         for chosen in _shuffled(number * ranks.count, segments, generator):
@@ -248,12 +249,12 @@ class SegmentBuffer:
         return replace(first, weight=torch.zeros_like(first.weight))
 
     def shuffled(self, segments: int, generator: torch.Generator) -> Sequence[Tensor]:
-        """Numbers of all segments in random order, ``segments`` at a time."""
+        """Return the numbers of all segments in random order, in minibatches of ``segments``."""
         number = self.n_envs * self._per_environment
         return [chosen.to(self.hidden.device) for chosen in _shuffled(number, segments, generator)]
 
     def segments(self, chosen: Tensor, advantages: Tensor) -> Segments:
-        """The chosen segments (B,), numbered environment by environment."""
+        """Return the segments with numbers ``chosen`` (B,), counted environment by environment."""
         rows = partial(self.rows, chosen=chosen)
         obs = {key: rows(x) for key, x in self.obs.items()} if isinstance(self.obs, dict) else rows(self.obs)
         environment, number = chosen // self._per_environment, chosen % self._per_environment
@@ -272,7 +273,7 @@ class SegmentBuffer:
         )
 
     def rows(self, x: Tensor, chosen: Tensor) -> Tensor:
-        """The steps of the chosen segments (B,) in x (E, steps, ...), in a row: (B T, ...)."""
+        """Return the steps of the chosen segments (B,) of x (E, steps, ...), flattened: (B T, ...)."""
         return x.unflatten(1, (-1, self.segment_length)).flatten(0, 1)[chosen].flatten(0, 1)
 
     @property
@@ -284,11 +285,11 @@ class SegmentBuffer:
         return self.index.position, self.index.episode
 
     def _after_memory(self, x: Tensor) -> Tensor:
-        """The steps of the rollout in x (E, M + steps), as (E, S, T)."""
+        """Return the steps of the rollout in x (E, M + steps) by segment, (E, S, T)."""
         return x[:, self.memory_length :].unflatten(1, (-1, self.segment_length))
 
     def _memory_before(self, environment: Tensor, number: Tensor) -> State:
-        """What was remembered before segment ``number`` (B,) of each ``environment`` (B,)."""
+        """Return the memory before segment ``number`` (B,) of ``environment`` (B,)."""
         hidden = _windows(self.hidden, 2, self.memory_length, self.segment_length)[:, environment, number]
         position, episode = (
             _windows(x, 1, self.memory_length, self.segment_length)[environment, number]
@@ -299,12 +300,12 @@ class SegmentBuffer:
 
 
 def _shuffled(number: int, size: int, generator: torch.Generator) -> Sequence[Tensor]:
-    """Whole numbers below ``number`` in random order, ``size`` at a time."""
+    """Return the integers below ``number`` in random order, in batches of ``size``."""
     return torch.randperm(number, generator=generator).split(size)
 
 
 def _windows(x: Tensor, axis: int, length: int, stride: int) -> Tensor:
-    """Stretches of ``length`` along ``axis``, ``stride`` apart, in a new axis before it: a view."""
+    """Return windows of ``length`` along ``axis``, ``stride`` apart, in a new axis before it, as a view."""
     return x.unfold(axis, length, stride).movedim(-1, axis + 1)
 
 
@@ -319,7 +320,7 @@ def _empty_observations(space: spaces.Space, batch: tuple[int, int], device: tor
 
 
 def _empty_actions(space: spaces.Space, batch: tuple[int, int], device: torch.device) -> Tensor:
-    """As SB3's distributions sample them: Box actions flat, choices as whole numbers."""
+    """Return zeros in the format of SB3's distributions: Box actions flattened, discrete ones as int64."""
     whole = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
     dtype = torch.long if whole else torch.float32
     shape = (spaces.utils.flatdim(space),) if isinstance(space, spaces.Box) else space.shape

@@ -13,9 +13,9 @@ _OWN_BUFFER = Refused(
     neutral=(None, {}),
 )
 _STORED_SPACE = Refused(
-    "the file holds the spaces; pass env=... to use it in another environment of the same"
+    "the file holds the spaces; pass env=... to use the agent in another environment with the same spaces"
 )
-_LAYERS = "the transformer takes the place of {}; use core=gtrxl({})"
+_LAYERS = "the transformer replaces {}; use core=gtrxl({})"
 _ACTIVATION = Refused(
     "the activation belongs to the transformer; use core=TransformerSpec(activation='gelu', ...)"
 )

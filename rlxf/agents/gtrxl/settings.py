@@ -1,4 +1,4 @@
-"""What is checked and made ready before training starts."""
+"""Validation and defaults of training arguments."""
 
 import warnings
 from typing import Any
@@ -29,17 +29,19 @@ from rlxf.envs.vector import as_vec_env, has_filler_rows, shows_filler_rows
 from rlxf.training.joining import here
 
 ROLLOUT_STEPS = 2048
-"""Steps of a rollout, over all environments, where ``n_steps`` is not given: as in SB3's PPO."""
+"""Minimum steps of a rollout over all environments if ``n_steps`` is None, as in SB3's PPO."""
 BATCH_STEPS = 256
-"""Steps of a minibatch, where ``batch_size`` is not given."""
+"""Minimum steps of a minibatch if ``batch_size`` is None."""
 
 
 def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, seed: int | None) -> Any:
-    """What SB3 understands: an id becomes this process's part of ``n_envs``, a ``VectorEnv`` is adapted.
+    """Convert ``env`` to a type that SB3 accepts.
+
+    For an id, this process's share of ``n_envs`` environments is created. A ``VectorEnv`` is wrapped.
 
     Raises:
-        ValueError: if there is no such environment or ``n_envs`` is less than 1.
-        TypeError: if a space is not supported, or ``env`` is nothing to train in.
+        ValueError: if the id is unknown, or ``n_envs`` is less than 1.
+        TypeError: if a space is not supported, or ``env`` is not an environment.
     """
     if env is None:
         return None
@@ -54,28 +56,28 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
 
 
 def default_n_steps(env: Env | VecEnv | None, n_envs: int, segment_length: int) -> int:
-    """Steps of each environment that make a rollout of at least `ROLLOUT_STEPS`, in whole segments.
+    """Return the steps of each environment for a rollout of at least `ROLLOUT_STEPS`, in whole segments.
 
     Args:
         env: the training environments; None if they are not known yet.
-        n_envs: environments of all processes where ``env`` is not known.
+        n_envs: environments of all processes if ``env`` is None.
         segment_length: steps of a segment.
     """
-    of_one_process = env.num_envs if isinstance(env, VecEnv) else 1
-    number = n_envs if env is None else of_one_process * here().count
+    per_process = env.num_envs if isinstance(env, VecEnv) else 1
+    number = n_envs if env is None else per_process * here().count
     segments = -(-ROLLOUT_STEPS // max(1, number * segment_length))
     return max(1, segments) * segment_length
 
 
 def default_batch_size(segment_length: int) -> int:
-    """Steps of a minibatch: whole segments, and at least `BATCH_STEPS`."""
+    """Return the steps of a minibatch: whole segments, and at least `BATCH_STEPS`."""
     return max(1, -(-BATCH_STEPS // max(1, segment_length))) * segment_length
 
 
 def check_sizes(n_steps: int | None, segment_length: int, batch_size: int, n_epochs: int) -> None:
-    """Raise ValueError unless the rollout is a whole number of segments and minibatches hold some.
+    """Raise ValueError unless rollouts and minibatches consist of whole segments and sizes are positive.
 
-    ``n_steps`` may be None: `default_n_steps` are whole segments.
+    ``n_steps`` may be None, since `default_n_steps` returns whole segments.
     """
     n_steps = segment_length if n_steps is None else n_steps
     sizes = {"segment_length": segment_length, "n_steps": n_steps, "n_epochs": n_epochs}
@@ -97,7 +99,7 @@ def check_coefficients(
     advantage_epsilon: float,
     reconstruction_coef: float,
 ) -> None:
-    """Raise ValueError unless each number is in its range; NaN is in none."""
+    """Raise ValueError unless each number is in its range; NaN is never allowed."""
     discounts = {"gamma": gamma, "gae_lambda": gae_lambda, "critic_lambda": critic_lambda}
     for name, value in discounts.items():
         if value is not None and not 0 <= value <= 1:
@@ -109,16 +111,20 @@ def check_coefficients(
         if not value > 0:
             raise ValueError(f"{name} must be more than 0, got {value}")
     if target_kl is not None and not target_kl > 0:
-        raise ValueError(f"target_kl must be more than 0, or None for no bound, got {target_kl}")
+        raise ValueError(f"target_kl must be more than 0, or None for no limit, got {target_kl}")
 
 
 def check_schedule(name: str, value: float | Schedule, progress: float = 1.0) -> None:
-    """Raise ValueError unless a number is finite and at least 0, or what a schedule gives; TypeError if none.
+    """Raise unless a number, or the value of a schedule, is finite and at least 0.
 
     Args:
-        name: for the message.
+        name: name of the argument, for the message.
         value: a number, or a function of the progress remaining.
-        progress: where the function is looked at: 1 at its start, 0 at its end.
+        progress: progress remaining at which a function is evaluated: 1 at the start, 0 at the end.
+
+    Raises:
+        ValueError: if the number is negative or not finite.
+        TypeError: if there is no number.
     """
     given = value(progress) if callable(value) else value
     if not hasattr(given, "__float__"):
@@ -131,35 +137,35 @@ def check_has_env(env: VecEnv | None) -> None:
     """Raise ValueError if the agent has no training environment."""
     if env is None:
         raise ValueError(
-            "the agent was loaded without an environment and has none to learn in: load it with "
-            "load(path, env=...), or call set_env(...) before learn"
+            "the agent was loaded without an environment to train in: load it with load(path, env=...), or "
+            "call set_env(...) before learn"
         )
 
 
 def policy_named(name: str) -> type[BasePolicy]:
-    """Look up a policy by its name here or in Stable-Baselines3.
+    """Return a policy class by its name in rlxf or Stable-Baselines3.
 
     Raises:
-        ValueError: if there is none; the message lists them and names the most similar one.
+        ValueError: if the name is unknown; the message lists all names and the most similar one.
     """
     known = POLICIES | SB3_POLICIES
     if name not in known:
         raise ValueError(
-            f"there is no policy {name!r}; use one of {', '.join(POLICIES)}{nearest(name, list(known))}"
+            f"unknown policy {name!r}; use one of {', '.join(POLICIES)}{nearest(name, list(known))}"
         )
     return known[name]
 
 
 def check_value_clipping(clip_range_vf: float | Schedule | None) -> None:
-    """Raise as `check_schedule`, and ValueError if the bound is 0, so that values never change."""
+    """Raise like `check_schedule`, and ValueError if the bound is 0, which would freeze the values."""
     if clip_range_vf is not None:
         check_schedule("clip_range_vf", clip_range_vf)
     if clip_range_vf == 0:
-        raise ValueError("clip_range_vf must be more than 0, or None for no bound, got 0")
+        raise ValueError("clip_range_vf must be more than 0, or None for no clipping, got 0")
 
 
 def check_policy(policy: type[BasePolicy], observation_space: spaces.Space) -> None:
-    """Raise ValueError unless the policy is made for such observations."""
+    """Raise ValueError unless the policy supports the observation space; TypeError if it is another class."""
     if not issubclass(policy, GTrXLPolicy):
         raise TypeError(
             f"policy must be one of {', '.join(POLICIES)}, or a class derived from one; got {policy}"
@@ -171,54 +177,54 @@ def check_policy(policy: type[BasePolicy], observation_space: spaces.Space) -> N
     needs_image = issubclass(policy, CnnGTrXLPolicy)
     if needs_dict != has_dict or (needs_image and policy_for(observation_space) != CnnGTrXLPolicy.__name__):
         raise ValueError(
-            f"{policy.__name__} does not suit the observation space {observation_space}; "
+            f"{policy.__name__} does not support the observation space {observation_space}; "
             f"use {policy_for(observation_space)!r}"
         )
 
 
 SMALLEST_IMAGE = 36
-"""Height and width, in pixels, from which SB3's ``NatureCNN`` can read an image."""
+"""Minimum height and width, in pixels, of images for SB3's ``NatureCNN``."""
 
 
 def warn_of_flattened_images(policy: BasePolicy) -> None:
-    """Warn if the policy flattens images that `CnnGTrXLPolicy` could read."""
+    """Warn if the policy flattens images that `CnnGTrXLPolicy` supports."""
     space = policy.observation_space
     flattens = isinstance(policy, MlpGTrXLPolicy) and policy.features_extractor_class is FlattenExtractor
     is_image = policy_for(space) == CnnGTrXLPolicy.__name__
     if flattens and is_image and sorted(space.shape or ())[-2] >= SMALLEST_IMAGE:
         warnings.warn(
-            f"{type(policy).__name__} flattens images of shape {space.shape} and loses which pixels are "
-            f"neighbours: use 'CnnGTrXLPolicy', which reads them with convolutions",
+            f"{type(policy).__name__} flattens images of shape {space.shape} and loses their spatial "
+            f"structure: use 'CnnGTrXLPolicy', which reads them with convolutions",
             stacklevel=4,
         )
 
 
 def warn_of_filler_rows(env: VecEnv, observation: Any) -> bool:
-    """Warn if an observation of an agent's own environments holds filler rows; returns whether it does."""
+    """Warn if an observation of the agent's environments holds filler rows; return whether it does."""
     if not shows_filler_rows(env, observation):
         return False
     warnings.warn(
-        "with across_episodes=True predict takes filler rows, of which the agent learned none, for steps "
-        "and remembers them: predict in environments with autoreset_mode=AutoresetMode.SAME_STEP",
+        "with across_episodes=True predict treats filler rows as steps and stores them in memory, although "
+        "training skips them: predict in environments with autoreset_mode=AutoresetMode.SAME_STEP",
         stacklevel=3,
     )
     return True
 
 
 def check_whole_blocks(core: TransformerSpec, env: VecEnv) -> None:
-    """Raise ValueError if filler rows would stand in the blocks of a memory: across episodes they would."""
+    """Raise ValueError if filler rows would break the blocks of a `Compressive` memory across episodes."""
     if isinstance(core.memory, Compressive) and has_filler_rows(env):
         raise ValueError(
-            f"autoreset_mode=NEXT_STEP puts a filler row behind each episode, and with across_episodes=True "
-            f"no block of {core.memory} in which one stands is ever whole, so it would be forgotten; make "
-            f"the environments with autoreset_mode=AutoresetMode.SAME_STEP"
+            f"autoreset_mode=NEXT_STEP inserts a filler row after each episode, and with "
+            f"across_episodes=True {core.memory} would discard every block with a filler row as incomplete; "
+            f"create the environments with autoreset_mode=AutoresetMode.SAME_STEP"
         )
 
 
 def stack_observations(
     observations: list[np.ndarray] | list[dict[str, np.ndarray]],
 ) -> np.ndarray | dict[str, np.ndarray]:
-    """N single observations as one batch."""
+    """Stack N single observations to a batch."""
     if isinstance(observations[0], dict):
         return {key: np.stack([obs[key] for obs in observations]) for key in observations[0]}
     return np.stack(observations)

@@ -1,4 +1,4 @@
-"""One update of PPO: the loss of a minibatch of segments, and the steps of the optimiser."""
+"""PPO loss of a minibatch of segments, and the optimizer steps of an update."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -22,14 +22,14 @@ from rlxf.training.ranks import Ranks
 class Objective:
     """``-clipped objective + vf_coef (V - return)^2 - ent_coef entropy + reconstruction_coef error``.
 
-    To this comes what the transformer adds, such as the penalty of long spans: "penalty".
+    Auxiliary losses of the transformer are added, e.g. "penalty" for long attention spans.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, equation 9.
 
     Args:
         clip_range: epsilon of the clipped objective.
         clip_range_vf: largest difference of a value from that of the rollout, in units of the returns; None
-            for no bound.
+            for no clipping.
         ent_coef: weight of the entropy.
         vf_coef: weight of the value loss, already divided by the variance of returns.
         reconstruction_coef: weight of the observation reconstruction loss.
@@ -42,7 +42,7 @@ class Objective:
     reconstruction_coef: float
 
     def __call__(self, policy: GTrXLPolicy, batch: Segments) -> dict[str, Tensor]:
-        """Means over the real steps of a batch: "loss", and its parts under SB3's names."""
+        """Return means over the steps of weight 1 in a minibatch: "loss", and its terms with SB3's names."""
         exits = policy.exits(batch.obs, batch.previous, batch.index, batch.state)
         added = added_parts(policy, exits, batch, self.vf_coef)
         latent = exits.outputs[-1].flatten(0, 1)
@@ -72,14 +72,14 @@ class Objective:
 
 @dataclass
 class Update:
-    """Takes the optimiser's steps and notes what they did.
+    """Optimizer steps of an update, with their metrics.
 
     Args:
-        policy: what is trained.
-        objective: gives what is minimised, "loss", and its parts, for a minibatch.
-        max_grad_norm: longer gradients are shortened to it.
-        target_kl: stop when a minibatch's KL exceeds 1.5 times this; None for never.
-        ranks: the processes that share a minibatch; each learns from its part, and all stop together.
+        policy: the policy to train.
+        objective: returns "loss" and its terms for a minibatch.
+        max_grad_norm: largest norm of the gradient.
+        target_kl: stop if the KL divergence of a minibatch exceeds 1.5 times this; None for never.
+        ranks: the process group; each process has a part of a minibatch, and all stop together.
     """
 
     policy: GTrXLPolicy
@@ -90,10 +90,10 @@ class Update:
     _notes: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
     def epoch(self, minibatches: Iterable[Any]) -> bool:
-        """Learn from each minibatch once; False if the policy has moved far enough.
+        """Take an optimizer step for each minibatch; return False if ``target_kl`` stopped the update.
 
         Raises:
-            NumericalError: before the step from a loss or a gradient that is not finite.
+            NumericalError: before the optimizer step, if the loss or a gradient is not finite.
         """
         for batch in minibatches:
             parts = self.ranks.pooled(self.objective(self.policy, batch), batch.weight.sum())
@@ -105,7 +105,7 @@ class Update:
         return True
 
     def means(self) -> dict[str, float]:
-        """Mean of each part over the minibatches so far."""
+        """Return the mean of each metric over the minibatches so far."""
         return {name: torch.stack(values).mean().item() for name, values in self._notes.items()}
 
     def _step(self, parts: dict[str, Tensor]) -> None:

@@ -8,10 +8,12 @@ from torch import Tensor, nn
 from rlxf.training import CheckpointError
 
 LEAST_DEVIATION = 1e-2
-"""Smallest standard deviation of returns that values are measured in. Before the first nonzero reward the
-returns are the rounding noise of the critic itself, and must not be scaled up."""
+"""Lower bound of the standard deviation of returns.
+
+Before the first nonzero reward, returns are only the critic's own noise, which must not be amplified.
+"""
 LEAST_RATE = 0.05
-"""Weight of the newest rollout in the statistics once 20 rollouts have been seen."""
+"""Weight of the newest rollout in the statistics after the first 20 rollouts."""
 
 MEAN = "value_net.mean"
 MOST = {
@@ -23,9 +25,9 @@ MOST = {
 
 
 def check_statistics(state: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError if the statistics in the weights are not possible for `PopArtHead`.
+    """Raise CheckpointError if the statistics in the weights are invalid for `PopArtHead`.
 
-    The mean and the standard deviation must be finite numbers of float32, in which values are computed.
+    Mean and standard deviation must be finite in float32, the dtype of values.
 
     Args:
         state: the policy's ``state_dict``.
@@ -43,18 +45,18 @@ def check_statistics(state: Mapping[str, Tensor]) -> None:
 class PopArtHead(nn.Linear):
     r"""``V = mu + sigma (w^T h + b)``, with the mean mu and standard deviation sigma of the returns.
 
-    The linear layer predicts targets of mean 0 and variance 1 for any scale of the rewards, so one learning
-    rate fits tasks whose returns are 1 and tasks whose returns are -1000. `update` moves mu and sigma to the
-    returns of a rollout and rescales w and b such that every value stays what it was:
-    ``w' = sigma w / sigma'`` and ``b' = (sigma b + mu - mu') / sigma'``.
+    The linear layer predicts targets of mean 0 and variance 1 for any scale of the rewards. The same learning
+    rate therefore works for returns of 1 and of -1000. `update` moves mu and sigma to the returns of a
+    rollout and rescales w and b so that all values are preserved: ``w' = sigma w / sigma'`` and
+    ``b' = (sigma b + mu - mu') / sigma'``.
 
-    The first 20 rollouts count equally in the statistics; afterwards they are an exponential moving average,
-    so that the large returns of an early policy do not determine the scale for ever.
+    The first 20 rollouts have equal weights in the statistics. Afterwards the statistics are an exponential
+    moving average, so that the large returns of an early policy lose their influence on the scale.
 
     Source: van Hasselt et al. 2016, arXiv:1602.07714, section 2 ("preserving outputs precisely").
 
     Args:
-        width: features C of an output of the transformer.
+        width: features C of the transformer's outputs.
     """
 
     mean: Tensor
@@ -69,17 +71,17 @@ class PopArtHead(nn.Linear):
 
     @property
     def deviation(self) -> Tensor:
-        """sigma, at least `LEAST_DEVIATION`; a float64 scalar."""
+        """Standard deviation sigma, at least `LEAST_DEVIATION`; a float64 scalar."""
         return self.variance.sqrt().clamp(min=LEAST_DEVIATION)
 
     def forward(self, latent: Tensor) -> Tensor:
-        """Values of outputs (..., C), in units of the rewards: (..., 1)."""
+        """Return the values of outputs (..., C), in units of the rewards: (..., 1)."""
         mean, deviation = self.mean.to(latent.dtype), self.deviation.to(latent.dtype)
         return mean + deviation * super().forward(latent)
 
     @torch.no_grad()
     def update(self, returns: Tensor) -> None:
-        """Update the statistics with the returns (N,) of a rollout; all values stay unchanged."""
+        """Update the statistics with the returns (N,) of a rollout; all values are preserved."""
         mean, deviation = self.mean.clone(), self.deviation
         self._update_statistics(returns.double())
         ratio = deviation / self.deviation

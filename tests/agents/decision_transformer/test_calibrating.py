@@ -94,17 +94,17 @@ def test_without_a_valid_threshold_no_token_exits_early():
 def test_equal_seeds_give_equal_risks():
     one, other = (agent().calibrate(0.5, 0.5, LAST, steps=3) for _ in range(2))
     assert np.array_equal(one.risk, other.risk)
-    assert "keeps the promise" in [column.header for column in one.table().columns]
+    assert "guaranteed" in [column.header for column in one.table().columns]
 
 
 def test_invalid_arguments_are_refused():
-    with pytest.raises(ValueError, match="only the depth CALM"):
+    with pytest.raises(ValueError, match="only a core with depth=CALM"):
         agent(TransformerSpec().depth).calibrate()
-    with pytest.raises(ValueError, match="thresholds must fall"):
+    with pytest.raises(ValueError, match="thresholds must be strictly decreasing"):
         agent().calibrate(thresholds=(0.5, 0.5))
-    with pytest.raises(ValueError, match="thresholds must fall"):
+    with pytest.raises(ValueError, match="thresholds must be strictly decreasing"):
         agent().calibrate(thresholds=())
-    with pytest.raises(ValueError, match="within 1 and 0"):
+    with pytest.raises(ValueError, match="decreasing numbers from 1 to 0"):
         agent().calibrate(thresholds=(0.5, -3.0))
     with pytest.raises(TypeError, match="must be a number, got 'a'"):
         agent().calibrate(thresholds=["a"])
@@ -126,11 +126,11 @@ def test_training_resets_the_threshold():
     one.calibrate(0.9, 0.5, LAST)
     threshold = one.policy.transformer.depth.threshold
     assert threshold != 0.6
-    with pytest.warns(UserWarning, match="calibrated with other weights.* 0.6 again"):
+    with pytest.warns(UserWarning, match="calibrated for weights that now change.* reset to 0.6"):
         one.learn(1)
     assert threshold == threshold.new_tensor(0.6)
 
 
 def test_remember_refuses_early_exits():
-    with pytest.raises(ValueError, match="leaves early"):
+    with pytest.raises(ValueError, match="exits early"):
         agent().remember(DATA, KNNLM(2))

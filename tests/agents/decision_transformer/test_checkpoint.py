@@ -201,7 +201,7 @@ def test_weights_of_another_shape_are_refused(tmp_path):
     small_agent().save(tmp_path / "agent.zip")
     with pytest.raises(
         CheckpointError,
-        match=r"fit the core that was passed: the file's has \w+=\S+, the one passed \w+=\S+; load",
+        match=r"core that was passed: the core in the file has \w+=\S+, the one passed \w+=\S+; load",
     ):
         DecisionTransformer.load(tmp_path / "agent.zip", core=PLAIN, device="cpu")
 

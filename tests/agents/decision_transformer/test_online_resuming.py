@@ -180,7 +180,7 @@ def test_unsuitable_checkpoints_are_refused(fresh, tmp_path):
     ):
         fresh().learn(STEPS, resume_from=tmp_path / "online")
     fresh().learn_online(STEPS, callback=Checkpoints(CheckpointFolder(tmp_path / "whole"), 999), **OPTIONS)
-    with pytest.raises(ResumeError, match="has 120 of them already, got steps=120"):
+    with pytest.raises(ResumeError, match="has reached 120 already, got steps=120"):
         fresh().learn_online(STEPS, resume_from=tmp_path / "whole", **OPTIONS)
     fresh().learn(2, Checkpoints(CheckpointFolder(tmp_path / "offline"), 0))
     with pytest.raises(CheckpointError, match="was not written during learn_online"):

@@ -134,7 +134,7 @@ def refusals():
 def test_unsupported_methods_are_refused_under_torchrun():
     for division, kernel, *others in on_ranks(2, lambda: list(refusals())):
         assert "batch_size is 7 over all, and cannot be divided among 2" in division
-        assert "moves its centroids by the tokens that one process reads" in kernel
+        assert "updates its centroids from the tokens of one process" in kernel
         names = ("learn_online", "learn_from", "MaskedPretraining")
         assert others == [
             f"{name} is for one process, and here are 2: start it without torchrun" for name in names

@@ -181,7 +181,7 @@ def test_a_trained_gate_predicts_better_than_equal_weights(space):
 
 def test_an_agent_with_a_datastore_cannot_be_trained():
     agent = small_agent().remember(others(), KNNLM(k=4))
-    with pytest.raises(ValueError, match=r"an agent that remembers cannot learn.*forget\(\)"):
+    with pytest.raises(ValueError, match=r"remembers trajectories cannot be trained.*forget\(\)"):
         agent.learn(1)
     agent.forget().learn(1)
 
@@ -222,7 +222,7 @@ def test_trajectories_of_other_spaces_are_refused():
 
 
 def test_more_neighbours_than_steps_are_refused():
-    with pytest.raises(ValueError, match="KNNLM k=27 neighbours, but the data have 26 steps"):
+    with pytest.raises(ValueError, match="KNNLM needs k=27 neighbours, but the data have only 26 steps"):
         small_agent().remember(others(), KNNLM(k=27))
 
 
@@ -247,8 +247,8 @@ def test_a_gate_is_not_learned_from_one_episode():
         (lambda memory, _: memory.update(gate=torch.zeros(3)), "'gate' has shape"),
         (lambda memory, _: memory.update(keys=memory["keys"][:, :5], gate=memory["gate"][:5]), "width 5"),
         (lambda memory, _: memory.update(keys=memory["keys"][:5]), "needs keys"),
-        (lambda memory, _: memory.update(values=memory["values"] + 3), "not its actions"),
-        (lambda memory, _: memory.update(values=memory["values"].float()), "not its actions"),
+        (lambda memory, _: memory.update(values=memory["values"] + 3), "no actions of the agent"),
+        (lambda memory, _: memory.update(values=memory["values"].float()), "no actions of the agent"),
         (lambda _, head: head.update(name="Magic"), "no head named 'Magic'"),
         (lambda _, head: head.update(k=1000), "k=1000"),
     ],

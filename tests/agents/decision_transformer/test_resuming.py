@@ -143,7 +143,7 @@ def test_a_checkpoint_with_other_settings_is_refused(tmp_path, changes, message)
 
 def test_a_finished_run_is_refused(tmp_path):
     small_agent().learn(2).save(tmp_path / "done.zip")
-    with pytest.raises(ValueError, match="has 2 of them already, got steps=2; ask for more"):
+    with pytest.raises(ValueError, match="has reached 2 already, got steps=2; use a larger steps"):
         small_agent().learn(2, resume_from=tmp_path / "done.zip")
 
 

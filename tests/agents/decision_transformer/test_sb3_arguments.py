@@ -64,10 +64,10 @@ def test_refused_arguments_of_learn_online(name):
 
 def test_a_missing_gpu_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ValueError, match="device='cuda' asks for a GPU, and torch finds none"):
+    with pytest.raises(ValueError, match="device='cuda' requires a GPU that does not exist"):
         DecisionTransformer(some_trajectories(), device="cuda")
     small_agent().save(tmp_path / "agent")
-    with pytest.raises(ValueError, match="device='cuda' asks for a GPU, and torch finds none"):
+    with pytest.raises(ValueError, match="device='cuda' requires a GPU that does not exist"):
         DecisionTransformer.load(tmp_path / "agent", device="cuda")
 
 

@@ -1,4 +1,4 @@
-"""Memory that outlasts episodes: attention sees across their ends, returns do not."""
+"""Memory that persists across episodes: attention crosses their ends, returns do not."""
 
 import warnings
 from dataclasses import replace
@@ -36,20 +36,20 @@ from tests.attention.specs import SHORT
 ENDING = ("LearnedAbsolute", "Multiplicative", "Tupe", "Floater")
 
 
-def lasting(env, **changes):
+def persistent_agent(env, **changes):
     return small_agent(env, across_episodes=True, **changes)
 
 
 @settings(max_examples=4, deadline=None)
 @given(ends=st.lists(st.lists(st.integers(0, 2), min_size=8, max_size=24), min_size=1, max_size=3))
-def test_acting_is_learning_whatever_ends(ends):
-    assert_acts_as_it_learns(lasting(scripts(ends)))
+def test_acting_equals_learning_for_any_episode_ends(ends):
+    assert_acts_as_it_learns(persistent_agent(scripts(ends)))
 
 
 @settings(max_examples=3, deadline=None)
 @given(ends=st.lists(st.lists(st.integers(0, 2), min_size=8, max_size=24), min_size=1, max_size=3))
-def test_acting_is_learning_with_filler_rows(ends):
-    assert_acts_as_it_learns(lasting(as_vec_env(next_step_scripts(ends))), number=3)
+def test_acting_equals_learning_with_filler_rows(ends):
+    assert_acts_as_it_learns(persistent_agent(as_vec_env(next_step_scripts(ends))), number=3)
 
 
 def chosen(axis, name):
@@ -57,13 +57,13 @@ def chosen(axis, name):
 
 
 @pytest.mark.parametrize("name", TECHNIQUES["position"])
-def test_positions_go_on_or_are_refused(name):
+def test_limited_positions_are_rejected(name):
     core = replace(small_core(), position=chosen("position", name))
     if name in ENDING:
-        with pytest.raises(ValueError, match=rf"across_episodes=True counts positions on .*{name}"):
-            lasting(scripts(shifted(2)), core=core)
+        with pytest.raises(ValueError, match=rf"across_episodes=True positions grow .*{name}"):
+            persistent_agent(scripts(shifted(2)), core=core)
         return
-    agent = lasting(scripts(shifted(2)), core=core)
+    agent = persistent_agent(scripts(shifted(2)), core=core)
     far = Index.range(2, 5, start=10**6)
     with torch.no_grad():
         y, _ = agent.policy.transformer.encode(torch.randn(2, 5, core.width), far)
@@ -72,24 +72,24 @@ def test_positions_go_on_or_are_refused(name):
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_blocks_that_filler_rows_would_break_are_refused(wrapped):
+def test_compressive_memory_with_filler_rows_is_rejected(wrapped):
     core = replace(small_core(), memory=Compressive(2, 4, 3), pattern=Full())
     env = as_vec_env(next_step_scripts(shifted(2)))
-    agent = lasting(VecNormalize(env) if wrapped else env, core=core)
-    with pytest.raises(ValueError, match=r"filler row .* no block .*Compressive.*SAME_STEP"):
+    agent = persistent_agent(VecNormalize(env) if wrapped else env, core=core)
+    with pytest.raises(ValueError, match=r"filler row .*Compressive.* discard every block .*SAME_STEP"):
         agent.learn(32)
     assert agent.num_timesteps == 0
     agent.set_env(scripts(shifted(2)))
     assert_acts_as_it_learns(agent, number=3)
 
 
-def test_where_blocks_fill_up_filler_rows_are_welcome():
+def test_compressive_memory_with_filler_rows_works_within_episodes():
     core = replace(small_core(), memory=Compressive(2, 4, 3), pattern=Full())
     assert_acts_as_it_learns(small_agent(next_step_scripts(shifted(2)), core=core), number=3)
 
 
-def test_positions_count_on_and_there_is_one_episode():
-    agent = lasting(scripts(shifted(2)))
+def test_positions_continue_across_episodes():
+    agent = persistent_agent(scripts(shifted(2)))
     for number, buffer in enumerate(rollouts(agent, 2)):
         steps = torch.arange(16 * number, 16 * (number + 1))
         assert torch.equal(buffer.index.position[:, MEMORY:], steps.expand(2, -1))
@@ -98,7 +98,7 @@ def test_positions_count_on_and_there_is_one_episode():
 
 
 @pytest.mark.parametrize("across", [True, False])
-def test_what_an_earlier_episode_showed_is_known_only_across(across):
+def test_earlier_episode_affects_actions_only_across_episodes(across):
     agent = small_agent(
         scripts(shifted(1), action_space=ACTIONS["Box"]), across_episodes=across, previous_action=False
     )
@@ -111,8 +111,8 @@ def test_what_an_earlier_episode_showed_is_known_only_across(across):
     assert (first[3:] != second[3:]).any() == across
 
 
-def test_the_action_before_is_known_across():
-    agent = lasting(scripts(shifted(1), action_space=ACTIONS["Box"]))
+def test_previous_action_persists_across_episodes():
+    agent = persistent_agent(scripts(shifted(1), action_space=ACTIONS["Box"]))
     observation = np.zeros((1, 3), np.float32)
     _, state = agent.predict(observation)
     acting = state.copy()
@@ -125,8 +125,8 @@ def test_the_action_before_is_known_across():
 @pytest.mark.parametrize("ends", [shifted(ENVS), [[TERMINATED]] * ENVS], ids=["many", "always"])
 @pytest.mark.parametrize("across", [True, False])
 @pytest.mark.parametrize("world", [scripts, next_step_scripts])
-def test_the_action_before_is_the_last_that_was_executed(world, across, ends):
-    """Across episodes also that of the episode before; without, nothing at a first step."""
+def test_previous_action_is_last_executed_action(world, across, ends):
+    """Across episodes this includes the last action of the previous episode."""
     agent = small_agent(world(ends), across_episodes=across)
     before = torch.zeros(ENVS, 3)
     for buffer in rollouts(agent, 3):
@@ -138,32 +138,32 @@ def test_the_action_before_is_the_last_that_was_executed(world, across, ends):
             before[rows] = (executed[:, t] * known[:, None])[rows]
 
 
-def test_starts_change_nothing_and_no_state_is_a_beginning():
-    agent = lasting(scripts(shifted(1), action_space=ACTIONS["Box"]))
+def test_episode_start_has_no_effect_across_episodes():
+    agent = persistent_agent(scripts(shifted(1), action_space=ACTIONS["Box"]))
     seen = np.random.default_rng(0).uniform(-1, 1, (7, 2, 3)).astype(np.float32)
     never, always = (np.full((7, 2), starts) for starts in (False, True))
-    said, unsaid = (play(agent, seen, starts)[0] for starts in (always, never))
-    np.testing.assert_array_equal(said, unsaid)
-    np.testing.assert_array_equal(play(agent, seen, never)[0], unsaid)  # the first call left nothing behind
+    with_starts, without_starts = (play(agent, seen, starts)[0] for starts in (always, never))
+    np.testing.assert_array_equal(with_starts, without_starts)
+    np.testing.assert_array_equal(play(agent, seen, never)[0], without_starts)  # calls are independent
 
 
 def test_returns_end_with_the_episode():
-    agent = lasting(scripts([[0, 0, TERMINATED]] * 2), gamma=0.9, gae_lambda=0.8)
+    agent = persistent_agent(scripts([[0, 0, TERMINATED]] * 2), gamma=0.9, gae_lambda=0.8)
     for buffer in rollouts(agent, 1):
         slow = torch.zeros(2, 16)
         for env in range(2):
             following = 0.0
             for t in reversed(range(15)):
-                goes_on = 0.0 if buffer.dones[env, t] else 1.0
-                delta = buffer.rewards[env, t] + 0.9 * goes_on * buffer.values[env, t + 1]
-                following = delta - buffer.values[env, t] + 0.72 * goes_on * following
+                not_done = 0.0 if buffer.dones[env, t] else 1.0
+                delta = buffer.rewards[env, t] + 0.9 * not_done * buffer.values[env, t + 1]
+                following = delta - buffer.values[env, t] + 0.72 * not_done * following
                 slow[env, t] = following
         torch.testing.assert_close(buffer.advantages[:, :12], slow[:, :12], atol=1e-5, rtol=1e-5)
 
 
-def test_a_cut_step_is_paid_the_value_of_its_last_observation_in_the_memory_of_all_episodes():
+def test_truncated_step_is_bootstrapped_with_memory_of_all_episodes():
     env = Recorder(scripts(shifted(ENVS)))
-    agent = lasting(env, gamma=0.9)
+    agent = persistent_agent(env, gamma=0.9)
     for buffer in rollouts(agent, 3):
         cuts = 0
         for t, (rewards, infos) in enumerate(env.steps):
@@ -177,7 +177,7 @@ def test_a_cut_step_is_paid_the_value_of_its_last_observation_in_the_memory_of_a
 
 
 @pytest.mark.parametrize("across", [True, False])
-def test_learning_on_goes_on_remembering_and_a_reset_begins_anew(across):
+def test_memory_persists_between_calls_of_learn_until_reset(across):
     agent = small_agent(scripts([[0]] * 3), across_episodes=across)
     agent.learn(3 * 16)
     agent.learn(3 * 16, reset_num_timesteps=False)
@@ -187,8 +187,8 @@ def test_learning_on_goes_on_remembering_and_a_reset_begins_anew(across):
     assert (agent.rollout_buffer.index.episode[:, :MEMORY] == -1).all()
 
 
-def test_it_is_a_setting_of_the_file(tmp_path):
-    lasting(scripts(shifted(1))).save(tmp_path / "agent")
+def test_setting_is_saved(tmp_path):
+    persistent_agent(scripts(shifted(1))).save(tmp_path / "agent")
     loaded = GTrXLPPO.load(tmp_path / "agent", device="cpu")
     assert loaded.across_episodes
     _, state = loaded.predict(np.zeros((1, 3), np.float32))
@@ -196,16 +196,16 @@ def test_it_is_a_setting_of_the_file(tmp_path):
     assert state.position.tolist() == [1]
 
 
-def test_teacher_and_student_agree_about_episodes():
+def test_teacher_and_student_need_same_setting():
     env = scripts(shifted(2))
-    student, teacher = lasting(env), small_agent(env)
+    student, teacher = persistent_agent(env), small_agent(env)
     with pytest.raises(ValueError, match="teacher has across_episodes=False, the student across_episodes=T"):
         student.learn_from(teacher, 32)
-    student.learn_from(lasting(scripts(shifted(2))), 32)
+    student.learn_from(persistent_agent(scripts(shifted(2))), 32)
 
 
 class Levers(gymnasium.Env):
-    """Episodes of one step; one of two levers pays, always the same one. Nothing is seen."""
+    """Bandit with one-step episodes, constant observations and a fixed rewarded action."""
 
     observation_space = spaces.Box(0, 1, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -222,7 +222,7 @@ class Levers(gymnasium.Env):
 
 
 class Repeats:
-    """Takes the lever that paid, if it remembers one; what a trained agent would do."""
+    """Agent that records the positions in its state."""
 
     def __init__(self, agent):
         self.agent, self.seen = agent, []
@@ -235,43 +235,43 @@ class Repeats:
 
 @pytest.mark.parametrize("across", [True, False])
 @pytest.mark.parametrize("world", [scripts, next_step_scripts])
-def test_evaluation_warns_where_filler_rows_would_be_remembered(world, across):
+def test_evaluation_warns_of_filler_rows_across_episodes(world, across):
     agent = small_agent(scripts(shifted(2)), across_episodes=across)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         evaluate(agent, world(shifted(2)), 2)
-    about = [each.filename for each in told if "filler rows" in str(each.message)]
+    about = [each.filename for each in caught if "filler rows" in str(each.message)]
     assert about == [__file__] * (across and world is next_step_scripts)
 
 
-def filler_rows_told(agent, env):
-    """How often predict warns of filler rows in a loop of a user's own."""
-    with warnings.catch_warnings(record=True) as told:
+def count_filler_warnings(agent, env):
+    """Count the warnings of filler rows from predict in a user-defined loop."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         obs, state, starts = env.reset(), None, np.ones(env.num_envs, dtype=bool)
         for _ in range(30):
             actions, state = agent.predict(obs, state, starts)
             obs, _, starts, _ = env.step(actions)
-    return sum("filler rows" in str(each.message) for each in told)
+    return sum("filler rows" in str(each.message) for each in caught)
 
 
 @pytest.mark.parametrize("wrap", [lambda env: env, VecMonitor, VecNormalize])
-def test_predict_warns_once_of_filler_rows_that_it_would_remember(wrap):
+def test_predict_warns_once_of_filler_rows(wrap):
     env = wrap(as_vec_env(next_step_scripts(shifted(2))))
     agent = small_agent(env, across_episodes=True)
-    assert filler_rows_told(agent, env) == 1
-    assert filler_rows_told(agent, env) == 0
+    assert count_filler_warnings(agent, env) == 1
+    assert count_filler_warnings(agent, env) == 0
 
 
 @pytest.mark.parametrize("across", [True, False])
-def test_predict_is_silent_where_there_are_no_filler_rows(across):
+def test_predict_does_not_warn_without_filler_rows(across):
     agent = small_agent(as_vec_env(next_step_scripts(shifted(2))), across_episodes=across)
-    assert filler_rows_told(agent, scripts(shifted(2))) == 0
+    assert count_filler_warnings(agent, scripts(shifted(2))) == 0
     agent = small_agent(as_vec_env(next_step_scripts(shifted(2))))
-    assert filler_rows_told(agent, agent.env) == 0
+    assert count_filler_warnings(agent, agent.env) == 0
 
 
-def test_evaluation_keeps_the_state_across_the_episodes_of_an_environment():
+def test_evaluation_keeps_state_across_episodes():
     env = PreviousTransition(Levers(1))
     for across, positions in ((True, [0, 1, 2, 3]), (False, [0, 0, 0, 0])):
         agent = small_agent(env, "MultiInputGTrXLPolicy", across_episodes=across, n_steps=4, batch_size=4)

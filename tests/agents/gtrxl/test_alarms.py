@@ -1,4 +1,4 @@
-"""What goes wrong is warned of, once; what is as it should be is not."""
+"""Diagnostics warn once of divergence, and not of healthy training."""
 
 import math
 import warnings
@@ -25,39 +25,39 @@ from tests.agents.gtrxl.worlds import rollouts, scripts, shifted, small_agent
     ],
     ids=str,
 )
-def test_how_little_entropy_is_too_little(space, expected):
+def test_collapse_threshold_of_each_space(space, expected):
     assert least_entropy(space) == pytest.approx(expected, abs=1e-5)
 
 
 def warned(look, updates):
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for update in updates:
             look(*update)
-    return [str(each.message) for each in told]
+    return [str(each.message) for each in caught]
 
 
-def test_a_policy_that_collapses_is_warned_of_once():
+def test_entropy_collapse_warns_once():
     collapsing = [(1.3, -5.0), (0.5, -5.0), (0.001, -6.0), (0.0005, -6.0)]
-    (told,) = warned(EntropyAlarm(spaces.Discrete(4)).look, collapsing)
-    assert "entropy is 0.001 nats, and the mean return -6 is no better than -5 at first" in told
+    (message,) = warned(EntropyAlarm(spaces.Discrete(4)).look, collapsing)
+    assert "entropy is 0.001 nats, and the mean return -6 is no better than the initial -5" in message
 
 
 @pytest.mark.parametrize(
     "updates",
     [
         [(1.3, -5.0), (0.5, -1.0), (0.0, 1.0)],  # solved
-        [(1.3, -5.0), (1.2, -6.0), (0.2, -6.0)],  # explores still
-        [(0.0, 3.0)],  # nothing to compare with
+        [(1.3, -5.0), (1.2, -6.0), (0.2, -6.0)],  # still explores
+        [(0.0, 3.0)],  # no earlier return to compare with
     ],
 )
-def test_a_policy_that_does_not_collapse_is_not_warned_of(updates):
+def test_no_warning_without_entropy_collapse(updates):
     assert warned(EntropyAlarm(spaces.Discrete(4)).look, updates) == []
 
 
-def test_values_that_explode_are_warned_of_once():
-    (told,) = warned(ValueAlarm().look, [*[(1.0, 2.0)] * 10, (400.0, 2.0), (4000.0, 2.0)])
-    assert "the value loss explodes: 400, 200 times what a constant would have, and 0.5 times" in told
+def test_exploding_value_loss_warns_once():
+    (message,) = warned(ValueAlarm().look, [*[(1.0, 2.0)] * 10, (400.0, 2.0), (4000.0, 2.0)])
+    assert "the value loss explodes: 400 is 200 times that of a constant prediction" in message
 
 
 @pytest.mark.parametrize(
@@ -65,29 +65,29 @@ def test_values_that_explode_are_warned_of_once():
     [
         [(400.0, 1e-4), *[(1.0, 1.0)] * 20],  # fresh values, before the first reward
         [*[(1e-9, 1e-4)] * 200, (0.5, 0.5), (0.4, 0.5)],  # the first reward after a long time without
-        [*[(0.5, 1.0)] * 50, *[(1e-4, 1.0)] * 50, (0.5, 1.0)],  # solved, then a mishap
+        [*[(0.5, 1.0)] * 50, *[(1e-4, 1.0)] * 50, (0.5, 1.0)],  # solved, then a single failure
         [(10.0**n, 10.0**n) for n in range(12)],  # returns and values grow alike
     ],
 )
-def test_values_that_do_not_explode_are_not_warned_of(updates):
+def test_no_warning_without_exploding_value_loss(updates):
     assert warned(ValueAlarm().look, updates) == []
 
 
-def test_an_agent_whose_policy_and_values_are_spoiled_is_warned_of():
+def test_agent_with_corrupted_policy_and_values_warns():
     agent = small_agent(VecMonitor(scripts(shifted(3))), learning_rate=1e-6, ent_coef=0.0)
-    exploring, exploding = "the policy hardly explores any more", "the value loss explodes"
+    exploring, exploding = "the policy has stopped exploring", "the value loss explodes"
     with pytest.warns(UserWarning, match=exploring), pytest.warns(UserWarning, match=exploding):
-        learn_and_spoil(agent)
+        train_and_corrupt(agent)
 
 
-def learn_and_spoil(agent):
+def train_and_corrupt(agent):
     for number, _ in enumerate(rollouts(agent, 12)):
         if number == 11:
-            spoil(agent)
+            corrupt(agent)
 
 
 @torch.no_grad()
-def spoil(agent):
+def corrupt(agent):
     agent._alarms.entropy.first_return = math.inf
     agent.policy.action_net.weight.zero_()
     agent.policy.action_net.bias.copy_(torch.tensor([0.0, 0.0, 100.0]))

@@ -1,4 +1,4 @@
-"""Bad input is a clear error before anything is learned."""
+"""Bad input raises a clear error before training."""
 
 import dataclasses
 import math
@@ -45,7 +45,7 @@ ANY_SPACE = "tests.envs.worlds:rlxf-test/AnySpace-v0"
         ({"reconstruction_coef": -0.5}, "reconstruction_coef must be at least 0, got -0.5"),
         ({"max_grad_norm": 0.0}, "max_grad_norm must be more than 0, got 0.0"),
         ({"advantage_epsilon": 0.0}, "advantage_epsilon must be more than 0, got 0.0"),
-        ({"target_kl": 0.0}, "target_kl must be more than 0, or None for no bound, got 0.0"),
+        ({"target_kl": 0.0}, "target_kl must be more than 0, or None for no limit, got 0.0"),
     ],
     ids=str,
 )
@@ -54,7 +54,7 @@ def test_a_setting_out_of_range(wrong, message):
         small_agent(TMAZE, **wrong)
 
 
-def test_the_same_settings_in_range():
+def test_settings_at_bounds_of_range():
     small_agent(TMAZE, gamma=1.0, gae_lambda=0.0, target_kl=0.01, reconstruction_coef=0.0, memory_length=8)
 
 
@@ -81,30 +81,30 @@ def test_a_core_of_wrong_size(wrong, message):
         ({"memory": None, "causal": False}, "needs causal=True"),
         ({"cross_attention": True}, "cross_attention=False"),
         ({"dropout": 0.1}, "dropout must be 0, got 0.1"),
-        ({"kernel": Performer(redraw=9), "position": RoPE()}, "draws its features anew.*set redraw=None"),
-        ({"pattern": Full()}, r"sees farther than XL\(length=8\) remembers.* use pattern=Window\(size=9\)"),
+        ({"kernel": Performer(redraw=9), "position": RoPE()}, "must have redraw=None"),
+        ({"pattern": Full()}, r"reaches farther back than XL\(length=8\).* use pattern=Window\(size=9\)"),
         (
             {"pattern": Window(10)},
-            r"sees farther than XL\(length=8\) remembers.* use pattern=Window\(size=9\)",
+            r"reaches farther back than XL\(length=8\).* use pattern=Window\(size=9\)",
         ),
         (
             {"pattern": Longformer()},
-            r"sees farther than XL\(length=8\) remembers.* use pattern=Longformer\(.*farthest=8\)",
+            r"reaches farther back than XL\(length=8\).* use pattern=Longformer\(.*farthest=8\)",
         ),
     ],
     ids=str,
 )
-def test_a_core_that_cannot_act_as_it_learns(changes, message):
+def test_core_whose_acting_differs_from_training_is_rejected(changes, message):
     with pytest.raises(ValueError, match=message):
         small_agent(TMAZE, core=dataclasses.replace(small_core(), **changes))
 
 
-def test_a_shorter_window_than_the_memory_is_fine():
+def test_window_may_be_shorter_than_memory():
     core = TransformerSpec(width=16, heads=2, memory=XL(8), pattern=Window(4))
     assert small_agent(TMAZE, core=core).core == core
 
 
-def test_the_core_is_the_gated_transformer_of_the_memory_length():
+def test_default_core_has_memory_length():
     agent = GTrXLPPO("MlpGTrXLPolicy", TMAZE, memory_length=5, n_envs=1)
     assert agent.core == gtrxl(5)
     assert agent.rollout_buffer.memory_length == 5
@@ -118,24 +118,25 @@ def test_an_unknown_environment_id():
 
 
 def test_no_environment():
-    with pytest.raises(ValueError, match="env is None: give a Gymnasium id"):
+    with pytest.raises(ValueError, match="env is None: pass a Gymnasium id"):
         small_agent(None)
 
 
 @pytest.mark.parametrize("env", [5, ["CartPole-v1"], gymnasium.Env], ids=str)
-def test_what_is_no_environment(env):
+def test_env_of_wrong_type(env):
     with pytest.raises(TypeError, match="env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got"):
         small_agent(env)
 
 
-def test_what_is_no_core():
+def test_core_of_wrong_type():
     with pytest.raises(TypeError, match="core must be a TransformerSpec, got"):
         small_agent(TMAZE, core={"width": 16})
 
 
 def test_an_unknown_policy():
     with pytest.raises(
-        ValueError, match=r"no policy 'MlpPolice'; use one of MlpGTrXLPolicy, .*; did you mean 'MlpPolicy'\?"
+        ValueError,
+        match=r"unknown policy 'MlpPolice'; use one of MlpGTrXLPolicy, .*; did you mean 'MlpPolicy'\?",
     ):
         GTrXLPPO("MlpPolice", TMAZE)
 
@@ -180,12 +181,13 @@ def test_an_unsupported_space(observation_space, action_space, message):
     ],
     ids=str,
 )
-def test_a_policy_for_another_space(policy, observation_space, right):
-    with pytest.raises(ValueError, match=rf"{policy} does not suit the observation space .*; use '{right}'"):
+def test_policy_for_another_observation_space(policy, observation_space, right):
+    message = rf"{policy} does not support the observation space .*; use '{right}'"
+    with pytest.raises(ValueError, match=message):
         small_agent(Scripted(observation_space=observation_space), policy)
 
 
-def test_so_are_those_of_an_id_and_the_wrapper_that_is_named_makes_them_readable():
+def test_error_for_id_names_wrapper_that_makes_space_supported():
     with pytest.raises(TypeError, match=r"is a Dict, .* with gymnasium\.wrappers\.FlattenObservation"):
         small_agent(ANY_SPACE)
     env = make_vec_env(ANY_SPACE, 2, wrapper_class=gymnasium.wrappers.FlattenObservation)
@@ -193,14 +195,14 @@ def test_so_are_those_of_an_id_and_the_wrapper_that_is_named_makes_them_readable
 
 
 @pytest.mark.parametrize("space", [TINY_IMAGE, spaces.Dict({"image": TINY_IMAGE})], ids=["image", "Dict"])
-def test_an_image_that_is_too_small_for_its_convolutions(space):
+def test_image_too_small_for_convolutions(space):
     policy = policy_for(space)
-    with pytest.raises(ValueError, match=r"cannot read .*Box.*needs 36 x 36 pixels"):
+    with pytest.raises(ValueError, match=r"cannot read .*Box.*needs at least 36 x 36 pixels"):
         GTrXLPPO(policy, Scripted(observation_space=space))
 
 
 class Poisoned(gymnasium.Wrapper):
-    """Puts a value into the reward or the observation of one step (0: the reset), or into its last one."""
+    """Insert a value into the reward, observation or last observation of one step (0: the reset)."""
 
     def __init__(self, env, step, where, value):
         super().__init__(env)
@@ -208,16 +210,16 @@ class Poisoned(gymnasium.Wrapper):
 
     def reset(self, **kwargs):
         obs, info = self.env.reset(**kwargs)
-        return (self._spoil(obs) if self.where == "observation" else obs), info
+        return (self._corrupt(obs) if self.where == "observation" else obs), info
 
     def step(self, action):
         self.life += 1
         obs, reward, terminated, truncated, info = self.env.step(action)
         if self.where == "reward" and self.life == self.step_number:
             reward = self.value
-        return (obs if self.where == "reward" else self._spoil(obs)), reward, terminated, truncated, info
+        return (obs if self.where == "reward" else self._corrupt(obs)), reward, terminated, truncated, info
 
-    def _spoil(self, obs):
+    def _corrupt(self, obs):
         if self.life != self.step_number:
             return obs
         part = obs["vector"] if isinstance(obs, dict) else obs
@@ -244,27 +246,27 @@ def poisoned_agent(step, where, value, observation_space=VECTOR, ends=NEVER):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["reward", "observation"])
 @pytest.mark.parametrize("observation_space", [VECTOR, SMALL_DICT], ids=["vector", "Dict"])
-def test_a_value_that_is_not_finite(where, value, observation_space):
+def test_nonfinite_reward_or_observation(where, value, observation_space):
     agent = poisoned_agent(16 + 5, where, value, observation_space)
     agent.learn(3 * 16)
-    learned = parameters(agent)
+    trained = parameters(agent)
     with pytest.raises(
         ValueError, match=rf"{where}.* of environment 1 is not finite at its step 21.*{value}"
     ):
         agent.learn(3 * 32, reset_num_timesteps=False)
-    assert same(parameters(agent), learned)
+    assert same(parameters(agent), trained)
 
 
 @pytest.mark.parametrize("where", ["reward", "observation"])
 @pytest.mark.parametrize("observation_space", [VECTOR, SMALL_DICT], ids=["vector", "Dict"])
-def test_what_is_not_finite_spoils_no_statistics(where, observation_space):
+def test_nonfinite_values_do_not_change_statistics(where, observation_space):
     keys = ["vector"] if observation_space is SMALL_DICT else None
     env = VecNormalize(poisoned(21, where, np.nan, observation_space), norm_obs_keys=keys)
     agent = small_agent(env, policy_for(observation_space)).learn(3 * 16)
-    learned = statistics(env)
+    trained = statistics(env)
     with pytest.raises(ValueError, match=rf"{where}.* of environment 1 is not finite at its step 21: nan"):
         agent.learn(3 * 32, reset_num_timesteps=False)
-    assert statistics(env) == learned
+    assert statistics(env) == trained
 
 
 def statistics(env):
@@ -274,15 +276,15 @@ def statistics(env):
 
 
 @pytest.mark.parametrize("observation_space", [VECTOR, SMALL_DICT], ids=["vector", "Dict"])
-def test_a_first_observation_that_is_not_finite(observation_space):
+def test_nonfinite_first_observation(observation_space):
     agent = poisoned_agent(0, "observation", np.nan, observation_space)
-    begun = parameters(agent)
+    initial = parameters(agent)
     with pytest.raises(ValueError, match=r"first observation.* of environment 1 is not finite at its step 0"):
         agent.learn(3 * 16)
-    assert same(parameters(agent), begun)
+    assert same(parameters(agent), initial)
 
 
-def test_a_last_observation_that_is_not_finite():
+def test_nonfinite_last_observation():
     agent = poisoned_agent(21, "last observation", np.nan, ends=CUT_AT_21)
     with pytest.raises(ValueError, match=r"last observation of environment 1 is not finite at its step 21"):
         agent.learn(3 * 32)
@@ -304,7 +306,7 @@ def test_a_schedule_that_starts_out_of_range(name, value):
 @pytest.mark.parametrize(
     "value", ["linear:0.001:0", None, lambda progress: "0.1"], ids=["str", "None", "call"]
 )
-def test_what_is_no_schedule(name, value):
+def test_schedule_of_wrong_type(name, value):
     with pytest.raises(TypeError, match=f"{name} must be a number or a function of the progress remaining"):
         small_agent(TMAZE, **{name: value})
 

@@ -1,4 +1,4 @@
-"""Learning goes on where environments raise, die or hang, from nothing but what was played."""
+"""Training continues when environments raise, die or hang, and lost steps have no influence."""
 
 import math
 import os
@@ -27,7 +27,7 @@ PLAN = ("step raises", "init raises", "step dies", "reset raises", "step exits")
 
 
 class Watch(BaseCallback):
-    """Counts what environments give."""
+    """Count lost steps and finished episodes."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class Watch(BaseCallback):
         return True
 
 
-def test_it_learns_on_whatever_breaks(tmp_path):
+def test_training_continues_after_each_kind_of_crash(tmp_path):
     with closing(breaking(tmp_path, *PLAN)) as env:
         agent = begin(lambda: env)
         before, watch = parameters(agent), Watch()
@@ -48,7 +48,7 @@ def test_it_learns_on_whatever_breaks(tmp_path):
             agent.learn(2 * ROLLOUT, watch, reset_num_timesteps=False)
         assert env.restarts == len(PLAN)
         assert env.lost_steps == watch.lost
-        assert watch.ended == len(agent.ep_info_buffer) < 100  # what broke is no finished episode
+        assert watch.ended == len(agent.ep_info_buffer) < 100  # a crashed episode does not count as finished
         assert all(torch.isfinite(weight).all() for weight in parameters(agent))
         assert not any(map(torch.equal, before, parameters(agent)))
         agent.learn(2 * ROLLOUT, reset_num_timesteps=False)
@@ -58,7 +58,7 @@ def test_it_learns_on_whatever_breaks(tmp_path):
 
 @pytest.fixture(scope="module", params=[False, True], ids=["episodes", "across episodes"])
 def broken(request, tmp_path_factory):
-    """An agent, and a rollout in which an environment broke and came back."""
+    """Return an agent and a rollout in which an environment crashed and was restarted."""
     marks = tmp_path_factory.mktemp("marks")
     with closing(breaking(marks, "step dies")) as env:
         agent, before = small_agent(env, across_episodes=request.param, n_steps=64), 0
@@ -69,7 +69,7 @@ def broken(request, tmp_path_factory):
         yield agent, buffer, env.lost_steps - before
 
 
-def test_lost_steps_alone_weigh_nothing(broken):
+def test_exactly_lost_steps_have_weight_zero(broken):
     _, buffer, number = broken
     lost = buffer.weight == 0
     assert lost.sum() == lost[1].sum() == number > 1
@@ -78,7 +78,7 @@ def test_lost_steps_alone_weigh_nothing(broken):
 
 
 def slow_advantages(agent, buffer, env):
-    """Of the steps that were played, from the last to the first; an episode that broke is cut before that."""
+    """Yield the advantages of real steps in reverse; a crash truncates the episode before the lost step."""
     later, ahead = 0.0, None
     for t in reversed(range(buffer.n_steps - 1)):
         reward, value, following = buffer.rewards[env, t], buffer.values[env, t], buffer.values[env, t + 1]
@@ -92,7 +92,7 @@ def slow_advantages(agent, buffer, env):
             yield t, float(later)
 
 
-def test_what_would_have_come_is_worth_its_value(broken):
+def test_lost_step_is_bootstrapped_with_its_value(broken):
     agent, buffer, _ = broken
     for t, advantage in slow_advantages(agent, buffer, 1):
         assert math.isclose(float(buffer.advantages[1, t]), advantage, rel_tol=1e-4, abs_tol=1e-5)
@@ -105,7 +105,7 @@ def latents(agent, buffer):
     return outputs.flatten(0, 1).unflatten(0, buffer.weight.shape)
 
 
-def test_acting_is_learning_around_a_break(broken):
+def test_acting_equals_learning_around_a_crash(broken):
     agent, buffer, _ = broken
     batch = all_segments(buffer)
     distribution, values = agent.policy.heads(latents(agent, buffer).flatten(0, 1))
@@ -114,7 +114,7 @@ def test_acting_is_learning_around_a_break(broken):
     torch.testing.assert_close(values[played], batch.values[played], rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_is_remembered_from_before_a_break(broken):
+def test_memory_is_cleared_by_a_crash(broken):
     agent, buffer, _ = broken
     lost = (buffer.weight[1] == 0).nonzero()[:, 0]
     back = int(lost[-1]) + 1
@@ -155,8 +155,8 @@ def test_lost_steps_have_no_influence_on_gradients(broken):
     assert not same(before, other)
 
 
-def test_a_rollout_of_lost_steps_alone_changes_nothing():
-    """As when one environment breaks at each step: none is played, and the statistics stay numbers."""
+def test_rollout_without_real_steps_changes_nothing():
+    """All steps are lost if a single environment crashes at each step; statistics must stay finite."""
     agent = small_agent(scripts(shifted(3)))
     *_, buffer = rollouts(agent, 2)
     buffer.index.episode.fill_(EMPTY)
@@ -166,7 +166,7 @@ def test_a_rollout_of_lost_steps_alone_changes_nothing():
     assert agent.policy.value_net.deviation == deviation
 
 
-def test_a_bound_that_is_reached_ends_the_training(tmp_path):
+def test_reaching_restart_limit_ends_training(tmp_path):
     with closing(breaking(tmp_path, "step raises", *["init raises"] * 9, restarts=2)) as env:
         agent = small_agent(env)
         with pytest.raises(BrokenEnvironmentError, match="environment 1 raised in its constructor"):
@@ -174,7 +174,7 @@ def test_a_bound_that_is_reached_ends_the_training(tmp_path):
         assert agent.num_timesteps < 10**5
 
 
-def test_any_number_of_processes_trains_to_the_same_bits_also_behind_another_number(tmp_path):
+def test_number_of_workers_does_not_change_bits_even_after_resuming(tmp_path):
     by_one, by_two, by_three = (partial(WorkerVecEnv, [made] * 3, Workers(number)) for number in (1, 2, 3))
     together = begin(by_one).learn(TOTAL)
     together.env.close()
@@ -185,8 +185,8 @@ def test_any_number_of_processes_trains_to_the_same_bits_also_behind_another_num
         assert same(parameters(together), parameters(resumed))
 
 
-def test_what_died_between_two_rollouts_costs_its_episode_alone(tmp_path):
-    """The checkpoint is written, and whoever goes on with it begins that one episode anew."""
+def test_worker_killed_between_rollouts_loses_only_its_episode(tmp_path):
+    """The checkpoint is written, and a resumed run restarts only that episode."""
     with closing(breaking(tmp_path / "marks", number=3)) as env:
         agent = begin(lambda: env)
         saving = Checkpoints(CheckpointFolder(tmp_path / "saved"), every_seconds=1e6)
@@ -201,7 +201,7 @@ def test_what_died_between_two_rollouts_costs_its_episode_alone(tmp_path):
 
 
 class Killing(BaseCallback):
-    """Kills a process behind the last rollout, before the checkpoint that is written then."""
+    """Kill a worker after the last rollout, before the checkpoint is written."""
 
     def __init__(self, env, saving):
         super().__init__()
@@ -223,6 +223,6 @@ class Killing(BaseCallback):
         self.saving.on_training_end()
 
 
-def test_make_vec_env_gives_an_agent_its_processes():
+def test_agent_trains_in_workers_of_make_vec_env():
     with closing(make_vec_env("CartPole-v1", 3, 5, workers=Workers(3))) as env:
         assert small_agent(env).learn(ROLLOUT).policy.value_net.variance.isfinite()

@@ -1,4 +1,4 @@
-"""How early a GTrXL may leave: what is promised, and what it does then."""
+"""Calibration of the exit threshold of a GTrXL."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -16,7 +16,7 @@ from rlxf.attention import CALM, DepthAdaptive
 from tests.agents.gtrxl.worlds import ACTIONS, Scripted, scripts, shifted, small_agent, small_core
 
 FALLING = (1.0, 0.5, 0.0)
-"""The first is reached by nobody."""
+"""The first threshold is never reached."""
 
 
 def agent(depth=None, action_space=ACTIONS["Discrete"]):
@@ -24,36 +24,36 @@ def agent(depth=None, action_space=ACTIONS["Discrete"]):
     return small_agent(scripts(shifted(3), action_space=action_space), core=core)
 
 
-def played(one, **options):
+def calibrate_small(one, **options):
     env = scripts(shifted(3), action_space=one.action_space)
     return one.calibrate(env, **{"thresholds": FALLING, "episodes": 12, "seed": 0} | options)
 
 
-def test_nobody_does_otherwise_who_takes_all_passes():
-    found = played(agent())
-    assert found.risk[0] == 0.0
-    assert found.depth[0] == 3.0
-    assert found.depth[-1] == 1.0
-    assert found.risk[-1] > 0.0
+def test_unreachable_threshold_has_no_risk():
+    calibration = calibrate_small(agent())
+    assert calibration.risk[0] == 0.0
+    assert calibration.depth[0] == 3.0
+    assert calibration.depth[-1] == 1.0
+    assert calibration.risk[-1] > 0.0
 
 
-def test_the_threshold_is_the_lowest_that_keeps_the_promise_and_is_saved(tmp_path):
+def test_threshold_is_lowest_guaranteed_and_is_saved(tmp_path):
     one = agent()
-    found = played(one, alpha=0.9, delta=0.5)
-    assert found.threshold == FALLING[np.flatnonzero(found.kept)[-1]]
+    calibration = calibrate_small(one, alpha=0.9, delta=0.5)
+    assert calibration.threshold == FALLING[np.flatnonzero(calibration.kept)[-1]]
     one.save(tmp_path / "agent.zip")
     read = GTrXLPPO.load(tmp_path / "agent.zip", device="cpu")
-    assert float(read.policy.transformer.depth.threshold) == pytest.approx(found.threshold)
+    assert float(read.policy.transformer.depth.threshold) == pytest.approx(calibration.threshold)
 
 
-def test_the_same_seed_plays_the_same_episodes():
+def test_same_seed_gives_same_risk():
     one = agent()
-    assert np.array_equal(played(one).risk, played(one).risk)
+    assert np.array_equal(calibrate_small(one).risk, calibrate_small(one).risk)
 
 
 @pytest.mark.parametrize("actions", [spaces.Box(-1.0, 1.0, (2,)), spaces.MultiBinary(3)], ids=["Box", "bits"])
-def test_other_actions(actions):
-    assert played(agent(action_space=actions)).risk[0] == 0.0
+def test_other_action_spaces(actions):
+    assert calibrate_small(agent(action_space=actions)).risk[0] == 0.0
 
 
 def test_observations_are_normalised_as_in_training():
@@ -67,16 +67,16 @@ def test_observations_are_normalised_as_in_training():
     assert np.array_equal(raw.risk, one.calibrate(wrapped, thresholds=(0.5,), episodes=6, seed=0).risk)
 
 
-def test_a_failure_leaves_the_threshold_as_it_was(monkeypatch):
+def test_failure_keeps_threshold(monkeypatch):
     one = agent(CALM("classifier", 0.75))
     monkeypatch.setattr(type(one.policy), "act_early", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        played(one)
+        calibrate_small(one)
     assert float(one.policy.transformer.depth.threshold) == 0.75
 
 
 class Played(gymnasium.Wrapper):
-    """Notes what was done to it."""
+    """Record calls of step and close."""
 
     done: ClassVar[list[str]] = []
 
@@ -89,98 +89,98 @@ class Played(gymnasium.Wrapper):
         return super().close()
 
 
-def played_by_id():
+def make_recorded_env():
     return Played(Scripted())
 
 
 @pytest.fixture
 def watched():
     Played.done.clear()
-    gymnasium.register("rlxf-test/Played-v0", played_by_id)
+    gymnasium.register("rlxf-test/Played-v0", make_recorded_env)
     yield Played.done
     del gymnasium.registry["rlxf-test/Played-v0"]
 
 
-def test_what_was_made_is_closed_and_what_was_given_stays_open(watched):
+def test_only_environments_made_from_id_are_closed(watched):
     one = agent()
     one.calibrate("rlxf-test/Played-v0", thresholds=(0.5,), episodes=3, seed=0)
     assert watched.count("close") == one.n_envs
     watched.clear()
-    one.calibrate(DummyVecEnv([played_by_id] * 2), thresholds=(0.5,), episodes=3, seed=0)
+    one.calibrate(DummyVecEnv([make_recorded_env] * 2), thresholds=(0.5,), episodes=3, seed=0)
     assert "close" not in watched
 
 
 @pytest.mark.parametrize("fails", [{"alpha": 0.0}, {"episodes": 0}, {"thresholds": (0.5, 2.0)}], ids=str)
-def test_bad_input_is_told_before_anything_is_played(fails, watched):
+def test_bad_input_is_rejected_before_first_step(fails, watched):
     with pytest.raises(ValueError, match=next(iter(fails))):
         agent().calibrate("rlxf-test/Played-v0", **fails)
     assert not watched
 
 
 @pytest.mark.parametrize("go_on", ["learn", "learn_from"])
-def test_learning_takes_the_threshold_back(go_on):
+def test_training_resets_threshold(go_on):
     one = agent(CALM("classifier", 0.75))
-    played(one, alpha=0.9, delta=0.5)
+    calibrate_small(one, alpha=0.9, delta=0.5)
     threshold = one.policy.transformer.depth.threshold
     assert threshold != 0.75
     teacher = () if go_on == "learn" else (agent(),)
-    with pytest.warns(UserWarning, match="calibrated with other weights.* 0.75 again"):
+    with pytest.warns(UserWarning, match="calibrated for weights that now change.* reset to 0.75"):
         getattr(one, go_on)(*teacher, one.n_steps * one.n_envs)
     assert threshold == 0.75
-    one.learn(one.n_steps * one.n_envs)  # and says so once
+    one.learn(one.n_steps * one.n_envs)  # no second warning
 
 
 class Calibrates(BaseCallback):
-    """Amid a training, as an evaluation might."""
+    """Calibrate during training, as an evaluation callback may do."""
 
     def _on_step(self):
         return True
 
     def _on_rollout_end(self):
-        played(self.model, alpha=0.9, delta=0.5)
+        calibrate_small(self.model, alpha=0.9, delta=0.5)
 
 
-def test_so_does_each_update():
+def test_each_update_resets_threshold():
     one = agent(CALM("classifier", 0.75))
-    with pytest.warns(UserWarning, match="calibrated with other weights"):
+    with pytest.warns(UserWarning, match="calibrated for weights that now change"):
         one.learn(2 * one.n_steps * one.n_envs, Calibrates())
     assert one.policy.transformer.depth.threshold == 0.75
 
 
-def test_so_do_the_weights_of_another():
+def test_loading_weights_resets_threshold():
     one, other = agent(), agent()
-    played(one, alpha=0.9, delta=0.5)
-    with pytest.warns(UserWarning, match="calibrated with other weights"):
+    calibrate_small(one, alpha=0.9, delta=0.5)
+    with pytest.warns(UserWarning, match="calibrated for weights that now change"):
         other.take_weights(one)
     assert other.policy.transformer.depth.threshold == 1.0
 
 
-def test_episodes_that_remember_others_promise_nothing():
+def test_memory_across_episodes_is_rejected():
     core = replace(small_core(), layers=3, depth=CALM("classifier"))
     one = small_agent(scripts(shifted(3)), core=core, across_episodes=True)
-    with pytest.raises(ValueError, match="across_episodes=True each remembers"):
-        played(one)
+    with pytest.raises(ValueError, match="across_episodes=True each episode depends"):
+        calibrate_small(one)
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="only the depth CALM"):
-        played(agent(small_core().depth))
-    with pytest.raises(ValueError, match=r"only the depth CALM.*DepthAdaptive"):
-        played(agent(DepthAdaptive()))
+    with pytest.raises(ValueError, match="only a core with depth=CALM"):
+        calibrate_small(agent(small_core().depth))
+    with pytest.raises(ValueError, match=r"only a core with depth=CALM.*DepthAdaptive"):
+        calibrate_small(agent(DepthAdaptive()))
     with pytest.raises(ValueError, match="Action spaces do not match"):
         agent().calibrate(scripts(shifted(2), action_space=spaces.Discrete(5)))
 
 
 @pytest.mark.parametrize("wrong", [(0.1, 0.2), (0.5, 0.5), (), (1.5, 0.5), (0.5, -3.0)], ids=str)
-def test_thresholds_fall_from_1_to_0(wrong):
-    with pytest.raises(ValueError, match="thresholds must fall, the safest first, within 1 and 0"):
-        played(agent(), thresholds=wrong)
+def test_thresholds_must_decrease_from_1_to_0(wrong):
+    with pytest.raises(ValueError, match="thresholds must be strictly decreasing numbers from 1 to 0"):
+        calibrate_small(agent(), thresholds=wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"thresholds": ["a"]}, {"alpha": "a"}, {"delta": None}], ids=str)
-def test_what_is_no_number(wrong):
+def test_argument_that_is_not_a_number(wrong):
     with pytest.raises(TypeError, match="must be a number, got"):
-        played(agent(), **wrong)
+        calibrate_small(agent(), **wrong)
 
 
 def test_thresholds_may_be_numbers_of_numpy():

@@ -1,4 +1,4 @@
-"""A saved agent comes back whole, or the file is refused with a reason; the old file is never lost."""
+"""Saved agents are restored completely or rejected with a reason; existing files are never lost."""
 
 import json
 import pickle
@@ -37,7 +37,7 @@ STEADY = {"learning_rate": 1e-3, "ent_coef": 0.01}  # the default falls to 0 wit
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """An agent after two updates, and its file."""
+    """Return an agent after two updates, and its file."""
     path = tmp_path_factory.mktemp("agent") / "agent.zip"
     agent = small_agent(scripts(shifted(3)), **STEADY).learn(2 * ROLLOUT)
     agent.save(path)
@@ -45,7 +45,7 @@ def trained(tmp_path_factory):
 
 
 def altered(source, target, change):
-    """The file with other content under a right seal, as a person who knows the format would make it."""
+    """Return the file with changed content and valid checksums, as an attacker would write it."""
     archive = read_archive(source)
     change(archive.documents)
     write_archive(target, archive.documents, archive.tensors)
@@ -70,7 +70,7 @@ def acts_alike(first, second, steps=12):
 
 @pytest.mark.parametrize("policy", OBSERVATIONS)
 @pytest.mark.parametrize("action_space", ["Box of two axes", "MultiDiscrete"])
-def test_a_loaded_agent_acts_the_same(tmp_path, policy, action_space):
+def test_loaded_agent_acts_the_same(tmp_path, policy, action_space):
     env = scripts(shifted(2), OBSERVATIONS[policy], ACTIONS[action_space])
     agent = small_agent(env, policy, reconstruction_coef=0.1)
     agent.save(tmp_path / "agent")
@@ -80,7 +80,7 @@ def test_a_loaded_agent_acts_the_same(tmp_path, policy, action_space):
     assert not acts_alike(agent, small_agent(env, policy, loud=False))
 
 
-def test_every_setting_comes_back(tmp_path):
+def test_all_settings_are_restored(tmp_path):
     chosen = {
         "learning_rate": linear(1e-3, 1e-5),
         "n_steps": 12,
@@ -122,7 +122,7 @@ def test_every_setting_comes_back(tmp_path):
     assert loaded.rollout_buffer.nbytes == agent.rollout_buffer.nbytes
 
 
-def test_training_goes_on_bit_for_bit(tmp_path):
+def test_training_continues_bit_for_bit(tmp_path):
     agent = small_agent(scripts(shifted(3)), **STEADY).learn(2 * ROLLOUT)
     agent.save(tmp_path / "agent")
     loaded = GTrXLPPO.load(tmp_path / "agent", scripts(shifted(3)), device="cpu")
@@ -139,7 +139,7 @@ def test_training_goes_on_bit_for_bit(tmp_path):
     assert not same(parameters(agent), parameters(without_optimiser))
 
 
-def test_progress_comes_back(trained):
+def test_progress_is_restored(trained):
     agent, path = trained
     loaded = GTrXLPPO.load(path, scripts(shifted(3)), device="cpu")
     assert (loaded.num_timesteps, loaded._n_updates) == (2 * ROLLOUT, agent._n_updates)
@@ -156,7 +156,7 @@ def test_loaded_for_another_number_of_environments(trained, number):
     loaded.learn(number * 16)
 
 
-def test_loaded_without_an_environment_and_given_one_later(trained):
+def test_set_env_after_loading_without_environment(trained):
     _, path = trained
     loaded = GTrXLPPO.load(path, device="cpu")
     loaded.set_env(scripts(shifted(3)))
@@ -171,7 +171,7 @@ def test_loaded_with_an_id(tmp_path):
     assert loaded.n_envs == 2
 
 
-def test_settings_may_differ_from_the_files(trained):
+def test_settings_override_those_of_file(trained):
     _, path = trained
     loaded = GTrXLPPO.load(path, scripts(shifted(3)), learning_rate=0.5, n_steps=8, gamma=0.5)
     assert (loaded.learning_rate, loaded.n_steps, loaded.gamma) == (0.5, 8, 0.5)
@@ -184,8 +184,8 @@ def test_a_typo_in_a_setting(trained, wrong):
 
 
 def test_a_setting_that_does_not_fit_the_weights(trained):
-    told = "the core that was passed: the file's has layers=2, the one passed layers=1; load it without core"
-    with pytest.raises(CheckpointError, match=told):
+    message = "the core in the file has layers=2, the one passed layers=1; load without core"
+    with pytest.raises(CheckpointError, match=message):
         GTrXLPPO.load(trained[1], core=small_core(layers=1))
 
 
@@ -259,7 +259,7 @@ def test_parameters_from_a_file(trained):
 
 
 def with_tensor(source, target, group, name, change):
-    """The file with a changed tensor, or without it where the change gives None, under a right seal."""
+    """Return the file with a tensor changed, or removed if the change returns None, and valid checksums."""
     archive = read_archive(source)
     tensor = change(archive.tensors[group].pop(name, torch.zeros(1)))
     archive.tensors[group] |= {} if tensor is None else {name: tensor}
@@ -301,7 +301,7 @@ def test_a_tensor_that_does_not_fit_is_named(trained, tmp_path, group, name, cha
 
 
 @pytest.mark.parametrize(("writer", "named"), [("7.1.0", "rlxf 7.1.0"), (None, "an unknown version of rlxf")])
-def test_a_file_of_a_newer_version_is_told_by_what_is_unknown(trained, tmp_path, writer, named):
+def test_newer_file_is_reported_with_unknown_settings(trained, tmp_path, writer, named):
     def change(documents):
         documents["agent"]["rlxf"] = writer
         documents["agent"]["settings"]["dreams"] = 5
@@ -313,7 +313,7 @@ def test_a_file_of_a_newer_version_is_told_by_what_is_unknown(trained, tmp_path,
         GTrXLPPO.load(path)
 
 
-def test_a_file_tells_which_version_wrote_it(trained):
+def test_file_names_its_version(trained):
     assert read_archive(trained[1]).documents["agent"]["rlxf"] == rlxf.__version__
 
 
@@ -337,7 +337,7 @@ def unknown_technique(documents):
         (swap("settings", {}), "settings lacks 'learning_rate'"),
         (swap("observation_space", {"type": "Sphere"}), "cannot build its agent.*Sphere"),
         (swap("progress", {}), "progress lacks 'num_timesteps'"),
-        (swap("policy", ["MlpGTrXLPolicy"]), "cannot build its agent|policy of your own"),
+        (swap("policy", ["MlpGTrXLPolicy"]), "cannot build its agent|user-defined policy"),
         (
             lambda documents: documents["agent"]["settings"].update(
                 policy_kwargs={"a": {"class": "os.system"}}
@@ -346,7 +346,7 @@ def unknown_technique(documents):
         ),
     ],
 )
-def test_a_whole_file_that_describes_no_agent(trained, tmp_path, change, message):
+def test_intact_file_with_invalid_description(trained, tmp_path, change, message):
     path = altered(trained[1], tmp_path / "other.zip", change)
     with pytest.raises(CheckpointError, match=message):
         GTrXLPPO.load(path)
@@ -359,14 +359,14 @@ def test_a_file_without_tensors(tmp_path):
 
 
 class OwnExtractor(FlattenExtractor):
-    """A class that a file cannot name."""
+    """User-defined class, which a file cannot hold."""
 
 
 class OwnPolicy(MlpGTrXLPolicy):
-    """A policy that a file cannot name."""
+    """User-defined policy, which a file cannot hold."""
 
 
-def test_an_extractor_of_ones_own_has_to_be_passed_again(tmp_path):
+def test_user_defined_extractor_must_be_passed_again(tmp_path):
     kwargs = {"features_extractor_class": OwnExtractor}
     agent = small_agent(scripts(shifted(3)), policy_kwargs=kwargs)
     agent.save(tmp_path / "agent")
@@ -380,7 +380,7 @@ def test_an_extractor_of_ones_own_has_to_be_passed_again(tmp_path):
 
 
 class Configured(FlattenExtractor):
-    """Takes anything."""
+    """Extractor that accepts any argument."""
 
     def __init__(self, observation_space, parts=()):
         super().__init__(observation_space)
@@ -391,7 +391,7 @@ class Configured(FlattenExtractor):
     [[torch.nn.ReLU], {"inner": torch.nn.ReLU}, (object(),)],
     ids=["in a list", "in a dict", "in a tuple"],
 )
-def test_a_lost_object_is_missed_wherever_it_was(tmp_path, parts):
+def test_lost_object_is_reported_at_any_depth(tmp_path, parts):
     kwargs = {"features_extractor_class": Configured, "features_extractor_kwargs": {"parts": parts}}
     small_agent(scripts(shifted(3)), policy_kwargs=kwargs).save(tmp_path / "agent")
     path = altered(
@@ -403,7 +403,7 @@ def test_a_lost_object_is_missed_wherever_it_was(tmp_path, parts):
         GTrXLPPO.load(path)
 
 
-def test_classes_that_a_file_may_name(tmp_path):
+def test_known_classes_are_restored(tmp_path):
     kwargs = {
         "optimizer_class": torch.optim.AdamW,
         "optimizer_kwargs": {"betas": (0.8, 0.9), "weight_decay": 0.1},
@@ -414,19 +414,19 @@ def test_classes_that_a_file_may_name(tmp_path):
     assert loaded.policy.optimizer.param_groups[0]["weight_decay"] == 0.1
 
 
-def test_a_policy_of_ones_own_has_to_be_passed_again(tmp_path):
+def test_user_defined_policy_must_be_passed_again(tmp_path):
     agent = small_agent(scripts(shifted(3)), loud=False)
     own = GTrXLPPO(
         OwnPolicy, scripts(shifted(3)), core=small_core(), n_steps=16, segment_length=4, batch_size=16
     )
     own.set_parameters(agent.get_parameters())
     own.save(tmp_path / "agent")
-    with pytest.raises(CheckpointError, match="policy of your own, OwnPolicy; pass policy=OwnPolicy"):
+    with pytest.raises(CheckpointError, match="user-defined policy, OwnPolicy; pass policy=OwnPolicy"):
         GTrXLPPO.load(tmp_path / "agent")
     assert acts_alike(GTrXLPPO.load(tmp_path / "agent", policy=OwnPolicy, device="cpu"), agent)
 
 
-def test_a_schedule_of_ones_own_has_to_be_passed_again(tmp_path):
+def test_user_defined_schedule_must_be_passed_again(tmp_path):
     def schedule(progress):
         return 1e-3 * progress**2
 
@@ -441,7 +441,7 @@ def test_a_schedule_of_ones_own_has_to_be_passed_again(tmp_path):
     assert passed.learn(2 * ROLLOUT).learning_rate is schedule
 
 
-def test_numbers_of_numpy_can_be_stored(tmp_path):
+def test_numpy_numbers_can_be_stored(tmp_path):
     settings = {
         "gamma": np.float32(0.5),
         "n_epochs": np.int32(2),
@@ -475,7 +475,7 @@ def test_missing_folders_are_made(trained, tmp_path):
 
 
 @pytest.mark.parametrize("words", [{"exclude": ["policy"]}, {"include": ["env"]}], ids=str)
-def test_a_part_of_an_agent_is_not_saved(trained, tmp_path, words):
+def test_exclude_and_include_are_rejected(trained, tmp_path, words):
     with pytest.raises(ValueError, match="leave out exclude and include"):
         trained[0].save(tmp_path / "agent", **words)
 

@@ -17,18 +17,18 @@ def trained(make, seed):
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_two_updates_with_one_seed(make):
+def test_two_updates_with_same_seed(make):
     first = trained(make, seed=5)
     assert same(first, trained(make, seed=5))
     assert not same(first, trained(make, seed=6))
 
 
-def test_a_prediction_between_does_not_move_the_memory():
-    """An agent that is asked in the middle of training has the same rollout buffer and acting state."""
+def test_predict_during_training_does_not_change_memory():
+    """Calling predict during training changes neither the rollout buffer nor the recurrent state."""
     results = []
-    for asked in (False, True):
+    for predicts in (False, True):
         agent = small_agent(scripts(shifted(3)), learning_rate=1e-3).learn(3 * 16)
-        if asked:
+        if predicts:
             agent.predict(agent._last_obs, deterministic=True)
         agent.learn(3 * 16, reset_num_timesteps=False)
         results.append(parameters(agent))

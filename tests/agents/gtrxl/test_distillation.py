@@ -1,4 +1,4 @@
-"""A student learns what a teacher would do, in episodes that either of them plays."""
+"""Online distillation of a teacher into a student, in episodes of either agent."""
 
 from dataclasses import replace
 
@@ -36,33 +36,33 @@ WORLDS = {"same step": scripts, "next step": next_step_scripts}
 
 
 def pair(env=None, actions="Discrete", **student):
-    """A small student and a large teacher of the same environments."""
+    """Return a small student and a large teacher with the same environments."""
     env = scripts(shifted(ENVS), VECTOR, ACTIONS[actions]) if env is None else env
     settings = {"core": SMALL, "seed": 1} | student
     return small_agent(env, **settings), small_agent(env, core=LARGE, seed=2)
 
 
-def taught(student, teacher, rollouts=1, actor="student"):
-    """Play so many rollouts without learning; gives the lesson, and of each all that was noted."""
+def collect_lessons(student, teacher, rollouts=1, actor="student"):
+    """Collect rollouts without updates; return the algorithm, and inputs and teacher outputs of each."""
     student._lesson = lesson = Teaching(student, teacher, Distillation(), actor)
     _, callback = student._setup_learn(10**6)
-    noted = []
+    records = []
     for _ in range(rollouts):
         buffer = student.rollout_buffer
         student.collect_rollouts(student.env, callback, buffer, student.n_steps)
         index = buffer.index.last(student.n_steps)
         outputs = torch.stack(lesson._outputs, dim=1)
         steps = (buffer.obs, buffer.previous, index.position, index.episode, outputs)
-        noted.append([part.clone() for part in steps])
-    return lesson, noted
+        records.append([part.clone() for part in steps])
+    return lesson, records
 
 
 def minibatch(student, lesson) -> TaughtSegments:
-    """The whole last rollout."""
+    """Return the whole last rollout as a minibatch."""
     buffer = student.rollout_buffer
-    wanted = torch.stack(lesson._outputs, dim=1)
+    outputs = torch.stack(lesson._outputs, dim=1)
     every = torch.arange(student.n_envs * student.n_steps // student.segment_length)
-    return TaughtSegments(buffer.segments(every, buffer.advantages), buffer.rows(wanted, every))
+    return TaughtSegments(buffer.segments(every, buffer.advantages), buffer.rows(outputs, every))
 
 
 def loss_of(student, teacher, lesson, batch=None, **options):
@@ -70,42 +70,41 @@ def loss_of(student, teacher, lesson, batch=None, **options):
     return likeness(student.policy, minibatch(student, lesson) if batch is None else batch)
 
 
-def assert_goes_along(student, teacher, actor="student"):
-    """What the teacher noted step by step is what it reads in one pass over all steps of all episodes.
-
-    Gives the episodes of all steps.
-    """
-    _, noted = taught(student, teacher, rollouts=2, actor=actor)
-    obs, previous, position, episode, told = (torch.cat(parts, dim=1) for parts in zip(*noted, strict=True))
+def assert_teacher_equals_single_pass(student, teacher, actor="student"):
+    """Check that the teacher's stepwise outputs equal those of a single pass; return the steps' episodes."""
+    _, records = collect_lessons(student, teacher, rollouts=2, actor=actor)
+    obs, previous, position, episode, outputs = (
+        torch.cat(parts, dim=1) for parts in zip(*records, strict=True)
+    )
     index = type(student.rollout_buffer.index)(position, episode)
     state = teacher.policy.transformer.initial_state(ENVS)
     read = teacher.policy.read(obs.flatten(0, 1), previous.flatten(0, 1), index, state)
     real = episode.flatten() >= 0
-    close(told.flatten(0, 1)[real], read[real], 1e-5)
+    close(outputs.flatten(0, 1)[real], read[real], 1e-5)
     return episode
 
 
 @pytest.mark.parametrize("actor", ["student", "teacher"])
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_teacher_goes_along_with_a_memory_of_its_own(world, actor):
-    episode = assert_goes_along(*pair(WORLDS[world](shifted(ENVS))), actor)
+def test_teacher_has_its_own_memory(world, actor):
+    episode = assert_teacher_equals_single_pass(*pair(WORLDS[world](shifted(ENVS))), actor)
     assert (episode == EMPTY).any() == (world == "next step")
     assert (episode.amax(1) > episode.amin(1)).all(), "episodes should have ended"
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_teacher_goes_along_across_episodes(world):
+def test_teacher_memory_persists_across_episodes(world):
     env = WORLDS[world](shifted(ENVS))
     student, teacher = (small_agent(env, core=core, across_episodes=True) for core in (SMALL, LARGE))
-    assert (assert_goes_along(student, teacher) == EMPTY).any() == (world == "next step")
+    assert (assert_teacher_equals_single_pass(student, teacher) == EMPTY).any() == (world == "next step")
 
 
-def test_a_student_that_is_the_teacher_has_nothing_to_learn():
+def test_equal_student_has_zero_loss():
     env = scripts(shifted(ENVS))
     teacher = small_agent(env, core=LARGE)
     twin = small_agent(env, core=LARGE)
     twin.policy.load_state_dict(teacher.policy.state_dict())
-    lesson, _ = taught(twin, teacher, rollouts=2)
+    lesson, _ = collect_lessons(twin, teacher, rollouts=2)
     parts = loss_of(twin, teacher, lesson)
     assert abs(parts["distillation_loss"].item()) < 1e-5
     assert abs(parts["hidden_loss"].item()) < 1e-5
@@ -114,9 +113,9 @@ def test_a_student_that_is_the_teacher_has_nothing_to_learn():
 @pytest.mark.parametrize(
     ("actions", "actor"), [*((name, "student") for name in ACTIONS), ("Discrete", "teacher")]
 )
-def test_distilling_brings_the_student_nearer(actions, actor):
+def test_distillation_reduces_divergence(actions, actor):
     student, teacher = pair(actions=actions, learning_rate=3e-3, n_epochs=6, max_grad_norm=10.0)
-    lesson, _ = taught(student, teacher)
+    lesson, _ = collect_lessons(student, teacher)
     batch = minibatch(student, lesson)
     before, weights = (
         loss_of(student, teacher, lesson, batch)["distillation_loss"].item(),
@@ -128,7 +127,7 @@ def test_distilling_brings_the_student_nearer(actions, actor):
 
 
 def bent(agent, action):
-    """An agent that always does the same."""
+    """Return an agent that always takes the same action."""
     with torch.no_grad():
         agent.policy.action_net.weight.zero_()
         agent.policy.action_net.bias.copy_(torch.tensor([100.0 * (a == action) for a in range(3)]))
@@ -136,37 +135,37 @@ def bent(agent, action):
 
 
 @pytest.mark.parametrize(("actor", "expected"), [("student", 0), ("teacher", 2)])
-def test_who_acts_is_as_said(actor, expected):
+def test_actor_chooses_actions(actor, expected):
     student, teacher = pair()
     bent(student, 0), bent(teacher, 2)
-    taught(student, teacher, actor=actor)
+    collect_lessons(student, teacher, actor=actor)
     assert (student.rollout_buffer.actions == expected).all()
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_divergence_is_torchs(actions):
+def test_divergence_equals_torch(actions):
     agents = [make_loud(agent, 0.5) for agent in pair(actions=actions)]
-    told = [agent.policy.heads(torch.randn(5, agent.core.width))[0] for agent in agents]
-    student, teacher = (each.distribution for each in told)
-    if isinstance(told[0], MultiCategoricalDistribution):
+    distributions = [agent.policy.heads(torch.randn(5, agent.core.width))[0] for agent in agents]
+    student, teacher = (each.distribution for each in distributions)
+    if isinstance(distributions[0], MultiCategoricalDistribution):
         expected = sum(kl_divergence(t, s) for t, s in zip(teacher, student, strict=True))
     else:
         expected = kl_divergence(teacher, student)
         expected = expected.sum(-1) if expected.dim() == 2 else expected
-    close(divergence(*told, temperature=1.0), expected, 1e-5)
+    close(divergence(*distributions, temperature=1.0), expected, 1e-5)
 
 
-def test_what_is_on_or_off_is_a_choice_of_two():
+def test_bits_are_binary_choices():
     logits = torch.tensor([[0.3, -2.0]]), torch.tensor([[-1.0, 0.5]])
-    told = [BernoulliDistribution(2).proba_distribution(each) for each in logits]
+    distributions = [BernoulliDistribution(2).proba_distribution(each) for each in logits]
     softened = [BernoulliDistribution(2).proba_distribution(each / 3).distribution for each in logits]
     expected = 9 * kl_divergence(softened[1], softened[0]).sum(-1)
-    close(divergence(*told, temperature=3.0), expected, 1e-5)
+    close(divergence(*distributions, temperature=3.0), expected, 1e-5)
 
 
 def test_filler_rows_do_not_enter_the_loss():
     student, teacher = pair(next_step_scripts(shifted(ENVS)))
-    lesson, _ = taught(student, teacher)
+    lesson, _ = collect_lessons(student, teacher)
     batch = minibatch(student, lesson)
     filler = batch.segments.weight == 0
     assert filler.any()
@@ -177,7 +176,7 @@ def test_filler_rows_do_not_enter_the_loss():
 
 def test_gradients_reach_the_student_and_the_projection_alone():
     student, teacher = pair()
-    lesson, _ = taught(student, teacher, rollouts=2)
+    lesson, _ = collect_lessons(student, teacher, rollouts=2)
     loss_of(student, teacher, lesson)["loss"].backward()
     learning = [*student.policy.named_parameters(), *lesson.hidden.projection.named_parameters()]
     for name, parameter in learning:
@@ -187,7 +186,7 @@ def test_gradients_reach_the_student_and_the_projection_alone():
 
 
 class LosesTheFirst(BaseCallback):
-    """All steps of the first rollout are lost, as when environments break; notes how much was taught."""
+    """Mark all steps of the first rollout as lost, and record the number of teacher outputs."""
 
     def __init__(self):
         super().__init__()
@@ -202,7 +201,7 @@ class LosesTheFirst(BaseCallback):
         self.held.append(len(self.model._lesson._outputs))
 
 
-def test_a_lost_rollout_leaves_nothing_behind():
+def test_lost_rollout_is_discarded():
     student, teacher = pair()
     watch, before = LosesTheFirst(), parameters(student)
     student.learn_from(teacher, 3 * ENVS * student.n_steps, callback=watch)
@@ -218,16 +217,16 @@ LEAVING = {
 
 
 @pytest.mark.parametrize("depth", LEAVING.values(), ids=LEAVING)
-def test_a_student_that_leaves_early_learns_to(depth):
-    """What is read off outputs before the last comes nearer to it, and what says when to leave learns."""
+def test_student_with_early_exits_trains_them(depth):
+    """Predictions of earlier outputs approach those of the last one, and the exit rule is trained."""
     core = replace(SMALL, layers=3, depth=depth)
     student, teacher = pair(core=core, learning_rate=3e-3, n_epochs=6, max_grad_norm=10.0)
-    lesson, _ = taught(student, teacher)
+    lesson, _ = collect_lessons(student, teacher)
     batch = minibatch(student, lesson)
     before, rule = loss_of(student, teacher, lesson, batch), parameters_of(student.policy.transformer.depth)
     assert before["exit_loss"] > 0
-    apart = sum(before[name] for name in ("exit_loss", "exit_lesson"))
-    close(before["loss"] - apart, sum_of_teaching(before), 1e-5)
+    exit_losses = sum(before[name] for name in ("exit_loss", "exit_lesson"))
+    close(before["loss"] - exit_losses, sum_of_teaching(before), 1e-5)
     student.learn_from(teacher, 2 * ENVS * student.n_steps)
     after = loss_of(student, teacher, lesson, batch)
     for name in ("exit_loss", "distillation_loss"):
@@ -242,22 +241,22 @@ def parameters_of(module):
 
 
 def sum_of_teaching(parts):
-    """The loss without what the transformer adds, as `loss_of` weighs it."""
+    """Return the loss without auxiliary losses of the transformer, weighted as in `loss_of`."""
     return parts["distillation_loss"] + parts["hidden_loss"] + 0.5 * parts["value_loss"]
 
 
-def test_a_student_that_ponders_tells_its_depth():
+def test_student_with_adaptive_depth_logs_depth():
     student, teacher = pair(core=replace(SMALL, layers=3, depth=ACT()))
-    lesson, _ = taught(student, teacher)
+    lesson, _ = collect_lessons(student, teacher)
     parts = loss_of(student, teacher, lesson)
     assert 1 <= parts["mean_depth"] <= 3
     assert parts["penalty"] > 0
     close(parts["loss"] - parts["penalty"], sum_of_teaching(parts), 1e-5)
 
 
-def test_the_projection_learns():
+def test_projection_is_trained():
     student, teacher = pair()
-    lesson, _ = taught(student, teacher)
+    lesson, _ = collect_lessons(student, teacher)
     before = lesson.hidden.projection.weight.clone()
     likeness = Likeness(Distillation(), teacher.policy, lesson.hidden, 0.5)
     update = DistillationUpdate(student.policy, likeness, 0.5, None)
@@ -265,7 +264,7 @@ def test_the_projection_learns():
     assert not torch.equal(before, lesson.hidden.projection.weight)
 
 
-def test_the_same_seed_gives_the_same_bits():
+def test_same_seed_gives_same_bits():
     def learned(seed):
         student, teacher = pair(seed=seed)
         return parameters(student.learn_from(teacher, 2 * ENVS * student.n_steps))
@@ -275,7 +274,7 @@ def test_the_same_seed_gives_the_same_bits():
     assert not same(first, other)
 
 
-def test_a_student_goes_on_with_rewards_and_saves(tmp_path):
+def test_student_continues_with_ppo_and_saves(tmp_path):
     student, teacher = pair(tensorboard_log=str(tmp_path))
     student.learn_from(teacher, 2 * ENVS * student.n_steps)
     student.learn(ENVS * student.n_steps, reset_num_timesteps=False)
@@ -287,7 +286,7 @@ def test_a_student_goes_on_with_rewards_and_saves(tmp_path):
     assert tags >= {"train/distillation_loss", "train/hidden_loss", "train/value_loss"}
 
 
-def test_episodes_begin_anew_with_the_teacher():
+def test_environments_are_reset_for_distillation():
     student, teacher = pair()
     student.learn(ENVS * student.n_steps)
     student.learn_from(teacher, ENVS * student.n_steps, reset_num_timesteps=False)
@@ -302,7 +301,7 @@ def test_episodes_begin_anew_with_the_teacher():
         ({"observations": ACTIONS["Discrete"]}, "the teacher's observation_space is Discrete"),
     ],
 )
-def test_a_teacher_of_other_spaces_is_refused(options, message):
+def test_teacher_that_does_not_fit_is_rejected(options, message):
     student, _ = pair()
     env = scripts(
         shifted(ENVS), options.get("observations", VECTOR), ACTIONS[options.get("actions", "Discrete")]
@@ -311,7 +310,7 @@ def test_a_teacher_of_other_spaces_is_refused(options, message):
         student.learn_from(small_agent(env), 48)
 
 
-def test_an_actor_that_is_none_is_refused():
+def test_unknown_actor_is_rejected():
     student, teacher = pair()
     with pytest.raises(ValueError, match="actor must be one of student, teacher, got 'both'"):
         student.learn_from(teacher, 48, actor="both")
@@ -319,19 +318,19 @@ def test_an_actor_that_is_none_is_refused():
 
 @pytest.mark.parametrize("head", [KNNLM(k=2), SPALM(k=2)], ids=["kNN-LM", "SPALM"])
 @pytest.mark.parametrize("actions", ["Discrete", "Box"])
-def test_a_teacher_that_remembers_is_refused(actions, head):
-    """It would teach what its heads say, and plays otherwise."""
+def test_teacher_with_datastore_is_rejected(actions, head):
+    """Its heads alone would be distilled, but it acts with its datastore."""
     student, teacher = pair(actions=actions)
     teacher.remember(some_trajectories(VECTOR, ACTIONS[actions]), head)
     before = parameters(student)
-    with pytest.raises(ValueError, match=r"call its forget\(\) first"):
+    with pytest.raises(ValueError, match=r"call the teacher's forget\(\) first"):
         student.learn_from(teacher, 48)
     assert same(before, parameters(student))
     student.learn_from(teacher.forget(), 2 * ENVS * student.n_steps)
     assert not same(before, parameters(student))
 
 
-def test_nobody_teaches_himself():
+def test_agent_cannot_be_its_own_teacher():
     student, _ = pair()
-    with pytest.raises(ValueError, match="its own teacher"):
+    with pytest.raises(ValueError, match="teacher and student are the same agent"):
         student.learn_from(student, 48)

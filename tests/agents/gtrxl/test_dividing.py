@@ -1,4 +1,4 @@
-"""What processes have is put together as that of one, and comes back to any number of them."""
+"""States of all processes are gathered as those of one, and sharded to any number of processes."""
 
 import copy
 
@@ -13,7 +13,7 @@ ENVS = 2
 
 
 class OneOf(Ranks):
-    """One of several processes, which finds what all of them have in a list."""
+    """Process of a group whose gathered archives are a given list."""
 
     def __init__(self, rank, archives):
         self.rank, self.count, self.archives = rank, len(archives), archives
@@ -23,13 +23,13 @@ class OneOf(Ranks):
 
 
 def state_of(rank):
-    """Of environments that give out their state; the clock is that of all of them."""
+    """Document of environments that return their state; the clock is shared by all of them."""
     env = {"clock": 7, "cells": [10 * rank, 10 * rank + 1], "rows": {"goals": [[rank], [rank + 5]]}}
     return {"state": {"env": env, "filler": [False, rank == 1]}}, {}
 
 
 def records_of(rank):
-    """Of environments that are played again; one is broken, and shows what it showed last."""
+    """Document of environments that are replayed; a crashed environment shows its last observation."""
     own = {"restarts": {"seed": rank, "restarts": 2 * rank, "lost_steps": 4 - rank}}
     records = [{"seed": rank, "number": 3} | own, ({"absent": True} if rank else {"seed": 9}) | own]
     last = {"shown.1.": torch.full((1, 2), rank), "shown.1.a.2": torch.arange(rank)}
@@ -55,7 +55,7 @@ def assert_equal(one, other):
 
 
 @pytest.mark.parametrize("episodes", [state_of, records_of])
-def test_each_gets_back_what_it_gave(episodes):
+def test_sharding_inverts_gathering(episodes):
     parts = [archive(rank, episodes) for rank in range(3)]
     own = copy.deepcopy(parts[0])
     whole = gathered(OneOf(0, parts), own.documents["environment"], own.tensors)
@@ -65,7 +65,7 @@ def test_each_gets_back_what_it_gave(episodes):
         assert environment == part.documents["environment"]
 
 
-def test_what_one_has_by_itself_stays_as_it_is():
+def test_single_process_is_unchanged():
     own = archive(0, records_of)
     document, groups = gathered(Ranks(), own.documents["environment"], own.tensors)
     assert document == own.documents["environment"]
@@ -73,7 +73,7 @@ def test_what_one_has_by_itself_stays_as_it_is():
     assert_equal(divided(Ranks(), ENVS, document, groups)[1], own.tensors)
 
 
-def test_states_that_do_not_go_together_are_lost():
+def test_incompatible_states_are_lost():
     parts = [archive(rank, state_of) for rank in range(2)]
     parts[1].documents["environment"]["state"]["env"]["clock"] = 8
     own = copy.deepcopy(parts[0])

@@ -1,4 +1,4 @@
-"""Positions that end, and episodes that are longer: refused before training."""
+"""Episodes with more steps than positions are rejected before training."""
 
 import re
 
@@ -11,7 +11,7 @@ from rlxf.attention import XL, LearnedAbsolute, Multiplicative, RoPE, Transforme
 from rlxf.envs import make_vec_env
 
 LIMIT = 200
-"""Steps of an episode of MountainCar-v0, which random actions never end before."""
+"""Length of an episode of MountainCar-v0 with random actions."""
 
 
 def agent(position, env="MountainCar-v0") -> GTrXLPPO:
@@ -23,19 +23,19 @@ def agent(position, env="MountainCar-v0") -> GTrXLPPO:
 
 
 @pytest.mark.parametrize("position", [LearnedAbsolute, Multiplicative, Tupe])
-def test_episodes_that_are_longer_are_refused_at_once(position):
-    told = f"max_episode_steps={LIMIT} steps.* {LIMIT + 1} observations.* only {LIMIT} positions"
-    with pytest.raises(ValueError, match=told):
+def test_too_long_episodes_are_rejected_in_constructor(position):
+    message = f"max_episode_steps={LIMIT} steps.* {LIMIT + 1} observations.* only {LIMIT} positions"
+    with pytest.raises(ValueError, match=message):
         agent(position(max_length=LIMIT))
 
 
-def test_what_is_accepted_reaches_the_end_of_an_episode():
-    """The last observation of a truncated episode has a position, too."""
+def test_accepted_position_covers_whole_episode():
+    """The last observation of a truncated episode also needs a position."""
     model = agent(LearnedAbsolute(LIMIT + 1)).learn(224)
     assert model.num_timesteps == 224
 
 
-def test_another_environment_is_checked_when_it_is_learned_from():
+def test_new_environment_is_checked_by_learn():
     env = make_vec_env("MountainCar-v0", 1)
     model = agent(LearnedAbsolute(LIMIT + 1), env)
     model.set_env(DummyVecEnv([lambda: TimeLimit(env.envs[0].unwrapped, 500)]))
@@ -43,11 +43,11 @@ def test_another_environment_is_checked_when_it_is_learned_from():
         model.learn(224)
 
 
-def test_relative_positions_have_no_end():
+def test_relative_positions_are_unlimited():
     assert agent(RoPE()).core.position.max_positions is None
 
 
-def test_evaluation_in_longer_episodes_is_refused_before_the_first_step():
+def test_evaluation_rejects_longer_episodes_before_first_step():
     env = make_vec_env("MountainCar-v0", 1)
     model = agent(LearnedAbsolute(LIMIT + 1), env)
     longer = DummyVecEnv([lambda: TimeLimit(env.envs[0].unwrapped, 500)])

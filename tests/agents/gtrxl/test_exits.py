@@ -1,4 +1,4 @@
-"""What outputs before the last learn: to be like the last, which stays as it is."""
+"""Early outputs are trained to match the last output, which gets no gradient from them."""
 
 from copy import copy
 from dataclasses import replace
@@ -26,54 +26,54 @@ VF_COEF = 0.5
 
 
 def read(actions):
-    """A policy, a batch, and all outputs of its steps."""
+    """Return a policy, a minibatch, and the outputs of all exits."""
     agent = small_agent(scripts(shifted(3), action_space=ACTIONS[actions]), core=CORE)
     batch = all_segments(next(rollouts(agent, 1)))
     return agent.policy, batch, agent.policy.exits(batch.obs, batch.previous, batch.index, batch.state)
 
 
 def kl(last, early):
-    """``KL(last || early)`` by torch, summed over choices and numbers."""
+    """Return ``KL(last || early)`` computed by torch, summed over components."""
     if isinstance(last, MultiCategoricalDistribution):
         return sum(map(kl_divergence, last.distribution, early.distribution))
-    apart = kl_divergence(last.distribution, early.distribution)
-    return apart.flatten(1).sum(-1) if apart.dim() > 1 else apart
+    error = kl_divergence(last.distribution, early.distribution)
+    return error.flatten(1).sum(-1) if error.dim() > 1 else error
 
 
 def slow_exit_loss(policy, exits, batch):
-    """As it is written in `exit_parts`, output by output."""
+    """Compute the loss of `exit_parts` output by output."""
     outputs = exits.outputs.flatten(1, 2)
     with torch.no_grad():
         last, value = policy.heads(outputs[-1])
     last, loss = copy(last), 0.0  # SB3 has one object for all distributions
     for share, output in zip(exits.shares[:-1], outputs[:-1], strict=True):
         early, own = policy.heads(output)
-        apart = kl(last, early) + VF_COEF * (own - value).square()
-        loss = loss + share / exits.shares[-1] * (apart * batch.weight).sum() / batch.weight.sum()
+        error = kl(last, early) + VF_COEF * (own - value).square()
+        loss = loss + share / exits.shares[-1] * (error * batch.weight).sum() / batch.weight.sum()
     return loss
 
 
 def gradients(loss, policy):
     weights = dict(policy.named_parameters())
-    found = torch.autograd.grad(loss, list(weights.values()), retain_graph=True, allow_unused=True)
-    return {name: grad for name, grad in zip(weights, found, strict=True) if grad is not None}
+    actual = torch.autograd.grad(loss, list(weights.values()), retain_graph=True, allow_unused=True)
+    return {name: grad for name, grad in zip(weights, actual, strict=True) if grad is not None}
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_they_learn_to_be_like_the_last(actions):
+def test_early_outputs_learn_from_last_output(actions):
     policy, batch, exits = read(actions)
     loss, slow = exit_parts(policy, exits, batch, VF_COEF)["exit_loss"], slow_exit_loss(policy, exits, batch)
     assert loss > 0
     close(loss, slow, 1e-5)
-    found, expected = gradients(loss, policy), gradients(slow, policy)
-    assert expected.keys() - found.keys() <= {"log_std"}
-    for name, gradient in found.items():
+    actual, expected = gradients(loss, policy), gradients(slow, policy)
+    assert expected.keys() - actual.keys() <= {"log_std"}
+    for name, gradient in actual.items():
         close(gradient, expected[name], 1e-5)
 
 
 @pytest.mark.parametrize("actions", ["Box", "Box of two axes"])
-def test_how_far_the_last_explores_is_left_alone(actions):
-    """Means that differ would always ask for a larger deviation, and that is the one of the last output."""
+def test_exit_loss_has_no_gradient_for_deviation(actions):
+    """Different means would always increase the standard deviation, which is shared with the last output."""
     policy, batch, exits = read(actions)
     assert "log_std" in gradients(slow_exit_loss(policy, exits, batch), policy)
     assert "log_std" not in gradients(exit_parts(policy, exits, batch, VF_COEF)["exit_loss"], policy)

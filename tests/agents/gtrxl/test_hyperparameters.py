@@ -1,4 +1,4 @@
-"""What TensorBoard's HPARAMS tab knows of an agent."""
+"""Hyperparameters of an agent in TensorBoard's HPARAMS tab."""
 
 import inspect
 from pathlib import Path
@@ -25,7 +25,7 @@ def tmaze(n_envs: int = 2):
 
 
 def logged(folder: Path, tag: str) -> HParamsPluginData:
-    """What the plug-in reads under one of its tags."""
+    """Return the data of a tag of the plug-in."""
     content = EventAccumulator(str(folder)).Reload().summary_metadata[tag].plugin_data.content
     return HParamsPluginData.FromString(content)
 
@@ -36,7 +36,7 @@ def times_written(folder: Path, tag: str) -> int:
     return sum(value.tag == tag for event in events for value in event.summary.value)
 
 
-def test_an_agent_that_learns_logs_its_hyperparameters_once(tmp_path):
+def test_training_logs_hyperparameters_once(tmp_path):
     agent = small_agent(tmaze(), tensorboard_log=str(tmp_path), target_kl=0.5)
     agent.learn(64)
     folder = tmp_path / "GTrXLPPO_1"
@@ -49,7 +49,7 @@ def test_an_agent_that_learns_logs_its_hyperparameters_once(tmp_path):
     assert times_written(folder, SESSION_START_INFO_TAG) == 1
 
 
-def test_no_setting_is_forgotten():
+def test_all_settings_are_logged():
     agent = small_agent(tmaze())
     values = hyperparameters(agent)
     arguments = set(inspect.signature(GTrXLPPO).parameters) - ELSEWHERE - NOT_OF_LEARNING
@@ -58,7 +58,7 @@ def test_no_setting_is_forgotten():
     assert values["algorithm"] == "GTrXLPPO"
 
 
-def test_every_value_is_one_that_tensorboard_takes():
+def test_all_values_are_supported_by_tensorboard():
     agent = small_agent(
         tmaze(),
         gamma=np.float32(0.5),
@@ -72,7 +72,7 @@ def test_every_value_is_one_that_tensorboard_takes():
     assert values["policy_kwargs.optimizer_kwargs"] == "{'eps': 0.001}"
 
 
-def test_the_task_is_named_where_it_names_itself():
+def test_environment_with_spec_is_logged():
     for env in (tmaze(), VecNormalize(tmaze()), "CartPole-v1"):
         values = hyperparameters(small_agent(env))
         assert values["env"] == ("CartPole-v1" if env == "CartPole-v1" else "rlxf/TMaze-v0")
@@ -80,7 +80,7 @@ def test_the_task_is_named_where_it_names_itself():
     assert "env" not in hyperparameters(small_agent(scripts(shifted(2))))
 
 
-def test_a_logger_without_tensorboard_is_left_alone(tmp_path):
+def test_logger_without_tensorboard_is_unchanged(tmp_path):
     agent = small_agent(tmaze())
     agent.set_logger(configure(str(tmp_path), ["csv"]))
     agent._setup_learn(64)

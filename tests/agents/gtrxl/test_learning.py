@@ -1,4 +1,4 @@
-"""The agent learns what needs memory."""
+"""The agent solves tasks that require memory."""
 
 import pytest
 from stable_baselines3.common.env_util import make_vec_env as sb3_make_vec_env
@@ -6,15 +6,15 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from rlxf.envs.make import make_vec_env
 from rlxf.training import linear
-from tests.agents.gtrxl.test_sb3_tools import noted
+from tests.agents.gtrxl.test_sb3_tools import recorded_logs
 from tests.agents.gtrxl.worlds import parameters, same, small_agent, small_core
 
 CORRIDOR = {"corridor_length": 5}
 
 
 @pytest.mark.slow
-def test_a_hint_is_remembered_to_the_end_of_the_corridor():
-    """Without memory, no policy is right more often than in one half of the mazes."""
+def test_agent_solves_tmaze():
+    """Without memory, no policy succeeds in more than half of the mazes."""
     agent = small_agent(
         make_vec_env("rlxf/TMaze-v0", 16, seed=1, env_kwargs=CORRIDOR),
         loud=False,
@@ -37,17 +37,17 @@ def test_the_reconstruction_error_falls():
         reconstruction_coef=1.0,
         learning_rate=5e-3,
     )
-    notes = noted(agent)
+    logs = recorded_logs(agent)
     agent.learn(4 * 16 * 12)
-    errors = [table["train/reconstruction_loss"] for table in notes.tables[1:]]
+    errors = [table["train/reconstruction_loss"] for table in logs.tables[1:]]
     assert sum(errors[-3:]) < 0.5 * sum(errors[:3])
 
 
 @pytest.mark.parametrize("env_id", ["popgym-RepeatPreviousEasy-v0", "MiniGrid-MemoryS7-v0"])
-def test_tasks_of_the_memory_extra_train(env_id):
+def test_memory_extra_tasks_train(env_id):
     agent = small_agent(make_vec_env(env_id, 2, seed=1), loud=False, learning_rate=1e-3)
-    begun = parameters(agent)
+    initial = parameters(agent)
     agent.learn(2 * 2 * 16)
     assert agent.num_timesteps == 2 * 2 * 16
     assert agent._n_updates == 2 * agent.n_epochs
-    assert not same(begun, parameters(agent))
+    assert not same(initial, parameters(agent))

@@ -1,4 +1,4 @@
-"""The formulas of PPO against loops that read like the papers."""
+"""PPO's formulas equal reference loops that follow the papers."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def slow_advantage(rewards, values, next_values, dones, gamma, gae_lambda):
     chance=st.sampled_from([0.0, 0.2, 0.7, 1.0]),
     seed=st.integers(0, 1000),
 )
-def test_advantages_are_the_double_sum(steps, gamma, gae_lambda, chance, seed):
+def test_advantages_equal_double_sum(steps, gamma, gae_lambda, chance, seed):
     rewards, values, noise = random(3, steps, 3, seed=seed)
     next_values, dones = random(3, seed=seed + 1), noise.sigmoid() < chance
     arguments = rewards, values, next_values, dones, gamma, gae_lambda
@@ -52,7 +52,7 @@ def test_advantages_are_the_double_sum(steps, gamma, gae_lambda, chance, seed):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 8, 64, 100])
-def test_a_discounted_sum_is_its_recursion(steps):
+def test_discounted_sum_equals_recursion(steps):
     x, discount = random(steps, 2), random(steps, 2, seed=1).sigmoid()
     y = torch.zeros(2, dtype=x.dtype)
     expected = torch.empty_like(x)
@@ -61,7 +61,7 @@ def test_a_discounted_sum_is_its_recursion(steps):
     torch.testing.assert_close(discounted_sum(x, discount), expected)
 
 
-def test_what_follows_an_end_does_not_count():
+def test_steps_after_episode_end_are_ignored():
     rewards, values = random(2, 6, 1)
     dones = torch.tensor([0, 0, 1, 0, 0, 0], dtype=torch.bool)[:, None]
     before = generalised_advantage(rewards, values, values[0], dones, 0.9, 0.9)
@@ -72,7 +72,7 @@ def test_what_follows_an_end_does_not_count():
     assert (before[3:] != after[3:]).all()
 
 
-def test_normalised_over_real_steps_alone():
+def test_normalization_ignores_filler_rows():
     advantages, weight = random(4, 8) * 3 + 5, (random(4, 8, seed=1) > 0).double()
     normal = normalise(advantages, weight, 1e-8)[weight == 1]
     assert abs(normal.mean()) < 1e-6
@@ -82,15 +82,15 @@ def test_normalised_over_real_steps_alone():
 
 
 @pytest.mark.parametrize("deviation", [0.0, 1e-12, 1e-6, 1e-3])
-def test_a_vanishing_deviation_stays_vanishing(deviation):
-    """A solved task: noise is not blown up to the size of a lesson."""
+def test_normalization_does_not_amplify_noise(deviation):
+    """In a solved task, noise must not be amplified."""
     noise = random(4, 64) * deviation + 0.7
     normal = normalise(noise, torch.ones_like(noise), 0.05)
     assert normal.isfinite().all()
     assert normal.abs().max() <= 5 * deviation / 0.05 + 1e-12
 
 
-def test_nothing_real_gives_nothing():
+def test_normalization_without_real_steps_is_zero():
     advantages = random(2, 4)
     assert normalise(advantages, torch.zeros(2, 4), 0.05).isfinite().all()
     assert average(advantages, torch.zeros(2, 4)) == 0
@@ -111,18 +111,18 @@ def test_the_clipped_objective_is_the_smaller_of_two(clip_range):
 @pytest.mark.parametrize(
     ("ratio", "advantage", "moves"), [(1.5, 1, False), (0.5, -1, False), (1.5, -1, True)]
 )
-def test_no_gradient_once_far_enough(ratio, advantage, moves):
+def test_clipped_objective_has_no_gradient_beyond_clip_range(ratio, advantage, moves):
     r = torch.tensor([float(ratio)], requires_grad=True)
     clipped_objective(r, torch.tensor([float(advantage)]), 0.2).sum().backward()
     assert bool(r.grad) == moves
 
 
 @given(st.floats(-20, 20, allow_subnormal=False))
-def test_the_estimate_of_kl_is_never_negative(log_ratio):
+def test_kl_estimate_is_nonnegative(log_ratio):
     assert approximate_kl(torch.tensor(log_ratio, dtype=torch.float64)) >= -1e-15 * abs(log_ratio)
 
 
-def test_the_estimate_of_kl_has_no_bias():
+def test_kl_estimate_is_unbiased():
     old, new = torch.distributions.Normal(0.0, 1.0), torch.distributions.Normal(0.3, 1.1)
     x = torch.linspace(-10, 10, 20001, dtype=torch.float64)
     mean = torch.trapezoid(old.log_prob(x).exp() * approximate_kl(new.log_prob(x) - old.log_prob(x)), x)

@@ -1,4 +1,4 @@
-"""`predict` step by step: what the segment pass gives, and a state that is a value."""
+"""`predict` equals the segment pass step by step, and does not modify states."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ CORES = {
 
 @pytest.fixture(scope="module", params=CORES.values(), ids=CORES)
 def agent(request):
-    """Box actions: they tell the smallest difference in what is remembered."""
+    """Return an agent with Box actions, which show the smallest difference in memory."""
     env = scripts(shifted(ENVS), action_space=ACTIONS["Box of two axes"])
     return small_agent(env, core=request.param)
 
@@ -41,7 +41,7 @@ def observations(seed=0, envs=ENVS, steps=STEPS):
 
 
 def play(agent, seen, starts, state=None):
-    """Actions (steps, E, ...) and the last state."""
+    """Return actions (steps, E, ...) and the last state."""
     actions = []
     for obs, start in zip(seen, starts, strict=True):
         action, state = agent.predict(obs, state=state, episode_start=start, deterministic=True)
@@ -55,7 +55,7 @@ def never(steps=STEPS, envs=ENVS):
 
 @settings(max_examples=20, deadline=None)
 @given(flags=st.lists(st.booleans(), min_size=STEPS * ENVS, max_size=STEPS * ENVS), seed=st.integers(0, 9))
-def test_step_by_step_gives_what_the_segment_pass_gives(agent, flags, seed):
+def test_predict_equals_segment_pass(agent, flags, seed):
     starts = np.array(flags).reshape(STEPS, ENVS)
     starts[0] = True
     seen = observations(seed)
@@ -66,7 +66,7 @@ def test_step_by_step_gives_what_the_segment_pass_gives(agent, flags, seed):
 
 
 def segment_pass(policy, seen, starts, acted):
-    """Clipped modes of the actions, (steps, E, A), with all steps read at once."""
+    """Return the clipped modes of the actions, (steps, E, A), from a single pass over all steps."""
     with torch.no_grad():
         unclipped = torch.zeros(STEPS, ENVS, policy.encoded_action_width)
         previous = unclipped.clone()
@@ -86,7 +86,7 @@ def segment_pass(policy, seen, starts, acted):
 
 
 def where(starts):
-    """The index (E, steps) of steps that begin episodes where ``starts`` (steps, E) says."""
+    """Return the index (E, steps) of steps with episode starts ``starts`` (steps, E)."""
     position, episode = np.zeros((2, ENVS, STEPS), dtype=np.int64)
     for t in range(1, STEPS):
         position[:, t] = np.where(starts[t], 0, position[:, t - 1] + 1)
@@ -94,15 +94,15 @@ def where(starts):
     return Index(torch.as_tensor(position), torch.as_tensor(episode))
 
 
-def test_what_was_seen_is_remembered(agent):
-    """Otherwise most of the tests here would pass without a memory."""
+def test_memory_affects_actions(agent):
+    """Without this, most tests in this file would pass without a memory."""
     seen, other = observations(), observations()
     other[0] += 0.5
     first, second = play(agent, seen, never())[0], play(agent, other, never())[0]
     assert (np.abs(first[1:9] - second[1:9]).max(axis=(1, 2, 3)) > 1e-4).all()
 
 
-def test_a_state_that_was_given_stays_as_it_was(agent):
+def test_predict_does_not_modify_state(agent):
     seen = observations()
     _, state = play(agent, seen[:5], never(5))
     before = flat(state)
@@ -119,7 +119,7 @@ def flat(state):
     return [tensor.clone() for tensor in tensors] + [torch.tensor(cache.slot)]
 
 
-def test_two_futures_branch_off_one_state(agent):
+def test_state_can_be_used_twice(agent):
     seen = observations()
     _, state = play(agent, seen[:5], never(5))
     first, _ = play(agent, seen[5:], never(STEPS - 5), state)
@@ -129,7 +129,7 @@ def test_two_futures_branch_off_one_state(agent):
 
 
 @pytest.mark.parametrize("age", [1, 5, 20])
-def test_an_episode_starts_as_if_nothing_had_been(agent, age):
+def test_episode_start_clears_memory(agent, age):
     _, state = play(agent, observations(1)[:age], never(age))
     starts = never()
     starts[0] = True
@@ -139,7 +139,7 @@ def test_an_episode_starts_as_if_nothing_had_been(agent, age):
 
 
 @pytest.mark.parametrize("age", [1, 5, 20])
-def test_what_was_in_the_episode_before_changes_not_one_bit(agent, age):
+def test_previous_episode_has_no_influence(agent, age):
     starts = never()
     starts[0] = True
     pasts = [play(agent, observations(past)[:age], never(age))[1] for past in (1, 2)]
@@ -149,7 +149,7 @@ def test_what_was_in_the_episode_before_changes_not_one_bit(agent, age):
     assert not np.array_equal(*carried)
 
 
-def test_one_environment_starts_and_the_others_go_on(agent):
+def test_episode_start_affects_only_its_environment(agent):
     seen = observations()
     _, state = play(agent, seen[:6], never(6))
     starts = never(6)
@@ -162,20 +162,20 @@ def test_one_environment_starts_and_the_others_go_on(agent):
     assert np.abs(mixed[:, 1] - going_on[:, 1]).max() > 1e-4
 
 
-def test_environments_do_not_see_one_another(agent):
+def test_environments_are_independent(agent):
     seen = observations()
     together, _ = play(agent, seen, never())
     alone, _ = play(agent, seen[:, 1:2], never(envs=1))
     np.testing.assert_allclose(together[:, 1:2], alone, atol=1e-5)
 
 
-def test_without_a_state_every_environment_begins(agent):
+def test_no_state_starts_all_episodes(agent):
     seen = observations()[0]
-    begun, state = agent.predict(seen, deterministic=True)
-    told, _ = agent.predict(seen, episode_start=np.ones(ENVS, dtype=bool), deterministic=True)
-    not_told, _ = agent.predict(seen, episode_start=np.zeros(ENVS, dtype=bool), deterministic=True)
-    assert np.array_equal(begun, told)
-    assert np.array_equal(begun, not_told)
+    initial, state = agent.predict(seen, deterministic=True)
+    with_starts, _ = agent.predict(seen, episode_start=np.ones(ENVS, dtype=bool), deterministic=True)
+    without_starts, _ = agent.predict(seen, episode_start=np.zeros(ENVS, dtype=bool), deterministic=True)
+    assert np.array_equal(initial, with_starts)
+    assert np.array_equal(initial, without_starts)
     assert state.position.tolist() == [0] * ENVS
 
 
@@ -189,7 +189,8 @@ def test_a_single_observation_gives_a_single_action(policy, action_space):
     for start in (True, False, True):
         action, state = agent.predict(obs, state=state, episode_start=np.array([start]))
         assert action_space.contains(env.action_space.dtype.type(action))
-    action, _ = agent.predict(obs, state=state, episode_start=True)  # as a loop over one environment says it
+    # A bool, as in a loop over one environment.
+    action, _ = agent.predict(obs, state=state, episode_start=True)
     assert action.shape == action_space.shape
 
 
@@ -218,9 +219,9 @@ def test_a_state_of_another_batch_is_refused(agent):
         agent.predict(observations()[0, :2], state=state)
 
 
-def test_starts_of_another_batch_are_refused(agent):
+def test_episode_start_of_another_batch_is_rejected(agent):
     _, state = agent.predict(observations()[0])
-    with pytest.raises(ValueError, match=r"episode_start is of shape \(2,\), the observation of 3"):
+    with pytest.raises(ValueError, match=r"episode_start must have shape \(3,\), got \(2,\)"):
         agent.predict(observations()[0], state=state, episode_start=np.zeros(2, dtype=bool))
 
 
@@ -229,7 +230,7 @@ def test_an_observation_of_another_shape_is_refused(agent):
         agent.predict(np.zeros((3, 4), np.float32))
 
 
-def test_acting_leaves_no_gradient(agent):
+def test_predict_has_no_gradient(agent):
     agent.predict(observations()[0])
     assert all(parameter.grad is None for parameter in agent.policy.parameters())
     assert agent.observation_space == VECTOR

@@ -1,4 +1,4 @@
-"""Two processes, each with half of the environments, learn what one process with all of them learns."""
+"""Two processes with half of the environments each train like one process with all of them."""
 
 import copy
 import os
@@ -27,7 +27,7 @@ ROLLOUT = ENVS * STEPS
 
 
 def lively(action_space=ACTIONS["Discrete"], kind=Lively, observation_space=VECTOR):
-    """Episodes that end by chance, here and there: this process's part of four environments."""
+    """Return this process's share of four environments with random episode ends."""
 
     def make():
         return Replayable(Monitor(kind((), *copy.deepcopy((observation_space, action_space)))))
@@ -36,7 +36,7 @@ def lively(action_space=ACTIONS["Discrete"], kind=Lively, observation_space=VECT
 
 
 def agent(env=None, **changes):
-    """Gradients below 1e-3 count by their size: where one is 0, Adam would make steps of rounding."""
+    """Return an agent whose Adam damps gradients below 1e-3, so that rounding errors are not amplified."""
     settings = {"learning_rate": 3e-3, "n_envs": ENVS, "n_steps": STEPS, "n_epochs": 1}
     settings["policy_kwargs"] = {"optimizer_kwargs": {"eps": 1e-3}}
     return small_agent(lively() if env is None else env, **(settings | changes))
@@ -52,11 +52,11 @@ def gradients(**changes):
 
 
 class Lines(BaseCallback):
-    """Notes what SB3 logs of episodes and updates."""
+    """Record the episode and update metrics that SB3 logs."""
 
     def __init__(self):
         super().__init__()
-        self.found = []
+        self.lines = []
 
     def _on_step(self):
         return True
@@ -64,7 +64,7 @@ class Lines(BaseCallback):
     def _on_rollout_start(self):
         names = ("train/loss", "train/approx_kl", "train/explained_variance")
         episodes = [(round(info["r"], 4), info["l"]) for info in self.model.ep_info_buffer]
-        self.found.append((episodes, [self.logger.name_to_value[name] for name in names]))
+        self.lines.append((episodes, [self.logger.name_to_value[name] for name in names]))
 
 
 def learned(rollouts=2, callbacks=(), resume_from=None, **changes):
@@ -76,28 +76,28 @@ def learned(rollouts=2, callbacks=(), resume_from=None, **changes):
         "drawn": torch.get_rng_state().tolist(),
         "returns": [float(learner.policy.value_net.mean), float(learner.policy.value_net.variance)],
         "done": [learner.num_timesteps, learner._n_updates],
-        "lines": lines.found,
+        "lines": lines.lines,
     }
 
 
-def assert_close(found, wanted, names=("order", "drawn", "done")):
-    for name, values in wanted["weights"].items():
-        np.testing.assert_allclose(found["weights"][name], values, rtol=0, atol=1e-5, err_msg=name)
-    assert found["returns"] == pytest.approx(wanted["returns"], abs=1e-4)
+def assert_close(actual, expected, names=("order", "drawn", "done")):
+    for name, values in expected["weights"].items():
+        np.testing.assert_allclose(actual["weights"][name], values, rtol=0, atol=1e-5, err_msg=name)
+    assert actual["returns"] == pytest.approx(expected["returns"], abs=1e-4)
     for name in names:
-        assert found[name] == wanted[name], name
+        assert actual[name] == expected[name], name
 
 
-def test_gradients_of_two_are_those_of_one():
+def test_two_processes_have_gradients_of_one():
     def work():
         return {name: gradients(env=lively(ACTIONS[name])) for name in ("Discrete", "Box", "MultiBinary")}
 
-    wanted = work()
-    for found in on_ranks(2, work):
-        for actions, of_parameters in wanted.items():
-            assert found[actions].keys() == of_parameters.keys()
+    expected = work()
+    for actual in on_ranks(2, work):
+        for actions, of_parameters in expected.items():
+            assert actual[actions].keys() == of_parameters.keys()
             for name, values in of_parameters.items():
-                np.testing.assert_allclose(found[actions][name], values, rtol=0, atol=1e-6, err_msg=name)
+                np.testing.assert_allclose(actual[actions][name], values, rtol=0, atol=1e-6, err_msg=name)
 
 
 SETTINGS = {
@@ -110,24 +110,24 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("changes", SETTINGS.values(), ids=SETTINGS)
-def test_so_are_weights_behind_some_rollouts_and_what_is_logged(changes):
-    wanted = learned(**changes)
+def test_two_processes_have_weights_and_logs_of_one(changes):
+    expected = learned(**changes)
     one, other = on_ranks(2, lambda: learned(**changes))
-    assert_close(one, wanted)
+    assert_close(one, expected)
     assert all((one["weights"][name] == other["weights"][name]).all() for name in one["weights"])
-    for (episodes, logged), (others, wanted_lines) in zip(one["lines"], wanted["lines"], strict=True):
+    for (episodes, logged), (others, expected_lines) in zip(one["lines"], expected["lines"], strict=True):
         assert episodes == others
-        assert logged == pytest.approx(wanted_lines, rel=1e-3, abs=1e-5)
+        assert logged == pytest.approx(expected_lines, rel=1e-3, abs=1e-5)
 
 
 def half_brief():
-    """This process's part of four environments; episodes of the last two have one step."""
+    """Return this process's share of four environments; episodes of the last two have one step."""
     numbers = here().numbers(here().part("n_envs", ENVS))
     return scripts([[TERMINATED if number >= 2 else GOES_ON] for number in numbers])
 
 
 def compressing(rollouts):
-    """The last gradients, the weights, and the penalty of the last rollout."""
+    """Return the last gradients, the weights, and the penalty of the last rollout."""
     core = replace(small_core(), memory=Compressive(4, 4, 2), pattern=Full())
     changes = {"core": core, "n_steps": 2 * STEPS, "batch_size": 2 * ROLLOUT, "max_grad_norm": 1e6}
     learner = agent(half_brief(), **changes).learn(rollouts * 2 * ROLLOUT)
@@ -137,19 +137,19 @@ def compressing(rollouts):
 
 
 @pytest.mark.parametrize("rollouts", [1, 3])
-def test_one_may_see_nothing_compressed(rollouts):
-    (_, one, told), (_, other, again) = on_ranks(2, lambda: compressing(rollouts))
+def test_process_without_compressed_blocks(rollouts):
+    (_, one, penalty), (_, other, other_penalty) = on_ranks(2, lambda: compressing(rollouts))
     assert all((one[name] == other[name]).all() for name in one)
-    assert told == again > 0
+    assert penalty == other_penalty > 0
 
 
-def test_all_else_learns_as_in_one_process():
-    """A process weighs the compression's own loss by its steps, not by those that see a block."""
-    wanted, *_ = compressing(1)
-    for found, *_ in on_ranks(2, lambda: compressing(1)):
-        assert found.keys() == wanted.keys()
-        for name in (name for name in wanted if "compression" not in name):
-            np.testing.assert_allclose(found[name], wanted[name], rtol=0, atol=1e-6, err_msg=name)
+def test_other_weights_train_as_in_one_process():
+    """The compression loss of a process is weighted by its steps, not by the steps that attend to a block."""
+    expected, *_ = compressing(1)
+    for actual, *_ in on_ranks(2, lambda: compressing(1)):
+        assert actual.keys() == expected.keys()
+        for name in (name for name in expected if "compression" not in name):
+            np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=1e-6, err_msg=name)
 
 
 PARTS = spaces.Dict({"vector": VECTOR, "number": spaces.Discrete(4)})
@@ -162,27 +162,27 @@ NORMALISED = {
 
 
 def statistics(env):
-    """All that a VecNormalize has seen, in a row."""
+    """Return all statistics of a VecNormalize, concatenated."""
     observed = vars(env).get("obs_rms", {})
     kept = [*(observed.values() if isinstance(observed, dict) else [observed]), env.ret_rms]
     return [float(x) for each in kept for x in (*np.ravel(each.mean), *np.ravel(each.var), each.count)]
 
 
 @pytest.mark.parametrize(("space", "settings"), NORMALISED.values(), ids=NORMALISED)
-def test_what_is_normalised_is_so_by_what_all_see(space, settings):
+def test_normalization_uses_statistics_of_all_processes(space, settings):
     policy = "MlpGTrXLPolicy" if space is VECTOR else "MultiInputGTrXLPolicy"
 
     def work():
         env = VecNormalize(lively(observation_space=space), **settings)
         return learned(1, env=env, policy=policy) | {"returns": statistics(env)}
 
-    wanted = work()
-    for found in on_ranks(2, work):
-        assert_close(found, wanted)
+    expected = work()
+    for actual in on_ranks(2, work):
+        assert_close(actual, expected)
 
 
 class Signalled(BaseCallback):
-    """Sends a signal to one of the processes, amid a rollout."""
+    """Send a signal to one of the processes during a rollout."""
 
     def _on_step(self):
         if self.num_timesteps == ROLLOUT + ENVS * 3 and here().rank == here().count - 1:
@@ -193,9 +193,9 @@ class Signalled(BaseCallback):
 def cut(folder, env):
     with stop_on_signals() as stop:
         saving = Checkpoints(CheckpointFolder(folder), every_seconds=99, stop=stop)
-        found = learned(env=env(), rollouts=3, callbacks=[saving, Signalled()])
+        actual = learned(env=env(), rollouts=3, callbacks=[saving, Signalled()])
     here().wait()
-    return len(found["lines"])
+    return len(actual["lines"])
 
 
 def normalised():
@@ -204,8 +204,8 @@ def normalised():
 
 @pytest.mark.parametrize("env", [normalised, lambda: "rlxf/TMaze-v0"], ids=["played again", "give a state"])
 def test_episodes_move_between_world_sizes(env, tmp_path):
-    """What one process left two go on with, and what two left one or two."""
-    wanted = learned(env=env(), rollouts=3)
+    """Two processes resume the run of one process, and one or two resume that of two."""
+    expected = learned(env=env(), rollouts=3)
     left = {"one": [cut(tmp_path / "one", env)], "two": on_ranks(2, lambda: cut(tmp_path / "two", env))}
     assert left == {"one": [3], "two": [3, 3]}  # the third rollout begins, and stops
     for name in left:
@@ -216,12 +216,12 @@ def test_episodes_move_between_world_sizes(env, tmp_path):
     def by_two():
         return [learned(env=env(), rollouts=3, resume_from=tmp_path / name) for name in left]
 
-    found = [learned(env=env(), rollouts=3, resume_from=tmp_path / "two")]
-    for each in [*found, *(each for both in on_ranks(2, by_two) for each in both)]:
-        assert_close(each, wanted)
+    actual = [learned(env=env(), rollouts=3, resume_from=tmp_path / "two")]
+    for each in [*actual, *(each for both in on_ranks(2, by_two) for each in both)]:
+        assert_close(each, expected)
 
 
-def test_a_file_is_the_same_whoever_wrote_it(tmp_path):
+def test_file_is_independent_of_number_of_processes(tmp_path):
     def work(folder):
         learned(rollouts=1, callbacks=[Checkpoints(CheckpointFolder(folder))])
 
@@ -237,22 +237,22 @@ def test_a_file_is_the_same_whoever_wrote_it(tmp_path):
 
 
 class Forgetful(Lively):
-    """In one of the processes, an episode that is played again is another one."""
+    """Environment whose replayed episode differs in one of the processes."""
 
     def reset(self, *, seed=None, options=None):
         observation, info = super().reset(seed=seed)
         return observation + here().rank / 2, info
 
 
-def test_where_one_loses_its_episodes_all_begin_fresh_ones(tmp_path):
-    """`VecNormalize` talks in every reset: who is alone in it would wait for ever, or be misunderstood."""
+def test_all_processes_start_new_episodes_if_one_must(tmp_path):
+    """`VecNormalize` communicates in every reset: a process alone in it would block or mix up messages."""
 
     def work():
         learned(rollouts=1, env=normalised(), callbacks=[Checkpoints(CheckpointFolder(tmp_path))])
         here().wait()
-        with pytest.warns(UserWarning, match=r"begin fresh episodes.*another episode") as told:
-            found = learned(env=VecNormalize(lively(kind=Forgetful)), resume_from=tmp_path)
-        return [str(each.message) for each in told], found["done"]
+        with pytest.warns(UserWarning, match=r"start new episodes.*another episode") as caught:
+            actual = learned(env=VecNormalize(lively(kind=Forgetful)), resume_from=tmp_path)
+        return [str(each.message) for each in caught], actual["done"]
 
     one, other = on_ranks(2, work)
     assert one == other
@@ -260,7 +260,7 @@ def test_where_one_loses_its_episodes_all_begin_fresh_ones(tmp_path):
 
 
 class Faulty(Lively):
-    """In one of the processes it gives NaN, some steps into an episode."""
+    """Environment that returns NaN during an episode in one of the processes."""
 
     def step(self, action):
         observation, reward, *others = super().step(action)
@@ -269,7 +269,7 @@ class Faulty(Lively):
         return observation, reward, *others
 
 
-def test_what_ends_one_ends_the_others_and_spoils_no_statistics():
+def test_error_in_one_process_ends_all_and_keeps_statistics():
     def work():
         env = VecNormalize(lively(kind=Faulty))
         with pytest.raises((ConnectionError, FaultyEnvironmentError)) as ended:
@@ -282,15 +282,15 @@ def test_what_ends_one_ends_the_others_and_spoils_no_statistics():
     assert (finite, others) == ([True], [True])
 
 
-def test_what_does_not_go_with_several_processes_is_told():
+def test_features_for_one_process_are_rejected():
     def work():
-        found = []
-        for asked in (lambda: agent(env="rlxf/TMaze-v0", n_envs=5), lambda: agent().learn_from(agent(), 1)):
+        messages = []
+        for call in (lambda: agent(env="rlxf/TMaze-v0", n_envs=5), lambda: agent().learn_from(agent(), 1)):
             try:
-                asked()
+                call()
             except ValueError as error:
-                found.append(str(error))
-        return found
+                messages.append(str(error))
+        return messages
 
     for division, teaching in on_ranks(2, work):
         assert "n_envs is 5 over all, and cannot be divided among 2 processes" in division

@@ -1,4 +1,4 @@
-"""Acting equals learning: before the first step of the optimiser, PPO's ratio is 1 to 1e-4."""
+"""Acting equals learning: before the first optimizer step, PPO's ratio is 1 to 1e-4."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ POSITIONS = [None, *(choice["position"] for choice in CHOICES.values() if "posit
 
 
 def differences(agent, batch):
-    """|ratio - 1| and |V - V when acting| of each real step."""
+    """Return the absolute errors of ratio and value for each real step."""
     with torch.no_grad():
         distribution, values = agent.policy.heads(
             agent.policy.read(batch.obs, batch.previous, batch.index, batch.state)
@@ -70,7 +70,7 @@ def test_all_policies(policy, previous_action):
 
 
 @pytest.mark.parametrize("residual", RESIDUALS, ids=repr)
-def test_every_residual(residual):
+def test_all_residuals(residual):
     core = small_core(residual=residual)
     assert_acts_as_it_learns(small_agent(scripts(shifted(3)), core=core))
 
@@ -118,12 +118,12 @@ MEMORIES = [
     "ends", [[[0]] * 2, shifted(3), shifted(2, [0] * 30 + [1])], ids=["no", "many", "few"]
 )
 @pytest.mark.parametrize("choice", MEMORIES, ids=repr)
-def test_every_memory(choice, ends):
+def test_all_memories(choice, ends):
     core = dataclasses.replace(small_core(), **choice)
     assert_acts_as_it_learns(small_agent(scripts(ends), core=core), number=4)
 
 
-def test_forgetting_far_tokens_would_be_noticed():
+def test_tolerance_detects_missing_long_range_memory():
     core = dataclasses.replace(small_core(), memory=KNN(3, 20, 4), pattern=Window(4))
     agent = small_agent(scripts([[0]] * 2), core=core)
     for buffer in rollouts(agent, 3):
@@ -134,8 +134,8 @@ def test_forgetting_far_tokens_would_be_noticed():
     assert ratio.max() > 100 * TOLERANCE
 
 
-def test_forgetting_would_be_noticed():
-    """The tolerance is not met by an agent whose memory means nothing to it."""
+def test_tolerance_detects_missing_memory():
+    """An agent that ignores its memory exceeds the tolerance."""
     agent = small_agent(scripts([[0]] * 2))
     for buffer in rollouts(agent, 2):
         batch = all_segments(buffer)
@@ -145,15 +145,15 @@ def test_forgetting_would_be_noticed():
     assert values.max() > 100 * TOLERANCE
 
 
-def test_the_first_minibatch_of_each_update(monkeypatch):
+def test_ratio_is_one_in_first_minibatch(monkeypatch):
     ratios = []
     objective = update.clipped_objective
 
-    def noted(ratio, advantages, clip_range):
+    def recorded(ratio, advantages, clip_range):
         ratios.append(ratio.detach())
         return objective(ratio, advantages, clip_range)
 
-    monkeypatch.setattr(update, "clipped_objective", noted)
+    monkeypatch.setattr(update, "clipped_objective", recorded)
     agent = small_agent(scripts(shifted(3)), n_epochs=2, learning_rate=1e-3)
     agent.learn(2 * 3 * 16)
     minibatches = len(ratios) // 2

@@ -1,4 +1,4 @@
-"""What is remembered is thought of anew with the new weights: as if the episode were read again."""
+"""Memory recomputed with new weights equals a forward pass over the episode."""
 
 from dataclasses import replace
 
@@ -29,8 +29,8 @@ def refreshing(env, policy="MlpGTrXLPolicy", **changes):
     return small_agent(env, policy, **(settings | changes))
 
 
-def seen_in(buffer):
-    """A copy of what was seen in a rollout, and where it stands."""
+def inputs_of(buffer):
+    """Return a copy of the inputs and the index of a rollout."""
     obs = buffer.obs if isinstance(buffer.obs, dict) else {"": buffer.obs}
     index = buffer.steps_index
     parts = {f"obs {key}": x for key, x in obs.items()} | {"previous": buffer.previous}
@@ -39,8 +39,8 @@ def seen_in(buffer):
 
 
 @torch.no_grad()
-def read_again(agent, seen, length=None):
-    """The state after all that was ever seen, read at once from its first step on."""
+def full_pass(agent, seen, length=None):
+    """Return the state after a single pass over all steps so far."""
     all_of_it = {name: torch.cat([part[name] for part in seen], dim=1) for name in seen[0]}
     obs = {name[4:]: x.flatten(0, 1) for name, x in all_of_it.items() if name.startswith("obs")}
     shape = all_of_it["episode"].shape
@@ -51,20 +51,23 @@ def read_again(agent, seen, length=None):
 
 
 def differences(agent, number):
-    """max |remembered - read again| / max |read again| of the episodes at hand, at each rollout but one."""
-    seen, found = [], []
+    """Return the relative error of the memory in current episodes, at each rollout except the first."""
+    seen, errors = [], []
     for buffer in rollouts(agent, number):
         if seen:
-            again = read_again(agent, seen)
+            again = full_pass(agent, seen)
             kept_slots = slice(buffer.memory_length - again.index.shape[1], buffer.memory_length)
             index, episode = buffer.index.at(kept_slots), again.index.episode
-            at_hand = (episode == episode.amax(1, True)) & (episode != EMPTY)
-            assert torch.equal(index.episode[at_hand], episode[at_hand])
-            assert torch.equal(index.position[at_hand], again.index.position[at_hand])
-            apart = (buffer.hidden[:, :, kept_slots] - again.hidden)[:, at_hand]
-            found.append((apart.abs().max() / again.hidden.abs().max()).item() if apart.numel() else 0.0)
-        seen.append(seen_in(buffer))
-    return found
+            current = (episode == episode.amax(1, True)) & (episode != EMPTY)
+            assert torch.equal(index.episode[current], episode[current])
+            assert torch.equal(index.position[current], again.index.position[current])
+            difference = (buffer.hidden[:, :, kept_slots] - again.hidden)[:, current]
+            error = (
+                difference.abs().max() / again.hidden.abs().max() if difference.numel() else torch.zeros(())
+            )
+            errors.append(error.item())
+        seen.append(inputs_of(buffer))
+    return errors
 
 
 WORLDS = {
@@ -77,12 +80,12 @@ WORLDS = {
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(("n_steps", "number"), [(4, 8), (16, 3)])
 @pytest.mark.parametrize("across", [True, False])
-def test_it_is_as_if_the_episode_were_read_again(world, n_steps, number, across):
+def test_recomputed_memory_equals_full_pass(world, n_steps, number, across):
     agent = refreshing(WORLDS[world](), n_steps=n_steps, batch_size=8, across_episodes=across)
     assert max(differences(agent, number)) < 1e-5
 
 
-def test_without_it_memory_is_of_older_weights():
+def test_memory_is_stale_without_refresh():
     agent = refreshing(scripts(ENDLESS), n_steps=4, batch_size=8, refresh=False)
     assert min(differences(agent, 4)) > 0.001
 
@@ -96,47 +99,47 @@ def test_without_it_memory_is_of_older_weights():
     ],
     ids=["RoPE", "three passes", "Compressive"],
 )
-def test_so_it_is_with_other_cores(core):
+def test_recomputed_memory_equals_full_pass_for_other_cores(core):
     agent = refreshing(scripts(ENDLESS), n_steps=8, batch_size=8, core=core)
     assert max(differences(agent, 5)) < 1e-5
 
 
-def test_far_tokens_are_thought_of_anew():
+def test_long_range_memory_is_recomputed():
     core = replace(small_core(), memory=KNN(3, 12, 4, layer=2), pattern=Window(4))
     agent, seen = refreshing(scripts(ENDLESS), n_steps=6, batch_size=6, segment_length=3, core=core), []
     for buffer in rollouts(agent, 6):
         if len(seen) == 5:
-            again = read_again(agent, seen, length=30)
+            again = full_pass(agent, seen, length=30)
             remembered = buffer.older.hidden[0, :, :12]
             torch.testing.assert_close(remembered, again.hidden[1, :, -15:-3], atol=1e-4, rtol=1e-4)
-        seen.append(seen_in(buffer))
+        seen.append(inputs_of(buffer))
 
 
 @pytest.mark.parametrize("policy", OBSERVATIONS)
-def test_so_it_is_for_all_observations(policy):
+def test_recomputed_memory_equals_full_pass_for_all_observations(policy):
     agent = refreshing(scripts(shifted(2), OBSERVATIONS[policy]), policy, n_steps=8, batch_size=8)
     assert max(differences(agent, 3)) < 1e-5
 
 
 @pytest.mark.parametrize("ends", [ENDLESS, ENDING], ids=["endless", "ending"])
-def test_acting_is_learning(ends):
+def test_acting_equals_learning(ends):
     assert_acts_as_it_learns(refreshing(scripts(ends), n_steps=8), number=3)
 
 
-def test_no_more_is_kept_than_counts():
+def test_stored_steps_are_limited_to_receptive_field():
     agent = refreshing(scripts(ENDLESS), n_steps=12, batch_size=12)
     for _ in rollouts(agent, 3):
         assert agent._past.index.shape[1] <= LAYERS * MEMORY
     assert agent._past.index.shape == (2, LAYERS * MEMORY)
 
 
-def test_only_what_belongs_to_episodes_at_hand_is_read(monkeypatch):
-    """Every environment ends each fourth step: of 16 steps the last four are read, at most."""
+def test_only_steps_of_current_episodes_are_read(monkeypatch):
+    """Episodes of every environment have 4 steps, so at most the last 4 of 16 steps are read."""
     lengths = []
     read = past.Past.read
 
     def counted(self, policy, segment_length):
-        lengths.append(self.index.shape[1] - self._begun)
+        lengths.append(self.index.shape[1] - self._first)
         return read(self, policy, segment_length)
 
     monkeypatch.setattr(past.Past, "read", counted)
@@ -146,7 +149,7 @@ def test_only_what_belongs_to_episodes_at_hand_is_read(monkeypatch):
     assert lengths == [0, 4, 4]
 
 
-def test_a_reset_leaves_nothing_to_think_of():
+def test_reset_clears_stored_steps():
     agent = refreshing(scripts(ENDLESS), n_steps=8)
     agent.learn(2 * 16)
     agent.learn(2 * 8)

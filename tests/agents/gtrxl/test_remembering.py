@@ -1,4 +1,4 @@
-"""An agent acts by trajectories that it has not learned from."""
+"""Acting with a datastore of trajectories that the agent was not trained on."""
 
 from dataclasses import replace
 
@@ -42,13 +42,13 @@ def agent_for(actions="Discrete", **changes):
 
 
 def logged(actions="Discrete", observation_space=VECTOR, **changes):
-    """Trajectories that the agent has not learned from."""
+    """Return trajectories that the agent was not trained on."""
     chosen = {"action_space": ACTIONS[actions], "lengths": LENGTHS, "seed": 7}
     return some_trajectories(observation_space, **(chosen | changes))
 
 
 def seen(data, steps):
-    """What the environment showed at these steps."""
+    """Return the observations of these steps in the format of the environment."""
     rows, space = data.observations[steps], data.observation_space
     if rows.ndim == 4:
         return np.moveaxis(rows, 1, -1)
@@ -56,18 +56,19 @@ def seen(data, steps):
 
 
 def replay(agent, data, view=lambda observation: observation):
-    """Play the data again, all episodes side by side: actions chosen, and the outputs that they came of."""
+    """Replay all episodes of the data in a batch; return the chosen actions and their outputs."""
     chosen, outputs = [None] * data.steps, torch.zeros(data.steps, agent.core.width)
     near, state = agent.memory.near, None
     for t in range(max(data.lengths)):
-        steps = np.minimum(data.offsets[:-1] + t, data.offsets[1:] - 1)  # who is done stands still
-        asked = []
-        agent.memory.near = lambda h, asked=asked: asked.append(h) or near(h)
+        # Finished episodes repeat their last step.
+        steps = np.minimum(data.offsets[:-1] + t, data.offsets[1:] - 1)
+        queries = []
+        agent.memory.near = lambda h, queries=queries: queries.append(h) or near(h)
         start = np.full(data.episodes, t == 0)
         actions, state = agent.predict(view(seen(data, steps)), state, start, deterministic=True)
         state = agent.policy.took(state, torch.from_numpy(data.actions[steps]))
         for row in np.flatnonzero(t < data.lengths):
-            chosen[steps[row]], outputs[steps[row]] = actions[row], asked[0][row]
+            chosen[steps[row]], outputs[steps[row]] = actions[row], queries[0][row]
     agent.memory.near = near
     return np.array(chosen), outputs
 
@@ -78,7 +79,7 @@ def close(first, second):
 
 @pytest.mark.parametrize("segment", [1, 5, 64])
 @pytest.mark.parametrize("actions", ["Discrete", "Box"])
-def test_what_is_stored_is_what_the_head_reads_while_acting(monkeypatch, actions, segment):
+def test_stored_outputs_equal_outputs_while_acting(monkeypatch, actions, segment):
     monkeypatch.setattr(encoding, "SEGMENT", segment)
     monkeypatch.setattr(encoding, "EPISODES", 3)
     agent, data = agent_for(actions), logged(actions)
@@ -97,7 +98,7 @@ def test_what_is_stored_is_what_the_head_reads_while_acting(monkeypatch, actions
     ids=["RoPE", "learned"],
 )
 @pytest.mark.parametrize("previous_action", [True, False])
-def test_so_it_is_with_other_cores_and_tokens(monkeypatch, core, previous_action):
+def test_stored_outputs_equal_outputs_while_acting_for_other_cores(monkeypatch, core, previous_action):
     monkeypatch.setattr(encoding, "SEGMENT", 6)
     agent, data = agent_for(core=core, previous_action=previous_action), logged()
     keys = agent.remember(data, KNNLM(k=1)).memory.store.keys
@@ -105,7 +106,7 @@ def test_so_it_is_with_other_cores_and_tokens(monkeypatch, core, previous_action
 
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)
-def test_so_it_is_for_all_observations(kind):
+def test_stored_outputs_equal_outputs_while_acting_for_all_observations(kind):
     policy = kind if kind in SMALL_EXTRACTOR else "MlpGTrXLPolicy"
     agent = small_agent(scripts(shifted(2), OBSERVATIONS[kind]), policy)
     data = sampled(OBSERVATIONS[kind])
@@ -114,7 +115,7 @@ def test_so_it_is_for_all_observations(kind):
 
 
 def sampled(space):
-    """Data of this space, whose observations are in it."""
+    """Return data whose observations are in this space."""
     data = logged(observation_space=space, lengths=(5, 3))
     space.seed(0)
     shown = stacked(space, [space.sample() for _ in range(data.steps)])
@@ -131,7 +132,7 @@ def test_observations_are_normalised_as_in_training():
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_with_all_the_weight_on_the_nearest_it_does_what_was_done(actions):
+def test_full_weight_on_nearest_reproduces_logged_actions(actions):
     agent, data = agent_for(actions), logged(actions)
     acted, _ = replay(agent.remember(data, KNNLM(k=1, weight=1.0)), data)
     done = data.actions + getattr(data.action_space, "start", 0)
@@ -139,39 +140,39 @@ def test_with_all_the_weight_on_the_nearest_it_does_what_was_done(actions):
 
 
 def drawn_starts(agent, data, deterministic, rows=None):
-    """Actions at the first step of an episode, of as many environments as there are rows."""
+    """Return actions at the first step of an episode, with an environment per row."""
     rows = np.arange(data.steps) if rows is None else rows
     torch.manual_seed(0)
     return agent.predict(data.observations[rows], deterministic=deterministic)[0]
 
 
 ALIKE = [*((name, True) for name in ACTIONS), *((name, False) for name in ACTIONS if name != "MultiBinary")]
-"""Bits are sampled as other distributions, with other random numbers."""
+"""Sampled bits use other distributions, and so other random numbers."""
 
 
 @pytest.mark.parametrize(("actions", "deterministic"), ALIKE)
-def test_without_weight_it_does_what_it_did(actions, deterministic):
+def test_zero_weight_keeps_actions(actions, deterministic):
     agent, data = agent_for(actions), logged(actions)
     alone = drawn_starts(agent, data, deterministic)
     agent.remember(data, KNNLM(k=4, weight=0.0))
     np.testing.assert_array_equal(drawn_starts(agent, data, deterministic), alone)
 
 
-def test_without_weight_each_bit_is_as_likely_as_it_was():
+def test_zero_weight_keeps_bit_probabilities():
     agent, data = agent_for("MultiBinary"), logged("MultiBinary")
     y = torch.randn(5, agent.core.width, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         on = agent.policy.heads(y)[0].distribution.probs
     agent.remember(data, KNNLM(k=4, weight=0.0))
-    found = torch.stack(
+    actual = torch.stack(
         [logits.softmax(dim=-1)[:, 1] for logits in agent.policy.remembering.logits(y)], dim=1
     )
-    close(found, on)
+    close(actual, on)
 
 
 @pytest.mark.parametrize("head", HEADS, ids=repr)
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_memories_change_what_it_does_and_go_when_forgotten(actions, head):
+def test_remember_changes_actions_and_forget_restores_them(actions, head):
     agent, data = agent_for(actions), logged(actions)
     alone = drawn_starts(agent, data, True)
     changed = drawn_starts(agent.remember(data, head), data, True)
@@ -183,7 +184,7 @@ def test_memories_change_what_it_does_and_go_when_forgotten(actions, head):
 
 @pytest.mark.parametrize("head", HEADS, ids=repr)
 @pytest.mark.parametrize("actions", ["Discrete", "Box"])
-def test_how_many_environments_there_are_changes_nothing(actions, head):
+def test_actions_do_not_depend_on_number_of_environments(actions, head):
     data = logged(actions)
     agent = agent_for(actions).remember(data, head)
     together = drawn_starts(agent, data, True, np.arange(9))
@@ -196,20 +197,20 @@ def test_choices_are_a_mixture_of_categoricals():
     observations = data.observations[:12]
     own = agent.policy.choices(observations)[0].softmax(dim=1)
     agent.remember(data, KNNLM(k=5, weight=0.4, temperature=3.0))
-    asked, near = [], agent.memory.near
-    agent.memory.near = lambda h: asked.append(h) or near(h)
+    queries, near = [], agent.memory.near
+    agent.memory.near = lambda h: queries.append(h) or near(h)
     mixed = agent.policy.choices(observations)[0].exp()
     store = agent.memory.store
     for row in range(12):
-        squared = (store.keys - asked[0][row]).square().sum(dim=1)
+        squared = (store.keys - queries[0][row]).square().sum(dim=1)
         nearest = squared.argsort()[:5]
         weights = (-squared[nearest] / 3.0).softmax(dim=0)
-        theirs = torch.stack([weights[store.values[nearest] == action].sum() for action in range(3)])
-        close(mixed[row], 0.4 * theirs + 0.6 * own[row])
+        retrieved = torch.stack([weights[store.values[nearest] == action].sum() for action in range(3)])
+        close(mixed[row], 0.4 * retrieved + 0.6 * own[row])
 
 
-def test_numbers_are_mixed_within_their_bounds():
-    """A mean far outside of the bounds counts as what the environment makes of it."""
+def test_box_actions_are_clipped_before_mixing():
+    """A mean far outside of the bounds is clipped first."""
     agent, data = agent_for("Box"), logged("Box")
     with torch.no_grad():
         agent.policy.action_net.bias += torch.tensor([50.0, 0.0])
@@ -228,14 +229,14 @@ def test_a_gaussian_samples_the_mixture():
     assert share == pytest.approx(0.25, abs=0.03)
 
 
-def test_what_was_chosen_enters_the_next_step():
+def test_chosen_action_is_input_of_next_step():
     data = logged("Box")
     agent = agent_for("Box").remember(data, KNNLM(k=1, weight=1.0))
     actions, state = agent.predict(data.observations[:3])
     close(state.action, torch.from_numpy(actions))
 
 
-def test_learning_a_gate_changes_nothing_else():
+def test_training_the_gate_changes_nothing_else():
     agent = agent_for()
     before = {name: value.clone() for name, value in agent.policy.state_dict().items()}
     agent.remember(logged(), SPALM(k=4))
@@ -245,7 +246,7 @@ def test_learning_a_gate_changes_nothing_else():
 
 
 @pytest.mark.parametrize("actions", ["Box", "Discrete", "MultiDiscrete"])
-def test_a_learned_gate_foretells_other_episodes_no_worse_than_half_of_each(actions):
+def test_trained_gate_predicts_no_worse_than_equal_mixture(actions):
     agent = agent_for(actions).remember(logged(actions), SPALM(k=4))
     memory, every = agent.memory, torch.arange(len(agent.memory.store))
     near, h, values = memory._elsewhere(every), memory.store.keys, memory.store.values
@@ -257,21 +258,21 @@ def test_a_learned_gate_foretells_other_episodes_no_worse_than_half_of_each(acti
 
 
 class Paying(Scripted):
-    """Pays one for the last of three actions."""
+    """Environment that rewards the last of three actions."""
 
     def step(self, action):
         observation, _, *rest = super().step(action)
         return observation, float(action == 2), *rest
 
 
-def test_evaluation_is_by_what_is_remembered():
+def test_evaluation_uses_datastore():
     agent, env = agent_for(), DummyVecEnv([lambda: Paying([0, 0, 1])])
     assert evaluate(agent, env, 4, seed=3).mean < 3
     always = replace(logged(), actions=np.full(sum(LENGTHS), 2))
     assert evaluate(agent.remember(always, KNNLM(k=3, weight=1.0)), env, 4, seed=3).mean == 3
 
 
-def test_an_agent_that_remembers_does_not_change_until_it_forgets():
+def test_agent_with_datastore_cannot_be_changed():
     agent, other = agent_for(), agent_for()
     agent.remember(logged(), KNNLM(k=4))
     for change in (
@@ -280,14 +281,14 @@ def test_an_agent_that_remembers_does_not_change_until_it_forgets():
         lambda: agent.learn_from(other, 1),
         lambda: agent.set_parameters(other.get_parameters()),
     ):
-        with pytest.raises(ValueError, match=r"an agent that remembers cannot learn.*forget\(\)"):
+        with pytest.raises(ValueError, match=r"remembers trajectories cannot be trained.*forget\(\)"):
             change()
     agent.forget().learn(1)
 
 
 @pytest.mark.parametrize("head", HEADS, ids=repr)
 @pytest.mark.parametrize("actions", ["Box", "Discrete"])
-def test_memories_are_saved(tmp_path, actions, head):
+def test_datastore_is_saved(tmp_path, actions, head):
     agent, data = agent_for(actions).remember(logged(actions), head), logged(actions)
     for name in ("a.zip", "b.zip"):
         agent.save(tmp_path / name)
@@ -308,31 +309,31 @@ def test_trajectories_of_other_spaces_are_refused():
 
 
 def test_more_neighbours_than_steps_are_refused():
-    with pytest.raises(ValueError, match="KNNLM k=55 neighbours, but the data have 54 steps"):
+    with pytest.raises(ValueError, match="KNNLM needs k=55 neighbours, but the data have only 54 steps"):
         agent_for().remember(logged(), KNNLM(k=55))
 
 
-def test_what_leaves_early_remembers_nothing():
+def test_early_exits_are_rejected():
     agent = agent_for(core=replace(small_core(), depth=CALM()))
-    with pytest.raises(ValueError, match=r"CALM.* leaves early, and what is remembered is of one depth"):
+    with pytest.raises(ValueError, match=r"remember needs outputs of one depth, but CALM.* exits early"):
         agent.remember(logged())
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda memory, _: memory.pop("groups"), "groups"),
         (lambda memory, _: memory.update(keys=memory["keys"][:, :5], gate=memory["gate"][:5]), "width 5"),
-        (lambda memory, _: memory.update(values=memory["values"] + 3), "not its actions"),
+        (lambda memory, _: memory.update(values=memory["values"] + 3), "no actions of the agent"),
         (lambda _, head: head.update(name="Magic"), "no head named 'Magic'"),
     ],
 )
-def test_a_file_whose_memory_is_none_is_refused(tmp_path, change, told):
+def test_invalid_datastore_in_file_is_rejected(tmp_path, change, message):
     path = tmp_path / "agent.zip"
     agent_for().remember(logged(), SPALM(k=4)).save(path)
     archive = read_archive(path)
     change(archive.tensors["memory"], archive.documents["memory"])
     write_archive(path, archive.documents, archive.tensors)
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=message):
         GTrXLPPO.load(path, device="cpu")

@@ -1,4 +1,4 @@
-"""A run that is cut off and resumed ends with the bits of one that was not, amid its episodes."""
+"""A resumed run is bit-identical to an uninterrupted run, also in the middle of episodes."""
 
 import copy
 from dataclasses import replace
@@ -45,12 +45,12 @@ TOTAL = 5 * ROLLOUT
 
 @pytest.fixture(autouse=True)
 def _every_checkpoint(monkeypatch):
-    """On a slow disk the next one waits for the one before, in place of being left out."""
+    """Wait for the previous checkpoint instead of skipping one, as needed on a slow disk."""
     monkeypatch.setattr(InBackground, "busy", False)
 
 
 class Lively(Scripted):
-    """Ends by chance; a step may be the last one or cut off. A seed says all of it."""
+    """Environment with random terminations and truncations, determined by its seed."""
 
     def reset(self, *, seed=None, options=None):
         self.life = 0
@@ -59,7 +59,7 @@ class Lively(Scripted):
 
 
 class Counting(Scripted):
-    """What is seen first in an episode is how many there were, which no seed says."""
+    """Environment whose first observation is the number of episodes so far, which no seed determines."""
 
     def reset(self, *, seed=None, options=None):
         self.count = getattr(self, "count", 0) + 1
@@ -75,7 +75,7 @@ def lively(observation_space=VECTOR, action_space=ACTIONS["Discrete"], kind=Dumm
 
 
 class Rollouts(BaseCallback):
-    """Ends the training behind so many rollouts, at the first step of the next."""
+    """Stop the training after a number of rollouts, at the first step of the next one."""
 
     def __init__(self, number):
         super().__init__()
@@ -89,7 +89,7 @@ class Rollouts(BaseCallback):
 
 
 class Kept(KVWriter):
-    """The lines of the log, but how fast it went."""
+    """Return the lines of the log without speeds."""
 
     def __init__(self):
         self.lines = {}
@@ -120,7 +120,7 @@ def begin(make, **settings):
 
 
 def cut_off(folder, make, rollouts, **settings):
-    """The agent that a crash behind so many rollouts leaves; checkpoints are in the folder."""
+    """Return the agent after a crash after ``rollouts`` rollouts; checkpoints are in the folder."""
     saving = Checkpoints(CheckpointFolder(folder), every_seconds=0)
     agent = begin(make, **settings)
     agent.learn(TOTAL, [saving, Rollouts(rollouts)], log_interval=2)
@@ -140,9 +140,9 @@ def assert_resumes(folder, make, rollouts=2, **settings):
     assert same(parameters(straight), parameters(resumed))
     assert torch.equal(straight.policy.value_net.variance, resumed.policy.value_net.variance)
     assert torch.equal(straight.order.get_state(), resumed.order.get_state())
-    behind = {step: line for step, line in lines(straight).items() if step > rollouts * ROLLOUT}
-    assert lines(resumed) == behind
-    assert seen.keys() | behind.keys() == lines(straight).keys()
+    remaining = {step: line for step, line in lines(straight).items() if step > rollouts * ROLLOUT}
+    assert lines(resumed) == remaining
+    assert seen.keys() | remaining.keys() == lines(straight).keys()
     for one, other in zip(straight.ep_info_buffer, resumed.ep_info_buffer, strict=True):
         assert (one["r"], one["l"]) == (other["r"], other["l"])
 
@@ -167,7 +167,7 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_run_that_is_cut_off_ends_with_the_same_bits(tmp_path, world):
+def test_resumed_run_ends_with_same_bits(tmp_path, world):
     assert_resumes(tmp_path, WORLDS[world], **POLICIES.get(world, {}))
 
 
@@ -194,26 +194,27 @@ AGENTS = {
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_whatever_it_remembers(tmp_path, name):
+def test_resumption_is_exact_for_every_memory(tmp_path, name):
     assert_resumes(tmp_path, lively, **AGENTS[name])
 
 
 @pytest.mark.parametrize("rollouts", [1, 3, 4])
-def test_wherever_it_is_cut_off(tmp_path, rollouts):
+def test_resumption_is_exact_at_every_rollout(tmp_path, rollouts):
     assert_resumes(tmp_path, lively, rollouts)
 
 
-def test_environments_in_processes_of_their_own(tmp_path):
-    apart = partial(SubprocVecEnv, start_method="fork")  # at once; others import torch in each of them
+def test_resumption_with_worker_processes(tmp_path):
+    # The other start methods import torch in each process.
+    subprocesses = partial(SubprocVecEnv, start_method="fork")
     together = begin(lively).learn(TOTAL)
-    cut_off(tmp_path, lambda: lively(kind=apart), 2).env.close()
-    resumed = begin(lambda: lively(kind=apart)).learn(TOTAL, resume_from=tmp_path)
+    cut_off(tmp_path, lambda: lively(kind=subprocesses), 2).env.close()
+    resumed = begin(lambda: lively(kind=subprocesses)).learn(TOTAL, resume_from=tmp_path)
     resumed.env.close()
     assert same(parameters(together), parameters(resumed))
 
 
-def test_a_longer_training_goes_on_behind_the_last_checkpoint_of_a_whole_one(tmp_path):
-    """The end of `learn` is a rest, too: what is remembered lies in the rollout that was learned from."""
+def test_finished_training_can_be_extended(tmp_path):
+    """A checkpoint at the end of `learn` takes the memory from the last rollout."""
     constant = {"learning_rate": 1e-3, "ent_coef": 0.01, "refresh": True}
     straight = small_agent(lively(), **constant).learn(TOTAL)
     small_agent(lively(), **constant).learn(2 * ROLLOUT, Checkpoints(CheckpointFolder(tmp_path), 1e6))
@@ -231,17 +232,17 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize(("make", "told"), LOST.values(), ids=LOST)
-def test_episodes_that_cannot_go_on_begin_anew_and_that_is_said(tmp_path, make, told):
+@pytest.mark.parametrize(("make", "message"), LOST.values(), ids=LOST)
+def test_episodes_that_cannot_resume_restart_with_warning(tmp_path, make, message):
     cut_off(tmp_path, make, 2)
     resumed = begin(make)
-    with pytest.warns(UserWarning, match=f"fresh episodes.*{told}"):
+    with pytest.warns(UserWarning, match=f"new episodes.*{message}"):
         resumed.learn(TOTAL, resume_from=tmp_path)
     assert resumed.num_timesteps == TOTAL
     assert all(torch.isfinite(weight).all() for weight in parameters(resumed))
 
 
-def test_an_environment_that_raises_while_it_is_played_again_begins_anew(tmp_path, monkeypatch):
+def test_environment_that_raises_during_replay_restarts(tmp_path, monkeypatch):
     cut_off(tmp_path, lively, 2)
     resumed = begin(lively)
     steps = iter([RuntimeError("the simulator is gone")])
@@ -257,7 +258,7 @@ def test_an_environment_that_raises_while_it_is_played_again_begins_anew(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("make", "changes", "told"),
+    ("make", "changes", "message"),
     [
         (lively, {"batch_size": 32}, "its batch_size is 16, the agent's 32"),
         (lively, {"core": replace(small_core(), layers=1)}, r"its core\.layers is 2, the agent's 1;"),
@@ -271,25 +272,25 @@ def test_an_environment_that_raises_while_it_is_played_again_begins_anew(tmp_pat
     ],
     ids=["batch", "core", "option", "actions", "wrappers"],
 )
-def test_another_run_is_refused(tmp_path, make, changes, told):
+def test_run_with_other_settings_is_rejected(tmp_path, make, changes, message):
     cut_off(tmp_path, lively, 1)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         begin(make, **changes).learn(TOTAL, resume_from=tmp_path)
 
 
-def test_a_file_of_save_is_told_from_one_that_can_be_resumed(tmp_path):
+def test_file_of_save_cannot_be_resumed(tmp_path):
     begin(lively).learn(ROLLOUT).save(tmp_path / "saved.zip")
-    with pytest.raises(CheckpointError, match="no training goes on from it"):
+    with pytest.raises(CheckpointError, match="cannot be resumed exactly"):
         begin(lively).learn(TOTAL, resume_from=tmp_path / "saved.zip")
 
 
-def test_a_run_that_has_all_of_its_steps_is_not_begun(tmp_path):
+def test_finished_run_is_rejected(tmp_path):
     cut_off(tmp_path, lively, 2)
-    with pytest.raises(ValueError, match="ask for more"):
+    with pytest.raises(ValueError, match="use a larger total_timesteps"):
         begin(lively).learn(ROLLOUT, resume_from=tmp_path)
 
 
-def test_a_checkpoint_is_an_agent_like_any_other(tmp_path):
+def test_checkpoint_can_be_loaded(tmp_path):
     from rlxf import GTrXLPPO
 
     cut_off(tmp_path, lively, 2)

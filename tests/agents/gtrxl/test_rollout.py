@@ -1,4 +1,4 @@
-"""What a rollout stores: hidden states once, views of them, and filler rows that weigh nothing."""
+"""Rollout buffer: hidden states are stored once, windows are views, filler rows have weight 0."""
 
 import pytest
 import torch
@@ -31,22 +31,22 @@ def new_buffer(n_steps=STEPS, observation_space=VECTOR, action_space=ACTIONS["Di
 
 
 def watched(agent, monkeypatch):
-    """All hidden states (L, E, C) and indices that acting put out, in order."""
+    """Return all hidden states (L, E, C) and indices of acting, in order."""
     seen = []
     add = SegmentBuffer.add
 
-    def noted(self, *args, hidden, index):
+    def recorded(self, *args, hidden, index):
         seen.append((hidden.clone(), index.position[:, 0].clone(), index.episode[:, 0].clone()))
         add(self, *args, hidden, index)
 
     monkeypatch.setattr(
-        SegmentBuffer, "add", lambda self, *a: noted(self, *a[:-2], hidden=a[-2], index=a[-1])
+        SegmentBuffer, "add", lambda self, *a: recorded(self, *a[:-2], hidden=a[-2], index=a[-1])
     )
     return seen
 
 
 @pytest.mark.parametrize("n_steps", [4, 16])
-def test_the_memory_of_a_segment_is_what_came_before_it(monkeypatch, n_steps):
+def test_segment_memory_is_previous_hidden_states(monkeypatch, n_steps):
     agent = small_agent(scripts(shifted(ENVS)), n_steps=n_steps, batch_size=4)
     seen = watched(agent, monkeypatch)
     for number, buffer in enumerate(rollouts(agent, 4)):
@@ -66,7 +66,7 @@ def assert_remembers(state, row, before, env):
         assert state.index.episode[row, place] == episode[env]
 
 
-def test_every_step_is_in_one_segment_with_its_own_numbers():
+def test_every_step_is_in_exactly_one_segment():
     agent = small_agent(scripts(shifted(ENVS)))
     buffer = next(iter(rollouts(agent, 1)))
     buffer.rewards[:] = torch.arange(ENVS * STEPS).reshape(ENVS, STEPS)
@@ -82,7 +82,7 @@ def test_every_step_is_in_one_segment_with_its_own_numbers():
     assert torch.equal(position, buffer.index.position[:, MEMORY:].flatten()[number])
 
 
-def test_the_order_is_the_generators():
+def test_generator_determines_order():
     buffer = next(iter(rollouts(small_agent(scripts(shifted(ENVS))), 1)))
 
     def order(seed):
@@ -93,7 +93,7 @@ def test_the_order_is_the_generators():
     assert not torch.equal(order(1), order(2))
 
 
-def test_what_is_stored_beside_the_hidden_states_is_small():
+def test_storage_without_hidden_states_is_small():
     per_step = 3 * 4 + 3 * 4 + 8 + 5 * 4 + 1  # observation, action before, action, five numbers, end
     per_token = LAYERS * WIDTH * 4 + 2 * 8  # hidden states, position and episode
     for n_steps in (16, 64, 256):
@@ -118,8 +118,8 @@ def test_windows_are_views():
         assert torch.equal(windows[:, number], x[:, begin : begin + MEMORY])
 
 
-def test_the_hidden_states_are_never_moved():
-    """A rollout writes into the place that was there: nothing grows from rollout to rollout."""
+def test_hidden_states_are_written_in_place():
+    """A rollout reuses the buffer of the previous one."""
     agent = small_agent(scripts(shifted(ENVS)))
     places = {buffer.hidden.data_ptr() for buffer in rollouts(agent, 3)}
     assert len(places) == 1
@@ -178,7 +178,7 @@ def test_filler_rows_have_no_influence_on_gradients(with_fillers):
     assert not same(before, gradients(agent, buffer))
 
 
-def test_an_end_is_followed_by_a_new_episode():
+def test_new_episode_follows_each_end():
     agent = small_agent(scripts(shifted(ENVS)))
     for buffer in rollouts(agent, 2):
         position, episode = (x[:, MEMORY:] for x in (buffer.index.position, buffer.index.episode))
@@ -188,7 +188,7 @@ def test_an_end_is_followed_by_a_new_episode():
         assert torch.equal(buffer.previous[:, 1:].any(-1), ~ended)
 
 
-def test_how_much_of_the_memory_is_filled():
+def test_memory_fill():
     agent = small_agent(scripts([[0]] * ENVS), n_steps=4, batch_size=4)
     assert [buffer.filled for buffer in rollouts(agent, 3)] == [0.5, 1.0, 1.0]
     agent = small_agent(scripts([[0, 1, 0, 0]] * ENVS), n_steps=4, batch_size=4)
@@ -203,14 +203,14 @@ def test_segments_hold_the_chosen_rows(with_fillers):
     assert torch.equal(some.index.position, every.index.position[[5, 2]])
 
 
-def test_values_learn_the_rewards_themselves_at_critic_lambda_1():
+def test_critic_lambda_1_gives_monte_carlo_returns():
     agent = small_agent(scripts(shifted(3)), gamma=0.9, gae_lambda=0.5, critic_lambda=1.0)
     buffer = next(iter(rollouts(agent, 1)))
-    goes_on = (~buffer.dones).float()
-    expected = buffer.rewards[:, :-1] + 0.9 * goes_on[:, :-1] * buffer.returns[:, 1:]
+    not_done = (~buffer.dones).float()
+    expected = buffer.rewards[:, :-1] + 0.9 * not_done[:, :-1] * buffer.returns[:, 1:]
     torch.testing.assert_close(buffer.returns[:, :-1], expected)
 
 
-def test_values_learn_by_the_lambda_of_the_advantages_unless_told_otherwise():
+def test_critic_lambda_defaults_to_gae_lambda():
     buffer = next(iter(rollouts(small_agent(scripts(shifted(3)), gae_lambda=0.5), 1)))
     torch.testing.assert_close(buffer.returns, buffer.advantages + buffer.values)

@@ -1,4 +1,4 @@
-"""Arguments of SB3's PPO and RecurrentPPO: taken, or refused in a sentence that names what to use."""
+"""Arguments of SB3's PPO and RecurrentPPO are supported, or rejected with an alternative."""
 
 import inspect
 import warnings
@@ -30,34 +30,34 @@ def parameters(function):
 
 
 @pytest.mark.parametrize("algorithm", [PPO, RecurrentPPO])
-def test_every_argument_of_sb3_is_taken_or_refused(algorithm):
+def test_every_argument_of_sb3_is_supported_or_rejected(algorithm):
     known = parameters(GTrXLPPO.__init__).keys() | SB3_ARGUMENTS.keys()
     assert parameters(algorithm.__init__).keys() <= known
 
 
 @pytest.mark.parametrize("policy", [ActorCriticPolicy, RecurrentActorCriticPolicy])
-def test_every_argument_of_sb3_policies_is_taken_or_refused(policy):
+def test_every_argument_of_sb3_policies_is_supported_or_rejected(policy):
     known = parameters(GTrXLPolicy.__init__).keys() | SB3_POLICY_ARGUMENTS.keys()
     assert parameters(policy.__init__).keys() <= known
 
 
-def test_positional_arguments_stand_where_sb3_has_them():
-    ours = [
+def test_positional_arguments_have_order_of_sb3():
+    names = [
         name
         for name, each in parameters(GTrXLPPO.__init__).items()
         if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     ]
-    assert ours == list(parameters(PPO.__init__))[: len(ours)]
+    assert names == list(parameters(PPO.__init__))[: len(names)]
 
 
 @pytest.mark.parametrize("name", SB3_ARGUMENTS)
-def test_a_refused_argument_is_told_in_one_sentence(name):
+def test_rejected_argument_names_alternative(name):
     with pytest.raises(TypeError, match=f"^GTrXLPPO takes no argument '{name}': [^\n]*$"):
         small_agent("CartPole-v1", **{name: object()})
 
 
 @pytest.mark.parametrize("name", SB3_POLICY_ARGUMENTS)
-def test_a_refused_argument_of_the_policy_is_told_in_one_sentence(name):
+def test_rejected_policy_argument_names_alternative(name):
     with pytest.raises(TypeError, match=f"^MlpGTrXLPolicy takes no argument '{name}': [^\n]*$"):
         small_agent("CartPole-v1", policy_kwargs={name: object()})
 
@@ -67,7 +67,7 @@ def test_net_arch_names_the_core():
         small_agent("CartPole-v1", policy_kwargs={"net_arch": [64, 64]})
 
 
-def test_defaults_of_sb3_ask_for_nothing():
+def test_defaults_of_sb3_are_accepted():
     defaults = {name: each.default for name, each in parameters(PPO.__init__).items()}
     refused = {name: defaults[name] for name in SB3_ARGUMENTS.keys() & defaults}
     assert refused.keys() == {"use_sde", "sde_sample_freq", "rollout_buffer_class", "rollout_buffer_kwargs"}
@@ -102,14 +102,14 @@ def test_custom_objects_replace_what_the_file_holds(tmp_path):
 def test_learning_after_loading_needs_an_environment(tmp_path):
     small_agent("CartPole-v1").save(tmp_path / "agent")
     agent = GTrXLPPO.load(tmp_path / "agent", device="cpu")
-    with pytest.raises(ValueError, match=r"no environment|none to learn in.*load\(path, env=.*set_env"):
+    with pytest.raises(ValueError, match=r"without an environment to train in.*load\(path, env=.*set_env"):
         agent.learn(48)
     agent.set_env("CartPole-v1")
     assert agent.learn(48).num_timesteps == 48
 
 
-def test_advantages_stay_as_they_are():
-    """With a scale of rewards that normalization would remove, the gradient of the policy grows with it."""
+def test_normalize_advantage_false_keeps_advantages():
+    """Without normalization the policy gradient grows with the scale of the rewards."""
 
     def objective_of(normalize):
         agent = small_agent(scripts(shifted(3)), normalize_advantage=normalize)
@@ -162,12 +162,12 @@ def test_a_tight_bound_keeps_values_near_those_of_the_rollout():
 
 
 @pytest.mark.parametrize("bound", [0, -0.1, float("nan")])
-def test_a_bound_that_is_none(bound):
+def test_invalid_value_clipping_is_rejected(bound):
     with pytest.raises(ValueError, match=r"clip_range_vf must be"):
         small_agent("CartPole-v1", clip_range_vf=bound)
 
 
-def test_flattened_images_are_told():
+def test_flattened_images_warn():
     env = scripts(shifted(2), OBSERVATIONS["CnnGTrXLPolicy"])
     with pytest.warns(UserWarning, match=r"flattens images of shape .*use 'CnnGTrXLPolicy'"):
         small_agent(env, "MlpGTrXLPolicy")
@@ -178,15 +178,15 @@ def test_flattened_images_are_told():
     [spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Box(0.0, 1.0, (3, 40, 40), np.float32)],
     ids=["too small for NatureCNN", "no image"],
 )
-def test_what_is_flattened_with_good_reason(space):
+def test_no_warning_if_flattening_is_needed(space):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         small_agent(scripts(shifted(2), space), "MlpGTrXLPolicy")
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_forward_gives_what_ppo_collects(kind):
-    """Actions, values and log probabilities of an episode, step by step, are those of the rollout."""
+def test_forward_equals_rollout(kind):
+    """Stepwise actions, values and log probabilities of an episode equal those of the rollout."""
     agent = small_agent(scripts(shifted(3), action_space=ACTIONS[kind]))
     buffer = next(iter(rollouts(agent, 1)))
     agent = small_agent(scripts(shifted(3), action_space=ACTIONS[kind]))

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's own tools, unchanged, around the agent."""
+"""Unmodified tools of Stable-Baselines3 work with the agent."""
 
 import csv
 
@@ -42,7 +42,7 @@ ROLLOUT = 3 * 16
 
 
 class Notes(KVWriter):
-    """Keeps every dumped table of the logger."""
+    """Store every table that the logger dumps."""
 
     def __init__(self):
         self.tables = []
@@ -54,7 +54,7 @@ class Notes(KVWriter):
         pass
 
 
-def noted(agent):
+def recorded_logs(agent):
     notes = Notes()
     agent.set_logger(Logger(None, [notes]))
     return notes
@@ -64,8 +64,8 @@ def tmaze(n_envs=2, corridor=3, **options):
     return make_vec_env(TMAZE, n_envs, seed=0, env_kwargs={"corridor_length": corridor}, **options)
 
 
-def test_evaluate_policy_carries_the_memory_and_forgets_at_each_start():
-    """The same returns as a loop over one environment that begins each episode without a state."""
+def test_evaluate_policy_keeps_memory_within_episodes():
+    """Returns equal those of a loop over one environment that starts each episode without a state."""
     agent = small_agent(tmaze())
     returns, lengths = evaluate_policy(agent, tmaze(1), 6, return_episode_rewards=True)
     assert lengths == [4] * 6
@@ -83,7 +83,7 @@ def test_evaluate_policy_carries_the_memory_and_forgets_at_each_start():
 
 
 class Keep(BaseCallback):
-    """Keeps the weights of every agent that was the best so far."""
+    """Store the weights of every new best agent."""
 
     def __init__(self):
         super().__init__()
@@ -156,7 +156,7 @@ def test_make_vec_env_writes_monitor_files(tmp_path):
 
 def test_logged_names_and_numbers():
     agent = small_agent(tmaze(3), reconstruction_coef=0.1)
-    notes = noted(agent)
+    notes = recorded_logs(agent)
     agent.learn(2 * ROLLOUT)
     first, second = notes.tables
     assert {"rollout/ep_rew_mean", "rollout/ep_len_mean", "rollout/success_rate", "time/fps"} <= first.keys()
@@ -188,10 +188,10 @@ def test_progress_bar(capsys):
     assert f"{ROLLOUT}/{ROLLOUT}" in "".join(capsys.readouterr())
 
 
-def test_schedules_are_followed_by_what_is_logged():
+def test_logged_values_follow_schedules():
     rate, clip, entropy = linear(1e-3, 1e-4), linear(0.3, 0.1), lambda progress: 0.02 * progress**2
     agent = small_agent(tmaze(3), learning_rate=rate, clip_range=clip, ent_coef=entropy)
-    notes = noted(agent)
+    notes = recorded_logs(agent)
     agent.learn(4 * ROLLOUT)
     for number, table in enumerate(notes.tables[1:], start=1):
         progress = 1 - number / 4
@@ -212,7 +212,7 @@ def test_target_kl_ends_an_update_early():
 
 
 class Doubled(BaseFeaturesExtractor):
-    """Features of a user's own."""
+    """User-defined features extractor."""
 
     def __init__(self, observation_space, size=5):
         super().__init__(observation_space, size)
@@ -222,7 +222,7 @@ class Doubled(BaseFeaturesExtractor):
         return self.net(2 * observations)
 
 
-def test_a_features_extractor_of_ones_own():
+def test_user_defined_features_extractor():
     kwargs = {"features_extractor_class": Doubled, "features_extractor_kwargs": {"size": 7}}
     agent = small_agent(tmaze(3), policy_kwargs=kwargs)
     before = agent.policy.features_extractor.net.weight.detach().clone()
@@ -232,7 +232,7 @@ def test_a_features_extractor_of_ones_own():
 
 
 class StopAt(BaseCallback):
-    """Says stop at one of its steps."""
+    """Stop training at a given step."""
 
     def __init__(self, step):
         super().__init__()
@@ -242,7 +242,7 @@ class StopAt(BaseCallback):
         return self.n_calls != self.stop
 
 
-def test_a_callback_stops_training_before_it_learns():
+def test_callback_stops_training_before_update():
     agent = small_agent(tmaze(3))
     before = parameters(agent)
     agent.learn(10 * ROLLOUT, callback=StopAt(5))
@@ -251,7 +251,7 @@ def test_a_callback_stops_training_before_it_learns():
 
 
 @pytest.mark.parametrize("stop", range(1, 8))
-def test_what_was_done_before_a_stop_is_remembered_after_it(stop):
+def test_steps_before_a_stop_stay_in_memory(stop):
     agent = small_agent(scripts(shifted(3)))
     agent.learn(ROLLOUT, callback=StopAt(stop))
     _, callback = agent._setup_learn(ROLLOUT, reset_num_timesteps=False)
@@ -266,7 +266,7 @@ def test_what_was_done_before_a_stop_is_remembered_after_it(stop):
         assert (agent.rollout_buffer.index.episode[env, :8] >= 0).sum() == stop
 
 
-def test_learn_twice_goes_on_where_it_was():
+def test_second_learn_continues():
     once = small_agent(scripts(shifted(3)), learning_rate=1e-3, ent_coef=0.01).learn(4 * ROLLOUT)
     twice = small_agent(scripts(shifted(3)), learning_rate=1e-3, ent_coef=0.01).learn(2 * ROLLOUT)
     twice.learn(2 * ROLLOUT, reset_num_timesteps=False)
@@ -275,7 +275,7 @@ def test_learn_twice_goes_on_where_it_was():
 
 
 @pytest.mark.parametrize("again", ["learn", "set_env"])
-def test_a_reset_begins_new_episodes_even_where_a_filler_was_due(again):
+def test_reset_discards_pending_filler_row(again):
     ends = [[0] * 15 + [1], [0] * 16, [0] * 15 + [1]]
     agent = small_agent(next_step_scripts(ends)).learn(ROLLOUT)
     if again == "set_env":
@@ -298,7 +298,7 @@ def test_a_reset_begins_new_episodes_even_where_a_filler_was_due(again):
     ],
     ids=["VecEnv", "VectorEnv", "id", "TMazeVector"],
 )
-def test_set_env_takes_what_the_constructor_takes(env):
+def test_set_env_accepts_types_of_constructor(env):
     new = env()
     agent = small_agent(TMAZE if new == TMAZE or isinstance(new, TMazeVector) else scripts(shifted(3)))
     agent.set_env(new)
@@ -314,7 +314,7 @@ def test_set_env_refuses_other_spaces_and_numbers():
         agent.set_env(scripts(shifted(2)))
 
 
-def test_parameters_out_and_in():
+def test_get_and_set_parameters():
     first, second = small_agent(tmaze(3)).learn(ROLLOUT), small_agent(tmaze(3), seed=8)
     assert not same(parameters(first), parameters(second))
     second.set_parameters(first.get_parameters())
@@ -336,11 +336,11 @@ def test_parameters_out_and_in():
 )
 def test_every_kind_of_environment(env, number):
     agent = small_agent(env())
-    begun = parameters(agent)
+    initial = parameters(agent)
     agent.learn(2 * number * 16)
     assert agent.n_envs == number
     assert agent.num_timesteps == 2 * number * 16
-    assert not same(begun, parameters(agent))
+    assert not same(initial, parameters(agent))
 
 
 @pytest.mark.parametrize(("mode", "length"), [("SameStep", 4), ("NextStep", 5)])

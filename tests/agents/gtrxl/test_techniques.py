@@ -17,7 +17,7 @@ def test_two_updates(choice):
 
 
 def no_farther(core: TransformerSpec) -> TransformerSpec:
-    """The same, whose steps see no farther than is remembered."""
+    """Return the core with a pattern limited to its memory."""
     assert core.memory is not None
     if core.memory.shows(core.pattern).reach <= core.memory.length:
         return core

@@ -1,4 +1,4 @@
-"""An episode that is cut off goes on in the value of its last observation, read with its own memory."""
+"""Truncated episodes are bootstrapped with the value of the last observation, given their memory."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ ENVS, STEPS, MEMORY = 3, 16, 8
 
 
 class Recorder(VecEnvWrapper):
-    """Keeps what the environments paid and said in the last steps."""
+    """Record rewards and infos of the last steps."""
 
     def __init__(self, venv):
         super().__init__(venv)
@@ -38,7 +38,7 @@ class Recorder(VecEnvWrapper):
 
 
 def slow_value(agent, buffer, env, t, last):
-    """V(last) after step t of one environment, by a segment pass of one token over the stored memory."""
+    """Compute V(last) after step t of an environment by a one-token segment over the stored memory."""
     state = buffer._memory_before(torch.tensor([env]), torch.tensor([0]))
     place = MEMORY + t + 1
     hidden = buffer.hidden[:, [env], place - MEMORY : place]
@@ -59,7 +59,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_cut_step_is_paid_the_value_of_its_last_observation(case):
+def test_truncated_step_is_bootstrapped_with_last_observation(case):
     env = Recorder(CASES[case]())
     policy = "MultiInputGTrXLPolicy" if "Dict" in case else "MlpGTrXLPolicy"
     agent = small_agent(env, policy, gamma=0.9)
@@ -78,19 +78,19 @@ def test_a_cut_step_is_paid_the_value_of_its_last_observation(case):
 
 
 def counted(agent):
-    """The batch sizes of the transformer's steps from now on."""
+    """Record the batch sizes of the transformer's steps."""
     sizes, step = [], agent.policy.transformer.step
 
-    def noted(x, index, cache):
+    def recorded(x, index, cache):
         sizes.append(len(x))
         return step(x, index, cache)
 
-    agent.policy.transformer.step = noted
+    agent.policy.transformer.step = recorded
     return sizes
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_all_cut_environments_are_read_in_one_call(together):
+def test_truncated_environments_are_evaluated_in_one_batch(together):
     script = [0, 0, TRUNCATED, 0]
     agent = small_agent(scripts([script] * ENVS if together else shifted(ENVS, script)))
     sizes = counted(agent)
@@ -99,14 +99,14 @@ def test_all_cut_environments_are_read_in_one_call(together):
     assert sorted(sizes) == sorted([ENVS] * (STEPS + 1) + cuts)
 
 
-def test_without_cuts_nothing_is_read_twice():
+def test_no_extra_pass_without_truncation():
     agent = small_agent(scripts([[end if end != TRUNCATED else 1 for end in MIXED]] * ENVS))
     sizes = counted(agent)
     next(iter(rollouts(agent, 1)))
     assert sizes == [ENVS] * (STEPS + 1)
 
 
-def test_the_last_value_belongs_to_the_observation_behind_the_rollout():
+def test_last_value_is_of_observation_after_rollout():
     agent = small_agent(scripts([[0]] * ENVS), gamma=0.9, gae_lambda=0.8)
     for buffer in rollouts(agent, 2):
         for e in range(ENVS):

@@ -1,4 +1,4 @@
-"""The value head: normalization that keeps values, and a critic that learns returns of any scale."""
+"""Value head: normalization preserves values, and the critic learns returns of any scale."""
 
 import copy
 import math
@@ -24,7 +24,7 @@ def head(seed: int = 0) -> PopArtHead:
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3, 1e6])
-def test_values_stay_what_they_were_when_statistics_move(scale):
+def test_updating_statistics_preserves_values(scale):
     value_head, latent = head(), torch.randn(64, 8)
     for rollout in range(30):
         before = value_head(latent)
@@ -41,7 +41,7 @@ def test_the_first_twenty_rollouts_count_equally():
     torch.testing.assert_close(value_head.variance, everything.var(correction=0))
 
 
-def test_the_scale_of_early_returns_is_forgotten():
+def test_early_returns_lose_influence_on_scale():
     value_head = head()
     for _ in range(20):
         value_head.update(1e4 * torch.randn(100))
@@ -60,7 +60,7 @@ def test_returns_without_variance_do_not_divide_by_zero():
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1e3, 0.0), (1.0, -1e3), (1e-1, 5.0)])
-def test_what_the_transformer_learns_of_the_values_does_not_depend_on_their_scale(scale, shift):
+def test_gradient_of_transformer_is_scale_invariant(scale, shift):
     returns, latent = torch.randn(256, dtype=torch.float64), torch.randn(256, 8, dtype=torch.float64)
 
     def gradient(returns: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ def test_what_the_transformer_learns_of_the_values_does_not_depend_on_their_scal
 
 
 class Countdown(gymnasium.Env):
-    """Episodes of ten steps that show how many are left; each step pays ``reward``."""
+    """Episodes of ten steps that show the number of remaining steps; each step gives ``reward``."""
 
     observation_space = spaces.Box(0, 1, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -117,7 +117,7 @@ def test_the_critic_learns_returns_of_any_scale(reward):
     assert agent.logger.name_to_value["train/explained_variance"] > 0.8
 
 
-def test_statistics_are_in_the_file(tmp_path):
+def test_statistics_are_saved(tmp_path):
     env = scripts(shifted(4))
     agent = GTrXLPPO(
         "MlpGTrXLPolicy", env, core=small_core(), segment_length=8, n_steps=16, batch_size=32, seed=0
@@ -133,7 +133,7 @@ def test_statistics_are_in_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["variance", "rollouts"])
-def test_statistics_that_cannot_be_are_refused(tmp_path, name):
+def test_invalid_statistics_are_rejected(tmp_path, name):
     agent = GTrXLPPO("MlpGTrXLPolicy", Countdown(1.0), core=small_core())
     getattr(agent.policy.value_net, name).fill_(-1)
     agent.save(tmp_path / "agent.zip")
@@ -143,7 +143,7 @@ def test_statistics_that_cannot_be_are_refused(tmp_path, name):
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e300])
 @pytest.mark.parametrize("name", ["mean", "variance"])
-def test_statistics_that_make_values_infinite_are_refused(tmp_path, name, value):
+def test_statistics_that_overflow_are_rejected(tmp_path, name, value):
     agent = GTrXLPPO("MlpGTrXLPolicy", Countdown(1.0), core=small_core())
     getattr(agent.policy.value_net, name).fill_(value)
     agent.save(tmp_path / "agent.zip")
@@ -160,7 +160,7 @@ def test_a_rollout_has_at_least_2048_steps_by_default(n_envs, segment_length, n_
     assert default_n_steps(env, 32, segment_length) == n_steps
 
 
-def test_one_environment_gets_a_whole_rollout_by_default():
+def test_default_rollout_of_one_environment():
     agent = GTrXLPPO("MlpGTrXLPolicy", Countdown(1.0), core=small_core())
     assert agent.n_steps == 2048
     assert agent.n_steps >= agent.batch_size

@@ -1,4 +1,4 @@
-"""Small environments whose episodes end where a test says, and small agents that are not quiet."""
+"""Small environments with scripted episode ends, and small agents with random weights."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ MIXED = (0, 0, 1, 0, 2, 0, 0, 0, 0, 2, 1)
 
 
 class Scripted(gymnasium.Env):
-    """Random observations and rewards; ``ends[k]`` says whether step k of its life ends the episode."""
+    """Environment with random observations and rewards; step k ends the episode if ``ends[k]``."""
 
     def __init__(
         self,
@@ -67,29 +67,29 @@ def scripts(
     observation_space: spaces.Space = VECTOR,
     action_space: spaces.Space = ACTIONS["Discrete"],
 ) -> DummyVecEnv:
-    """One `Scripted` environment for each script, resetting in the same step."""
+    """Return a VecEnv with a `Scripted` environment for each script, which resets in the same step."""
     spaces_of = [_copies(observation_space, action_space) for _ in ends]
     return DummyVecEnv([lambda s=s, e=e: Scripted(e, *s) for s, e in zip(spaces_of, ends, strict=True)])
 
 
 def next_step_scripts(ends: Sequence[Sequence[int]]) -> SyncVectorEnv:
-    """The same as a Gymnasium vector environment with filler rows."""
+    """Return the environments of `scripts` as a Gymnasium vector environment with filler rows."""
     made = [lambda e=e: Scripted(e, *_copies(VECTOR, ACTIONS["Discrete"])) for e in ends]
     return SyncVectorEnv(made, autoreset_mode=AutoresetMode.NEXT_STEP)
 
 
 def shifted(number: int, script: Sequence[int] = MIXED) -> list[list[int]]:
-    """``number`` scripts that begin at different places."""
+    """Return ``number`` copies of a script, each rotated by one more step."""
     return [[*script[i % len(script) :], *script[: i % len(script)]] for i in range(number)]
 
 
 def small_core(**changes: Any) -> Any:
-    """Memory of 8 steps, width 16, two layers."""
+    """Return a core with memory of 8 steps, width 16 and two layers."""
     return gtrxl(8, **({"width": 16, "layers": 2, "heads": 2, "feed_forward": 32} | changes))
 
 
 def small_agent(env: Any, policy: str = "MlpGTrXLPolicy", loud: bool = True, **changes: Any) -> GTrXLPPO:
-    """An agent with random heads, so that what it does depends on what it sees and remembers."""
+    """Return an agent with random heads, so that actions depend on observations and memory."""
     settings = {"n_steps": 16, "segment_length": 4, "batch_size": 16, "seed": 3, "n_envs": 3}
     settings |= {"core": small_core(), "device": "cpu", "policy_kwargs": SMALL_EXTRACTOR[policy]}
     agent = GTrXLPPO(policy, env, **(settings | changes))
@@ -97,7 +97,7 @@ def small_agent(env: Any, policy: str = "MlpGTrXLPolicy", loud: bool = True, **c
 
 
 def make_loud(agent: GTrXLPPO, scale: float = 0.2) -> GTrXLPPO:
-    """Add noise to every weight: fresh heads are near 0 and would hide any difference."""
+    """Add noise to every weight, since new heads are near 0 and would hide differences."""
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for parameter in agent.policy.parameters():
@@ -106,7 +106,7 @@ def make_loud(agent: GTrXLPPO, scale: float = 0.2) -> GTrXLPPO:
 
 
 def rollouts(agent: GTrXLPPO, number: int) -> Iterator[Any]:
-    """The agent's buffer after each of some rollouts; it learns from each one behind it."""
+    """Yield the agent's buffer after each rollout; update the agent afterwards."""
     _, callback = agent._setup_learn(10**6)
     for _ in range(number):
         agent.collect_rollouts(agent.env, callback, agent.rollout_buffer, agent.n_steps)
@@ -115,18 +115,18 @@ def rollouts(agent: GTrXLPPO, number: int) -> Iterator[Any]:
 
 
 def all_segments(buffer: Any) -> Any:
-    """Every segment of a rollout, in order."""
+    """Return all segments of a rollout, in order."""
     number = buffer.n_envs * buffer.n_steps // buffer.segment_length
     return buffer.segments(torch.arange(number), buffer.advantages)
 
 
 def parameters(agent: GTrXLPPO) -> list[torch.Tensor]:
-    """A copy of all weights."""
+    """Return a copy of all weights."""
     return [parameter.detach().clone() for parameter in agent.policy.parameters()]
 
 
 def same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
-    """Whether two lists of tensors are equal bit for bit."""
+    """Return whether two lists of tensors are equal bit for bit."""
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 

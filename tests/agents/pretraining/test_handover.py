@@ -196,5 +196,5 @@ def test_weights_for_other_spaces_or_episode_lengths_are_refused(data, settings,
     "source", ["pretraining.zip", None, torch.nn.Linear(2, 2)], ids=["path", "none", "module"]
 )
 def test_sources_of_other_types_are_refused(source):
-    with pytest.raises(TypeError, match="weights come from"):
+    with pytest.raises(TypeError, match="source of weights must be"):
         small_agent(core=TINY).take_weights(source)

@@ -1,4 +1,4 @@
-"""Looking inside an agent while it learns: callbacks that write to TensorBoard."""
+"""Callbacks that write diagnostics of an agent to TensorBoard during training."""
 
 from rlxf.agents.gtrxl.callbacks.attention_maps import AttentionMapCallback
 from rlxf.agents.gtrxl.callbacks.histograms import HistogramCallback

@@ -1,4 +1,4 @@
-"""Attention weights as a picture."""
+"""Plot of attention weights."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,24 +13,24 @@ from torch import Tensor
 
 PANEL = (2.5, 2.2)
 LEFT, RIGHT, TOP, BOTTOM, GAP = 0.75, 1.0, 0.6, 0.65, (0.15, 0.35)
-"""Inches. Fixed, as matplotlib's own layouts take three times as long as the picture."""
+"""Sizes in inches. Fixed, because matplotlib's layout engines take three times as long as the drawing."""
 COLOURS = matplotlib.colormaps["magma"]
 HIDDEN = "0.85"
-"""Grey is what may not be seen: what lies ahead, beyond the memory, or in another episode."""
+"""Grey level of masked entries: future steps, steps beyond the memory, and other episodes."""
 EPISODE: dict[str, Any] = {"color": "tab:blue", "linewidth": 0.8, "linestyle": "--", "zorder": 1}
 MEMORY: dict[str, Any] = {"color": "tab:green", "linewidth": 1.2, "zorder": 3}
 
 
 def attention_figure(weights: Sequence[Tensor], allowed: Tensor, starts: Tensor) -> Figure:
-    """A panel for each layer (down) and head (across): row t is what step t takes of each step before it.
+    """Plot a panel for each layer (rows) and head (columns); row t of a panel has the weights of query t.
 
-    Time 0 is the first step of the segment; what stands left of it is memory, as far as it is seen.
-    Colours grow with the square root of the weight, so that small ones can be told from none.
+    Time 0 is the first step of the segment; the memory is left of it. Colours follow the square root of the
+    weight, so that small weights differ visibly from 0.
 
     Args:
-        weights: (H, T, M + T) of each layer.
-        allowed: (T, M + T) bool, which steps may be seen.
-        starts: (M + T,) bool, whether an episode begins with the step.
+        weights: attention weights (H, T, M + T) of each layer.
+        allowed: (T, M + T) bool, the attention mask.
+        starts: (M + T,) bool, whether the step is the first of an episode.
     """
     figure, panels = _page(len(weights), len(weights[0]))
     norm = PowerNorm(0.5, vmin=0.0, vmax=max(float(layer.max()) for layer in weights))
@@ -38,12 +38,12 @@ def attention_figure(weights: Sequence[Tensor], allowed: Tensor, starts: Tensor)
         panel.set_title(f"layer {layer + 1}, head {head + 1}", fontsize="medium", y=1.0)
         image = _draw(panel, weights[layer][head], allowed, norm)
         _mark(panel, starts, len(allowed))
-    _explain(figure, image)
+    _add_legend(figure, image)
     return figure
 
 
 def _page(layers: int, heads: int) -> tuple[Figure, np.ndarray]:
-    """A figure and its panels (layers, heads)."""
+    """Return a figure and its panels (layers, heads)."""
     width = LEFT + heads * (PANEL[0] + GAP[0]) + RIGHT
     height = TOP + layers * (PANEL[1] + GAP[1]) + BOTTOM
     figure = Figure(figsize=(width, height), dpi=100)
@@ -61,7 +61,7 @@ def _page(layers: int, heads: int) -> tuple[Figure, np.ndarray]:
 
 
 def _draw(panel: Axes, weights: Tensor, allowed: Tensor, norm: PowerNorm) -> AxesImage:
-    """The weights (T, M + T), from the first step on that is seen by any."""
+    """Draw the weights (T, M + T), from the first key that any query attends to."""
     steps, memory = len(weights), weights.shape[1] - len(weights)
     first = int(allowed.any(0).int().argmax())
     shown = np.ma.masked_array(weights[:, first:].cpu(), ~allowed[:, first:].cpu().numpy())
@@ -78,7 +78,7 @@ def _draw(panel: Axes, weights: Tensor, allowed: Tensor, norm: PowerNorm) -> Axe
 
 
 def _mark(panel: Axes, starts: Tensor, steps: int) -> None:
-    """Lines where episodes begin, on both axes, and where memory ends."""
+    """Draw lines at episode starts, on both axes, and at the end of the memory."""
     left, right = panel.get_xlim()
     for time in (starts.nonzero()[:, 0] - (len(starts) - steps)).tolist():
         if left < time - 0.5 < right:
@@ -89,15 +89,15 @@ def _mark(panel: Axes, starts: Tensor, steps: int) -> None:
         panel.axvline(-0.5, **MEMORY)
 
 
-def _explain(figure: Figure, image: AxesImage) -> None:
-    """What axes, lines and colours mean."""
+def _add_legend(figure: Figure, image: AxesImage) -> None:
+    """Add axis labels, a colour bar and a legend of the lines."""
     width, height = figure.get_size_inches()
     strip = figure.add_axes((1 - 0.85 / width, BOTTOM / height, 0.15 / width, 1 - (BOTTOM + TOP) / height))
     figure.colorbar(image, cax=strip, label="attention weight")
-    figure.supxlabel("time of the step that is looked at; below 0: memory", y=0.15 / height)
-    figure.supylabel("time of the step that looks", x=0.15 / width)
+    figure.supxlabel("time step of the key (below 0: memory)", y=0.15 / height)
+    figure.supylabel("time step of the query", x=0.15 / width)
     lines = [
         strip.plot([], [], label=label, **style)[0]
-        for label, style in (("memory | segment", MEMORY), ("an episode begins", EPISODE))
+        for label, style in (("memory | segment", MEMORY), ("episode start", EPISODE))
     ]
     figure.legend(handles=lines, loc="upper center", ncols=2, frameon=False)

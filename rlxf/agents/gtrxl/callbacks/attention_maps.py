@@ -1,4 +1,4 @@
-"""Where an agent looks, as a picture."""
+"""Callback that writes attention maps to TensorBoard."""
 
 from stable_baselines3.common.logger import Figure
 
@@ -10,21 +10,21 @@ from rlxf.training.tensorboard import record_for_tensorboard, writes_tensorboard
 
 
 class AttentionMapCallback(EveryRollouts):
-    """Attention maps among TensorBoard's images, every so many rollouts: tag ``attention/maps``.
+    """Write attention maps to TensorBoard's images every ``every`` rollouts: tag ``attention/maps``.
 
-    The last segment of the first environment is read as it is learned from, with memory before it.
-    For each layer and head the picture shows what each step takes of each step before it.
+    The plot shows the attention weights of each layer and head for the last segment of the first environment,
+    read with its memory as in training.
 
     Args:
-        every: rollouts from one picture to the next. A picture costs as much as half a rollout of a
-            small network: by default 100.
+        every: rollouts between two plots; default 100. A plot costs as much time as half a rollout of a small
+            network.
     """
 
     def __init__(self, every: int = 100):
         super().__init__(every)
 
     def look(self) -> None:
-        """Record the picture, if there is a TensorBoard log to show it."""
+        """Record the plot, if the logger writes TensorBoard events."""
         if not writes_tensorboard(self.logger):
             return
         reading = Reading.last(self.model.policy, self.model.rollout_buffer, environments=1)

@@ -1,4 +1,4 @@
-"""A look at the agent at the end of some rollouts."""
+"""Base class of callbacks that record diagnostics every N rollouts."""
 
 from abc import abstractmethod
 
@@ -8,16 +8,16 @@ from rlxf.agents.gtrxl.ppo import GTrXLPPO
 
 
 class EveryRollouts(BaseCallback):
-    """`look` at the first rollout of a training, at every so many after it and at the last.
+    """Callback that calls `look` at the first rollout of a training, at every N-th after it and at the last.
 
-    It looks before the rollout is learned from.
+    `look` is called at the end of a rollout, before its update.
 
     Args:
-        every: rollouts from one look to the next.
+        every: rollouts N between two calls.
 
     Raises:
         ValueError: if ``every`` is less than 1.
-        TypeError: before training starts, if the agent is no `GTrXLPPO`.
+        TypeError: before training starts, if the agent is not a `GTrXLPPO`.
     """
 
     model: GTrXLPPO
@@ -30,9 +30,7 @@ class EveryRollouts(BaseCallback):
 
     def _init_callback(self) -> None:
         if not isinstance(self.model, GTrXLPPO):
-            raise TypeError(
-                f"{type(self).__name__} looks into a GTrXLPPO agent, got {type(self.model).__name__}"
-            )
+            raise TypeError(f"{type(self).__name__} needs a GTrXLPPO agent, got {type(self.model).__name__}")
 
     def _on_step(self) -> bool:
         return True
@@ -44,4 +42,4 @@ class EveryRollouts(BaseCallback):
 
     @abstractmethod
     def look(self) -> None:
-        """Record what there is to see."""
+        """Record the diagnostics."""

@@ -1,4 +1,4 @@
-"""Histograms of weights, gradients and what a rollout brought."""
+"""Callback that writes histograms of weights, gradients and rollout data to TensorBoard."""
 
 import math
 
@@ -10,31 +10,31 @@ from rlxf.agents.gtrxl.callbacks.parameter_groups import parameter_groups
 from rlxf.training.tensorboard import record_for_tensorboard, writes_tensorboard
 
 SAMPLE = 10_000
-"""Numbers that a histogram is made of: more would cost time and change nothing that one sees."""
+"""Largest number of values in a histogram; more cost time without a visible difference."""
 LARGEST = 1e19
-"""Beyond it are none of TensorBoard's bins."""
+"""Largest absolute value that TensorBoard's bins cover."""
 
 
 class HistogramCallback(EveryRollouts):
-    """Histograms in TensorBoard, every so many rollouts.
+    """Write histograms to TensorBoard every ``every`` rollouts.
 
-    - ``weights/GROUP``, for the groups of `parameter_groups`: ``weights/layer_1/attention_gate``.
-    - ``gradients/GROUP``: of the last minibatch, as the optimiser took them: shortened to
-      ``max_grad_norm``. Not in the first rollout, before anything was learned.
-    - ``rollout/advantages`` before they are normalised, ``rollout/values``, ``rollout/actions`` as they
-      were sampled, all components together: over all steps of the rollout.
+    - ``weights/GROUP`` for each group of `parameter_groups`, e.g. ``weights/layer_1/attention_gate``.
+    - ``gradients/GROUP``: gradients of the last minibatch, clipped to ``max_grad_norm``. The first rollout
+      has none, since it precedes the first update.
+    - ``rollout/advantages`` before normalisation, ``rollout/values`` and ``rollout/actions`` as sampled, with
+      all components in one histogram: over all steps of the rollout.
 
-    Of each at most 10,000 numbers are taken, evenly spread. NaN and infinite ones are left out.
+    Each histogram has at most 10,000 evenly spaced values. NaN and infinite values are left out.
 
     Args:
-        every: rollouts from one to the next: by default 20.
+        every: rollouts between two histograms; default 20.
     """
 
     def __init__(self, every: int = 20):
         super().__init__(every)
 
     def look(self) -> None:
-        """Record all of them, if there is a TensorBoard log to show them."""
+        """Record all histograms, if the logger writes TensorBoard events."""
         if not writes_tensorboard(self.logger):
             return
         for group, parameters in parameter_groups(self.model.policy).items():
@@ -53,6 +53,6 @@ class HistogramCallback(EveryRollouts):
 
 
 def sample(parts: list[Tensor], size: int) -> Tensor:
-    """At most ``size`` of the numbers of some tensors, evenly spread, as float (N,)."""
+    """Return at most ``size`` evenly spaced values of some tensors, as float (N,)."""
     flat = torch.cat([part.flatten() for part in parts])
     return flat[:: max(1, math.ceil(len(flat) / size))].float()

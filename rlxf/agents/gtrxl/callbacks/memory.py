@@ -1,4 +1,4 @@
-"""What an agent takes of its memory, in numbers."""
+"""Callback that logs how much an agent attends to its memory."""
 
 from rlxf.agents.gtrxl.callbacks.every_rollouts import EveryRollouts
 from rlxf.agents.gtrxl.callbacks.memory_use import mean_distance, share_of_memory
@@ -6,28 +6,28 @@ from rlxf.agents.gtrxl.callbacks.parameter_groups import group_of
 from rlxf.agents.gtrxl.callbacks.reading import Reading
 
 ENVIRONMENTS = 4
-"""Those that the numbers are means of: enough for some hundred steps."""
+"""Number of environments that the metrics average over: enough for some hundred steps."""
 
 
 class MemoryCallback(EveryRollouts):
-    """Numbers for each layer, every so many rollouts, in the agent's log.
+    """Log memory metrics of each layer every ``every`` rollouts.
 
-    - ``memory/layer_1/attention_on_memory``: share of attention that falls on steps before the segment.
-    - ``memory/layer_1/attended_distance``: how many steps back attention goes in the mean.
-    - ``memory/layer_1/attention_gate``, ``feed_forward_gate``: mean of z of the GRU gates behind the two
-      sublayers: 0 passes the sublayer by, 1 replaces the stream. Not with other residuals.
+    - ``memory/layer_1/attention_on_memory``: share of attention on steps before the segment.
+    - ``memory/layer_1/attended_distance``: mean distance of attention, in steps before the query.
+    - ``memory/layer_1/attention_gate``, ``feed_forward_gate``: mean of z of the GRU gates after the two
+      sublayers: 0 ignores the sublayer, 1 replaces the residual stream. Only with `GRUGate`.
 
-    They are means over heads and steps of the last segments of the first 4 environments.
+    The metrics are means over heads and steps of the last segments of the first 4 environments.
 
     Args:
-        every: rollouts from one to the next: by default 10.
+        every: rollouts between two records; default 10.
     """
 
     def __init__(self, every: int = 10):
         super().__init__(every)
 
     def look(self) -> None:
-        """Record the numbers."""
+        """Record the metrics."""
         reading = Reading.last(self.model.policy, self.model.rollout_buffer, ENVIRONMENTS)
         for number, weights in enumerate(reading.weights, start=1):
             tag = f"memory/layer_{number}"

@@ -1,4 +1,4 @@
-"""Parameters under the names that people call them by."""
+"""Groups of a policy's parameters with readable names for TensorBoard."""
 
 import re
 from collections import defaultdict
@@ -17,7 +17,7 @@ OUTSIDE_OF_LAYERS = {
 
 
 def parameter_groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """All parameters of a policy by `group_of` their names."""
+    """Return the parameters of a policy by group, see `group_of`."""
     groups = defaultdict(list)
     for name, parameter in module.named_parameters():
         groups[group_of(name)].append(parameter)
@@ -25,10 +25,11 @@ def parameter_groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
 
 
 def group_of(name: str) -> str:
-    """``transformer.blocks.0.join_attention.residual.w`` -> ``layer_1/attention_gate``.
+    """Return the group of a parameter.
 
-    A layer has the groups attention, feed_forward, the gate of each, and norms. Outside of the layers
-    a group is a part of the policy, ``value_head`` for one.
+    For example, ``transformer.blocks.0.join_attention.residual.w`` is in ``layer_1/attention_gate``. The
+    groups of a layer are attention, feed_forward, the gate of each, and norms. Outside of the layers a group
+    is a module of the policy, e.g. ``value_head``.
     """
     name = name.removeprefix("transformer.")
     layer = re.match(r"blocks\.(\d+)\.(\w+)\.(\w+)", name)

@@ -1,4 +1,4 @@
-"""The end of a rollout, ready to be read once more and looked at."""
+"""Attention weights and gate values of the last segments of a rollout."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,13 +16,13 @@ from rlxf.attention.relation import Relation
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A segment of T steps of each of B environments, and the M steps remembered from before it.
+    """Segments of T steps of B environments with their memory of M steps, for inspection.
 
     Args:
-        transformer: what reads it.
-        tokens: (B, T, C).
-        index: where they stand, (B, T).
-        state: what is remembered.
+        transformer: transformer that reads the segments.
+        tokens: input tokens, (B, T, C).
+        index: positions and episodes of the tokens, (B, T).
+        state: memory before the segments.
     """
 
     transformer: Transformer
@@ -32,7 +32,7 @@ class Reading:
 
     @classmethod
     def last(cls, policy: GTrXLPolicy, buffer: SegmentBuffer, environments: int) -> Self:
-        """The last segment of each of the first environments of a rollout."""
+        """Return the last segments of the first ``environments`` environments of a rollout."""
         per_environment = buffer.n_steps // buffer.segment_length
         first = torch.arange(min(environments, buffer.n_envs), device=buffer.hidden.device)
         batch = buffer.segments((first + 1) * per_environment - 1, buffer.advantages)
@@ -47,10 +47,10 @@ class Reading:
 
     @property
     def openness(self) -> dict[str, Tensor]:
-        """z of each GRU gate, (B, T, C), by the name of its module."""
+        """Update gate z of each GRU gate, (B, T, C), by the name of its module."""
         return gate_openness(self.transformer, self.tokens, self.index, self.state)
 
     @cached_property
     def relation(self) -> Relation:
-        """Which of the M + T steps each of the T may see, and from how far."""
+        """Attention mask and distances between the T queries and the M + T keys."""
         return self.transformer.relation(self.index, self.state.index.concatenate(self.index))

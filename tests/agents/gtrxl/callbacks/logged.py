@@ -1,4 +1,4 @@
-"""Agents that learn with a TensorBoard log, and what stands in it."""
+"""Agents with a TensorBoard log, and access to its events."""
 
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ EVERYTHING = {"histograms": 0, "images": 0, "scalars": 0}
 
 
 def learner(folder: Path, formats: tuple[str, ...] = ("tensorboard",), **changes: Any) -> GTrXLPPO:
-    """A small agent whose log goes to a folder."""
+    """Return a small agent that logs to a folder."""
     agent = small_agent(changes.pop("env", None) or scripts(shifted(N_ENVS)), **changes)
     agent.set_logger(configure(str(folder), list(formats)))
     return agent
 
 
 def events(folder: Path) -> EventAccumulator:
-    """All that was logged."""
+    """Load all logged events."""
     return EventAccumulator(str(folder), size_guidance=EVERYTHING).Reload()

@@ -1,4 +1,4 @@
-"""The picture of attention shows the weights, and time as it was."""
+"""Attention maps show weights, masks and times."""
 
 from io import BytesIO
 
@@ -15,11 +15,11 @@ from tests.agents.gtrxl.callbacks.logged import ROLLOUT, events, learner
 STEPS, MEMORY, LAYERS, HEADS = 6, 5, 2, 3
 EPISODES = [-1, -1, 0, 0, 0, 0, 0, 1, 1, 1, 2]
 POSITIONS = [0, 0, 0, 1, 2, 3, 4, 0, 1, 2, 0]
-"""Two empty slots and the episodes' first steps: at times -3, 2 and 5."""
+"""Two empty slots, then episodes that start at times -3, 2 and 5."""
 
 
 def drawn():
-    """A figure, its weights, what may be seen."""
+    """Return a figure, its weights and the attention mask."""
     key = Index(torch.tensor([POSITIONS]), torch.tensor([EPISODES]))
     relation = Relation(key.last(STEPS), key, Window(MEMORY + 1), True, torch.float32)
     starts = (key.position == 0) & (key.episode >= 0)
@@ -32,13 +32,13 @@ def panels(figure):
     return [axes for axes in figure.axes if axes.get_title()]
 
 
-def test_there_is_a_panel_for_each_layer_and_head():
+def test_figure_has_panel_for_each_layer_and_head():
     figure, _, _ = drawn()
     titles = [panel.get_title() for panel in panels(figure)]
     assert titles == [f"layer {n}, head {h}" for n in (1, 2) for h in (1, 2, 3)]
 
 
-def test_a_panel_shows_its_weights_from_the_first_step_that_is_seen():
+def test_panel_shows_weights_from_first_attended_key():
     figure, weights, allowed = drawn()
     first = EPISODES.index(0)
     for panel, expected in zip(panels(figure), torch.cat(weights), strict=True):
@@ -48,12 +48,12 @@ def test_a_panel_shows_its_weights_from_the_first_step_that_is_seen():
         np.testing.assert_array_equal(shown.compressed(), expected[:, first:][allowed[:, first:]].numpy())
 
 
-def test_time_runs_right_and_down_with_memory_below_zero():
+def test_axes_have_memory_at_negative_times():
     (image,) = panels(drawn()[0])[0].images
     assert image.get_extent() == [-3.5, 5.5, 5.5, -0.5]
 
 
-def test_lines_stand_where_episodes_begin_and_memory_ends():
+def test_lines_mark_episode_starts_and_end_of_memory():
     panel = panels(drawn()[0])[0]
     upright = sorted(
         line.get_xdata()[0] for line in panel.lines if line.get_xdata()[0] == line.get_xdata()[1]
@@ -63,13 +63,13 @@ def test_lines_stand_where_episodes_begin_and_memory_ends():
     assert level == [1.5, 4.5]
 
 
-def test_all_panels_share_one_scale():
+def test_all_panels_have_same_color_scale():
     figure, weights, _ = drawn()
     scales = {image.get_clim() for panel in panels(figure) for image in panel.images}
     assert scales == {(0.0, float(torch.cat(weights).max()))}
 
 
-def test_maps_are_images_of_tensorboard(tmp_path):
+def test_maps_are_written_as_tensorboard_images(tmp_path):
     agent = learner(tmp_path, formats=("tensorboard", "csv", "json", "log"))
     agent.learn(3 * ROLLOUT, AttentionMapCallback())
     images = events(tmp_path).Images("attention/maps")
@@ -81,7 +81,7 @@ def test_maps_are_images_of_tensorboard(tmp_path):
     assert "attention/maps" not in (tmp_path / "progress.csv").read_text()
 
 
-def test_without_tensorboard_nothing_is_drawn(tmp_path):
+def test_no_figure_without_tensorboard(tmp_path):
     agent, callback = learner(tmp_path, formats=("csv",)), AttentionMapCallback()
     agent.learn(ROLLOUT, callback)
     callback.look()

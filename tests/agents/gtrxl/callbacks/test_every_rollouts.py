@@ -1,4 +1,4 @@
-"""When a callback looks, and at whom."""
+"""Schedule and agent type of rollout callbacks."""
 
 import pytest
 from stable_baselines3 import PPO
@@ -15,7 +15,7 @@ def quick():
 
 
 class Looks(EveryRollouts):
-    """Notes when it looks."""
+    """Record the rollouts at which the callback runs."""
 
     def __init__(self, every: int):
         super().__init__(every)
@@ -26,13 +26,13 @@ class Looks(EveryRollouts):
 
 
 @pytest.mark.parametrize(("every", "rollouts"), [(3, [1, 4, 7, 8]), (1, [*range(1, 9)]), (100, [1, 8])])
-def test_it_looks_at_the_first_rollout_some_between_and_the_last(every, rollouts):
+def test_callback_runs_at_first_every_nth_and_last_rollout(every, rollouts):
     callback = Looks(every)
     quick().learn(8 * ROLLOUT, callback)
     assert callback.steps == rollouts
 
 
-def test_a_second_training_goes_on_counting():
+def test_second_training_continues_count():
     callback, agent = Looks(3), quick()
     agent.learn(2 * ROLLOUT, callback)
     agent.learn(4 * ROLLOUT, callback, reset_num_timesteps=False)
@@ -40,14 +40,14 @@ def test_a_second_training_goes_on_counting():
 
 
 @pytest.mark.parametrize("callback", [AttentionMapCallback, HistogramCallback, MemoryCallback])
-def test_less_than_one_is_refused(callback):
+def test_every_below_one_is_rejected(callback):
     with pytest.raises(ValueError, match="every must be at least 1, got 0"):
         callback(every=0)
 
 
 @pytest.mark.parametrize("callback", [AttentionMapCallback, HistogramCallback, MemoryCallback])
-def test_another_agent_is_refused_before_training(callback):
+def test_other_agent_is_rejected_before_training(callback):
     agent = PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu")
-    with pytest.raises(TypeError, match=f"{callback.__name__} looks into a GTrXLPPO agent, got PPO"):
+    with pytest.raises(TypeError, match=f"{callback.__name__} needs a GTrXLPPO agent, got PPO"):
         agent.learn(8, callback())
     assert agent.num_timesteps == 0

@@ -1,4 +1,4 @@
-"""Histograms hold the numbers that their names say."""
+"""Histograms contain the values that their tags name."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tests.agents.gtrxl.worlds import next_step_scripts, shifted
 
 
 class Notes(BaseCallback):
-    """A copy of what stands in agent and rollout whenever the histograms are made."""
+    """Copy weights, gradients and rollout data when histograms are recorded."""
 
     def _on_step(self) -> bool:
         return True
@@ -21,14 +21,14 @@ class Notes(BaseCallback):
     def _on_rollout_end(self) -> None:
         groups, buffer = parameter_groups(self.model.policy), self.model.rollout_buffer
         real = buffer.weight == 1
-        self.found = {
+        self.copies = {
             f"rollout/{name}": getattr(buffer, name)[real] for name in ("advantages", "values", "actions")
         }
         for group, parameters in groups.items():
-            self.found[f"weights/{group}"] = flat([p.detach() for p in parameters])
+            self.copies[f"weights/{group}"] = flat([p.detach() for p in parameters])
             gradients = [p.grad for p in parameters if p.grad is not None]
             if gradients:
-                self.found[f"gradients/{group}"] = flat(gradients)
+                self.copies[f"gradients/{group}"] = flat(gradients)
 
 
 def flat(parts) -> torch.Tensor:
@@ -38,25 +38,25 @@ def flat(parts) -> torch.Tensor:
 def same(histogram, numbers: torch.Tensor) -> None:
     values = numbers.flatten().double().numpy()
     assert histogram.num == len(values)
-    found = (histogram.min, histogram.max, histogram.sum, histogram.sum_squares)
+    copies = (histogram.min, histogram.max, histogram.sum, histogram.sum_squares)
     expected = (values.min(), values.max(), values.sum(), (values**2).sum())
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(copies, expected, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("rollouts", [1, 2])
-def test_histograms_are_of_what_there_is(tmp_path, rollouts):
+def test_histograms_match_weights_gradients_and_rollout(tmp_path, rollouts):
     agent, notes = learner(tmp_path, n_epochs=1), Notes()
     agent.learn(rollouts * ROLLOUT, [notes, HistogramCallback(every=1)])
     log = events(tmp_path)
-    assert set(log.Tags()["histograms"]) == set(notes.found)
-    assert any(tag.startswith("gradients/") for tag in notes.found) == (rollouts == 2)
-    for tag, numbers in notes.found.items():
+    assert set(log.Tags()["histograms"]) == set(notes.copies)
+    assert any(tag.startswith("gradients/") for tag in notes.copies) == (rollouts == 2)
+    for tag, numbers in notes.copies.items():
         last = log.Histograms(tag)[-1]
         assert last.step == rollouts * ROLLOUT
         same(last.histogram_value, numbers)
 
 
-def test_filler_rows_are_left_out(tmp_path):
+def test_filler_rows_are_excluded(tmp_path):
     agent = learner(tmp_path, env=next_step_scripts(shifted(3)))
     agent.learn(ROLLOUT, HistogramCallback())
     real = int(agent.rollout_buffer.weight.sum())
@@ -65,7 +65,7 @@ def test_filler_rows_are_left_out(tmp_path):
     assert log.Histograms("rollout/values")[0].histogram_value.num == real
 
 
-def test_what_is_not_finite_is_left_out_and_stops_nothing(tmp_path):
+def test_nonfinite_values_are_left_out(tmp_path):
     agent = learner(tmp_path)
     callback = HistogramCallback()
     agent.learn(2 * ROLLOUT, callback)
@@ -81,7 +81,7 @@ def test_what_is_not_finite_is_left_out_and_stops_nothing(tmp_path):
     assert log.Histograms("gradients/final_norm")[-1].step < 10**6
 
 
-def test_other_logs_get_none(tmp_path):
+def test_other_log_formats_have_no_histograms(tmp_path):
     agent = learner(tmp_path, formats=("tensorboard", "csv", "json", "log"))
     agent.learn(ROLLOUT, HistogramCallback())
     for name in ("progress.csv", "progress.json", "log.txt"):
@@ -98,7 +98,7 @@ def test_without_tensorboard_nothing_is_recorded(tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 10, SAMPLE - 1, SAMPLE, SAMPLE + 1, 3 * SAMPLE + 7])
-def test_a_sample_is_spread_evenly(size):
+def test_sample_is_evenly_spaced(size):
     numbers = torch.arange(size).view(1, size)
     taken = sample([numbers[:, : size // 3], numbers[:, size // 3 :]], SAMPLE)
     assert len(taken) <= SAMPLE

@@ -1,4 +1,4 @@
-"""Numbers on the use of memory."""
+"""Metrics of attention on memory."""
 
 from dataclasses import replace
 
@@ -31,11 +31,11 @@ def test_share_and_distance_are_means_over_attention(total):
     weights = total * torch.rand(2, 3, 4, 9, generator=generator, dtype=torch.float64).softmax(-1)
     weights[0, :, 1] = 0.0  # a filler row
     distance = torch.arange(4)[:, None] + 5 - torch.arange(9)
-    found = share_of_memory(weights), mean_distance(weights, distance.expand(2, 4, 9))
-    assert found == pytest.approx(by_hand(weights, distance.expand(2, 4, 9), memory=5))
+    actual = share_of_memory(weights), mean_distance(weights, distance.expand(2, 4, 9))
+    assert actual == pytest.approx(by_hand(weights, distance.expand(2, 4, 9), memory=5))
 
 
-def test_the_numbers_of_each_layer_are_logged(tmp_path):
+def test_metrics_of_each_layer_are_logged(tmp_path):
     endless = scripts([[GOES_ON] * 100] * 3)
     agent = learner(tmp_path, env=endless)
     agent.learn(3 * ROLLOUT, MemoryCallback(every=1))
@@ -48,7 +48,7 @@ def test_the_numbers_of_each_layer_are_logged(tmp_path):
         assert all(0 < value < reach for value in values)
 
 
-def test_episodes_of_one_step_have_no_memory_to_look_at(tmp_path):
+def test_one_step_episodes_have_no_attention_on_memory(tmp_path):
     agent = learner(tmp_path, env=scripts([[1]] * 3))
     agent.learn(ROLLOUT, MemoryCallback())
     log = events(tmp_path)
@@ -61,14 +61,14 @@ def test_episodes_of_one_step_have_no_memory_to_look_at(tmp_path):
     [small_core(residual=Add()), replace(small_core(residual=Add()), kernel=Softmax(softmax1=True))],
     ids=["ungated", "softmax1"],
 )
-def test_without_gru_gates_there_are_none(tmp_path, core):
+def test_no_gate_metrics_without_gru_gates(tmp_path, core):
     agent = learner(tmp_path, core=core)
     agent.learn(ROLLOUT, MemoryCallback())
-    found = set(events(tmp_path).Tags()["scalars"])
-    assert found >= USE
-    assert not found & GATES
+    actual = set(events(tmp_path).Tags()["scalars"])
+    assert actual >= USE
+    assert not actual & GATES
 
 
-def test_other_logs_have_them_too(tmp_path):
+def test_metrics_are_in_other_log_formats(tmp_path):
     learner(tmp_path, formats=("csv",)).learn(ROLLOUT, MemoryCallback())
     assert set((tmp_path / "progress.csv").read_text().splitlines()[0].split(",")) >= USE | GATES

@@ -1,4 +1,4 @@
-"""Every parameter has a group with a name that reads well."""
+"""Every parameter belongs to a named group."""
 
 from dataclasses import replace
 
@@ -28,21 +28,21 @@ def test_an_agent_without_gates():
     assert set(groups_of(core=small_core(residual=Add()))) == OUTSIDE | of_layers(*LAYER)
 
 
-def test_what_else_an_agent_may_have():
+def test_groups_of_optional_modules():
     core = replace(small_core(), position=LearnedAbsolute(64))
     spaces = (IMAGE, ACTIONS["Box"])
-    found = groups_of(core=core, spaces=spaces, policy="CnnGTrXLPolicy", reconstruction_coef=0.1)
+    groups = groups_of(core=core, spaces=spaces, policy="CnnGTrXLPolicy", reconstruction_coef=0.1)
     more = {"features", "position_embedding", "log_std", "reconstruction_head"}
-    assert set(found) == OUTSIDE | of_layers(*LAYER, *GATES) | more
+    assert set(groups) == OUTSIDE | of_layers(*LAYER, *GATES) | more
 
 
-def test_no_parameter_is_left_out_or_counted_twice():
+def test_groups_partition_the_parameters():
     policy = small_agent(scripts(shifted(3)), reconstruction_coef=0.1).policy
     grouped = [parameter for group in parameter_groups(policy).values() for parameter in group]
     assert sorted(map(id, grouped)) == sorted(map(id, policy.parameters()))
 
 
-def test_a_group_holds_what_its_name_says():
+def test_group_contains_parameters_of_its_module():
     policy = small_agent(scripts(shifted(3))).policy
     block = policy.transformer.blocks[1]
     for name, part in {

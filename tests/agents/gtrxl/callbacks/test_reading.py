@@ -1,4 +1,4 @@
-"""The end of a rollout is read as the agent acted and will learn."""
+"""Inspection of the last segments reproduces acting and training."""
 
 import torch
 
@@ -6,7 +6,7 @@ from rlxf.agents.gtrxl.callbacks.reading import Reading
 from tests.agents.gtrxl.worlds import next_step_scripts, rollouts, scripts, shifted, small_agent
 
 
-def test_the_last_segments_give_the_values_of_the_rollout():
+def test_last_segments_reproduce_values_of_rollout():
     agent = small_agent(scripts(shifted(3)))
     for buffer in rollouts(agent, 2):
         reading = Reading.last(agent.policy, buffer, environments=2)
@@ -15,13 +15,13 @@ def test_the_last_segments_give_the_values_of_the_rollout():
         torch.testing.assert_close(values, buffer.values[:2, -buffer.segment_length :], rtol=1e-4, atol=1e-5)
 
 
-def test_more_environments_than_there_are_is_all_of_them():
+def test_number_of_environments_is_limited():
     agent = small_agent(scripts(shifted(3)))
     (buffer,) = rollouts(agent, 1)
     assert Reading.last(agent.policy, buffer, environments=99).index.shape == (3, buffer.segment_length)
 
 
-def test_weights_are_of_allowed_steps_and_all_of_them():
+def test_weights_are_positive_exactly_where_allowed():
     agent = small_agent(next_step_scripts(shifted(3)))
     *_, buffer = rollouts(agent, 2)
     reading = Reading.last(agent.policy, buffer, environments=3)
