@@ -1,7 +1,7 @@
-"""Transformer agents for reinforcement learning on Gymnasium tasks.
+"""Transformer agents for reinforcement learning in Gymnasium environments.
 
-``import rlxf`` registers the ``rlxf/...`` tasks with Gymnasium. It is quick and does not load torch: the
-public names below load on first use.
+``import rlxf`` registers the ``rlxf/...`` environments with Gymnasium. It does not import torch: the public
+names below are imported on first use.
 """
 
 from importlib import import_module
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
 
 __version__ = version("rlxf")
 
-_HOME = {
+_MODULE_OF = {
     "GTrXLPPO": "rlxf.agents.gtrxl",
     "DecisionTransformer": "rlxf.agents.decision_transformer",
     "TransformerSpec": "rlxf.attention",
@@ -35,13 +35,15 @@ register_envs()
 
 
 def __getattr__(name: str) -> object:
-    """The public object ``name``, imported from its home on first use (PEP 562)."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'rlxf' has no attribute {name!r}; it offers {', '.join(_HOME)}")
-    value = getattr(import_module(_HOME[name]), name)
+    """Return the public object ``name``, imported from its module on first use (PEP 562)."""
+    if name not in _MODULE_OF:
+        raise AttributeError(
+            f"module 'rlxf' has no attribute {name!r}; its public names are {', '.join(_MODULE_OF)}"
+        )
+    value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_MODULE_OF])

@@ -1,4 +1,4 @@
-"""Benchmarks, from `speed` to `faults`; each explains itself with --help."""
+"""Command line of the benchmarks; --help describes each of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -42,12 +42,12 @@ BENCHMARKS: dict[str, Any] = {
 
 
 def main() -> None:
-    """Run the benchmark that the command line names."""
+    """Run the benchmark that is named on the command line."""
     parse().run()
 
 
 def parse(args: Sequence[str] | None = None) -> Any:
-    """Return the benchmark that the arguments name, with its options; None: those of the program."""
+    """Return the benchmark for command-line arguments, with its options; None: ``sys.argv``."""
     return tyro.extras.subcommand_cli_from_dict(BENCHMARKS, args=args)
 
 

@@ -1,4 +1,4 @@
-"""GTrXL learns a task; a Decision Transformer learns from what was recorded of that, and is asked."""
+"""Demo: GTrXL learns a T-Maze; a Decision Transformer learns from its episodes and follows target returns."""
 
 import sys
 import time
@@ -17,69 +17,72 @@ from rlxf import DecisionTransformer, GTrXLPPO, evaluate
 from rlxf.evaluation import Report, TargetSweep, compare
 from rlxf.training import RunFolder
 
-WANTED = 0.95
-NEAR = 0.1
+REQUIRED_SUCCESS = 0.95
+TOLERANCE = 0.1
 EPISODES = 200
-ASKED_EPISODES = 100
-RECORDED = 1_500
+TARGET_EPISODES = 100
+RECORDED_EPISODES = 1_500
 STAGES = 20
 console = Console(highlight=False, markup=False, width=110)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Train GTrXL on a T-Maze, record it at all stages, and ask a Decision Transformer for returns.
+    """Train GTrXL on a T-Maze, record a dataset with it, and train a Decision Transformer on the dataset.
 
-    The first observation tells whether the goal is up or down. Fifty steps later, at the junction, the
-    agent has to remember it. Guessing succeeds half of the time. GTrXL learns this with default settings.
-    Stages of its learning, from the first quarter on, are then recorded into a Minari dataset: as they play,
-    and with 2% of their actions drawn at random. A Decision Transformer that learns from it is asked for five
-    returns: 1, the goal's arm; and -0.2, -0.4, -0.6 and -0.8, had by a wrong step on the way, the earlier the
-    less.
+    The first observation shows whether the goal is up or down. The agent must remember it for fifty steps, up
+    to the junction. Guessing succeeds in half of the episodes. GTrXL learns this task with default settings.
+    Checkpoints of its training, after the first quarter, then record a Minari dataset: without exploration,
+    and with 2% random actions. A Decision Transformer is trained on this dataset and evaluated with five
+    target returns: 1 for the arm of the goal; and -0.2, -0.4, -0.6 and -0.8, which result from a wrong step
+    in the corridor, where an earlier step gives a lower return.
 
-    The run folder gets gtrxl and decision_transformer, each with TensorBoard events, log (progress.csv),
-    configuration (config.json) and agent (checkpoint.zip); the curve of the first (curve.png), what the
-    second achieved of what was asked (asked.png); and the dataset (datasets). The exit status is 1 if GTrXL
-    succeeds in fewer than 95% of its episodes, or a mean return is farther than 0.1 from what was asked.
+    The run folder contains gtrxl and decision_transformer, each with TensorBoard events, log (progress.csv),
+    configuration (config.json) and agent (checkpoint.zip); the learning curve of GTrXL (curve.png); the
+    target and achieved returns of the Decision Transformer (asked.png); and the dataset (datasets). The exit
+    status is 1 if the success rate of GTrXL is below 95%, or if a mean return differs from its target by more
+    than 0.1.
 
     Example: scripts/demo.sh --seed 1
     """
 
     steps: int = 200_000
-    """Environment steps to train GTrXL for, over 32 environments side by side."""
+    """Environment steps of the training of GTrXL, in 32 parallel environments."""
     updates: int = 4_000
-    """Updates of the Decision Transformer."""
+    """Gradient updates of the Decision Transformer."""
     seed: int = 0
-    """Of weights, actions, minibatches, environments and windows."""
+    """Random seed of weights, actions, minibatches, environments and windows."""
     run: Path = Path("runs/demo")
-    """Folder of the run. If it exists, the next free of runs/demo-2, runs/demo-3 ... is taken."""
+    """Folder of the run. If it exists, the first free one of runs/demo-2, runs/demo-3 ... is used."""
 
 
 def main(options: Demo) -> int:
-    """Run the demonstration; gives the exit status."""
-    # So small networks compute faster on one thread than torch can share them out.
+    """Run the demo and return the exit status."""
+    # For networks of this size, a single thread is faster.
     torch.set_num_threads(1)
-    started = time.monotonic()
+    start = time.monotonic()
     folder = next(path for path in numbered(options.run) if not path.exists())
     console.print(f"{remembering.TASK}: a corridor of 50 steps. Run folder: {folder}")
     asking.keep_datasets_in(folder / "datasets")
     reports, first = remember(folder, options)
-    reports["what was recorded"] = asking.record(remembering.load_stages(first), RECORDED, options.seed)
+    reports["what was recorded"] = asking.record(
+        remembering.load_stages(first), RECORDED_EPISODES, options.seed
+    )
     sweep = ask(folder, options)
-    console.print(table(reports, sweep, options, (time.monotonic() - started) / 60))
-    show_where(folder)
+    console.print(table(reports, sweep, options, (time.monotonic() - start) / 60))
+    print_paths(folder)
     return verdict(reports["GTrXL"], sweep)
 
 
 def numbered(path: Path) -> Iterator[Path]:
-    """runs/demo, runs/demo-2, runs/demo-3 ..."""
+    """Yield runs/demo, runs/demo-2, runs/demo-3 ..."""
     yield path
     for number in count(2):
         yield path.with_name(f"{path.name}-{number}")
 
 
 def remember(folder: Path, options: Demo) -> tuple[dict[str, Report], RunFolder]:
-    """First half: what GTrXL reaches, with its own memory and with another's, and its run."""
+    """Train GTrXL; return evaluations with its own and with exchanged memory, and its run folder."""
     run = remembering.make_run(folder / "gtrxl", options.steps, options.seed)
     agent, curve = remembering.train(run, STAGES, EPISODES // 2)
     task = remembering.TASK
@@ -95,12 +98,12 @@ def remember(folder: Path, options: Demo) -> tuple[dict[str, Report], RunFolder]
 
 
 def ask(folder: Path, options: Demo) -> TargetSweep:
-    """Second half: what the Decision Transformer achieves of what it is asked for."""
+    """Train the Decision Transformer; return its evaluation over target returns."""
     run = asking.make_run(folder / "decision_transformer", options.updates, options.seed)
     logger = asking.train(run).logger
     agent = DecisionTransformer.load(run.checkpoint)
     sweep = evaluate(
-        agent, episodes=ASKED_EPISODES, target_returns=asking.TARGETS, n_envs=ASKED_EPISODES, logger=logger
+        agent, episodes=TARGET_EPISODES, target_returns=asking.TARGETS, n_envs=TARGET_EPISODES, logger=logger
     )
     logger.close()
     sweep.plot(folder / "asked.png")
@@ -108,47 +111,47 @@ def ask(folder: Path, options: Demo) -> TargetSweep:
 
 
 def table(reports: dict[str, Report], sweep: TargetSweep, options: Demo, minutes: float) -> Table:
-    """What both agents reached, and with how much."""
-    asked = {
-        f"Decision Transformer, asked for {target:g}": report for target, report in sweep.reports.items()
-    }
-    found = compare(reports | asked, "T-Maze, corridor of 50 steps", "agent")
+    """Return the table of the results of both agents."""
+    targets = {f"Decision Transformer, target {target:g}": report for target, report in sweep.reports.items()}
+    result = compare(reports | targets, "T-Maze, corridor of 50 steps", "agent")
     correlation = "undefined" if sweep.spearman is None else f"{sweep.spearman:.2f}"
-    found.caption = (
+    result.caption = (
         f"{options.steps:,} environment steps, {options.updates:,} updates, {minutes:.1f} minutes.\n"
-        f"Spearman's correlation of asked and achieved: {correlation}"
+        f"Spearman correlation of target and achieved returns: {correlation}"
     )
-    return found
+    return result
 
 
-def show_where(folder: Path) -> None:
-    """Say where to look."""
-    console.print(f"Curve: {folder / 'curve.png'}. Asked and achieved: {folder / 'asked.png'}")
+def print_paths(folder: Path) -> None:
+    """Print the paths of the results."""
+    console.print(f"Curve: {folder / 'curve.png'}. Target and achieved returns: {folder / 'asked.png'}")
     console.print(f"More: .venv/bin/tensorboard --logdir {folder}")
 
 
 def verdict(learned: Report, sweep: TargetSweep) -> int:
-    """0 if all that was promised was reached, else 1; says what was missed."""
-    missed = [*too_low(learned), *too_far(sweep)]
-    for line in missed:
+    """Return the exit status, 0 if both agents reached their goals, else 1; print the failures."""
+    failures = [*too_low(learned), *too_far(sweep)]
+    for line in failures:
         console.print(f"FAILED: {line}", style="red")
-    if not missed:
-        console.print("GTrXL solved the task; the Decision Transformer did as it was asked.", style="green")
-    return int(bool(missed))
+    if not failures:
+        console.print(
+            "GTrXL solved the task; the Decision Transformer reached its target returns.", style="green"
+        )
+    return int(bool(failures))
 
 
 def too_low(learned: Report) -> Iterator[str]:
-    """A line if GTrXL failed."""
+    """Yield a message if the success rate of GTrXL is too low."""
     rate = learned.success_rate or 0.0
-    if rate < WANTED:
-        yield f"GTrXL's success rate {rate:.1%}, wanted at least {WANTED:.0%}"
+    if rate < REQUIRED_SUCCESS:
+        yield f"GTrXL's success rate {rate:.1%}, required at least {REQUIRED_SUCCESS:.0%}"
 
 
 def too_far(sweep: TargetSweep) -> Iterator[str]:
-    """A line for each target that was missed."""
+    """Yield a message for each target return that was missed."""
     for target, report in sweep.reports.items():
-        if abs(report.mean - target) > NEAR:
-            yield f"asked for {target:g}, the Decision Transformer achieved {report.mean:.2f} on average"
+        if abs(report.mean - target) > TOLERANCE:
+            yield f"target {target:g}, but the Decision Transformer achieved {report.mean:.2f} on average"
 
 
 if __name__ == "__main__":

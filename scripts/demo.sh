@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train GTrXL on a task that needs memory and show what came of it. Arguments go to scripts/demo.py.
+# Train GTrXL and a Decision Transformer on a task that requires memory. Arguments are passed to scripts/demo.py.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONPATH PYTHONHOME

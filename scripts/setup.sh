@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make .venv with the tested versions and this checkout in it. At once done when that is already there.
-# PYTHON=/path/to/python chooses the interpreter; else it is the first good one on PATH.
+# Create .venv with the tested versions and an editable install of this checkout, unless it is up to date.
+# PYTHON=/path/to/python selects the interpreter; default: the first suitable one on PATH.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONPATH PYTHONHOME PIP_USER
@@ -23,15 +23,15 @@ find_python() {
         fi
     done
     fail "no Python 3.11 or newer among ${candidates[*]} ($("${candidates[0]}" --version 2>/dev/null || echo none));" \
-        "install one, or name it: PYTHON=/path/to/python3.11 $0"
+        "install it, or give its path: PYTHON=/path/to/python3.11 $0"
 }
 
-wanted() {
+required_stamp() {
     { "$python" --version && cat pyproject.toml constraints.txt; } |
         "$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
 }
 
-# An environment that was moved or copied along with its checkout still points at the old place.
+# A virtual environment that was moved or copied with its checkout refers to its old path.
 is_usable() {
     grep -qsF "$(pwd -P)/.venv" .venv/pyvenv.cfg &&
         [ "$(.venv/bin/python --version 2>/dev/null)" = "$("$python" --version)" ] &&
@@ -41,7 +41,7 @@ is_usable() {
 make_environment() {
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
         fail "$python has no venv module; install it (Debian and Ubuntu: apt install python3-venv)"
-    "$python" -m venv --clear .venv || fail "$python could not make .venv"
+    "$python" -m venv --clear .venv || fail "$python could not create .venv"
 }
 
 install() {
@@ -50,8 +50,8 @@ install() {
 }
 
 python=$(find_python)
-wanted=$(wanted)
-if is_usable && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+required=$(required_stamp)
+if is_usable && [ "$(cat "$stamp" 2>/dev/null)" = "$required" ]; then
     exit 0
 fi
 echo "setup: installing into .venv, about two minutes the first time" >&2
@@ -59,5 +59,5 @@ rm -f "$stamp"
 is_usable || make_environment
 install torch
 install --editable '.[dev,memory]'
-echo "$wanted" >"$stamp"
+echo "$required" >"$stamp"
 echo "setup: done" >&2

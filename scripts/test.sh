@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every check of the project. Arguments go to pytest: scripts/test.sh -k gates
+# Run all checks of the project. Arguments are passed to pytest: scripts/test.sh -k gates
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONPATH PYTHONHOME
@@ -8,5 +8,5 @@ scripts/setup.sh
 .venv/bin/ruff check
 .venv/bin/ruff format --check
 .venv/bin/mypy
-# Two processes of one thread each: torch's own threads would fight over the same cores.
+# Two processes with one thread each: with more threads, torch would oversubscribe the cores.
 OMP_NUM_THREADS=1 exec .venv/bin/python -m pytest -n 2 "$@"

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures of all tests."""
 
 import pytest
 import torch
@@ -6,13 +6,13 @@ import torch
 
 @pytest.fixture(autouse=True)
 def denormal_numbers():
-    """An agent has torch flush them, for the whole process: the next test begins with all numbers."""
+    """Disable flushing of denormal numbers before each test, as agents enable it for the whole process."""
     torch.set_flush_denormal(False)
 
 
 @pytest.fixture
 def minari_root(tmp_path, monkeypatch):
-    """An empty folder for Minari's datasets, and another for their caches, for one test."""
+    """Set empty folders for Minari datasets and for their caches; return the former."""
     root = tmp_path / "minari"
     root.mkdir()
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(root))

@@ -1,10 +1,9 @@
-"""The programs of README.md and docs/*.md with the output that the pages show for them.
+"""Runner of the programs in README.md and docs/*.md, which compares their output with that on the pages.
 
-- A ```text block after a program, with nothing between the two, is the program's output. ``...`` in it
-  stands for any text, as in doctest. With ``<!-- numbers vary -->`` between the two, numbers and the widths
-  of tables are not compared: for what differs between machines.
-- ``<!-- not run: REASON -->`` before a program says why it is not run. It is still read: its commands must
-  parse, and its prints must have an output.
+- A ```text block directly after a program is its output. ``...`` matches any text, as in doctest. With
+  ``<!-- numbers vary -->`` between the two blocks, numbers and widths of tables are not compared.
+- ``<!-- not run: REASON -->`` before a program excludes it from running. Its commands must still parse, and
+  its prints must have an output.
 """
 
 import ast
@@ -36,14 +35,14 @@ ASSIGNMENT = re.compile(r"\w+=.*")
 
 @dataclass(frozen=True)
 class Block:
-    """A program of a page.
+    """Program of a page.
 
     Args:
         language: "python" or "bash".
         code: the program.
         line: its first line in the page, from 1.
         run: whether it is run.
-        output: what the page shows as its output; None if it shows nothing.
+        output: output on the page; None if there is none.
         vary: whether numbers in the output differ between machines.
     """
 
@@ -56,7 +55,7 @@ class Block:
 
     @property
     def in_place(self) -> str:
-        """The program, moved to its own line so that a traceback names the line of the page."""
+        """The program with leading empty lines, so that line numbers in tracebacks are those of the page."""
         return "\n" * (self.line - 1) + self.code
 
 
@@ -69,19 +68,19 @@ def programs(text: str) -> list[Block]:
             fence["code"],
             1 + text.count("\n", 0, fence.start("code")),
             fence["skip"] is None,
-            *_output(text, fence, later),
+            *_output(text, fence, following),
         )
-        for fence, later in pairwise([*fences, None])
+        for fence, following in pairwise([*fences, None])
         if fence is not None and fence["language"] in ("python", "bash")
     ]
 
 
-def _output(text: str, fence: re.Match[str], later: re.Match[str] | None) -> tuple[str | None, bool]:
-    """The output of a program and whether its numbers vary."""
-    between = None if later is None else text[fence.end() : later.start()].strip()
-    if later is None or later["language"] != "text" or between not in ("", VARY):
+def _output(text: str, fence: re.Match[str], following: re.Match[str] | None) -> tuple[str | None, bool]:
+    """Return the output of a program on the page, and whether its numbers vary."""
+    between = None if following is None else text[fence.end() : following.start()].strip()
+    if following is None or following["language"] != "text" or between not in ("", VARY):
         return None, False
-    return later["code"], between == VARY
+    return following["code"], between == VARY
 
 
 def run_page(text: str, page: str) -> dict[str, object]:
@@ -114,7 +113,7 @@ def _run_python(block: Block, page: str, namespace: dict[str, object]) -> str:
 
 
 def _run_bash(block: Block, page: str) -> str:
-    """Run a block as printed, with the commands of the environment that runs the tests."""
+    """Run a bash block with the commands of the environment that runs the tests."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.code],
@@ -128,23 +127,23 @@ def _run_bash(block: Block, page: str) -> str:
 
 
 def check_output(block: Block, printed: str, page: str) -> None:
-    """Raise AssertionError unless a program printed what the page shows, but for spaces at ends of lines."""
+    """Raise AssertionError unless the output equals that of the page, except for trailing spaces."""
     got = "".join(f"{line.rstrip()}\n" for line in printed.splitlines())
-    wanted = block.output or ""
+    expected = block.output or ""
     read = shape if block.vary else str
-    if doctest.OutputChecker().check_output(read(wanted), read(got), doctest.ELLIPSIS):
+    if doctest.OutputChecker().check_output(read(expected), read(got), doctest.ELLIPSIS):
         return
-    shown = f"and the page shows:\n{wanted}" if wanted else "and the page shows no output"
+    shown = f"and the page shows:\n{expected}" if expected else "and the page shows no output"
     raise AssertionError(f"the block at {page}:{block.line} prints:\n{got}{shown}")
 
 
 def shape(output: str) -> str:
-    """An output with # for each number; spaces, breaks of lines and lines of tables have one length."""
+    """Normalize an output: numbers become #, and spaces, newlines and table rules have length one."""
     return " ".join(RUN.sub(r"\1", NUMBER.sub("#", output)).split())
 
 
 def prints(code: str) -> bool:
-    """Whether a Python program calls print."""
+    """Return whether a Python program calls print."""
     return any(
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
         for node in ast.walk(ast.parse(code))
@@ -152,7 +151,7 @@ def prints(code: str) -> bool:
 
 
 def commands(code: str) -> Iterator[list[str]]:
-    """Yield the words of each command of a bash block, without variables that are set for it."""
+    """Yield the words of each command of a bash block, without leading variable assignments."""
     for line in code.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         while words and ASSIGNMENT.fullmatch(words[0]):

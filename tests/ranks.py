@@ -1,4 +1,4 @@
-"""Tests that need several processes: forked from the test, so that nothing is imported twice."""
+"""Helpers for tests with several ranks, which are forked so that modules are imported only once."""
 
 import multiprocessing
 import os
@@ -12,31 +12,31 @@ import torch.distributed as dist
 
 from rlxf.training.joining import join
 
-LONGEST = 60.0
+TIMEOUT = 60.0
 FORK = multiprocessing.get_context("fork")
 
 
 @contextmanager
 def new_store() -> Iterator[dist.TCPStore]:
-    """As torchrun has one, in a process of its own.
+    """Create a key-value store like that of torchrun, in a process of its own.
 
-    Its thread looks up names, under a lock of the C library. A process that is forked meanwhile inherits the
-    lock, and nobody who would open it; so this thread must not be one of a process that forks.
+    The thread of the store resolves host names under a lock of the C library. A process forked meanwhile
+    would inherit the locked lock, so the thread must not run in a process that forks.
     """
     port, process = _started(_keep_store)
     try:
         yield dist.TCPStore("127.0.0.1", _received(port), is_master=False)
     finally:
         process.kill()
-        process.join(LONGEST)
+        process.join(TIMEOUT)
 
 
 def on_ranks(
     count: int, work: Callable[..., Any], *args: Any, store: dist.TCPStore | None = None
 ) -> list[Any]:
-    """What ``work(*args)`` gives in each of so many processes that have joined, by a new store or this one.
+    """Run ``work(*args)`` in a process group of ``count`` forked ranks, and return the result of each rank.
 
-    An exception comes as its text; None is of a process that died.
+    The result of an exception is its text, that of a killed process is None.
     """
     if store is None:
         with new_store() as store:
@@ -46,11 +46,11 @@ def on_ranks(
         return [_received(receive) for receive, _ in started]
     finally:
         for _, process in started:
-            process.join(LONGEST)
+            process.join(TIMEOUT)
 
 
 def _started(run: Callable[..., None], *args: Any) -> tuple[Any, Any]:
-    """Where a new process answers, and it."""
+    """Start a process; return the connection for its result, and the process."""
     receive, send = FORK.Pipe(duplex=False)
     process = FORK.Process(target=run, args=(send, *args), daemon=True)
     process.start()
@@ -59,7 +59,7 @@ def _started(run: Callable[..., None], *args: Any) -> tuple[Any, Any]:
 
 
 def _received(receive: Any) -> Any:
-    assert receive.poll(LONGEST), "a process does not answer"
+    assert receive.poll(TIMEOUT), "a process does not respond"
     try:
         return receive.recv()
     except EOFError:
@@ -73,13 +73,13 @@ def _keep_store(send: Any) -> None:
 
 
 def _run(send: Any, rank: int, count: int, port: int, work: Callable[..., Any], args: Any) -> None:
-    torch.set_num_threads(1)  # threads of the parent are not here
+    torch.set_num_threads(1)  # a fork does not copy threads
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is there already
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # use the existing store
     try:
         join()
-        found = work(*args)
+        result = work(*args)
     except BaseException as error:
-        found = f"{type(error).__name__}: {error}"
-    send.send(found)
+        result = f"{type(error).__name__}: {error}"
+    send.send(result)

@@ -1,4 +1,4 @@
-"""Imports inside rlxf point one way (docs/design.md)."""
+"""Tests of the dependencies between the packages of rlxf (docs/design.md)."""
 
 import ast
 import sys
@@ -6,7 +6,7 @@ from graphlib import TopologicalSorter
 
 import pytest
 
-from rlxf import _HOME
+from rlxf import _MODULE_OF
 from rlxf.cli import commands
 from tests.sources import imported, parsed
 
@@ -20,26 +20,26 @@ MAY_IMPORT = {
     "agents": {"agents", "attention", "envs", "training", "utils"},
     "cli": {"agents", "attention", "cli", "collection", "envs", "evaluation", "training", "utils"},
     "__main__": {"cli"},
-    "": {"agents", "attention", "collection", "envs", "evaluation"},  # rlxf/__init__.py: the public names
+    "": {"agents", "attention", "collection", "envs", "evaluation"},  # rlxf/__init__.py with the public names
 }
 COMMANDS = {home.partition(":")[0] for home in commands.COMMANDS.values()}
 TECHNIQUES = {"positions", "patterns", "kernels", "memory", "residuals", "heads"}
-JOINERS = {"block", "depth", "spec", "transformer"}
+COMPOSERS = {"block", "depth", "spec", "transformer"}
 EXTRAS = {"rlxf.attention.with_faiss": {"faiss"}}
-"""What a module of the core imports beside torch, where it is asked for and installed."""
+"""Optional imports of modules of the core, in addition to torch."""
 
 
 def module_name(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def room(module: str) -> str:
-    """``rlxf.envs.tmaze`` -> ``envs``; the package itself has none."""
+def package_of(module: str) -> str:
+    """Return the package of a module: ``rlxf.envs.tmaze`` -> ``envs``; empty for rlxf itself."""
     return [*module.split("."), ""][1]
 
 
 class WithoutTypeImports(ast.NodeTransformer):
-    """What is imported for annotations alone is not run, so it closes no circle."""
+    """Removes imports under TYPE_CHECKING, which cannot cause import cycles."""
 
     def visit_If(self, node: ast.If) -> list[ast.stmt] | ast.If:
         return node.orelse if ast.unparse(node.test) == "TYPE_CHECKING" else node
@@ -49,10 +49,10 @@ SOURCES = {module_name(path): tree for path, tree in parsed("rlxf").items()}
 
 
 def target(name: str) -> str:
-    """The module of rlxf that is run when ``name`` is imported; a lazy public name leads to its home."""
+    """Return the module that an import of ``name`` loads; for a lazy public name, its module."""
     head, _, last = name.rpartition(".")
-    if head == "rlxf" and last in _HOME:
-        return _HOME[last]
+    if head == "rlxf" and last in _MODULE_OF:
+        return _MODULE_OF[last]
     return name if name in SOURCES else head
 
 
@@ -63,37 +63,39 @@ def arrows(tree: ast.AST) -> set[str]:
 ARROWS = {module: arrows(tree) for module, tree in SOURCES.items()}
 
 
-def test_an_arrow_is_seen_in_every_form_of_import():
+def test_all_forms_of_import_are_detected():
     tree = ast.parse(
         "import rlxf.envs\nfrom rlxf import evaluate\ndef f():\n    from rlxf.attention import spec"
     )
-    assert {room(target(name)) for name in imported(tree)} == {"envs", "evaluation", "attention"}
+    assert {package_of(target(name)) for name in imported(tree)} == {"envs", "evaluation", "attention"}
 
 
 @pytest.mark.parametrize("module", SOURCES)
-def test_a_room_imports_only_what_stands_below_it(module):
-    rooms = {room(other) for other in ARROWS[module]} - {""}
-    assert rooms <= MAY_IMPORT[room(module)], f"{module} imports {rooms - MAY_IMPORT[room(module)]}"
+def test_package_imports_only_allowed_packages(module):
+    packages = {package_of(other) for other in ARROWS[module]} - {""}
+    assert packages <= MAY_IMPORT[package_of(module)], (
+        f"{module} imports {packages - MAY_IMPORT[package_of(module)]}"
+    )
 
 
-def test_there_is_no_circle():
+def test_there_are_no_import_cycles():
     trees = {module_name(path): WithoutTypeImports().visit(tree) for path, tree in parsed("rlxf").items()}
     TopologicalSorter({module: arrows(tree) for module, tree in trees.items()}).prepare()
 
 
-@pytest.mark.parametrize("module", [name for name in SOURCES if room(name) == "attention"])
-def test_the_attention_core_imports_torch_alone(module):
+@pytest.mark.parametrize("module", [name for name in SOURCES if package_of(name) == "attention"])
+def test_attention_imports_only_torch(module):
     others = {name.split(".")[0] for name in imported(SOURCES[module])} - {"rlxf"}
     allowed = {"torch"} | EXTRAS.get(module, set())
     assert others - sys.stdlib_module_names <= allowed, f"{module} imports {others}"
 
 
 @pytest.mark.parametrize("module", [name for name in SOURCES if TECHNIQUES & set(name.split(".")[2:3])])
-def test_a_technique_knows_nothing_of_what_joins_it(module):
-    above = {other for other in ARROWS[module] if JOINERS & set(other.split(".")[2:3])}
+def test_technique_does_not_import_its_composition(module):
+    above = {other for other in ARROWS[module] if COMPOSERS & set(other.split(".")[2:3])}
     assert not above, f"{module} imports {above}"
 
 
 @pytest.mark.parametrize("module", SOURCES)
-def test_a_command_is_reached_through_the_table_alone(module):
+def test_commands_are_not_imported_directly(module):
     assert not ARROWS[module] & COMMANDS, f"{module} imports {ARROWS[module] & COMMANDS}"

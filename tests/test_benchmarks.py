@@ -1,4 +1,4 @@
-"""What benchmarks say, in small: that what they compare is what they claim to compare."""
+"""Tests of benchmarks at small sizes."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from benchmarks import depth, memories, promises, remembering, reversible
-from benchmarks import kept as keeping
+from benchmarks import kept as kept_module
 from benchmarks.depth import DepthBench
 from benchmarks.kept import kept, made
 from benchmarks.memories import Memories, Run, cells
@@ -16,8 +16,8 @@ from rich.console import Console
 from rlxf.attention import Index
 
 
-class HereAndNow:
-    """A pool of no processes."""
+class InProcessPool:
+    """Process pool that runs jobs in this process."""
 
     def __enter__(self):
         return self
@@ -26,20 +26,20 @@ class HereAndNow:
         return None
 
     def submit(self, make):
-        found = make()
-        return type("Done", (), {"result": lambda self: found})()
+        result = make()
+        return type("Done", (), {"result": lambda self: result})()
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(keeping, "fresh_processes", lambda number: HereAndNow())
+    monkeypatch.setattr(kept_module, "fresh_processes", lambda number: InProcessPool())
     for bench in (depth, memories):
         monkeypatch.setattr(bench, "ENVS", 4)
     monkeypatch.setattr(memories, "CALLS", 3)
 
 
 def printed(table):
-    """A table as lines of text."""
+    """Render a table as text."""
     console = Console(width=160)
     with console.capture() as capture:
         console.print(table)
@@ -51,7 +51,7 @@ class Number:
     value: int
 
 
-def test_runs_that_are_done_are_not_made_again(tmp_path):
+def test_completed_runs_are_not_repeated(tmp_path):
     output, calls = tmp_path / "deep" / "runs.jsonl", []
 
     def make(value):
@@ -59,16 +59,16 @@ def test_runs_that_are_done_are_not_made_again(tmp_path):
         return Number(value)
 
     made({"one": partial(make, 1)}, 1, output)
-    found = made({"two": partial(make, 2), "one": partial(make, 3)}, 1, output)
-    assert found == {"two": {"value": 2}, "one": {"value": 1}}
+    results = made({"two": partial(make, 2), "one": partial(make, 3)}, 1, output)
+    assert results == {"two": {"value": 2}, "one": {"value": 1}}
     assert calls == [1, 2]
     assert list(kept(output)) == ["one", "two"]
 
 
 @pytest.mark.parametrize("segment", [64, 7])
 @pytest.mark.parametrize(("name", "reaches"), [("XL", False), ("Compressive", True), ("KNN", True)])
-def test_only_xl_cannot_know_the_hint(name, reaches, segment):
-    """The output at the junction moves with the hint, or not by a bit, however time is cut."""
+def test_all_memories_but_xl_reach_the_hint(name, reaches, segment):
+    """The output at the junction depends on the hint except with XL, for any segment length."""
     bench = Memories()
     torch.manual_seed(0)
     model = bench.core(name).build().double()
@@ -77,21 +77,21 @@ def test_only_xl_cannot_know_the_hint(name, reaches, segment):
 
     @torch.no_grad()
     def last(hint):
-        state, told = model.initial_state(1), torch.cat([hint, x[:, 1:]], dim=1)
+        state, inputs = model.initial_state(1), torch.cat([hint, x[:, 1:]], dim=1)
         for part in torch.arange(steps).split(segment):
             index = Index(part[None], torch.zeros_like(part)[None])
-            y, state = model(told[:, part], index, state)
+            y, state = model(inputs[:, part], index, state)
         return y[:, -1]
 
     assert torch.equal(last(x[:, :1]), last(-x[:, :1])) != reaches
 
 
-def test_sizes_with_which_xl_reaches_the_hint_are_refused():
+def test_sizes_for_which_xl_reaches_the_hint_are_rejected():
     with pytest.raises(ValueError, match="2 layers of 16 steps reach 32"):
         Memories(corridor=32)
 
 
-def test_memories_learn_and_say_what_they_cost(tmp_path, capsys):
+def test_memories_report_their_costs(tmp_path, capsys):
     bench = Memories(
         memories=("XL", "KNN"), length=1, corridor=4, steps=256, seeds=1, evaluations=1, episodes=4,
         output=tmp_path / "runs.jsonl",
@@ -107,19 +107,19 @@ def test_memories_learn_and_say_what_they_cost(tmp_path, capsys):
     assert cells(list(runs.values()), "XL")[0] == f"{int(runs['XL'].solved_at is not None)} of 1"
 
 
-def test_reversible_gradients_agree_and_faults_are_seen(monkeypatch):
+def test_reversible_gradients_agree_and_errors_are_detected(monkeypatch):
     assert difference(3) <= AGREE
-    whole = reversible.keeping_all
-    monkeypatch.setattr(reversible, "keeping_all", lambda *given: whole(*given) * (1 + 1e-6))
+    original = reversible.with_stored_activations
+    monkeypatch.setattr(reversible, "with_stored_activations", lambda *args: original(*args) * (1 + 1e-6))
     assert difference(3) > AGREE
 
 
-def test_reversible_memory_is_told_in_times_of_few_layers():
+def test_reversible_table_contains_the_memory_ratio():
     points = [Point(name, n, 1_000_000, n * 10**6) for name in reversible.STACKS for n in (2, 16)]
     assert printed(reversible.table(points)).count("8.00") == len(reversible.STACKS)
 
 
-def test_depth_counts_the_passes_of_each_way(tmp_path, capsys):
+def test_depth_counts_passes(tmp_path, capsys):
     bench = DepthBench(
         kinds=("online",), layers=2, corridor=2, steps=256, seeds=1, episodes=4, timed=6, simulations=5,
         output=tmp_path / "runs.jsonl",
@@ -127,7 +127,7 @@ def test_depth_counts_the_passes_of_each_way(tmp_path, capsys):
     bench.run()
     out = capsys.readouterr().out
     assert "CALM, calibrated" in out
-    assert "promise broken" in out
+    assert "guarantee violated" in out
     passes = {
         name + way: measured["passes"]
         for name, run in zip(bench.depths("online"), kept(bench.output).values(), strict=True)
@@ -138,22 +138,22 @@ def test_depth_counts_the_passes_of_each_way(tmp_path, capsys):
     assert 1 <= passes["CALM, calibrated"] <= 2
 
 
-def test_promises_are_kept_and_their_breach_would_be_seen(monkeypatch):
-    def broken():
+def test_guarantee_holds_and_violations_are_detected(monkeypatch):
+    def violations():
         return (promises.chosen_risks(200, 200, 0.1) > promises.ALPHA).mean()
 
-    assert broken() <= 0.1
+    assert violations() <= 0.1
     monkeypatch.setattr(promises, "keeps_risk", lambda losses, alpha, delta: losses.mean(axis=0) <= alpha)
-    assert broken() > 0.1
+    assert violations() > 0.1
 
 
-def test_the_gain_of_a_memory_is_that_of_the_same_agents():
+def test_gain_is_relative_to_the_same_agents():
     def head(name, gains):
         returns = [[gain + number for number in (1.0, 2.0, 3.0)] for gain in gains]
         return [remembering.Run(name, seed, own, [1] * 3, {}, 0.0) for seed, own in enumerate(returns)]
 
-    runs = head(remembering.ALONE, [0, 100, -100]) + head("better", [10, 140, -90])
-    found = printed(remembering.gains(runs))
-    assert "10, 40, 10" in found
-    low, high = found.split("│")[-3].split(" to ")  # over agents, too: they gain by 10 to 40
+    runs = head(remembering.NO_DATASTORE, [0, 100, -100]) + head("better", [10, 140, -90])
+    results = printed(remembering.gains(runs))
+    assert "10, 40, 10" in results
+    low, high = results.split("│")[-3].split(" to ")  # also over agents, whose gains are 10 to 40
     assert 5 < int(low) < 20 < int(high) < 45

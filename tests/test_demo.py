@@ -1,4 +1,4 @@
-"""The demonstration: what it writes, and that it says so when nothing was learned."""
+"""Tests of the demo: its files, and its exit status for untrained agents."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rlxf.evaluation import Report, TargetSweep
 from rlxf.training import RunFolder
 from scripts import demo
 
-PROMISED = {
+DOCUMENTED = {
     "rollout/ep_rew_mean",
     "time/fps",
     "train/policy_gradient_loss",
@@ -31,12 +31,17 @@ PROMISED = {
 
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory):
-    """Exit status and folder of a demonstration of one update of each agent."""
+    """Return exit status and folder of a demo with a single update of each agent."""
     path = tmp_path_factory.mktemp("demo") / "demo"
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"EPISODES": 4, "ASKED_EPISODES": 2, "RECORDED": 64, "STAGES": 2}.items():
+        for name, value in {
+            "EPISODES": 4,
+            "TARGET_EPISODES": 2,
+            "RECORDED_EPISODES": 64,
+            "STAGES": 2,
+        }.items():
             patch.setattr(demo, name, value)
-        patch.setenv("MINARI_DATASETS_PATH", "")  # so that what is set in its place goes, too
+        patch.setenv("MINARI_DATASETS_PATH", "")  # the demo sets it; restore it after the test
         patch.setenv("RLXF_CACHE", "")
         return demo.main(demo.Demo(steps=4096, updates=1, run=path)), path
 
@@ -47,25 +52,25 @@ def events_in(folder):
     return events
 
 
-def test_what_was_not_learned_is_a_failure(untrained):
+def test_untrained_agent_fails(untrained):
     assert untrained[0] == 1
 
 
-def test_the_events_hold_the_promised_tags(untrained):
+def test_events_contain_the_documented_tags(untrained):
     events = events_in(untrained[1] / "gtrxl")
-    assert set(events.Tags()["scalars"]) >= PROMISED
+    assert set(events.Tags()["scalars"]) >= DOCUMENTED
     assert set(events.Tags()["images"]) == {"attention/maps", "eval/video"}
     assert "weights/layer_1/attention" in events.Tags()["histograms"]
     assert "_hparams_/session_start_info" in events.summary_metadata
 
 
-def test_beside_them_are_those_of_what_was_asked_for(untrained):
+def test_events_contain_the_target_returns(untrained):
     events = events_in(untrained[1] / "decision_transformer")
-    promised = {f"eval/target_{target:g}/return_mean" for target in asking.TARGETS}
-    assert set(events.Tags()["scalars"]) >= promised | {"eval/mean_reward"}
+    expected = {f"eval/target_{target:g}/return_mean" for target in asking.TARGETS}
+    assert set(events.Tags()["scalars"]) >= expected | {"eval/mean_reward"}
 
 
-def test_the_folders_are_runs_with_pictures(untrained):
+def test_run_folders_and_figures(untrained):
     first, second = (RunFolder.open(untrained[1] / name) for name in ("gtrxl", "decision_transformer"))
     assert GTrXLPPO.load(first.checkpoint).num_timesteps == 4096
     assert DecisionTransformer.load(second.checkpoint).num_timesteps == 1
@@ -74,7 +79,7 @@ def test_the_folders_are_runs_with_pictures(untrained):
         assert (untrained[1] / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_stage_is_recorded_with_every_share_of_random_actions(untrained, monkeypatch):
+def test_each_checkpoint_is_recorded_with_each_share_of_random_actions(untrained, monkeypatch):
     stages = remembering.load_stages(RunFolder.open(untrained[1] / "gtrxl"))
     assert [agent.num_timesteps for agent in stages] == [4096, 2048]
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(untrained[1] / "datasets"))
@@ -84,60 +89,60 @@ def test_every_stage_is_recorded_with_every_share_of_random_actions(untrained, m
     assert len(played) == len(stages) * len(asking.RANDOM_SHARES)
 
 
-def test_the_first_quarter_is_not_recorded(untrained):
+def test_first_quarter_of_training_is_not_recorded(untrained):
     longer = RunFolder(untrained[1] / "gtrxl", {"total_timesteps": 4 * 4096})
     assert [agent.num_timesteps for agent in remembering.load_stages(longer)] == [4096]
 
 
-def test_a_folder_that_exists_is_left_alone():
+def test_existing_folder_is_not_used():
     names = [path.name for path, _ in zip(demo.numbered(Path("runs/demo")), range(3), strict=False)]
     assert names == ["demo", "demo-2", "demo-3"]
 
 
 def learned(successes):
-    """A report of 20 episodes."""
-    won = np.arange(20) < successes
-    return Report(won.astype(float), np.full(20, 51), won)
+    """Return a report of 20 episodes."""
+    success = np.arange(20) < successes
+    return Report(success.astype(float), np.full(20, 51), success)
 
 
 def achieved(*returns):
-    """A sweep of the demonstration's targets in which each episode achieved the same."""
+    """Return a sweep over the targets of the demo, with equal returns in all episodes of a target."""
     reports = (Report(np.full(4, value), np.full(4, 51)) for value in returns)
     return TargetSweep(dict(zip(asking.TARGETS, reports, strict=True)))
 
 
 @pytest.mark.parametrize(("successes", "status"), [(19, 0), (18, 1)])
-def test_95_percent_are_enough_and_less_is_not(successes, status):
+def test_success_threshold_is_95_percent(successes, status):
     assert demo.verdict(learned(successes), achieved(*asking.TARGETS)) == status
 
 
 @pytest.mark.parametrize(("off", "status"), [(0.09, 0), (-0.09, 0), (0.11, 1), (-0.11, 1)])
 @pytest.mark.parametrize("number", range(len(asking.TARGETS)))
-def test_each_target_has_to_be_reached(number, off, status):
+def test_tolerance_of_each_target(number, off, status):
     returns = [target + off * (i == number) for i, target in enumerate(asking.TARGETS)]
     assert demo.verdict(learned(20), achieved(*returns)) == status
 
 
 class Recorder:
-    """Stands for an agent; its memory are the mazes' numbers. Keeps what memory it is given."""
+    """Mock agent whose memory is the indices of environments; it records the states that it receives."""
 
     def __init__(self):
-        self.given = []
+        self.states = []
 
     def predict(self, observation, state=None, episode_start=None, deterministic=False):
-        self.given.append(state)
-        return observation, Mazes([0, 1, 2])
+        self.states.append(state)
+        return observation, Indices([0, 1, 2])
 
 
-class Mazes(list):
+class Indices(list):
     def rows(self, rows):
-        return Mazes(self[row] for row in rows.tolist())
+        return Indices(self[row] for row in rows.tolist())
 
 
-def test_memories_are_exchanged_once_an_episode():
+def test_memory_is_exchanged_once_per_episode():
     recorder, state = Recorder(), None
     exchanged = remembering.Exchanged(recorder)
     for step in range(2 * 51):
         _, state = exchanged.predict(np.zeros(3), state, np.full(3, step % 51 == 0))
-    assert [step for step, memory in enumerate(recorder.given) if memory is None] == [0, 51]
-    assert [step for step, memory in enumerate(recorder.given) if memory == [2, 0, 1]] == [25, 76]
+    assert [step for step, memory in enumerate(recorder.states) if memory is None] == [0, 51]
+    assert [step for step, memory in enumerate(recorder.states) if memory == [2, 0, 1]] == [25, 76]

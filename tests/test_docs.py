@@ -1,4 +1,4 @@
-"""The programs of the documentation run, page by page, in order, as a reader would paste them."""
+"""Tests that run the programs of the documentation, page by page and in order."""
 
 import os
 import re
@@ -20,12 +20,12 @@ BLOCKS = [
     for block in programs(text)
 ]
 OTHER_PROGRAMS = {"export", "pip", "tensorboard", ".venv/bin/pre-commit"}
-"""Commands of other projects that the pages name."""
+"""Commands of other projects on the pages."""
 
 
 @pytest.fixture
 def _no_progress_bars(monkeypatch):
-    """Bars are on the screen while a program runs, and no part of what it prints."""
+    """Disable progress bars, which are not part of the output."""
     for name in ("start", "stop"):
         monkeypatch.setattr(Progress, name, lambda self: None)
 
@@ -35,52 +35,52 @@ def _no_progress_bars(monkeypatch):
     [pytest.param(page, marks=[pytest.mark.slow] * (page.name in SLOW), id=page.name) for page in PAGES],
 )
 @pytest.mark.usefixtures("minari_root", "_no_progress_bars")
-def test_every_program_of_a_page_runs_and_prints_what_the_page_shows(page, tmp_path, monkeypatch):
+def test_programs_of_a_page_print_the_shown_output(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page(TEXTS[page], str(page))
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.values[0].language == "python"])
-def test_what_a_program_prints_is_shown(block):
-    """Also of programs that are not run."""
+def test_output_of_a_program_is_shown(block):
+    """This includes programs that are not run."""
     assert block.output is not None or not prints(block.code)
-    assert block.output is None or block.output.strip() != "...", "which holds for whatever is printed"
+    assert block.output is None or block.output.strip() != "...", "which matches any output"
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.values[0].language == "bash"])
-def test_every_command_is_one_that_the_program_knows(block):
+def test_commands_can_be_parsed(block):
     for words in commands(block.code):
         check_command(words)
 
 
 def check_command(words: list[str]) -> None:
-    """Raise unless the program of a command reads its arguments."""
-    if "rlxf" in words:  # also behind torchrun
-        read(parse, words[words.index("rlxf") + 1 :])
+    """Raise an error unless the program of a command accepts its arguments."""
+    if "rlxf" in words:  # also after torchrun
+        parse_arguments(parse, words[words.index("rlxf") + 1 :])
     elif "scripts/bench.py" in words:
-        read(bench.parse, words[words.index("scripts/bench.py") + 1 :])
+        parse_arguments(bench.parse, words[words.index("scripts/bench.py") + 1 :])
     elif words[0] not in OTHER_PROGRAMS:
-        assert os.access(ROOT / words[0], os.X_OK), f"{words[0]} is no program of ours"
+        assert os.access(ROOT / words[0], os.X_OK), f"{words[0]} is not a program of this project"
 
 
-def read(program, args: list[str]) -> None:
+def parse_arguments(program, args: list[str]) -> None:
     try:
         program(args)
-    except SystemExit as leaving:
-        assert leaving.code == 0, f"{args} cannot be read"  # noqa: PT017 - --help leaves with 0
+    except SystemExit as exit_:
+        assert exit_.code == 0, f"{args} cannot be parsed"  # noqa: PT017 - --help exits with 0
 
 
 def test_blocks_share_one_namespace():
     assert run_page("```python\na = 1\n```\ntext\n```python\nb = a + 1\n```\n", "page")["b"] == 2
 
 
-def test_a_block_with_a_reason_is_not_run():
+def test_skipped_block_is_not_run():
     text = "<!-- not run: takes an hour -->\n```python\nraise RuntimeError\n```\n\n```python\na = 1\n```\n"
     assert [block.run for block in programs(text)] == [False, True]
     assert run_page(text, "page")["a"] == 1
 
 
-def test_a_reason_holds_for_one_block_alone():
+def test_skip_comment_applies_to_one_block():
     skipped = "<!-- not run: takes an hour -->\n```bash\nfalse\n```\n\n"
     text = f"{skipped}```python\na = 1\n```\n\n{skipped}"
     assert [block.run for block in programs(text)] == [False, True, False]
@@ -90,7 +90,7 @@ def test_other_languages_are_not_run():
     assert programs("```\nlayout\n```\n```bibtex\n@article\n```\n") == []
 
 
-def test_a_failure_names_the_line_of_the_page():
+def test_traceback_has_the_line_of_the_page():
     with pytest.raises(ZeroDivisionError) as failure:
         run_page("# Title\n\n```python\na = 0\n1 / a\n```\n", "page.md")
     assert failure.traceback[-1].lineno + 1 == 5
@@ -114,12 +114,12 @@ def page_with(code: str, output: str, vary: bool = False) -> str:
         "```bash\necho 2\n```\n",
     ],
 )
-def test_an_output_as_shown_passes(text):
+def test_equal_output_passes(text):
     run_page(text, "page.md")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("```python\nprint(2)\n```\n", "page.md:2 prints:\n2\nand the page shows no output"),
         ("```python\nprint(2)\n```\nprose\n```text\n2\n```\n", "shows no output"),
@@ -134,12 +134,12 @@ def test_an_output_as_shown_passes(text):
         ("```bash\nfalse\ntrue\n```\n", "page.md:2 ends with 1"),
     ],
 )
-def test_an_output_that_differs_fails(text, told):
-    with pytest.raises(AssertionError, match=re.escape(told)):
+def test_different_output_fails(text, message):
+    with pytest.raises(AssertionError, match=re.escape(message)):
         run_page(text, "page.md")
 
 
-def test_a_print_anywhere_in_a_program_is_found():
+def test_prints_are_detected():
     assert prints(
         textwrap.dedent("""
         try:
@@ -151,19 +151,19 @@ def test_a_print_anywhere_in_a_program_is_found():
     assert not prints("blueprint(1)\n'print(1)'")
 
 
-def test_commands_are_read_as_bash_reads_them():
+def test_commands_are_split_as_in_bash():
     code = "# comment\nA=1 rlxf train \\\n    --env 'x y'  # more\n\nexport B=2\n"
     assert list(commands(code)) == [["rlxf", "train", "--env", "x y"], ["export", "B=2"]]
 
 
 @pytest.mark.parametrize("line", ["rlxf train gtrxl --enw CartPole-v1", "scripts/none.sh", "rlfx train"])
-def test_a_command_that_nobody_knows_fails(line):
+def test_unknown_command_fails(line):
     with pytest.raises(AssertionError):
         check_command(next(commands(line)))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page):
+def test_links_between_pages_exist(page):
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", TEXTS[page])
     missing = [link for link in links if not (page.parent / link).exists()]
     assert not missing, f"{page.name} points at {missing}"

@@ -1,4 +1,4 @@
-"""What `scripts/bench.py faults` counts in thousands of cases, in a few: nothing is lost, nothing runs."""
+"""Tests of the fault injection of `scripts/bench.py faults`, with few cases."""
 
 from dataclasses import replace
 
@@ -24,23 +24,23 @@ def _datasets(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
-def test_killed_runs_end_with_the_bits_of_one_left_alone(tmp_path, name):
-    found = killed_runs(name, 1, 0, tmp_path)
-    assert found.kills >= 1
-    assert found.equal == found.runs > 0
+def test_killed_runs_equal_an_uninterrupted_run(tmp_path, name):
+    result = killed_runs(name, 1, 0, tmp_path)
+    assert result.kills >= 1
+    assert result.equal == result.runs > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_commands_killed_in_their_last_second_end_as_one_left_alone(tmp_path, name):
-    """Files, rows of the log and points of TensorBoard."""
-    found = killed_commands(name, 12, 0, tmp_path, only_final=True)
-    assert found.failures == {}
-    assert found.runs == 12
-    assert found.kills > 6  # a run may have fewer operations than the one that was counted
+def test_commands_killed_at_their_end_equal_an_uninterrupted_run(tmp_path, name):
+    """The comparison includes files, rows of the log and points of TensorBoard."""
+    result = killed_commands(name, 12, 0, tmp_path, only_final=True)
+    assert result.failures == {}
+    assert result.runs == 12
+    assert result.kills > 6  # a run may have fewer operations than the counted one
 
 
-def test_runs_with_other_files_rows_or_points_are_told_apart(tmp_path):
+def test_differences_of_runs_are_detected(tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     for each in (one, other):
         logger = RunFolder.create(each, {}).make_logger()
@@ -58,7 +58,7 @@ def test_runs_with_other_files_rows_or_points_are_told_apart(tmp_path):
     assert differences(one, other) == ["checkpoint.zip", "rows", "points in ."]
 
 
-def test_agents_with_other_bits_are_told_apart(tmp_path):
+def test_differences_of_agents_are_detected(tmp_path):
     agent = AGENTS["GTrXLPPO"][0]()
     agent.save(tmp_path / "one.zip")
     agent.save(tmp_path / "same.zip")
@@ -69,42 +69,42 @@ def test_agents_with_other_bits_are_told_apart(tmp_path):
     assert not same(tmp_path / "one.zip", tmp_path / "other.zip")
 
 
-def test_writers_that_die_leave_what_was_there(tmp_path):
-    found = cut_while_written(8, 1, tmp_path)
-    assert (found.whole, found.wrong) == (8, 0)
+def test_killed_writers_leave_the_previous_checkpoint(tmp_path):
+    result = cut_while_written(8, 1, tmp_path)
+    assert (result.whole, result.wrong) == (8, 0)
 
 
-def test_altered_files_are_named_and_the_one_before_is_used(tmp_path):
-    found = altered(40, 1, tmp_path)
-    assert (found.refused, found.missed()) == (40, [])
+def test_altered_files_are_rejected_and_the_previous_one_is_used(tmp_path):
+    result = altered(40, 1, tmp_path)
+    assert (result.refused, result.missed()) == (40, [])
 
 
-def test_mutated_files_run_nothing(tmp_path):
-    found = mutated(60, 1, tmp_path)
-    assert (found.refused, found.missed()) == (60, [])
-
-
-@pytest.mark.parametrize("name", AGENTS)
-def test_hostile_files_run_nothing_and_take_no_memory(tmp_path, name):
-    found = hostile(name, 40, 1, tmp_path)
-    assert found.refused + found.whole == found.cases > 30
-    assert found.missed() == []
+def test_mutated_files_run_no_code(tmp_path):
+    result = mutated(60, 1, tmp_path)
+    assert (result.refused, result.missed()) == (60, [])
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_any_settings_train_or_are_refused_at_once(name):
-    found = random_settings(name, 20, 2)
-    assert found.wrong == 0
-    assert found.trained > 0
-    assert found.refused > 0
+def test_malicious_files_run_no_code_and_need_little_memory(tmp_path, name):
+    result = hostile(name, 40, 1, tmp_path)
+    assert result.refused + result.whole == result.cases > 30
+    assert result.missed() == []
 
 
-def test_steps_of_an_environment_that_hangs_are_counted():
-    found = BrokenEnvs(n_envs=4, workers=4, n_steps=64, seconds=0.1, every=0.1, timeout=0.3).trained("hangs")
-    assert found.restarts > 0
-    assert found.lost_steps == found.told > 0
-    assert found.missed() == []
-    assert replace(found, told=found.told + 1, share=0.79).missed() == [
-        f"{found.lost_steps} steps were counted as lost, {found.told + 1} were",
-        "the others kept 79% of their rate",
+@pytest.mark.parametrize("name", AGENTS)
+def test_random_settings_are_trained_or_rejected_at_once(name):
+    result = random_settings(name, 20, 2)
+    assert result.wrong == 0
+    assert result.trained > 0
+    assert result.refused > 0
+
+
+def test_lost_steps_of_a_hanging_environment_are_counted():
+    result = BrokenEnvs(n_envs=4, workers=4, n_steps=64, seconds=0.1, every=0.1, timeout=0.3).trained("hangs")
+    assert result.restarts > 0
+    assert result.lost_steps == result.told > 0
+    assert result.missed() == []
+    assert replace(result, told=result.told + 1, share=0.79).missed() == [
+        f"{result.lost_steps} steps were counted as lost, {result.told + 1} were reported",
+        "the other environments kept 79% of their throughput",
     ]

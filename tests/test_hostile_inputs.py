@@ -1,6 +1,6 @@
-"""A file of a stranger is data: whatever it says, nothing is imported, started or written elsewhere.
+"""Tests that malicious files cannot import modules, start processes or write other files.
 
-The files are used in one process with an audit hook, after benign ones: see `tests.hostile`.
+One process uses the files under an audit hook, after benign files: see `tests.hostile`.
 """
 
 import json
@@ -18,55 +18,55 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What came of each attack."""
+def results(tmp_path_factory):
+    """Return the result of each attack."""
     folder = tmp_path_factory.mktemp("hostile")
     command = [sys.executable, "-m", "tests.hostile.process", str(folder)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), "scripts"])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads((folder / "found.json").read_text())
+    return json.loads((folder / "results.json").read_text())
 
 
-def test_there_are_enough_attacks():
+def test_number_of_attacks():
     assert len(ATTACKS) >= 40
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_hostile_file_does_no_harm(found, name):
-    came = found[name]
-    assert came["events"] == [], "imports, processes, connections or writes"
-    assert came["untouched"], "files that are not the run's were changed"
+def test_malicious_file_does_no_harm(results, name):
+    result = results[name]
+    assert result["events"] == [], "imports, processes, connections or writes"
+    assert result["untouched"], "files that are not the run's were changed"
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_it_is_refused_by_name_or_used_without_harm(found, name):
-    told, came = ATTACKS[name].told, found[name]
-    if told is None:
-        assert came["status"] == 0, came["said"]
+def test_malicious_file_is_rejected_or_used_without_harm(results, name):
+    message, result = ATTACKS[name].message, results[name]
+    if message is None:
+        assert result["status"] == 0, result["output"]
     else:
-        assert came["status"] == 2, came["said"]
-        assert told in came["said"]
+        assert result["status"] == 2, result["output"]
+        assert message in result["output"]
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_it_takes_little_memory(found, name):
-    assert found[name]["memory"] <= memory.MOST
+def test_malicious_file_requires_little_memory(results, name):
+    assert results[name]["memory"] <= memory.MAX_MEMORY
 
 
 @pytest.mark.parametrize("name", HARMFUL)
-def test_the_watch_sees_harm(found, name):
-    came = found[name]
-    assert came["events"] or not came["untouched"] or came["memory"] > memory.MOST
+def test_audit_detects_harm(results, name):
+    result = results[name]
+    assert result["events"] or not result["untouched"] or result["memory"] > memory.MAX_MEMORY
 
 
 @pytest.mark.parametrize(("name", "event"), [("import", "import"), ("start", "subprocess.Popen")])
-def test_the_watch_names_it(found, name, event):
-    assert any(each.startswith(event) for each in found[name]["events"])
+def test_audit_names_the_event(results, name, event):
+    assert any(each.startswith(event) for each in results[name]["events"])
 
 
-def test_a_run_named_like_a_package_is_not_imported(tmp_path):
-    """Python looks for modules in the working directory first, where the run of a stranger may stand."""
+def test_run_with_the_name_of_a_package_is_not_imported(tmp_path):
+    """Python searches modules in the working directory first, which may contain a malicious run."""
     run = tmp_path / "minigrid"
     run.mkdir()
     (run / "__init__.py").write_text("open('ran', 'w')")

@@ -1,6 +1,6 @@
-"""No source file can run code hidden in data: nothing unpickles, nothing evaluates text.
+"""Tests that source files do not use pickle or evaluate text, so that data cannot run code.
 
-But one, which asks first: agents of Stable-Baselines3 come in through `import_sb3` alone.
+The only exception is `import_sb3` for agents of Stable-Baselines3, which requires explicit trust.
 """
 
 import ast
@@ -9,7 +9,7 @@ import pytest
 
 from tests.sources import parsed
 
-DOOR = "rlxf/agents/sb3.py"
+SB3_IMPORT = "rlxf/agents/sb3.py"
 MODULES = {"_pickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 CALLS = {"eval", "exec", "torch.load", "torch.save", "th.load", "th.save"}
 SB3_READERS = {
@@ -20,7 +20,7 @@ SB3_READERS = {
     "json_to_data",
     "read_pickle",
 }
-"""Of Stable-Baselines3, and pandas: whatever they are called on, they unpickle."""
+"""Functions and methods of Stable-Baselines3 and pandas that unpickle, for any object."""
 SAFE_LOADERS = {
     "CLASSES[name]",
     "DecisionTransformer",
@@ -33,11 +33,11 @@ SAFE_LOADERS = {
     "safetensors.torch",
     "super()",
 }
-"""On which ``load`` may be called; on an agent or a VecNormalize of Stable-Baselines3 it unpickles."""
+"""Objects with a safe ``load``; that of agents and VecNormalize of Stable-Baselines3 unpickles."""
 
 
 def unsafe(tree: ast.AST) -> list[str]:
-    """What in a file reads or writes pickle or evaluates text, with its line."""
+    """Return the expressions of a file that use pickle or evaluate text, with their lines."""
     return [f"line {node.lineno}: {ast.unparse(node)}" for node in ast.walk(tree) if is_unsafe(node)]
 
 
@@ -65,16 +65,16 @@ def allows_pickle(keyword: ast.keyword) -> bool:
 SOURCES = parsed("rlxf") | parsed("scripts")
 
 
-@pytest.mark.parametrize("path", sorted(SOURCES.keys() - {DOOR}))
-def test_a_source_file_is_safe(path):
-    found = unsafe(SOURCES[path])
-    assert not found, f"{path}: {found}"
+@pytest.mark.parametrize("path", sorted(SOURCES.keys() - {SB3_IMPORT}))
+def test_source_file_is_safe(path):
+    expressions = unsafe(SOURCES[path])
+    assert not expressions, f"{path}: {expressions}"
 
 
-def test_the_door_opens_two_kinds_of_files_and_no_others():
-    """`tests/agents/test_sb3.py` shows that it opens them to those who say that they trust them."""
-    found = {line.partition(": ")[2] for line in unsafe(SOURCES[DOOR])}
-    assert found == {"VecNormalize.load", "found.load"}
+def test_sb3_import_unpickles_two_kinds_of_files_only():
+    """`tests/agents/test_sb3.py` tests that it loads them only with explicit trust."""
+    expressions = {line.partition(": ")[2] for line in unsafe(SOURCES[SB3_IMPORT])}
+    assert expressions == {"VecNormalize.load", "found.load"}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_the_door_opens_two_kinds_of_files_and_no_others():
         "pandas.read_pickle(path)",
     ],
 )
-def test_the_check_sees(source):
+def test_unsafe_code_is_detected(source):
     assert unsafe(ast.parse(source))
 
 
@@ -106,5 +106,5 @@ def test_the_check_sees(source):
     "source",
     ["np.load(f)", "np.load(f, allow_pickle=False)", "model.eval()", "json.load(f)", "GTrXLPPO.load(path)"],
 )
-def test_the_check_lets_pass(source):
+def test_safe_code_is_accepted(source):
     assert not unsafe(ast.parse(source))

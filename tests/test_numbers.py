@@ -1,4 +1,4 @@
-"""Tables of docs/benchmarks.md that have their runs beside them in docs/numbers are made from these."""
+"""Tests that tables of docs/benchmarks.md agree with the runs in docs/numbers."""
 
 from benchmarks.techniques import kept, rows, subjects
 
@@ -8,9 +8,9 @@ NUMBERS = ROOT / "docs" / "numbers"
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8").splitlines()
 
 
-def test_which_technique_learns_what():
+def test_table_of_techniques():
     trials = list(kept(NUMBERS / "techniques.jsonl").values())
-    made = ["| " + " | ".join(row) + " |" for row in rows(list(subjects()), trials)]
-    first = PAGE.index(made[0])
-    assert PAGE[first : first + len(made)] == made
-    assert not PAGE[first + len(made)].startswith("|")
+    lines = ["| " + " | ".join(row) + " |" for row in rows(list(subjects()), trials)]
+    first = PAGE.index(lines[0])
+    assert PAGE[first : first + len(lines)] == lines
+    assert not PAGE[first + len(lines)].startswith("|")

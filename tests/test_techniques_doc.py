@@ -1,4 +1,4 @@
-"""The table of docs/techniques.md lists the techniques that there are, with their papers."""
+"""Tests of the table of techniques in docs/techniques.md."""
 
 import re
 
@@ -15,7 +15,7 @@ ROW = re.compile(
 
 
 def listed() -> list[tuple[str, ...]]:
-    """(axis, name, paper, causal form, cost) of each row; an empty first cell means the axis above."""
+    """Return (axis, name, paper, causal form, cost) of each row; an empty axis is that of the row above."""
     rows, axis = [], ""
     for row in ROW.finditer((ROOT / "docs" / "techniques.md").read_text(encoding="utf-8")):
         axis = row["axis"] or axis
@@ -23,22 +23,22 @@ def listed() -> list[tuple[str, ...]]:
     return rows
 
 
-def test_the_table_lists_every_technique_with_what_it_says_of_itself_and_no_other():
-    there_are = [
+def test_table_lists_all_techniques_with_their_metadata():
+    expected = [
         (axis, name, technique.paper, technique.causal, technique.cost)
         for axis, techniques in (TECHNIQUES | {"head": HEADS, "context": WAYS}).items()
         for name, technique in techniques.items()
     ]
     none = [(axis, "None", "", "", "") for axis in OPTIONAL]
-    assert sorted(listed()) == sorted(there_are + none)
+    assert sorted(listed()) == sorted(expected + none)
 
 
-def test_the_page_counts_techniques_and_pairs():
+def test_page_has_the_numbers_of_techniques_and_pairs():
     page = " ".join((ROOT / "docs" / "techniques.md").read_text(encoding="utf-8").split())
     assert f"There are {sum(map(len, TECHNIQUES.values()))} of them." in page
-    for causal, told in (
+    for causal, sentence in (
         (True, "{} make a causal transformer and {} are refused"),
         (False, "{} and {} for one"),
     ):
         built = [pair.refusal is None for pair in pairs(causal)]
-        assert told.format(sum(built), len(built) - sum(built)) in page
+        assert sentence.format(sum(built), len(built) - sum(built)) in page

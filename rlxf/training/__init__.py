@@ -1,4 +1,4 @@
-"""What a run needs beside its agent: checkpoint files, spaces and schedules as JSON, its folder."""
+"""Checkpoint files, run folders, logs, schedules, serialization of spaces, and distributed training."""
 
 from rlxf.training.archive import Archive, read_archive, write_archive
 from rlxf.training.atomic import atomic_write

@@ -1,4 +1,4 @@
-"""A checkpoint file: a zip of JSON and safetensors with a SHA-256 of each member. No pickle, ever."""
+"""Checkpoint files: zip archives of JSON and safetensors with a SHA-256 of each member, without pickle."""
 
 import os
 import zipfile
@@ -23,7 +23,7 @@ MAX_BYTES = 16 * 2**30
 
 @dataclass(frozen=True, eq=False)
 class Archive:
-    """The content of a checkpoint file.
+    """Content of a checkpoint file.
 
     Args:
         documents: JSON values by name; "config" is the member ``config.json``.
@@ -42,24 +42,24 @@ class Archive:
 def write_archive(
     path: str | os.PathLike[str], documents: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]
 ) -> None:
-    """Write a checkpoint file, or leave the one at ``path`` as it is.
+    """Write a checkpoint file atomically; on an error, an existing file at ``path`` is unchanged.
 
-    The file is a zip of ``NAME.json`` and ``NAME.safetensors`` members, stored and not deflated, and of
-    ``manifest.json``: ``{"format": "rlxf", "version": 1, "members": {name: {"sha256", "size"}}}``. Its
-    comment is the SHA-256 of all bytes before it. Equal content gives equal bytes. It is written under
-    a temporary name, synced and renamed (`atomic_write`).
+    The file is a zip archive of the uncompressed members ``NAME.json``, ``NAME.safetensors`` and
+    ``manifest.json``: ``{"format": "rlxf", "version": 1, "members": {name: {"sha256", "size"}}}``. The zip
+    comment is the SHA-256 of all bytes before it. Equal content gives equal bytes. The file is written under
+    a temporary name, synced to the disk and renamed (`atomic_write`).
 
     Args:
         path: the file; its folder must exist.
-        documents: JSON values by name, at most 8 MiB each. Tuples come back as lists.
+        documents: JSON values by name, at most 8 MiB each. Tuples are read back as lists.
         tensors: groups of tensors by name: dense, of bool, integer or float dtypes, on any device. They
-            come back on the CPU, contiguous, each with its own storage.
+            are read back on the CPU, contiguous, each with its own storage.
 
     Raises:
-        TypeError: if a document is no JSON or a tensor cannot be stored; nothing is written.
-        ValueError: if a document holds NaN or infinity, or a name is "manifest" or has other characters than
-            letters, digits, '_' and '-'; nothing is written.
-        OSError: if the file cannot be written, e.g. the disk is full; the old file is unchanged.
+        TypeError: if a document is not JSON or a tensor cannot be stored; nothing is written.
+        ValueError: if a document contains NaN or infinity, or if a name is "manifest" or contains other
+            characters than letters, digits, '_' and '-'; nothing is written.
+        OSError: if the file cannot be written, e.g. because the disk is full; the old file is unchanged.
     """
     texts = {f"{name}.json": _encode_document(name, document) for name, document in documents.items()}
     groups = {f"{name}.safetensors": group for name, group in tensors.items()}
@@ -72,24 +72,24 @@ def write_archive(
 def read_archive(
     path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, sha256: str | None = None
 ) -> Archive:
-    """Read a checkpoint file and check all of it; no code in it can run.
+    """Read and validate a checkpoint file; no code in the file can run.
 
-    Memory stays below twice the size of the file plus that of the parsed JSON, which is estimated before it
-    is parsed and stays within the budget of `memory_budget`.
+    The memory use stays below twice the size of the file plus the size of the parsed JSON. The latter is
+    estimated before parsing and limited by `memory_budget`.
 
     Args:
         path: a file written by `write_archive`.
-        max_bytes: largest file, in bytes, that is opened. The default, 16 GiB, is far above any agent and
-            still keeps a hostile file from filling the memory of a large machine.
-        sha256: SHA-256 that the whole file must have, 64 hexadecimal digits, as ``sha256sum`` prints it. It
-            is compared before anything is parsed. None to take any file. The checksums inside a file show
-            damage only: an attacker who alters a file can alter them, too.
+        max_bytes: size of the largest file that is opened, in bytes. The default of 16 GiB is far above the
+            size of any agent, but limits the memory that a malicious file can fill.
+        sha256: expected SHA-256 of the whole file, 64 hexadecimal digits, as ``sha256sum`` prints it. It
+            is compared before anything is parsed. None accepts any file. The checksums inside of a file only
+            detect damage: an attacker who alters a file can alter them, too.
 
     Raises:
-        FileNotFoundError: if there is no file.
+        FileNotFoundError: if the file does not exist.
         IsADirectoryError: if ``path`` is a folder.
-        CheckpointError: if the file is truncated, altered, foreign, too large or of a newer format, requires
-            more memory than the budget, or its SHA-256 is another.
+        CheckpointError: if the file is truncated, altered, too large, of a newer format, not written by
+            rlxf, requires more memory than the budget, or has another SHA-256.
         ValueError: if ``sha256`` is not 64 hexadecimal digits.
     """
     path = Path(path)
@@ -114,7 +114,7 @@ def _encode_document(name: str, document: Any) -> bytes:
 def _check_names(names: list[str]) -> None:
     for name in names:
         if name == MANIFEST or not MEMBER_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name for a member; use letters, digits, '_' and '-'")
+            raise ValueError(f"{name!r} is not a valid member name; use letters, digits, '_' and '-'")
     if len(names) >= MAX_MEMBERS:
         raise ValueError(f"a checkpoint holds at most {MAX_MEMBERS - 1} members, got {len(names)}")
 
@@ -122,23 +122,25 @@ def _check_names(names: list[str]) -> None:
 def _write_members(
     handle: BinaryIO, texts: dict[str, bytes], groups: dict[str, Mapping[str, Tensor]]
 ) -> None:
-    listed = {}
+    entries = {}
     with zipfile.ZipFile(handle, "w") as archive:
         archive.comment = bytes(SEAL_BYTES)
-        for name, data in _encoded(texts, groups):
-            archive.writestr(_stored(name), data)
-            listed[name] = describe_member(data)
-        archive.writestr(_stored(MANIFEST), dump_manifest(listed))
+        for name, data in _encode_members(texts, groups):
+            archive.writestr(_member_info(name), data)
+            entries[name] = describe_member(data)
+        archive.writestr(_member_info(MANIFEST), dump_manifest(entries))
     seal(handle)
 
 
-def _encoded(texts: dict[str, bytes], groups: dict[str, Mapping[str, Tensor]]) -> Iterator[tuple[str, bytes]]:
+def _encode_members(
+    texts: dict[str, bytes], groups: dict[str, Mapping[str, Tensor]]
+) -> Iterator[tuple[str, bytes]]:
     yield from texts.items()
     for name, group in groups.items():
         yield name, dump_tensors(group)
 
 
-def _stored(name: str) -> zipfile.ZipInfo:
+def _member_info(name: str) -> zipfile.ZipInfo:
     member = zipfile.ZipInfo(name)
     member.create_system = 3  # the same bytes on every platform
     member.external_attr = 0o644 << 16
@@ -151,7 +153,9 @@ def _check_is_file(path: Path) -> None:
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint {path}; check the path")
     if not path.is_file():
-        raise CheckpointError(f"cannot read checkpoint {path}: it is no regular file; copy it to one")
+        raise CheckpointError(
+            f"cannot read checkpoint {path}: it is not a regular file; copy its content to a regular file"
+        )
 
 
 def _with_suffix(members: dict[str, Any], suffix: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reading the members of a checkpoint file, each one checked before it is parsed."""
+"""Reader of the members of a checkpoint file, with validation of each member before it is parsed."""
 
 import struct
 import zipfile
@@ -12,7 +12,7 @@ from rlxf.training.tensor_bytes import load_tensors, tensors_memory
 from rlxf.training.zip_layout import check_ends, check_members, check_seal
 from rlxf.utils.memory_budget import check_budget
 
-# What the zip reader raises on nonsense: its own error and what its calls let through.
+# Exceptions that `zipfile` raises for malformed archives.
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
     NotImplementedError,
@@ -26,22 +26,22 @@ _ZIP_ERRORS = (
 
 
 def read_members(handle: BinaryIO, max_bytes: int) -> dict[str, Any]:
-    """Give the members of a checkpoint by name: a JSON value for .json, tensors for .safetensors.
+    """Return the members of a checkpoint by name: a JSON value for .json, tensors for .safetensors.
 
-    Memory beyond the bytes of the members, which parsed JSON takes, stays within the budget of
-    `rlxf.utils.memory_budget`: it is estimated before a member is parsed, and summed over the members.
+    The memory of parsed JSON, in addition to the bytes of the members, is limited by
+    `rlxf.utils.memory_budget`. It is estimated before a member is parsed, and summed over the members.
 
     Raises:
         ValueError: if the file violates the format of rlxf, or requires more memory than the budget.
     """
     size = check_ends(handle, max_bytes)
-    asked: dict[str, int] = {}
+    required: dict[str, int] = {}
     with _broken_zip("the directory"), zipfile.ZipFile(handle) as archive:
         _check_manifest(archive)
-        check_members(archive.infolist(), size)  # before anything is read that could be deflated
-        listed = _decode(MANIFEST, _read(archive, MANIFEST), load_manifest, asked)
-        check_complete(set(listed), set(archive.namelist()) - {MANIFEST})
-        members = {name: _read_listed(archive, name, entry, asked) for name, entry in listed.items()}
+        check_members(archive.infolist(), size)  # before any compressed member could be read
+        entries = _decode(MANIFEST, _read(archive, MANIFEST), load_manifest, required)
+        check_complete(set(entries), set(archive.namelist()) - {MANIFEST})
+        members = {name: _read_entry(archive, name, entry, required) for name, entry in entries.items()}
     check_seal(handle)
     return members
 
@@ -54,10 +54,10 @@ def _check_manifest(archive: zipfile.ZipFile) -> None:
         raise ValueError(f"its {MANIFEST} of {size:,} bytes exceeds the limit of {MAX_JSON_BYTES:,}")
 
 
-def _read_listed(archive: zipfile.ZipFile, name: str, entry: dict[str, Any], asked: dict[str, int]) -> Any:
+def _read_entry(archive: zipfile.ZipFile, name: str, entry: dict[str, Any], required: dict[str, int]) -> Any:
     data = _read(archive, name)
     check_unaltered(name, data, entry)
-    return _decode(name, data, load_json if name.endswith(".json") else load_tensors, asked)
+    return _decode(name, data, load_json if name.endswith(".json") else load_tensors, required)
 
 
 def _read(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -73,9 +73,9 @@ def _broken_zip(part: str) -> Iterator[None]:
         raise ValueError(f"{part} is damaged ({error}); use another copy of the file") from error
 
 
-def _decode(name: str, data: bytes, load: Callable[[bytes], Any], asked: dict[str, int]) -> Any:
-    asked[f"the member {name!r}"] = json_memory(data) if name.endswith(".json") else tensors_memory(data)
-    check_budget(asked)
+def _decode(name: str, data: bytes, load: Callable[[bytes], Any], required: dict[str, int]) -> Any:
+    required[f"the member {name!r}"] = json_memory(data) if name.endswith(".json") else tensors_memory(data)
+    check_budget(required)
     try:
         return load(data)
     except ValueError as error:

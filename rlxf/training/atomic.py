@@ -1,4 +1,4 @@
-"""Writing a file so that at every moment either the old one or the new one is there, whole."""
+"""Atomic writes: at any moment, a path holds either the complete old file or the complete new file."""
 
 import errno
 import os
@@ -15,35 +15,35 @@ from rlxf.utils.permissions import OTHERS_MAY_WRITE
 TEMPORARY = ".rlxf-{}.tmp"
 ANY_UUID = "[0-9a-f]" * 32
 ABANDONED_SECONDS = 3600
-"""A temporary file that nobody has written to for so long is of a process that was killed."""
+"""Age in seconds after which an unmodified temporary file is attributed to a killed process."""
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES}
-"""What some file systems, and folders that may be written but not read, say to the sync of a folder."""
+"""Error numbers of file systems, and of folders without read permission, that cannot sync a folder."""
 
 
 def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
-    """Replace the file at ``path`` by what ``write`` puts into the handle it is given.
+    """Replace the file at ``path`` atomically by the bytes that ``write`` writes.
 
-    The bytes go to a temporary file ``.rlxf-*.tmp`` in the same folder, are synced to the disk and
-    renamed to ``path``; then the folder is synced. A link at ``path`` is replaced, not followed: the file
-    that it leads to stays as it is. Group and others may not write to the file, whatever the umask is.
-    Errors of ``write`` are raised again, the temporary file is removed and the file at ``path`` is as
-    before. Temporary files that killed processes left in the folder an hour ago or longer are removed too.
+    The bytes are written to a temporary file ``.rlxf-*.tmp`` in the same folder, synced to the disk and
+    renamed to ``path``; then the folder is synced. A symbolic link at ``path`` is replaced, not followed.
+    The file has no write permission for group and others, for any umask. If ``write`` raises an error, the
+    temporary file is removed, the file at ``path`` is unchanged, and the error propagates. Temporary files
+    in the folder that are older than an hour, left by killed processes, are removed, too.
 
     Args:
         path: the file to write; its folder must exist.
-        write: gets a binary file, open for writing, reading and seeking.
+        write: function that receives a binary file, open for writing, reading and seeking.
 
     Raises:
-        OSError: if the disk is full, the folder is missing or not writable; with the original ``errno``,
-            the path and the reason.
+        OSError: if the disk is full, or the folder is missing or not writable. The error has the original
+            ``errno``, the path and the reason.
     """
     target = Path(path).parent.resolve() / Path(path).name
     if target.is_dir() and not target.is_symlink():
-        raise IsADirectoryError(f"cannot write {target}: it is a folder; give the name of a file")
+        raise IsADirectoryError(f"cannot write {target}: it is a folder; give the path of a file")
     try:
         _write_and_rename(target, write)
     except OSError as error:
-        reason = f"cannot write {target} ({error.strerror or error}); what was there before is unchanged"
+        reason = f"cannot write {target} ({error.strerror or error}); an existing file is unchanged"
         raise OSError(error.errno, reason) from error
     sync_folder(target.parent)
 
@@ -66,9 +66,9 @@ def _open(path: str, flags: int) -> int:
 
 
 def sweep(folder: Path) -> None:
-    """Remove temporary files and folders that killed processes left in a folder an hour ago or longer."""
+    """Remove temporary files and folders, left by killed processes, that are older than an hour."""
     for abandoned in folder.glob(TEMPORARY.format(ANY_UUID)):
-        with suppress(OSError):  # gone already, or another user's
+        with suppress(OSError):  # removed meanwhile, or owned by another user
             if time.time() - abandoned.lstat().st_mtime > ABANDONED_SECONDS:
                 _remove(abandoned)
 
@@ -81,8 +81,8 @@ def _remove(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder outlast a loss of power, where the system offers that."""
-    if not hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder; there the rename is all there is
+    """Sync the entries of a folder to the disk, where the operating system supports it."""
+    if not hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
         return
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

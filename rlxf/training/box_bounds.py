@@ -1,4 +1,4 @@
-"""The bounds of a Box space to JSON and back, exactly."""
+"""Lossless JSON serialization of Box spaces."""
 
 import math
 from typing import Any
@@ -12,10 +12,10 @@ DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
 
 
 def box_to_json(box: Box[Any]) -> dict[str, Any]:
-    """``{"shape", "dtype", "low", "high"}``; a bound that is the same everywhere is stored once.
+    """Return ``{"shape", "dtype", "low", "high"}``; a bound with equal entries is stored as one number.
 
     Raises:
-        TypeError: if the dtype is none of `DTYPES`.
+        TypeError: if the dtype is not in `DTYPES`.
     """
     if box.dtype.name not in DTYPES:
         raise TypeError(f"a Box of dtype {box.dtype} cannot be stored; use one of {', '.join(DTYPES)}")
@@ -28,19 +28,19 @@ def box_to_json(box: Box[Any]) -> dict[str, Any]:
 
 
 def box_from_json(shape: list[int], dtype: str, low: Any, high: Any) -> Box[Any]:
-    """The Box that `box_to_json` described.
+    """Build the Box that `box_to_json` described.
 
     Raises:
-        ValueError: if the dtype is none of `DTYPES` or the bounds do not fit the shape.
+        ValueError: if the dtype is not in `DTYPES`, or the bounds do not fit the shape.
     """
     if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     kind = np.dtype(dtype)
     least, most = _limits(kind)
     below, bounded_below = _decode(low, shape, kind, "-inf", least)
     above, bounded_above = _decode(high, shape, kind, "inf", most)
     box = Box(below, above, dtype=kind.type)
-    # An unbounded integer Box holds its dtype's limits: only these two arrays say that it is unbounded.
+    # The bounds of an unbounded integer Box are the limits of its dtype; only these masks mark it unbounded.
     box.bounded_below, box.bounded_above = bounded_below, bounded_above
     return box
 
@@ -48,8 +48,8 @@ def box_from_json(shape: list[int], dtype: str, low: Any, high: Any) -> Box[Any]
 def _encode(values: NDArray[Any], bounded: NDArray[np.bool_], unbounded: str) -> Any:
     values, bounded = np.ravel(values), np.ravel(bounded)
     constant = bool(values.size and (values == values[0]).all() and (bounded == bounded[0]).all())
-    shown = slice(1) if constant else slice(None)
-    pairs = zip(values[shown].tolist(), bounded[shown].tolist(), strict=True)
+    entries = slice(1) if constant else slice(None)
+    pairs = zip(values[entries].tolist(), bounded[entries].tolist(), strict=True)
     numbers = [_finite_or_name(value) if finite else unbounded for value, finite in pairs]
     return numbers[0] if constant else numbers
 
@@ -61,9 +61,9 @@ def _finite_or_name(value: float) -> float | str:
 def _decode(
     stored: Any, shape: list[int], kind: np.dtype[Any], unbounded: str, limit: float
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Bounds and where they bound, both of the given shape; one stored number stands for all."""
+    """Return bounds and the mask of finite bounds, both of the given shape; one number fills all entries."""
     numbers = stored if isinstance(stored, list) else [stored]
-    with np.errstate(over="ignore"):  # a number that the kind does not hold is no bound, as in Gymnasium
+    with np.errstate(over="ignore"):  # as in Gymnasium, a number outside of the dtype's range is infinite
         values = np.array([limit if number == unbounded else _number(number) for number in numbers], kind)
     bounded = np.array([number != unbounded for number in numbers], bool)
     if isinstance(stored, list):

@@ -1,4 +1,4 @@
-"""The last checkpoints of a run, written while it goes on."""
+"""Periodic checkpoints of a run, written in the background during training."""
 
 import re
 import time
@@ -28,11 +28,11 @@ KEPT = 3
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """Checkpoints by the number of steps before them: ``step-000000012000.zip``.
+    """Folder of checkpoints that are named by their number of steps: ``step-000000012000.zip``.
 
     Args:
-        path: the folder; it is made when the first one is written.
-        keep: how many of them stay; the oldest go.
+        path: the folder; it is created when the first checkpoint is written.
+        keep: number of checkpoints that are kept; the oldest are removed.
 
     Raises:
         ValueError: if keep is less than 1.
@@ -42,25 +42,25 @@ class CheckpointFolder:
     keep: int = KEPT
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))  # text will do
+        object.__setattr__(self, "path", Path(self.path))  # a string is accepted
         if self.keep < 1:
             raise ValueError(f"keep must be at least 1, got {self.keep}")
 
     def file(self, step: int) -> Path:
-        """Where the checkpoint after so many steps is, or would be."""
+        """Return the path of the checkpoint after ``step`` steps; it need not exist."""
         return self.path / f"step-{step:012d}.zip"
 
     def files(self) -> list[Path]:
-        """All of them, the oldest first."""
+        """Return the paths of all checkpoints, the oldest first."""
         if not self.path.is_dir():
             return []
         return sorted(file for file in self.path.iterdir() if NAME.fullmatch(file.name))
 
     def write(self, step: int, archive: Archive) -> None:
-        """Write one, then drop the oldest beyond ``keep``.
+        """Write a checkpoint, then remove the oldest ones until ``keep`` are left.
 
         Raises:
-            OSError: if it cannot be written, e.g. the disk is full; the others stay.
+            OSError: if the checkpoint cannot be written, e.g. because the disk is full; others are unchanged.
         """
         if not self.path.is_dir():
             make_folder(self.path, exist_ok=True)
@@ -70,45 +70,45 @@ class CheckpointFolder:
             file.unlink(missing_ok=True)
 
     def newest(self) -> Path:
-        """The newest one that is whole; damaged ones before it are named in a warning.
+        """Return the path of the newest valid checkpoint; warn about newer ones that are damaged.
 
         Raises:
-            FileNotFoundError: if there is none.
+            FileNotFoundError: if there is no valid checkpoint.
         """
         for file in reversed(self.files()):
             try:
                 read_archive(file)
             except CheckpointError as error:
-                warnings.warn(f"{error}; the one before it is used", stacklevel=2)
+                warnings.warn(f"{error}; the previous checkpoint is used", stacklevel=2)
             else:
                 return file
-        raise FileNotFoundError(f"there is no whole checkpoint in {self.path}")
+        raise FileNotFoundError(f"there is no valid checkpoint in {self.path}")
 
 
 class Saved(Protocol):
-    """An agent that can be saved amid its training."""
+    """Interface of an agent that can be saved during training."""
 
     num_timesteps: int
     _n_updates: int
     at_rest: bool
-    """Whether `snapshot` holds all that is needed to go on to the same bits."""
+    """True if training can be resumed bit-exactly from `snapshot` at this moment."""
 
     def snapshot(self) -> Archive:
-        """What ``save`` would write, and what comes later does not change it."""
+        """Return the content of a checkpoint, as a copy that later steps do not change."""
 
 
 class Stateful(Protocol):
-    """What goes on with a training, such as an `EvaluationCallback`."""
+    """Interface of objects whose state is part of a checkpoint, such as an `EvaluationCallback`."""
 
     def state(self) -> Any:
-        """What it needs to go on, as JSON."""
+        """Return the state as JSON."""
 
     def take_up(self, state: Any) -> None:
-        """Go on behind what `state` gave."""
+        """Restore the result of `state`."""
 
 
 class InBackground:
-    """Does one thing at a time in a thread of its own, and raises what went wrong at the next occasion."""
+    """Background thread that runs one function at a time; its errors are raised at the next call."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1)
@@ -116,44 +116,46 @@ class InBackground:
 
     @property
     def busy(self) -> bool:
-        """Whether the last thing is not done yet."""
+        """True while the last function runs."""
         return self._pending is not None and not self._pending.done()
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begin, once what was begun before is done; raises what that raised."""
+        """Wait for the previous function, raise its error if it failed, then start ``work``."""
         self.wait()
         self._pending = self._pool.submit(work)
 
     def wait(self) -> None:
-        """Until what was begun is done; raises what it raised."""
+        """Wait for the current function; raise its error if it failed."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
 
 class Checkpoints(BaseCallback):
-    """Saves the agent every so many seconds of its training, and once more at the end of `learn`.
+    """Callback that saves the agent periodically during training, and at the end of `learn`.
 
-    It takes a copy of what is to be saved, and writes it in a thread while the training goes on. A rate in
-    seconds keeps the cost the same for any size of steps. When they are taken changes no bit of the training.
+    The callback copies the state of the agent and writes it in a background thread while training continues.
+    A period in seconds keeps the relative cost independent of the duration of a step. The times of the
+    checkpoints do not change the results of training.
 
-    Where several processes train together, each needs one. They save at the same moment, by the clock of the
-    one of rank 0, which writes what all of them have into one file; a signal to any of them stops all.
+    In distributed training, each process needs this callback. All processes save at the same moment, by the
+    clock of rank 0. Rank 0 writes the states of all processes into one file. A signal to any process stops
+    all of them.
 
     Args:
-        folder: where they go.
-        every_seconds: from one to the next.
-        beside: what else goes on with the training, by name; the document "beside" of a file has the state
-            of each, for its ``take_up``.
-        stop: once it is asked for, the agent is saved at the next moment from which it can be resumed, and
-            the training stops; None if nobody asks.
+        folder: folder of the checkpoints.
+        every_seconds: time between checkpoints, in seconds.
+        beside: further objects whose state is saved with the agent, by name. Their states are in the document
+            "beside" of the file, for their ``take_up``.
+        stop: stop request. Once it is set, the callback saves the agent at the next moment from which
+            training can be resumed, and stops training. None: no stop request is possible.
 
     Attributes:
-        stopped: whether it stopped the training, after it saved the agent.
+        stopped: whether the callback stopped training, after it saved the agent.
 
     Raises:
         ValueError: if every_seconds is less than 0.
-        OSError: amid the training, if one could not be written; those before it stay.
+        OSError: during training, if a checkpoint cannot be written; earlier checkpoints are unchanged.
     """
 
     model: Saved  # type: ignore[assignment]
@@ -191,24 +193,24 @@ class Checkpoints(BaseCallback):
     def _save_if_due(self) -> None:
         if not self.model.at_rest or self.stopped:
             return
-        signal, due = self._agreed()
+        signal, due = self._synchronize()
         if signal:
-            self.stop.by = Signals(signal)  # it may have been another process that got it
+            self.stop.by = Signals(signal)  # another process may have received it
             self.save()
             self._writer.wait()
             self.stopped = True
         elif due:
             self.save()
 
-    def _agreed(self) -> tuple[int, bool]:
-        """The signal that one of the processes got, 0 for none, and whether it is time to save."""
+    def _synchronize(self) -> tuple[int, bool]:
+        """Return the signal that any process received (0: none), and whether a checkpoint is due."""
         own = self.stop.by or 0
         due = self.ranks.writes and time.monotonic() - self._last >= self.every_seconds
         agreed = self.ranks.largest(2 * own + (due and not self._writer.busy))
         return agreed // 2, agreed % 2 == 1
 
     def save(self) -> None:
-        """Save now."""
+        """Save a checkpoint now."""
         step, archive = self.model.num_timesteps, self.model.snapshot()
         archive.documents[BESIDE] = {name: each.state() for name, each in self.beside.items()}
         if self.ranks.writes:
@@ -216,12 +218,12 @@ class Checkpoints(BaseCallback):
         self._last, self._saved = time.monotonic(), self._progress()
 
     def _progress(self) -> tuple[int, int]:
-        """Steps and updates so far: updates may follow the last step."""
+        """Return the numbers of steps and updates so far; updates may follow the last step."""
         return self.model.num_timesteps, self.model._n_updates
 
 
 def copied(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """Groups of tensors that later steps do not change."""
+    """Return detached copies of groups of tensors."""
     return {
         group: {name: tensor.detach().clone() for name, tensor in named.items()}
         for group, named in tensors.items()

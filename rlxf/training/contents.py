@@ -1,4 +1,4 @@
-"""Descriptions of the content of a file or folder and the function that opens it, for error messages."""
+"""Descriptions of files and folders for error messages: their content and the function that loads it."""
 
 import os
 from collections.abc import Iterator
@@ -16,42 +16,42 @@ LOADERS = {
     "MaskedPretraining": "MaskedPretraining.load",
     "VecNormalize": "rlxf.training.load_normalizer",
 }
-"""Functions that open a file, by the name of its content."""
+"""Functions that load a file, by the name of its content."""
 DEPTH = 2
 """Levels of subfolders that are searched for runs."""
-MOST = 12
-"""Largest number of runs that a message lists."""
+MAX_LISTED = 12
+"""Maximum number of runs that a message lists."""
 
 
 def misplaced(path: str | os.PathLike[str], archive: Archive, wanted: str) -> CheckpointError:
-    """Return the error for a whole file without ``wanted``: what the file holds, and what opens it."""
-    return CheckpointError(f"{path} is whole, but holds no {wanted}: it holds {describe(archive)}")
+    """Return the error for a valid file that contains something other than ``wanted``."""
+    return CheckpointError(f"{path} is valid, but contains no {wanted}: it contains {describe(archive)}")
 
 
 def describe(archive: Archive) -> str:
-    """Return the content of a file and what opens it, e.g. for the end of a message."""
+    """Return a description of the content of a file and of the function that loads it."""
     name = _name(archive.documents)
     if name in LOADERS:
-        what = "the statistics of a VecNormalize" if name == "VecNormalize" else f"a {name}"
-        return f"{what}, which {LOADERS[name]} opens"
+        content = "the statistics of a VecNormalize" if name == "VecNormalize" else f"a {name}"
+        return f"{content}, which {LOADERS[name]} loads"
     members = ", ".join([*archive.documents, *archive.tensors]) or "nothing"
-    return f"{members}, which rlxf.training.read_archive opens"
+    return f"{members}, which rlxf.training.read_archive reads"
 
 
 def describe_file(path: Path) -> str:
-    """Return what a file holds and what opens it; why not, if it is no file of rlxf."""
+    """Return a description of the content of a file, or the error if rlxf cannot read it."""
     try:
-        return f"it holds {describe(read_archive(path))}"
+        return f"it contains {describe(read_archive(path))}"
     except (CheckpointError, OSError) as error:
         return str(error)
 
 
 def check_no_folder(path: str | os.PathLike[str], file: Path) -> None:
-    """Raise IsADirectoryError if a folder was given for a file; a checkpoint inside is named.
+    """Raise IsADirectoryError if a folder is given instead of a file; suggest a checkpoint inside of it.
 
     Args:
-        path: as it was given.
-        file: the file that it denotes, with ".zip" added where it has no suffix.
+        path: path as given by the user.
+        file: the file that it denotes, with ".zip" added if the path has no suffix.
     """
     path = Path(path)
     if file.is_file() or not path.is_dir():
@@ -62,20 +62,20 @@ def check_no_folder(path: str | os.PathLike[str], file: Path) -> None:
 
 
 def no_run_folder(path: Path) -> str:
-    """Return the message for a folder that is no run: the runs inside, if there are any."""
-    found = list(runs_in(path))
-    if not found:
-        return f"{path} is no run folder: it has no {CONFIG}; give the folder of a run"
-    shown = ", ".join(str(run) for run in found[:MOST])
-    more = f" and {len(found) - MOST} more" if len(found) > MOST else ""
-    return f"{path} is no run folder, but holds {len(found)}: give one of {shown}{more}"
+    """Return the error message for a folder that is not a run folder, with the run folders inside of it."""
+    runs = list(runs_in(path))
+    if not runs:
+        return f"{path} is not a run folder: it has no {CONFIG}; give the folder of a run"
+    listed = ", ".join(str(run) for run in runs[:MAX_LISTED])
+    more = f" and {len(runs) - MAX_LISTED} more" if len(runs) > MAX_LISTED else ""
+    return f"{path} is not a run folder, but contains {len(runs)} of them: give one of {listed}{more}"
 
 
 def runs_in(path: Path) -> Iterator[Path]:
-    """Yield the folders of runs inside a folder, at most `DEPTH` levels below it, sorted."""
+    """Yield the run folders inside of a folder, at most `DEPTH` levels deep, in sorted order."""
     levels = ["/".join("*" * depth) for depth in range(1, DEPTH + 1)]
-    found = {config.parent for level in levels for config in path.glob(f"{level}/{CONFIG}")}
-    yield from sorted(run for run in found if not run.name.startswith("."))  # being made, or abandoned
+    runs = {config.parent for level in levels for config in path.glob(f"{level}/{CONFIG}")}
+    yield from sorted(run for run in runs if not run.name.startswith("."))  # hidden: temporary folders
 
 
 def _name(documents: dict[str, Any]) -> str | None:

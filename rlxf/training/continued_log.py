@@ -1,4 +1,4 @@
-"""Logs of a run: a CSV file with a fixed order of columns, and continuation after a resume."""
+"""Log writers of a run: CSV with a fixed order of columns, and continuation of logs after a resume."""
 
 import csv
 import io
@@ -23,23 +23,23 @@ from rlxf.training.atomic import atomic_write
 from rlxf.training.log_files import LogPosition, Row, cut_events, read_rows
 
 STEP = "time/total_timesteps"
-"""Name of the first column, the number of steps, which every row has."""
-PICTURES = (Figure, HParam, Image, Video)
+"""Name of the first column, the number of steps; every row has it."""
+UNSUPPORTED = (Figure, HParam, Image, Video)
 
 
 class ProgressCSV(KVWriter):
-    """A CSV log whose columns have a fixed order: `STEP`, then all others sorted by name.
+    """CSV log with a fixed order of columns: `STEP`, then all others sorted by name.
 
     Equal runs write equal files. (SB3's ``CSVOutputFormat`` appends new columns in the order of a set of
     strings, which differs from process to process.) A key that was not logged before adds a column: the
     file is then replaced as a whole, with empty fields in earlier rows.
 
     Args:
-        path: the file; it is replaced.
+        path: the file; an existing file is replaced.
         rows: initial rows, by column.
 
     Raises:
-        OSError: if it cannot be written, e.g. the disk is full.
+        OSError: if the file cannot be written, e.g. because the disk is full.
     """
 
     def __init__(self, path: str | os.PathLike[str], rows: Iterable[Row] = ()):
@@ -52,13 +52,13 @@ class ProgressCSV(KVWriter):
         """Append a row.
 
         Raises:
-            FormatUnsupportedError: for a figure, a video and the like that is not excluded from "csv".
+            FormatUnsupportedError: for a figure, image, video or HParam that is not excluded from "csv".
         """
-        logged = filter_excluded_keys(key_values, key_excluded, "csv")
-        for value in logged.values():
-            if isinstance(value, PICTURES):
+        values = filter_excluded_keys(key_values, key_excluded, "csv")
+        for value in values.values():
+            if isinstance(value, UNSUPPORTED):
                 raise FormatUnsupportedError(["csv"], type(value).__name__.lower())
-        row = {name: str(value) for name, value in logged.items() if value is not None}
+        row = {name: str(value) for name, value in values.items() if value is not None}
         if row.keys() - set(self.columns):
             self.file.close()
             self._replace([*read_rows(self.path), row])
@@ -82,11 +82,11 @@ class ProgressCSV(KVWriter):
 
 
 class ContinuedCSV(ProgressCSV):
-    """Continue a ``progress.csv`` after so many rows; later rows and columns only they used are removed.
+    """Continue a ``progress.csv`` at a position; later rows, and columns that only they use, are removed.
 
     Args:
         path: the file; it may be missing.
-        position: number of rows that are kept.
+        position: position with the number of rows that are kept.
     """
 
     def __init__(self, path: str | os.PathLike[str], position: LogPosition):
@@ -94,14 +94,14 @@ class ContinuedCSV(ProgressCSV):
 
 
 class ContinuedTensorBoard(TensorBoardOutputFormat):
-    """Continue the events of a folder; later ones are cut off.
+    """Continue the TensorBoard events of a folder at a position; later events are removed.
 
-    A TensorBoard that has read them drops them, too.
+    A running TensorBoard discards the later events, too (``purge_step``).
 
     Args:
-        folder: of the events.
-        position: size of each file that is kept.
-        step: the last one that stays.
+        folder: folder of the events.
+        position: position with the size of each event file that is kept.
+        step: last step that is kept.
     """
 
     def __init__(self, folder: str | os.PathLike[str], position: LogPosition, step: int):

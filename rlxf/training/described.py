@@ -1,4 +1,4 @@
-"""The description of an agent in a file: which version of rlxf wrote it, and what this one makes of it."""
+"""Compatibility of the agent description in a checkpoint with this version of rlxf."""
 
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,12 +18,16 @@ UNFIT = (
     TypeError,
     ValueError,
 )
-"""What values make of code that was not written for them."""
+"""Exceptions that invalid values cause in code that builds an agent from a description."""
 
 
 @contextmanager
 def described() -> Iterator[None]:
-    """What the description of an agent lacks or has wrong is the file's fault, and said so."""
+    """Convert errors that occur while an agent is built from a file to CheckpointError.
+
+    Raises:
+        CheckpointError: in place of MemoryBudgetError and of the exceptions in `UNFIT`.
+    """
     try:
         yield
     except CheckpointError:
@@ -32,22 +36,22 @@ def described() -> Iterator[None]:
         raise CheckpointError(f"the checkpoint is not loaded: {error}") from error
     except UNFIT as error:
         raise CheckpointError(
-            f"the checkpoint is whole, but this version of rlxf cannot build its agent: {error!r}"
+            f"the checkpoint is valid, but this version of rlxf cannot build its agent: {error!r}"
         ) from error
 
 
 def blaming_the_file(settings: Collection[str]) -> AbstractContextManager[None]:
-    """`described`; but where there are settings of yours, which may be as wrong, errors stay as they are."""
+    """Return `described()`, or a null context if the user passed settings, which may be the cause."""
     return nullcontext() if settings else described()
 
 
 def check_known(settings: Collection[str], known: Collection[str], written_by: str | None) -> None:
-    """Raise CheckpointError if a setting is none of those that are known here.
+    """Raise CheckpointError if a file contains settings that this version of rlxf does not know.
 
     Args:
-        settings: names of those in the file.
-        known: names of those that the agent has.
-        written_by: version of rlxf that wrote the file; None if it does not say.
+        settings: names of the settings in the file.
+        known: names of the settings of the agent.
+        written_by: version of rlxf that wrote the file; None if the file does not state it.
     """
     if unknown := sorted(set(settings) - set(known)):
         writer = "an unknown version of rlxf" if written_by is None else f"rlxf {written_by}"

@@ -1,22 +1,24 @@
-"""What goes wrong with a run: its files, and its numbers."""
+"""Exceptions of training, checkpoints and resuming."""
 
 
 class CheckpointError(ValueError):
-    """A file is no whole rlxf checkpoint: truncated, altered, foreign, too large or of a newer format.
+    """Raised if a file is not a valid checkpoint of rlxf.
 
-    The message is one sentence with the file, the part of it that is wrong, and what to do.
+    The file is truncated, altered, too large, of a newer format, or not written by rlxf. The message names
+    the file, the invalid part, and the remedy.
     """
 
 
 class ResumeError(ValueError):
-    """A training cannot go on from this file, though it is whole: the agent is built otherwise, or was done.
+    """Raised if training cannot be resumed from a valid checkpoint.
 
-    The message says what differs, and what to do.
+    The agent has another architecture or other settings, or its training is complete. The message names the
+    difference and the remedy.
     """
 
 
 class NumericalError(ArithmeticError):
-    """A loss or a gradient became NaN or infinite. The step of the optimiser was not taken.
+    """Raised if a loss or a gradient is NaN or infinite, before the optimizer step.
 
-    The message names the update, the part of the loss or the parameter, and what to do.
+    The message names the update, the loss term or the parameter, and the remedy.
     """

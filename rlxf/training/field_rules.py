@@ -1,4 +1,4 @@
-"""Validation of the fields of a document in a checkpoint, by a table of rules."""
+"""Validation of the fields of a JSON document in a checkpoint by a table of rules."""
 
 import math
 import reprlib
@@ -16,18 +16,18 @@ _REMEDY = "use another copy of the file"
 
 @dataclass(frozen=True)
 class Rule:
-    """Values that a field may have.
+    """Set of values that are allowed for a field.
 
     Args:
-        allowed: a description for the error, such as "a whole number of at least 1".
-        holds: whether a value is one of them.
+        allowed: description for the error message, such as "an integer of at least 1".
+        holds: predicate that returns whether a value is allowed.
     """
 
     allowed: str
     holds: Callable[[Any], bool]
 
     def __or__(self, other: "Rule") -> "Rule":
-        """Allow the values of either of two rules."""
+        """Return the rule that allows the values of either rule."""
         return Rule(
             f"{self.allowed} or {other.allowed}", lambda value: self.holds(value) or other.holds(value)
         )
@@ -42,15 +42,16 @@ def _range(least: float | None, most: float | None) -> str:
 
 
 def whole(least: int | None = None, most: int | None = None) -> Rule:
-    """Allow whole numbers from ``least`` to ``most``; None for no bound."""
+    """Return the rule that allows integers from ``least`` to ``most``; None: no bound."""
     low, high = -math.inf if least is None else least, math.inf if most is None else most
-    return Rule(
-        "a whole number" + _range(least, most), lambda value: type(value) is int and low <= value <= high
-    )
+    return Rule("an integer" + _range(least, most), lambda value: type(value) is int and low <= value <= high)
 
 
 def number(least: float | None = None, most: float | None = None, above: float | None = None) -> Rule:
-    """Allow finite numbers from ``least`` to ``most``, and larger than ``above``; None for no bound."""
+    """Return the rule that allows finite numbers from ``least`` to ``most`` and larger than ``above``.
+
+    None: no bound.
+    """
     low, high = -math.inf if least is None else least, math.inf if most is None else most
     floor = -math.inf if above is None else above
 
@@ -62,10 +63,10 @@ def number(least: float | None = None, most: float | None = None, above: float |
 
 
 FLAG = Rule("true or false", lambda value: isinstance(value, bool))
-TEXT = Rule("a text", lambda value: isinstance(value, str))
+TEXT = Rule("a string", lambda value: isinstance(value, str))
 MAPPING = Rule("an object", lambda value: isinstance(value, dict))
 NOTHING = Rule("null", lambda value: value is None)
-TEXTS = Rule("a list of texts", lambda value: isinstance(value, list) and all(map(TEXT.holds, value)))
+TEXTS = Rule("a list of strings", lambda value: isinstance(value, list) and all(map(TEXT.holds, value)))
 SCHEDULE = Rule("a number", number().holds) | Rule("an object that describes a schedule", MAPPING.holds)
 ANYTHING = Rule("anything", lambda value: True)
 _KINDS: dict[Any, Rule] = {
@@ -80,7 +81,7 @@ _KINDS: dict[Any, Rule] = {
 
 
 def rule_of(annotation: Any) -> Rule:
-    """Return the rule for values of an annotated argument; `ANYTHING` for classes that are not plain data."""
+    """Return the rule for a type annotation; `ANYTHING` for types that are not plain JSON data."""
     origin = get_origin(annotation) or annotation
     if origin in (Union, types.UnionType):
         return reduce(or_, map(rule_of, get_args(annotation)))
@@ -88,12 +89,12 @@ def rule_of(annotation: Any) -> Rule:
 
 
 def check_fields(document: Any, rules: Mapping[str, Rule], where: str) -> None:
-    """Raise CheckpointError unless a document has all fields of a table, each with an allowed value.
+    """Raise CheckpointError unless a document has all required fields with allowed values.
 
     Args:
-        document: from a file.
-        rules: by name of the field.
-        where: the document's name, for the message.
+        document: JSON value from a file.
+        rules: rules by name of the required field.
+        where: name of the document, for the error message.
     """
     if not isinstance(document, dict):
         raise CheckpointError(

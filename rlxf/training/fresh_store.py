@@ -1,4 +1,4 @@
-"""A part of torchrun's store in which nobody has written yet."""
+"""Rendezvous of the ranks in an unused prefix of torchrun's key-value store."""
 
 import time
 from datetime import timedelta
@@ -7,66 +7,72 @@ from uuid import uuid4
 import torch.distributed as dist
 
 PAUSE = 0.01
-"""Seconds from one look of rank 0 into the store to the next."""
+"""Polling interval of rank 0, in seconds."""
 
 
 def fresh_part(store: dist.Store, rank: int, count: int, patience: timedelta) -> dist.Store:
-    """A part of the store that is new, and the same for all processes that were started together.
+    """Return an unused prefix of the store, the same for all processes that were started together.
 
-    torchrun has one store for as long as it lives. Processes that it starts anew find there what those before
-    them wrote: the addresses of the dead. How often they were started names no part, as each machine counts
-    by itself, does not count when others come or leave, and begins at 0 when it comes. So rank 0 makes up a
-    name. Each of the others asks for it with a question that nobody asked before, so that what was answered
-    to the dead is nobody's answer, and says that it has heard it.
+    torchrun keeps one store during its lifetime. Restarted processes find the entries of their predecessors
+    there, such as addresses of dead processes. The restart count is not a unique prefix: each machine counts
+    its own restarts, does not count changes of membership, and starts at 0 when it joins. Rank 0 therefore
+    generates a UUID as prefix. Each other rank requests the prefix under a fresh UUID of its own, so replies
+    to earlier, dead processes cannot be mistaken for its own, and acknowledges the reply.
 
     Args:
-        store: of torchrun.
-        rank: the number of this process, from 0.
-        count: how many are started together.
-        patience: how long rank 0 waits for the others; they wait as long as the store does.
+        store: store of torchrun.
+        rank: rank of this process.
+        count: number of processes (world size).
+        patience: timeout of rank 0; other ranks use the timeout of the store.
 
     Raises:
-        ConnectionError: if rank 0 waits in vain.
-        DistStoreError: if another one does, or the store is gone.
+        ConnectionError: if rank 0 reaches its timeout.
+        DistStoreError: if another rank reaches the timeout, or the store is closed.
     """
-    name = _told(store, rank) if rank else _tell(store, set(range(1, count)), patience)
-    return dist.PrefixStore(name, store)
+    prefix = _request_prefix(store, rank) if rank else _publish_prefix(store, set(range(1, count)), patience)
+    return dist.PrefixStore(prefix, store)
 
 
-def _told(store: dist.Store, rank: int) -> str:
-    """The name that rank 0 answers with."""
-    own = uuid4().hex
-    store.set(_question(rank), own)
-    name = store.get(_answer(own)).decode()
-    store.set(_heard(name, rank), "")
-    return str(name)
+def _request_prefix(store: dist.Store, rank: int) -> str:
+    """Request the prefix from rank 0, wait for the reply and acknowledge it."""
+    request = uuid4().hex
+    store.set(_request_key(rank), request)
+    prefix = store.get(_reply_key(request)).decode()
+    store.set(_acknowledgement_key(prefix, rank), "")
+    return str(prefix)
 
 
-def _tell(store: dist.Store, waiting: set[int], patience: timedelta) -> str:
-    """A new name, once all others have heard it; an answer may go to the dead, until the living asks."""
-    name, end = uuid4().hex, time.monotonic() + patience.total_seconds()
+def _publish_prefix(store: dist.Store, waiting: set[int], patience: timedelta) -> str:
+    """Generate a prefix and reply to requests until all other ranks have acknowledged it.
+
+    The request of a rank may be that of a dead process until the new process overwrites it. Replies are
+    therefore repeated until the acknowledgement.
+    """
+    prefix, end = uuid4().hex, time.monotonic() + patience.total_seconds()
     while waiting:
         if time.monotonic() > end:
-            raise ConnectionError(f"of the other processes, those of rank {sorted(waiting)} did not come")
+            raise ConnectionError(
+                f"the processes of rank {sorted(waiting)} did not connect within {patience}"
+            )
         for rank in waiting:
-            _reply(store, rank, name)
-        waiting = {rank for rank in waiting if not store.check([_heard(name, rank)])}
+            _reply(store, rank, prefix)
+        waiting = {rank for rank in waiting if not store.check([_acknowledgement_key(prefix, rank)])}
         time.sleep(PAUSE)
-    return name
+    return prefix
 
 
-def _reply(store: dist.Store, rank: int, name: str) -> None:
-    if store.check([_question(rank)]):
-        store.set(_answer(store.get(_question(rank)).decode()), name)
+def _reply(store: dist.Store, rank: int, prefix: str) -> None:
+    if store.check([_request_key(rank)]):
+        store.set(_reply_key(store.get(_request_key(rank)).decode()), prefix)
 
 
-def _question(rank: int) -> str:
-    return f"rlxf/question of {rank}"
+def _request_key(rank: int) -> str:
+    return f"rlxf/request of {rank}"
 
 
-def _answer(question: str) -> str:
-    return f"rlxf/answer to {question}"
+def _reply_key(request: str) -> str:
+    return f"rlxf/reply to {request}"
 
 
-def _heard(name: str, rank: int) -> str:
-    return f"rlxf/{name} heard by {rank}"
+def _acknowledgement_key(prefix: str, rank: int) -> str:
+    return f"rlxf/{prefix} acknowledged by {rank}"

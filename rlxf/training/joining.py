@@ -1,4 +1,4 @@
-"""Which of the processes of a training this one is: it has joined the others, or is alone."""
+"""Process group of distributed training: initialization and access to the current group."""
 
 import os
 
@@ -8,25 +8,28 @@ _joined: list[Ranks] = [Ranks()]
 
 
 def here() -> Ranks:
-    """The processes that this one has joined; itself alone, unless `join` was called under torchrun.
+    """Return the current process group: a single process, unless `join` was called under torchrun.
 
-    A process is one of them or it is not: so this is asked for, and not passed around.
+    Like torch's default process group, it is a global of the process and is not passed as an argument.
     """
     return _joined[-1]
 
 
 def join() -> Ranks:
-    """Meet the other processes that torchrun has started; alone if it has started none.
+    """Initialize the process group from torchrun's environment variables; without torchrun, do nothing.
 
-    Call it before an agent is made: agents take the ranks that are `here` then. Afterwards ``n_envs``,
-    ``batch_size`` and steps are those of all processes together, as in one process.
+    Call this function before you construct an agent: the agent uses the group that `here` returns at that
+    moment. Afterwards ``n_envs``, ``batch_size`` and numbers of steps are totals over all processes.
+
+    Returns:
+        The current process group.
 
     Raises:
-        ValueError: if there are more processes than GPUs on a machine that has some.
-        ConnectionError: if the others do not come.
+        ValueError: if a machine has GPUs, but fewer than processes.
+        ConnectionError: if another process does not connect.
     """
     if here().count == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from rlxf.training.rank_group import RankGroup  # only where it is needed
+        from rlxf.training.rank_group import RankGroup  # torch.distributed is imported only if needed
 
         _joined.append(RankGroup.join())
     return here()

@@ -1,4 +1,4 @@
-"""Log files of a run, and their positions at a checkpoint, to continue from there."""
+"""Log files of a run and their positions at a checkpoint, for continuation after a resume."""
 
 import csv
 import io
@@ -16,18 +16,18 @@ from rlxf.training.errors import CheckpointError
 
 EVENTS = "events.out.tfevents.*"
 FINAL = ".final"
-"""End of the names of event files that `replaced_events` writes."""
+"""Suffix of the event files that `replaced_events` writes."""
 Row = dict[str, str]
 """A row of a CSV file, by column."""
 
 
 @dataclass(frozen=True)
 class LogPosition:
-    """Amount of a log that was written at some moment.
+    """Size of the logs of a run at a checkpoint.
 
     Args:
-        rows: of ``progress.csv``, without its header.
-        events: bytes of each file of TensorBoard events, by name.
+        rows: number of rows of ``progress.csv``, without its header.
+        events: bytes of each TensorBoard event file, by name.
     """
 
     rows: int = 0
@@ -39,22 +39,22 @@ class LogPosition:
         """Read the result of `LogFiles.state`.
 
         Raises:
-            CheckpointError: if it is something else.
+            CheckpointError: if the document is invalid.
         """
         rows, events = document["rows"], dict(document["events"])
         if not all(type(number) is int and number >= 0 for number in (rows, *events.values())):
-            raise CheckpointError("its document of the log must hold whole numbers, at least 0")
+            raise CheckpointError("the log positions in the checkpoint must be integers of at least 0")
         return cls(rows, events)
 
 
 class LogFiles:
-    """The log files of a run; their `state` is part of each checkpoint.
+    """Log files of a run; their `state` is part of each checkpoint.
 
-    It can be passed as ``beside`` to `Checkpoints`. Each line of the log is flushed when it is dumped, so the
-    files hold all of it at any checkpoint.
+    Implements `Stateful` for `Checkpoints`. Each row is flushed when it is logged, so the files are complete
+    at any checkpoint.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         csv_name: name of the CSV file.
     """
 
@@ -62,36 +62,36 @@ class LogFiles:
         self.folder, self.csv_name = folder, csv_name
 
     def state(self) -> dict[str, Any]:
-        """Return the current `LogPosition`, as JSON."""
+        """Return the current `LogPosition` as JSON."""
         rows = len(read_rows(self.folder / self.csv_name))
         return {"rows": rows, "events": {file.name: file.stat().st_size for file in event_files(self.folder)}}
 
     def take_up(self, state: Any) -> None:
-        """Do nothing: the logger of a resumed run was opened at this position."""
+        """Do nothing: the logger of a resumed run is already opened at this position."""
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return all rows of a ``progress.csv``, by column, without empty fields; none if there is no file.
+    """Return all rows of a ``progress.csv``, by column, without empty fields.
 
-    The last row is left out if the file ends in the middle of it.
+    A missing file has no rows. An incomplete last row is omitted.
     """
     if not path.exists():
         return []
     text = path.read_bytes().decode(errors="replace")
-    whole = text[: text.rfind("\n") + 1]
-    rows = csv.DictReader(io.StringIO(whole, newline=""))
+    complete = text[: text.rfind("\n") + 1]
+    rows = csv.DictReader(io.StringIO(complete, newline=""))
     return [{name: value for name, value in row.items() if name and value} for row in rows]
 
 
 def event_files(folder: Path) -> list[Path]:
-    """Return the files of TensorBoard events in a folder, by name."""
+    """Return the TensorBoard event files in a folder, sorted by name."""
     return sorted(folder.glob(EVENTS))
 
 
 def cut_events(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Cut event files to their sizes at an earlier moment; files that did not exist then are removed.
+    """Truncate event files to earlier sizes; remove files without an entry in ``sizes``.
 
-    Symbolic links are not followed: they are removed.
+    Symbolic links are not followed but removed.
     """
     for file in event_files(folder):
         if file.name not in sizes or file.is_symlink():
@@ -102,12 +102,12 @@ def cut_events(folder: Path, sizes: Mapping[str, int]) -> None:
 
 @contextmanager
 def replaced_events(folder: Path) -> Iterator[SummaryWriter]:
-    """Open a writer whose events replace those of an earlier call: a repeated step has no point twice.
+    """Open a SummaryWriter whose events replace those of earlier calls, so that no step is logged twice.
 
-    Events that others wrote into the folder stay.
+    Event files of other writers in the folder are unchanged.
 
     Args:
-        folder: is made if it is missing.
+        folder: folder of the events; it is created if it does not exist.
     """
     for file in folder.glob(f"{EVENTS}{FINAL}"):
         file.unlink()

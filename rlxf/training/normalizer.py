@@ -1,4 +1,4 @@
-"""Statistics of SB3's ``VecNormalize`` as a file of JSON and safetensors; its own is a pickle."""
+"""Files of SB3's ``VecNormalize`` statistics as JSON and safetensors, instead of SB3's pickle."""
 
 import math
 import os
@@ -29,17 +29,17 @@ SETTINGS = {
     "epsilon": number(above=0),
     "norm_obs_keys": TEXTS | NOTHING,
 }
-"""Arguments of ``VecNormalize``, and the rule for each."""
+"""Validation rules of the arguments of ``VecNormalize``."""
 PARTS = {"mean": -math.inf, "var": 0.0, "count": 0.0}
-"""Parts of a ``RunningMeanStd``, and the smallest number of each."""
+"""Attributes of a ``RunningMeanStd``, and the smallest allowed value of each."""
 RETURNS, OBSERVATION = "returns", "observation"
 
 
 def save_normalizer(path: str | os.PathLike[str], normalizer: VecNormalize) -> None:
-    """Write settings and statistics to one file, whole or not at all.
+    """Write the settings and statistics of a ``VecNormalize`` to one file, atomically.
 
     Raises:
-        OSError: if it cannot be written, e.g. the disk is full; what was there before stays.
+        OSError: if the file cannot be written, e.g. because the disk is full; an old file is unchanged.
     """
     settings = {name: getattr(normalizer, name) for name in SETTINGS}
     tensors = {
@@ -51,39 +51,39 @@ def save_normalizer(path: str | os.PathLike[str], normalizer: VecNormalize) -> N
 
 
 def load_normalizer(path: str | os.PathLike[str], venv: VecEnv) -> VecNormalize:
-    """``venv`` under the settings and statistics that `save_normalizer` wrote.
+    """Wrap ``venv`` in a ``VecNormalize`` with the settings and statistics that `save_normalizer` wrote.
 
-    As with a new ``VecNormalize``, stepping it moves the statistics on until ``training`` is set to False.
+    As in a new ``VecNormalize``, steps update the statistics until ``training`` is set to False.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        IsADirectoryError: if it is a folder.
-        CheckpointError: if it is truncated, altered or foreign, of other observations, or a setting or a
-            number of its statistics is out of range.
+        FileNotFoundError: if the file does not exist.
+        IsADirectoryError: if ``path`` is a folder.
+        CheckpointError: if the file is truncated, altered or not written by rlxf, if it belongs to another
+            observation space, or if a setting or statistic is out of range.
     """
     check_no_folder(path, Path(path))
     archive = read_archive(path)
-    described_as = archive.documents.get("normalizer")
-    if not isinstance(described_as, dict) or described_as.get("name") != NAME:
+    description = archive.documents.get("normalizer")
+    if not isinstance(description, dict) or description.get("name") != NAME:
         raise misplaced(path, archive, f"statistics of {NAME}")
-    check_fields(described_as.get("settings"), {}, "normalizer")
-    check_known(described_as["settings"], SETTINGS, None)
-    check_fields(described_as["settings"], SETTINGS, "normalizer")
+    check_fields(description.get("settings"), {}, "normalizer")
+    check_known(description["settings"], SETTINGS, None)
+    check_fields(description["settings"], SETTINGS, "normalizer")
     with described():
-        normalizer = VecNormalize(venv, **described_as["settings"])
+        normalizer = VecNormalize(venv, **description["settings"])
         for name, statistics in _statistics(normalizer).items():
             _restore(statistics, name, archive.tensors.get("statistics", {}))
     return normalizer
 
 
 def _statistics(normalizer: VecNormalize) -> dict[str, RunningMeanStd]:
-    found = {RETURNS: normalizer.ret_rms}
+    statistics = {RETURNS: normalizer.ret_rms}
     if not normalizer.norm_obs:
-        return found
-    observed: Any = normalizer.obs_rms
-    if isinstance(observed, dict):
-        return found | {f"{OBSERVATION}.{key}": statistics for key, statistics in observed.items()}
-    return found | {OBSERVATION: observed}
+        return statistics
+    obs_rms: Any = normalizer.obs_rms
+    if isinstance(obs_rms, dict):
+        return statistics | {f"{OBSERVATION}.{key}": rms for key, rms in obs_rms.items()}
+    return statistics | {OBSERVATION: obs_rms}
 
 
 def _restore(statistics: RunningMeanStd, name: str, tensors: dict[str, Tensor]) -> None:
@@ -98,7 +98,7 @@ def _restore(statistics: RunningMeanStd, name: str, tensors: dict[str, Tensor]) 
 
 
 def _checked(tensors: dict[str, Tensor], name: str, least: float) -> NDArray[np.float64]:
-    """Return the numbers of a tensor; raise CheckpointError unless they are finite and at least so large."""
+    """Return a tensor as an array; raise CheckpointError unless it is finite and at least ``least``."""
     if name not in tensors:
         raise misfit(f"statistics lack the tensor {name!r}")
     if tensors[name].dtype != torch.float64:

@@ -1,4 +1,4 @@
-"""Strict JSON: what is written comes back equal, and what is read cannot surprise."""
+"""Strict JSON with lossless round trips and limits on size, depth and numbers."""
 
 import json
 import math
@@ -7,19 +7,19 @@ from typing import Any
 MAX_JSON_BYTES = 8 * 2**20
 MAX_DEPTH = 64
 _MEMORY = {b",": 48, b"[": 72, b"{": 128, b":": 160, b'"': 32}
-"""Bytes of Python objects per separator, measured for the worst texts made of each."""
+"""Bytes of Python objects per separator, measured on worst-case texts for each separator."""
 
 
 def dump_json(value: Any, indent: int | None = None) -> bytes:
-    """Write a JSON value as UTF-8; tuples are written as lists.
+    """Serialize a JSON value as UTF-8; tuples are written as lists.
 
     Args:
-        value: dicts with string keys, lists, tuples, strings, numbers, booleans, None.
-        indent: spaces per level for files that people read; None (default) writes one line.
+        value: dicts with string keys, lists, tuples, strings, numbers, booleans and None.
+        indent: spaces per level, for human-readable files; None (default) writes one line.
 
     Raises:
-        TypeError: if a key is no string or a value is none of the above.
-        ValueError: if a number is NaN or infinite, the nesting exceeds 64, or the text exceeds 8 MiB.
+        TypeError: if a key is not a string, or a value has another type.
+        ValueError: if a number is NaN or infinite, the nesting exceeds 64 levels, or the text exceeds 8 MiB.
     """
     _check_structure(value, MAX_DEPTH)
     data = json.dumps(value, allow_nan=False, indent=indent).encode()
@@ -29,20 +29,20 @@ def dump_json(value: Any, indent: int | None = None) -> bytes:
 
 
 def json_memory(data: bytes) -> int:
-    """Return an upper estimate of the memory, in bytes, that parsing a JSON text takes.
+    """Return an upper estimate of the memory of a parsed JSON text, in bytes.
 
-    Separators are counted without parsing, those inside of strings included.
+    The estimate counts separators, including those inside of strings, without parsing.
     """
     per_byte = 3 if data.isascii() else 9
     return per_byte * len(data) + sum(size * data.count(mark) for mark, size in _MEMORY.items())
 
 
 def load_json(data: bytes) -> Any:
-    """Read one JSON value from UTF-8.
+    """Parse one JSON value from UTF-8.
 
     Raises:
-        ValueError: if the text is longer than 8 MiB, no JSON, nested deeper than 64, repeats a key,
-            or holds NaN or a number beyond the range of float64.
+        ValueError: if the text exceeds 8 MiB, is not JSON, is nested deeper than 64 levels, repeats a key, or
+            contains NaN or a number beyond the range of float64.
     """
     if len(data) > MAX_JSON_BYTES:
         raise ValueError(f"{len(data):,} bytes of JSON exceed {MAX_JSON_BYTES:,}")
@@ -78,7 +78,7 @@ def _check_keys(value: dict[Any, Any]) -> None:
 
 
 def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is no JSON number")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _finite_float(text: str) -> float:

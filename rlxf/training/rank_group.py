@@ -1,4 +1,4 @@
-"""Several processes of one training, by torch.distributed: gloo between CPUs, NCCL between GPUs."""
+"""Process group of data-parallel training with torch.distributed: gloo on CPUs, NCCL on GPUs."""
 
 import atexit
 import os
@@ -20,23 +20,23 @@ from rlxf.training.ranks import Ranks, Work
 from rlxf.training.tensor_bytes import dump_tensors, load_tensors
 
 PATIENCE = timedelta(hours=1)
-"""How long one waits for another: rank 0 may evaluate meanwhile. Who dies is missed at once."""
+"""Timeout of collectives; long, as rank 0 may evaluate meanwhile. Dead processes are detected at once."""
 GLOO = re.compile(r"\[\S*gloo/transport/")
-"""What gloo says of a connection has this in it, the place where it is said; it is a plain RuntimeError."""
+"""Source location in the message of gloo's connection errors, which are of type RuntimeError."""
 
 
 class RankGroup(Ranks):
-    """One of several processes, as torchrun starts them.
+    """One rank of a process group that torchrun started.
 
-    Gradients are added up in one all-reduce of all of them, each weighted by the steps that it is a mean
-    over. That is the gradient of one process with all of the batch, also where some have fewer real steps
-    than others; torch's ``DistributedDataParallel`` weighs all processes alike.
+    All gradients are summed in a single all-reduce. The loss of each rank is weighted by its number of valid
+    steps. The result equals the gradient of a single process on the whole batch, also if ranks have different
+    numbers of valid steps. In contrast, torch's ``DistributedDataParallel`` weights all ranks equally.
 
-    Where another process is gone, any method that talks to it raises ConnectionError.
+    Methods with collectives raise ConnectionError if another process has died.
 
     Args:
-        rank: the number of this process, from 0.
-        count: how many there are.
+        rank: rank of this process.
+        count: number of processes (world size).
     """
 
     def __init__(self, rank: int, count: int):
@@ -44,18 +44,19 @@ class RankGroup(Ranks):
 
     @classmethod
     def join(cls) -> Self:
-        """Meet the others where the environment variables of torchrun say.
+        """Initialize torch.distributed from the environment variables of torchrun.
 
         Raises:
-            ValueError: if there are more processes than GPUs on a machine that has some.
+            ValueError: if this machine has GPUs, but fewer than processes.
+            ConnectionError: if another process does not connect.
         """
         rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         backend = _backend(int(os.environ["LOCAL_RANK"]))
-        with _others_there(count):
+        with _connection_errors(count):
             store, _, _ = next(dist.rendezvous("env://", rank, count, timeout=PATIENCE))
             fresh = fresh_part(store, rank, count, PATIENCE)
             dist.init_process_group(backend, timeout=PATIENCE, store=fresh, rank=rank, world_size=count)
-        atexit.register(dist.destroy_process_group)  # its threads end before what they use
+        atexit.register(dist.destroy_process_group)  # its threads must end before interpreter shutdown
         return cls(rank, count)
 
     def own(self, x: Tensor) -> Tensor:
@@ -64,9 +65,9 @@ class RankGroup(Ranks):
 
     def among_all(self, x: Tensor) -> Tensor:
         """See `Ranks`."""
-        every = x.new_zeros(self.count * len(x), *x.shape[1:])
-        every[self.rows(len(x))] = x
-        return every
+        padded = x.new_zeros(self.count * len(x), *x.shape[1:])
+        padded[self.rows(len(x))] = x
+        return padded
 
     def own_numbers(self, chosen: Tensor, number: int) -> Tensor:
         """See `Ranks`."""
@@ -75,40 +76,40 @@ class RankGroup(Ranks):
 
     def pooled(self, parts: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
         """See `Ranks`."""
-        numbers = torch.stack([*(part.detach() for part in parts.values()), torch.ones_like(parts["loss"])])
-        sums = numbers.detach().double() * weight
-        self._add(sums)
-        whole = sums[-1].clamp(min=1)
-        means = dict(zip(parts, (sums[:-1] / whole).to(numbers.dtype), strict=True))
-        share = parts["loss"] * (weight / whole).to(numbers.dtype)
-        return means | {"loss": share + (means["loss"] - share).detach()}
+        values = torch.stack([*(part.detach() for part in parts.values()), torch.ones_like(parts["loss"])])
+        sums = values.detach().double() * weight
+        self._all_reduce(sums)
+        total = sums[-1].clamp(min=1)
+        means = dict(zip(parts, (sums[:-1] / total).to(values.dtype), strict=True))
+        local = parts["loss"] * (weight / total).to(values.dtype)
+        return means | {"loss": local + (means["loss"] - local).detach()}
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """See `Ranks`. Who has no gradient of a parameter adds 0; where nobody has one, there is none."""
-        learned = [each for each in parameters if each.requires_grad]
-        there = torch.tensor([each.grad is not None for each in learned]).to(learned[0])
-        flat = torch.cat([*(_gradient(each) for each in learned), there])
-        self._add(flat)
-        *sums, learners = flat.split([*(each.numel() for each in learned), len(learned)])
-        for each, total, some in zip(learned, sums, learners.tolist(), strict=True):
-            each.grad = total.view_as(each).to(each.dtype) if some else None
+        """See `Ranks`. A missing gradient counts as 0; if it is missing on all ranks, it stays None."""
+        trainable = [each for each in parameters if each.requires_grad]
+        present = torch.tensor([each.grad is not None for each in trainable]).to(trainable[0])
+        flat = torch.cat([*(_gradient(each) for each in trainable), present])
+        self._all_reduce(flat)
+        *sums, counts = flat.split([*(each.numel() for each in trainable), len(trainable)])
+        for each, total, present_ranks in zip(trainable, sums, counts.tolist(), strict=True):
+            each.grad = total.view_as(each).to(each.dtype) if present_ranks else None
 
     def gathered(self, x: Tensor) -> Tensor:
         """See `Ranks`."""
         if x.dtype == torch.bool:
             return self.gathered(x.view(torch.uint8)).view(torch.bool)
-        return torch.cat(self._each(x))
+        return torch.cat(self._all_gather(x))
 
     def gathered_archives(self, own: Archive) -> list[Archive]:
         """See `Ranks`."""
-        documents = [load_json(data) for data in self._bytes(dump_json(own.documents))]
+        documents = [load_json(data) for data in self._gather_bytes(dump_json(own.documents))]
         groups = [
-            [load_tensors(data) for data in self._bytes(dump_tensors(group))]
+            [load_tensors(data) for data in self._gather_bytes(dump_tensors(group))]
             for group in own.tensors.values()
         ]
         return [
-            Archive(document, dict(zip(own.tensors, found, strict=True)))
-            for document, *found in zip(documents, *groups, strict=True)
+            Archive(document, dict(zip(own.tensors, tensors, strict=True)))
+            for document, *tensors in zip(documents, *groups, strict=True)
         ]
 
     def largest(self, number: int) -> int:
@@ -131,23 +132,23 @@ class RankGroup(Ranks):
     @torch.no_grad()
     def agree(self, module: nn.Module, order: torch.Generator) -> None:
         """See `Ranks`."""
-        with _others_there(self.count):
+        with _connection_errors(self.count):
             for tensor in module.state_dict().values():
                 dist.broadcast(tensor, 0)
-        order.set_state(self._of_first(order.get_state()))
+        order.set_state(self._broadcast(order.get_state()))
 
     def agree_generators(self) -> None:
         """See `Ranks`."""
-        torch.set_rng_state(self._of_first(torch.get_rng_state()))
+        torch.set_rng_state(self._broadcast(torch.get_rng_state()))
         if torch.cuda.is_available():
-            torch.cuda.set_rng_state(self._of_first(torch.cuda.get_rng_state()))
+            torch.cuda.set_rng_state(self._broadcast(torch.cuda.get_rng_state()))
 
     @contextmanager
     def own_draws(self, order: torch.Generator) -> Iterator[None]:
         """See `Ranks`."""
-        ahead = torch.Generator()
-        ahead.set_state(order.get_state())
-        common = int(torch.randint(2**31, (), generator=ahead))
+        copy = torch.Generator()
+        copy.set_state(order.get_state())
+        common = int(torch.randint(2**31, (), generator=copy))
         seed = np.random.SeedSequence([common, self.rank]).generate_state(1)[0]
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices):
@@ -156,37 +157,37 @@ class RankGroup(Ranks):
 
     def check_alone(self, what: str) -> None:
         """See `Ranks`."""
-        raise ValueError(f"{what} is for one process, and here are {self.count}: start it without torchrun")
+        raise ValueError(f"{what} supports a single process, got {self.count}: start it without torchrun")
 
     def check_same(self, numbers: Mapping[str, int]) -> None:
         """See `Ranks`."""
-        given = self.gathered(torch.tensor([list(numbers.values())]))
-        for name, column in zip(numbers, given.T.tolist(), strict=True):
+        values = self.gathered(torch.tensor([list(numbers.values())]))
+        for name, column in zip(numbers, values.T.tolist(), strict=True):
             if len(set(column)) > 1:
                 raise ValueError(f"{name} must be the same in all processes, got {column} by rank")
 
-    def _of_first(self, x: Tensor) -> Tensor:
-        with _others_there(self.count):
+    def _broadcast(self, x: Tensor) -> Tensor:
+        with _connection_errors(self.count):
             dist.broadcast(x, 0)
         return x
 
-    def _add(self, x: Tensor) -> None:
-        """Put into x the sum of those of all."""
-        with _others_there(self.count):
+    def _all_reduce(self, x: Tensor) -> None:
+        """Replace x in place by its sum over all ranks."""
+        with _connection_errors(self.count):
             dist.all_reduce(x)
 
-    def _each(self, x: Tensor) -> list[Tensor]:
-        found = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.count)]
-        with _others_there(self.count):
-            dist.all_gather(found, x.contiguous())
-        return found
+    def _all_gather(self, x: Tensor) -> list[Tensor]:
+        outputs = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.count)]
+        with _connection_errors(self.count):
+            dist.all_gather(outputs, x.contiguous())
+        return outputs
 
-    def _bytes(self, own: bytes) -> Sequence[bytes]:
-        """What each of them has, of any lengths."""
+    def _gather_bytes(self, own: bytes) -> Sequence[bytes]:
+        """Gather byte strings of different lengths from all ranks."""
         lengths = self.gathered(torch.tensor([len(own)])).tolist()
         padded = torch.frombuffer(bytearray(own.ljust(max(lengths), b"\0")), dtype=torch.uint8)
-        found = self._each(padded)
-        return [each.numpy().tobytes()[:length] for each, length in zip(found, lengths, strict=True)]
+        outputs = self._all_gather(padded)
+        return [each.numpy().tobytes()[:length] for each, length in zip(outputs, lengths, strict=True)]
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
@@ -195,25 +196,25 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _backend(local_rank: int) -> str:
-    """Of torch.distributed; where there are GPUs, each process takes the one of its number."""
+    """Return the backend for torch.distributed; if there are GPUs, select the one of the local rank."""
     if not torch.cuda.is_available():
         return "gloo"
-    there = torch.cuda.device_count()
-    if local_rank >= there:
+    gpus = torch.cuda.device_count()
+    if local_rank >= gpus:
         raise ValueError(
-            f"this machine has more processes than GPUs, which are {there}: start torchrun with "
-            f"--nproc-per-node {there}, or set CUDA_VISIBLE_DEVICES= to train on CPU"
+            f"there are more processes than GPUs on this machine ({gpus}): start torchrun with "
+            f"--nproc-per-node {gpus}, or set CUDA_VISIBLE_DEVICES= to train on CPU"
         )
     torch.cuda.set_device(local_rank)
     return "cpu:gloo,cuda:nccl"
 
 
 @contextmanager
-def _others_there(count: int) -> Iterator[None]:
-    """What torch raises where another process does not answer, as one error; other errors stay as they are.
+def _connection_errors(count: int) -> Iterator[None]:
+    """Convert torch's errors about lost or unresponsive processes to ConnectionError.
 
     Raises:
-        ConnectionError: in place of it.
+        ConnectionError: in place of DistError and of gloo's connection errors; other errors propagate.
     """
     try:
         yield
@@ -221,6 +222,6 @@ def _others_there(count: int) -> Iterator[None]:
         if not (isinstance(error, dist.DistError) or GLOO.search(str(error))):
             raise
         raise ConnectionError(
-            f"another of the {count} processes is gone, or did not answer: what it said, and what torchrun "
-            f"says of it, tells why"
+            f"another of the {count} processes ended or did not respond: see its output and the report of "
+            f"torchrun for the cause"
         ) from error

@@ -1,4 +1,4 @@
-"""The processes of one training, seen from one of them: what they share and agree on."""
+"""Interface of a process group for data-parallel training, and its implementation for a single process."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,14 +13,13 @@ Work = TypeVar("Work")
 
 
 class Ranks:
-    """One process by itself: all there is is its own, and nothing is sent.
+    """Process group of a single process, without communication; base class of `RankGroup`.
 
-    `RankGroup` is the same of several. Each method that talks to others has to be called by all of them, in
-    the same order.
+    All ranks must call the methods with collectives, in the same order.
 
     Attributes:
-        rank: the number of this process, from 0.
-        count: how many there are.
+        rank: rank of this process.
+        count: number of processes (world size).
     """
 
     rank = 0
@@ -28,99 +27,104 @@ class Ranks:
 
     @property
     def writes(self) -> bool:
-        """Whether this is the process that writes files and logs: that of rank 0."""
+        """True if this process writes files and logs, i.e. on rank 0."""
         return self.rank == 0
 
     def part(self, name: str, total: int) -> int:
-        """This one's share of a number.
+        """Return the part of a total for each process: ``total / count``.
 
         Raises:
-            ValueError: if it cannot be divided among the processes.
+            ValueError: if ``total`` is not divisible by the number of processes.
         """
         if total % self.count:
             raise ValueError(
-                f"{name} is {total} over all, and cannot be divided among {self.count} processes: choose a "
+                f"{name} is {total} in total, which is not divisible by the {self.count} processes: choose a "
                 f"multiple of {self.count}"
             )
         return total // self.count
 
     def rows(self, number: int) -> slice:
-        """Where this one's rows are among those of all, of which each has ``number``."""
+        """Return the slice of this rank's rows in a global batch with ``number`` rows per rank."""
         return slice(self.rank * number, (self.rank + 1) * number)
 
     def numbers(self, number: int) -> range:
-        """Of this one's rows among those of all, of which each has ``number``."""
+        """Return the indices of this rank's rows in a global batch with ``number`` rows per rank."""
         return range(self.count * number)[self.rows(number)]
 
     def own(self, x: Tensor) -> Tensor:
-        """This one's rows of those of all, (count N, ...) -> (N, ...)."""
+        """Return this rank's rows of a global batch, (count N, ...) -> (N, ...)."""
         return x
 
     def among_all(self, x: Tensor) -> Tensor:
-        """Rows (N, ...) at their place among those of all, (count N, ...); the others are 0."""
+        """Embed this rank's rows (N, ...) in a global batch (count N, ...) with zeros for other ranks."""
         return x
 
     def own_numbers(self, chosen: Tensor, number: int) -> Tensor:
-        """Those of the chosen rows (B,) of all that are this one's, counted from its first.
+        """Select this rank's rows among global row indices, and convert them to local indices.
 
         Args:
-            chosen: numbers of rows.
-            number: rows that each process has.
+            chosen: global row indices (B,).
+            number: rows per rank.
+
+        Returns:
+            Local row indices, at most B.
         """
         return chosen
 
     def pooled(self, parts: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
-        """Means over what all processes have, of means over what each has.
+        """Return the weighted means over all ranks of scalar means of each rank.
 
-        The gradient of "loss" is this one's share of that of the mean: `add_gradients` adds the shares.
+        The gradient of "loss" is this rank's contribution to the gradient of the global mean; `add_gradients`
+        sums the contributions.
 
         Args:
-            parts: "loss", and what else is a mean; a number each.
-            weight: how much each was taken over here, a number.
+            parts: scalar means of this rank by name, including "loss".
+            weight: scalar weight of this rank, such as its number of valid steps.
         """
         return parts
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Put into each gradient the sum of those of all processes."""
+        """Replace the gradient of each parameter by its sum over all ranks."""
 
     def gathered(self, x: Tensor) -> Tensor:
-        """Rows of all processes, (N, ...) -> (count N, ...)."""
+        """Gather the rows of all ranks, (N, ...) -> (count N, ...)."""
         return x
 
     def gathered_archives(self, own: Archive) -> list[Archive]:
-        """What each of them has."""
+        """Gather the archives of all ranks, in the order of ranks."""
         return [own]
 
     def largest(self, number: int) -> int:
-        """The largest of the numbers that they give."""
+        """Return the maximum of ``number`` over all ranks."""
         return number
 
     def wait(self) -> None:
-        """Until all of them are here."""
+        """Wait until all ranks reach this call (barrier)."""
 
     def first_then_all(self, work: Callable[[], Work]) -> Work:
-        """Let rank 0 do some work, then all others: they find what it left on the disk."""
+        """Call ``work`` on rank 0, then on the other ranks, which can use the files of rank 0."""
         return work()
 
     def agree(self, module: nn.Module, order: torch.Generator) -> None:
-        """Go on with the weights and the generator of rank 0."""
+        """Broadcast the state of a module and of a generator from rank 0."""
 
     def agree_generators(self) -> None:
-        """Draw from torch's global generators what rank 0 draws."""
+        """Broadcast the states of torch's global generators from rank 0."""
 
     @contextmanager
     def own_draws(self, order: torch.Generator) -> Iterator[None]:
-        """Meanwhile, draw from torch's global generators what no other process does.
+        """Seed torch's global generators differently on each rank within this context.
 
-        Those that all draw from stay where they are.
+        The previous states of the global generators are restored at the end.
 
         Args:
-            order: on which all agree; it is not drawn from.
+            order: generator with the same state on all ranks, from which the seeds derive. Its state does not
+                change.
         """
         yield
 
     def check_alone(self, what: str) -> None:
-        """Raise ValueError if there are several processes, as ``what`` is for one."""
+        """Raise ValueError if there are several processes, for a feature ``what`` that supports only one."""
 
     def check_same(self, numbers: Mapping[str, int]) -> None:
-        """Raise ValueError unless all processes give the same numbers."""
+        """Raise ValueError unless all ranks pass the same numbers."""

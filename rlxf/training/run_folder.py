@@ -1,4 +1,4 @@
-"""Every run is a folder: ``config.json``, ``checkpoint.zip``, ``progress.csv`` and TensorBoard events."""
+"""Folder of a run: ``config.json``, ``checkpoint.zip``, ``progress.csv`` and TensorBoard events."""
 
 import os
 import shutil
@@ -24,16 +24,16 @@ BEST = "best.zip"
 NORMALIZER = "normalizer.zip"
 BEST_NORMALIZER = "best-normalizer.zip"
 LOG = "progress.csv"
-SB3 = "A file of Stable-Baselines3 is read by rlxf.import_sb3, and by rlxf collect --sb3.files"
+SB3 = "For a file of Stable-Baselines3, use rlxf.import_sb3, or rlxf collect --sb3.files"
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run.
+    """Folder of one run.
 
     Args:
         path: the folder.
-        config: what the run was started with, a JSON object.
+        config: configuration of the run, a JSON object.
     """
 
     path: Path
@@ -46,19 +46,19 @@ class RunFolder:
         config: dict[str, Any],
         fill: Callable[[Path], None] = lambda folder: None,
     ) -> Self:
-        """Make a new folder, with its parents, and write ``config.json`` into it.
+        """Create a new run folder and its parents, and write ``config.json`` into it.
 
-        The folder appears at ``path`` with all its first files or not at all, whenever the process dies.
+        The folder appears at ``path`` atomically, with all its initial files, even if the process is killed.
 
         Args:
             path: the folder.
-            config: the configuration of the run, a JSON object.
-            fill: writes more files into the folder before it appears.
+            config: configuration of the run, a JSON object.
+            fill: function that writes further files into the folder before it appears.
 
         Raises:
-            FileExistsError: if ``path`` exists; nothing in it is touched.
-            TypeError, ValueError: if ``config`` is no JSON; nothing is made.
-            OSError: if the folder cannot be made or written; nothing is left of it.
+            FileExistsError: if ``path`` exists; its content is unchanged.
+            TypeError, ValueError: if ``config`` is not JSON; nothing is created.
+            OSError: if the folder cannot be created or written; it is then removed.
         """
         path = Path(path)
         text = dump_json(config, indent=2)
@@ -68,7 +68,9 @@ class RunFolder:
         try:
             make_folder(temporary)
         except OSError as error:
-            raise type(error)(f"{path} cannot be made ({error.strerror}); choose another folder") from error
+            raise type(error)(
+                f"{path} cannot be created ({error.strerror}); choose another folder"
+            ) from error
         try:
             atomic_write(temporary / CONFIG, lambda handle: handle.write(text))
             fill(temporary)
@@ -79,43 +81,45 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open the folder of a run that has saved a checkpoint.
+        """Open the folder of a run with a final checkpoint.
 
         Raises:
             FileNotFoundError: if the folder, its ``config.json`` or its ``checkpoint.zip`` is missing.
             NotADirectoryError: if ``path`` is a file.
-            ValueError: if ``config.json`` holds no JSON object, or there is a symbolic link in the folder.
+            ValueError: if ``config.json`` is not a JSON object, or if the folder contains a symbolic link.
         """
         run = cls.reopen(path)
         if not run.checkpoint.is_file():
-            raise FileNotFoundError(f"the run {run.path} ended before it saved {CHECKPOINT}; train it again")
+            raise FileNotFoundError(
+                f"the run {run.path} has no {CHECKPOINT}, as it ended before it saved one; train it again"
+            )
         return run
 
     @classmethod
     def reopen(cls, path: str | os.PathLike[str]) -> Self:
-        """Open the folder of a run that shall go on; it may have been cut off at any moment.
+        """Open the folder of a run to resume it; the run may have been killed at any moment.
 
         Raises:
             FileNotFoundError: if the folder or its ``config.json`` is missing.
             NotADirectoryError: if ``path`` is a file.
-            ValueError: if ``config.json`` holds no JSON object, or there is a symbolic link in the folder.
+            ValueError: if ``config.json`` is not a JSON object, or if the folder contains a symbolic link.
         """
         _check_folder(Path(path))
         return cls(Path(path), _read_config(Path(path) / CONFIG))
 
     @property
     def checkpoints(self) -> CheckpointFolder:
-        """Where those are that were saved while it went on, to resume it."""
+        """Folder of the periodic checkpoints, from which the run can be resumed."""
         return CheckpointFolder(self.path / CHECKPOINTS)
 
     @property
     def checkpoint(self) -> Path:
-        """Where the checkpoint of the run is, or will be."""
+        """Path of the final checkpoint; it may not exist yet."""
         return self.path / CHECKPOINT
 
     @property
     def best(self) -> Path:
-        """Where the checkpoint is that was the best in the evaluations during training, if there is one."""
+        """Path of the checkpoint with the best evaluation during training; it may not exist."""
         return self.path / BEST
 
     @property
@@ -129,23 +133,23 @@ class RunFolder:
         return self.path / BEST_NORMALIZER
 
     def discard(self) -> None:
-        """Remove the folder with all that is in it: the run came to nothing."""
+        """Remove the folder with all of its content."""
         shutil.rmtree(self.path)
 
     @not_writable_by_others()
     def make_logger(self, formats: Sequence[str] = ("tensorboard", "csv")) -> Logger:
-        """A logger of Stable-Baselines3 that writes into this folder.
+        """Return a logger of Stable-Baselines3 that writes into this folder.
 
         Args:
             formats: names of SB3's output formats. The default writes TensorBoard events and
-                ``progress.csv``, the latter with columns in a fixed order (`ProgressCSV`); add "stdout" for
-                tables on the screen.
+                ``progress.csv``, the latter with a fixed order of columns (`ProgressCSV`). "stdout" prints
+                tables to the terminal.
 
         Raises:
-            FileExistsError: if the run has a ``progress.csv``, which a second logger would empty.
+            FileExistsError: if the run has a ``progress.csv``, which a second logger would overwrite.
         """
         if "csv" in formats and (self.path / LOG).exists():
-            raise FileExistsError(f"{self.path / LOG} exists and would be emptied; use a new run folder")
+            raise FileExistsError(f"{self.path / LOG} exists and would be overwritten; use a new run folder")
         return Logger(str(self.path), [self._output(name) for name in formats])
 
     def _output(self, name: str) -> KVWriter:
@@ -153,7 +157,7 @@ class RunFolder:
 
     @property
     def log_files(self) -> LogFiles:
-        """The files that the loggers write; their state is part of each checkpoint."""
+        """Log files of the run; their state is part of each checkpoint."""
         return LogFiles(self.path, LOG)
 
     @not_writable_by_others()
@@ -161,8 +165,8 @@ class RunFolder:
         """Open a logger that continues the logs of `make_logger`.
 
         Args:
-            position: later log entries are removed.
-            step: number of steps at that position.
+            position: log position at which to continue; later entries are removed.
+            step: number of steps at this position.
         """
         continued = [
             ContinuedTensorBoard(self.path, position, step),
@@ -172,18 +176,18 @@ class RunFolder:
 
     @property
     def completion(self) -> Completion | None:
-        """The completion marker; None while the run is incomplete."""
-        found = Completion.read(self.path)
-        return None if found is None or found.missing(self.path) else found
+        """Completion marker of the run; None while the run is incomplete."""
+        marker = Completion.read(self.path)
+        return None if marker is None or marker.missing(self.path) else marker
 
     def complete(self, steps: int) -> None:
-        """Write the completion marker after all other files; logs are synced to the disk before.
+        """Sync the logs to the disk, then write the completion marker as the last file of the run.
 
         Args:
             steps: steps or updates of the run.
 
         Raises:
-            OSError: if something cannot be written.
+            OSError: if a file cannot be written or synced.
         """
         sync_files([*event_files(self.path), *(file for file in [self.path / LOG] if file.is_file())])
         Completion.of(self.path, steps, (CHECKPOINT, NORMALIZER, BEST, BEST_NORMALIZER)).write(self.path)
@@ -215,22 +219,22 @@ def _check_folder(path: Path) -> None:
 
 
 def _check_no_links(path: Path) -> None:
-    """Raise ValueError if a name in the folder is a symbolic link, which would redirect writes."""
+    """Raise ValueError if the folder contains a symbolic link, which would redirect writes."""
     for folder, folders, files in os.walk(path):
         for name in sorted(folders + files):
-            found = Path(folder, name)
-            if found.is_symlink():
+            entry = Path(folder, name)
+            if entry.is_symlink():
                 raise ValueError(
-                    f"{found} is a symbolic link to {os.readlink(found)}, and links in a run folder are not "
-                    f"followed: put a copy of the file or folder in its place, or remove it"
+                    f"{entry} is a symbolic link to {os.readlink(entry)}, and links in a run folder are not "
+                    f"followed: replace it by a copy of the file or folder, or remove it"
                 )
 
 
 def _file_instead(path: Path) -> str:
-    """Return the message for a file in place of a folder: the run that it belongs to, or what it holds."""
+    """Return the error message for a file instead of a run folder: its run folder, or its content."""
     if (path.parent / CONFIG).is_file():
         return f"{path} is a file; give the folder of its run, {path.parent}"
-    return f"{path} is a file; give the folder of a run. As for the file: {describe_file(path)}. {SB3}"
+    return f"{path} is a file; give the folder of a run. About this file: {describe_file(path)}. {SB3}"
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -239,5 +243,5 @@ def _read_config(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}; restore it") from error
     if not isinstance(config, dict):
-        raise ValueError(f"{path} holds a {type(config).__name__}, not a JSON object; restore it")
+        raise ValueError(f"{path} contains a {type(config).__name__}, not a JSON object; restore it")
     return config

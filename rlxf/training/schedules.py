@@ -1,7 +1,7 @@
-"""Schedules of Stable-Baselines3, to JSON and from the command line.
+"""Schedules of Stable-Baselines3: conversion to JSON and to command-line text, and cosine annealing.
 
-A schedule is a function of the remaining progress, which falls from 1 at the start of training to 0 at
-its end. Learning rate, clip range and entropy coefficient take a number or a schedule.
+A schedule is a function of the remaining progress, which decreases from 1 at the start of training to 0 at
+the end. Learning rate, clip range and entropy coefficient are numbers or schedules.
 """
 
 import math
@@ -16,17 +16,19 @@ Schedule = Callable[[float], float]
 
 @dataclass(frozen=True)
 class CosineSchedule:
-    """``w start + (1 - w) end``, ``w = (1 + cos(pi (1 - p))) / 2``, at remaining progress p: half a wave.
+    """Cosine annealing without restarts.
 
-    Source: Loshchilov and Hutter 2017, arXiv:1608.03983, equation 5, without restarts.
+    The value at remaining progress p is ``w start + (1 - w) end`` with ``w = (1 + cos(pi (1 - p))) / 2``.
+
+    Source: Loshchilov and Hutter 2017, arXiv:1608.03983, equation 5.
 
     Args:
         start: value at the start of training.
-        end: value at its end.
+        end: value at the end of training.
 
     Raises:
-        TypeError: if one is no number.
-        ValueError: if one is not finite.
+        TypeError: if an argument is not a number.
+        ValueError: if an argument is not finite.
     """
 
     start: float
@@ -37,44 +39,44 @@ class CosineSchedule:
         _finite(self.end)
 
     def __call__(self, progress_remaining: float) -> float:
-        """The value at a remaining progress from 1 to 0."""
+        """Return the value at a remaining progress between 1 and 0."""
         wave = (1 + math.cos(math.pi * (1 - progress_remaining))) / 2
         return wave * self.start + (1 - wave) * self.end
 
 
 class LostSchedule:
-    """Stands for a user's own function, which a checkpoint cannot hold.
+    """Placeholder for a user-defined schedule, which a checkpoint cannot contain.
 
-    It knows the value at the start of training, remaining progress 1, which is what an optimiser is
-    made with: so an agent can be loaded and evaluated, but not trained on.
+    It only has the value at the start of training (remaining progress 1), with which the optimizer is
+    constructed. An agent with this placeholder can be loaded and evaluated, but not trained.
 
     Args:
-        start: what the function gave at progress 1.
+        start: value of the user-defined schedule at remaining progress 1.
     """
 
     def __init__(self, start: float):
         self.start = start
 
     def __call__(self, progress_remaining: float) -> float:
-        """Give ``start`` at progress 1.
+        """Return ``start`` at remaining progress 1.
 
         Raises:
             ValueError: at any other progress.
         """
         if progress_remaining != 1:
             raise ValueError(
-                "this checkpoint was trained with a schedule of your own, which it cannot hold;"
-                " pass that schedule again when loading, e.g. learning_rate=..."
+                "the agent was trained with a user-defined schedule, which a checkpoint cannot contain;"
+                " pass this schedule again when loading, e.g. learning_rate=..."
             )
         return self.start
 
 
 def schedule_to_json(value: float | Schedule | None) -> dict[str, Any] | float | None:
-    """Describe a number, a schedule of SB3 or None; of another function only its first value is kept.
+    """Convert a number, a schedule or None to JSON; of a user-defined function, only the start value is kept.
 
     Raises:
-        TypeError: if ``value`` is neither a number nor callable nor None.
-        ValueError: if a number in it is not finite.
+        TypeError: if ``value`` is not a number, a callable or None.
+        ValueError: if a number of the schedule is not finite.
     """
     if isinstance(value, FloatSchedule):
         return schedule_to_json(value.value_schedule)
@@ -92,27 +94,27 @@ def schedule_to_json(value: float | Schedule | None) -> dict[str, Any] | float |
 
 
 def schedule_from_json(data: dict[str, Any] | float | None) -> float | Schedule | None:
-    """Build what `schedule_to_json` described; a user's own function comes back as a `LostSchedule`.
+    """Build the schedule that `schedule_to_json` described; a user-defined function becomes `LostSchedule`.
 
     Raises:
-        ValueError: if ``data`` describes no schedule.
+        ValueError: if ``data`` does not describe a schedule.
     """
     if data is None:
         return None
     try:
         return _decode(data) if isinstance(data, dict) else _finite(data)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"no schedule is described by {data!r} ({error})") from error
+        raise ValueError(f"{data!r} does not describe a schedule ({error})") from error
 
 
 def parse_schedule(text: str) -> float | Schedule:
-    """Read a schedule from the command line: ``"1e-3"``, or ``"linear:1e-3:0"`` to fall from 1e-3 to 0.
+    """Parse a schedule of the command line: ``"1e-3"`` is constant, ``"linear:1e-3:0"`` decreases to 0.
 
-    ``"linear:START:END:FRACTION"`` reaches END after that fraction of the training; ``"cosine:START:END"``
-    falls as half a wave.
+    ``"linear:START:END:FRACTION"`` reaches END after this fraction of training; ``"cosine:START:END"`` is a
+    `CosineSchedule`.
 
     Raises:
-        ValueError: if the text is neither.
+        ValueError: if the text has another form.
     """
     name, *numbers = text.split(":")
     try:
@@ -126,9 +128,9 @@ def parse_schedule(text: str) -> float | Schedule:
 
 
 def schedule_to_text(value: float | Schedule) -> float | str:
-    """What `parse_schedule` reads: a number as it is, else ``"linear:0.001:0.0"``.
+    """Return a number, or the text of a schedule for `parse_schedule`, such as ``"linear:0.001:0.0"``.
 
-    A function of the user's own, which nothing reads, is ``"custom:START"``.
+    A user-defined function gives ``"custom:START"``, which `parse_schedule` does not accept.
     """
     if not callable(value):
         return _finite(value)
@@ -143,7 +145,7 @@ def schedule_to_text(value: float | Schedule) -> float | str:
 
 
 def linear(start: float, end: float, end_fraction: float = 1.0) -> LinearSchedule:
-    """A line from ``start`` to ``end``, reached after ``end_fraction`` of the training and kept from there.
+    """Return a linear schedule from ``start`` to ``end``, constant after ``end_fraction`` of training.
 
     Raises:
         ValueError: if a number is not finite or ``end_fraction`` is not in (0, 1].

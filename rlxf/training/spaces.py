@@ -1,4 +1,4 @@
-"""Gymnasium spaces to JSON and back, by one closed table."""
+"""JSON serialization of Gymnasium spaces of a fixed set of classes."""
 
 import math
 import reprlib
@@ -13,27 +13,27 @@ from rlxf.training.box_bounds import INTEGERS, box_from_json, box_to_json
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
 SPACE_BYTES = 2**14
-"""Upper estimate of the memory of a space without its arrays, and of the policy's modules for it."""
+"""Upper estimate of the memory of a space without its arrays, and of the policy modules for the space."""
 BOUND_BYTES = 48
-"""Upper estimate of the memory per number of a Box: two bounds, their masks, and a row of it."""
+"""Upper estimate of the memory per element of a Box: two bounds, their masks, and a flattened value."""
 CHOICE_BYTES = 64
-"""Upper estimate of the memory per choice or bit: one-hot rows, and Python's list of the sizes."""
+"""Upper estimate of the memory per discrete choice or bit: one-hot values, and a Python list of sizes."""
 CHARACTER_BYTES = 512
-"""Upper estimate of the memory per character of a Text: Gymnasium keeps a set, a tuple and a dict."""
+"""Upper estimate of the memory per character of a Text: Gymnasium creates a set, a tuple and a dict."""
 
 
 def space_to_json(space: Space[Any]) -> dict[str, Any]:
-    """Describe a space as a JSON object ``{"type": "Box", ...}``.
+    """Convert a space to a JSON object ``{"type": "Box", ...}``.
 
-    Bounds are kept exactly, infinite ones as "inf" and "-inf"; a bound that is the same everywhere is
-    stored once. The state of the space's random generator is not kept.
+    Bounds are stored exactly, infinite bounds as "inf" and "-inf". A bound with equal entries is stored as
+    one number. The state of the random number generator of the space is not stored.
 
     Args:
-        space: a Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict or Tuple, nested at will.
+        space: a Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict or Tuple, with any nesting.
 
     Raises:
-        TypeError: if the space, or one inside it, is of another class, subclasses included, or is a Box
-            of a dtype other than bool, integer and float of at most 64 bits.
+        TypeError: if the space or a subspace is of another class (subclasses are not accepted), or is a Box
+            with a dtype other than bool, and integer or float of at most 64 bits.
     """
     name = type(space).__name__
     if name not in _CODECS or type(space) is not _CODECS[name].kind:
@@ -45,12 +45,12 @@ def space_from_json(data: dict[str, Any], file_bytes: int = 0) -> Space[Any]:
     """Build the space that `space_to_json` described.
 
     Args:
-        data: the description.
-        file_bytes: bytes of the arrays in the file that the description is from; a space may be larger if
-            its file is.
+        data: JSON description of the space.
+        file_bytes: bytes of the arrays in the file that contains the description. The memory limit of a space
+            increases with the size of its file.
 
     Raises:
-        ValueError: if ``data`` describes no space.
+        ValueError: if ``data`` does not describe a space.
         MemoryBudgetError: if the space requires more memory than the budget (`rlxf.utils.memory_budget`).
     """
     try:
@@ -59,14 +59,14 @@ def space_from_json(data: dict[str, Any], file_bytes: int = 0) -> Space[Any]:
     except MemoryBudgetError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, AssertionError, OverflowError) as error:
-        raise ValueError(f"no space is described by {reprlib.repr(data)} ({error})") from error
+        raise ValueError(f"{reprlib.repr(data)} does not describe a space ({error})") from error
 
 
 def space_memory(data: dict[str, Any]) -> int:
-    """Return an upper estimate of the memory, in bytes, of a described space and of one flattened value.
+    """Return an upper estimate of the memory, in bytes, of a described space and one flattened value of it.
 
     Raises:
-        TypeError, ValueError, KeyError, AttributeError: if ``data`` describes no space.
+        TypeError, ValueError, KeyError, AttributeError: if ``data`` does not describe a space.
     """
     if "spaces" in data:
         parts = data["spaces"]
@@ -87,7 +87,7 @@ def _sum(sizes: int | list[Any]) -> int:
 
 def _whole(size: Any) -> int:
     if type(size) is not int or size < 0:
-        raise ValueError(f"a size must be a whole number of at least 0, got {size!r}")
+        raise ValueError(f"a size must be an integer of at least 0, got {size!r}")
     return size
 
 
@@ -116,7 +116,7 @@ def _multi_discrete_from_json(nvec: list[Any], start: list[Any], dtype: str) -> 
 
 def _integer(dtype: str) -> type[np.integer[Any]]:
     if dtype not in INTEGERS:
-        raise ValueError(f"dtype {dtype!r} is none of {', '.join(INTEGERS)}")
+        raise ValueError(f"dtype must be one of {', '.join(INTEGERS)}, got {dtype!r}")
     return np.dtype(dtype).type
 
 

@@ -1,4 +1,4 @@
-"""A signal asks a training to stop where it can be resumed, in place of ending the process there and then."""
+"""Signal handling: a signal requests a stop of training at the next moment from which it can be resumed."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from types import FrameType
 
 RESUMABLE = 75
-"""Exit status of a training that can be resumed: EX_TEMPFAIL of sysexits.h, "try again later"."""
+"""Exit status of an interrupted run that can be resumed: EX_TEMPFAIL of sysexits.h."""
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-"""Of Ctrl-C, of ``kill`` and most schedulers, and of Slurm shortly before the time is up."""
+"""Handled signals: Ctrl-C; ``kill`` and most schedulers; Slurm shortly before the time limit."""
 
 
 class Stopped(BaseException):
-    """Raised when a signal ends the current work.
+    """Raised if a signal interrupts work that can be repeated.
 
     Args:
         by: the signal.
@@ -26,25 +26,25 @@ class Stopped(BaseException):
 
 @dataclass(eq=False)
 class Stop:
-    """Whether somebody has asked to stop.
+    """Stop request.
 
     Args:
-        by: the signal; None if nobody has.
+        by: the signal that requested the stop; None without a request.
     """
 
     by: signal.Signals | None = None
 
     def ask(self, number: int, frame: FrameType | None = None) -> None:
-        """Note a signal; the handler of all of them."""
+        """Record a stop request (signal handler), and restore the default handler of SIGINT."""
         self.by = signal.Signals(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[Stop]:
-    """While it lasts, SIGINT, SIGTERM and SIGUSR1 only ask to stop. After one of them Ctrl-C ends at once.
+    """Convert SIGINT, SIGTERM and SIGUSR1 to stop requests in this context; then Ctrl-C raises as usual.
 
-    Handlers are those of the main thread: elsewhere nothing is asked, and signals do as before.
+    Python runs signal handlers in the main thread. In another thread, this context has no effect.
     """
     stop = Stop()
     with handled(stop.ask):
@@ -52,7 +52,7 @@ def stop_on_signals() -> Iterator[Stop]:
 
 
 def raise_stopped(number: int, frame: FrameType | None = None) -> None:
-    """Raise `Stopped`: a handler for work that can be repeated, and may end at any moment.
+    """Raise `Stopped`; signal handler for work that can be interrupted at any moment and repeated.
 
     Raises:
         Stopped: always.
@@ -62,9 +62,9 @@ def raise_stopped(number: int, frame: FrameType | None = None) -> None:
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle `SIGNALS` by a function within this context; restore their previous handlers at the end.
+    """Install a handler for `SIGNALS` in this context, and restore the previous handlers at the end.
 
-    Python runs handlers in the main thread. In another thread nothing is changed.
+    Python runs signal handlers in the main thread. In another thread, this context has no effect.
     """
     before = {}
     try:

@@ -1,4 +1,4 @@
-"""Named tensors to bytes and back, in the safetensors format."""
+"""Serialization of named tensors in the safetensors format."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from rlxf.training.plain_json import MAX_JSON_BYTES, json_memory
 
 TENSOR_BYTES = 2048
-"""Upper estimate of the memory of a tensor without its numbers: the Python object, its storage, its name."""
+"""Upper estimate of the memory of a tensor without its data: Python object, storage object and name."""
 
 DTYPES = (
     torch.bool,
@@ -27,34 +27,36 @@ DTYPES = (
 
 
 def check_tensors(tensors: Mapping[str, Tensor]) -> None:
-    """Raise TypeError or ValueError unless all can be stored: dense tensors of a dtype in `DTYPES`."""
+    """Raise TypeError or ValueError unless all tensors are dense and of a dtype in `DTYPES`."""
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise TypeError(f"tensors are stored by name, got {name!r}: {type(tensor).__name__}")
+            raise TypeError(
+                f"tensors must be a dict of strings to tensors, got {name!r}: {type(tensor).__name__}"
+            )
         if name == "__metadata__":
-            raise ValueError("a tensor cannot be named '__metadata__', which safetensors keeps for itself")
+            raise ValueError("a tensor cannot be named '__metadata__', which is reserved by safetensors")
         if tensor.layout != torch.strided or tensor.dtype not in DTYPES:
             raise TypeError(
-                f"tensor {name!r} is {tensor.layout} {tensor.dtype}; store a dense one of {DTYPES}"
+                f"tensor {name!r} is {tensor.layout} {tensor.dtype}; use a dense tensor of one of {DTYPES}"
             )
 
 
 def dump_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """Bytes of the tensors, from any device; views and shared storages are written out in full."""
+    """Serialize tensors of any device; views and tensors with shared storage are stored in full."""
     return safetensors.torch.save({name: _own_copy(tensor) for name, tensor in tensors.items()})
 
 
 def tensors_memory(data: bytes) -> int:
-    """Return an upper estimate of the memory, in bytes, that tensors take in addition to their numbers."""
+    """Return an upper estimate of the memory of serialized tensors in addition to their data, in bytes."""
     header = data[8 : 8 + min(int.from_bytes(data[:8], "little"), MAX_JSON_BYTES)]
     return json_memory(header) + TENSOR_BYTES * header.count(b'"data_offsets"')
 
 
 def load_tensors(data: bytes) -> dict[str, Tensor]:
-    """Tensors on the CPU, each with its own storage.
+    """Deserialize tensors to the CPU, each with its own storage.
 
     Raises:
-        ValueError: if the bytes are no safetensors, or their header is larger than 8 MiB.
+        ValueError: if ``data`` is not valid safetensors, or its header is larger than 8 MiB.
     """
     header = int.from_bytes(data[:8], "little")
     if header > MAX_JSON_BYTES:
@@ -65,9 +67,9 @@ def load_tensors(data: bytes) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(data)
     except (SafetensorError, AssertionError, KeyError, RuntimeError, TypeError) as error:
-        raise ValueError(f"it is no valid safetensors ({error}); use another copy of the file") from error
+        raise ValueError(f"it is not valid safetensors ({error}); use another copy of the file") from error
 
 
 def _own_copy(tensor: Tensor) -> Tensor:
-    # One of two tensors that share a storage would be refused by safetensors.
+    # safetensors rejects tensors that share storage.
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -1,8 +1,8 @@
-"""The one zip layout that a checkpoint may have, checked before and around the zip reader.
+"""Validation of the zip layout of a checkpoint, before and in addition to `zipfile`.
 
-A checkpoint is a zip whose members are stored, not deflated, under plain names, and whose comment is
-its seal: the SHA-256, in hexadecimal, of every byte before the comment. So the sizes in the file
-are the sizes in memory, and no byte of the file, not even a time stamp, can change unnoticed.
+The members of a checkpoint are stored without compression under plain names. The zip comment is the seal:
+the SHA-256, in hexadecimal digits, of all bytes before the comment. Sizes in the file therefore equal sizes
+in memory, and a change of any byte, including time stamps, is detected.
 
 Layout of the end of a zip file: PKWARE APPNOTE.TXT 6.3.10, sections 4.3.14 to 4.3.16.
 """
@@ -25,14 +25,14 @@ _LOCATOR = struct.Struct("<4s4xQ4x")  # signature, offset of the zip64 end recor
 
 
 def seal(handle: BinaryIO) -> None:
-    """Write the seal over the last 64 bytes of a zip file, its comment."""
+    """Write the seal into the comment of a zip file, its last 64 bytes."""
     digest = _digest_before_seal(handle)
     handle.seek(-SEAL_BYTES, 2)
     handle.write(digest)
 
 
 def check_seal(handle: BinaryIO) -> None:
-    """Raise ValueError if any byte before the seal, or the seal, has changed."""
+    """Raise ValueError if the seal does not match the bytes before it."""
     digest = _digest_before_seal(handle)
     handle.seek(-SEAL_BYTES, 2)
     if handle.read() != digest:
@@ -40,14 +40,14 @@ def check_seal(handle: BinaryIO) -> None:
 
 
 def check_ends(handle: BinaryIO, max_bytes: int) -> int:
-    """Check the first and last bytes of a file that should be a checkpoint, and give its size in bytes.
+    """Check the first and last bytes of a checkpoint file, and return its size in bytes.
 
-    Nothing larger than a few hundred bytes is read, so a hostile file costs nothing here; a file that
-    passes has a directory of at most 256 KiB.
+    This function reads a few hundred bytes only, for any content of the file. Afterwards, the zip directory
+    has at most 256 KiB.
 
     Raises:
-        ValueError: if the file is larger than ``max_bytes``, no zip, a Stable-Baselines3 zip, truncated
-            or not written by rlxf.
+        ValueError: if the file is larger than ``max_bytes``, is not a zip file, is a Stable-Baselines3 zip
+            file, is truncated, or was not written by rlxf.
     """
     size = handle.seek(0, 2)
     if size > max_bytes:
@@ -60,13 +60,13 @@ def check_ends(handle: BinaryIO, max_bytes: int) -> int:
 
 
 def check_members(members: list[zipfile.ZipInfo], file_size: int) -> None:
-    """Raise ValueError unless the members are stored, plainly named, each once, and fit into the file."""
+    """Raise ValueError unless members are uncompressed, unique, with valid names, and fit into the file."""
     seen: set[str] = set()
     for member in members:
         _check_member(member)
         if member.filename in seen:
             raise ValueError(
-                f"the member {member.filename!r} is there twice; the file is damaged, use another copy"
+                f"the member {member.filename!r} is duplicated; the file is damaged, use another copy"
             )
         seen.add(member.filename)
     if sum(member.file_size for member in members) > file_size:
@@ -83,7 +83,7 @@ def _check_member(member: zipfile.ZipInfo) -> None:
         )
     if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
         raise ValueError(
-            f"the member {name!r} is compressed, never so by rlxf; the file is damaged, use another copy"
+            f"the member {name!r} is compressed, unlike those of rlxf; the file is damaged, use another copy"
         )
 
 
@@ -91,11 +91,11 @@ def _check_start(handle: BinaryIO) -> None:
     handle.seek(0)
     start = handle.read(34)
     if not start.startswith(b"PK\x03\x04"):
-        raise ValueError("it is no zip file; give a file written by rlxf")
+        raise ValueError("it is not a zip file; give a file written by rlxf")
     if start[26:28] == b"\x04\x00" and start[30:] == b"data":  # the first member of every SB3 zip
         raise ValueError(
-            "it is a Stable-Baselines3 file, not opened because it holds pickles, which can run code; if you "
-            "trust whoever made it, rlxf.import_sb3(path, trust=True) reads it"
+            "it is a Stable-Baselines3 file, which is not opened as it contains pickles, which can run code; "
+            "if you trust its author, rlxf.import_sb3(path, trust=True) reads it"
         )
 
 
@@ -112,7 +112,7 @@ def _directory_bytes(handle: BinaryIO, size: int) -> int:
 
 
 def _zip64_directory_bytes(handle: BinaryIO, end: int) -> int:
-    """Size of the directory of a file beyond 4 GiB; 0 where there is no such record."""
+    """Return the directory size in the zip64 record of a file beyond 4 GiB; 0 without this record."""
     record = end - _LOCATOR.size - _END64.size
     if record < 0:
         return 0
@@ -129,10 +129,10 @@ def _zip64_directory_bytes(handle: BinaryIO, end: int) -> int:
 
 
 def _digest_before_seal(handle: BinaryIO) -> bytes:
-    left = handle.seek(0, 2) - SEAL_BYTES
+    remaining = handle.seek(0, 2) - SEAL_BYTES
     handle.seek(0)
     digest = hashlib.sha256()
-    while chunk := handle.read(min(_CHUNK, left)):
+    while chunk := handle.read(min(_CHUNK, remaining)):
         digest.update(chunk)
-        left -= len(chunk)
+        remaining -= len(chunk)
     return digest.hexdigest().encode()

@@ -1,1 +1,1 @@
-"""Helpers that every other package may use; they import nothing of rlxf."""
+"""Helpers without dependencies on other modules of rlxf."""

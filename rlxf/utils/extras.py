@@ -1,4 +1,4 @@
-"""Advice on how to install an extra of rlxf."""
+"""Installation command of an optional dependency group ("extra") of rlxf."""
 
 import json
 import shlex
@@ -10,10 +10,10 @@ from urllib.request import url2pathname
 
 
 def install_command(extra: str) -> str:
-    """Return the pip command that adds an extra to this installation of rlxf, quoted for every shell.
+    """Return the pip command that adds an extra to this installation of rlxf, quoted for a shell.
 
-    An installation from a folder, a repository or an archive, which pip records in ``direct_url.json`` (PEP
-    610), is repeated from there. Otherwise the package comes from an index.
+    The command uses the same source as this installation: a folder, a repository or an archive if pip
+    recorded one in ``direct_url.json`` (PEP 610), else the package index.
     """
     source = _source()
     url = str(source.get("url", ""))
@@ -35,7 +35,7 @@ def _from_folder(folder: Path, extra: str, info: dict[str, Any]) -> str:
 
 
 def _source() -> dict[str, Any]:
-    """Return pip's record of the origin of this installation; empty for an index."""
+    """Return pip's record of the source of this installation; empty for a package index."""
     try:
         text = distribution("rlxf").read_text("direct_url.json")
     except PackageNotFoundError:

@@ -1,7 +1,8 @@
-"""Limit on the memory that a file may require beyond its own size.
+"""Limit on the memory that loading a file may require beyond the size of the file.
 
-A few letters in a file can name a space, a width or a memory length whose arrays fill any machine. Readers
-therefore compute the size of the objects in a file before building them and compare the sum with this budget.
+A few bytes in a file can specify a space, a width or a memory length whose arrays exceed the memory of any
+machine. Readers therefore estimate the size of the described objects before they build them, and compare the
+sum with this budget.
 """
 
 import os
@@ -21,7 +22,7 @@ _chosen: ContextVar[int | None] = ContextVar("memory_budget", default=None)
 class MemoryBudgetError(ValueError):
     """Raised if a file requires more memory than the budget allows.
 
-    The message names the requested size, its largest parts, the budget and how to raise it.
+    The message states the required size, its largest parts, the budget, and the setting that raises it.
     """
 
 
@@ -29,10 +30,9 @@ class MemoryBudgetError(ValueError):
 def memory_budget(max_bytes: int) -> Iterator[None]:
     """Set the memory that a file may require beyond its own size, inside a ``with`` block.
 
-    It applies to checkpoints, statistics files and datasets that are read in this thread. What a file brings
-    itself, such as weights or recorded episodes, does not count. Outside of a block the environment variable
-    ``RLXF_MEMORY_BUDGET`` (bytes) sets the budget; the default of 128 MiB is far above what ordinary files
-    need.
+    The budget applies to checkpoints, statistics files and datasets that this thread reads. Data stored in
+    the file, such as weights or recorded episodes, do not count. Outside of a block, the environment variable
+    ``RLXF_MEMORY_BUDGET`` (bytes) sets the budget. The default is 128 MiB; ordinary files need far less.
 
     Example::
 
@@ -43,11 +43,11 @@ def memory_budget(max_bytes: int) -> Iterator[None]:
         max_bytes: the budget, at least 1.
 
     Raises:
-        TypeError: if max_bytes is no whole number.
-        ValueError: if it is less than 1.
+        TypeError: if max_bytes is not an integer.
+        ValueError: if max_bytes is less than 1.
     """
     if not isinstance(max_bytes, int) or isinstance(max_bytes, bool):
-        raise TypeError(f"max_bytes must be a whole number of bytes, got {max_bytes!r}")
+        raise TypeError(f"max_bytes must be an integer number of bytes, got {max_bytes!r}")
     if max_bytes < 1:
         raise ValueError(f"max_bytes must be at least 1, got {max_bytes}")
     token = _chosen.set(max_bytes)
@@ -58,26 +58,26 @@ def memory_budget(max_bytes: int) -> Iterator[None]:
 
 
 def budget_bytes() -> int:
-    """Return the budget in bytes: that of `memory_budget`, else of ``RLXF_MEMORY_BUDGET``, else 128 MiB.
+    """Return the budget in bytes, from `memory_budget`, else ``RLXF_MEMORY_BUDGET``, else 128 MiB.
 
     Raises:
-        ValueError: if the environment variable is set and is no whole number of at least 1.
+        ValueError: if the environment variable is set, but is not an integer of at least 1.
     """
     chosen = _chosen.get()
     if chosen is not None:
         return chosen
     text = os.environ.get(VARIABLE) or str(DEFAULT)
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{VARIABLE} must be a whole number of bytes, at least 1, got {text!r}")
+        raise ValueError(f"{VARIABLE} must be an integer number of bytes, at least 1, got {text!r}")
     return int(text)
 
 
 def check_budget(asked: Mapping[str, int], file_bytes: int = 0) -> None:
-    """Raise MemoryBudgetError if the requirements of a file exceed the budget.
+    """Raise MemoryBudgetError if the memory requirements of a file exceed the budget.
 
     Args:
-        asked: bytes by purpose, estimated from above before anything is built.
-        file_bytes: bytes of arrays that the file brings; `FILE_SHARE` times as many are allowed on top.
+        asked: required bytes by purpose; upper estimates made before anything is built.
+        file_bytes: bytes of arrays stored in the file; `FILE_SHARE` times this size is allowed in addition.
     """
     total, allowed = sum(asked.values()), budget_bytes() + FILE_SHARE * file_bytes
     if total <= allowed:
@@ -86,14 +86,14 @@ def check_budget(asked: Mapping[str, int], file_bytes: int = 0) -> None:
     parts = ", ".join(f"{_readable(asked[name])} for {name}" for name in largest if asked[name])
     needed = (total - FILE_SHARE * file_bytes) * 21 // 20  # margin for sizes not known in advance
     raise MemoryBudgetError(
-        f"the file asks for {_readable(total)} of memory ({parts}), the budget is {_readable(allowed)}; if "
-        f"you trust the file, raise the budget with {VARIABLE}={needed} or "
+        f"the file requires {_readable(total)} of memory ({parts}), but the budget is {_readable(allowed)}; "
+        f"if you trust the file, raise the budget with {VARIABLE}={needed} or "
         f"rlxf.training.memory_budget({needed})"
     )
 
 
 def _readable(size: int) -> str:
-    """``"1.9 GB"``, in powers of 1000."""
+    """Format a size as ``"1.9 GB"``, in powers of 1000."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= scale:
             return f"{size / scale:,.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Permissions of the files and folders that are written."""
+"""Permissions of the files and folders that rlxf writes."""
 
 import os
 from collections.abc import Iterator
@@ -7,18 +7,18 @@ from pathlib import Path
 from threading import Lock
 
 OTHERS_MAY_WRITE = 0o022
-"""The bits of a mode that let the group and all others write."""
+"""Mode bits that give write permission to group and others."""
 
 
 class _Umask:
-    """The umask of the process, tightened while at least one thread needs it."""
+    """Umask of the process, restricted while at least one thread needs it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._users = 0
         self._before = 0
 
-    def tighten(self) -> None:
+    def restrict(self) -> None:
         with self._lock:
             if self._users == 0:
                 self._before = os.umask(OTHERS_MAY_WRITE)
@@ -37,12 +37,12 @@ _UMASK = _Umask()
 
 @contextmanager
 def not_writable_by_others() -> Iterator[None]:
-    """Make new files at most 0o644 and new folders at most 0o755 within this context, whatever the umask is.
+    """Limit the mode of new files to 0o644 and of new folders to 0o755 in this context, for any umask.
 
-    The umask belongs to the process, so files that other threads create meanwhile get no more either. Works
-    as a decorator, too.
+    The umask belongs to the process, so the limit also applies to files that other threads create meanwhile.
+    The context manager also works as a decorator.
     """
-    _UMASK.tighten()
+    _UMASK.restrict()
     try:
         yield
     finally:
@@ -51,13 +51,13 @@ def not_writable_by_others() -> Iterator[None]:
 
 @not_writable_by_others()
 def make_folder(path: Path, exist_ok: bool = False) -> None:
-    """Make a folder with its parents, which group and others may not write into.
+    """Create a folder and its parents, without write permission for group and others.
 
     Args:
         path: the folder.
-        exist_ok: whether it may exist; its permissions stay then.
+        exist_ok: whether the folder may exist; its permissions are then unchanged.
 
     Raises:
-        OSError: if it cannot be made.
+        OSError: if the folder cannot be created.
     """
     path.mkdir(parents=True, exist_ok=exist_ok)

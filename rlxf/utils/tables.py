@@ -1,4 +1,4 @@
-"""Tables that print themselves: in a script, in a terminal and in a notebook."""
+"""Tables with a text and an HTML representation, for scripts, terminals and notebooks."""
 
 from io import StringIO
 
@@ -6,15 +6,15 @@ import rich.table
 from rich.console import Console
 
 WIDTH = 1000
-"""Columns of the screen that a table is rendered for: wider than any table, so that no cell is broken."""
+"""Console width for rendering, in characters; wider than any table, so that no cell is wrapped."""
 HTML = "<pre style=\"font-family:Menlo,'DejaVu Sans Mono',consolas,'Courier New',monospace\">{code}</pre>"
 
 
 class Table(rich.table.Table):
-    """A table of rich that ``print``, ``str``, ``rich.print`` and notebooks show in full.
+    """Subclass of ``rich.table.Table`` that ``print``, ``str``, ``rich.print`` and notebooks display in full.
 
-    Arguments and methods are those of ``rich.table.Table``. ``print`` gives it its natural width;
-    ``rich.print`` fits it into the terminal.
+    Arguments and methods are those of ``rich.table.Table``. ``print`` uses the natural width of the table;
+    ``rich.print`` fits the table into the terminal.
     """
 
     def __str__(self) -> str:
@@ -29,13 +29,13 @@ class Table(rich.table.Table):
 
 
 class Tabular:
-    """An object with a ``table`` method: ``rich.print`` and notebooks show that table.
+    """Base class of objects that are displayed as a table, in ``rich.print`` and in notebooks.
 
-    ``print`` shows it too, unless the class has a ``__str__`` of its own.
+    Subclasses implement ``table``. ``print`` shows the table, too, unless the class overrides ``__str__``.
     """
 
     def table(self) -> Table:
-        """Return the content as a table, newly made at each call."""
+        """Return the content as a new table."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Tabular:
 
 
 def _console() -> Console:
-    # The height is given too: without it rich takes a "dumb" terminal for one of 80 columns.
+    # Without a height, rich assumes 80 columns for a "dumb" terminal.
     return Console(
         file=StringIO(), record=True, width=WIDTH, height=100, color_system=None, legacy_windows=False
     )

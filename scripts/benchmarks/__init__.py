@@ -1,1 +1,1 @@
-"""Measurements that `scripts/bench.py` runs; not part of the package."""
+"""Benchmarks of `scripts/bench.py`; not part of the package."""

@@ -1,4 +1,4 @@
-"""What one acting step costs, early and late in an episode."""
+"""Time of acting steps, early and late in an episode."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ CALLS = 300
 
 
 def acting_milliseconds(agent: GTrXLPPO, envs: int, steps: Sequence[int]) -> dict[int, float]:
-    """Median milliseconds of ``agent.predict`` for ``envs`` environments at each of ``steps`` of an episode.
+    """Return median milliseconds of ``agent.predict`` for ``envs`` environments, by step of an episode.
 
-    The episode is walked through step by step. At each of ``steps`` the same call is made many times: its
-    state goes in and stays as it was.
+    The agent acts from the start of the episode. At each of ``steps``, the same call is repeated; it does not
+    change the state.
     """
     space = agent.observation_space
     obs = np.zeros((envs, *space.shape), space.dtype)  # type: ignore[misc]
@@ -29,14 +29,14 @@ def acting_milliseconds(agent: GTrXLPPO, envs: int, steps: Sequence[int]) -> dic
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
+    """Return the wall time of a call, in seconds."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def processor_seconds(call: Callable[[], object]) -> float:
-    """Seconds of the processor that a call takes."""
+    """Return the CPU time of a call, in seconds."""
     start = time.process_time()
     call()
     return time.process_time() - start

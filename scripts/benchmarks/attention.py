@@ -1,4 +1,4 @@
-"""Time and memory of attention by the length of the sequence: which kinds grow how fast."""
+"""Scaling of time and memory of attention with the length of the sequence."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -19,18 +19,18 @@ from benchmarks.offline_memory import peak_bytes
 
 ALL_PAIRS = "every pair"
 FITTED = 2048
-"""Tokens from which the exponent is fitted: below, what is done once for each pass counts, too."""
+"""Minimum length for the fit of the exponent; below, constant costs of a pass matter."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One kind of attention at one length.
+    """Measurement of one subject at one length.
 
     Args:
-        name: of the subject.
+        name: name of the subject.
         length: tokens L.
-        seconds: processor time of forward plus backward, the fastest of several.
-        bytes: most memory held at a time beyond what was held before.
+        seconds: CPU time of forward and backward pass, the minimum of several.
+        bytes: peak memory minus the memory before the passes.
     """
 
     name: str
@@ -41,59 +41,59 @@ class Point:
 
 @dataclass
 class Attention:
-    """Time and peak memory of forward plus backward of an attention sublayer: batch 1, 4 heads of 64, causal.
+    """Time and peak memory of forward and backward pass of an attention sublayer: batch 1, 4 heads of 64.
 
-    Each is measured in a process of its own with one thread. For numbers that count, leave the machine alone.
-    A measurement that is done is a line of the output and is not made again.
+    Each measurement runs in a process of its own with one thread. For reliable numbers, run no other programs
+    on the machine. Completed measurements are lines of the output file and are not repeated.
     """
 
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
-    """Tokens."""
+    """Sequence lengths, in tokens."""
     only: tuple[str, ...] = ()
-    """Names of what to measure, beside every pair; all, if none is given."""
+    """Names of the subjects, in addition to dense attention ("every pair"); default: all."""
     repeats: int = 5
-    """Passes, of which the fastest counts, after two to warm up."""
+    """Timed passes after two for warm-up; the fastest counts."""
     output: Path = Path("runs/bench-attention.jsonl")
-    """Where to write each measurement; their picture stands beside it."""
+    """Output file with a line for each measurement; the figure is saved next to it."""
 
     def __post_init__(self) -> None:
         if unknown := set(self.only) - set(SUBJECTS):
-            raise ValueError(f"there is no {sorted(unknown)}; there are {', '.join(SUBJECTS)}")
+            raise ValueError(f"only must be among {', '.join(SUBJECTS)}, got {sorted(unknown)}")
 
     def run(self) -> None:
-        """Measure what is missing, print the table, write each number and the picture."""
+        """Make missing measurements, print the table, and write numbers and figure."""
         points = list(self.points())
         Console(width=140).print(table(points))
         draw(points, self.output.with_suffix(".png"))
         Console().print(f"numbers: {self.output}, {self.output.with_suffix('.png')}")
 
     def points(self) -> Iterator[Point]:
-        """All measurements, each from a fresh process."""
+        """Yield all measurements, each from a new process."""
         for name in SUBJECTS:
             for length in self.lengths if name in (ALL_PAIRS, *(self.only or SUBJECTS)) else ():
                 key = f"{name}, {length} tokens, the fastest of {self.repeats}"
-                found = made({key: partial(measure, name, length, self.repeats)}, 1, self.output)
-                yield Point(**found[key])
+                results = made({key: partial(measure, name, length, self.repeats)}, 1, self.output)
+                yield Point(**results[key])
 
 
 def measure(name: str, length: int, repeats: int) -> Point:
-    """One subject at one length."""
+    """Measure one subject at one length."""
     torch.manual_seed(0)
     subject = SUBJECTS[name]
     attend = subject.build(length)
     x = torch.randn(1, length, HEADS * SIZE, requires_grad=True)
     attend(x[:, : subject.begins_with]).sum().backward()
-    held, times = peak_bytes(), []
+    baseline, times = peak_bytes(), []
     for _ in range(2 + repeats):
         start = time.process_time()
         for _ in range(subject.layers):
             attend(x).square().mean().backward()
         times.append((time.process_time() - start) / subject.layers)
-    return Point(name, length, min(times[2:]), peak_bytes() - held)
+    return Point(name, length, min(times[2:]), peak_bytes() - baseline)
 
 
 def exponent(points: Sequence[Point]) -> float:
-    """Slope of log time over log L, from `FITTED` tokens on; nan for fewer than two lengths."""
+    """Return the slope of log time over log L, from `FITTED` tokens on; nan for fewer than two lengths."""
     long = [point for point in points if point.length >= FITTED]
     if len(long) < 2:
         return float("nan")
@@ -101,13 +101,13 @@ def exponent(points: Sequence[Point]) -> float:
 
 
 def by_name(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """The points of each subject."""
+    """Group points by subject."""
     names = dict.fromkeys(point.name for point in points)
     return {name: [point for point in points if point.name == name] for name in names}
 
 
 def table(points: Sequence[Point]) -> Table:
-    """A line for each subject: times, times as fast as every pair, memory, exponent and its claim."""
+    """Return a table of time, speedup over dense attention, memory, exponent and claim of each subject."""
     lengths = sorted({point.length for point in points})
     result = Table(
         "",
@@ -127,7 +127,7 @@ def table(points: Sequence[Point]) -> Table:
 
 
 def claims(own: Sequence[Point], dense: dict[int, float]) -> Iterator[str]:
-    """What a subject should be, and whether it is."""
+    """Yield the claims about a subject, and mark those that are violated."""
     subject = SUBJECTS[own[0].name]
     if subject.at_most is None:
         return
@@ -138,7 +138,7 @@ def claims(own: Sequence[Point], dense: dict[int, float]) -> Iterator[str]:
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
-    """Time and memory over the length, a line for each subject."""
+    """Plot time and memory over the length, with a line for each subject."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5))
     for name, own in by_name(points).items():
         lengths = [point.length for point in own]

@@ -1,4 +1,4 @@
-"""Attention sublayers of other packages, each measured where it is installed; none is a dependency."""
+"""Attention layers of other packages for comparison, if they are installed; none is a dependency."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ from benchmarks.attention_sizes import AROUND, BLOCK, CHUNK, HEADS, ROUNDS, SIZE
 
 
 def packaged_linformer(length: int) -> Pass:
-    """That of the package linformer, which has to be installed; heads share E, and F."""
+    """Return the attention of the package linformer; heads share the projections E and F."""
     from linformer import LinformerSelfAttention  # its only use
 
     attend: Pass = LinformerSelfAttention(HEADS * SIZE, length, SUMMARIES, HEADS)
@@ -19,7 +19,7 @@ def packaged_linformer(length: int) -> Pass:
 
 
 def packaged_reformer(length: int) -> Pass:
-    """That of the package reformer-pytorch, causal as it means it."""
+    """Return the attention of the package reformer-pytorch, with its definition of causality."""
     from reformer_pytorch import LSHSelfAttention  # its only use
 
     attend: Pass = LSHSelfAttention(
@@ -29,7 +29,7 @@ def packaged_reformer(length: int) -> Pass:
 
 
 def packaged_routing(length: int) -> Pass:
-    """That of the package routing-transformer, causal as it means it."""
+    """Return the attention of the package routing-transformer, with its definition of causality."""
     from routing_transformer.routing_transformer import SelfAttention  # its only use
 
     attention = SelfAttention(
@@ -39,7 +39,7 @@ def packaged_routing(length: int) -> Pass:
 
 
 def packaged_performer(length: int) -> Pass:
-    """That of the package performer-pytorch, both ways: its causal form keeps a matrix for each token."""
+    """Return the attention of performer-pytorch, bidirectional: its causal form stores a matrix per token."""
     from performer_pytorch import SelfAttention  # its only use
 
     attend: Pass = SelfAttention(HEADS * SIZE, heads=HEADS, dim_head=SIZE)
@@ -47,7 +47,7 @@ def packaged_performer(length: int) -> Pass:
 
 
 def packaged_local(length: int) -> Pass:
-    """That of the package local-attention, causal: a block sees itself and the one before it."""
+    """Return the attention of the package local-attention, causal, over the current and previous block."""
     from local_attention.transformer import LocalMHA  # its only use
 
     attend: Pass = LocalMHA(dim=HEADS * SIZE, window_size=BLOCK, dim_head=SIZE, heads=HEADS, causal=True)
@@ -55,7 +55,7 @@ def packaged_local(length: int) -> Pass:
 
 
 class HFLongformer(nn.Module):
-    """That of HF transformers, both ways; its first token is global."""
+    """Longformer attention of HF transformers, bidirectional; the first token is global."""
 
     def __init__(self, length: int):
         super().__init__()
@@ -67,17 +67,21 @@ class HFLongformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (1, L, C) -> (1, L, C)."""
-        wide = torch.zeros(x.shape[:2])
-        wide[:, 0] = 1.0
+        global_mask = torch.zeros(x.shape[:2])
+        global_mask[:, 0] = 1.0
         y = self.attention(
-            x, wide, is_index_masked=wide < 0, is_index_global_attn=wide > 0, is_global_attn=True
+            x,
+            global_mask,
+            is_index_masked=global_mask < 0,
+            is_index_global_attn=global_mask > 0,
+            is_global_attn=True,
         )
         z: Tensor = self.out(y[0])
         return z
 
 
 class HFBigBird(nn.Module):
-    """That of HF transformers, both ways; the first and the last block are global, three are drawn."""
+    """BigBird attention of HF transformers, bidirectional; first and last block are global, 3 random."""
 
     def __init__(self, length: int):
         super().__init__()
@@ -90,14 +94,14 @@ class HFBigBird(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (1, L, C) -> (1, L, C)."""
-        blocks, band, asking, asked = self.masks.create_masks_for_block_sparse_attn(
+        blocks, band, from_mask, to_mask = self.masks.create_masks_for_block_sparse_attn(
             torch.ones(x.shape[:2]), BLOCK
         )
         y = self.attention(
             x,
             band_mask=band,
-            from_mask=asking,
-            to_mask=asked,
+            from_mask=from_mask,
+            to_mask=to_mask,
             from_blocked_mask=blocks,
             to_blocked_mask=blocks,
         )
@@ -106,7 +110,7 @@ class HFBigBird(nn.Module):
 
 
 def hf_sizes(length: int) -> dict[str, Any]:
-    """What both of HF's configurations ask for."""
+    """Return the common arguments of both HF configurations."""
     return {
         "hidden_size": HEADS * SIZE,
         "num_attention_heads": HEADS,
@@ -125,9 +129,9 @@ PACKAGES: dict[str, tuple[str, Callable[[int], Pass], int]] = {
     "transformers, Longformer": ("transformers", HFLongformer, AROUND),
     "transformers, BigBird": ("transformers", HFBigBird, 8 * BLOCK),
 }
-"""Name -> the module that has to be installed, what builds it, and the fewest tokens to begin with."""
+"""By name: required module, function that builds the attention, and minimum number of tokens."""
 
 
 def installed() -> dict[str, tuple[Callable[[int], Pass], int]]:
-    """What can be measured here, and the fewest tokens to begin with."""
+    """Return builder and minimum number of tokens of each installed package."""
     return {name: (build, least) for name, (module, build, least) in PACKAGES.items() if find_spec(module)}

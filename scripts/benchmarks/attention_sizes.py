@@ -1,4 +1,4 @@
-"""Sizes that ours and others' attention are measured with."""
+"""Sizes for measurements of attention."""
 
 from collections.abc import Callable
 from math import isqrt
@@ -7,18 +7,18 @@ from torch import Tensor
 
 HEADS, SIZE = 4, 64
 SUMMARIES = 128
-"""Of Linformer."""
+"""Projected length of Linformer."""
 CHUNK, ROUNDS = 64, 4
-"""Of LSH: 2 L / chunk buckets, as the paper has it."""
+"""Chunk size and hash rounds of LSH; 2 L / chunk buckets, as in the paper."""
 AROUND = 256
-"""Keys around a token that Longformer's window holds, half of them on each side."""
+"""Window size of Longformer, half of it on each side of a token."""
 BLOCK = 64
-"""Of local windows and of BigBird, in tokens."""
+"""Block size of local attention and BigBird, in tokens."""
 
 Pass = Callable[[Tensor], Tensor]
-"""x (1, L, C) -> (1, L, C)."""
+"""Forward pass, x (1, L, C) -> (1, L, C)."""
 
 
 def root(length: int) -> int:
-    """The power of two nearest to the root of a length."""
+    """Return the power of two nearest to the square root of a length."""
     return 1 << (isqrt(length) * 3 // 2).bit_length() - 1

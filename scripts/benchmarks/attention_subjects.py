@@ -1,4 +1,4 @@
-"""What `bench.py attention` measures: one attention sublayer, projections included."""
+"""Subjects of `bench.py attention`: attention sublayers, including projections."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,19 +32,19 @@ from rlxf.attention.patterns.base import Pattern
 
 LAYERS = 2
 SPARSE_BY = 4096
-"""Tokens from which a subject has to be faster than all pairs."""
+"""Number of tokens from which a subject should be faster than dense attention."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Something that attends.
+    """Attention sublayer to be measured.
 
     Args:
-        build: the pass for a length.
-        at_most: exponent of L in its time that it should not exceed; None for no claim.
-        faster_from: tokens from which it should be faster than all pairs.
-        layers: passes that take turns, as layers differ: their mean is measured.
-        begins_with: tokens of a first pass, after which memory is counted.
+        build: function that builds the forward pass for a length.
+        at_most: maximum exponent of L in its time; None: no claim.
+        faster_from: number of tokens from which it should be faster than dense attention.
+        layers: number of different layers that are called in turn; their mean is measured.
+        begins_with: tokens of a first pass, after which memory is measured.
     """
 
     build: Callable[[int], Pass]
@@ -55,7 +55,7 @@ class Subject:
 
 
 def every_pair(length: int) -> Pass:
-    """Projections around torch's scaled_dot_product_attention, causal: it leaves out what is hidden."""
+    """Return dense causal attention with torch's scaled_dot_product_attention, which skips masked pairs."""
     attention = TransformerSpec(width=HEADS * SIZE, heads=HEADS, layers=1).build().blocks[0].attention
     assert isinstance(attention, Attention)
 
@@ -69,12 +69,12 @@ def every_pair(length: int) -> Pass:
 
 
 def with_pattern(pattern: Pattern) -> Pass:
-    """The attention of a causal transformer; its layers take turns."""
+    """Return the attention of a causal transformer with a pattern; its layers are called in turn."""
     return with_techniques(pattern=pattern)
 
 
 def with_techniques(**choices: Any) -> Pass:
-    """The attention of a transformer, causal unless chosen otherwise; its layers take turns."""
+    """Return the attention of a transformer, causal by default; its layers are called in turn."""
     transformer = TransformerSpec(width=HEADS * SIZE, heads=HEADS, layers=LAYERS, **choices).build()
     turns = iter(range(10**9))
 
@@ -120,7 +120,7 @@ SUBJECTS: dict[str, Subject] = {
     "Strided": Subject(lambda length: with_pattern(Strided(root(length))), 1.65, layers=LAYERS),
     "FixedColumns": Subject(lambda length: with_pattern(FixedColumns(root(length), 4)), 1.65),
 }
-"""By name. What is listed is measured and drawn, and the table says where it misses its claim."""
+"""Subjects by name."""
 
 SUBJECTS |= {
     f"package {name}": Subject(build, begins_with=least) for name, (build, least) in installed().items()

@@ -1,9 +1,9 @@
-"""One environment raises, is killed or hangs, again and again: what is lost, how fast is the rest.
+"""Throughput and lost steps of training while one environment repeatedly raises, is killed or hangs.
 
-One that raises or is killed costs the others nothing but the processor that its restart takes. For one that
-hangs all wait, each time for ``Workers.timeout`` seconds: that alone bounds what it costs. Where it hangs
-every so many seconds, the others keep a share of 1 - timeout / every. The timeout is to be some times the
-slowest step of an environment that is well, resets included.
+An environment that raises or is killed costs the others only the CPU time of its restart. If an environment
+hangs, all others wait for ``Workers.timeout`` seconds. If it hangs after each ``every`` seconds, the others
+keep a share of 1 - timeout / every of their throughput. The timeout should be several times the slowest step
+of a working environment, including resets.
 """
 
 import os
@@ -28,7 +28,7 @@ from rlxf.envs.workers import Workers, WorkerVecEnv
 
 TASK = "CartPole-v1"
 BROKEN = 1
-"""The environment that breaks."""
+"""Index of the failing environment."""
 
 
 def _raise() -> NoReturn:
@@ -41,26 +41,26 @@ WAYS: dict[str, Callable[[], Any]] = {
     "hangs": lambda: time.sleep(10**6),
 }
 NONE = "nothing breaks"
-LEAST_SHARE = 0.8
-"""Of their rate, that the others have to keep."""
+MIN_SHARE = 0.8
+"""Minimum share of throughput that the other environments must keep."""
 
 
 class Breaking(gymnasium.Wrapper):
-    """Breaks at its first step so many seconds after it was made."""
+    """Wrapper that fails at its first step ``after`` seconds after its construction."""
 
     def __init__(self, env: gymnasium.Env, way: str, after: float):
         super().__init__(env)
         self.way, self.due = way, time.monotonic() + after
 
     def step(self, action: Any) -> Any:
-        """Step, or break."""
+        """Step, or fail if the time has passed."""
         if time.monotonic() > self.due:
             WAYS[self.way]()
         return super().step(action)
 
 
 class Clock(BaseCallback):
-    """Counts the steps that the others play, from the end of the first rollout on, and ends the training."""
+    """Callback that counts steps of the other environments after the first rollout, and stops training."""
 
     def __init__(self, seconds: float):
         super().__init__()
@@ -81,14 +81,14 @@ class Clock(BaseCallback):
 
 @dataclass(frozen=True)
 class Broken:
-    """A training in which one environment broke.
+    """Result of a training run with one failing environment.
 
     Args:
-        steps_per_second: of all other environments, rollouts and updates together.
-        restarts: of the one that broke.
-        lost_steps: of the same, in back-off and restart.
-        told: steps that were told to be lost as they came; each of them has to be counted.
-        share: of the rate where nothing breaks.
+        steps_per_second: throughput of all other environments, over rollouts and updates.
+        restarts: restarts of the failing environment.
+        lost_steps: steps of the failing environment that were lost in back-off and restart.
+        told: steps that ``infos`` reported as lost; it must equal ``lost_steps``.
+        share: throughput relative to training without failures.
     """
 
     steps_per_second: float
@@ -98,40 +98,41 @@ class Broken:
     share: float = 1.0
 
     def missed(self) -> list[str]:
-        """What should not have come of it."""
-        missed = {
-            f"{self.lost_steps} steps were counted as lost, {self.told} were": self.lost_steps != self.told,
-            f"the others kept {self.share:.0%} of their rate": self.share < LEAST_SHARE,
+        """Return the violated expectations."""
+        failures = {
+            f"{self.lost_steps} steps were counted as lost, {self.told} were reported": self.lost_steps
+            != self.told,
+            f"the other environments kept {self.share:.0%} of their throughput": self.share < MIN_SHARE,
         }
-        return [told for told, there in missed.items() if there]
+        return [message for message, failed in failures.items() if failed]
 
 
 @dataclass(frozen=True)
 class BrokenEnvs:
-    """A GTrXLPPO learns in environments of which one breaks every so many seconds, in each of three ways."""
+    """Train GTrXLPPO while one environment fails periodically, in each of three ways."""
 
     n_envs: int = 16
-    """Environments; number 1 breaks."""
+    """Number of environments; the one with index 1 fails."""
     workers: int = 16
-    """Processes that they run in."""
+    """Worker processes of the environments."""
     n_steps: int = 256
-    """Steps of a rollout in each environment, a multiple of 64."""
+    """Steps of a rollout per environment, a multiple of 64."""
     seconds: float = 20.0
-    """Of each training, behind its first rollout."""
+    """Seconds of each training run, after its first rollout."""
     every: float = 8.0
-    """Seconds from a start of the environment to its break."""
+    """Seconds from the start of the environment to its failure."""
     timeout: float = 1.0
-    """Seconds in which it has to answer: what each time that it hangs costs the others."""
+    """Timeout of an environment in seconds; each hang costs the others this time."""
 
     def found(self) -> dict[str, Broken]:
-        """What came of each way; rates are to the mean of a training before and one behind all."""
+        """Return the result of each failure mode; shares are relative to runs without failures."""
         first, *broken, last = (self.trained(way) for way in (NONE, *WAYS, NONE))
-        usual = (first.steps_per_second + last.steps_per_second) / 2
-        shares = [replace(each, share=each.steps_per_second / usual) for each in broken]
-        return {NONE: replace(first, steps_per_second=usual)} | dict(zip(WAYS, shares, strict=True))
+        baseline = (first.steps_per_second + last.steps_per_second) / 2
+        shares = [replace(each, share=each.steps_per_second / baseline) for each in broken]
+        return {NONE: replace(first, steps_per_second=baseline)} | dict(zip(WAYS, shares, strict=True))
 
     def trained(self, way: str) -> Broken:
-        """What came of one training; the share is not known yet."""
+        """Train with one failure mode; the share is not computed yet."""
         makes = [partial(made, way if i == BROKEN else NONE, self.every) for i in range(self.n_envs)]
         workers = Workers(self.workers, timeout=self.timeout, restarts=1000)
         clock = Clock(self.seconds)
@@ -141,16 +142,16 @@ class BrokenEnvs:
 
 
 def made(way: str, after: float) -> gymnasium.Env:
-    """One environment."""
+    """Create one environment."""
     env = gymnasium.make(TASK)
     return Replayable(Monitor(env if way == NONE else Breaking(env, way, after)))
 
 
-def as_table(found: dict[str, Broken]) -> Table:
-    """The same for people."""
-    title = "One environment breaks again and again"
-    table = Table("way", "steps/s of the others", "share", "restarts", "steps lost", title=title)
-    for way, each in found.items():
+def as_table(results: dict[str, Broken]) -> Table:
+    """Return the results as a table."""
+    title = "One environment fails repeatedly"
+    table = Table("failure", "steps/s of the others", "share", "restarts", "lost steps", title=title)
+    for way, each in results.items():
         numbers = (
             f"{each.steps_per_second:.0f}",
             f"{each.share:.0%}",

@@ -1,4 +1,4 @@
-"""CleanRL's ppo_trxl.py, unchanged, in an environment of its own."""
+"""Runs of CleanRL's unmodified ppo_trxl.py in a separate virtual environment."""
 
 import os
 import re
@@ -17,21 +17,21 @@ from benchmarks.shapes import Shape
 from benchmarks.throughput import rates
 
 PACKAGES = ("gymnasium<0.30", "memory-gym>=1.0.2,<2", "minigrid>=2.3.1,<3", "numpy<2", "einops>=0.7,<0.8")
-"""What the script imports besides torch, as it pins them; its tyro and tensorboard are ours."""
+"""Pinned packages of the script, in addition to torch; tyro and tensorboard have our versions."""
 
 PYTHON = shutil.which("python3.11") or sys.executable
-"""Its old packages have no wheels for Python after 3.12."""
+"""Python interpreter; the pinned packages have no wheels for Python after 3.12."""
 
 PROGRESS = re.compile(r"^\s*\d+ SPS=")
 
 
 @dataclass(frozen=True)
 class CleanRLRun:
-    """What a run of the script showed.
+    """Result of a run of the script.
 
     Args:
         rates: environment steps per second of each iteration after the first.
-        peak_bytes: most memory that the process held at a time.
+        peak_bytes: peak memory of the process.
     """
 
     rates: list[float]
@@ -39,17 +39,17 @@ class CleanRLRun:
 
 
 def run(checkout: Path, venv: Path, shape: Shape, iterations: int) -> CleanRLRun:
-    """Train for ``1 + iterations`` iterations on `light_task` and time them by the lines it prints.
+    """Train for ``1 + iterations`` iterations on `light_task`, timed by the printed progress lines.
 
-    The transformer is the script's default. Threads are torch's number here.
+    The transformer is the script's default. The number of threads is that of torch in this process.
 
     Raises:
         FileNotFoundError: if the checkout has no ppo_trxl.py.
-        RuntimeError: if the script fails; its last output is in the message.
+        RuntimeError: if the script fails; the message contains its last output.
     """
     script = checkout / "cleanrl" / "ppo_trxl" / "ppo_trxl.py"
     if not script.is_file():
-        raise FileNotFoundError(f"no {script}: --cleanrl takes a checkout of github.com/vwxyzjn/cleanrl")
+        raise FileNotFoundError(f"{script} does not exist; --cleanrl must be a checkout of vwxyzjn/cleanrl")
     install(venv)
     with tempfile.TemporaryDirectory() as folder:
         command = [str(venv / "bin" / "python"), str(script.resolve()), *arguments(shape, iterations)]
@@ -57,18 +57,18 @@ def run(checkout: Path, venv: Path, shape: Shape, iterations: int) -> CleanRLRun
 
 
 def install(venv: Path) -> None:
-    """Make the environment unless it is there: this program's torch, and the script's packages."""
+    """Create the virtual environment unless it exists, with our version of torch and the pinned packages."""
     ready = venv / "ready"
-    wanted = " ".join([f"torch=={torch.__version__.split('+')[0]}", "tyro", "tensorboard", *PACKAGES])
-    if ready.is_file() and ready.read_text() == wanted:
+    requirements = " ".join([f"torch=={torch.__version__.split('+')[0]}", "tyro", "tensorboard", *PACKAGES])
+    if ready.is_file() and ready.read_text() == requirements:
         return
     subprocess.run([PYTHON, "-m", "venv", "--clear", venv], check=True)
-    subprocess.run([venv / "bin" / "pip", "install", "--quiet", *wanted.split()], check=True)
-    ready.write_text(wanted)
+    subprocess.run([venv / "bin" / "pip", "install", "--quiet", *requirements.split()], check=True)
+    ready.write_text(requirements)
 
 
 def arguments(shape: Shape, iterations: int) -> list[str]:
-    """Command line of the script for ``1 + iterations`` iterations."""
+    """Return the command-line arguments of the script for ``1 + iterations`` iterations."""
     batch = shape.envs * shape.steps
     options = {
         "env-id": "light_task:LightTask-v0",
@@ -86,9 +86,14 @@ def arguments(shape: Shape, iterations: int) -> list[str]:
 
 
 def timed(command: list[str], folder: Path, steps: int) -> CleanRLRun:
-    """Run the command; an iteration of ``steps`` lies between two of its progress lines."""
+    """Run the command; the time between two progress lines is an iteration of ``steps`` steps."""
     process = subprocess.Popen(
-        command, cwd=folder, env=surroundings(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=folder,
+        env=environment_variables(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert process.stdout is not None
     lines = [(time.perf_counter(), line) for line in process.stdout]
@@ -101,8 +106,8 @@ def timed(command: list[str], folder: Path, steps: int) -> CleanRLRun:
     return CleanRLRun(rates(times, steps), usage.ru_maxrss * 1024)
 
 
-def surroundings() -> dict[str, str]:
-    """Environment variables: the light task on the path, as many threads, no screen, lines as they come."""
+def environment_variables() -> dict[str, str]:
+    """Return environment variables: module path, number of threads, no display, unbuffered output."""
     return {
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parent),
@@ -113,11 +118,11 @@ def surroundings() -> dict[str, str]:
 
 
 def stored_bytes(shape: Shape, steps: int) -> int:
-    r"""Bytes that the script keeps of a rollout of S steps to learn from.
+    r"""Return the bytes of the script's storage of a rollout of S steps.
 
     With E environments, L layers, width C, window M, episodes of at most P steps (and here exactly):
 
-        ``4 P L C (E + E ceil(S / P))``  memories in use, and a copy of the memory of every episode begun
+        ``4 P L C (E + E ceil(S / P))``  current memories, and a copy of the memory of each started episode
         ``+ S E (8 + 1) M``              indices (int64) and mask (bool) of every step's window
         ``+ S E (4 x 4 + 4 x 4 + 8 + 8)``  observation, reward, done, log-probability, value, action, episode.
     """
@@ -128,9 +133,9 @@ def stored_bytes(shape: Shape, steps: int) -> int:
 
 
 def gathered_bytes(shape: Shape) -> int:
-    r"""Bytes of the memories that the script copies together for one minibatch of B steps.
+    r"""Return the bytes of memories that the script gathers for one minibatch of B steps.
 
-    ``4 B L C (P + 2 M)``: the whole episode's memory for every step, its window out of it, and the
-    window with positions added. What autograd keeps beyond that is not counted.
+    ``4 B L C (P + 2 M)``: the memory of the whole episode for each step, the window selected from it, and the
+    window with added positions. Tensors that autograd saves in addition are not counted.
     """
     return 4 * shape.minibatch * shape.layers * shape.width * (EPISODE_STEPS + 2 * shape.memory)

@@ -28,15 +28,15 @@ from rlxf.agents.gtrxl import GTrXLPPO
 EVALUATION_ENVS = 10
 EVALUATION_SEED = 1_000_000
 POINTS = 40
-"""Of a learning curve."""
+"""Number of points of a learning curve."""
 
 
 def without_velocities(env: gymnasium.Env) -> gymnasium.Env:
-    """CartPole that shows the position of the cart and the angle of the pole only."""
+    """Restrict observations of CartPole to the position of the cart and the angle of the pole."""
     space = env.observation_space
     assert isinstance(space, gymnasium.spaces.Box)
-    shown = gymnasium.spaces.Box(space.low[[0, 2]], space.high[[0, 2]], dtype=np.float32)
-    return TransformObservation(env, lambda observation: observation[[0, 2]], shown)
+    restricted = gymnasium.spaces.Box(space.low[[0, 2]], space.high[[0, 2]], dtype=np.float32)
+    return TransformObservation(env, lambda observation: observation[[0, 2]], restricted)
 
 
 def masked_cart_pole() -> gymnasium.Env:
@@ -46,12 +46,12 @@ def masked_cart_pole() -> gymnasium.Env:
 
 @dataclass(frozen=True)
 class Task:
-    """A task and what is expected of GTrXLPPO on it.
+    """Task with the expected return of GTrXLPPO.
 
     Args:
         env: a Gymnasium id, or a function that makes one environment.
         steps: environment steps of training.
-        wanted: mean return that the agent should reach at least.
+        wanted: minimum mean return that the agent should reach.
     """
 
     env: str | Callable[[], gymnasium.Env]
@@ -81,7 +81,7 @@ class Run:
         steps: environment steps of training.
         mean: mean return of the evaluation.
         deviation: standard deviation of the returns.
-        explained_variance: of the values; the median over the updates of the second half of the training.
+        explained_variance: median explained variance of the value function in the second half of training.
         curve: (environment steps, mean return of the training episodes that ended since the last point).
         seconds: of training.
     """
@@ -95,9 +95,9 @@ class Run:
 
 
 class Curve(BaseCallback):
-    """Mean return of the training episodes that ended in each of `POINTS` equal parts of the training.
+    """Callback that records the mean return of episodes in each of `POINTS` equal parts of training.
 
-    Also keeps the explained variance that each update logs.
+    It also records the explained variance of each update.
     """
 
     def __init__(self, steps: int):
@@ -139,7 +139,7 @@ PROGRAMS = {"GTrXLPPO": gtrxl, "PPO": ppo, "RecurrentPPO": recurrent_ppo}
 
 
 def train(task: Task, program: str, seed: int, episodes: int) -> Run:
-    """Train with default settings, then evaluate without exploration in environments of other seeds."""
+    """Train with default settings, then evaluate without exploration in environments with other seeds."""
     agent, curve = PROGRAMS[program](task.env, seed), Curve(task.steps)
     start = time.perf_counter()
     agent.learn(task.steps, callback=curve)
@@ -162,7 +162,7 @@ class Defaults:
     """Mean return of GTrXLPPO, PPO and RecurrentPPO on ordinary tasks, each with its default settings."""
 
     tasks: tuple[str, ...] = ()
-    """Names of the tasks; all, if none is given."""
+    """Names of the tasks; default: all."""
     programs: tuple[str, ...] = tuple(PROGRAMS)
     """Names of the programs."""
     seeds: int = 5
@@ -170,9 +170,9 @@ class Defaults:
     episodes: int = 100
     """Episodes of the evaluation after training."""
     processes: int = 2
-    """Runs at a time, one thread each."""
+    """Parallel processes, with one thread each."""
     output: Path = Path("runs/bench-defaults.jsonl")
-    """File with a line for each run. Runs that it holds are not repeated. The figure is saved next to it."""
+    """Output file with a line per run; completed runs are not repeated. The figure is saved next to it."""
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -183,7 +183,7 @@ class Defaults:
             raise ValueError(f"programs must be among {list(PROGRAMS)}, got {sorted(unknown)}")
 
     def run(self) -> None:
-        """Train, print a line as each run ends and the table at the end, and save the figure."""
+        """Train missing runs, print a line for each, print the table, and save the figure."""
         keys = {
             f"{name} | {program} | {seed}": partial(train, TASKS[name], program, seed, self.episodes)
             for seed in range(self.seeds)
@@ -196,7 +196,7 @@ class Defaults:
 
 
 def grouped(runs: dict[str, dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Runs of each (task, program), in order of their seeds."""
+    """Group runs by (task, program), in the order of seeds."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for key, run in sorted(runs.items()):
         task, program, _ = key.split(" | ")
@@ -205,8 +205,8 @@ def grouped(runs: dict[str, dict[str, Any]]) -> dict[tuple[str, str], list[dict[
 
 
 def table(runs: dict[str, dict[str, Any]]) -> Table:
-    """A line for each program on each task."""
-    columns = ("task", "steps", "wanted", "program", "mean return", "of each seed", "explained variance")
+    """Return a table with a row for each program on each task."""
+    columns = ("task", "steps", "expected", "program", "mean return", "by seed", "explained variance")
     result = Table(*columns, title="Default settings, final agents, no exploration")
     for (task, program), group in grouped(runs).items():
         means = [run["mean"] for run in group]
@@ -223,7 +223,7 @@ def table(runs: dict[str, dict[str, Any]]) -> Table:
 
 
 def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
-    """Training returns over environment steps: a panel for each task, a line for each run."""
+    """Plot training returns over environment steps, with a panel for each task and a line for each run."""
     groups = grouped(runs)
     names = list(dict.fromkeys(task for task, _ in groups))
     columns = min(len(names), 4)

@@ -1,4 +1,4 @@
-"""What depth that adapts saves at equal return: passes and time of a step. And whether promises are kept."""
+"""Layer passes, step time and returns of adaptive depth, and validity of its risk guarantee."""
 
 import time
 from collections.abc import Callable
@@ -32,13 +32,13 @@ ENVS = 32
 
 @dataclass(frozen=True)
 class Measured:
-    """How one agent acts.
+    """Measurement of one agent.
 
     Args:
-        passes: taken on average by a step of one environment.
-        milliseconds: processor time of that step, on average.
-        returns: of the evaluation's episodes.
-        lengths: of the same, in steps.
+        passes: mean number of layer passes per step of one environment.
+        milliseconds: mean CPU time per step.
+        returns: returns of the evaluation episodes.
+        lengths: lengths of these episodes, in steps.
     """
 
     passes: float
@@ -49,11 +49,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Run:
-    """One training.
+    """Result of one training run.
 
     Args:
-        ways: by name: with all passes, and as early as it may; one alone, without a name, but for CALM.
-        threshold: of confidence, that was found for CALM; None for others, infinite where none was kept.
+        ways: measurements by name: for CALM with all passes and calibrated; otherwise a single unnamed one.
+        threshold: calibrated confidence threshold of CALM, infinite if none is valid; None for others.
     """
 
     ways: dict[str, Measured]
@@ -62,74 +62,75 @@ class Run:
 
 @dataclass
 class DepthBench:
-    """Passes taken, returns with intervals and time of a step: the same agent with several kinds of depth.
+    """Layer passes, returns with intervals and step time of the same agent with several kinds of depth.
 
-    GTrXLPPO on a T-Maze: Fixed; Universal, one layer again and again, and ACT, which is that until it has had
-    enough; CALM by softmax. A Decision Transformer on a Minari dataset, read from MINARI_DATASETS_PATH: the
-    same and DepthAdaptive. Hopper needs the extra mujoco; its actions are numbers, so CALM goes by a
-    classifier there. CALM's agents are evaluated twice, with all passes and with the threshold that
-    `calibrate` found: in episodes played for it, or in those of the data, which the agent learned from, and
-    which promise less.
+    GTrXLPPO on a T-Maze: Fixed; Universal, which repeats one layer; ACT, which is Universal with learned
+    halting; CALM with softmax confidence. A Decision Transformer on a Minari dataset, read from
+    MINARI_DATASETS_PATH: the same and DepthAdaptive. Hopper requires the extra mujoco; its actions are
+    continuous, so CALM uses a classifier. Agents with CALM are evaluated with all passes and with the
+    threshold from `calibrate`. The online calibration plays new episodes. The offline one uses training
+    data, which makes its guarantee weaker.
 
-    Last, calibrations are simulated, to count how many break their promise. A training that is done is a line
-    of the output and is not made again. A step is one of a single environment: of many, the slowest counts.
+    Finally, calibrations are simulated to count violations of the guarantee. Completed runs are lines of the
+    output file and are not repeated. Steps are those of a single environment, as in a batch the slowest
+    environment determines the time.
     """
 
     kinds: tuple[str, ...] = ("online", "offline")
-    """Out of online (GTrXLPPO) and offline (Decision Transformer)."""
+    """Kinds of agents: online (GTrXLPPO) and offline (Decision Transformer)."""
     only: tuple[str, ...] = ()
-    """Names of depths to try; all, if none is given."""
+    """Names of the depths; default: all."""
     layers: int = 4
-    """The most passes that a token can take."""
+    """Maximum number of passes per token."""
     corridor: int = 50
     """Length of the T-Maze's corridor."""
     steps: int = 200_000
-    """Steps in the environment of each GTrXLPPO."""
+    """Environment steps of each GTrXLPPO."""
     dataset: str = "rlxf/hopper/medium-v0"
     """Minari id."""
     updates: int = 10_000
-    """Updates of each Decision Transformer: width 64, the small setting but for its layers."""
+    """Updates of each Decision Transformer: width 64, the small setting except for its layers."""
     ponder_cost: float = 0.01
-    """ACT's, of a pass."""
+    """Cost per pass of ACT."""
     penalty: float = 0.1
-    """DepthAdaptive's, of a pass."""
+    """Penalty per pass of DepthAdaptive."""
     exit_coef: float = 1.0
-    """How much CALM's and DepthAdaptive's outputs before the last count; at 1 as in their papers."""
+    """Loss coefficient of the intermediate outputs of CALM and DepthAdaptive; 1 as in their papers."""
     alpha: float = 0.05
-    """Share of other actions in an episode that CALM promises not to exceed on average."""
+    """Guaranteed bound of the mean share of changed actions per episode with CALM."""
     delta: float = 0.05
-    """Probability with which it may be exceeded."""
+    """Probability that the guarantee may fail."""
     seeds: int = 3
-    """Trainings of each."""
+    """Training runs per depth."""
     episodes: int = 100
-    """Of an evaluation; and at least as many of a calibration that plays."""
+    """Episodes per evaluation, and minimum episodes of an online calibration."""
     timed: int = 510
-    """Steps of one environment whose passes and time are taken."""
+    """Steps of one environment for which passes and time are measured."""
     simulations: int = 200
-    """Calibrations that are simulated."""
+    """Number of simulated calibrations."""
     processes: int = 1
-    """Trainings at a time, one thread each. More disturb the times."""
+    """Parallel processes, with one thread each. More than one makes times less reliable."""
     output: Path = Path("runs/bench-depth.jsonl")
-    """Where to write each training."""
+    """Output file with a line for each run."""
 
     def __post_init__(self) -> None:
         if unknown := set(self.kinds) - {"online", "offline"}:
             raise ValueError(f"kinds must be among online and offline, got {sorted(unknown)}")
         if unknown := set(self.only) - set(self.depths("offline")):
-            raise ValueError(f"there is no {sorted(unknown)}; there are {', '.join(self.depths('offline'))}")
+            raise ValueError(f"only must be among {', '.join(self.depths('offline'))}, got {sorted(unknown)}")
 
     def run(self) -> None:
-        """Train what is missing, print the tables, write each training as it ends."""
+        """Train missing runs, write each result, and print the tables."""
         jobs = {self.key(*job): partial(self.train, *job) for job in self.jobs()}
-        found = made(jobs, self.processes, self.output)
+        results = made(jobs, self.processes, self.output)
         console = Console(width=130)
         for kind in self.kinds:
-            runs = {job[1:]: as_run(found[self.key(*job)]) for job in self.jobs() if job[0] == kind}
+            runs = {job[1:]: as_run(results[self.key(*job)]) for job in self.jobs() if job[0] == kind}
             console.print(compare(reports(runs), self.title(kind), "depth"), savings(runs))
         console.print(promises(self.simulations), f"numbers: {self.output}")
 
     def jobs(self) -> list[tuple[str, str, int]]:
-        """Kind, depth and seed of each training."""
+        """Return kind, depth and seed of each run."""
         return [
             (kind, name, seed)
             for kind in self.kinds
@@ -139,7 +140,7 @@ class DepthBench:
         ]
 
     def key(self, kind: str, name: str, seed: int) -> str:
-        """What tells a training from others."""
+        """Return the key of a run in the output file."""
         task = {
             "online": f"T-Maze {self.corridor}, {self.steps} steps",
             "offline": f"{self.dataset}, {self.updates} updates",
@@ -148,28 +149,28 @@ class DepthBench:
         return f"{task}, {self.depths(kind)[name]}, {self.layers} layers, {promise}, seed {seed}"
 
     def title(self, kind: str) -> str:
-        """Of the table of a kind."""
+        """Return the title of the table of a kind."""
         return f"T-Maze of {self.corridor}" if kind == "online" else self.dataset
 
     def depths(self, kind: str) -> dict[str, Depth]:
-        """By name."""
+        """Return the depths by name."""
         confidence: Confidence = "softmax" if kind == "online" else "classifier"
-        found: dict[str, Depth] = {
+        results: dict[str, Depth] = {
             "Fixed": Fixed(),
             "Universal": Universal(),
             "ACT": ACT(ponder_cost=self.ponder_cost),
             "CALM": CALM(confidence=confidence, exit_coef=self.exit_coef),
         }
         adaptive = DepthAdaptive(by="geometric", penalty=self.penalty, exit_coef=self.exit_coef)
-        return found | ({"DepthAdaptive": adaptive} if kind == "offline" else {})
+        return results | ({"DepthAdaptive": adaptive} if kind == "offline" else {})
 
     def train(self, kind: str, name: str, seed: int) -> Run:
-        """One training from its first step to its evaluations."""
+        """Train and evaluate one agent."""
         makers: dict[str, Callable[[Depth, int], Run]] = {"online": self.online, "offline": self.offline}
         return makers[kind](self.depths(kind)[name], seed)
 
     def online(self, depth: Depth, seed: int) -> Run:
-        """A GTrXLPPO."""
+        """Train and measure a GTrXLPPO."""
         make = partial(make_vec_env, "rlxf/TMaze-v0", env_kwargs={"corridor_length": self.corridor})
         agent = GTrXLPPO(
             "MlpGTrXLPolicy",
@@ -187,7 +188,7 @@ class DepthBench:
         return in_both_ways(depth, measure, calibrate)
 
     def offline(self, depth: Depth, seed: int) -> Run:
-        """A Decision Transformer."""
+        """Train and measure a Decision Transformer."""
         arguments = SHORT["small"].arguments()
         core = replace(arguments.pop("core"), layers=self.layers, depth=depth)
         agent = DecisionTransformer(self.dataset, core=core, seed=seed, **arguments)
@@ -202,13 +203,15 @@ class DepthBench:
         return in_both_ways(depth, measure, partial(agent.calibrate, self.alpha, self.delta))
 
     def measured(self, agent: Any, play: Callable[[], Report], make: Callable[[], Any]) -> Measured:
-        """How the agent acts as it is."""
+        """Measure the agent with its current depth settings."""
         report = play()
-        return Measured(*walk(agent, make(), self.timed), report.returns.tolist(), report.lengths.tolist())
+        return Measured(
+            *measure_steps(agent, make(), self.timed), report.returns.tolist(), report.lengths.tolist()
+        )
 
 
 def in_both_ways(depth: Depth, measure: Callable[[], Measured], calibrate: Callable[[], Any]) -> Run:
-    """What the agent does; for CALM with all passes, then with what `calibrate` found."""
+    """Measure the agent; for CALM with all passes, then with the calibrated threshold."""
     if not isinstance(depth, CALM):
         return Run({"": measure()})
     ways = {", all passes": measure()}
@@ -216,22 +219,22 @@ def in_both_ways(depth: Depth, measure: Callable[[], Measured], calibrate: Calla
     return Run(ways | {", calibrated": measure()}, threshold)
 
 
-def walk(agent: Any, env: Any, steps: int) -> tuple[float, float]:
-    """Passes, and milliseconds of processor time, that a step of one environment takes on average."""
+def measure_steps(agent: Any, env: Any, steps: int) -> tuple[float, float]:
+    """Return mean passes and mean milliseconds of CPU time per step of one environment."""
     obs, state, starts = env.reset(), None, np.ones(1, bool)
     passes_so_far(agent)
-    taken, seconds = [], 0.0
+    passes, seconds = [], 0.0
     for _ in range(steps):
         start = time.process_time()
         actions, state = agent.predict(obs, state, starts, deterministic=True)
         seconds += time.process_time() - start
-        taken.append(passes_so_far(agent))
+        passes.append(passes_so_far(agent))
         obs, _, starts, _ = env.step(actions)
-    return mean(taken), 1000 * seconds / steps
+    return mean(passes), 1000 * seconds / steps
 
 
 def passes_so_far(agent: Any) -> float:
-    """Passes that tokens took on average since last asked, or in the last forward; else all of them."""
+    """Return mean passes per token since the last call, or in the last forward pass, or all layers."""
     transformer = agent.policy.transformer
     for depth in (transformer.acting_depth(), transformer.mean_depth()):
         if depth is not None:
@@ -240,30 +243,30 @@ def passes_so_far(agent: Any) -> float:
 
 
 def as_run(answer: dict[str, Any]) -> Run:
-    """What JSON told."""
+    """Build a run from JSON data."""
     return Run({name: Measured(**way) for name, way in answer["ways"].items()}, answer["threshold"])
 
 
 def by_way(runs: dict[tuple[str, int], Run]) -> dict[str, dict[int, Measured]]:
-    """By depth and way of acting, then by seed."""
-    found: dict[str, dict[int, Measured]] = {}
+    """Group measurements by depth and way of acting, then by seed."""
+    results: dict[str, dict[int, Measured]] = {}
     for (depth, seed), run in runs.items():
         for way, measured in run.ways.items():
-            found.setdefault(depth + way, {})[seed] = measured
-    return found
+            results.setdefault(depth + way, {})[seed] = measured
+    return results
 
 
 def reports(runs: dict[tuple[str, int], Run]) -> dict[str, Report]:
-    """The episodes of all seeds of each depth, and of each seed."""
-    found = {}
+    """Return the reports of each depth over all seeds, and of each seed."""
+    results = {}
     for name, own in by_way(runs).items():
-        found[f"{name}, {len(own)} seeds"] = as_report(list(own.values()))
-        found |= {f"  {name}, seed {seed}": as_report([measured]) for seed, measured in own.items()}
-    return found
+        results[f"{name}, {len(own)} seeds"] = as_report(list(own.values()))
+        results |= {f"  {name}, seed {seed}": as_report([measured]) for seed, measured in own.items()}
+    return results
 
 
 def as_report(measured: list[Measured]) -> Report:
-    """All their episodes in one."""
+    """Pool the episodes of several measurements in one report."""
     returns, lengths = (
         np.concatenate([getattr(one, what) for one in measured]) for what in ("returns", "lengths")
     )
@@ -271,10 +274,8 @@ def as_report(measured: list[Measured]) -> Report:
 
 
 def savings(runs: dict[tuple[str, int], Run]) -> Table:
-    """Passes and time of a step, and the thresholds that were found."""
-    table = Table(
-        "depth", "passes", "of each seed", "ms a step", "thresholds", title="a step of one environment"
-    )
+    """Return the table of passes and time per step, and of calibrated thresholds."""
+    table = Table("depth", "passes", "by seed", "ms per step", "thresholds", title="Steps of one environment")
     for name, own in by_way(runs).items():
         passes = [measured.passes for measured in own.values()]
         thresholds = [run.threshold for (depth, _), run in runs.items() if name == f"{depth}, calibrated"]

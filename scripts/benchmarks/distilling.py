@@ -1,4 +1,4 @@
-"""What a student with a quarter of the parameters keeps of its teacher's return, and how fast it acts."""
+"""Return and speed of distilled students with a quarter of the parameters of their teachers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,22 +23,22 @@ from rlxf.envs.trajectories import load_trajectories
 from rlxf.evaluation import Report, compare
 
 WALK = 60
-"""Steps of an episode that an agent acts before its steps are timed."""
+"""Steps of an episode before steps are timed."""
 CALLS = 300
-"""That are timed; teacher and student take turns."""
+"""Number of timed calls; teacher and student alternate."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What came of a teacher and a student.
+    """Result of one teacher and its student.
 
     Args:
-        task: what both play.
-        seed: of everything.
-        parameters: of each.
-        milliseconds: of a step of one environment, the median.
-        returns: of each one's episodes.
-        lengths: of the same, in steps.
+        task: name of the task.
+        seed: random seed.
+        parameters: number of parameters of both.
+        milliseconds: median time per step of one environment.
+        returns: returns of the evaluation episodes of both.
+        lengths: lengths of these episodes, in steps.
     """
 
     task: str
@@ -51,42 +51,42 @@ class Pair:
 
 @dataclass
 class Distilling:
-    """Teacher and student: parameters, returns with intervals, milliseconds of a step.
+    """Parameters, returns with intervals, and milliseconds per step of teachers and students.
 
     A Decision Transformer on a Minari dataset, read from MINARI_DATASETS_PATH, and a GTrXLPPO on a T-Maze.
-    Hopper needs the extra mujoco. Each student learns in as many updates or steps as its teacher did. A pair
-    that is done is a line of the output and is not made again.
+    Hopper requires the extra mujoco. Each student is trained for as many updates or steps as its teacher.
+    Completed pairs are lines of the output file and are not repeated.
     """
 
     kinds: tuple[str, ...] = ("offline", "online")
-    """Out of offline (Decision Transformer) and online (GTrXLPPO)."""
+    """Kinds of agents: offline (Decision Transformer) and online (GTrXLPPO)."""
     dataset: str = "rlxf/hopper/medium-v0"
     """Minari id."""
     widths: tuple[int, int] = (128, 96)
-    """Features of a token, of teacher and student."""
+    """Features per token of teacher and student."""
     layers: tuple[int, int] = (4, 1)
-    """Layers of both. Fewer make a step faster; narrower ones are smaller, but hardly faster on CPU."""
+    """Layers of both. Fewer layers make steps faster; narrower layers hardly do so on a CPU."""
     updates: int = 10_000
-    """Updates of the Decision Transformers, of the teacher and then of the student."""
+    """Updates of each Decision Transformer, teacher and student."""
     corridor: int = 50
     """Length of the T-Maze's corridor."""
     steps: int = 200_000
-    """Steps in the environment of the GTrXLPPOs, of the teacher and then of the student."""
+    """Environment steps of each GTrXLPPO, teacher and student."""
     seeds: int = 3
     """Pairs of each kind."""
     episodes: int = 100
     """Episodes of an evaluation."""
     processes: int = 1
-    """Pairs at a time, one thread each. More disturb the times."""
+    """Parallel processes, with one thread each. More than one makes times less reliable."""
     output: Path = Path("runs/bench-distilling.jsonl")
-    """Where to write each pair."""
+    """Output file with a line for each pair."""
 
     def __post_init__(self) -> None:
         if unknown := set(self.kinds) - {"offline", "online"}:
             raise ValueError(f"kinds must be among offline and online, got {sorted(unknown)}")
 
     def run(self) -> None:
-        """Train and evaluate the pairs that are missing, print the tables, write each pair as it is done."""
+        """Train and evaluate missing pairs, write each result, and print the tables."""
         makers: dict[str, Callable[[int], Pair]] = {"offline": self.offline, "online": self.online}
         jobs: dict[str, Callable[[], Pair]] = {
             self.key(kind, seed): partial(makers[kind], seed)
@@ -101,7 +101,7 @@ class Distilling:
         console.print(f"numbers: {self.output}")
 
     def key(self, kind: str, seed: int) -> str:
-        """What tells a pair from others."""
+        """Return the key of a pair in the output file."""
         task = {
             "offline": f"{self.dataset}, {self.updates} updates",
             "online": f"T-Maze {self.corridor}, {self.steps} steps",
@@ -109,7 +109,7 @@ class Distilling:
         return f"{task}, widths {self.widths}, layers {self.layers}, {self.episodes} episodes, seed {seed}"
 
     def offline(self, seed: int) -> Pair:
-        """A teacher that learned from the data, and a student that learned from it."""
+        """Train a teacher on the data, and a student by distillation."""
         teacher, student = (
             DecisionTransformer(
                 self.dataset, seed=seed, **replace(SHORT["small"], width=width, layers=layers).arguments()
@@ -124,11 +124,11 @@ class Distilling:
             env = agent.make_env(min(50, self.episodes))
             return evaluate(agent, env, self.episodes, target_returns=[target]).first
 
-        shown = ReturnToGo(teacher.make_env(1, seed), target)
-        return compared(self.dataset, seed, {"teacher": teacher, "student": student}, play, shown)
+        timing_env = ReturnToGo(teacher.make_env(1, seed), target)
+        return compared(self.dataset, seed, {"teacher": teacher, "student": student}, play, timing_env)
 
     def online(self, seed: int) -> Pair:
-        """A teacher that learned from rewards, and a student that learned from it."""
+        """Train a teacher on rewards, and a student by distillation."""
         task = {"corridor_length": self.corridor}
         cores = [gtrxl(width=w, layers=n) for w, n in zip(self.widths, self.layers, strict=True)]
         teacher, student = (
@@ -148,13 +148,13 @@ class Distilling:
             env = make_vec_env("rlxf/TMaze-v0", min(32, self.episodes), env_kwargs=task)
             return evaluate(agent, env, self.episodes)
 
-        shown = make_vec_env("rlxf/TMaze-v0", 1, seed, env_kwargs=task)
+        timing_env = make_vec_env("rlxf/TMaze-v0", 1, seed, env_kwargs=task)
         name = f"T-Maze, corridor {self.corridor}"
-        return compared(name, seed, {"teacher": teacher, "student": student}, play, shown)
+        return compared(name, seed, {"teacher": teacher, "student": student}, play, timing_env)
 
 
 def compared(task: str, seed: int, agents: dict[str, Any], play: Callable[[Any], Report], env: Any) -> Pair:
-    """What each agent weighs, takes and gets."""
+    """Measure parameters, step time and returns of both agents."""
     reports = {name: play(agent) for name, agent in agents.items()}
     return Pair(
         task,
@@ -167,17 +167,17 @@ def compared(task: str, seed: int, agents: dict[str, Any], play: Callable[[Any],
 
 
 def milliseconds(agents: dict[str, Any], env: Any) -> dict[str, float]:
-    """Median of a step of one environment, some way into an episode; the agents take turns."""
+    """Return the median time per step of one environment in an episode; the agents alternate."""
     calls = {name: walked(agent, env) for name, agent in agents.items()}
-    took: dict[str, list[float]] = {name: [] for name in agents}
+    times: dict[str, list[float]] = {name: [] for name in agents}
     for _ in range(CALLS):
         for name, call in calls.items():
-            took[name].append(seconds(call))
-    return {name: 1000 * median(values) for name, values in took.items()}
+            times[name].append(seconds(call))
+    return {name: 1000 * median(values) for name, values in times.items()}
 
 
 def walked(agent: Any, env: Any) -> Callable[[], object]:
-    """The agent's next step, after it has played for a while."""
+    """Return a function that predicts the next step of the agent, after `WALK` steps of an episode."""
     obs, state, starts = env.reset(), None, np.ones(1, bool)
     for _ in range(WALK):
         actions, state = agent.predict(obs, state, starts)
@@ -186,7 +186,7 @@ def walked(agent: Any, env: Any) -> Callable[[], object]:
 
 
 def returns_table(pairs: list[Pair]) -> Table:
-    """Teacher and student over all seeds, and each pair."""
+    """Return the table of returns of teachers and students, over all seeds and by seed."""
     rows: dict[str, Report] = {}
     for name in ("teacher", "student"):
         returns, lengths = (
@@ -201,17 +201,17 @@ def returns_table(pairs: list[Pair]) -> Table:
 
 
 def speed_table(pairs: list[Pair]) -> Table:
-    """What each student keeps, weighs and takes, beside its teacher."""
-    table = Table("seed", "return kept", "parameters", "of teacher's", "ms a step", "times faster")
+    """Return the table of return, parameters and step time of each student relative to its teacher."""
+    table = Table("seed", "relative return", "parameters", "relative", "ms per step", "speedup")
     for pair in pairs:
         teacher, student = (float(np.mean(pair.returns[name])) for name in ("teacher", "student"))
-        weighs, takes = pair.parameters, pair.milliseconds
+        parameters, times = pair.parameters, pair.milliseconds
         table.add_row(
             str(pair.seed),
             f"{student / teacher:.1%}",
-            f"{weighs['student']:,}",
-            f"{weighs['student'] / weighs['teacher']:.1%}",
-            f"{takes['student']:.2f}",
-            f"{takes['teacher'] / takes['student']:.2f}",
+            f"{parameters['student']:,}",
+            f"{parameters['student'] / parameters['teacher']:.1%}",
+            f"{times['student']:.2f}",
+            f"{times['teacher'] / times['student']:.2f}",
         )
     return table

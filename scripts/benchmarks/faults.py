@@ -1,4 +1,4 @@
-"""Runs and files that are hurt on purpose, and what becomes of them."""
+"""Fault injection: killed runs, damaged files, random settings and failing environments."""
 
 import json
 import sys
@@ -17,84 +17,84 @@ from benchmarks.killed_commands import COMMANDS, KilledCommands, killed_commands
 from benchmarks.killed_runs import AGENTS, SAVED, Killed, cost_of_saving, killed_runs
 from benchmarks.random_settings import Drawn, random_settings
 
-MOST_SAVING = 0.03
-"""Of the training's time."""
+MAX_SAVING = 0.03
+"""Maximum share of training time for saving checkpoints."""
 
 
 @dataclass
 class Faults:
-    """Kill runs and writers, alter files, break environments, and count what is lost; measure what it costs.
+    """Kill runs and writers, damage files and break environments; count failures and measure the cost.
 
-    For Linux: runs are forked, so that a start takes no time, and memory is read from /proc.
+    This benchmark requires Linux: runs are forked for fast starts, and memory is read from /proc.
     """
 
     kills: int = 100
-    """SIGKILLs for the runs of each agent, at random moments."""
+    """Number of SIGKILLs at random moments, per agent."""
     operations: int = 67
-    """Runs of each command that are killed at a file operation, spread over their whole life, each of those
-    after the last checkpoint included."""
+    """Runs of each command that are killed at a file operation. The operations are spread over the whole run
+    and include all of those after the last checkpoint."""
     operations_output: Path | None = None
-    """JSON lines of these runs; None for none."""
+    """Output file with a JSON line for each of these runs; None: no output."""
     writes: int = 200
-    """SIGKILLs for writers of a checkpoint, each behind a random byte."""
+    """Number of SIGKILLs during the write of a checkpoint, each after a random byte."""
     alterations: int = 1000
-    """Checkpoints with a byte flipped or cut off, in every region of the file."""
+    """Number of checkpoints with a flipped bit or a truncation, in all regions of the file."""
     mutations: int = 10_000
-    """Files that are read after several random changes each, while what runs is watched."""
+    """Number of files with several random changes that are read under an audit hook."""
     hostile: int = 1000
-    """Files of each agent with another value somewhere, under a right seal, that are loaded."""
+    """Number of loaded files per agent with a modified value and a valid seal."""
     settings: int = 1000
-    """Agents with settings drawn at random, half of them of each kind."""
+    """Number of agents with random settings, half of them of each kind."""
     envs: BrokenEnvs = field(default_factory=BrokenEnvs)
-    """Trainings in which one environment raises, is killed or hangs. The timeout alone bounds what the others
-    pay for one that hangs."""
+    """Training while one environment raises, is killed or hangs. The timeout limits the cost of a hang for
+    the other environments."""
     seed: int = 0
-    """Of all of it."""
+    """Random seed."""
     output: Path = Path("runs/bench-faults.json")
-    """Where to write all numbers."""
+    """Output file."""
 
     def run(self) -> None:
-        """Print a table as each kind is done, and write all numbers.
+        """Run all tests, print their tables, and write all numbers.
 
         Raises:
-            SystemExit: with 1 and what it was, if anything was lost, ran, or took too much.
+            SystemExit: with status 1 and a list of the failures, if there are any.
         """
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
-            found = {
+            results = {
                 "killed": self.killed(root),
                 "commands": self.commands(root / "commands"),
                 "files": self.files(root),
                 "settings": self.drawn(),
             }
-            found["environments"] = self.broken()
+            results["environments"] = self.broken()
             costs = saving_costs(root)
-        told = {kind: {name: asdict(each) for name, each in all_.items()} for kind, all_ in found.items()}
+        data = {kind: {name: asdict(each) for name, each in all_.items()} for kind, all_ in results.items()}
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        self.output.write_text(json.dumps(told | {"saving": costs}, indent=1))
+        self.output.write_text(json.dumps(data | {"saving": costs}, indent=1))
         Console().print(f"numbers: {self.output}")
-        missed = [f"{kind}, {what}" for kind, all_ in found.items() for what in failures(all_)]
-        missed += [
-            f"saving a {name}: {cost[1]:.2%}" for name, cost in costs.items() if cost[1] >= MOST_SAVING
+        messages = [f"{kind}, {message}" for kind, all_ in results.items() for message in failures(all_)]
+        messages += [
+            f"saving a {name}: {cost[1]:.2%}" for name, cost in costs.items() if cost[1] >= MAX_SAVING
         ]
-        if missed:
-            sys.exit("\n".join(missed))
+        if messages:
+            sys.exit("\n".join(messages))
 
     def killed(self, root: Path) -> dict[str, Any]:
-        """Runs that are killed and resumed."""
+        """Kill and resume runs."""
         killed = {name: killed_runs(name, self.kills, self.seed, root) for name in AGENTS}
         show_killed(killed)
         return killed
 
     def commands(self, root: Path) -> dict[str, Any]:
-        """Runs of commands that are killed at a chosen file operation, and resumed."""
-        given = (self.operations, self.seed, root, self.operations_output)
-        killed = {name: killed_commands(name, *given) for name in COMMANDS}
+        """Kill runs of commands at chosen file operations, and resume them."""
+        args = (self.operations, self.seed, root, self.operations_output)
+        killed = {name: killed_commands(name, *args) for name in COMMANDS}
         show_commands(killed)
         return killed
 
     def files(self, root: Path) -> dict[str, Any]:
-        """Files whose writer dies, that are altered, or that ask for what they should not."""
+        """Read files with a killed writer, with damage, and with malicious content."""
         files = {
             "written when killed": cut_while_written(self.writes, self.seed, root),
             "altered or cut": altered(self.alterations, self.seed, root),
@@ -104,48 +104,48 @@ class Faults:
         return files
 
     def drawn(self) -> dict[str, Any]:
-        """Agents with any settings."""
+        """Train agents with random settings."""
         drawn = {name: random_settings(name, self.settings // 2, self.seed) for name in AGENTS}
         show_drawn(drawn)
         return drawn
 
     def broken(self) -> dict[str, Any]:
-        """Environments of which one breaks again and again."""
-        found = self.envs.found()
-        Console().print(as_table(found))
-        return found
+        """Train while one environment fails repeatedly."""
+        results = self.envs.found()
+        Console().print(as_table(results))
+        return results
 
 
-def failures(found: dict[str, Any]) -> list[str]:
-    """What was lost, ran, or took too much, by name."""
-    return [f"{name}: {what}" for name, each in found.items() for what in each.missed()]
+def failures(results: dict[str, Any]) -> list[str]:
+    """Return the violated expectations of all results, with their names."""
+    return [f"{name}: {message}" for name, each in results.items() for message in each.missed()]
 
 
 def saving_costs(root: Path) -> dict[str, tuple[float, float]]:
-    """Seconds of the processor that a checkpoint takes, and their share of a minute."""
+    """Return the CPU seconds of saving a checkpoint, and their share of a minute."""
     costs = {name: cost_of_saving(make, root / name) for name, make in SAVED.items()}
     for name, (seconds, share) in costs.items():
-        Console().print(f"saving a {name}: {1000 * seconds:.1f} ms, {share:.2%} at one a minute")
+        Console().print(f"saving a {name}: {1000 * seconds:.1f} ms, {share:.2%} with one per minute")
     return costs
 
 
 def show_killed(killed: dict[str, Killed]) -> None:
-    """A line for each agent."""
-    table = Table("agent", "runs", "SIGKILLs", "resumed to the same bits", title="Killed at random moments")
+    """Print a table with a row for each agent."""
+    table = Table("agent", "runs", "SIGKILLs", "resumed bit-exactly", title="Killed at random moments")
     for name, each in killed.items():
         table.add_row(name, str(each.runs), str(each.kills), str(each.equal))
     Console().print(table)
 
 
 def show_commands(killed: dict[str, KilledCommands]) -> None:
-    """A line for each command."""
+    """Print a table with a row for each command."""
     heads = (
         "command",
         "file operations",
         "after the last checkpoint",
         "runs",
         "SIGKILLs",
-        "other than alone",
+        "other than uninterrupted",
     )
     table = Table(*heads, title="Killed at file operations")
     for name, each in killed.items():
@@ -155,16 +155,16 @@ def show_commands(killed: dict[str, KilledCommands]) -> None:
 
 
 def show_files(files: dict[str, Found]) -> None:
-    """A line for each kind of harm."""
+    """Print a table with a row for each kind of damage."""
     table = Table(
         "files",
         "cases",
-        "refused",
-        "taken",
+        "rejected",
+        "read",
         "wrong",
         "code run",
-        "longest",
-        "most memory",
+        "maximum time",
+        "maximum memory",
         "file",
         title="Files",
     )
@@ -181,8 +181,8 @@ def show_files(files: dict[str, Found]) -> None:
 
 
 def show_drawn(drawn: dict[str, Drawn]) -> None:
-    """A line for each agent."""
-    table = Table("agent", "cases", "trained", "refused at once", "wrong", title="Settings drawn at random")
+    """Print a table with a row for each agent."""
+    table = Table("agent", "cases", "trained", "rejected at once", "wrong", title="Random settings")
     for name, each in drawn.items():
         table.add_row(name, *map(str, asdict(each).values()))
     Console().print(table)

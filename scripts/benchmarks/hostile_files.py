@@ -1,4 +1,4 @@
-"""Checkpoints with anything anywhere, under a right seal, as whoever knows the format can write them."""
+"""Fuzzing of checkpoints with arbitrary JSON values and a valid seal, as an attacker can write them."""
 
 import random
 import sys
@@ -17,28 +17,28 @@ VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1, 3, 10**5, 10**9, 2**63, 1e308, -0.5),
     *("", "x", "../../x", "__import__('os').system('true')", [], {}, [1, [2]], {"name": "os"}),
 )
-"""What is put there: numbers that are too large, and what is of another kind."""
+"""Inserted values: numbers that are too large, and values of other types."""
 
 
 def hostile(name: str, cases: int, seed: int, root: Path) -> Found:
-    """Load so many of an agent's files: each is taken, or refused with a `CheckpointError`."""
-    chance, found, path = random.Random(seed), Found(), root / f"{name}-hostile.zip"
+    """Load ``cases`` modified files of an agent; each must be loaded or rejected with a `CheckpointError`."""
+    rng, outcomes, path = random.Random(seed), Found(), root / f"{name}-hostile.zip"
     agent = AGENTS[name][0]()
     agent.save(path)
     archive = read_archive(path)
-    documents, everywhere = archive.documents, list(leaves(archive.documents))
-    CLASSES[name].load(path, device="cpu")  # what reading imports is imported
-    found.file, events = path.stat().st_size, watched()
+    documents, paths = archive.documents, list(leaves(archive.documents))
+    CLASSES[name].load(path, device="cpu")  # import everything that loading imports
+    outcomes.file, events = path.stat().st_size, watched()
     for _ in track(range(cases), f"hostile {name}"):
-        changed = put(documents, chance.choice(everywhere), chance.choice(VALUES))
+        changed = put(documents, rng.choice(paths), rng.choice(VALUES))
         if writable(path, changed, archive.tensors):
-            note_load(found, name, path)
-    found.code = len(events)
-    return found
+            note_load(outcomes, name, path)
+    outcomes.code = len(events)
+    return outcomes
 
 
 def writable(path: Path, documents: Any, tensors: Any) -> bool:
-    """Write it, if it is anything that can be."""
+    """Write a checkpoint; return whether its content can be written."""
     try:
         write_archive(path, documents, tensors)
     except (TypeError, ValueError, AttributeError):
@@ -46,24 +46,24 @@ def writable(path: Path, documents: Any, tensors: Any) -> bool:
     return True
 
 
-def note_load(found: Found, name: str, path: Path) -> None:
-    """Load it, and count what came of it, how long it took, and how much memory."""
-    found.cases += 1
+def note_load(outcomes: Found, name: str, path: Path) -> None:
+    """Load a checkpoint, and record the outcome, the time and the memory."""
+    outcomes.cases += 1
     before, start = resident(), time.perf_counter()
     try:
         CLASSES[name].load(path, device="cpu")
-        found.whole += 1
+        outcomes.whole += 1
     except CheckpointError:
-        found.refused += 1
+        outcomes.refused += 1
     except Exception as error:
         print(f"{name}: {error!r}", file=sys.stderr)
-        found.wrong += 1
-    found.seconds = max(found.seconds, time.perf_counter() - start)
-    found.memory = max(found.memory, highest() - before)
+        outcomes.wrong += 1
+    outcomes.seconds = max(outcomes.seconds, time.perf_counter() - start)
+    outcomes.memory = max(outcomes.memory, highest() - before)
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where all there is stands in documents."""
+    """Yield the paths of all values in nested JSON documents."""
     yield path
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in parts:
@@ -71,7 +71,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """The documents with another value there."""
+    """Return a copy of nested JSON documents with another value at a path."""
     if not path:
         return new
     copy = dict(value) if isinstance(value, dict) else list(value)

@@ -1,4 +1,4 @@
-"""HF transformers' DecisionTransformerModel, in an environment of its own."""
+"""Calls to HF transformers' DecisionTransformerModel in a separate virtual environment."""
 
 import json
 import os
@@ -14,48 +14,48 @@ import torch
 from benchmarks.offline_setting import Setting
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlxf" / "hugging-face-venv"
-"""Where its environment is made unless told otherwise."""
+"""Default folder of the virtual environment."""
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("transformers>=4.40,<6", "-e", f"{ROOT}[mujoco]")
-"""The model, and this checkout: the same data, windows and evaluation."""
+"""Packages of the virtual environment: transformers, and this checkout for data and evaluation."""
 
 
 def install(venv: Path) -> None:
-    """Make the environment unless it is there."""
+    """Create the virtual environment unless it exists."""
     ready = venv / "ready"
     torch_version = torch.__version__.split("+")[0]
-    wanted = " ".join([torch_version, *PACKAGES])
-    if ready.is_file() and ready.read_text() == wanted:
+    requirements = " ".join([torch_version, *PACKAGES])
+    if ready.is_file() and ready.read_text() == requirements:
         return
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
     pip = [str(venv / "bin" / "pip"), "install", "--quiet"]
     subprocess.run([*pip, f"torch=={torch_version}"], check=True)
     subprocess.run([*pip, *PACKAGES], check=True)
-    ready.write_text(wanted)
+    ready.write_text(requirements)
 
 
 def call(venv: Path, task: str, setting: Setting, **options: Any) -> dict[str, Any]:
-    """What a function of ``hugging_face_tasks.py`` gives, run there with as many threads as here.
+    """Run a function of ``hugging_face_tasks.py`` in the virtual environment, with as many threads as here.
 
     Args:
-        venv: of `install`.
+        venv: folder of the virtual environment.
         task: name of the function.
         setting: its first argument.
-        options: the others; plain data.
+        options: its other arguments; JSON data.
 
     Raises:
-        subprocess.CalledProcessError: if it fails; its output stands on the screen.
+        subprocess.CalledProcessError: if the function fails; its output is printed.
     """
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         request = {"task": task, "setting": asdict(setting), "options": options, "answer": str(answer)}
         command = [str(venv / "bin" / "python"), "-m", "benchmarks.hugging_face_tasks", json.dumps(request)]
-        subprocess.run(command, env=surroundings(), cwd=folder, check=True)
+        subprocess.run(command, env=environment_variables(), cwd=folder, check=True)
         return json.loads(answer.read_text())
 
 
-def surroundings() -> dict[str, str]:
-    """Environment variables: this folder on the path, as many threads, nothing asked of the network."""
+def environment_variables() -> dict[str, str]:
+    """Return environment variables: module path, number of threads, and offline mode of HF."""
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT / "scripts"),

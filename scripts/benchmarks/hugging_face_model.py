@@ -1,6 +1,6 @@
-"""HF's DecisionTransformerModel: trained as its authors do, and acting for many environments at once.
+"""Training and evaluation of HF's DecisionTransformerModel, in several environments at once.
 
-This runs inside the environment of `hugging_face`, which has transformers.
+This module runs in the virtual environment of `hugging_face`, which contains transformers.
 """
 
 from typing import Any
@@ -17,18 +17,18 @@ from rlxf.agents.decision_transformer.facts import Facts
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.trajectories import Trajectories, WindowBatch
 
-DISTANT = 1000
-"""Time steps that have an embedding: the limit of episodes."""
+MAX_EPISODE_LENGTH = 1000
+"""Number of time steps with an embedding: the maximum length of episodes."""
 
 
 class Learner:
-    """The model and the steps of its training: AdamW, warm-up, clipping, squared error over real steps.
+    """HF's model and its training: AdamW, warm-up, gradient clipping, squared error over valid steps.
 
     Args:
-        setting: sizes and rates.
-        trajectories: vector observations and Box actions.
-        updates: that will be made, for warm-up and decay.
-        seed: of weights and dropout.
+        setting: sizes and learning rates.
+        trajectories: data with vector observations and Box actions.
+        updates: total number of updates, for warm-up and decay.
+        seed: random seed of weights and dropout.
     """
 
     def __init__(self, setting: Setting, trajectories: Trajectories, updates: int, seed: int):
@@ -42,11 +42,11 @@ class Learner:
                 n_layer=setting.layers,
                 n_head=setting.heads,
                 n_positions=1024,
-                max_ep_len=DISTANT,
+                max_ep_len=MAX_EPISODE_LENGTH,
                 resid_pdrop=setting.dropout,
                 attn_pdrop=setting.dropout,
                 embd_pdrop=setting.dropout,
-                bos_token_id=0,  # it has no words, and warns of the defaults
+                bos_token_id=0,  # unused, but the defaults cause a warning
                 eos_token_id=0,
             )
         )
@@ -62,7 +62,7 @@ class Learner:
         )
 
     def update(self, batch: WindowBatch) -> None:
-        """One step on windows of B episodes."""
+        """Make one optimizer step on a batch of B windows."""
         self.model.train()
         predicted = self.forward(
             batch.observations, batch.actions, batch.return_to_go, batch.time_steps, batch.mask
@@ -77,23 +77,23 @@ class Learner:
     def forward(
         self, observations: Tensor, actions: Tensor, return_to_go: Tensor, time_steps: Tensor, mask: Tensor
     ) -> Tensor:
-        """Actions (B, K, A) predicted for raw observations (B, K, D), actions and returns (B, K).
+        """Predict actions (B, K, A) from raw observations (B, K, D), actions (B, K, A) and returns (B, K).
 
-        The model's own actions lie between -1 and 1.
+        Internally, the actions of the model are scaled to [-1, 1].
         """
         predicted = self.model(
             states=(observations - self.mean) / self.std,
             actions=actions / self.bound,
             rewards=None,
             returns_to_go=return_to_go[..., None] / self.setting.return_scale,
-            timesteps=time_steps.clamp(max=DISTANT - 1),
+            timesteps=time_steps.clamp(max=MAX_EPISODE_LENGTH - 1),
             attention_mask=mask.long(),
         ).action_preds
         return predicted * self.bound
 
 
 class Player:
-    """The model as an agent for `rlxf.evaluate`: each environment's last K steps are its state."""
+    """HF's model as an agent for `rlxf.evaluate`; its state is the last K steps of each environment."""
 
     def __init__(self, learner: Learner):
         self.learner = learner
@@ -102,7 +102,7 @@ class Player:
         self.return_range = self.facts.return_range
 
     def make_env(self, n_envs: int, seed: int | None = None) -> VecEnv:
-        """The environment of the data."""
+        """Create the vector environment of the dataset."""
         assert self.facts.env_id is not None
         return make_vec_env(self.facts.env_id, n_envs, seed, self.facts.env_kwargs)
 
@@ -114,22 +114,26 @@ class Player:
         episode_start: NDArray[np.bool_] | None = None,
         deterministic: bool = True,
     ) -> tuple[NDArray[Any], list[Tensor]]:
-        """As Stable-Baselines3's agents do, on observations of `rlxf.envs.ReturnToGo`."""
+        """Predict actions as agents of Stable-Baselines3 do, from observations of `rlxf.envs.ReturnToGo`."""
         self.learner.model.eval()
-        shown = {key: torch.as_tensor(value) for key, value in observation.items()}
-        kept = self._empty(len(shown["time_step"])) if state is None else [part.clone() for part in state]
-        kept[1][:, -1] = shown["previous_action"]
-        steps = (
-            shown["observation"].float(),
-            torch.zeros_like(shown["previous_action"]),
-            shown["return_to_go"][:, 0],
-            shown["time_step"][:, 0],
-            torch.ones(len(shown["time_step"]), dtype=torch.bool),
+        tensors = {key: torch.as_tensor(value) for key, value in observation.items()}
+        context = (
+            self._empty(len(tensors["time_step"])) if state is None else [part.clone() for part in state]
         )
-        kept = [torch.cat([part[:, 1:], new[:, None]], 1) for part, new in zip(kept, steps, strict=True)]
-        kept[4][shown["time_step"][:, 0] == 0, :-1] = False
-        actions = self.learner.forward(*_without_padding(kept))[:, -1]
-        return actions.numpy(), kept
+        context[1][:, -1] = tensors["previous_action"]
+        steps = (
+            tensors["observation"].float(),
+            torch.zeros_like(tensors["previous_action"]),
+            tensors["return_to_go"][:, 0],
+            tensors["time_step"][:, 0],
+            torch.ones(len(tensors["time_step"]), dtype=torch.bool),
+        )
+        context = [
+            torch.cat([part[:, 1:], new[:, None]], 1) for part, new in zip(context, steps, strict=True)
+        ]
+        context[4][tensors["time_step"][:, 0] == 0, :-1] = False
+        actions = self.learner.forward(*_without_padding(context))[:, -1]
+        return actions.numpy(), context
 
     def _empty(self, n_envs: int) -> list[Tensor]:
         data, length = self.learner.trajectories, self.learner.setting.context_length
@@ -142,7 +146,7 @@ class Player:
         ]
 
 
-def _without_padding(kept: list[Tensor]) -> list[Tensor]:
-    """Zeros where the mask (the last part) is False."""
-    mask = kept[-1]
-    return [part * mask.reshape(*mask.shape, *[1] * (part.ndim - 2)) for part in kept[:-1]] + [mask]
+def _without_padding(context: list[Tensor]) -> list[Tensor]:
+    """Set all parts to 0 where the mask, the last part, is False."""
+    mask = context[-1]
+    return [part * mask.reshape(*mask.shape, *[1] * (part.ndim - 2)) for part in context[:-1]] + [mask]

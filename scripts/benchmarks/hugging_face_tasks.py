@@ -1,4 +1,4 @@
-"""What `hugging_face.call` runs in its environment, and how it answers."""
+"""Functions that `hugging_face.call` runs in the virtual environment of HF transformers."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ Answer = dict[str, Any]
 def learn_and_ask(
     setting: Setting, dataset: str, updates: int, seed: int, episodes: int, targets: list[float]
 ) -> Answer:
-    """Train on the windows that ours gets with this seed, then ask for each target: `TargetSweep` as data."""
+    """Train HF's model on the windows of our agent with this seed; return its `TargetSweep` as JSON data."""
     data = load_trajectories(dataset)
     learner = Learner(setting, data, updates, seed)
     windows, generator = Windows(data, setting.context_length), torch.Generator().manual_seed(seed)
@@ -38,7 +38,7 @@ def learn_and_ask(
 def time_original(
     setting: Setting, dataset: str, updates: int, seed: int, episodes: int, target: float
 ) -> Answer:
-    """Seconds of each update of the original loop, and environment steps per second of its evaluation."""
+    """Measure each update of the original training loop, and steps and seconds of its evaluation."""
     data = load_trajectories(dataset)
     learner = Learner(setting, data, updates, seed)
     batches, times = Batches(data, setting.context_length, seed), [time.perf_counter()]
@@ -49,18 +49,18 @@ def time_original(
     assert data.eval_env_spec is not None
     env = gymnasium.make(data.eval_env_spec)
     start = time.perf_counter()
-    played = [play_episode(learner, env, target, seed=1_000_000 + e) for e in range(episodes)]
+    episode_results = [play_episode(learner, env, target, seed=1_000_000 + e) for e in range(episodes)]
     seconds = time.perf_counter() - start
-    steps = sum(length for _, length in played)
-    updates_took = [after - before for before, after in pairwise(times)]
-    return {"update_seconds": updates_took, "steps": steps, "seconds": seconds}
+    steps = sum(length for _, length in episode_results)
+    update_seconds = [after - before for before, after in pairwise(times)]
+    return {"update_seconds": update_seconds, "steps": steps, "seconds": seconds}
 
 
 TASKS = {task.__name__: task for task in (learn_and_ask, time_original)}
 
 
 def main() -> None:
-    """Read the request in the first argument and write the answer where it says."""
+    """Run the request in the first argument, and write the result to the file that it names."""
     request = json.loads(sys.argv[1])
     answer = TASKS[request["task"]](Setting(**request["setting"]), **request["options"])
     Path(request["answer"]).write_text(json.dumps(answer))

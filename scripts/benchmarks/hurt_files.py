@@ -1,4 +1,4 @@
-"""Checkpoint files whose writer dies, or that somebody changes."""
+"""Fault injection for checkpoint files: killed writers, damaged and altered files."""
 
 import math
 import os
@@ -22,24 +22,24 @@ from rlxf.training import Archive, CheckpointError, CheckpointFolder, archive, r
 NUMBERS = 1_000_000
 RUNS_CODE = ("exec", "compile", "import", "os.system", "os.exec", "subprocess.Popen", "pickle.find_class")
 MAX_BYTES = 2**24
-MOST_SECONDS = 5.0
+MAX_SECONDS = 5.0
 SPARE = 2**25
-"""Bytes that Python and torch may take for themselves, beside twice those of the file."""
+"""Bytes that Python and torch may use in addition to twice the size of the file."""
 
 
 @dataclass
 class Found:
-    """What became of files.
+    """Outcomes of reading damaged files.
 
     Args:
-        cases: how many.
-        refused: those that were refused with a `CheckpointError` that names the file.
-        whole: those that were read, and rightly so.
-        wrong: all others: read though they were altered, or another error.
-        code: events that ran code while they were read.
-        seconds: the longest that one took.
-        memory: the most bytes that reading one took.
-        file: bytes of the whole file.
+        cases: number of files.
+        refused: files that were rejected with a `CheckpointError` that names the file.
+        whole: files that were read correctly.
+        wrong: all other files: altered files that were read, or other errors.
+        code: audit events of code execution during reading.
+        seconds: maximum time per file.
+        memory: maximum bytes of memory per file.
+        file: size of the undamaged file, in bytes.
     """
 
     cases: int = 0
@@ -52,28 +52,28 @@ class Found:
     file: int = 0
 
     def missed(self) -> list[str]:
-        """What should not have come of them."""
-        missed = {
-            f"{self.wrong} of {self.cases} were taken, or ended in another error": self.wrong,
-            f"{self.code} times code ran": self.code,
-            f"one took {self.seconds:.1f} s": self.seconds > MOST_SECONDS,
-            f"one took {self.memory:,} bytes for {self.file:,}": self.memory > 2 * self.file + SPARE,
+        """Return the violated expectations."""
+        failures = {
+            f"{self.wrong} of {self.cases} were accepted, or raised another error": self.wrong,
+            f"code was run {self.code} times": self.code,
+            f"one file took {self.seconds:.1f} s": self.seconds > MAX_SECONDS,
+            f"one file took {self.memory:,} bytes for {self.file:,}": self.memory > 2 * self.file + SPARE,
         }
-        return [told for told, there in missed.items() if there]
+        return [message for message, failed in failures.items() if failed]
 
 
 class Mortal:
-    """A file whose process dies behind so many bytes."""
+    """File handle that kills the process after ``remaining`` bytes."""
 
-    def __init__(self, handle: BinaryIO, left: int):
-        self._handle, self._left = handle, left
+    def __init__(self, handle: BinaryIO, remaining: int):
+        self._handle, self._remaining = handle, remaining
 
     def write(self, data: bytes) -> int:
-        """As a file; the last bytes are on their way to the disk when the process dies."""
-        if len(data) < self._left:
-            self._left -= len(data)
+        """Write data; at the limit, flush the last bytes and kill the process."""
+        if len(data) < self._remaining:
+            self._remaining -= len(data)
             return self._handle.write(data)
-        self._handle.write(data[: self._left])
+        self._handle.write(data[: self._remaining])
         self._handle.flush()
         os.kill(os.getpid(), signal.SIGKILL)
         return 0
@@ -83,148 +83,148 @@ class Mortal:
 
 
 def content(step: int) -> Archive:
-    """What is saved at a step: it can be told from that of another."""
+    """Return the content of the checkpoint at a step; it differs from that of other steps."""
     generator = torch.Generator().manual_seed(step)
     return Archive({"agent": {"step": step}}, {"policy": {"w": torch.randn(NUMBERS, generator=generator)}})
 
 
 def cut_while_written(cases: int, seed: int, root: Path) -> Found:
-    """Writers that die behind a random byte: the newest whole checkpoint must be the one before."""
-    chance, found, folder = random.Random(seed), Found(), CheckpointFolder(root / "cut")
+    """Kill writers after a random byte; the newest valid checkpoint must be the previous one."""
+    rng, outcomes, folder = random.Random(seed), Found(), CheckpointFolder(root / "cut")
     folder.write(0, content(0))
     size = folder.file(0).stat().st_size
     for step in track(range(1, cases + 1), "killed while writing"):
-        offset = chance.randrange(1, size)
-        killed_after(math.inf, partial(dying, folder, step, offset))
-        found.cases += 1
-        found.whole += newest_is_whole(folder)
+        offset = rng.randrange(1, size)
+        killed_after(math.inf, partial(write_and_die, folder, step, offset))
+        outcomes.cases += 1
+        outcomes.whole += newest_is_whole(folder)
         folder.write(step, content(step))
-    found.wrong = found.cases - found.whole
-    return found
+    outcomes.wrong = outcomes.cases - outcomes.whole
+    return outcomes
 
 
-def dying(folder: CheckpointFolder, step: int, offset: int) -> None:
-    """Write a checkpoint, and die amid it."""
-    whole: Any = archive.atomic_write
-    cut: Any = lambda path, write: whole(path, lambda handle: write(Mortal(handle, offset)))  # noqa: E731
-    archive.atomic_write = cut
+def write_and_die(folder: CheckpointFolder, step: int, offset: int) -> None:
+    """Write a checkpoint, and kill the process during the write."""
+    original: Any = archive.atomic_write
+    killed: Any = lambda path, write: original(path, lambda h: write(Mortal(h, offset)))  # noqa: E731
+    archive.atomic_write = killed
     folder.write(step, content(step))
 
 
 def newest_is_whole(folder: CheckpointFolder) -> bool:
-    """Whether the newest one can be read and holds what was saved."""
+    """Return whether the newest valid checkpoint has the content that was saved."""
     read = read_archive(folder.newest())
     step = read.documents["agent"]["step"]
     return torch.equal(read.tensors["policy"]["w"], content(step).tensors["policy"]["w"])
 
 
 def altered(cases: int, seed: int, root: Path) -> Found:
-    """A bit flipped, or the end cut off: refused by name, and the one before taken.
+    """Flip a bit or truncate the file; it must be rejected, and the previous checkpoint used.
 
-    Three of four are flips beside the numbers of the tensor, where a file has few bytes and each counts: each
-    of them is hit if there are cases enough. The rest are flips and cuts, evenly over the whole file.
+    Three quarters of the cases flip bits outside of tensor data: the file has few of these bytes, so each is
+    hit if there are enough cases. The remaining cases are flips and truncations spread over the whole file.
     """
-    chance, found, folder = random.Random(seed), Found(), CheckpointFolder(root / "altered")
+    rng, outcomes, folder = random.Random(seed), Found(), CheckpointFolder(root / "altered")
     folder.write(1, content(1))
     folder.write(2, content(2))
     newest = folder.file(2)
     data = newest.read_bytes()
-    places, found.file = beside_numbers(data, content(2)), len(data)
-    few = min(len(places), 3 * cases // 4)
-    hurt = [partial(flipped, data, place, chance) for place in evenly(places, few)]
-    for case, place in enumerate(evenly(range(len(data)), cases - few)):
-        hurt.append(partial(flipped, data, place, chance) if case % 2 else partial(cut, data, place))
-    for harm in track(hurt, "altered"):
-        newest.write_bytes(harm())
-        note(found, newest, lambda: folder.newest() == folder.file(1))
-    return found
+    offsets, outcomes.file = metadata_offsets(data, content(2)), len(data)
+    few = min(len(offsets), 3 * cases // 4)
+    damages = [partial(flipped, data, offset, rng) for offset in evenly(offsets, few)]
+    for case, offset in enumerate(evenly(range(len(data)), cases - few)):
+        damages.append(partial(flipped, data, offset, rng) if case % 2 else partial(cut, data, offset))
+    for damage in track(damages, "altered"):
+        newest.write_bytes(damage())
+        note(outcomes, newest, lambda: folder.newest() == folder.file(1))
+    return outcomes
 
 
-def beside_numbers(data: bytes, held: Archive) -> list[int]:
-    """Places of all bytes that say what there is: all but the numbers of the tensor."""
-    numbers = held.tensors["policy"]["w"].numpy().tobytes()
+def metadata_offsets(data: bytes, archive_content: Archive) -> list[int]:
+    """Return the offsets of all bytes outside of tensor data."""
+    numbers = archive_content.tensors["policy"]["w"].numpy().tobytes()
     bulk = data.index(numbers)
     return [*range(bulk), *range(bulk + len(numbers), len(data))]
 
 
-def evenly(places: Sequence[int], number: int) -> list[int]:
-    """So many of them, from the first on."""
-    return [places[k * len(places) // number] for k in range(number)]
+def evenly(offsets: Sequence[int], number: int) -> list[int]:
+    """Select ``number`` evenly spaced elements, starting with the first."""
+    return [offsets[k * len(offsets) // number] for k in range(number)]
 
 
-def cut(data: bytes, place: int) -> bytes:
-    """What stands before a place."""
-    return data[:place]
+def cut(data: bytes, offset: int) -> bytes:
+    """Return the data truncated at an offset."""
+    return data[:offset]
 
 
-def flipped(data: bytes, place: int, chance: random.Random) -> bytes:
-    """With one bit of a byte turned over."""
-    return data[:place] + bytes([data[place] ^ 1 << chance.randrange(8)]) + data[place + 1 :]
+def flipped(data: bytes, offset: int, rng: random.Random) -> bytes:
+    """Return the data with one flipped bit."""
+    return data[:offset] + bytes([data[offset] ^ 1 << rng.randrange(8)]) + data[offset + 1 :]
 
 
-def note(found: Found, path: Path, previous_is_used: Callable[[], bool]) -> None:
-    """Read an altered file, and count what came of it."""
-    found.cases += 1
+def note(outcomes: Found, path: Path, previous_is_used: Callable[[], bool]) -> None:
+    """Read an altered file and record the outcome."""
+    outcomes.cases += 1
     before, start = resident(), time.perf_counter()
     try:
         read_archive(path, MAX_BYTES)
-        found.wrong += 1
+        outcomes.wrong += 1
     except CheckpointError as error:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             right = str(path) in str(error) and previous_is_used()
-        found.refused += right
-        found.wrong += not right
-    found.seconds = max(found.seconds, time.perf_counter() - start)
-    found.memory = max(found.memory, highest() - before)
+        outcomes.refused += right
+        outcomes.wrong += not right
+    outcomes.seconds = max(outcomes.seconds, time.perf_counter() - start)
+    outcomes.memory = max(outcomes.memory, highest() - before)
 
 
 def mutated(cases: int, seed: int, root: Path) -> Found:
-    """Random changes, several in each file, every second one beside the numbers of its tensor."""
-    chance, found = random.Random(seed), Found()
-    path, held = root / "mutated.zip", content(1)
-    write_archive(path, held.documents, held.tensors)
+    """Make several random changes in each file; in every second file outside of tensor data."""
+    rng, outcomes = random.Random(seed), Found()
+    path, archive_content = root / "mutated.zip", content(1)
+    write_archive(path, archive_content.documents, archive_content.tensors)
     data = path.read_bytes()
-    beside = beside_numbers(data, held)
-    note(found, path_with(path, data[:-1]), lambda: True)  # what reading imports is imported
-    found, events = Found(file=len(data)), watched()
+    metadata = metadata_offsets(data, archive_content)
+    note(outcomes, path_with(path, data[:-1]), lambda: True)  # import everything that reading imports
+    outcomes, events = Found(file=len(data)), watched()
     for case in track(range(cases), "mutated"):
-        path.write_bytes(mutation(data, chance, beside if case % 2 else range(len(data))))
-        note(found, path, lambda: True)
-    found.code = len(events)
-    return found
+        path.write_bytes(mutation(data, rng, metadata if case % 2 else range(len(data))))
+        note(outcomes, path, lambda: True)
+    outcomes.code = len(events)
+    return outcomes
 
 
 def path_with(path: Path, data: bytes) -> Path:
-    """The file, with this in it."""
+    """Write data to a file and return its path."""
     path.write_bytes(data)
     return path
 
 
 def watched() -> list[str]:
-    """From now on, all events that run code."""
+    """Return a list to which all later audit events of code execution are appended."""
     events: list[str] = []
     sys.addaudithook(lambda event, _: events.append(event) if event in RUNS_CODE else None)
     return events
 
 
-def mutation(data: bytes, chance: random.Random, places: Sequence[int]) -> bytes:
-    """One to eight bytes at these places replaced, put in or taken out."""
+def mutation(data: bytes, rng: random.Random, offsets: Sequence[int]) -> bytes:
+    """Return data with one to eight random replacements, insertions or deletions at these offsets."""
     changed = bytearray(data)
-    for _ in range(chance.randint(1, 8)):
-        place = chance.choice(places)
-        changed[place : place + chance.randint(0, 2)] = chance.randbytes(chance.randint(0, 2))
-    return bytes(changed) if bytes(changed) != data else flipped(data, 0, chance)
+    for _ in range(rng.randint(1, 8)):
+        offset = rng.choice(offsets)
+        changed[offset : offset + rng.randint(0, 2)] = rng.randbytes(rng.randint(0, 2))
+    return bytes(changed) if bytes(changed) != data else flipped(data, 0, rng)
 
 
 def resident() -> int:
-    """Bytes that the process holds, from which `highest` counts anew."""
+    """Return the resident memory of the process in bytes, and reset the peak of `highest`."""
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 
 
 def highest() -> int:
-    """The most bytes that it held since."""
+    """Return the peak of resident memory in bytes since the last call of `resident`."""
     return _status("VmHWM")
 
 

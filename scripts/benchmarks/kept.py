@@ -1,4 +1,4 @@
-"""Runs that are done are lines of a file, and are not made again."""
+"""Cache of completed benchmark runs as JSON lines of a file."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,13 +11,13 @@ from rich.console import Console
 from benchmarks.machine import fresh_processes, machine
 
 Jobs = Mapping[str, Callable[[], Any]]
-"""What tells a run from others -> what makes it, a dataclass of plain data; each goes to a process."""
+"""By key of a run: picklable function that makes it and returns a dataclass of JSON data."""
 
 
 def made(jobs: Jobs, processes: int, output: Path) -> dict[str, dict[str, Any]]:
-    """Make the runs that are missing in the output, one thread each, and give all that were asked for.
+    """Make the runs that are missing in the output file, one thread each, and return all requested runs.
 
-    A line is written as each run ends, in order.
+    A line is written after each run, in order.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     done = kept(output)
@@ -33,6 +33,6 @@ def made(jobs: Jobs, processes: int, output: Path) -> dict[str, dict[str, Any]]:
 
 
 def kept(output: Path) -> dict[str, dict[str, Any]]:
-    """What is in the output."""
+    """Read the completed runs of the output file by key."""
     lines = map(json.loads, output.read_text().splitlines()) if output.exists() else ()
     return {line["key"]: line["run"] for line in lines}

@@ -1,4 +1,4 @@
-"""Commands that are killed at a chosen file operation, and resumed until their run is complete."""
+"""Fault injection for commands: killed at a chosen file operation, and resumed until complete."""
 
 import csv
 import json
@@ -40,25 +40,25 @@ COMMANDS = {
     "train dt": shlex.split(f"train dt --updates 5 --episodes 3 --evaluate-every 2 {WINDOWS}"),
     "pretrain": shlex.split(f"pretrain --updates 5 --chosen 0.4 {WINDOWS}"),
 }
-"""Small runs of each command that can be resumed."""
+"""Small runs of each resumable command."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
-"""Audit events of operations that change files, next to "open"."""
+"""Audit events of operations that change files, in addition to "open"."""
 LOGS = (CSVOutputFormat, TensorBoardOutputFormat)
 STEP_FILE = re.compile(r"os\.rename .* step-")
-OF_THE_CLOCK = "time/"
+TIME_PREFIX = "time/"
 
 
 @dataclass
 class Operations:
-    """The file operations of a process on a run, one by one; at one of them the process kills itself.
+    """Counter of the file operations of a process in a run folder; kills the process at one of them.
 
-    To be installed in a process that was forked for one run: it cannot be removed again.
+    It must be installed in a process that was forked for one run, as an audit hook cannot be removed.
 
     Args:
-        folder: of the run; operations elsewhere do not count.
-        last: number of the operation at which the process dies, from 1.
-        names: what was done so far.
+        folder: folder of the run; other operations do not count.
+        last: number of the operation at which the process is killed, from 1.
+        names: operations so far.
     """
 
     folder: Path
@@ -66,7 +66,7 @@ class Operations:
     names: list[str] = field(default_factory=list)
 
     def install(self) -> None:
-        """Count from now on; each operation before it is done, a line of a log also after it."""
+        """Start counting operations, each before it happens, and writes of log lines also afterwards."""
         sys.addaudithook(self._audit)
         sync = os.fsync
 
@@ -79,7 +79,7 @@ class Operations:
             kind.write = self._counted(kind.write, f"{kind.__name__}.write")  # type: ignore[method-assign]
 
     def count(self, name: str) -> None:
-        """Count an operation, or die in place of it."""
+        """Count an operation, or kill the process before it."""
         self.names.append(name)
         if len(self.names) >= self.last:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -101,14 +101,14 @@ class Operations:
 
 @dataclass
 class KilledCommands:
-    """What became of runs of a command.
+    """Outcomes of killed runs of a command.
 
     Args:
-        operations: file operations of the whole run.
-        final: those after the last checkpoint of the training.
-        kills: SIGKILLs that hit a run.
+        operations: number of file operations of a whole run.
+        final: number of file operations after the last checkpoint of training.
+        kills: SIGKILLs that ended a run.
         runs: runs that were killed and resumed until they were complete.
-        failures: by the operation at which a run was killed, what differs from a run that was left alone.
+        failures: differences from an uninterrupted run, by the operation at which a run was killed.
     """
 
     operations: int = 0
@@ -118,48 +118,48 @@ class KilledCommands:
     failures: dict[str, list[str]] = field(default_factory=dict)
 
     def missed(self) -> list[str]:
-        """What should not have come of them."""
+        """Return the violated expectations."""
         return [f"killed at {point}: {', '.join(each)}" for point, each in self.failures.items()]
 
 
 def killed_commands(
     name: str, kills: int, seed: int, root: Path, output: Path | None = None, only_final: bool = False
 ) -> KilledCommands:
-    """Kill runs of a command at operations spread over their whole life, each of the final ones included.
+    """Kill runs of a command at operations spread over the whole run, including each of the final ones.
 
     Args:
-        name: of the command.
-        kills: runs; each is killed once or twice.
-        seed: of the choice.
-        root: folder for all of it.
-        output: JSON lines, one for each run; None for none.
-        only_final: leave out operations before the last checkpoint of the training.
+        name: name of the command.
+        kills: number of runs; each is killed once or twice.
+        seed: random seed of the choice of operations.
+        root: folder of all runs and data.
+        output: file with a JSON line for each run; None: no output.
+        only_final: omit operations before the last checkpoint of training.
     """
     prepare(root, name)
-    alone, chance = root / f"{name}-alone", random.Random(seed)
-    operations = operations_of(name, alone)
+    uninterrupted, rng = root / f"{name}-alone", random.Random(seed)
+    operations = operations_of(name, uninterrupted)
     first_final = max(
         i for i, each in enumerate(operations, 1) if each.startswith("os.rename") and "step-" in each
     )
-    found = KilledCommands(len(operations), len(operations) - first_final)
+    outcomes = KilledCommands(len(operations), len(operations) - first_final)
     start = first_final if only_final else 1
-    for point in points(start, first_final, len(operations), kills, chance):
+    for point in points(start, first_final, len(operations), kills, rng):
         folder = root / f"{name}-{point}"
-        again = chance.randint(1, len(operations)) if chance.random() < 0.5 else math.inf
-        began = time.monotonic()
-        deaths, trouble = lived(name, folder, [point, again])
-        trouble = trouble or differences(alone, folder)
-        found.kills, found.runs = found.kills + deaths, found.runs + 1
-        if trouble:
-            found.failures[f"{point} ({operations[point - 1]}), then {again}"] = trouble
+        again = rng.randint(1, len(operations)) if rng.random() < 0.5 else math.inf
+        start_time = time.monotonic()
+        deaths, failures = run_to_completion(name, folder, [point, again])
+        failures = failures or differences(uninterrupted, folder)
+        outcomes.kills, outcomes.runs = outcomes.kills + deaths, outcomes.runs + 1
+        if failures:
+            outcomes.failures[f"{point} ({operations[point - 1]}), then {again}"] = failures
         line = {"command": name, "point": point, "operation": operations[point - 1], "of": len(operations)}
         line |= {"final": point >= first_final, "again": again if again < math.inf else None}
-        note(output, line | {"kills": deaths, "failures": trouble, "seconds": time.monotonic() - began})
-    return found
+        note(output, line | {"kills": deaths, "failures": failures, "seconds": time.monotonic() - start_time})
+    return outcomes
 
 
 def prepare(root: Path, name: str) -> None:
-    """Record data, and run the command once in this process, so that what is forked finds all loaded."""
+    """Record data, and run the command once, so that forked processes have all modules loaded."""
     torch.set_num_threads(1)
     os.environ["MINARI_DATASETS_PATH"], os.environ["RLXF_CACHE"] = str(root / "minari"), str(root / "cache")
     if not (root / "minari" / "kills").exists():
@@ -168,23 +168,23 @@ def prepare(root: Path, name: str) -> None:
     quietly(COMMANDS[name], root / f"{name}-first")
 
 
-def points(start: int, final: int, end: int, number: int, chance: random.Random) -> list[int]:
-    """Numbers of operations: the final ones evenly, then others; beyond all of them, some again."""
+def points(start: int, final: int, end: int, number: int, rng: random.Random) -> list[int]:
+    """Choose numbers of operations: the final ones first, evenly spaced, then random others."""
     last, others = list(range(final, end + 1)), list(range(start, final))
     if number <= len(last):
         return sorted({last[round(i * (len(last) - 1) / max(1, number - 1))] for i in range(number)})
-    return sorted(last + chance.sample(others, min(number - len(last), len(others))))
+    return sorted(last + rng.sample(others, min(number - len(last), len(others))))
 
 
 def operations_of(name: str, folder: Path) -> list[str]:
-    """The file operations of a run that is left alone."""
-    told = folder.with_suffix(".operations")
-    assert in_child(partial(work, name, folder, math.inf, told)) == 0
-    return list(json.loads(told.read_text()))
+    """Return the file operations of an uninterrupted run."""
+    output = folder.with_suffix(".operations")
+    assert in_child(partial(work, name, folder, math.inf, output)) == 0
+    return list(json.loads(output.read_text()))
 
 
-def lived(name: str, folder: Path, deaths: Iterable[float]) -> tuple[int, list[str]]:
-    """Run a command until it is complete, killed at these operations: kills, and what went wrong."""
+def run_to_completion(name: str, folder: Path, deaths: Iterable[float]) -> tuple[int, list[str]]:
+    """Run a command, killed at these operations, until it is complete; return kills and failures."""
     kills, ends = 0, iter(deaths)
     for _ in range(5):
         status = in_child(partial(work, name, folder, next(ends, math.inf)))
@@ -193,24 +193,24 @@ def lived(name: str, folder: Path, deaths: Iterable[float]) -> tuple[int, list[s
             return kills, [f"ended with status {status}"]
         if status == 0:
             return kills, []
-    return kills, ["does not come to its end"]
+    return kills, ["did not complete"]
 
 
-def work(name: str, folder: Path, last: float, told: Path | None = None) -> None:
-    """Begin a run, or resume it where it was begun; its file operations are counted."""
+def work(name: str, folder: Path, last: float, output: Path | None = None) -> None:
+    """Start a run, or resume it if it exists, and count its file operations."""
     operations = Operations(folder, last)
     operations.install()
     words = ["resume", str(folder), "--no-progress-bar"] if folder.exists() else COMMANDS[name]
     quietly(words, None if folder.exists() else folder)
     operations.count("end of the command")
-    if told is not None:
-        told.write_text(json.dumps(operations.names))
+    if output is not None:
+        output.write_text(json.dumps(operations.names))
 
 
 def quietly(words: list[str], folder: Path | None) -> None:
-    """The command, without what it prints."""
-    with open(os.devnull, "w") as nowhere:
-        before, sys.stdout = sys.stdout, nowhere
+    """Run a command without its output to stdout."""
+    with open(os.devnull, "w") as null:
+        before, sys.stdout = sys.stdout, null
         try:
             main([*words, *([] if folder is None else ["--run", str(folder)])])
         finally:
@@ -218,7 +218,7 @@ def quietly(words: list[str], folder: Path | None) -> None:
 
 
 def in_child(task: Callable[[], Any]) -> int:
-    """Exit status of a forked process that does it; negative: the signal that killed it."""
+    """Run a task in a forked process; return its exit status, or the negative signal that killed it."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -235,44 +235,44 @@ def in_child(task: Callable[[], Any]) -> int:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """In what a run differs from another: files, rows of the log, points of TensorBoard."""
+    """Return the differences of two runs: files, rows of the log, points of TensorBoard."""
     files = ("checkpoint.zip", "normalizer.zip", "best.zip", "completed.json")
-    found = [name for name in files if contents(one / name) != contents(other / name)]
-    found += ["rows"] * (rows(one) != rows(other))
+    outcomes = [name for name in files if contents(one / name) != contents(other / name)]
+    outcomes += ["rows"] * (rows(one) != rows(other))
     folders = (".", "evaluation-best")
-    return found + [f"points in {name}" for name in folders if log(one / name) != log(other / name)]
+    return outcomes + [f"points in {name}" for name in folders if log(one / name) != log(other / name)]
 
 
 def contents(path: Path) -> bytes | None:
-    """Of a file; None if there is none."""
+    """Return the content of a file; None if it does not exist."""
     return path.read_bytes() if path.is_file() else None
 
 
 def rows(run: Path) -> list[dict[str, str]]:
-    """Of its log, without what the clock says."""
+    """Return the rows of the log of a run, without times."""
     with open(run / "progress.csv", newline="") as file:
         return [{key: x for key, x in row.items() if x and timeless(key)} for row in csv.DictReader(file)]
 
 
 def log(folder: Path) -> dict[str, list[Any]]:
-    """Tag -> points: steps and values of numbers, steps of pictures and histograms."""
+    """Return TensorBoard points by tag: steps and values of scalars, steps of images and histograms."""
     if not folder.is_dir():
         return {}
     events = EventAccumulator(str(folder), {"scalars": 0, "histograms": 0, "images": 0}).Reload()
     tags = events.Tags()
-    found = {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in tags["scalars"]}
-    found |= {tag: [each.step for each in events.Histograms(tag)] for tag in tags["histograms"]}
-    found |= {tag: [each.step for each in events.Images(tag)] for tag in tags["images"]}
-    return {tag: each for tag, each in found.items() if timeless(tag)}
+    outcomes = {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in tags["scalars"]}
+    outcomes |= {tag: [each.step for each in events.Histograms(tag)] for tag in tags["histograms"]}
+    outcomes |= {tag: [each.step for each in events.Images(tag)] for tag in tags["images"]}
+    return {tag: each for tag, each in outcomes.items() if timeless(tag)}
 
 
 def timeless(name: str) -> bool:
-    """Whether a number is the same however long it took."""
-    return name == f"{OF_THE_CLOCK}total_timesteps" or not name.startswith(OF_THE_CLOCK)
+    """Return whether a logged value does not depend on time."""
+    return name == f"{TIME_PREFIX}total_timesteps" or not name.startswith(TIME_PREFIX)
 
 
 def note(output: Path | None, line: dict[str, Any]) -> None:
-    """Append a line of JSON."""
+    """Append a JSON line to the output file."""
     if output is not None:
         with open(output, "a") as file:
             file.write(json.dumps(line) + "\n")

@@ -1,4 +1,4 @@
-"""Trainings that are killed at random moments and resumed until they are done."""
+"""Fault injection for training: runs are killed at random moments and resumed until they are complete."""
 
 import math
 import os
@@ -31,13 +31,13 @@ SMALL_OFFLINE = decision_transformer(width=32, layers=2, heads=2)
 
 
 def online(core: TransformerSpec | None = SMALL_ONLINE) -> Any:
-    """A GTrXLPPO, before its training; small, or of the usual core."""
+    """Build an untrained GTrXLPPO, small or with the default core."""
     sizes: dict[str, Any] = {"n_steps": 16, "segment_length": 8, "batch_size": 32, "n_epochs": 2}
     return GTrXLPPO("MlpGTrXLPolicy", "CartPole-v1", n_envs=4, core=core, seed=0, device="cpu", **sizes)
 
 
 def offline(core: TransformerSpec | None = SMALL_OFFLINE) -> Any:
-    """A Decision Transformer, before its training, on data of random play that are recorded once."""
+    """Build an untrained Decision Transformer on random episodes, which are recorded once."""
     os.environ.setdefault("MINARI_DATASETS_PATH", "datasets")
     root = Path(os.environ["MINARI_DATASETS_PATH"])
     if not (root / "faults").exists():
@@ -49,28 +49,28 @@ AGENTS: dict[str, tuple[Callable[..., Any], int]] = {
     "GTrXLPPO": (online, 64 * 20),
     "DecisionTransformer": (offline, 150),
 }
-"""What makes an agent, and its steps."""
+"""Builder and number of training steps of each agent."""
 
 CLASSES: dict[str, Any] = {"GTrXLPPO": GTrXLPPO, "DecisionTransformer": DecisionTransformer}
-"""What loads it."""
+"""Class of each agent."""
 SAVED: dict[str, Callable[[], Any]] = {
     "small GTrXLPPO": online,
-    "GTrXLPPO of the usual core": partial(online, None),
+    "GTrXLPPO with default core": partial(online, None),
     "small DecisionTransformer": offline,
-    "DecisionTransformer of the usual core": partial(offline, None),
+    "DecisionTransformer with default core": partial(offline, None),
 }
-"""Of which it is measured what saving costs."""
+"""Agents for the measurement of saving costs."""
 SAVES = 10
 
 
 @dataclass
 class Killed:
-    """What became of runs.
+    """Outcomes of killed runs.
 
     Args:
-        kills: SIGKILLs that hit a training.
-        runs: trainings that went to their end in spite of them.
-        equal: those of them with the bits of the one that was left alone.
+        kills: SIGKILLs that ended a run.
+        runs: runs that were resumed until they were complete.
+        equal: runs with a result equal to the bit to that of an uninterrupted run.
     """
 
     kills: int = 0
@@ -78,60 +78,62 @@ class Killed:
     equal: int = 0
 
     def missed(self) -> list[str]:
-        """What should not have come of them."""
-        return [f"{self.runs - self.equal} of {self.runs} ended with other bits"] * (self.equal < self.runs)
+        """Return the violated expectations."""
+        return [f"{self.runs - self.equal} of {self.runs} had other results"] * (self.equal < self.runs)
 
 
 def killed_runs(name: str, kills: int, seed: int, root: Path) -> Killed:
-    """Runs of an agent that die again and again, until so many deaths are there."""
+    """Kill and resume runs of an agent until there are ``kills`` SIGKILLs."""
     os.environ["MINARI_DATASETS_PATH"] = str(root / "minari")
-    chance, found = random.Random(seed), Killed()
-    train(name, root / f"{name}-first")  # so that what runs fork from is warm
-    start, alone = time.monotonic(), root / f"{name}-alone"
-    killed_after(math.inf, partial(train, name, alone))
-    length, reference = time.monotonic() - start, alone / "whole.zip"
-    while found.kills < kills:
-        folder = root / f"{name}-{found.runs}"
+    rng, outcomes = random.Random(seed), Killed()
+    train(name, root / f"{name}-first")  # load everything before processes are forked
+    start, uninterrupted = time.monotonic(), root / f"{name}-alone"
+    killed_after(math.inf, partial(train, name, uninterrupted))
+    length, reference = time.monotonic() - start, uninterrupted / "whole.zip"
+    while outcomes.kills < kills:
+        folder = root / f"{name}-{outcomes.runs}"
         while not finished(folder):
-            found.kills += killed_after(chance.uniform(0.1, 0.8) * length, partial(train, name, folder))
-        found.runs += 1
-        found.equal += same(reference, folder / "whole.zip")
-    return found
+            outcomes.kills += killed_after(rng.uniform(0.1, 0.8) * length, partial(train, name, folder))
+        outcomes.runs += 1
+        outcomes.equal += same(reference, folder / "whole.zip")
+    return outcomes
 
 
 def train(name: str, folder: Path) -> Path:
-    """Train to the end, from the newest checkpoint if there is one."""
+    """Train to the end, from the newest checkpoint if one exists, and save the agent."""
     torch.set_num_threads(1)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # episodes that begin anew would not be the same
+        warnings.simplefilter("error")  # a warning means that episodes cannot be resumed exactly
         learned(name, CheckpointFolder(folder)).save(folder / "whole.zip")
     return folder / "whole.zip"
 
 
 def learned(name: str, checkpoints: CheckpointFolder) -> Any:
-    """An agent that has taken all steps."""
+    """Return an agent after all of its training steps."""
     make, steps = AGENTS[name]
     newest = checkpoints.newest() if checkpoints.files() else None
-    if newest is not None and steps_in(newest) >= steps:  # it died between its last checkpoint and its end
+    if newest is not None and steps_in(newest) >= steps:  # killed after its last checkpoint
         return CLASSES[name].load(newest, device="cpu")
     return make().learn(steps, Checkpoints(checkpoints, EVERY_SECONDS), resume_from=newest)
 
 
 def steps_in(checkpoint: Path) -> int:
-    """How many steps a file of a training has behind it."""
+    """Return the number of training steps of a checkpoint."""
     return int(read_archive(checkpoint).documents["agent"]["progress"]["num_timesteps"])
 
 
 def finished(folder: Path) -> bool:
-    """Whether the run has come to its end."""
+    """Return whether a run is complete."""
     return (folder / "whole.zip").exists()
 
 
 def killed_after(seconds: float, work: Callable[[], Any]) -> bool:
-    """Do it in a process that is killed then; whether a SIGKILL ended it, which may be its own.
+    """Run ``work`` in a forked process, kill the process after ``seconds``, and return whether it was killed.
+
+    The process may also kill itself.
 
     Raises:
-        RuntimeError: if it ended by an error of its own.
+        RuntimeError: if the process failed with an error.
     """
     child = os.fork()
     if child == 0:
@@ -148,32 +150,32 @@ def killed_after(seconds: float, work: Callable[[], Any]) -> bool:
         os.kill(child, signal.SIGKILL)
         end = os.waitpid(child, 0)[1]
     if os.WIFEXITED(end) and os.WEXITSTATUS(end):
-        raise RuntimeError("a run ended by an error, see above")
+        raise RuntimeError("a run failed, see its error above")
     return os.WIFSIGNALED(end)
 
 
 def ended(child: int, seconds: float) -> int | None:
-    """The status of a process that ends within so many seconds; None if it goes on."""
+    """Return the status of a process that ends within ``seconds``, or None if it is still running."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        gone, status = os.waitpid(child, os.WNOHANG)
-        if gone:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
             return status
         time.sleep(0.002)
     return None
 
 
 def same(one: Path, other: Path) -> bool:
-    """Whether two files hold the same weights and optimiser, to the bit."""
+    """Return whether two checkpoints have bit-equal weights and optimizer states."""
     a, b = (read_archive(file).tensors for file in (one, other))
     groups = ("policy", "optimizer")
     return all(torch.equal(a[group][name], b[group][name]) for group in groups for name in a[group])
 
 
 def cost_of_saving(make: Callable[[], Any], folder: Path) -> tuple[float, float]:
-    """Seconds that a checkpoint keeps a training from going on, and their share of a minute.
+    """Return the CPU seconds of saving a checkpoint, and their share of a minute.
 
-    That is the copy; what the thread behind it takes of the processor is counted, too, as if it had to wait.
+    The CPU time of the background thread counts as if training waited for it.
     """
     saving = Checkpoints(CheckpointFolder(folder), every_seconds=0.0)
     seconds: list[float] = []

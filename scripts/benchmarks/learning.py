@@ -1,4 +1,4 @@
-"""How fast and how surely agents learn the T-Maze."""
+"""Learning speed and reliability of agents on the T-Maze."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -28,13 +28,13 @@ SOLVED = 0.95
 
 @dataclass(frozen=True)
 class Corridor:
-    """A T-Maze and what it needs.
+    """T-Maze with its training settings.
 
     Args:
         steps: environment steps of training.
-        options: what differs from GTrXLPPO's defaults. The memory must reach the hint.
-        task: what differs from the T-Maze's defaults.
-        prepare: wraps the environments of training.
+        options: changes of GTrXLPPO's defaults. The memory must span the corridor.
+        task: changes of the T-Maze's defaults.
+        prepare: wrapper of the training environments.
     """
 
     steps: int
@@ -43,33 +43,33 @@ class Corridor:
     prepare: Callable[[VecEnv], VecEnv] = lambda env: env
 
     def environments(self, length: int, seed: int | None = None) -> VecEnv:
-        """T-Mazes with a corridor of this length."""
+        """Create T-Mazes with a corridor of this length."""
         return make_vec_env("rlxf/TMaze-v0", ENVS, seed, env_kwargs={"corridor_length": length, **self.task})
 
 
 TASK = {"penalty_rule": "step", "penalty": -0.05}
-"""Of long corridors. The paper's penalty tells what one more good step is worth, 1 / L, in the few steps
-before the first mistake alone, and only once the critic's error is below that: too late here."""
+"""Task options of long corridors. With the penalty of the paper, only the few steps before the first mistake
+have a learning signal, 1 / L per step, and only if the error of the critic is smaller: too slow here."""
 LONG = partial(Corridor, task=TASK, prepare=partial(VecNormalize, norm_reward=False))
-"""The junction is seen once in L + 1 steps. In units of its own deviation it stands out; else the agent goes
-on in it as it goes in the corridor, and seldom tries an arm."""
+"""Long corridors use normalized observations. The junction occurs once in L + 1 steps; normalization
+amplifies it, otherwise the agent behaves there as in the corridor and rarely tries an arm."""
 CORRIDORS = {
     50: Corridor(200_000),
     100: Corridor(300_000),
     250: LONG(600_000, {"memory_length": 256, "n_steps": 256}),
     1000: LONG(2_000_000, {"memory_length": 1024, "n_steps": 1024}),
 }
-"""All environments walk in step: a rollout as long as an episode shows the junction to every update."""
+"""All environments are synchronous: a rollout as long as an episode contains the junction in every update."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One agent's training.
+    """Result of one training run.
 
     Args:
-        program: the agent.
+        program: name of the agent.
         corridor: length of the corridor.
-        seed: of everything.
+        seed: random seed.
         curve: (environment steps, success rate) of each evaluation.
     """
 
@@ -80,49 +80,49 @@ class Run:
 
     @property
     def solved_at(self) -> int | None:
-        """Steps before the first evaluation with a success of at least 0.95; None if there is none."""
+        """Steps before the first evaluation with a success rate of at least 0.95; None if there is none."""
         return next((step for step, success in self.curve if success >= SOLVED), None)
 
     @property
     def lowest_after(self) -> float | None:
-        """Lowest success from then on."""
+        """Lowest success rate from `solved_at` on."""
         solved = self.solved_at
         return None if solved is None else min(success for step, success in self.curve if step >= solved)
 
 
 @dataclass
 class Learning:
-    """Success of GTrXLPPO and of RecurrentPPO over equal steps of the T-Maze.
+    """Success of GTrXLPPO and RecurrentPPO over equal environment steps of the T-Maze.
 
-    Or, with --techniques, which technique learns a corridor of 50, at what cost.
+    With --techniques: success and cost of each technique in a corridor of 50.
     """
 
     corridors: tuple[int, ...] = (50, 100, 250)
-    """Lengths, out of 50, 100, 250 and 1000."""
+    """Corridor lengths; allowed: 50, 100, 250 and 1000."""
     seeds: int = 5
     """Seeds of GTrXLPPO for each corridor."""
     recurrent_seeds: int = 1
     """Seeds of RecurrentPPO for each corridor."""
     evaluations: int = 40
-    """Evaluations of each run, evenly spread."""
+    """Evenly spaced evaluations of each run."""
     episodes: int = 200
-    """Episodes of an evaluation."""
+    """Episodes per evaluation."""
     processes: int = 2
-    """Runs at a time, one thread each."""
+    """Parallel processes, with one thread each."""
     techniques: bool = False
-    """In place of corridors: a corridor of 50 with each technique in turn, 150,000 steps, 2 seeds each."""
+    """Instead of corridors: train each technique in a corridor of 50, for 150,000 steps with 2 seeds."""
     only: tuple[str, ...] = ()
-    """With --techniques: names of those to try, beside the core as it is; all, if none is given."""
+    """With --techniques: names of the techniques, in addition to the default core; default: all."""
     output: Path = Path("runs/bench-learning.json")
-    """Where to write all curves; their picture stands beside it. With --techniques: a line for each run, and
-    runs that are there already are not made again."""
+    """Output file with all curves; their figure is saved next to it. With --techniques: a line for each run,
+    where completed runs are not repeated."""
 
     def __post_init__(self) -> None:
         if unknown := set(self.corridors) - set(CORRIDORS):
             raise ValueError(f"corridors must be among {list(CORRIDORS)}, got {sorted(unknown)}")
 
     def run(self) -> None:
-        """Train, print a line as each run ends and the table at the end, write curves and picture."""
+        """Train, print a line for each run and the table, and write curves and figure."""
         if self.techniques:
             learn_with_each(self.only, self.processes, self.output)
             return
@@ -138,7 +138,7 @@ class Learning:
         console.print(f"curves: {self.output}, {self.output.with_suffix('.png')}")
 
     def finished(self) -> Iterator[Run]:
-        """The runs as they end. Longest corridors first: they would be waited for."""
+        """Yield the runs in order of completion; the longest corridors start first, as they take longest."""
         with fresh_processes(self.processes) as pool:
             jobs = [
                 pool.submit(train, program, corridor, seed, self.evaluations, self.episodes)
@@ -151,7 +151,7 @@ class Learning:
 
 
 def train(program: str, corridor: int, seed: int, evaluations: int, episodes: int) -> Run:
-    """One run from its first to its last step."""
+    """Train one agent."""
     setting = CORRIDORS[corridor]
     callback = EvaluationCallback(
         setting.environments(corridor), episodes=episodes, every_steps=setting.steps // evaluations
@@ -163,12 +163,12 @@ def train(program: str, corridor: int, seed: int, evaluations: int, episodes: in
 
 
 def gtrxl(env: VecEnv, corridor: int, seed: int) -> OnPolicyAlgorithm:
-    """GTrXLPPO with its defaults, but for fewer updates, and what the corridor needs."""
+    """Build a GTrXLPPO with default settings, except for fewer updates and the options of the corridor."""
     return GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, **(FEWER_UPDATES | CORRIDORS[corridor].options))
 
 
 def recurrent(env: VecEnv, corridor: int, seed: int) -> OnPolicyAlgorithm:
-    """RecurrentPPO with its defaults, but for 64 hidden units and the discount that the corridor needs."""
+    """Build a RecurrentPPO with default settings, except for 64 hidden units and the corridor's discount."""
     gamma = CORRIDORS[corridor].options.get("gamma", 0.99)
     return RecurrentPPO("MlpLstmPolicy", env, seed=seed, gamma=gamma, policy_kwargs={"lstm_hidden_size": 64})
 
@@ -177,7 +177,7 @@ AGENTS = {"GTrXLPPO": gtrxl, "RecurrentPPO": recurrent}
 
 
 def table(runs: list[Run]) -> Table:
-    """A line for each run."""
+    """Return a table with a row for each run."""
     columns = ("corridor", "program", "seed", "solved at", "lowest after", "last", "of steps", "not default")
     result = Table(*columns, title=f"T-Maze, solved: success of at least {SOLVED}")
     for run in runs:
@@ -186,7 +186,7 @@ def table(runs: list[Run]) -> Table:
 
 
 def cells(run: Run) -> list[str]:
-    """A run's line of the table."""
+    """Return the cells of a run."""
     corridor = CORRIDORS[run.corridor]
     return [
         str(run.corridor),
@@ -201,7 +201,7 @@ def cells(run: Run) -> list[str]:
 
 
 def draw(runs: list[Run], path: Path) -> None:
-    """Success over steps, a panel for each corridor, a line for each run."""
+    """Plot success over steps, with a panel for each corridor and a line for each run."""
     corridors = sorted({run.corridor for run in runs})
     size = (5 * len(corridors), 3.5)
     figure, axes = plt.subplots(1, len(corridors), figsize=size, squeeze=False, sharey=True)
@@ -215,7 +215,7 @@ def draw(runs: list[Run], path: Path) -> None:
 
 
 def draw_corridor(axis: Any, runs: list[Run]) -> None:
-    """The runs of one corridor; a program is named once."""
+    """Plot the runs of one corridor; each program has one legend entry."""
     colours = {"GTrXLPPO": "tab:blue", "RecurrentPPO": "tab:gray"}
     for run in runs:
         label = run.program if run.seed == 0 else None

@@ -1,7 +1,7 @@
-"""A task that costs next to nothing, so that a benchmark of training measures training.
+"""Environment with negligible cost, for benchmarks of training.
 
-It needs gymnasium alone, 0.29 or 1.x, so that programs with other pins train on the very same task.
-`gymnasium.make("light_task:LightTask-v0")` imports this file and then makes the task.
+It only requires gymnasium, 0.29 or 1.x, so that programs with other pinned versions can use the same task.
+`gymnasium.make("light_task:LightTask-v0")` imports this file and creates the environment.
 """
 
 from typing import Any
@@ -10,13 +10,13 @@ import gymnasium
 import numpy as np
 
 EPISODE_STEPS = 119
-"""Length of every episode: that of MortarMayhem-Grid-v0, the default task of CleanRL's ppo_trxl.py."""
+"""Episode length: that of MortarMayhem-Grid-v0, the default task of CleanRL's ppo_trxl.py."""
 
 
 class LightTask(gymnasium.Env[np.ndarray, np.int64]):
-    """Show one of four cues at the first step, pay 1 for its number at every step, end by the time limit.
+    """Environment that shows one of four cues at the first step, and rewards its index with 1 at each step.
 
-    Observation (4,) float32: the cue, one-hot, at the first step of the episode, then zeros. Action: 0 to 3.
+    Observation (4,) float32: the one-hot cue at the first step of the episode, then zeros. Action: 0 to 3.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["debug_rgb_array"]}  # noqa: RUF012 - as in Gymnasium

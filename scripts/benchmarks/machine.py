@@ -1,4 +1,4 @@
-"""Where a benchmark ran, and the processes that it ran in."""
+"""Description of the machine, and process pools for benchmarks."""
 
 import multiprocessing
 import os
@@ -9,7 +9,7 @@ import torch
 
 
 def machine() -> dict[str, Any]:
-    """What ran the benchmark, and how busy it was."""
+    """Return the number of cores and threads, the version of torch and the system load."""
     return {
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -19,6 +19,6 @@ def machine() -> dict[str, Any]:
 
 
 def fresh_processes(number: int, threads: int = 1) -> ProcessPoolExecutor:
-    """So many processes, each with a Python of its own and so many threads of torch."""
+    """Return a pool of newly started processes with this number of torch threads each."""
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(number, context, torch.set_num_threads, (threads,))

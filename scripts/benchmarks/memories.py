@@ -1,4 +1,4 @@
-"""Which memory reaches a hint that is farther back than tokens are remembered by themselves, at what cost."""
+"""Success and cost of memories on a hint that is older than the raw tokens in memory."""
 
 import time
 from collections.abc import Callable
@@ -26,20 +26,20 @@ from rlxf.evaluation import EvaluationCallback
 
 ENVS, SOLVED, RATIO, TOP = 32, 0.95, 4, 32
 CALLS = 300
-"""Of ``predict`` that are timed."""
+"""Number of timed calls of ``predict``."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One agent.
+    """Result of one agent.
 
     Args:
-        memory: its name.
-        seed: of everything.
-        training: milliseconds of processor time for a step of an environment, rollout and updates.
-        acting: the same of ``predict`` for one environment, the median.
-        carried: bytes for each environment that acts: keys and values of what is remembered.
-        remembered: bytes for each environment of the state that a segment begins with: hidden states.
+        memory: name of the memory.
+        seed: random seed.
+        training: milliseconds of CPU time per environment step, for rollout and updates.
+        acting: median milliseconds of CPU time of ``predict`` for one environment.
+        carried: bytes of the acting state per environment: keys and values in memory.
+        remembered: bytes of the initial state of a segment per environment: hidden states.
         curve: (environment steps, success) of each evaluation.
     """
 
@@ -53,48 +53,48 @@ class Run:
 
     @property
     def solved_at(self) -> int | None:
-        """Steps before the first evaluation with a success of at least 0.95; None if there is none."""
+        """Steps before the first evaluation with a success rate of at least 0.95; None if there is none."""
         return next((step for step, success in self.curve if success >= SOLVED), None)
 
 
 @dataclass
 class Memories:
-    """GTrXLPPO with XL, Compressive and KNN memory on a T-Maze four times as long as what is remembered raw.
+    """GTrXLPPO with XL, Compressive and KNN memory on a T-Maze four times as long as the raw memory.
 
-    At the junction the hint is L steps back. Every token sees M steps back in each layer, wherever it stands
-    in its segment: the pattern is Window(M + 1). So the last of N layers of XL knows of N M steps, here of
-    32, and the hint is out of its reach by any way through layers and segments; nor can it be handed on by
-    actions, which are part of the tokens: who takes another step than the right one never stands in an
-    arm in time. What is left is to guess: a success of 0.5. Compressive sees blocks of 4 steps as one, KNN
-    the 32 nearest keys in one layer, both as far back as the hint, beside the same M raw steps. Sizes for
-    which this does not hold are refused.
+    At the junction, the hint is L steps old. The pattern is Window(M + 1), so each token attends to M
+    previous steps in each layer. The last of N layers of XL therefore depends on N M steps, here 32, and
+    the hint is beyond this range for any path through layers and segments. Actions are part of the tokens but
+    cannot pass the hint on: after any wrong step, the agent does not reach an arm in time. XL can only
+    guess, with a success rate of 0.5. In addition to the M raw steps, Compressive attends to compressed
+    blocks of 4 steps, and KNN to the 32 nearest keys in one layer; both reach the hint. Other sizes, for
+    which this does not hold, are rejected.
 
-    A run that is done is a line of the output and is not made again. Processor time counts: other work on the
-    machine matters little.
+    Completed runs are lines of the output file and are not repeated. Times are CPU times, so other processes
+    on the machine matter little.
     """
 
     memories: tuple[str, ...] = ("XL", "Compressive", "KNN")
-    """Out of these three."""
+    """Names of the memories."""
     length: int = 16
-    """Steps M that each of them remembers raw."""
+    """Number of raw steps M in each memory."""
     corridor: int = 64
     """Steps L from the hint to the junction."""
     penalty_rule: PenaltyRule = "step"
-    """step tells of each step whether it was good, so that all learn to walk; schedule is the paper's."""
+    """step penalizes each wrong step, so that all agents learn to walk; schedule is that of the paper."""
     layers: int = 2
     """Layers N."""
     steps: int = 250_000
-    """Environment steps of each run. With a memory of 128, corridors of 50 and 100 take 60,000 to 220,000."""
+    """Environment steps per run. With a memory of 128, corridors of 50 and 100 need 60,000 to 220,000."""
     seeds: int = 5
-    """Runs of each."""
+    """Runs per memory."""
     evaluations: int = 20
-    """Of each run, evenly spread."""
+    """Evenly spaced evaluations of each run."""
     episodes: int = 200
-    """Of an evaluation."""
+    """Episodes per evaluation."""
     processes: int = 1
-    """Runs at a time, one thread each."""
+    """Parallel processes, with one thread each."""
     output: Path = Path("runs/bench-memories.jsonl")
-    """Where to write each run, curve and all."""
+    """Output file with a line for each run."""
 
     def __post_init__(self) -> None:
         if unknown := set(self.memories) - {"XL", "Compressive", "KNN"}:
@@ -102,11 +102,11 @@ class Memories:
         if (reach := steps_that_count(self.core("XL"))) >= self.corridor:
             raise ValueError(
                 f"XL must not reach the hint: {self.layers} layers of {self.length} steps reach {reach} "
-                f"back, and the corridor is {self.corridor}; use a longer one"
+                f"steps back, but the corridor has {self.corridor}; use a longer corridor"
             )
 
     def run(self) -> None:
-        """Train what is missing, print the table, write each run as it ends."""
+        """Train missing runs, write each result, and print the table."""
         jobs: dict[str, Callable[[], Run]] = {
             self.key(name, seed): partial(self.train, name, seed)
             for seed in range(self.seeds)
@@ -116,13 +116,13 @@ class Memories:
         Console(width=140).print(self.table(runs), f"curves: {self.output}")
 
     def key(self, name: str, seed: int) -> str:
-        """What tells a run from others."""
+        """Return the key of a run in the output file."""
         sizes = f"M {self.length}, corridor {self.corridor}, {self.layers} layers, {self.steps} steps"
         task = f"penalty by {self.penalty_rule}, {self.evaluations} x {self.episodes} episodes"
         return f"{name}, {sizes}, {task}, seed {seed}"
 
     def core(self, name: str) -> TransformerSpec:
-        """The usual core, with another memory of as many raw tokens, which reaches the hint."""
+        """Return the default core with a memory of M raw tokens that reaches the hint, except for XL."""
         core, far = gtrxl(self.length, layers=self.layers), max(1, self.corridor - self.length)
         if name == "Compressive":
             memory = Compressive(recent=self.length, compressed=-(-far // RATIO), ratio=RATIO)
@@ -132,7 +132,7 @@ class Memories:
         return core
 
     def train(self, name: str, seed: int) -> Run:
-        """One run from its first to its last step."""
+        """Train and measure one agent."""
         task = {"corridor_length": self.corridor, "penalty_rule": self.penalty_rule}
         env = make_vec_env("rlxf/TMaze-v0", ENVS, seed, env_kwargs=task)
         tests = make_vec_env("rlxf/TMaze-v0", ENVS, env_kwargs=task)
@@ -149,17 +149,17 @@ class Memories:
         return Run(name, seed, training, acting, carried, remembered, curve)
 
     def table(self, runs: list[Run]) -> Table:
-        """A line for each memory."""
+        """Return a table with a row for each memory."""
         result = Table(
             "memory",
-            "looks back at most",
+            "maximum reach",
             "seeds solved",
             "solved at",
             "success at the end",
-            "ms a step, training",
+            "ms per step, training",
             "ms, predict",
-            "bytes each acts with",
-            "bytes of its state",
+            "bytes of acting state",
+            "bytes of segment state",
             title=f"T-Maze of {self.corridor}, penalty by {self.penalty_rule}, {self.length} raw tokens, "
             f"{self.steps:,} steps",
         )
@@ -169,17 +169,17 @@ class Memories:
 
 
 class TimedEvaluations(EvaluationCallback):
-    """An `EvaluationCallback` that knows how many seconds of the processor it took."""
+    """Evaluation callback that measures its CPU time."""
 
     seconds = 0.0
 
     def act(self) -> None:
-        """See `EvaluationCallback`."""
+        """Evaluate and add the CPU time to ``seconds``."""
         self.seconds += processor_seconds(super().act)
 
 
 def cells(runs: list[Run], name: str) -> list[str]:
-    """What the runs of one memory showed."""
+    """Return the cells of the runs of one memory."""
     own = [run for run in runs if run.memory == name]
     solved = [run.solved_at for run in own if run.solved_at is not None]
     return [
@@ -194,12 +194,12 @@ def cells(runs: list[Run], name: str) -> list[str]:
 
 
 def bytes_of_a_row(begin: Callable[[int], Any]) -> int:
-    """What one more environment adds to what ``begin`` makes for so many of them."""
+    """Return the bytes per environment of the state that ``begin`` creates for a number of environments."""
     return bytes_in(begin(2)) - bytes_in(begin(1))
 
 
 def bytes_in(value: Any) -> int:
-    """Of all tensors in dataclasses, lists and tuples."""
+    """Return the bytes of all tensors in nested dataclasses, lists and tuples."""
     if isinstance(value, Tensor):
         return value.nbytes
     if is_dataclass(value):

@@ -1,4 +1,4 @@
-"""Decision Transformer: seconds of an update, steps of an evaluation, memory; beside HF's model."""
+"""Update time, evaluation throughput and memory of the Decision Transformer compared with HF's model."""
 
 import json
 import time
@@ -29,17 +29,17 @@ LARGE = (
     "rlxf/hopper/expert-v0",
     "rlxf/hopper/medium-v0",
 )
-"""Five sets of 200,000 steps: 1,000,000 and more."""
+"""Five datasets of 200,000 steps each, at least 1,000,000 in total."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What one of the two showed.
+    """Result of one program.
 
     Args:
-        update_seconds: of each update, all rounds together.
-        steps: environment steps of the episodes that were evaluated.
-        seconds: that the evaluation took.
+        update_seconds: seconds of each update in all rounds.
+        steps: environment steps of the evaluation.
+        seconds: seconds of the evaluation.
     """
 
     update_seconds: list[float]
@@ -48,7 +48,7 @@ class Program:
 
     @property
     def update(self) -> float:
-        """Typical seconds of an update: the median, which other programs on the machine disturb the least."""
+        """Median seconds per update, which is robust to other programs on the machine."""
         return median(self.update_seconds)
 
     @property
@@ -59,12 +59,12 @@ class Program:
 
 @dataclass
 class Offline:
-    """Decision Transformer beside HF's model in the original training loop: one run, equal sizes.
+    """Decision Transformer compared with HF's model in the original training loop, with equal sizes.
 
-    Both train in turns, then each evaluates what it learned: ours in 50 environments side by side, the
-    original in one. Also what reading the data costs, and the memory that 1,000,000 steps of data take.
-    Datasets are read from MINARI_DATASETS_PATH; Hopper needs the extra mujoco. For numbers that count, leave
-    the machine alone.
+    Both programs train in alternating rounds and are then evaluated: ours in 50 parallel environments, the
+    original in one. The benchmark also measures the time of reading data, and the memory of training on
+    1,000,000 steps. Datasets are read from MINARI_DATASETS_PATH; Hopper requires the extra mujoco. For
+    reliable numbers, run no other programs on the machine.
     """
 
     dataset: str = "rlxf/hopper/medium-v0"
@@ -72,24 +72,24 @@ class Offline:
     setting: str = "published"
     """Sizes: published (width 128, 3 layers) or small (width 64, 2 layers)."""
     updates: int = 200
-    """Updates of each program in each round; the first tenth warms up."""
+    """Updates per program and round; the first tenth is warm-up."""
     rounds: int = 3
-    """Rounds: the programs take turns, so that both meet the same disturbances."""
+    """Rounds; the programs alternate, so that disturbances affect both equally."""
     episodes: int = 50
-    """Episodes of the evaluation, by the agents of the last round."""
+    """Evaluation episodes, with the agents of the last round."""
     large: tuple[str, ...] = LARGE
-    """Datasets joined to measure memory."""
+    """Datasets that are joined for the measurement of memory."""
     venv: Path = hugging_face.CACHE
-    """Where to make the environment for HF's model."""
+    """Folder of the virtual environment of HF's model."""
     output: Path = Path("runs/bench-offline.json")
-    """Where to write all numbers."""
+    """Output file."""
 
     def __post_init__(self) -> None:
         if self.setting not in SETTINGS:
             raise ValueError(f"setting must be one of {', '.join(SETTINGS)}, got {self.setting!r}")
 
     def run(self) -> None:
-        """Measure, print the table, write the numbers."""
+        """Measure, print the tables, and write the numbers."""
         hugging_face.install(self.venv)
         setting = SETTINGS[self.setting]
         before = matrix_rate()
@@ -104,13 +104,13 @@ class Offline:
         console.print(f"numbers: {self.output}")
 
     def measure(self, setting: Setting) -> dict[str, Program]:
-        """Both programs, taking turns."""
+        """Measure both programs in alternating rounds."""
         rounds = [(self.theirs(setting, number), self.ours(setting, number)) for number in range(self.rounds)]
         theirs, ours = zip(*rounds, strict=True)
         return {"HF, original loop": joined(theirs), "DecisionTransformer": joined(ours)}
 
     def theirs(self, setting: Setting, number: int) -> Program:
-        """A round of HF's model."""
+        """Measure a round of HF's model."""
         answer = hugging_face.call(
             self.venv,
             "time_original",
@@ -124,30 +124,30 @@ class Offline:
         return Program(warmed(answer["update_seconds"]), answer["steps"], answer["seconds"])
 
     def ours(self, setting: Setting, number: int) -> Program:
-        """A round of ours."""
+        """Measure a round of our agent."""
         agent, clock = DecisionTransformer(self.dataset, seed=number, **setting.arguments()), UpdateClock()
         agent.learn(self.updates, clock)
-        took = warmed(clock.took)
+        times = warmed(clock.durations)
         if not self.evaluated(number):
-            return Program(took, 0, 0.0)
+            return Program(times, 0, 0.0)
         env, start = agent.make_env(self.episodes), time.perf_counter()
         report = evaluate(agent, env, self.episodes, target_returns=[self.target]).first
         elapsed = time.perf_counter() - start
         env.close()
-        return Program(took, int(report.lengths.sum()), elapsed)
+        return Program(times, int(report.lengths.sum()), elapsed)
 
     def evaluated(self, number: int) -> int:
-        """Episodes to evaluate in this round."""
+        """Return the number of evaluation episodes in a round."""
         return self.episodes if number == self.rounds - 1 else 0
 
     @property
     def target(self) -> float:
-        """Return that is asked for: the highest in the data."""
+        """Target return: the highest return of the data."""
         return float(load_trajectories(self.dataset).returns.max())
 
     def write(self, programs: dict[str, Program], rate: float, batch: float, memory: Memory) -> None:
-        """All numbers as JSON."""
-        found = {
+        """Write all numbers as JSON."""
+        results = {
             "machine": machine(),
             "matrix_rate": rate,
             "options": {**asdict(self), "venv": str(self.venv), "output": str(self.output)},
@@ -156,46 +156,47 @@ class Offline:
             "memory": asdict(memory),
         }
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        self.output.write_text(json.dumps(found, indent=1))
+        self.output.write_text(json.dumps(results, indent=1))
 
 
-def warmed(took: list[float]) -> list[float]:
-    """Without the first tenth."""
-    return took[len(took) // 10 :]
+def warmed(times: list[float]) -> list[float]:
+    """Return the times without the first tenth."""
+    return times[len(times) // 10 :]
 
 
 def joined(rounds: Sequence[Program]) -> Program:
-    """The rounds of one program as one."""
-    took = [update for program in rounds for update in program.update_seconds]
-    return Program(took, sum(p.steps for p in rounds), sum(p.seconds for p in rounds))
+    """Join the rounds of one program."""
+    times = [update for program in rounds for update in program.update_seconds]
+    return Program(times, sum(p.steps for p in rounds), sum(p.seconds for p in rounds))
 
 
 def batch_seconds(dataset: str, setting: Setting) -> float:
-    """Seconds of reading one batch of windows: the median of 1,000."""
+    """Return the median seconds of reading one batch of windows, over 1,000 batches."""
     windows = Windows(load_trajectories(dataset), setting.context_length)
     return median(seconds(partial(windows.sample, setting.batch_size)) for _ in range(1000))
 
 
 def speed_table(programs: dict[str, Program], setting: Setting, rate: float) -> Table:
-    """A line for each program, and how much faster ours is."""
+    """Return a table with a row for each program, and the speedup."""
     floor = 2 * setting.multiply_adds() / rate
     title = (
-        f"{setting}, {rate / 1e9:.0f} GFLOP/s, {torch.get_num_threads()} threads; floor {1000 * floor:.0f} ms"
+        f"{setting}, {rate / 1e9:.0f} GFLOP/s, {torch.get_num_threads()} threads; "
+        f"lower bound {1000 * floor:.0f} ms"
     )
     table = Table(
-        "program", "ms an update", "at most 10% took", "evaluation, steps/s", "episode steps", title=title
+        "program", "ms per update", "90th percentile", "evaluation, steps/s", "episode steps", title=title
     )
     for name, program in programs.items():
         slow = sorted(program.update_seconds)[-len(program.update_seconds) // 10]
         cells = (1000 * program.update, 1000 * slow, program.rate)
         table.add_row(name, *(f"{value:.1f}" for value in cells), f"{program.steps:,}")
     theirs, ours = programs.values()
-    table.add_row("times faster", f"{theirs.update / ours.update:.2f}", "", f"{ours.rate / theirs.rate:.1f}")
+    table.add_row("speedup", f"{theirs.update / ours.update:.2f}", "", f"{ours.rate / theirs.rate:.1f}")
     return table
 
 
 def facts_table(programs: dict[str, Program], batch: float, memory: Memory) -> Table:
-    """Data loading and memory of ours."""
+    """Return the table of data loading and memory of our agent."""
     ours = programs["DecisionTransformer"]
     table = Table(title="DecisionTransformer", show_header=False)
     share = f"{batch / ours.update:.2%} of an update"

@@ -1,4 +1,4 @@
-"""Memory of a training on large data, in a process of its own."""
+"""Memory of training on large datasets, measured in a new process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ UPDATES = 100
 
 @dataclass(frozen=True)
 class Memory:
-    """What a process that converted the data and trained on them took.
+    """Memory of a process that converts the data and trains on them.
 
     Args:
-        steps: of the data.
-        file_bytes: of the arrays, memory-mapped.
-        peak_bytes: most memory that the process held at a time, with all that Python and torch take and with
-            those pages of the file that were read.
+        steps: number of steps of the data.
+        file_bytes: bytes of the memory-mapped arrays.
+        peak_bytes: peak resident memory of the process, including Python, torch and mapped pages of the
+            arrays.
     """
 
     steps: int
@@ -31,7 +31,7 @@ class Memory:
 
 
 def memory_of_training(datasets: Sequence[str], setting: Setting) -> Memory:
-    """Convert the datasets, joined, unless that was done before, and train for 100 updates."""
+    """Convert the joined datasets unless they are cached, and train for 100 updates."""
     with fresh_processes(1, torch.get_num_threads()) as pool:
         return pool.submit(_train, tuple(datasets), setting).result()
 
@@ -49,7 +49,7 @@ def _train(datasets: Sequence[str], setting: Setting) -> Memory:
 
 
 def peak_bytes() -> int:
-    """Of this process, as Linux counts it; what the parent held is not in it."""
+    """Return the peak resident memory of this process on Linux, without that of its parent."""
     status = Path("/proc/self/status").read_text().splitlines()
     line = next(line for line in status if line.startswith("VmHWM:"))
     return 1024 * int(line.split()[1])

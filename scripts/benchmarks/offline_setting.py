@@ -1,4 +1,4 @@
-"""Sizes of a Decision Transformer, for ours and for others."""
+"""Sizes and learning rates of Decision Transformers for benchmarks."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,21 +9,21 @@ from rlxf.training import linear
 
 @dataclass(frozen=True)
 class Setting:
-    """What both programs are trained with.
+    """Training settings of both programs.
 
-    The optimiser is AdamW with weight decay 1e-4; gradients are clipped at 0.25, dropout is 0.1, and the
-    learning rate rises over the first tenth of the updates: Chen et al. 2021, arXiv:2106.01345, appendix A,
-    but for the warm-up, which lasts 10,000 of 100,000 updates there.
+    The optimizer is AdamW with weight decay 1e-4. Gradients are clipped at 0.25, dropout is 0.1, and the
+    learning rate has a linear warm-up over the first tenth of the updates. Source: Chen et al. 2021,
+    arXiv:2106.01345, appendix A, where the warm-up has 10,000 of 100,000 updates.
 
     Args:
         width: features of a token C.
         layers: number of layers L.
         heads: attention heads.
-        context_length: steps K that the model sees, three tokens each.
-        batch_size: windows in an update B.
+        context_length: steps K of the context, with three tokens each.
+        batch_size: windows per update B.
         learning_rate: after the warm-up.
-        decay: what part of it is left at the last update, to which it falls linearly; 1 for a constant.
-        return_scale: what returns are divided by.
+        decay: learning rate at the last update as a fraction of the initial one, linear; 1 for a constant.
+        return_scale: divisor of returns.
         dropout: probability of dropping a feature or an attention weight.
     """
 
@@ -38,7 +38,7 @@ class Setting:
     dropout: float = 0.1
 
     def arguments(self) -> dict[str, Any]:
-        """Those of our `DecisionTransformer`."""
+        """Return the arguments of `DecisionTransformer`."""
         core = decision_transformer(
             width=self.width, layers=self.layers, heads=self.heads, dropout=self.dropout
         )
@@ -51,12 +51,12 @@ class Setting:
         }
 
     def multiply_adds(self) -> float:
-        r"""Of an update: ``9 K B L (12 C^2 + 3 K C)``.
+        r"""Return the multiply-adds of an update: ``9 K B L (12 C^2 + 3 K C)``.
 
-        A batch has 3 K B tokens. In each layer a token takes ``4 C^2`` for projections, ``8 C^2`` for the
-        feed-forward sublayer, and on average ``3 K C`` for scores and weighted sum over the half of 3 K
-        tokens that are not ahead of it. Backward costs twice forward. All else is left out, so that the floor
-        is a floor.
+        A batch has 3 K B tokens. In each layer, a token needs ``4 C^2`` for projections, ``8 C^2`` for the
+        feed-forward sublayer, and on average ``3 K C`` for scores and weighted sum over the previous half of
+        3 K tokens. The backward pass costs twice the forward pass. Other operations are not counted, so the
+        result is a lower bound.
         """
         tokens = 3 * self.context_length
         layer = 12 * self.width**2 + tokens * self.width
@@ -65,4 +65,4 @@ class Setting:
 
 SETTINGS = {"small": Setting(width=64, layers=2), "published": Setting(width=128, layers=3)}
 SHORT = {name: replace(each, learning_rate=1e-3, decay=0.1) for name, each in SETTINGS.items()}
-"""For trainings of some 10,000 updates: the published rate is meant for ten times as many."""
+"""Settings for about 10,000 updates; the published learning rate is for ten times as many."""

@@ -1,4 +1,4 @@
-"""One of the processes that `benchmarks.ranks` has torchrun start: what it learns, and how fast."""
+"""Worker process of `benchmarks.ranks`, started by torchrun: measures times and gradients."""
 
 import json
 import sys
@@ -20,14 +20,14 @@ from rlxf.envs.trajectories import Trajectories, return_to_go
 from rlxf.training.joining import here, join
 
 EPISODES, LENGTH = 200, 200
-"""Of random numbers that a Decision Transformer learns from: the time does not depend on what they are."""
+"""Number and length of random episodes for the Decision Transformer."""
 
 
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 
 class Phases(BaseCallback):
-    """Seconds of collecting and of learning, rollout by rollout."""
+    """Callback that records the times of collecting and learning of each rollout."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -47,12 +47,12 @@ class Phases(BaseCallback):
         return True
 
     def median(self, phase: int) -> float:
-        """Of collecting, 0, or learning, 1; without the first rollout."""
+        """Return the median seconds of collecting (0) or learning (1), without the first rollout."""
         return float(np.median(np.diff(self.times)[2 + phase :: 2]))
 
 
 def online(folder: Path, rollouts: int) -> dict[str, dict[str, float]]:
-    """`GTrXLPPO` at its default sizes on a T-Maze of 50; gradients of a first update of all steps at once."""
+    """Measure `GTrXLPPO` with default sizes on a T-Maze of 50; save the gradients of a full-batch update."""
     whole = GTrXLPPO("MlpGTrXLPolicy", "rlxf/TMaze-v0", n_epochs=1, batch_size=32 * 64, seed=0, device="cpu")
     keep_gradients(folder / "online.npz", whole.learn(32 * 64).policy)
     phases = {name: Phases(clock) for name, clock in CLOCKS.items()}
@@ -65,9 +65,9 @@ def online(folder: Path, rollouts: int) -> dict[str, dict[str, float]]:
 
 
 def offline(folder: Path, updates: int) -> dict[str, dict[str, float]]:
-    """`DecisionTransformer` at its published sizes, on data as those of Hopper."""
+    """Measure `DecisionTransformer` with published sizes on random data with the shapes of Hopper."""
     settings = SETTINGS["published"].arguments() | {"seed": 0, "device": "cpu"}
-    quiet = settings | {"core": replace(settings["core"], dropout=0.0)}  # each process drops by itself
+    quiet = settings | {"core": replace(settings["core"], dropout=0.0)}  # ranks have different dropout masks
     keep_gradients(folder / "offline.npz", DecisionTransformer(some_data(), **quiet).learn(1).policy)
     agent = DecisionTransformer(some_data(), **settings).learn(2)
     before = {name: clock() for name, clock in CLOCKS.items()}
@@ -75,23 +75,23 @@ def offline(folder: Path, updates: int) -> dict[str, dict[str, float]]:
     return {"update": {name: (clock() - before[name]) / updates for name, clock in CLOCKS.items()}}
 
 
-def longest(found: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Of each phase and clock the seconds of the slowest process."""
+def longest(results: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the seconds of the slowest rank for each phase and clock."""
     return {
-        phase: {name: float(here().gathered(torch.tensor([each])).max()) for name, each in took.items()}
-        for phase, took in found.items()
+        phase: {name: float(here().gathered(torch.tensor([each])).max()) for name, each in clocks.items()}
+        for phase, clocks in results.items()
     }
 
 
 def keep_gradients(path: Path, module: nn.Module) -> None:
-    """Those of the last update, as all processes have them."""
-    found: Any = {name: x.grad.numpy() for name, x in module.named_parameters() if x.grad is not None}
+    """Save the gradients of the last update, which are equal on all ranks."""
+    results: Any = {name: x.grad.numpy() for name, x in module.named_parameters() if x.grad is not None}
     if here().writes:
-        np.savez(path, **found)
+        np.savez(path, **results)
 
 
 def some_data() -> Trajectories:
-    """Random numbers of the shapes of Hopper."""
+    """Return random trajectories with the shapes of Hopper."""
     rng, steps = np.random.default_rng(0), EPISODES * LENGTH
     rewards = rng.normal(size=(EPISODES, LENGTH)).astype(np.float32)
     return Trajectories(
@@ -111,12 +111,12 @@ def some_data() -> Trajectories:
 
 
 def main(folder: Path, rollouts: int, updates: int) -> None:
-    """Learn, and leave what was found in the folder."""
+    """Run all measurements and write the results to the folder."""
     torch.set_num_threads(1)
     join()
-    found = longest(online(folder, rollouts) | offline(folder, updates))
+    results = longest(online(folder, rollouts) | offline(folder, updates))
     if here().writes:
-        (folder / "found.json").write_text(json.dumps(found))
+        (folder / "found.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

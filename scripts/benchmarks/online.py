@@ -1,4 +1,4 @@
-"""Whether a Decision Transformer that has seen only poor play gets better by playing itself."""
+"""Online fine-tuning of a Decision Transformer after offline training on poor episodes."""
 
 import json
 from collections.abc import Iterator
@@ -20,17 +20,17 @@ from rlxf.envs.trajectories import Trajectories, load_trajectories
 from rlxf.evaluation import EvaluationCallback, Report, compare
 
 ENVS = 8
-"""That are played in side by side."""
+"""Number of parallel environments."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One agent's fine-tuning.
+    """Result of the fine-tuning of one agent.
 
     Args:
-        seed: of everything.
-        curve: (steps played, returns of an evaluation's episodes) before the first step and from then on.
-        last: returns of the last agent in other episodes than those of the curve.
+        seed: random seed.
+        curve: (environment steps, returns of the evaluation episodes) of each evaluation, from step 0 on.
+        last: returns of the final agent in further episodes.
     """
 
     seed: int
@@ -40,60 +40,60 @@ class Run:
 
 @dataclass
 class Online:
-    """Online Decision Transformer: offline on the poor part of a dataset, then on in the environment.
+    """Online Decision Transformer: offline training on poor episodes of a dataset, then online fine-tuning.
 
-    The data are the episodes that return less than a ceiling: what is better, the agent has not seen. Then it
-    plays, asked for the target, and learns from what it got. Evaluations ask for the same target. The
-    dataset is read from MINARI_DATASETS_PATH.
+    The offline data are the episodes with a return below a ceiling. Online, the agent plays with the target
+    return and learns from its own episodes. Evaluations use the same target return. The dataset is read from
+    MINARI_DATASETS_PATH.
     """
 
     dataset: str = "rlxf/cartpole/mixed-v0"
     """Minari id."""
     ceiling: float = 100.0
-    """Episodes that return this much or more are left out."""
+    """Exclusive upper bound of the returns of offline episodes."""
     target: float = 500.0
-    """What is asked for, while playing and in evaluations."""
+    """Target return, online and in evaluations."""
     updates: int = 100
-    """Updates offline. After 300 it does about as well offline as online: poor data say no more."""
+    """Offline updates. After 300, offline returns are about as high as online returns."""
     steps: int = 60_000
-    """Steps online, over 8 environments."""
+    """Online environment steps, over 8 environments."""
     round_steps: int = 2_000
-    """Steps of a round."""
+    """Environment steps per round."""
     round_updates: int = 100
-    """Updates after a round."""
+    """Updates after each round."""
     replay_episodes: int = 100
-    """Episodes that the replay holds."""
+    """Capacity of the replay buffer, in episodes."""
     learning_rate: float = 1e-3
-    """AdamW's, offline and online."""
+    """Learning rate of AdamW, offline and online."""
     context_length: int = 10
-    """Steps that the agent sees."""
+    """Context length, in steps."""
     episode_length: int = 500
-    """Time steps with an embedding of their own; poor data have short episodes."""
+    """Number of time step embeddings; longer than the episodes of the poor data."""
     seeds: int = 3
     """Agents."""
     evaluations: int = 10
-    """Evaluations of each agent while it plays, evenly spread."""
+    """Evenly spaced evaluations of each agent during fine-tuning."""
     episodes: int = 50
     """Episodes of an evaluation."""
     processes: int = 2
-    """Agents at a time, one thread each."""
+    """Parallel processes, with one thread each."""
     output: Path = Path("runs/bench-online.json")
-    """Where to write all returns; the picture of the curves stands beside it."""
+    """Output file with all returns; the figure of the curves is saved next to it."""
 
     def run(self) -> None:
-        """Train, print a line as each agent is done and the table at the end, write returns and picture."""
+        """Train, print a line for each agent and the table, and write returns and figure."""
         console = Console(width=120)
         runs = sorted(self.finished(console), key=lambda run: run.seed)
         console.print(self.table(runs))
         self.output.parent.mkdir(parents=True, exist_ok=True)
         options = {**asdict(self), "output": str(self.output)}
-        found = {"machine": machine(), "options": options, "runs": [asdict(run) for run in runs]}
-        self.output.write_text(json.dumps(found))
+        results = {"machine": machine(), "options": options, "runs": [asdict(run) for run in runs]}
+        self.output.write_text(json.dumps(results))
         draw(runs, self.output.with_suffix(".png"))
         console.print(f"returns: {self.output}, curves: {self.output.with_suffix('.png')}")
 
     def finished(self, console: Console) -> Iterator[Run]:
-        """The agents as they are done."""
+        """Yield the results in order of completion."""
         with fresh_processes(self.processes) as pool:
             for job in as_completed([pool.submit(self.fine_tune, seed) for seed in range(self.seeds)]):
                 run = job.result()
@@ -102,15 +102,17 @@ class Online:
                 yield run
 
     def fine_tune(self, seed: int) -> Run:
-        """One agent from its first update to its last."""
+        """Train one agent offline and online."""
         agent = self.offline(seed)
-        watching = EvaluationCallback(
+        evaluations = EvaluationCallback(
             agent.make_env(self.episodes),
             self.episodes,
             every_steps=self.steps // self.evaluations,
             target_returns=[self.target],
         )
-        start = evaluate(agent, watching.env, self.episodes, target_returns=[self.target], seed=watching.seed)
+        start = evaluate(
+            agent, evaluations.env, self.episodes, target_returns=[self.target], seed=evaluations.seed
+        )
         agent.learn_online(
             self.steps,
             self.target,
@@ -118,10 +120,10 @@ class Online:
             round_steps=self.round_steps,
             round_updates=self.round_updates,
             replay_episodes=self.replay_episodes,
-            callback=watching,
+            callback=evaluations,
         )
         last = evaluate(agent, episodes=self.episodes, target_returns=[self.target], n_envs=self.episodes)
-        curve = {0: start.first} | watching.reports
+        curve = {0: start.first} | evaluations.reports
         return Run(
             seed,
             [(step, report.returns.tolist()) for step, report in curve.items()],
@@ -129,7 +131,7 @@ class Online:
         )
 
     def offline(self, seed: int) -> DecisionTransformer:
-        """The agent that has learned from the poor part of the data."""
+        """Train an agent on the poor episodes of the data."""
         agent = DecisionTransformer(
             self.poor_part(),
             self.context_length,
@@ -142,12 +144,12 @@ class Online:
         return agent.learn(self.updates)
 
     def poor_part(self) -> Trajectories:
-        """The episodes below the ceiling."""
+        """Return the episodes with returns below the ceiling."""
         whole = minari.load_dataset(self.dataset)
         return load_trajectories(whole.filter_episodes(lambda episode: episode.rewards.sum() < self.ceiling))
 
     def table(self, runs: list[Run]) -> Table:
-        """The data, and each agent before and after."""
+        """Return the table of the data, and of each agent before and after fine-tuning."""
         data = self.poor_part()
         rows = {
             f"{data.episodes} episodes of the data": Report(data.returns.astype(np.float64), data.lengths)
@@ -155,27 +157,27 @@ class Online:
         for run in runs:
             rows[f"seed {run.seed}, offline"] = as_report(run.curve[0][1])
             rows[f"seed {run.seed}, after {self.steps:,} steps"] = as_report(run.last)
-        return compare(rows, f"{self.dataset} below {self.ceiling:g}: asked for {self.target:g}", "")
+        return compare(rows, f"{self.dataset} below {self.ceiling:g}: target {self.target:g}", "")
 
 
 def as_report(returns: list[float]) -> Report:
-    """Of CartPole, which pays 1 for each step."""
+    """Build a report for CartPole, where the return equals the length of an episode."""
     return Report(np.array(returns), np.array(returns, np.int64))
 
 
 def draw(runs: list[Run], path: Path) -> None:
-    """Mean return over steps played, with its 95% interval: a line for each agent."""
+    """Plot mean return with 95% interval over environment steps, with a line for each agent."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for run in runs:
         draw_curve(axes, run)
-    axes.set(xlabel="steps played online", ylabel="return, mean and 95% interval over episodes")
+    axes.set(xlabel="online environment steps", ylabel="return, mean and 95% interval over episodes")
     axes.legend()
     figure.savefig(path, dpi=120)
 
 
 def draw_curve(axes: Axes, run: Run) -> None:
-    """One agent."""
+    """Plot the curve of one agent."""
     steps = [step for step, _ in run.curve]
     reports = [as_report(returns) for _, returns in run.curve]
     low, high = zip(*(report.ci for report in reports), strict=True)

@@ -1,4 +1,4 @@
-"""How fast an agent could be: operations that must be done, over the rate at which matrices multiply."""
+"""Upper bound of throughput: required operations over the measured rate of matrix products."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,26 +8,26 @@ import torch
 from benchmarks.shapes import Shape
 
 MATRICES = ((1024, 384, 384), (2048, 384, 1152), (4096, 512, 512), (2048, 1024, 1024), (4096, 1024, 1024))
-"""(n, k, m) of the products timed: from a minibatch's projection to what keeps every core busy."""
+"""Timed products (n, k, m): from the projection of a minibatch to sizes that occupy all cores."""
 
 
 def multiply_adds_per_step(shape: Shape) -> float:
-    r"""Multiply-adds that one environment step costs, acting and learning together.
+    r"""Return the multiply-adds per environment step, for acting and learning together.
 
-    A token takes, in each of L layers,
+    A token needs, in each of L layers,
 
         ``token = 4 C^2 + 2 C F + 3 (M + 1) C + [gated] 12 C^2``:
 
-    projections of q, k, v and the output; feed-forward; content score, position score and
-    weighted sum over the M + 1 tokens it sees; two GRU gates of six matrices each. Keys and values
-    of M remembered tokens are projected anew, ``memory = 2 C^2 M``: once a segment of T in each pass,
-    once a rollout of S to act. Backward costs twice forward, but of memory only once: no gradient goes
-    into it. With N epochs
+    for projections of q, k, v and the output; feed-forward; content score, position score and
+    weighted sum over M + 1 tokens; two GRU gates of six matrices each. Keys and values of M memory tokens
+    are projected again, ``memory = 2 C^2 M``: per segment of T steps in each forward pass of learning, and
+    per rollout of S steps in acting. A backward pass costs twice a forward pass, but for memory tokens only
+    once, as they receive no gradient. With N epochs
 
         ``L (token + memory / S  +  N (3 token + 2 memory / T))``.
 
-    Left out, so that the floor is a floor: observations, heads, the distances' table, everything that is
-    not a matrix product, and scores that a dense segment computes and masks.
+    Not counted, so that the result is a lower bound: observation encoders, output heads, relative position
+    embeddings, operations other than matrix products, and masked scores of dense segments.
     """
     C, F, M = shape.width, shape.feed_forward, shape.memory
     token = 4 * C**2 + 2 * C * F + 3 * (M + 1) * C + shape.gated * 12 * C**2
@@ -38,26 +38,26 @@ def multiply_adds_per_step(shape: Shape) -> float:
 
 
 def steps_per_second_at_most(shape: Shape, rate: float) -> float:
-    """Environment steps per second at ``rate`` operations per second; a multiply-add is two of them."""
+    """Return environment steps per second at ``rate`` operations per second; a multiply-add counts as two."""
     return rate / (2 * multiply_adds_per_step(shape))
 
 
 def matrix_rate(matrices: Sequence[tuple[int, int, int]] = MATRICES, seconds: float = 0.5) -> float:
-    """Highest rate of float32 matrix products, operations per second, with torch's present threads.
+    """Return the highest rate of float32 matrix products in operations per second, with torch's threads.
 
-    Each product (n, k) x (k, m) is repeated for ``seconds``; 2 n k m operations over its fastest run.
+    Each product (n, k) x (k, m) is repeated for ``seconds``; the rate is 2 n k m over its shortest time.
     """
     return max(2 * n * k * m / fastest(product(n, k, m), seconds) for n, k, m in matrices)
 
 
 def product(n: int, k: int, m: int) -> Callable[[], object]:
-    """A call that multiplies (n, k) by (k, m) into memory it keeps."""
+    """Return a function that multiplies (n, k) by (k, m) into a preallocated tensor."""
     a, b, c = torch.rand(n, k), torch.rand(k, m), torch.empty(n, m)
     return lambda: torch.mm(a, b, out=c)
 
 
 def fastest(call: Callable[[], object], seconds: float) -> float:
-    """Seconds of the fastest of the calls that fit in ``seconds``."""
+    """Return the shortest time of a call, in seconds, over repeated calls for ``seconds``."""
     best, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end:
         start = time.perf_counter()

@@ -1,7 +1,7 @@
-"""How the authors of Decision Transformer train and evaluate: batches by Python loops, one environment.
+"""Original training and evaluation loop of Decision Transformer: batches by Python loops, one environment.
 
-Described in Chen et al. 2021, arXiv:2106.01345, algorithm 1; kzl/decision-transformer and CORL do it so. This
-runs inside the environment of `hugging_face`.
+Source: Chen et al. 2021, arXiv:2106.01345, algorithm 1; kzl/decision-transformer and CORL do the same. This
+module runs in the virtual environment of `hugging_face`.
 """
 
 import random
@@ -20,12 +20,12 @@ Episode = dict[str, NDArray[Any]]
 
 
 class Batches:
-    """Windows of K steps, sliced out of episodes, padded and stacked one by one.
+    """Sampler of windows of K steps, which are sliced from episodes, padded and stacked one by one.
 
     Args:
         trajectories: the data.
-        length: K.
-        seed: of the choice.
+        length: window length K.
+        seed: random seed of the sampling.
     """
 
     def __init__(self, trajectories: Trajectories, length: int, seed: int):
@@ -36,7 +36,7 @@ class Batches:
         self.rng = np.random.default_rng(seed)
 
     def sample(self, batch_size: int) -> WindowBatch:
-        """A batch of them; an episode is chosen by its share of all steps."""
+        """Sample a batch of windows; the probability of an episode is proportional to its length."""
         chosen = self.rng.choice(len(self.episodes), batch_size, p=self.shares)
         rows = [self._window(self.episodes[e]) for e in chosen]
         return WindowBatch(*(torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True)))
@@ -45,19 +45,19 @@ class Batches:
         start = random.randint(0, len(episode["rewards"]) - 1)
         piece = slice(start, start + self.length)
         observations, actions = episode["observations"][piece], episode["actions"][piece]
-        taken = len(observations)
-        returns = _returns_to_go(episode["rewards"][start:])[:taken]
+        count = len(observations)
+        returns = _returns_to_go(episode["rewards"][start:])[:count]
         return (
             _padded(observations, self.length),
             _padded(actions, self.length),
             _padded(returns, self.length),
-            _padded(np.arange(start, start + taken), self.length),
-            _padded(np.ones(taken, bool), self.length),
+            _padded(np.arange(start, start + count), self.length),
+            _padded(np.ones(count, bool), self.length),
         )
 
 
 def _returns_to_go(rewards: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Summed from the end in a loop, for each window anew, as there."""
+    """Sum rewards from the end in a loop, for each window, as in the original code."""
     returns = np.zeros_like(rewards)
     returns[-1] = rewards[-1]
     for step in reversed(range(len(rewards) - 1)):
@@ -77,25 +77,25 @@ def _episode(trajectories: Trajectories, e: int) -> Episode:
 
 
 def play_episode(learner: Learner, env: gymnasium.Env, target: float, seed: int) -> tuple[float, int]:
-    """Return and length of an episode; the history grows step by step, its last K steps are read."""
+    """Play an episode; return its return and length. The model reads the last K steps of the history."""
     observation, _ = env.reset(seed=seed)
     data = learner.trajectories
     observations = torch.zeros(0, data.observations.shape[1])
     actions = torch.zeros(0, data.actions.shape[1])
-    returns, total, over = torch.zeros(0), 0.0, False
-    while not over:
+    returns, total, done = torch.zeros(0), 0.0, False
+    while not done:
         observations = torch.cat([observations, torch.as_tensor(observation).float()[None]])
         returns = torch.cat([returns, torch.tensor([target - total])])
         actions = torch.cat([actions, torch.zeros(1, actions.shape[1])])
         actions[-1] = choose(learner, observations, actions, returns)
         observation, reward, terminated, truncated, _ = env.step(actions[-1].numpy())
-        total, over = total + float(reward), terminated or truncated
+        total, done = total + float(reward), terminated or truncated
     return total, len(returns)
 
 
 @torch.no_grad()
 def choose(learner: Learner, observations: Tensor, actions: Tensor, returns: Tensor) -> Tensor:
-    """The action (A,) of the last of T steps."""
+    """Return the action (A,) for the last of T steps."""
     length = learner.setting.context_length
     first = max(0, len(returns) - length)
     time_steps = torch.arange(first, len(returns))

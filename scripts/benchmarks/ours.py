@@ -1,4 +1,4 @@
-"""GTrXLPPO at the sizes of a shape."""
+"""GTrXLPPO with the sizes of a shape."""
 
 from typing import Any
 
@@ -9,12 +9,11 @@ from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.attention import Add, GRUGate
 
 FEWER_UPDATES: dict[str, Any] = {"n_steps": 64, "batch_size": 512, "n_epochs": 3}
-"""A quarter of the optimizer steps that the default settings make: the benchmarks of techniques were measured
-with these settings."""
+"""Settings with a quarter of the default number of optimizer steps, used by the benchmarks of techniques."""
 
 
 def gtrxl_ppo(env: VecEnv, shape: Shape, **options: Any) -> GTrXLPPO:
-    """Sizes from the shape, all else GTrXLPPO's default or as given in ``options``."""
+    """Build a GTrXLPPO with the sizes of a shape; other settings are its defaults or from ``options``."""
     core = gtrxl(
         shape.memory,
         width=shape.width,
@@ -33,6 +32,6 @@ def gtrxl_ppo(env: VecEnv, shape: Shape, **options: Any) -> GTrXLPPO:
 
 
 def gathered_bytes(shape: Shape) -> int:
-    """Bytes of the memories copied together for one minibatch: M steps before each of its segments of T."""
+    """Return the bytes of memories gathered for one minibatch: M steps before each segment of T steps."""
     segments = shape.minibatch // shape.segment
     return 4 * segments * shape.memory * shape.layers * shape.width

@@ -1,4 +1,4 @@
-"""What masked pre-training on all trajectories is worth where only some of them may be learned from."""
+"""Benefit of masked pre-training on all trajectories if only some of them are used for fine-tuning."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,18 +17,18 @@ from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.envs.trajectories import Trajectories, load_trajectories
 from rlxf.evaluation import Report, compare
 
-BEGINNINGS = {True: "pre-trained", False: "fresh weights"}
+INITIALIZATIONS = {True: "pre-trained", False: "fresh weights"}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One agent.
+    """Result of one agent.
 
     Args:
-        pretrained: whether it began with the weights of a pre-training.
-        seed: of everything.
-        returns: of the evaluation's episodes.
-        lengths: of the same, in steps.
+        pretrained: whether the agent was initialized with pre-trained weights.
+        seed: random seed.
+        returns: returns of the evaluation episodes.
+        lengths: lengths of these episodes, in steps.
     """
 
     pretrained: bool
@@ -38,7 +38,7 @@ class Run:
 
     @property
     def report(self) -> Report:
-        """Its evaluation."""
+        """Evaluation of the agent."""
         return Report(np.array(self.returns), np.array(self.lengths))
 
 
@@ -46,10 +46,10 @@ class Run:
 class Pretraining:
     """Masked pre-training on all windows of a dataset, then a Decision Transformer on a part of its episodes.
 
-    Each seed draws the part anew; an agent that begins with fresh weights learns from the same part, by as
-    many updates. Both are asked for the largest return in the data. The dataset is read from
-    MINARI_DATASETS_PATH; Hopper needs the extra mujoco. An agent that is done is a line of the output and is
-    not made again.
+    Each seed selects another random part. An agent with random initial weights is trained on the same part
+    for as many updates. The target return of both is the largest return in the data. The dataset is read from
+    MINARI_DATASETS_PATH; Hopper requires the extra mujoco. Completed agents are lines of the output file and
+    are not repeated.
     """
 
     dataset: str = "rlxf/hopper/medium-v0"
@@ -57,19 +57,19 @@ class Pretraining:
     setting: str = "small"
     """Sizes: small (width 64, 2 layers) or published (width 128, 3 layers)."""
     share: float = 0.1
-    """Of the episodes, to learn to act from."""
+    """Fraction of the episodes that is used for fine-tuning."""
     pretraining_updates: int = 10_000
-    """Updates on masked windows."""
+    """Updates of masked pre-training."""
     updates: int = 5_000
     """Updates of each agent."""
     seeds: int = 3
-    """Agents with each beginning."""
+    """Agents with and without pre-training."""
     episodes: int = 50
     """Episodes of an evaluation."""
     processes: int = 2
-    """Agents at a time, one thread each."""
+    """Parallel processes, with one thread each."""
     output: Path = Path("runs/bench-pretraining.jsonl")
-    """Where to write each agent's returns."""
+    """Output file with the returns of each agent."""
 
     def __post_init__(self) -> None:
         if self.setting not in SHORT:
@@ -78,24 +78,24 @@ class Pretraining:
             raise ValueError(f"share must be more than 0 and at most 1, got {self.share}")
 
     def run(self) -> None:
-        """Train and evaluate what is missing, print the table, write each agent as it is done."""
-        load_trajectories(self.dataset)  # converted once, before processes ask for it
+        """Train and evaluate missing agents, write each result, and print the table."""
+        load_trajectories(self.dataset)  # convert the data once, before processes read it
         jobs: dict[str, Callable[[], Run]] = {
             self.key(seed, begun): partial(self.learn, seed, begun)
             for seed in range(self.seeds)
-            for begun in BEGINNINGS
+            for begun in INITIALIZATIONS
         }
         runs = [Run(**run) for run in made(jobs, self.processes, self.output).values()]
         Console(width=120).print(self.table(runs), f"numbers: {self.output}")
 
     def key(self, seed: int, pretrained: bool) -> str:
-        """What tells an agent from others."""
-        begun = f"{self.pretraining_updates} updates before" if pretrained else BEGINNINGS[False]
+        """Return the key of an agent in the output file."""
+        begun = f"{self.pretraining_updates} updates before" if pretrained else INITIALIZATIONS[False]
         task = f"{self.dataset}, {self.share:g} of it, {self.setting}, {self.updates} updates"
         return f"{task}, {begun}, {self.episodes} episodes, seed {seed}"
 
     def learn(self, seed: int, pretrained: bool) -> Run:
-        """One agent from its first update to its evaluation."""
+        """Train and evaluate one agent."""
         whole, settings = load_trajectories(self.dataset), SHORT[self.setting].arguments()
         part = some_episodes(whole, self.share, seed)
         agent = DecisionTransformer(part, episode_length=int(whole.lengths.max()), seed=seed, **settings)
@@ -109,20 +109,21 @@ class Pretraining:
         return Run(pretrained, seed, report.returns.tolist(), report.lengths.tolist())
 
     def table(self, runs: list[Run]) -> Table:
-        """Each beginning over all seeds, and each of its agents."""
+        """Return the table of results over all seeds, and of each agent."""
         rows: dict[str, Report] = {}
-        for pretrained, name in BEGINNINGS.items():
-            own = [run for run in runs if run.pretrained == pretrained]
+        for pretrained, name in INITIALIZATIONS.items():
+            group = [run for run in runs if run.pretrained == pretrained]
             returns, lengths = (
-                np.concatenate([getattr(run.report, what) for run in own]) for what in ("returns", "lengths")
+                np.concatenate([getattr(run.report, field) for run in group])
+                for field in ("returns", "lengths")
             )
-            rows[f"{name}, {len(own)} seeds"] = Report(returns, lengths)
-            rows |= {f"  {name}, seed {run.seed}": run.report for run in own}
+            rows[f"{name}, {len(group)} seeds"] = Report(returns, lengths)
+            rows |= {f"  {name}, seed {run.seed}": run.report for run in group}
         return compare(rows, f"{self.dataset}, {self.share:.0%} of the episodes", "")
 
 
 def some_episodes(data: Trajectories, share: float, seed: int) -> Trajectories:
-    """A random part of the episodes, at least one; normalised as all of them."""
+    """Return a random part of the episodes, at least one, with the normalization of all episodes."""
     number = max(1, round(share * data.episodes))
     chosen = np.sort(np.random.default_rng(seed).permutation(data.episodes)[:number])
     bounds = [slice(*data.offsets[e : e + 2].tolist()) for e in chosen]

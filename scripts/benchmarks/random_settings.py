@@ -1,4 +1,4 @@
-"""Agents with settings drawn at random: each trains, or is refused before any environment is made."""
+"""Agents with random settings: each is trained, or rejected before any environment is created."""
 
 import random
 import sys
@@ -19,7 +19,7 @@ from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
 from rlxf.envs.trajectories import Trajectories, return_to_go
 
 NUMBERS = (-1, 0, 1, 2, 3, 4, 8, 16, 0.5)
-"""What is put in place of an option now and then, whether it may stand there or not."""
+"""Numbers, valid or not, that occasionally replace a numeric option of a technique."""
 SIZES: dict[str, tuple[Any, ...]] = {
     "width": (8, 16, 24),
     "layers": (1, 2, 3),
@@ -57,13 +57,13 @@ OBSERVATIONS = (
 
 @dataclass
 class Drawn:
-    """What became of agents.
+    """Outcomes of agents with random settings.
 
     Args:
-        cases: how many.
-        trained: those that took two updates.
-        refused: those that were refused with a sentence while nothing was made yet.
-        wrong: all others.
+        cases: number of agents.
+        trained: agents that completed two updates.
+        refused: agents that were rejected with a message before any environment was created.
+        wrong: all other agents.
     """
 
     cases: int = 0
@@ -72,12 +72,12 @@ class Drawn:
     wrong: int = 0
 
     def missed(self) -> list[str]:
-        """What should not have come of them."""
+        """Return the violated expectations."""
         return [f"{self.wrong} of {self.cases} broke"] * (self.wrong > 0)
 
 
 class Counted(gymnasium.Env):
-    """Shows and pays chance, in episodes of five steps; counts how many of it were made."""
+    """Shows and pays rng, in episodes of five steps; counts how many of it were made."""
 
     made = 0
 
@@ -87,13 +87,13 @@ class Counted(gymnasium.Env):
         self.time = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin."""
+        """Reset the environment."""
         super().reset(seed=seed)
         self.time = 0
         return self.observation_space.sample(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One of five."""
+        """Make one of five steps."""
         self.time += 1
         return self.observation_space.sample(), self.np_random.normal(), self.time == 5, False, {}
 
@@ -102,17 +102,17 @@ gymnasium.register("rlxf-bench/Counted-v0", lambda **options: Counted(**options)
 
 
 def random_settings(name: str, cases: int, seed: int) -> Drawn:
-    """So many agents of one kind."""
-    chance, found = random.Random(seed), Drawn()
+    """Train ``cases`` agents of one kind with random settings."""
+    rng, outcomes = random.Random(seed), Drawn()
     for _ in track(range(cases), f"settings of {name}"):
-        found.cases += 1
-        outcome = judged(partial_of(name, chance))
-        setattr(found, outcome, getattr(found, outcome) + 1)
-    return found
+        outcomes.cases += 1
+        outcome = outcome_of(partial_of(name, rng))
+        setattr(outcomes, outcome, getattr(outcomes, outcome) + 1)
+    return outcomes
 
 
-def judged(training: Callable[[], Any]) -> str:
-    """What comes of a training."""
+def outcome_of(training: Callable[[], Any]) -> str:
+    """Run a training and classify its outcome."""
     before = Counted.made
     try:
         with warnings.catch_warnings():
@@ -128,27 +128,27 @@ def judged(training: Callable[[], Any]) -> str:
     return "wrong"
 
 
-def partial_of(name: str, chance: random.Random) -> Callable[[], Any]:
-    """A training with settings that are drawn when it is called."""
-    state = chance.getrandbits(32)
+def partial_of(name: str, rng: random.Random) -> Callable[[], Any]:
+    """Return a function that trains an agent with random settings."""
+    state = rng.getrandbits(32)
     return lambda: TRAININGS[name](random.Random(state))
 
 
-def online(chance: random.Random) -> None:
-    """Two updates of a GTrXLPPO."""
-    settings = drawn(ONLINE, chance)
-    kind = {"observation": chance.randrange(2), "action": chance.randrange(3)}
+def online(rng: random.Random) -> None:
+    """Make two updates of a GTrXLPPO."""
+    settings = drawn(ONLINE, rng)
+    kind = {"observation": rng.randrange(2), "action": rng.randrange(3)}
     policy = "MultiInputGTrXLPolicy" if kind["observation"] else "MlpGTrXLPolicy"
-    core = spec(chance, memory=XL(8), pattern=Window(9), position=RoPE())
+    core = spec(rng, memory=XL(8), pattern=Window(9), position=RoPE())
     gymnasium.registry["rlxf-bench/Counted-v0"].kwargs = kind
     agent = GTrXLPPO(policy, "rlxf-bench/Counted-v0", core=core, device="cpu", seed=0, **settings)
     train(agent, 2 * settings["n_steps"] * settings["n_envs"])
 
 
-def offline(chance: random.Random) -> None:
-    """Two updates of a Decision Transformer."""
-    data = trajectories(ACTIONS[chance.randrange(3)])
-    agent = DecisionTransformer(data, core=spec(chance), device="cpu", seed=0, **drawn(OFFLINE, chance))
+def offline(rng: random.Random) -> None:
+    """Make two updates of a Decision Transformer."""
+    data = trajectories(ACTIONS[rng.randrange(3)])
+    agent = DecisionTransformer(data, core=spec(rng), device="cpu", seed=0, **drawn(OFFLINE, rng))
     train(agent, 2)
 
 
@@ -158,53 +158,53 @@ TRAININGS: dict[str, Callable[[random.Random], None]] = {
 }
 
 
-def spec(chance: random.Random, **others: Any) -> TransformerSpec:
-    """A transformer of any techniques, or of one or two and ``others``."""
-    axes = chance.sample(list(TECHNIQUES), chance.choice((1, 2, 2, 6)))
-    choices = {axis: technique(axis, chance) for axis in axes}
-    return TransformerSpec(**others | drawn(SIZES, chance) | choices)
+def spec(rng: random.Random, **others: Any) -> TransformerSpec:
+    """Return a transformer with random techniques on some axes, and ``others`` on the remaining ones."""
+    axes = rng.sample(list(TECHNIQUES), rng.choice((1, 2, 2, 6)))
+    choices = {axis: technique(axis, rng) for axis in axes}
+    return TransformerSpec(**others | drawn(SIZES, rng) | choices)
 
 
-def technique(axis: str, chance: random.Random) -> Any:
-    """One of an axis, with one of its numbers changed now and then."""
+def technique(axis: str, rng: random.Random) -> Any:
+    """Return a random technique of an axis, sometimes with a modified number."""
     kinds = [*TECHNIQUES[axis].values(), *([None] if axis in OPTIONAL else [])]
-    kind = chance.choice(kinds)
+    kind = rng.choice(kinds)
     if kind is None:
         return None
     made = kind()
     numbers = [field.name for field in fields(made) if type(getattr(made, field.name)) in (int, float)]
-    if not numbers or chance.random() < 0.5:
+    if not numbers or rng.random() < 0.5:
         return made
-    return replace(made, **{chance.choice(numbers): chance.choice(NUMBERS)})
+    return replace(made, **{rng.choice(numbers): rng.choice(NUMBERS)})
 
 
-def drawn(options: dict[str, tuple[Any, ...]], chance: random.Random) -> dict[str, Any]:
-    """A value of each."""
-    return {name: chance.choice(values) for name, values in options.items()}
+def drawn(options: dict[str, tuple[Any, ...]], rng: random.Random) -> dict[str, Any]:
+    """Choose a random value of each option."""
+    return {name: rng.choice(values) for name, values in options.items()}
 
 
 def train(agent: Any, steps: int) -> None:
-    """Take two updates.
+    """Make two updates.
 
     Raises:
-        RuntimeError: if what the agent was built with is refused only now, or something is wrong.
+        RuntimeError: if settings are rejected only during training, or the result is invalid.
     """
     try:
         agent.learn(steps)
     except (ValueError, TypeError) as error:
-        raise RuntimeError(f"refused amid its training: {error}") from error
+        raise RuntimeError(f"rejected during training: {error}") from error
     check(agent)
 
 
 def check(agent: Any) -> None:
-    """Raise RuntimeError unless two updates were taken and all weights are finite."""
+    """Raise RuntimeError unless two updates were made and all weights are finite."""
     finite = all(torch.isfinite(weights).all() for weights in agent.policy.parameters())
     if agent._n_updates < 2 or not finite:
         raise RuntimeError(f"{agent._n_updates} updates, {'' if finite else 'not '}all weights finite")
 
 
 def trajectories(actions: spaces.Space[Any]) -> Trajectories:
-    """Episodes of 1, 6 and 3 steps of chance."""
+    """Return random trajectories with episodes of 1, 6 and 3 steps."""
     actions.seed(0)
     rng, offsets = np.random.default_rng(0), np.array([0, 1, 7, 10])
     rewards = rng.normal(size=10).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What several processes gain, and that they learn what one does."""
+"""Speedup and gradient accuracy of distributed training."""
 
 import json
 import os
@@ -26,34 +26,34 @@ Found = dict[str, dict[str, float]]
 
 @dataclass
 class Ranks:
-    """Seconds of one and of several processes of one thread each, and how far their gradients are apart.
+    """Time of one and of several processes with one thread each, and differences of their gradients.
 
-    The total batch is the same: of a GTrXLPPO at its default sizes, and of a Decision Transformer at the
-    published ones. Start it where as many cores are free.
+    The total batch is the same. GTrXLPPO has its default sizes, the Decision Transformer the published ones.
+    The benchmark requires a free core for each process.
     """
 
     counts: tuple[int, ...] = (1, 2)
-    """Of processes; the first is what the others are compared with."""
+    """Numbers of processes; the first is the reference."""
     rollouts: int = 6
-    """Of the GTrXLPPO; the first is not timed."""
+    """Rollouts of GTrXLPPO; the first is not timed."""
     updates: int = 30
-    """Of the Decision Transformer."""
+    """Timed updates of the Decision Transformer."""
     out: Path | None = None
-    """Where all numbers go as JSON; None for nowhere."""
+    """JSON output file; None: no output."""
 
     def run(self) -> None:
-        """Measure and print."""
+        """Measure, print the tables, and write the numbers."""
         with tempfile.TemporaryDirectory() as folder:
-            found = {count: self._measured(count, Path(folder, str(count))) for count in self.counts}
-            apart = {count: self._apart(Path(folder), count) for count in self.counts[1:]}
-        Console().print(self._table(found))
+            results = {count: self._measured(count, Path(folder, str(count))) for count in self.counts}
+            differences = {count: self._apart(Path(folder), count) for count in self.counts[1:]}
+        Console().print(self._table(results))
         Console().print(
-            "processor: seconds that the busiest process computed; others on the machine slow it less"
+            "processor: CPU time of the slowest rank, which other programs on the machine affect less"
         )
-        for count, differences in apart.items():
-            Console().print(f"largest difference of a gradient, {count} processes: {differences}")
+        for count, largest in differences.items():
+            Console().print(f"largest difference of a gradient, {count} processes: {largest}")
         if self.out is not None:
-            report = {"machine": machine(), "seconds": found, "apart": apart}
+            report = {"machine": machine(), "seconds": results, "apart": differences}
             self.out.write_text(json.dumps(report, indent=2))
 
     def _measured(self, count: int, folder: Path) -> Found:
@@ -63,22 +63,22 @@ class Ranks:
         path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         subprocess.run([*torchrun, *worker], env=env, check=True)
-        found: Found = json.loads((folder / "found.json").read_text())
-        return found
+        results: Found = json.loads((folder / "found.json").read_text())
+        return results
 
     def _apart(self, folder: Path, count: int) -> dict[str, float]:
-        """Largest difference of a number of the gradients to those of the first count."""
+        """Return the largest difference of gradients to those of the first number of processes."""
         differences = {}
         for name in ("online", "offline"):
             one, other = (np.load(folder / str(n) / f"{name}.npz") for n in (self.counts[0], count))
             differences[name] = max(float(np.abs(one[key] - other[key]).max()) for key in one.files)
         return differences
 
-    def _table(self, found: dict[int, Found]) -> Table:
+    def _table(self, results: dict[int, Found]) -> Table:
         counted = [f"{count} processes" for count in self.counts]
-        table = Table("milliseconds", "clock", *counted, "times as fast")
+        table = Table("milliseconds", "clock", *counted, "speedup")
         for phase, clock in product(PHASES, ("wall", "processor")):
-            took = [found[count][phase][clock] for count in self.counts]
-            milliseconds = [f"{1000 * each:,.0f}" for each in took]
-            table.add_row(PHASES[phase], clock, *milliseconds, f"{took[0] / took[-1]:.2f}")
+            seconds = [results[count][phase][clock] for count in self.counts]
+            milliseconds = [f"{1000 * each:,.0f}" for each in seconds]
+            table.add_row(PHASES[phase], clock, *milliseconds, f"{seconds[0] / seconds[-1]:.2f}")
         return table

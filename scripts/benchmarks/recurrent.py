@@ -1,4 +1,4 @@
-"""RecurrentPPO of sb3-contrib at the sizes of a shape."""
+"""RecurrentPPO of sb3-contrib with the sizes of a shape."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from benchmarks.shapes import Shape
 
 
 def recurrent_ppo(env: VecEnv, shape: Shape, **options: Any) -> RecurrentPPO:
-    """An LSTM with as many hidden units as the shape is wide, rollouts and minibatches as the shape's.
+    """Build a RecurrentPPO with the width, rollouts and minibatches of a shape.
 
-    All else is RecurrentPPO's default: its own LSTM for the critic, two hidden layers of 64 on each.
+    Other settings are RecurrentPPO's defaults: a separate LSTM for the critic, and two hidden layers of 64.
     """
     return RecurrentPPO(
         "MlpLstmPolicy",

@@ -1,4 +1,4 @@
-"""What returns Decision Transformers reach, and whether they reach what they are asked for."""
+"""Returns of Decision Transformers, and their agreement with target returns."""
 
 import json
 from collections import defaultdict
@@ -37,12 +37,12 @@ CLONING: dict[str, dict[str, tuple[float, ...]]] = {
         "behaviour cloning, best 10%": (3644,),
     },
 }
-"""Mean returns, one a seed: an MLP, 20,000 updates, 20 episodes; measured when the data were recorded."""
+"""Mean returns of behaviour cloning per seed: an MLP, 20,000 updates, 20 episodes; measured separately."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One agent: its program, data, sizes and seed, and how many returns it is asked for."""
+    """Settings of one agent: program, data, sizes, seed and number of target returns."""
 
     dataset: str
     program: str
@@ -56,62 +56,62 @@ class Job:
 
     @property
     def key(self) -> list[Any]:
-        """What tells it from others, as JSON takes it."""
+        """Key of the agent in the output file, as a JSON list."""
         return list(astuple(self))
 
     @property
     def sizes(self) -> Setting:
-        """What it is trained with."""
+        """Training settings of the agent."""
         return replace(SETTINGS[self.setting], learning_rate=self.learning_rate, decay=self.decay)
 
 
 @dataclass
 class Returns:
-    """Train on datasets with several seeds, ask the agents for returns, and put all of it in tables.
+    """Train agents on datasets with several seeds, and tabulate achieved returns over target returns.
 
-    Scores are given for the highest return of the data. The first seeds are asked for six more, down to the
-    10% quantile. Every row is of last checkpoints. HF's model learns from the same windows with the
-    same seeds, where observations are vectors and actions numbers.
+    Scores are those for the highest return of the data as target. The first seeds have six further targets,
+    down to the 10% quantile. All results are those of the final checkpoint. HF's model is trained on the same
+    windows with the same seeds, if observations are vectors and actions are continuous.
 
-    A run that is done is a line of the output and is not made again: several calls share one table. Datasets
-    are read from MINARI_DATASETS_PATH; Hopper needs the extra mujoco.
+    Completed runs are lines of the output file and are not repeated, so several calls can share a table.
+    Datasets are read from MINARI_DATASETS_PATH; Hopper requires the extra mujoco.
     """
 
     datasets: tuple[str, ...] = (HOPPER, "rlxf/hopper/medium-replay-like-v0")
     """Minari ids."""
     programs: tuple[str, ...] = (OURS, THEIRS)
-    """Out of ours and hf."""
+    """Programs: ours and hf."""
     setting: str = "small"
     """Sizes: small (width 64, 2 layers) or published (width 128, 3 layers)."""
     learning_rate: float = 1e-3
-    """Of both programs, behind the warm-up. The authors' is 1e-4, without decay, for 100,000 updates."""
+    """Learning rate of both programs after warm-up. The authors: 1e-4, constant, for 100,000 updates."""
     decay: float = 0.1
-    """What part of it is left at the last update; it falls linearly."""
+    """Learning rate at the last update as a fraction of the initial one; the decay is linear."""
     updates: int = 10_000
     """Updates of each agent."""
     seeds: int = 3
     """Agents of each program on each dataset."""
     swept: int = 3
-    """How many of them are asked for seven returns; the others for the highest alone."""
+    """Number of seeds with seven target returns; the others only have the highest target."""
     episodes: int = 50
-    """Episodes of an agent's evaluation, for each target."""
+    """Evaluation episodes per target return."""
     processes: int = 2
-    """Agents at a time, one thread each."""
+    """Parallel processes, with one thread each."""
     venv: Path = hugging_face.CACHE
-    """Where to make the environment for HF's model."""
+    """Folder of the virtual environment of HF's model."""
     output: Path = Path("runs/bench-returns.jsonl")
-    """Where to write all returns, a line for each agent; pictures stand beside it."""
+    """Output file with a line for each agent; figures are saved next to it."""
 
     def __post_init__(self) -> None:
-        for name, given, known in (
+        for name, chosen, known in (
             ("setting", {self.setting}, SETTINGS),
             ("programs", {*self.programs}, PROGRAMS),
         ):
-            if given - set(known):
-                raise ValueError(f"{name} must be among {', '.join(known)}, got {sorted(given)}")
+            if chosen - set(known):
+                raise ValueError(f"{name} must be among {', '.join(known)}, got {sorted(chosen)}")
 
     def run(self) -> None:
-        """Train what is missing, print a line as each agent is done, and the tables at the end."""
+        """Train missing agents, print a line for each, and the tables at the end."""
         console = Console(width=120)
         if THEIRS in self.programs:
             hugging_face.install(self.venv)
@@ -124,7 +124,7 @@ class Returns:
             self.show(dataset, console)
 
     def jobs(self) -> list[Job]:
-        """All agents that are asked for."""
+        """Return the settings of all agents."""
         return [
             Job(
                 dataset,
@@ -140,11 +140,11 @@ class Returns:
             for seed in range(self.seeds)
             for dataset in self.datasets
             for program in self.programs
-            if program == OURS or fits_theirs(dataset)
+            if program == OURS or supported_by_hf(dataset)
         ]
 
     def finished(self) -> Iterator[tuple[Job, dict[str, Any]]]:
-        """The agents that were missing, as they are done."""
+        """Train missing agents, and yield their results in order of completion."""
         done = self.answers()
         missing = [job for job in self.jobs() if str(job.key) not in done]
         with fresh_processes(self.processes) as pool:
@@ -153,38 +153,38 @@ class Returns:
                 yield running[future], future.result()
 
     def answers(self) -> dict[str, dict[str, Any]]:
-        """What is in the output: the key of each job -> what came of it."""
+        """Read the results of the output file by key."""
         if not self.output.exists():
             return {}
         lines = map(json.loads, self.output.read_text().splitlines())
         return {str(line["key"]): line["answer"] for line in lines}
 
     def show(self, dataset: str, console: Console) -> None:
-        """The tables of a dataset, and a picture for each program."""
-        found = self.sweeps(dataset)
-        if not found:
+        """Print the tables of a dataset, and save a figure for each program."""
+        results = self.sweeps(dataset)
+        if not results:
             return
-        console.print(scores_table(dataset, found))
-        for program, sweeps in found.items():
+        console.print(scores_table(dataset, results))
+        for program, sweeps in results.items():
             whole = pooled(sweeps)
             table = whole.table()
-            singly = ", ".join("none" if s.spearman is None else f"{s.spearman:.2f}" for s in sweeps)
-            table.title = f"{dataset}: {PROGRAMS[program]}\n{table.title}; of each seed {singly}"
+            by_seed = ", ".join("none" if s.spearman is None else f"{s.spearman:.2f}" for s in sweeps)
+            table.title = f"{dataset}: {PROGRAMS[program]}\n{table.title}; by seed {by_seed}"
             picture = self.output.with_name(f"{self.output.stem}-{dataset.replace('/', '-')}-{program}.png")
             whole.plot(picture)
             console.print(table, f"picture: {picture}")
 
     def sweeps(self, dataset: str) -> dict[str, list[TargetSweep]]:
-        """What the agents of each program reached on a dataset."""
-        done, found = self.answers(), defaultdict(list)
+        """Return the target sweeps of the agents of each program on a dataset."""
+        done, results = self.answers(), defaultdict(list)
         for job in self.jobs():
             if job.dataset == dataset and str(job.key) in done:
-                found[job.program].append(as_sweep(done[str(job.key)]))
-        return dict(found)
+                results[job.program].append(as_sweep(done[str(job.key)]))
+        return dict(results)
 
 
 def learn_and_ask(job: Job, venv: Path) -> dict[str, Any]:
-    """Train an agent, ask it for each target, and give its `TargetSweep` as data."""
+    """Train an agent, evaluate it for each target, and return its `TargetSweep` as JSON data."""
     targets = targets_of(job.dataset)[: job.targets]
     if job.program == OURS:
         return ours(job, targets)
@@ -201,9 +201,9 @@ def learn_and_ask(job: Job, venv: Path) -> dict[str, Any]:
 
 
 def ours(job: Job, targets: list[float]) -> dict[str, Any]:
-    """As `hugging_face_tasks.learn_and_ask`, with ours."""
+    """Train and evaluate our agent, as `hugging_face_tasks.learn_and_ask` does for HF's model."""
     agent = DecisionTransformer(job.dataset, seed=job.seed, device="cpu", **job.sizes.arguments())
-    agent.order.manual_seed(job.seed)  # the windows that HF's model gets
+    agent.order.manual_seed(job.seed)  # same windows as for HF's model
     agent.learn(job.updates)
     env = agent.make_env(job.episodes)
     sweep = evaluate(agent, env, job.episodes, target_returns=targets)
@@ -212,32 +212,32 @@ def ours(job: Job, targets: list[float]) -> dict[str, Any]:
 
 
 def targets_of(dataset: str) -> list[float]:
-    """Seven, evenly from the data's highest return down to the 10% quantile; once each."""
+    """Return seven targets from the highest return of the data down to the 10% quantile, distinct."""
     returns = load_trajectories(dataset).returns
     targets = np.linspace(returns.max(), np.quantile(returns, 0.1), 7)
     return list(dict.fromkeys(targets.tolist()))
 
 
-def fits_theirs(dataset: str) -> bool:
-    """Whether HF's model reads such data: vectors, and actions that are numbers."""
+def supported_by_hf(dataset: str) -> bool:
+    """Return whether HF's model supports a dataset: vector observations and continuous actions."""
     data = load_trajectories(dataset)
     return data.observation_mean is not None and isinstance(data.action_space, spaces.Box)
 
 
 def as_sweep(answer: dict[str, Any]) -> TargetSweep:
-    """What `TargetSweep.to_json` told."""
+    """Build a sweep from the data of `TargetSweep.to_json`."""
     reports = {row["target"]: as_report(row) for row in answer["targets"]}
     return TargetSweep(reports, answer["data_range"] and tuple(answer["data_range"]))
 
 
 def as_report(row: dict[str, Any]) -> Report:
-    """What `Report.to_json` told."""
+    """Build a report from the data of `Report.to_json`."""
     references = None if row["references"] is None else ReferenceScores(**row["references"])
     return Report(np.array(row["returns"]), np.array(row["lengths"]), references=references)
 
 
 def pooled(sweeps: list[TargetSweep]) -> TargetSweep:
-    """The episodes of several agents as those of one; of those who were asked for a return."""
+    """Pool the episodes of several agents per target; agents without a target are left out of it."""
     reports = {
         target: joined([s.reports[target] for s in sweeps if target in s.reports])
         for target in sweeps[0].reports
@@ -246,15 +246,15 @@ def pooled(sweeps: list[TargetSweep]) -> TargetSweep:
 
 
 def joined(reports: list[Report]) -> Report:
-    """All episodes in one report. Its interval is over episodes: how seeds differ, their own rows show."""
+    """Pool all episodes in one report. Its interval is over episodes; seeds have rows of their own."""
     returns, lengths = (
         np.concatenate([getattr(r, name) for r in reports]) for name in ("returns", "lengths")
     )
     return Report(returns, lengths, references=reports[0].references)
 
 
-def scores_table(dataset: str, found: dict[str, list[TargetSweep]]) -> Table:
-    """The data, behaviour cloning, and each program at the highest target: all seeds, and each of them."""
+def scores_table(dataset: str, results: dict[str, list[TargetSweep]]) -> Table:
+    """Return the table of the data, behaviour cloning, and each program at the highest target."""
     data = load_trajectories(dataset)
     rows = {
         "the data": Report(data.returns.astype(np.float64), data.lengths, references=data.reference_scores)
@@ -264,13 +264,13 @@ def scores_table(dataset: str, found: dict[str, list[TargetSweep]]) -> Table:
         rows[f"{name}, {len(means)} seeds"] = Report(
             returns, np.zeros(len(means)), references=data.reference_scores
         )
-    for program, sweeps in found.items():
+    for program, sweeps in results.items():
         reports = [sweep.first for sweep in sweeps]
         rows[f"{PROGRAMS[program]}, {len(reports)} seeds"] = joined(reports)
         rows |= {f"  seed {number}, {program}": report for number, report in enumerate(reports)}
-    return compare(rows, f"{dataset}: last checkpoint, asked for {found_target(found):g}", "")
+    return compare(rows, f"{dataset}: last checkpoint, target {highest_target(results):g}", "")
 
 
-def found_target(found: dict[str, list[TargetSweep]]) -> float:
-    """The highest target, which is the first."""
-    return float(next(iter(found.values()))[0].targets[0])
+def highest_target(results: dict[str, list[TargetSweep]]) -> float:
+    """Return the highest target, which is the first."""
+    return float(next(iter(results.values()))[0].targets[0])

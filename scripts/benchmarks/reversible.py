@@ -1,4 +1,4 @@
-"""What reversible layers need to learn: the memory of many beside that of few, and the same gradients."""
+"""Training memory of reversible layers by number of layers, and accuracy of their gradients."""
 
 import json
 from collections.abc import Iterator
@@ -19,20 +19,20 @@ STACKS = {
     "Reversible, XL(128)": TransformerSpec(residual=Reversible(), memory=XL(128), pattern=Window(129)),
     "Add": TransformerSpec(),
 }
-AT_MOST = 1.5
-"""Times the memory of few layers that many may take."""
+MAX_RATIO = 1.5
+"""Maximum ratio of the memory with many layers to that with few layers."""
 AGREE = 1e-10
 
 
 @dataclass(frozen=True)
 class Point:
-    """One stack of layers.
+    """Measurement of one stack of layers.
 
     Args:
-        stack: its name.
+        stack: name of the stack.
         layers: number of layers.
-        weight_bytes: of the weights; their gradients take as much again.
-        bytes: most memory held at a time by weights, a remembered state, a forward and a backward pass.
+        weight_bytes: bytes of the weights; their gradients need as much.
+        bytes: peak memory of weights, memory state, forward and backward pass.
     """
 
     stack: str
@@ -45,35 +45,35 @@ class Point:
 class ReversibleLayers:
     """Peak memory of forward plus backward by the number of layers, with Reversible and with plain residuals.
 
-    Each in a process of its own, one thread; the memory of the process before there was a model is left out,
-    weights, their gradients and what `XL` remembers of each layer count. Then the largest difference between
-    gradients of reversible passes, in float64 and with dropout, and those of the paper's formula, which keeps
-    everything.
+    Each stack is measured in a process of its own with one thread. Weights, gradients and memory states of
+    `XL` count; the memory of the process before the model is built does not. The benchmark also reports the
+    largest difference between gradients of reversible layers, in float64 and with dropout, and those of the
+    paper's formula with stored activations.
     """
 
     layers: tuple[int, int] = (2, 16)
-    """Few and many."""
+    """Small and large number of layers."""
     width: int = 64
-    """Features of a token."""
+    """Features per token."""
     batch: int = 32
-    """Sequences."""
+    """Batch size, in sequences."""
     length: int = 512
-    """Tokens of each, causal."""
+    """Tokens per sequence, with causal attention."""
     output: Path = Path("runs/bench-reversible.json")
-    """Where to write all numbers."""
+    """Output file."""
 
     def run(self) -> None:
-        """Measure, print the table, write all numbers."""
-        points, apart = list(self.points()), difference(self.layers[1])
+        """Measure, print the table, and write all numbers."""
+        points, largest = list(self.points()), difference(self.layers[1])
         console = Console(width=120)
-        console.print(table(points), f"largest difference of gradients: {apart:.1e}, at most {AGREE:.0e}")
+        console.print(table(points), f"largest difference of gradients: {largest:.1e}, at most {AGREE:.0e}")
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        found = {"machine": machine(), "points": [asdict(point) for point in points], "difference": apart}
-        self.output.write_text(json.dumps(found, indent=1))
+        data = {"machine": machine(), "points": [asdict(point) for point in points], "difference": largest}
+        self.output.write_text(json.dumps(data, indent=1))
         console.print(f"numbers: {self.output}")
 
     def points(self) -> Iterator[Point]:
-        """All stacks, each from a fresh process."""
+        """Yield the measurements of all stacks, each from a new process."""
         for name in STACKS:
             for layers in self.layers:
                 with fresh_processes(1) as pool:
@@ -81,49 +81,49 @@ class ReversibleLayers:
 
 
 def measure(name: str, layers: int, width: int, batch: int, length: int) -> Point:
-    """One stack."""
+    """Measure one stack."""
     torch.manual_seed(0)
     learn(replace(STACKS[name], width=width, layers=2).build(), 1, 8)
-    held = peak_bytes()
+    baseline = peak_bytes()
     model = replace(STACKS[name], width=width, layers=layers).build()
     learn(model, batch, length)
     weights = sum(weight.nbytes for weight in model.parameters())
-    return Point(name, layers, weights, peak_bytes() - held)
+    return Point(name, layers, weights, peak_bytes() - baseline)
 
 
 def learn(model: Transformer, batch: int, length: int) -> None:
-    """Forward and backward."""
+    """Run a forward and a backward pass."""
     state = model.initial_state(batch) if model.spec.memory else None
     if state is not None:
-        state.hidden.normal_()  # else the system has not given it room
+        state.hidden.normal_()  # else the operating system has not allocated its pages
     y = model.outputs(torch.randn(batch, length, model.spec.width), Index.range(batch, length), state)
     y.square().mean().backward()
 
 
 def difference(layers: int) -> float:
-    """Largest one of gradients: those of reversible passes less those of passes that keep everything."""
+    """Return the largest difference between gradients of reversible layers and of stored activations."""
     torch.manual_seed(0)
     spec = TransformerSpec(width=32, layers=layers, residual=Reversible(), dropout=0.1)
     model, index = spec.build().double(), Index.range(2, 24)
-    x, wanted = torch.randn(2, 2, 24, spec.width, dtype=torch.float64)
-    found = gradients(model, x, wanted, model(dropped(x), index)[0])
-    kept = gradients(model, x, wanted, keeping_all(model, dropped(x), index))
-    return max((one - other).abs().max().item() for one, other in zip(found, kept, strict=True))
+    x, weight = torch.randn(2, 2, 24, spec.width, dtype=torch.float64)
+    reversible = gradients(model, x, weight, model(seeded(x), index)[0])
+    stored = gradients(model, x, weight, with_stored_activations(model, seeded(x), index))
+    return max((one - other).abs().max().item() for one, other in zip(reversible, stored, strict=True))
 
 
-def dropped(x: Tensor) -> Tensor:
-    """Tokens x, before passes that drop the same features each time."""
+def seeded(x: Tensor) -> Tensor:
+    """Return tokens x after seeding torch, so that later passes have equal dropout masks."""
     torch.manual_seed(1)
     return x.requires_grad_()
 
 
-def gradients(model: Transformer, x: Tensor, wanted: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """Of tokens and weights."""
-    return torch.autograd.grad((y * wanted).sum(), [x, *model.parameters()])
+def gradients(model: Transformer, x: Tensor, weight: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Return the gradients of tokens and weights."""
+    return torch.autograd.grad((y * weight).sum(), [x, *model.parameters()])
 
 
-def keeping_all(model: Transformer, x: Tensor, index: Index) -> Tensor:
-    """``y_1 = x_1 + Attention(x_2)``, ``y_2 = x_2 + FeedForward(y_1)``, as Gomez et al. 2017 write it."""
+def with_stored_activations(model: Transformer, x: Tensor, index: Index) -> Tensor:
+    """Return ``y_1 = x_1 + Attention(x_2)``, ``y_2 = x_2 + FeedForward(y_1)``, as in Gomez et al. 2017."""
     first, second = x, x
     for block, relation in zip(model.blocks, model.relations(index, index), strict=True):
         first = first + block.look(block.join_attention.read(second), None, relation)
@@ -133,13 +133,13 @@ def keeping_all(model: Transformer, x: Tensor, index: Index) -> Tensor:
 
 
 def table(points: list[Point]) -> Table:
-    """A line for each stack."""
+    """Return a table with a row for each stack."""
     few, many = sorted({point.layers for point in points})
     result = Table(
         "stack",
         *(f"{layers} layers, MB (of which weights and gradients)" for layers in (few, many)),
-        "times",
-        title=f"peak memory; reversible layers: at most {AT_MOST} times",
+        "ratio",
+        title=f"peak memory; reversible layers: at most {MAX_RATIO} times",
     )
     for name in STACKS:
         own = {point.layers: point for point in points if point.stack == name}

@@ -1,22 +1,22 @@
-"""The sizes at which agents are compared."""
+"""Sizes for comparisons of agents."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a transformer and of the rollouts it learns from.
+    """Sizes of a transformer and of its rollouts.
 
     Args:
-        width: features of a token C.
+        width: features per token C.
         layers: number of layers L.
         heads: attention heads.
         feed_forward: features inside the feed-forward sublayer F.
-        memory: tokens remembered M.
-        gated: GRU gates in place of plain residual sums.
-        envs: environments E.
-        steps: steps S of each environment between updates.
-        segment: steps T through which gradients flow.
+        memory: memory length M, in tokens.
+        gated: whether residual connections are GRU gates instead of sums.
+        envs: number of environments E.
+        steps: steps S per environment and rollout.
+        segment: length T of segments for backpropagation through time.
         minibatch: environment steps in a minibatch.
         epochs: passes over a rollout.
     """
@@ -35,14 +35,14 @@ class Shape:
 
 
 SMALL = Shape(width=64, layers=2, heads=4, feed_forward=256, memory=128, gated=True)
-"""Beside RecurrentPPO with 64 hidden units."""
+"""Sizes for the comparison with RecurrentPPO with 64 hidden units."""
 
 
 def cleanrl_shape(gated: bool) -> Shape:
-    """CleanRL's ppo_trxl.py as it comes: its transformer and its minibatches of 512 x 32 / 8 = 2,048 steps.
+    """Return the sizes of CleanRL's ppo_trxl.py, with its minibatches of 512 x 32 / 8 = 2,048 steps.
 
-    A rollout has 128 steps here instead of 512. It must hold a whole episode of 119; what a step costs
-    does not depend on it, as the minibatches stay the same.
+    A rollout has 128 steps instead of 512; it must contain a whole episode of 119 steps. The cost per step
+    does not depend on the rollout length, as the minibatches are equal.
     """
     return Shape(
         width=384, layers=3, heads=4, feed_forward=384, memory=119, gated=gated, segment=128, minibatch=2048

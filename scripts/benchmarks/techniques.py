@@ -1,4 +1,4 @@
-"""Which technique learns what, at what cost: the T-Maze with each of them in GTrXLPPO's core."""
+"""Success and cost of each technique in the core of GTrXLPPO on the T-Maze."""
 
 import json
 import time
@@ -28,13 +28,13 @@ EVALUATIONS, EPISODES, SOLVED = 15, 200, 0.95
 
 @dataclass(frozen=True)
 class Subject:
-    """A technique in the core, or the sentence that refuses it.
+    """A core with one technique, or the error message that rejects it.
 
     Args:
-        axis: its axis.
-        name: its name.
-        core: the core, if the agent takes it.
-        refused: why it does not.
+        axis: axis of the technique.
+        name: name of the technique.
+        core: the core, if it is valid.
+        refused: error message, if the core is invalid.
     """
 
     axis: str
@@ -45,15 +45,15 @@ class Subject:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run.
+    """Result of one training run.
 
     Args:
-        axis: the technique's axis.
-        name: its name.
-        seed: of everything.
-        weights: numbers that are trained.
-        seconds: processor time for 1,000 steps, evaluations included.
-        curve: (environment steps, success) of each evaluation.
+        axis: axis of the technique.
+        name: name of the technique.
+        seed: random seed.
+        weights: number of parameters.
+        seconds: CPU time of 1,000 steps, including evaluations.
+        curve: (environment steps, success rate) of each evaluation.
     """
 
     axis: str
@@ -65,20 +65,20 @@ class Trial:
 
     @property
     def solved_at(self) -> int | None:
-        """Steps before the first evaluation with a success of at least 0.95; None if there is none."""
+        """Steps before the first evaluation with a success rate of at least 0.95; None if there is none."""
         return next((step for step, success in self.curve if success >= SOLVED), None)
 
 
 def subjects() -> Iterator[Subject]:
-    """The core as it is, then each technique in its place."""
+    """Yield the default core, then the core with each technique."""
     yield Subject("", "as it is", gtrxl())
     for axis, techniques in TECHNIQUES.items():
-        usual = type(getattr(gtrxl(), axis)).__name__
-        yield from (subject(axis, name) for name in techniques if name != usual)
+        default = type(getattr(gtrxl(), axis)).__name__
+        yield from (subject(axis, name) for name in techniques if name != default)
 
 
 def subject(axis: str, name: str) -> Subject:
-    """The core with a technique in the place of what it has."""
+    """Return the default core with one technique replaced."""
     try:
         core = replace(gtrxl(), **fitting(axis, TECHNIQUES[axis][name]()))
         return Subject(axis, name, resolve_core(core, None))
@@ -87,10 +87,10 @@ def subject(axis: str, name: str) -> Subject:
 
 
 def fitting(axis: str, technique: Any) -> dict[str, Any]:
-    """The technique, and what else it takes.
+    """Return the technique and the other techniques that it requires.
 
-    A pattern sees no farther than is remembered; a memory that decides that itself has none; a kernel that
-    does not take the core's position has RoPE.
+    A pattern is limited to the length of the memory; a memory that defines its own span has no pattern; a
+    kernel that does not support the relative position of the core uses RoPE.
     """
     if axis == "pattern":
         return {axis: bounded(technique, gtrxl().pattern.reach)}
@@ -101,7 +101,7 @@ def fitting(axis: str, technique: Any) -> dict[str, Any]:
 
 
 def train(subject: Subject, seed: int) -> Trial:
-    """One run from its first to its last step."""
+    """Train one agent."""
     env = make_vec_env("rlxf/TMaze-v0", ENVS, seed, env_kwargs={"corridor_length": LENGTH})
     tests = make_vec_env("rlxf/TMaze-v0", ENVS, env_kwargs={"corridor_length": LENGTH})
     callback = EvaluationCallback(tests, episodes=EPISODES, every_steps=STEPS // EVALUATIONS)
@@ -115,33 +115,33 @@ def train(subject: Subject, seed: int) -> Trial:
 
 
 def learn_with_each(only: tuple[str, ...], processes: int, output: Path) -> None:
-    """Train with each technique, print a line as each run ends and the table at the end.
+    """Train with each technique; print a line for each run, and the table at the end.
 
-    A run that is done is a line of the output, curve and all, and is not made again.
+    Completed runs are lines of the output file and are not repeated.
     """
     chosen = [one for one in subjects() if not only or one.name in (*only, "as it is")]
     output.parent.mkdir(parents=True, exist_ok=True)
     done = kept(output)
-    wanted = [(one, seed) for one in chosen if one.core for seed in range(SEEDS)]
-    missing = [(one, seed) for one, seed in wanted if (one.axis, one.name, seed) not in done]
+    requested = [(one, seed) for one in chosen if one.core for seed in range(SEEDS)]
+    missing = [(one, seed) for one, seed in requested if (one.axis, one.name, seed) not in done]
     for trial in finished(missing, processes):
         with open(output, "a") as file:
             file.write(json.dumps({"machine": machine(), "trial": asdict(trial)}) + "\n")
         Console().print(f"{trial.axis} {trial.name} seed {trial.seed}: solved at {trial.solved_at}")
     done = kept(output)
-    found = [done[one.axis, one.name, seed] for one, seed in wanted]
-    Console(width=140).print(table(chosen, found), f"curves: {output}")
+    results = [done[one.axis, one.name, seed] for one, seed in requested]
+    Console(width=140).print(table(chosen, results), f"curves: {output}")
 
 
 def kept(output: Path) -> dict[tuple[str, str, int], Trial]:
-    """What is in the output: technique and seed -> what came of it."""
+    """Read the completed runs of the output file by axis, technique and seed."""
     lines = output.read_text().splitlines() if output.exists() else []
     trials = [Trial(**json.loads(line)["trial"]) for line in lines]
     return {(trial.axis, trial.name, trial.seed): trial for trial in trials}
 
 
 def finished(jobs: list[tuple[Subject, int]], processes: int) -> Iterator[Trial]:
-    """The runs in order, one thread each."""
+    """Yield the runs in order, with one thread each."""
     with fresh_processes(processes) as pool:
         running = [pool.submit(train, one, seed) for one, seed in jobs]
         for each in running:
@@ -149,8 +149,8 @@ def finished(jobs: list[tuple[Subject, int]], processes: int) -> Iterator[Trial]
 
 
 def table(chosen: list[Subject], trials: list[Trial]) -> Table:
-    """A line for each technique: what was learned, what it cost, or why not."""
-    title = f"T-Maze of {LENGTH}, {STEPS:,} steps; cost: processor time over that of the core as it is"
+    """Return a table with success and cost, or the error message, of each technique."""
+    title = f"T-Maze of {LENGTH}, {STEPS:,} steps; cost: CPU time relative to the default core"
     result = Table("axis", "technique", "solved at", "success at the end", "weights", "cost", title=title)
     for row in rows(chosen, trials):
         result.add_row(*row)
@@ -158,15 +158,19 @@ def table(chosen: list[Subject], trials: list[Trial]) -> Table:
 
 
 def rows(chosen: list[Subject], trials: list[Trial]) -> Iterator[tuple[str, ...]]:
-    """The cells of each line."""
-    usual = mean(trial.seconds for trial in trials if not trial.axis)
+    """Yield the cells of each row."""
+    default = mean(trial.seconds for trial in trials if not trial.axis)
     for one in chosen:
         own = [trial for trial in trials if (trial.axis, trial.name) == (one.axis, one.name)]
-        yield one.axis, one.name, *(cells(own, usual) if own else (one.refused or "not measured", "", "", ""))
+        yield (
+            one.axis,
+            one.name,
+            *(cells(own, default) if own else (one.refused or "not measured", "", "", "")),
+        )
 
 
-def cells(own: list[Trial], usual: float) -> tuple[str, ...]:
-    """What the runs of one technique showed."""
+def cells(own: list[Trial], default: float) -> tuple[str, ...]:
+    """Return the cells of the runs of one technique."""
     solved = ", ".join("no" if trial.solved_at is None else f"{trial.solved_at:,}" for trial in own)
     last = ", ".join(f"{trial.curve[-1][1]:.2f}" for trial in own)
-    return solved, last, f"{own[0].weights:,}", f"{mean(trial.seconds for trial in own) / usual:.2f}"
+    return solved, last, f"{own[0].weights:,}", f"{mean(trial.seconds for trial in own) / default:.2f}"

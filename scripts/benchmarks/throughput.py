@@ -1,4 +1,4 @@
-"""Environment steps per second over rollout plus training."""
+"""Environment steps per second over rollout and training."""
 
 import time
 from itertools import pairwise
@@ -9,7 +9,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 
 class IterationClock(BaseCallback):
-    """Notes when each rollout starts and when training ends: an iteration lies between two of them."""
+    """Callback that records the start of each rollout and the end of training, which delimit iterations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class IterationClock(BaseCallback):
 
 
 def iteration_rates(agent: OnPolicyAlgorithm, iterations: int) -> list[float]:
-    """Environment steps per second of each iteration, after one to warm up."""
+    """Return the environment steps per second of each iteration, after one for warm-up."""
     steps = agent.n_envs * agent.n_steps
     clock = IterationClock()
     agent.learn(steps * (1 + iterations), callback=clock)
@@ -34,10 +34,10 @@ def iteration_rates(agent: OnPolicyAlgorithm, iterations: int) -> list[float]:
 
 
 def rates(times: list[float], steps: int) -> list[float]:
-    """``steps`` over the seconds from each of ``times`` to the next."""
+    """Return ``steps`` divided by the seconds between successive ``times``."""
     return [steps / (end - start) for start, end in pairwise(times)]
 
 
 def typical(rates: list[float]) -> float:
-    """The median: what another program on the machine disturbs the least."""
+    """Return the median, which is robust to other programs on the machine."""
     return median(rates)

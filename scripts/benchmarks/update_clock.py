@@ -1,4 +1,4 @@
-"""How long each update of an agent takes."""
+"""Timing of the updates of an agent."""
 
 import time
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 
 class UpdateClock(BaseCallback):
-    """Notes when each update ends.
+    """Callback that records the end of each update.
 
     Args:
-        now: the time in seconds; ``time.process_time`` counts that of the processor alone.
+        now: clock in seconds; ``time.process_time`` measures CPU time.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter):
@@ -20,7 +20,7 @@ class UpdateClock(BaseCallback):
         self.times: list[float] = []
 
     @property
-    def took(self) -> list[float]:
+    def durations(self) -> list[float]:
         """Seconds of each update."""
         return [after - before for before, after in pairwise(self.times)]
 

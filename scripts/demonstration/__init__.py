@@ -1,1 +1,1 @@
-"""The two halves of the demonstration that `scripts/demo.sh` runs; not part of the package."""
+"""The two parts of the demo in `scripts/demo.sh`; not part of the package."""

@@ -1,4 +1,4 @@
-"""Second half: a Decision Transformer learns from what was recorded, and is asked for returns."""
+"""Second part of the demo: train a Decision Transformer on recorded episodes, with target returns."""
 
 import os
 from collections.abc import Sequence
@@ -18,32 +18,32 @@ from rlxf.training import RunFolder, linear
 
 DATASET = "demo/tmaze-v0"
 RANDOM_SHARES = (0.0, 0.02)
-"""Each stage plays half of its episodes as it is, half with 2% of its actions drawn at random."""
+"""Shares of random actions; each checkpoint plays an equal part of its episodes with each share."""
 TARGETS = (1.0, -0.2, -0.4, -0.6, -0.8)
-"""The goal's arm; the first wrong step with a fifth of the way to go, with two fifths and so on.
+"""Target returns: the arm of the goal; a first wrong step with a fifth of the corridor left, two fifths etc.
 
-Not 0, the other arm: one episode in twenty goes there, which is too few to learn it from.
+0, the return of the other arm, is left out: too few episodes, one in twenty, have it.
 """
 CONTEXT = 17
-"""A third of the episode; the memory holds the rest."""
+"""Context length in steps: a third of the episode; the memory covers the rest."""
 
 
 def keep_datasets_in(folder: Path) -> None:
-    """Have Minari's datasets, and what is converted from them, in this folder: for the whole process."""
+    """Set the folder of Minari datasets and of their converted caches, for this process."""
     folder.mkdir(parents=True)
     os.environ["MINARI_DATASETS_PATH"] = str(folder)
     os.environ["RLXF_CACHE"] = str(folder / ".cache")
 
 
 def record(stages: Sequence[PolicyPredictor], episodes: int, seed: int) -> Report:
-    """Record agents of all skills into `DATASET`, and give the returns that it holds."""
+    """Record episodes of all agents into `DATASET`, and return a report of its returns."""
     collect(stages, TASK, DATASET, episodes, mix=RANDOM_SHARES, n_envs=64, seed=seed, progress_bar=True)
     data = load_trajectories(DATASET)
     return Report(data.returns.astype(np.float64), data.lengths)
 
 
 def make_run(path: Path, updates: int, seed: int) -> RunFolder:
-    """The folder of the run, which "rlxf evaluate" can open too."""
+    """Create the run folder, which "rlxf evaluate" can open."""
     config = {
         "agent": "decision_transformer",
         "dataset": [DATASET],
@@ -54,7 +54,7 @@ def make_run(path: Path, updates: int, seed: int) -> RunFolder:
 
 
 def train(run: RunFolder) -> DecisionTransformer:
-    """The agent that learned from the recorded dataset, saved."""
+    """Train an agent on the recorded dataset, save it and return it."""
     agent = DecisionTransformer(
         DATASET,
         CONTEXT,
@@ -70,6 +70,6 @@ def train(run: RunFolder) -> DecisionTransformer:
 
 
 def remembering_core() -> TransformerSpec:
-    """A small one whose memory reaches from the junction back to the hint: three tokens for each step."""
+    """Return a small core whose memory spans the corridor: three tokens for each step."""
     small = decision_transformer(width=64, layers=1, heads=4, dropout=0.0)
     return replace(small, memory=XL(3 * CORRIDOR))

@@ -1,4 +1,4 @@
-"""First half: GTrXL learns a task that cannot be solved without memory."""
+"""First part of the demo: train GTrXL on a task that requires memory."""
 
 import csv
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ STAGES = "stages"
 
 
 class Exchanged:
-    """The same agent, but half-way down the corridor it gets the memory of the maze beside it."""
+    """Agent whose memory is replaced, halfway through the corridor, by that of another environment."""
 
     def __init__(self, agent: GTrXLPPO):
         self.agent = agent
@@ -31,7 +31,7 @@ class Exchanged:
     def predict(
         self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, Any]:
-        """As the agent's; its state comes with the step of the episode, which all mazes share."""
+        """Predict actions; the state is the memory and the episode step, equal in all environments."""
         memory: Any
         memory, step = (None, 0) if state is None or np.all(episode_start) else state
         if step == CORRIDOR // 2:
@@ -41,44 +41,44 @@ class Exchanged:
 
 
 def make_run(path: Path, steps: int, seed: int) -> RunFolder:
-    """The folder of the run, which "rlxf evaluate" can open too."""
+    """Create the run folder, which "rlxf evaluate" can open."""
     config = {"agent": "gtrxl", "env": TASK, "env_kwargs": {}, "program": "scripts/demo.sh"}
     return RunFolder.create(path, config | {"total_timesteps": steps, "seed": seed})
 
 
 def train(run: RunFolder, stages: int, episodes: int) -> tuple[GTrXLPPO, dict[int, Report]]:
-    """The trained agent, saved, and what it achieved after so many steps.
+    """Train an agent and save it; return the agent and its evaluations by number of steps.
 
     Args:
-        run: of `make_run`.
-        stages: of learning that are evaluated, and kept in a folder of the run.
-        episodes: of each evaluation.
+        run: run folder from `make_run`.
+        stages: number of evaluations and checkpoints during training.
+        episodes: episodes of each evaluation.
     """
     steps = run.config["total_timesteps"]
     agent = GTrXLPPO("MlpGTrXLPolicy", TASK, seed=run.config["seed"])
     agent.set_logger(run.make_logger())
     every = max(1, steps // stages)
     evaluations = EvaluationCallback(TASK, episodes, every_steps=every)
-    keeping = CheckpointCallback(max(1, every // agent.n_envs), str(run.path / STAGES))
+    checkpoints = CheckpointCallback(max(1, every // agent.n_envs), str(run.path / STAGES))
     video = VideoCallback(gymnasium.make(TASK, render_mode="rgb_array"), every_steps=steps)
-    looks = [AttentionMapCallback(), MemoryCallback(), HistogramCallback(), video]
-    agent.learn(steps, [evaluations, keeping, *looks], progress_bar=True)
+    diagnostics = [AttentionMapCallback(), MemoryCallback(), HistogramCallback(), video]
+    agent.learn(steps, [evaluations, checkpoints, *diagnostics], progress_bar=True)
     agent.save(run.checkpoint)
     return agent, evaluations.reports
 
 
 def load_stages(run: RunFolder) -> list[GTrXLPPO]:
-    """The agent as it was at each stage of its learning but for the first quarter, the last one first.
+    """Load the checkpoints after the first quarter of training, the last one first.
 
-    In the first quarter it plays at random: nothing is in there but noise.
+    In the first quarter, the agent acts almost randomly.
     """
     agents = [GTrXLPPO.load(path) for path in (run.path / STAGES).iterdir()]
-    skilled = [agent for agent in agents if 4 * agent.num_timesteps >= run.config["total_timesteps"]]
-    return sorted(skilled, key=lambda agent: -agent.num_timesteps)
+    trained = [agent for agent in agents if 4 * agent.num_timesteps >= run.config["total_timesteps"]]
+    return sorted(trained, key=lambda agent: -agent.num_timesteps)
 
 
 def draw(folder: Path, curve: dict[int, Report], picture: Path) -> None:
-    """Draw what was evaluated, and below it what the log in the folder says of the training."""
+    """Plot the success rate of evaluations, and below it return and entropy from the training log."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     upper, lower = figure.subplots(2, sharex=True)
     upper.plot(list(curve), [report.success_rate for report in curve.values()], marker="o", label="GTrXL")
@@ -93,7 +93,7 @@ def draw(folder: Path, curve: dict[int, Report], picture: Path) -> None:
 
 
 def logged(folder: Path, tag: str, sign: int = 1) -> tuple[list[int], list[float]]:
-    """Steps and values of a tag in progress.csv."""
+    """Return steps and values of a tag in progress.csv."""
     with open(folder / "progress.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get(tag)]
     steps = [int(row["time/total_timesteps"]) for row in rows]
@@ -101,14 +101,14 @@ def logged(folder: Path, tag: str, sign: int = 1) -> tuple[list[int], list[float
 
 
 def scenes(agent: GTrXLPPO) -> Iterator[str]:
-    """The beginning, the middle and the end of an episode."""
+    """Yield text renderings of the beginning, the middle and the end of an episode."""
     frames = list(play(agent))
     for step in (0, len(frames) // 2, len(frames) - 2, len(frames) - 1):
         yield f"step {step}: {frames[step]}\n"
 
 
 def play(agent: GTrXLPPO) -> Iterator[str]:
-    """An episode: at each step what the agent sees, and the maze with agent A and goal G."""
+    """Play an episode; yield at each step the observation in words and the maze with agent A and goal G."""
     env = gymnasium.make(TASK, render_mode="ansi")
     obs, _ = env.reset(seed=0)
     state, over = None, False
@@ -120,7 +120,7 @@ def play(agent: GTrXLPPO) -> Iterator[str]:
 
 
 def in_words(obs: Any) -> str:
-    """What an observation of the T-Maze tells."""
+    """Describe an observation of the T-Maze in words."""
     junction, hint = obs.astype(int)
     place = "the junction or an arm" if junction else "a corridor"
     return f"the agent sees {place}, " + ("no hint", "hint UP", "hint DOWN")[hint]

@@ -76,7 +76,7 @@ def test_size_that_does_not_match_weights_is_rejected_before_allocation(tmp_path
     with pytest.raises(CheckpointError, match=r"shape|layers"):
         AGENTS[name].load(file, device="cpu")
     file = hostile(files[name], tmp_path / "huge.zip", ("settings", "core", field), 10**7)
-    with pytest.raises(CheckpointError, match=r"shape|layers|overflow|asks for"):
+    with pytest.raises(CheckpointError, match=r"shape|layers|overflow|requires"):
         AGENTS[name].load(file, device="cpu")
 
 
@@ -114,7 +114,7 @@ def test_wrong_sha256_is_rejected_before_parsing(files, name, tmp_path):
         assert AGENTS[name].load(files[name], sha256=digits, device="cpu").num_timesteps == 0
     other = tmp_path / "other.zip"
     other.write_bytes(files[name].read_bytes() + b"0")  # the digest is checked before parsing
-    with pytest.raises(CheckpointError, match=rf"other\.zip: its SHA-256 is .*, not {right} as asked for"):
+    with pytest.raises(CheckpointError, match=rf"other\.zip: its SHA-256 is .*, but {right} is expected"):
         AGENTS[name].load(other, sha256=right, device="cpu")
 
 

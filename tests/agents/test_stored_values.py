@@ -55,7 +55,7 @@ def test_nonfinite_weight_is_rejected(tmp_path, archives, name, value):
     message = refusal(
         name, archives[name], tmp_path / "x.zip", tensors={"policy": spoiled(policy, weight, value)}
     )
-    assert f"in policy, the tensor '{weight}' holds {value}" in message
+    assert f"in policy, the tensor '{weight}' contains {value}" in message
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -70,14 +70,14 @@ def test_weight_of_another_dtype_is_rejected(tmp_path, archives, name):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda group: {}, "optimizer has no tensors, but the agent learned from"),
+        (lambda group: {}, "optimizer has no tensors, but the agent was trained for"),
         (lambda group: {k: v for k, v in group.items() if k != "0.exp_avg"}, "lacks the tensor '0.exp_avg'"),
         (lambda group: {k: v for k, v in group.items() if k != "0.step"}, "lacks the tensor '0.step'"),
         (lambda group: group | {"0.exp_most": group["0.exp_avg"]}, "has a tensor '0.exp_most', which Adam"),
-        (lambda group: spoiled(group, "0.exp_avg", float("nan")), "'0.exp_avg' holds nan"),
-        (lambda group: spoiled(group, "0.exp_avg_sq", float("inf")), "'0.exp_avg_sq' holds inf"),
-        (lambda group: spoiled(group, "0.exp_avg_sq", -1.0), "'0.exp_avg_sq' holds -1.0"),
-        (lambda group: spoiled(group, "0.step", -3.0), "'0.step' holds -3.0"),
+        (lambda group: spoiled(group, "0.exp_avg", float("nan")), "'0.exp_avg' contains nan"),
+        (lambda group: spoiled(group, "0.exp_avg_sq", float("inf")), "'0.exp_avg_sq' contains inf"),
+        (lambda group: spoiled(group, "0.exp_avg_sq", -1.0), "'0.exp_avg_sq' contains -1.0"),
+        (lambda group: spoiled(group, "0.step", -3.0), "'0.step' contains -3.0"),
         (
             lambda group: group | {"0.exp_avg": group["0.exp_avg"].double()},
             "torch.float64, not torch.float32",

@@ -120,4 +120,4 @@ def test_thresholds_that_save_alike_are_told(depth, told):
 
 def test_several_processes_are_refused_in_one_line(capfd):
     assert on_ranks(2, lambda: main(["calibrate", "run"])) == ["SystemExit: 2"] * 2
-    assert "rlxf calibrate is for one process, and here are 2" in capfd.readouterr().err
+    assert "rlxf calibrate supports a single process, got 2" in capfd.readouterr().err

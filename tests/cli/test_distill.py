@@ -78,4 +78,4 @@ def test_a_teacher_that_remembers_is_refused_in_one_line(agent, offline, capsys)
 
 def test_several_processes_are_refused_in_one_line(capfd):
     assert on_ranks(2, lambda: main(["distill", "teacher"])) == ["SystemExit: 2"] * 2
-    assert "rlxf distill is for one process, and here are 2" in capfd.readouterr().err
+    assert "rlxf distill supports a single process, got 2" in capfd.readouterr().err

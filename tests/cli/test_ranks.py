@@ -125,7 +125,7 @@ def test_what_torchrun_starts_anew_goes_on_in_another_number_where_one_was_kille
         at_step(patch, GTrXLPPO, 2 * ROLLOUT, die)
         assert run(2, *ONLINE, "--run", "killed") == ["SystemExit: 2", None]
     said = capfd.readouterr().err
-    assert "the run in killed broke off: another of the 2 processes is gone" in said
+    assert "the run in killed broke off: another of the 2 processes ended or did not respond" in said
     assert "go on with: rlxf resume killed" in said
     learned = []
     at_step(monkeypatch, GTrXLPPO, 0, lambda: learned.append("an update"))
@@ -162,7 +162,7 @@ def pretend(monkeypatch, job):
 
 def test_what_cannot_be_shared_is_told_before_a_folder_is_made(capfd):
     assert run(2, *ONLINE, "--n-envs", "3", "--run", "odd") == ["SystemExit: 2"] * 2
-    assert "n_envs is 3 over all, and cannot be divided among 2 processes" in capfd.readouterr().err
+    assert "n_envs is 3 in total, which is not divisible by the 2 processes" in capfd.readouterr().err
     assert not Path("odd").exists()
 
 
@@ -194,7 +194,7 @@ def test_torchrun_starts_anew_what_was_killed_and_stops_with_the_bits_of_a_run_t
     job.send_signal(signal.SIGTERM)
     said = job.communicate(timeout=60)[1]
     assert job.returncode != 0
-    assert "rlxf: the run in cut broke off: another of the 2 processes is gone" in said
+    assert "rlxf: the run in cut broke off: another of the 2 processes ended or did not respond" in said
     assert "rlxf: stopped by SIGTERM; go on with: rlxf resume cut" in said
     newest = CheckpointFolder(Path("cut/checkpoints")).files()[-1]
     at_step(monkeypatch, GTrXLPPO, int(newest.stem[-12:]), interrupt)

@@ -177,7 +177,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(whole, at_upd
     newest = RunFolder.reopen("cut").checkpoints.files()[-1]
     newest.write_bytes(newest.read_bytes()[:-100])
     main(["resume", "cut", "--no-progress-bar"])
-    assert re.search(f"warning: .*{newest.name}.*the one before it is used", capsys.readouterr().err)
+    assert re.search(f"warning: .*{newest.name}.*the previous checkpoint is used", capsys.readouterr().err)
     assert_same_runs(whole.path, Path("cut"))
 
 
@@ -233,9 +233,9 @@ def test_where_no_checkpoint_is_whole_nothing_is_changed(whole, capsys):
     for file in whole.checkpoints.files():
         file.write_bytes(b"")
     before = {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()}
-    with pytest.warns(UserWarning, match="the one before it is used"), pytest.raises(FileNotFoundError):
+    with pytest.warns(UserWarning, match="the previous checkpoint is used"), pytest.raises(FileNotFoundError):
         Start.of(whole)
-    assert "there is no whole checkpoint in" in refused_at_last(capsys, "resume", "whole")
+    assert "there is no valid checkpoint in" in refused_at_last(capsys, "resume", "whole")
     assert {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()} == before
 
 
@@ -391,7 +391,7 @@ def altered(whole, tmp_path):
 )
 def test_a_configuration_that_asks_for_much_memory_is_refused(altered, capsys, program, changes, told):
     error = refused_at_last(capsys, "resume", str(altered(program, **changes)))
-    assert "altered/config.json asks for too much memory: the file asks for" in error
+    assert "altered/config.json asks for too much memory: the file requires" in error
     assert told in error
     assert "the budget is" in error
 
@@ -399,15 +399,15 @@ def test_a_configuration_that_asks_for_much_memory_is_refused(altered, capsys, p
 @pytest.mark.parametrize(
     ("program", "changes", "told"),
     [
-        ("gtrxl", {"n_envs": "2"}, "has n_envs = '2', which must be a whole number"),
-        ("gtrxl", {"n_envs": 2.5}, "has n_envs = 2.5, which must be a whole number"),
-        ("gtrxl", {"total_timesteps": None}, "has total_timesteps = None, which must be a whole number"),
+        ("gtrxl", {"n_envs": "2"}, "has n_envs = '2', which must be an integer"),
+        ("gtrxl", {"n_envs": 2.5}, "has n_envs = 2.5, which must be an integer"),
+        ("gtrxl", {"total_timesteps": None}, "has total_timesteps = None, which must be an integer"),
         ("gtrxl", {"gamma": [0.9]}, "has gamma = [0.9], which must be a number"),
         ("gtrxl", {"refresh": 1}, "has refresh = 1, which must be true or false"),
         ("gtrxl", {"env_timeout": "long"}, "has env_timeout = 'long', which must be a number"),
-        ("dt", {"updates": True}, "has updates = True, which must be a whole number"),
-        ("dt", {"context_length": {}}, "has context_length = {}, which must be a whole number"),
-        ("dt", {"learning_rate": 0.1}, "has learning_rate = 0.1, which must be a text"),
+        ("dt", {"updates": True}, "has updates = True, which must be an integer"),
+        ("dt", {"context_length": {}}, "has context_length = {}, which must be an integer"),
+        ("dt", {"learning_rate": 0.1}, "has learning_rate = 0.1, which must be a string"),
     ],
     ids=str,
 )

@@ -103,7 +103,7 @@ def test_a_run_says_with_which_options_it_was_started(whole):
 def test_several_processes_are_refused_in_one_line(minari_root, capfd):
     record_cartpole()
     assert on_ranks(2, lambda: main([*TINY, "--run", "two"])) == ["SystemExit: 2"] * 2
-    assert "MaskedPretraining is for one process, and here are 2" in capfd.readouterr().err
+    assert "MaskedPretraining supports a single process, got 2" in capfd.readouterr().err
     assert not Path("two").exists()
 
 

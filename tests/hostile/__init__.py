@@ -1,1 +1,1 @@
-"""Files of strangers, and a process that is watched while it reads them."""
+"""Malicious files, and a process that reads them under an audit hook."""

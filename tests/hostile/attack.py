@@ -1,4 +1,4 @@
-"""What an attack is."""
+"""Definition of an attack with malicious files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,24 +6,24 @@ from dataclasses import dataclass
 from tests.hostile.world import World
 
 Action = Callable[[], tuple[int, str]]
-"""What a user does with the files; gives an exit status and what is printed."""
+"""Use of the files by a user; returns exit status and output."""
 
 
 @dataclass(frozen=True)
 class Attack:
-    """Files of a stranger, and what a user does with them.
+    """Malicious files, and their use.
 
     Args:
-        prepare: makes the files; what it returns is watched.
-        told: part of the message by which they are refused; None if they are used, without harm.
+        prepare: function that creates the files and returns the action that is audited.
+        message: expected part of the error message; None if the files are used without harm.
     """
 
     prepare: Callable[[World], Action]
-    told: str | None
+    message: str | None
 
 
 def refused_or_done(use: Callable[[], object]) -> tuple[int, str]:
-    """What Python code comes to: an error that users are told of is a refusal."""
+    """Call Python code; return status 2 and the message for an expected error, else status 0."""
     try:
         use()
     except (ValueError, TypeError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Watching a process: what it imports, starts and opens for writing, and how much memory it takes."""
+"""Audit of a process: imports, started processes, files opened for writing, and memory."""
 
 import os
 import sys
@@ -15,24 +15,24 @@ STARTS = (
     *("pty.spawn", "os.startfile", "webbrowser.open", "ctypes.dlopen", "pickle.find_class"),
     *("socket.connect", "socket.bind", "socket.getaddrinfo", "urllib.Request", "shutil.unpack_archive"),
 )
-"""Events of which none may happen."""
+"""Audit events that must not occur."""
 CHANGES: dict[str, tuple[tuple[int, int], ...]] = {
     **dict.fromkeys(("os.remove", "os.rmdir", "shutil.rmtree"), ((0, 1),)),
     **dict.fromkeys(("os.mkdir", "os.chmod"), ((0, 2),)),
     **dict.fromkeys(("os.rename", "os.link"), ((0, 2), (1, 3))),
     "os.symlink": ((1, 2),),
 }
-"""Events that change a folder: which arguments are paths, and the descriptors they are relative to."""
+"""Audit events that change folders: indices of path arguments and of their directory descriptors."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 @dataclass
 class Seen:
-    """What happened while the watch was on.
+    """Result of an audit.
 
     Args:
-        events: that must not happen, as text.
-        memory: bytes at the peak beyond those held when it began.
+        events: forbidden events, as text.
+        memory: peak memory minus the memory at the start, in bytes.
     """
 
     events: list[str] = field(default_factory=list)
@@ -40,11 +40,11 @@ class Seen:
 
 
 class Watch:
-    """An audit hook, which cannot be taken off again, and a switch.
+    """Audit hook with a switch, as audit hooks cannot be removed.
 
     Args:
         writable: folders in which files may be written.
-        hostile: the folder with the files of strangers: no code that stands there may run.
+        hostile: folder of the malicious files; no code from this folder may run.
     """
 
     def __init__(self, writable: list[Path], hostile: Path):
@@ -56,7 +56,7 @@ class Watch:
 
     @contextmanager
     def on(self) -> Iterator[Seen]:
-        """Note what happens in this context. Packages that are imported may import more of their own."""
+        """Record forbidden events in this context. Known packages may import further modules of their own."""
         self._known = _packages()
         seen, before = Seen(), resident()
         self._seen = seen
@@ -73,15 +73,15 @@ class Watch:
         if seen is None:
             return
         try:
-            told = self._told(event, args)
-            seen.events += [told] if told else []
+            forbidden = self._forbidden(event, args)
+            seen.events += [forbidden] if forbidden else []
         finally:
             self._seen = seen
 
-    def _told(self, event: str, args: tuple[Any, ...]) -> str | None:
+    def _forbidden(self, event: str, args: tuple[Any, ...]) -> str | None:
         if event in STARTS:
             return f"{event} {args[:2]!r}"
-        if event == "import":  # also of a module that is not there
+        if event == "import":  # also raised for modules that do not exist
             return None if str(args[0]).partition(".")[0] in self._known else f"import {args[0]}"
         if event == "exec":
             name = getattr(args[0], "co_filename", "")
@@ -89,22 +89,22 @@ class Watch:
         if event == "open":
             return self._opened(*args)
         paths = [_from(args[path], args[folder]) for path, folder in CHANGES.get(event, ())]
-        wrong = [path for path in paths if not self._may(path)]
+        wrong = [path for path in paths if not self._is_writable(path)]
         return f"{event} {wrong}" if wrong else None
 
     def _opened(self, path: Any, mode: str | None, flags: int) -> str | None:
         writes = bool(set(mode or "") & set("wax+")) or bool(flags & WRITING)
-        return f"open {path} {mode} {flags:o}" if writes and not self._may(path) else None
+        return f"open {path} {mode} {flags:o}" if writes and not self._is_writable(path) else None
 
-    def _may(self, path: Any) -> bool:
+    def _is_writable(self, path: Any) -> bool:
         if isinstance(path, int):
-            return True  # it was opened before
+            return True  # already opened
         real = os.path.realpath(os.fsdecode(path))
         return any(real == folder or real.startswith(f"{folder}/") for folder in self._writable)
 
 
 def _from(path: Any, folder: Any) -> Any:
-    """A path relative to an open folder as one by itself."""
+    """Convert a path relative to a directory descriptor to an independent path."""
     return path if folder in (-1, None) else f"/proc/self/fd/{folder}/{os.fsdecode(path)}"
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of strangers: they name code and folders, and hold what rlxf never writes."""
+"""Malicious checkpoints: they name code and folders, and contain data that rlxf never writes."""
 
 import json
 import zipfile
@@ -22,28 +22,28 @@ def described(
     run: str,
     path: tuple[str, ...],
     value: Any,
-    told: str | None,
+    message: str | None,
     use: Callable[[Any], object] = lambda agent: None,
 ) -> Attack:
-    """A checkpoint under a right seal with another value in ``agent.json``, which is loaded and used."""
+    """Load and use a checkpoint with a valid seal and another value in ``agent.json``."""
 
     def prepare(world: World) -> Action:
         from rlxf.training import read_archive, write_archive
 
         archive = read_archive(f"runs/{run}/checkpoint.zip")
-        place = archive.documents["agent"]
+        document = archive.documents["agent"]
         for name in path[:-1]:
-            place = place[name]
-        place[path[-1]] = value
+            document = document[name]
+        document[path[-1]] = value
         file = Path("tmp", f"hostile{len(list(Path('tmp').iterdir()))}.zip")
         write_archive(file, archive.documents, archive.tensors)
         return lambda: refused_or_done(lambda: use(agent_class(run).load(file, device="cpu")))
 
-    return Attack(prepare, told)
+    return Attack(prepare, message)
 
 
-def zipped(change: Callable[[zipfile.ZipFile], None], told: str) -> Attack:
-    """A zip with one more member than a checkpoint, which is loaded."""
+def zipped(change: Callable[[zipfile.ZipFile], None], message: str) -> Attack:
+    """Load a checkpoint with an additional zip member."""
 
     def prepare(world: World) -> Action:
         file = Path("tmp", f"hostile{len(list(Path('tmp').iterdir()))}.zip")
@@ -54,18 +54,18 @@ def zipped(change: Callable[[zipfile.ZipFile], None], told: str) -> Attack:
             hostile.comment = b"0" * 64
         return lambda: refused_or_done(lambda: agent_class("gtrxl").load(file, device="cpu"))
 
-    return Attack(prepare, told)
+    return Attack(prepare, message)
 
 
-def bytes_of(data: Callable[[], bytes], told: str) -> Attack:
-    """A file that holds anything."""
+def bytes_of(data: Callable[[], bytes], message: str) -> Attack:
+    """Load a file with arbitrary content."""
 
     def prepare(world: World) -> Action:
         file = Path("tmp", f"hostile{len(list(Path('tmp').iterdir()))}.zip")
         file.write_bytes(data())
         return lambda: refused_or_done(lambda: agent_class("gtrxl").load(file, device="cpu"))
 
-    return Attack(prepare, told)
+    return Attack(prepare, message)
 
 
 def evaluated(agent: Any) -> None:
@@ -116,10 +116,10 @@ ATTACKS = {
         lambda file: file.writestr("big.json", b" " * 10**8, zipfile.ZIP_DEFLATED), "compressed"
     ),
     "member that is there twice": zipped(lambda file: file.writestr("agent.json", "{}"), ""),
-    "a pickle": bytes_of(lambda: PICKLE, "it is no zip file"),
+    "a pickle": bytes_of(lambda: PICKLE, "it is not a zip file"),
     "header of tensors that is too long": bytes_of(
-        lambda: (2**62).to_bytes(8, "little") + json.dumps({}).encode(), "it is no zip file"
+        lambda: (2**62).to_bytes(8, "little") + json.dumps({}).encode(), "it is not a zip file"
     ),
-    "another file than asked for": Attack(another_digest, "not 0000"),
+    "another file than asked for": Attack(another_digest, "but 0000"),
 }
-"""By name."""
+"""Attacks by name."""

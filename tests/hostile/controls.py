@@ -1,4 +1,4 @@
-"""Harm done on purpose, to see that the watch sees it."""
+"""Harmful actions that the audit must detect."""
 
 import subprocess
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from tests.hostile.attack import Attack, refused_or_done
 
 
 def control(harm: Callable[[], object]) -> Attack:
-    """Code that a file could have made run."""
+    """Return an attack that runs harmful code."""
     return Attack(lambda world: lambda: refused_or_done(harm), None)
 
 
@@ -20,4 +20,4 @@ HARMFUL = {
     "make a folder": control(lambda: Path("elsewhere").mkdir()),
     "take memory": control(lambda: bytearray(b"x") * (300 * 2**20)),
 }
-"""By name."""
+"""Harmful actions by name."""

@@ -1,4 +1,4 @@
-"""Datasets of strangers: their metadata run code, their episodes are elsewhere."""
+"""Malicious datasets: their metadata name code, and their episodes are in other files."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,38 +12,40 @@ SYSTEM: dict[str, Any] = {"entry_point": "os:system", "kwargs": {"command": "tou
 UNKNOWN = {"id": "Stranger-v0"}
 
 
-def metadata(change: Callable[[dict[str, Any]], None], told: str | None, options: str = "") -> Attack:
-    """A dataset with other metadata, from which a Decision Transformer is trained."""
+def metadata(change: Callable[[dict[str, Any]], None], message: str | None, options: str = "") -> Attack:
+    """Train a Decision Transformer on a dataset with modified metadata."""
 
     def prepare(world: World) -> Action:
         dataset = world.dataset(f"set{len(list(world.minari.glob('stranger/*')))}", change)
         return lambda: world.run(f"{OFFLINE} --dataset {dataset} --run runs/{dataset[9:]} {options}")
 
-    return Attack(prepare, told)
+    return Attack(prepare, message)
 
 
-def spec(told: str | None, options: str = "", **changes: Any) -> Attack:
-    """A dataset with another ``env_spec``."""
-    return metadata(lambda described: described.update(env_spec=spec_of(described, **changes)), told, options)
+def spec(message: str | None, options: str = "", **changes: Any) -> Attack:
+    """Train on a dataset with a modified ``env_spec``."""
+    return metadata(
+        lambda described: described.update(env_spec=spec_of(described, **changes)), message, options
+    )
 
 
 def wrapper(entry_point: str, **kwargs: Any) -> dict[str, Any]:
     return {"additional_wrappers": [{"name": "Wrapper", "entry_point": entry_point, "kwargs": kwargs}]}
 
 
-def without(*names: str, told: str, **changes: Any) -> Attack:
-    """A dataset whose metadata lack something, for which Minari asks the environment."""
+def without(*names: str, message: str, **changes: Any) -> Attack:
+    """Train on a dataset with missing metadata, which Minari would read from the environment."""
 
     def change(described: dict[str, Any]) -> None:
         described["env_spec"] = spec_of(described, **changes)
         for name in names:
             del described[name]
 
-    return metadata(change, told)
+    return metadata(change, message)
 
 
-def in_python(use: Callable[[Any], object], told: str) -> Attack:
-    """A dataset with an entry point, and an agent that learns from it in Python."""
+def in_python(use: Callable[[Any], object], message: str) -> Attack:
+    """Train an agent in Python on a dataset with an entry point, and use it."""
 
     def prepare(world: World) -> Action:
         from rlxf import DecisionTransformer
@@ -55,7 +57,7 @@ def in_python(use: Callable[[Any], object], told: str) -> Attack:
             lambda: use(DecisionTransformer(dataset, objective=MaximumEntropy(), device="cpu"))
         )
 
-    return Attack(prepare, told)
+    return Attack(prepare, message)
 
 
 def evaluated(agent: Any) -> None:
@@ -64,15 +66,15 @@ def evaluated(agent: Any) -> None:
     evaluate(agent, episodes=2)
 
 
-def other_command(command: str, told: str | None = None) -> Attack:
-    """Another command on a dataset with an entry point."""
+def other_command(command: str, message: str | None = None) -> Attack:
+    """Run another command on a dataset with an entry point."""
 
     def prepare(world: World) -> Action:
         number = len(list(world.minari.glob("stranger/*")))
         dataset = world.dataset(f"set{number}", lambda it: it.update(env_spec=spec_of(it, **CALL)))
         return lambda: world.run(command.format(dataset=dataset, run=f"runs/of-set{number}"))
 
-    return Attack(prepare, told)
+    return Attack(prepare, message)
 
 
 ATTACKS = {
@@ -97,9 +99,9 @@ ATTACKS = {
     "environment for evaluation": metadata(
         lambda it: it.update(eval_env_spec=spec_of(it, **CALL)), "which is not used without trust"
     ),
-    "no observation space": without("observation_space", told="lacks observation_space", **CALL),
-    "no action space": without("action_space", told="lacks action_space", **UNKNOWN, **SYSTEM),
-    "no spaces": without("action_space", "observation_space", told="lacks", **CALL),
+    "no observation space": without("observation_space", message="lacks observation_space", **CALL),
+    "no action space": without("action_space", message="lacks action_space", **UNKNOWN, **SYSTEM),
+    "no spaces": without("action_space", "observation_space", message="lacks", **CALL),
     "space of an unknown kind": metadata(
         lambda it: it.update(observation_space='{"type": "os.system"}'), "cannot be opened"
     ),
@@ -119,4 +121,4 @@ ATTACKS = {
     "remember": other_command("evaluate runs/gtrxl --remember {dataset} --episodes 2 --no-progress-bar"),
     "datasets": other_command("datasets"),
 }
-"""By name."""
+"""Attacks by name."""

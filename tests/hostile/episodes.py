@@ -1,4 +1,4 @@
-"""HDF5 files of strangers: parts of them are in other files, or make libraries run."""
+"""Malicious HDF5 files: with parts in other files, and with filter plugins."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +10,8 @@ from tests.hostile.world import OFFLINE, World
 ELSEWHERE = "stored in other files, which are not read"
 
 
-def hdf5(change: Callable[[Any, Path], None], told: str) -> Attack:
-    """A dataset whose episodes were changed: ``change`` gets the first one and the file of another set."""
+def hdf5(change: Callable[[Any, Path], None], message: str) -> Attack:
+    """Train on a dataset with modified episodes; ``change`` receives the first one and another file."""
 
     def prepare(world: World) -> Action:
         import h5py
@@ -21,7 +21,7 @@ def hdf5(change: Callable[[Any, Path], None], told: str) -> Attack:
             change(file["episode_0"], world.episodes("stranger/benign-v0"))
         return lambda: world.run(f"{OFFLINE} --dataset {dataset} --run runs/{dataset[9:]}")
 
-    return Attack(prepare, told)
+    return Attack(prepare, message)
 
 
 def external_link(episode: Any, other: Path) -> None:
@@ -89,4 +89,4 @@ ATTACKS = {
     "HDF5 filter plugin": hdf5(plugin, "needs the filter plugin 32015, which is not loaded"),
     "HDF5 group in itself": hdf5(cycle, "the file is truncated or altered"),
 }
-"""By name."""
+"""Attacks by name."""

@@ -1,6 +1,6 @@
-"""The process that uses the files of strangers: ``python -m tests.hostile.process FOLDER``.
+"""Process that uses malicious files under an audit hook: ``python -m tests.hostile.process FOLDER``.
 
-It writes ``found.json`` into the folder: for each attack the exit status, what was printed, what was seen.
+It writes ``results.json`` into the folder, with exit status, output and audited events of each attack.
 """
 
 import json
@@ -29,28 +29,28 @@ ATTACKS: dict[str, Attack] = {
 
 
 def attacked(world: World, watch: Watch, attack: Attack) -> dict[str, Any]:
-    """What came of one attack, whatever those before it have left."""
+    """Restore the files, run one attack, and return its result."""
     world.restore()
     action = attack.prepare(world)
     with watch.on() as seen:
         try:
-            status, said = action()
+            status, output = action()
         except BaseException:
-            status, said = 1, traceback.format_exc()
-    return {"status": status, "said": said, "events": seen.events, "memory": seen.memory} | {
+            status, output = 1, traceback.format_exc()
+    return {"status": status, "output": output, "events": seen.events, "memory": seen.memory} | {
         "untouched": world.untouched()
     }
 
 
 def main(folder: Path) -> None:
-    """Use benign files, so that all is imported; then those of strangers."""
+    """Use benign files first, so that everything is imported, then run all attacks."""
     warnings.simplefilter("ignore")
     world = World(folder)
-    sys.path.append(str(world.root))  # as python -m does: a module of the stranger could be found
+    sys.path.append(str(world.root))  # as python -m does, so that the module of the attacker can be found
     world.benign()
     watch = Watch(world.writable, world.root)
-    found = {name: attacked(world, watch, attack) for name, attack in (ATTACKS | controls.HARMFUL).items()}
-    (world.root / "found.json").write_text(json.dumps(found))
+    results = {name: attacked(world, watch, attack) for name, attack in (ATTACKS | controls.HARMFUL).items()}
+    (world.root / "results.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

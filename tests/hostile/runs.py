@@ -1,4 +1,4 @@
-"""Run folders of strangers: their configuration names code, their files are links."""
+"""Malicious run folders: their configuration names code, and their files are links."""
 
 import os
 from collections.abc import Callable
@@ -16,8 +16,8 @@ DISTILL = "distill {run} --steps 32 --no-progress-bar"
 RESUME = "resume {run} --no-progress-bar"
 
 
-def config(run: str, command: str, told: str | None, **changes: Any) -> Attack:
-    """A run with another ``config.json``."""
+def config(run: str, command: str, message: str | None, **changes: Any) -> Attack:
+    """Run a command on a run with a modified ``config.json``."""
 
     def prepare(world: World) -> Action:
         number = len(list(Path("runs").iterdir()))
@@ -25,11 +25,11 @@ def config(run: str, command: str, told: str | None, **changes: Any) -> Attack:
         path = configured(make(run, str(number)), **changes)
         return lambda: world.run(command.format(run=path, name=path.name))
 
-    return Attack(prepare, told)
+    return Attack(prepare, message)
 
 
 def linked(name: str, run: str = "gtrxl", command: str = RESUME, folder: bool = False) -> Attack:
-    """A run in which a name is a symbolic link to what is not the run's."""
+    """Run a command on a run that contains a symbolic link to a file or folder outside of it."""
 
     def prepare(world: World) -> Action:
         number = len(list(Path("runs").iterdir()))
@@ -47,7 +47,7 @@ def linked(name: str, run: str = "gtrxl", command: str = RESUME, folder: bool = 
 def hard_linked(
     name: str, run: str, command: str, change: Callable[[Path], None] = lambda path: None
 ) -> Attack:
-    """A run in which a file is also that of another folder: writing must make a new one."""
+    """Run a command on a run that contains a hard link; writes must replace it by a new file."""
 
     def prepare(world: World) -> Action:
         number = len(list(Path("runs").iterdir()))
@@ -106,4 +106,4 @@ ATTACKS = {
         "evaluation/targets.png", "dt", f"{EVALUATE} --target-returns 9 10"
     ),
 }
-"""By name."""
+"""Attacks by name."""

@@ -1,4 +1,4 @@
-"""What hostile files are made from: two runs, a dataset, and commands in this process."""
+"""Benign runs and datasets, from which malicious files are made, and commands in this process."""
 
 import contextlib
 import io
@@ -32,11 +32,11 @@ BENIGN = (
     "distill runs/gtrxl --steps 32 --run runs/student --no-progress-bar",
     "datasets",
 )
-"""What hostile files are compared with: after these commands everything that rlxf needs is imported."""
+"""Commands on benign files; after them, everything that rlxf needs is imported."""
 
 
 class World:
-    """A folder with benign runs and a benign dataset, and a folder of files that must stay as they are.
+    """Folder with benign runs, a benign dataset, and a folder of files that must not change.
 
     Args:
         root: an empty folder, which becomes the working directory.
@@ -59,36 +59,36 @@ class World:
 
     @property
     def writable(self) -> list[Path]:
-        """Where commands may write."""
+        """Folders in which commands may write."""
         return [self.minari, self.cache, self.root / "tmp", self.root / "runs"]
 
     def benign(self) -> None:
-        """Make runs and dataset, and go on with copies of the runs."""
+        """Create runs and dataset, and resume copies of the runs."""
         for command in BENIGN:
             self.run(command)
         for name in ("gtrxl", "dt"):
             self.run(f"resume {self.cut_off(name, 'benign')}")
 
     def run(self, command: str) -> tuple[int, str]:
-        """The status of a command, and all that it prints."""
+        """Run a command; return its exit status and its output."""
         from rlxf.cli import main
 
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             try:
                 main(shlex.split(command))
-            except SystemExit as leaving:
-                return int(leaving.code or 0), said.getvalue()
-        return 0, said.getvalue()
+            except SystemExit as exit_:
+                return int(exit_.code or 0), output.getvalue()
+        return 0, output.getvalue()
 
     def copy(self, name: str, what: str) -> Path:
-        """A copy of a run, relative to the working directory."""
+        """Copy a run; return its path relative to the working directory."""
         path = Path("runs", f"{name}-{what}")
         shutil.copytree(Path("runs", name), path)
         return path
 
     def cut_off(self, name: str, what: str) -> Path:
-        """A copy of a run as a kill leaves it: the newest checkpoints are missing."""
+        """Copy a run in the state after a kill, without its newest checkpoints."""
         path = self.copy(name, what)
         oldest, *others = sorted((path / "checkpoints").iterdir())
         kept = {"config.json", "progress.csv", "checkpoints", "normalizer.zip"}
@@ -98,7 +98,7 @@ class World:
         return path
 
     def dataset(self, what: str, change: Callable[[dict[str, Any]], None] = lambda metadata: None) -> str:
-        """The id of a copy of the dataset whose metadata are changed."""
+        """Copy the dataset with modified metadata; return the id of the copy."""
         dataset_id = f"stranger/{what}-v0"
         shutil.copytree(self.minari / DATASET, self.minari / dataset_id)
         file = self.minari / dataset_id / "data/metadata.json"
@@ -108,11 +108,11 @@ class World:
         return dataset_id
 
     def episodes(self, dataset_id: str) -> Path:
-        """The HDF5 file of a dataset."""
+        """Return the HDF5 file of a dataset."""
         return self.minari / dataset_id / "data/main_data.hdf5"
 
     def restore(self) -> None:
-        """Undo what an attack has done: no module of the stranger is imported, no file is changed."""
+        """Undo the effects of an attack: remove imported modules and restore changed files."""
         for name in [name for name in sys.modules if name.partition(".")[0] in {"stranger", "antigravity"}]:
             del sys.modules[name]
         for path in self.victims.iterdir():
@@ -120,18 +120,18 @@ class World:
         (self.victims / "text").write_text("mine")
 
     def untouched(self) -> bool:
-        """Whether nothing was written among the files that are not the project's."""
+        """Return whether the victim files are unchanged."""
         names = sorted(path.name for path in self.victims.iterdir())
         return names == ["text"] and (self.victims / "text").read_bytes() == b"mine"
 
 
 def configured(path: Path, **changes: Any) -> Path:
-    """A run whose ``config.json`` says something else."""
+    """Modify the ``config.json`` of a run."""
     file = path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     return path
 
 
 def spec_of(metadata: dict[str, Any], **changes: Any) -> str:
-    """The ``env_spec`` of a dataset, changed."""
+    """Return a modified ``env_spec`` of a dataset."""
     return json.dumps(json.loads(metadata["env_spec"]) | changes)

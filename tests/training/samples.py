@@ -1,4 +1,4 @@
-"""Checkpoint contents and crafted zips shared by the tests of files."""
+"""Sample checkpoint contents and crafted zip files for tests."""
 
 import hashlib
 import json
@@ -41,15 +41,15 @@ def holds_sample(path: Path) -> bool:
 
 
 def manifest_of(contents: dict[str, bytes], **changes: Any) -> bytes:
-    listed = {
+    entries = {
         name: {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
         for name, data in contents.items()
     }
-    return json.dumps({"format": "rlxf", "version": 1, "members": listed, **changes}).encode()
+    return json.dumps({"format": "rlxf", "version": 1, "members": entries, **changes}).encode()
 
 
 def sealed_zip(members: list[tuple[str, bytes]], compression: int = zipfile.ZIP_STORED) -> bytes:
-    """A zip with a right seal, as an attacker who knows the format would make it."""
+    """Return a zip file with a valid seal, as an attacker who knows the format can write it."""
     file = BytesIO()
     with zipfile.ZipFile(file, "w", compression) as archive:
         archive.comment = bytes(64)
@@ -63,7 +63,7 @@ def reseal(data: bytes) -> bytes:
 
 
 def crafted(members: dict[str, bytes]) -> bytes:
-    """A sealed zip whose manifest lists all its members rightly."""
+    """Return a sealed zip file with a valid manifest of its members."""
     return sealed_zip([*members.items(), ("manifest.json", manifest_of(members))])
 
 

@@ -1,4 +1,4 @@
-"""What is written comes back; what was damaged, crafted or foreign is refused with a sentence."""
+"""Tests of checkpoint files: round trips, atomic writes, and rejection of damaged or crafted files."""
 
 import errno
 import json
@@ -39,7 +39,7 @@ def path(tmp_path):
     return tmp_path / "checkpoint.zip"
 
 
-def refusal(path, data: bytes, **limits) -> str:
+def read_error(path, data: bytes, **limits) -> str:
     path.write_bytes(data)
     with pytest.raises(CheckpointError) as failure:
         read_archive(path, **limits)
@@ -50,7 +50,7 @@ def refusal(path, data: bytes, **limits) -> str:
 # Round trips
 
 
-def test_documents_and_tensors_come_back(path):
+def test_round_trip_of_documents_and_tensors(path):
     write_sample(path)
     assert holds_sample(path)
 
@@ -74,7 +74,7 @@ def test_documents_and_tensors_come_back(path):
     ],
     ids=lambda tensor: f"{tensor.dtype}-{tuple(tensor.shape)}-{tensor.stride()}",
 )
-def test_a_tensor_comes_back_bit_by_bit(path, tensor):
+def test_round_trip_of_a_tensor_is_bit_exact(path, tensor):
     write_archive(path, {}, {"group": {"tensor": tensor}})
     back = read_archive(path).tensors["group"]["tensor"]
     plain = tensor.detach().contiguous()
@@ -83,7 +83,7 @@ def test_a_tensor_comes_back_bit_by_bit(path, tensor):
     assert back.is_contiguous()
 
 
-def test_tensors_that_share_storage_come_back_apart(path):
+def test_tensors_with_shared_storage_are_read_with_own_storage(path):
     base = torch.arange(6.0)
     group = {"whole": base, "same": base, "half": base[3:], "rows": base.reshape(2, 3)}
     write_archive(path, {}, {"group": group})
@@ -93,7 +93,7 @@ def test_tensors_that_share_storage_come_back_apart(path):
     assert torch.equal(back["half"], torch.tensor([3.0, 4.0, 5.0]))
 
 
-def test_loaded_tensors_train(path):
+def test_loaded_tensors_can_be_trained(path):
     write_sample(path)
     weight = read_archive(path).tensors["policy"]["weight"].requires_grad_()
     weight.square().sum().backward()
@@ -101,14 +101,14 @@ def test_loaded_tensors_train(path):
     assert torch.allclose(weight, 0.8 * TENSORS["policy"]["weight"])
 
 
-def test_a_document_and_a_group_of_the_same_name_stay_apart(path):
+def test_document_and_group_may_have_the_same_name(path):
     write_archive(path, {"policy": [1]}, {"policy": {"a": torch.ones(1)}})
     archive = read_archive(path)
     assert archive.documents == {"policy": [1]}
     assert archive.tensors["policy"].keys() == {"a"}
 
 
-def test_an_empty_archive_and_an_empty_group_come_back(path):
+def test_round_trip_of_empty_archive_and_group(path):
     write_archive(path, {}, {"policy": {}})
     archive = read_archive(path)
     assert (archive.documents, archive.tensors) == ({}, {"policy": {}})
@@ -118,7 +118,7 @@ def test_equal_content_gives_equal_bytes(path):
     assert write_sample(path) == write_sample(path)
 
 
-def test_any_zip_tool_opens_the_file_and_the_manifest_says_what_is_in_it(path):
+def test_file_is_a_standard_zip_with_a_manifest(path):
     write_sample(path)
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
@@ -129,17 +129,17 @@ def test_any_zip_tool_opens_the_file_and_the_manifest_says_what_is_in_it(path):
     assert manifest == json.loads(manifest_of(members))
 
 
-def test_sizes_beyond_four_gigabytes_are_understood(path, monkeypatch):
-    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 100)  # so that a small file is written as a large one is
+def test_zip64_files_are_read(path, monkeypatch):
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 100)  # write the zip64 record for a small file
     data = write_sample(path)
     assert b"PK\x06\x06" in data
     assert holds_sample(path)
     moved = bytearray(data)
     moved[data.rindex(b"PK\x06\x07") + 8] ^= 1
-    assert "zip64" in refusal(path, reseal(bytes(moved)))
+    assert "zip64" in read_error(path, reseal(bytes(moved)))
 
 
-def test_as_many_members_of_the_longest_names_as_allowed_come_back(path):
+def test_maximum_number_of_members_is_read(path):
     documents = {f"{i:0100d}": i for i in range(999)}
     write_archive(path, documents, {})
     assert read_archive(path).documents == documents
@@ -149,7 +149,7 @@ def test_as_many_members_of_the_longest_names_as_allowed_come_back(path):
 
 
 @pytest.mark.parametrize(
-    ("documents", "tensors", "error", "said"),
+    ("documents", "tensors", "error", "message"),
     [
         ({"config": {"lr": float("nan")}}, {}, ValueError, "config"),
         ({"config": {"device": torch.device("cpu")}}, {}, TypeError, "config"),
@@ -164,9 +164,9 @@ def test_as_many_members_of_the_longest_names_as_allowed_come_back(path):
         ({f"d{i}": i for i in range(1000)}, {}, ValueError, "at most 999 members, got 1000"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_and_nothing_is_written(path, documents, tensors, error, said):
+def test_unsupported_content_is_rejected_before_writing(path, documents, tensors, error, message):
     path.write_bytes(b"old")
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         write_archive(path, documents, tensors)
     assert path.read_bytes() == b"old"
     assert files_in(path.parent) == {path.name}
@@ -176,7 +176,7 @@ def test_what_cannot_be_stored_is_refused_and_nothing_is_written(path, documents
 
 
 class FailingFile:
-    """A file on a disk that fills up after some bytes."""
+    """File on a disk that is full after ``room`` bytes."""
 
     def __init__(self, handle, room: int):
         self.handle, self.room = handle, room
@@ -194,15 +194,15 @@ class FailingFile:
 @pytest.mark.faults
 @settings(max_examples=60, deadline=None)
 @given(share=st.floats(0, 1, exclude_max=True))
-def test_a_writer_that_dies_anywhere_leaves_the_old_file_whole(tmp_path_factory, share):
+def test_full_disk_leaves_the_old_file_unchanged(tmp_path_factory, share):
     path = tmp_path_factory.mktemp("full") / "checkpoint.zip"
     room = int(share * len(write_sample(path)))
-    whole = archive_module.atomic_write
+    original = archive_module.atomic_write
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             archive_module,
             "atomic_write",
-            lambda to, write: whole(to, lambda handle: write(FailingFile(handle, room))),
+            lambda to, write: original(to, lambda handle: write(FailingFile(handle, room))),
         )
         with pytest.raises(OSError, match=r"checkpoint\.zip.*No space left") as failure:
             write_archive(path, {"other": 1}, {"big": {"x": torch.zeros(1000)}})
@@ -212,7 +212,7 @@ def test_a_writer_that_dies_anywhere_leaves_the_old_file_whole(tmp_path_factory,
 
 
 @pytest.mark.faults
-def test_a_kernel_that_refuses_bytes_anywhere_leaves_the_old_file_whole(path):
+def test_file_size_limit_leaves_the_old_file_unchanged(path):
     size = len(write_sample(path))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit in range(0, size, 97):
@@ -230,37 +230,37 @@ def test_a_kernel_that_refuses_bytes_anywhere_leaves_the_old_file_whole(path):
 
 
 @pytest.mark.faults
-def test_every_byte_flipped_is_detected(path):
+def test_flip_of_any_byte_is_detected(path):
     data = write_sample(path)
-    for place in range(len(data)):
+    for position in range(len(data)):
         altered = bytearray(data)
-        altered[place] ^= 1 << place % 8
-        assert refusal(path, bytes(altered)), f"byte {place}"
+        altered[position] ^= 1 << position % 8
+        assert read_error(path, bytes(altered)), f"byte {position}"
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, 99])
-def test_what_claims_to_be_compressed_is_refused_unread(path, method):
+def test_compressed_members_are_rejected(path, method):
     data = write_sample(path)
     for member in re.finditer(b"PK\x01\x02", data):  # entries of the directory
         altered = bytearray(data)
         altered[member.start() + 10 : member.start() + 12] = method.to_bytes(2, "little")
-        assert "is compressed" in refusal(path, bytes(altered))
+        assert "is compressed" in read_error(path, bytes(altered))
 
 
 @pytest.mark.faults
-def test_every_truncation_is_detected(path):
+def test_truncation_is_detected(path):
     data = write_sample(path)
     for length in range(0, len(data), 7):
-        refusal(path, data[:length])
-    assert "truncated" in refusal(path, data[:-1])
+        read_error(path, data[:length])
+    assert "truncated" in read_error(path, data[:-1])
 
 
 @pytest.mark.faults
 @settings(max_examples=200, deadline=None)
 @given(changes=st.data())
-def test_mutations_are_detected_even_when_the_seal_is_right(tmp_path_factory, changes):
-    """An attacker can compute the seal; then the file is refused or holds what the manifest lists."""
+def test_mutations_with_a_valid_seal_are_detected(tmp_path_factory, changes):
+    """An attacker can compute the seal; the file is then rejected or equals the content of the manifest."""
     path = tmp_path_factory.mktemp("mutated") / "checkpoint.zip"
     data = bytearray(write_sample(path))
     for _ in range(changes.draw(st.integers(1, 4))):
@@ -274,44 +274,44 @@ def test_mutations_are_detected_even_when_the_seal_is_right(tmp_path_factory, ch
 
 @pytest.mark.faults
 @pytest.mark.parametrize("name", ["config.json", "policy.safetensors", "manifest.json"])
-def test_the_altered_member_is_named(path, name):
+def test_altered_member_is_reported(path, name):
     data = bytearray(write_sample(path))
     with zipfile.ZipFile(path) as archive:
         member = archive.getinfo(name)
-        place = member.header_offset + 30 + len(name) + member.file_size // 2
-    data[place] ^= 4
-    assert name in refusal(path, bytes(data))
+        position = member.header_offset + 30 + len(name) + member.file_size // 2
+    data[position] ^= 4
+    assert name in read_error(path, bytes(data))
 
 
 @pytest.mark.parametrize(("member", "change"), [("config.json", b'{"a":1}'), ("config.json", b"[]")])
-def test_a_member_exchanged_with_its_checksums_of_the_zip_is_detected(path, member, change):
+def test_replaced_member_is_detected(path, member, change):
     members = [(member, change), ("manifest.json", manifest_of({member: JSON}))]
-    assert "config.json" in refusal(path, sealed_zip(members))
+    assert "config.json" in read_error(path, sealed_zip(members))
 
 
-def test_missing_and_extra_members_are_named(path):
+def test_missing_and_extra_members_are_reported(path):
     manifest = ("manifest.json", manifest_of({"config.json": JSON}))
-    assert "'config.json' is missing" in refusal(path, sealed_zip([manifest]))
+    assert "'config.json' is missing" in read_error(path, sealed_zip([manifest]))
     extra = [("config.json", JSON), ("more.json", JSON), manifest]
-    assert "'more.json' is not listed" in refusal(path, sealed_zip(extra))
+    assert "'more.json' is not listed" in read_error(path, sealed_zip(extra))
 
 
-def test_a_member_twice_is_named(path):
+def test_duplicate_member_is_reported(path):
     members = [("config.json", b"[]"), ("config.json", JSON)]
     with pytest.warns(UserWarning, match="Duplicate"):
         data = sealed_zip([*members, ("manifest.json", manifest_of({"config.json": JSON}))])
-    assert "'config.json' is there twice" in refusal(path, data)
+    assert "'config.json' is duplicated" in read_error(path, data)
 
 
 # Foreign files
 
 
-def test_what_is_no_zip_is_refused(path):
-    assert "no zip" in refusal(path, b"")
-    assert "no zip" in refusal(path, b"\x80\x04K\x01." * 100)
+def test_non_zip_file_is_rejected(path):
+    assert "not a zip" in read_error(path, b"")
+    assert "not a zip" in read_error(path, b"\x80\x04K\x01." * 100)
 
 
-def test_a_file_of_stable_baselines3_is_named_as_such_and_not_opened(path):
+def test_file_of_stable_baselines3_is_reported_and_not_opened(path):
     from stable_baselines3 import PPO
 
     PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu").save(path)
@@ -321,21 +321,21 @@ def test_a_file_of_stable_baselines3_is_named_as_such_and_not_opened(path):
         read_archive(path)
 
 
-def test_a_zip_of_someone_else_is_refused(path):
+def test_other_zip_file_is_rejected(path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("hello.txt", "hello")
-    assert "not written by rlxf" in refusal(path, path.read_bytes())
+    assert "not written by rlxf" in read_error(path, path.read_bytes())
 
 
-def test_a_zip_without_a_manifest_is_refused(path):
-    assert "no manifest.json" in refusal(path, sealed_zip([("config.json", JSON)]))
+def test_zip_without_manifest_is_rejected(path):
+    assert "no manifest.json" in read_error(path, sealed_zip([("config.json", JSON)]))
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None, True, 1.0])
-def test_another_format_version_asks_for_an_upgrade(path, version):
-    said = refusal(path, sealed_zip([("manifest.json", manifest_of({}, version=version))]))
-    assert f"format version is {version!r}" in said
-    assert ("upgrade rlxf" if version == 2 else "use another copy of the file") in said
+def test_other_format_version_is_rejected(path, version):
+    message = read_error(path, sealed_zip([("manifest.json", manifest_of({}, version=version))]))
+    assert f"format version is {version!r}" in message
+    assert ("upgrade rlxf" if version == 2 else "use another copy of the file") in message
 
 
 @pytest.mark.parametrize(
@@ -353,9 +353,9 @@ def test_another_format_version_asks_for_an_upgrade(path, version):
         manifest_of({}, members={"config.json": {"sha256": 0, "size": "2"}}),
     ],
 )
-def test_a_malformed_manifest_is_named(path, manifest):
-    said = refusal(path, sealed_zip([("config.json", JSON), ("manifest.json", manifest)]))
-    assert "manifest.json" in said or "config.json" in said
+def test_malformed_manifest_is_reported(path, manifest):
+    message = read_error(path, sealed_zip([("config.json", JSON), ("manifest.json", manifest)]))
+    assert "manifest.json" in message or "config.json" in message
 
 
 # Crafted files
@@ -374,41 +374,41 @@ def test_a_malformed_manifest_is_named(path, manifest):
         "a/",
     ],
 )
-def test_foreign_names_and_paths_are_refused(path, name):
-    assert repr(name) in refusal(path, crafted({name: JSON}))
+def test_invalid_member_names_are_rejected(path, name):
+    assert repr(name) in read_error(path, crafted({name: JSON}))
 
 
-def test_a_zip_bomb_is_refused_before_it_is_unpacked(path):
+def test_zip_bomb_is_rejected_before_decompression(path):
     members = {"config.json": bytes(10**7)}
     data = sealed_zip([*members.items(), ("manifest.json", manifest_of(members))], zipfile.ZIP_DEFLATED)
     assert len(data) < 20_000
-    assert "compressed" in refusal(path, data)
+    assert "compressed" in read_error(path, data)
 
 
-def test_members_that_declare_more_than_the_file_holds_are_refused(path):
+def test_members_larger_than_the_file_are_rejected(path):
     data = crafted({"config.json": JSON})
     large = data.replace(b"\x02\x00\x00\x00\x02\x00\x00\x00", b"\x00\x00\x00\x70\x00\x00\x00\x70")
     assert large != data
-    assert "more bytes than the file has" in refusal(path, reseal(large))
+    assert "more bytes than the file has" in read_error(path, reseal(large))
 
 
-def test_a_huge_directory_is_refused_before_it_is_read(path):
+def test_large_directory_is_rejected_before_reading(path):
     data = bytearray(crafted({"config.json": JSON}))
     data[-74:-70] = (2**30).to_bytes(4, "little")
-    assert "directory of 1,073,741,824 bytes exceeds" in refusal(path, reseal(bytes(data)))
+    assert "directory of 1,073,741,824 bytes exceeds" in read_error(path, reseal(bytes(data)))
 
 
-def test_a_file_over_the_limit_is_refused(path):
+def test_file_larger_than_max_bytes_is_rejected(path):
     data = write_sample(path)
-    assert f"max_bytes={len(data) - 1:,}" in refusal(path, data, max_bytes=len(data) - 1)
+    assert f"max_bytes={len(data) - 1:,}" in read_error(path, data, max_bytes=len(data) - 1)
     assert read_archive(path, max_bytes=len(data)).documents == DOCUMENTS
 
 
 @pytest.mark.parametrize(
     "text", [b"{", b"NaN", b'{"a": Infinity}', b"[" * 2000 + b"]" * 2000, b'{"a":1,"a":2}', b"\xff"]
 )
-def test_json_that_is_none_is_named(path, text):
-    assert "'config.json' cannot be read" in refusal(path, crafted({"config.json": text}))
+def test_invalid_json_is_reported(path, text):
+    assert "'config.json' cannot be read" in read_error(path, crafted({"config.json": text}))
 
 
 def header(text: str, data: bytes = b"") -> bytes:
@@ -431,30 +431,30 @@ def header(text: str, data: bytes = b"") -> bytes:
         header('{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}', bytes(4)),
     ],
 )
-def test_safetensors_that_are_none_are_named(path, data):
-    assert "'policy.safetensors' cannot be read" in refusal(path, crafted({"policy.safetensors": data}))
+def test_invalid_safetensors_are_reported(path, data):
+    assert "'policy.safetensors' cannot be read" in read_error(path, crafted({"policy.safetensors": data}))
 
 
-def test_a_huge_header_of_safetensors_is_refused_before_it_is_parsed(path):
+def test_large_safetensors_header_is_rejected_before_parsing(path):
     data = header('{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' + " " * 2**23)
-    assert "header of 8,388,661 bytes exceeds" in refusal(path, crafted({"policy.safetensors": data}))
+    assert "header of 8,388,661 bytes exceeds" in read_error(path, crafted({"policy.safetensors": data}))
 
 
-def test_a_huge_manifest_is_refused_before_it_is_parsed(path):
+def test_large_manifest_is_rejected_before_parsing(path):
     data = sealed_zip([("manifest.json", manifest_of({}) + b" " * 2**23)], zipfile.ZIP_DEFLATED)
-    assert "manifest.json of" in refusal(path, data)
+    assert "manifest.json of" in read_error(path, data)
 
 
 # Paths
 
 
-def test_a_missing_file_a_folder_and_a_pipe_are_named(tmp_path):
+def test_missing_file_folder_and_pipe_are_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no checkpoint .*none\.zip"):
         read_archive(tmp_path / "none.zip")
     with pytest.raises(IsADirectoryError, match="is a folder"):
         read_archive(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(CheckpointError, match="no regular file"):
+    with pytest.raises(CheckpointError, match="not a regular file"):
         read_archive(tmp_path / "pipe")
 
 
@@ -466,10 +466,10 @@ from pathlib import Path
 import torch
 from rlxf.training import CheckpointError, read_archive
 
-read_archive(Path(sys.argv[1]) / "a.zip")  # Python imports its codecs at first use, which runs code
+read_archive(Path(sys.argv[1]) / "a.zip")  # Python imports codecs on first use, which runs code
 events = []
-sys.addaudithook(lambda event, args: events.append(event) if event in WATCHED else None)
-WATCHED = {"pickle.find_class", "exec", "compile", "marshal.loads", "os.system", "subprocess.Popen"}
+sys.addaudithook(lambda event, args: events.append(event) if event in AUDITED else None)
+AUDITED = {"pickle.find_class", "exec", "compile", "marshal.loads", "os.system", "subprocess.Popen"}
 for path in sorted(Path(sys.argv[1]).iterdir()):
     try:
         read_archive(path)

@@ -1,4 +1,4 @@
-"""At every moment either the old file or the new one is there, whole."""
+"""Tests of atomic writes."""
 
 import errno
 import os
@@ -21,14 +21,14 @@ def target(tmp_path):
     return path
 
 
-def test_the_new_bytes_replace_the_old(target):
+def test_new_content_replaces_old_content(target):
     atomic_write(target, lambda handle: handle.write(b"new"))
     assert target.read_bytes() == b"new"
     assert files_in(target.parent) == {"file"}
 
 
 @pytest.mark.parametrize("failure", [ValueError("no"), KeyboardInterrupt()], ids=["error", "interrupt"])
-def test_a_writer_that_raises_leaves_the_old_file(target, failure):
+def test_error_of_the_writer_leaves_the_old_file(target, failure):
     def write(handle):
         handle.write(b"half")
         raise failure
@@ -39,7 +39,7 @@ def test_a_writer_that_raises_leaves_the_old_file(target, failure):
     assert files_in(target.parent) == {"file"}
 
 
-def test_the_old_file_stands_while_the_new_one_is_written(target):
+def test_old_file_exists_during_the_write(target):
     def write(handle):
         handle.write(b"half")
         handle.flush()
@@ -51,7 +51,7 @@ def test_the_old_file_stands_while_the_new_one_is_written(target):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("limit", [0, 1, 5000, 99_999])
-def test_a_disk_that_is_full_is_named_and_nothing_is_lost(target, limit):
+def test_full_disk_is_reported_and_the_old_file_is_unchanged(target, limit):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # the kernel refuses bytes beyond it
     try:
@@ -66,7 +66,7 @@ def test_a_disk_that_is_full_is_named_and_nothing_is_lost(target, limit):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_failing_system_call_leaves_the_old_file(target, call, monkeypatch):
+def test_failing_system_call_leaves_the_old_file(target, call, monkeypatch):
     def fail(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -77,7 +77,7 @@ def test_a_failing_system_call_leaves_the_old_file(target, call, monkeypatch):
     assert files_in(target.parent) == {"file"}
 
 
-def test_the_bytes_are_synced_before_the_rename_and_the_folder_after(target, monkeypatch):
+def test_file_is_synced_before_the_rename_and_the_folder_after(target, monkeypatch):
     calls = []
     sync, rename = os.fsync, os.replace
 
@@ -97,7 +97,7 @@ def test_the_bytes_are_synced_before_the_rename_and_the_folder_after(target, mon
 
 
 @pytest.mark.parametrize("make", ["symlink_to", "hardlink_to"])
-def test_a_link_is_replaced_and_what_it_leads_to_stays(target, make):
+def test_link_is_replaced_and_its_target_unchanged(target, make):
     link = target.with_name("link")
     getattr(link, make)(target)
     atomic_write(link, lambda handle: handle.write(b"new"))
@@ -106,7 +106,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(target, make):
     assert target.read_bytes() == b"old"
 
 
-def test_a_link_to_a_folder_is_replaced(target):
+def test_link_to_a_folder_is_replaced(target):
     folder = target.with_name("folder")
     folder.mkdir()
     link = target.with_name("link")
@@ -116,7 +116,7 @@ def test_a_link_to_a_folder_is_replaced(target):
     assert not files_in(folder)
 
 
-def test_others_may_not_write_whatever_the_umask(target):
+def test_file_is_not_writable_by_others_for_any_umask(target):
     before = os.umask(0)
     try:
         atomic_write(target, lambda handle: handle.write(b"new"))
@@ -125,14 +125,14 @@ def test_others_may_not_write_whatever_the_umask(target):
     assert target.stat().st_mode & 0o777 == 0o644
 
 
-def test_a_file_gets_the_permissions_of_any_new_file(target):
+def test_file_has_default_permissions(target):
     plain = target.with_name("plain")
     plain.touch()
     atomic_write(target, lambda handle: handle.write(b"new"))
     assert target.stat().st_mode == plain.stat().st_mode
 
 
-def test_a_missing_folder_is_named(tmp_path):
+def test_missing_folder_is_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         atomic_write(tmp_path / "nowhere" / "file", lambda handle: None)
 
@@ -142,38 +142,38 @@ def test_a_folder_is_not_replaced(tmp_path):
         atomic_write(tmp_path, lambda handle: None)
 
 
-def left_behind(folder, name=f".rlxf-{'0a' * 16}.tmp", seconds_ago=7200.0):
-    """What a process that was killed while it wrote has left."""
+def temporary_file(folder, name=f".rlxf-{'0a' * 16}.tmp", seconds_ago=7200.0):
+    """Create a temporary file like that of a process killed during a write."""
     path = folder / name
     path.write_bytes(b"half")
     os.utime(path, (time.time() - seconds_ago,) * 2)
     return path
 
 
-def test_what_a_killed_writer_left_is_swept_by_the_next(target):
-    left = left_behind(target.parent)
+def test_old_temporary_files_are_removed(target):
+    left = temporary_file(target.parent)
     atomic_write(target, lambda handle: handle.write(b"new"))
     assert not left.exists()
     assert target.read_bytes() == b"new"
 
 
-def test_the_file_of_a_writer_at_work_is_not_touched(target):
-    at_work = left_behind(target.parent, seconds_ago=60)
+def test_recent_temporary_files_are_kept(target):
+    recent = temporary_file(target.parent, seconds_ago=60)
     atomic_write(target, lambda handle: handle.write(b"new"))
-    assert at_work.read_bytes() == b"half"
+    assert recent.read_bytes() == b"half"
 
 
 @pytest.mark.parametrize(
     "name", [".rlxf-mine.tmp", f"rlxf-{'0a' * 16}.tmp", f".rlxf-{'0a' * 16}.zip", "a.tmp"]
 )
-def test_files_of_other_names_are_not_touched(target, name):
-    other = left_behind(target.parent, name)
+def test_files_with_other_names_are_kept(target, name):
+    other = temporary_file(target.parent, name)
     atomic_write(target, lambda handle: handle.write(b"new"))
     assert other.exists()
 
 
 @pytest.mark.faults
-def test_a_killed_writer_leaves_what_the_next_one_knows(target):
+def test_temporary_file_of_a_killed_writer_is_removed(target):
     write = "from rlxf.training import atomic_write; import os, sys, signal; "
     write += "atomic_write(sys.argv[1], lambda handle: os.kill(os.getpid(), signal.SIGKILL))"
     killed = subprocess.run([sys.executable, "-c", write, target], check=False)

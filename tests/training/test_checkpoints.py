@@ -1,4 +1,4 @@
-"""Checkpoints are written beside the training, and the newest whole one is found again."""
+"""Tests of periodic checkpoints during training."""
 
 import signal
 import threading
@@ -12,7 +12,7 @@ from rlxf.training.stopping import Stop
 
 
 class Learner:
-    """An agent whose only weight is the number of its steps."""
+    """Agent with a single weight vector that equals its number of steps."""
 
     def __init__(self):
         self.num_timesteps, self._n_updates, self.at_rest = 0, 0, True
@@ -37,11 +37,11 @@ class Learner:
     logger = None
 
 
-def a_checkpoint(folder, step):
+def write_checkpoint(folder, step):
     folder.write(step, Archive({"agent": {"step": step}}, {"policy": {"w": torch.full((100,), float(step))}}))
 
 
-def test_each_holds_what_was_there_when_it_was_taken(tmp_path):
+def test_checkpoint_contains_the_state_at_its_step(tmp_path):
     folder = CheckpointFolder(tmp_path / "checkpoints", keep=9)
     Learner().learn(4, Checkpoints(folder, every_seconds=0))
     for file in folder.files():
@@ -52,28 +52,28 @@ def test_each_holds_what_was_there_when_it_was_taken(tmp_path):
     assert folder.newest() == folder.file(4)
 
 
-def test_the_last_few_are_kept(tmp_path):
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
     folder = CheckpointFolder(str(tmp_path), keep=2)
     for step in (5, 20, 100, 1000):
-        a_checkpoint(folder, step)
+        write_checkpoint(folder, step)
     assert folder.files() == [folder.file(100), folder.file(1000)]
 
 
-def test_other_files_are_left_alone(tmp_path):
+def test_other_files_in_the_folder_are_kept(tmp_path):
     folder = CheckpointFolder(tmp_path, keep=1)
     (tmp_path / "best.zip").write_text("mine")
     for step in (1, 2):
-        a_checkpoint(folder, step)
+        write_checkpoint(folder, step)
     assert {file.name for file in tmp_path.iterdir()} == {"best.zip", folder.file(2).name}
 
 
-def test_none_is_taken_before_its_time(tmp_path):
+def test_no_checkpoint_before_the_period_has_passed(tmp_path):
     folder = CheckpointFolder(tmp_path)
     Learner().learn(4, Checkpoints(folder, every_seconds=1000))
-    assert folder.files() == [folder.file(4)]  # that at the end alone
+    assert folder.files() == [folder.file(4)]  # only the checkpoint at the end
 
 
-def test_none_is_taken_of_an_agent_that_is_not_at_rest(tmp_path):
+def test_no_checkpoint_while_training_cannot_be_resumed(tmp_path):
     learner = Learner()
     learner.at_rest = False
     Learner.learn(learner, 4, Checkpoints(CheckpointFolder(tmp_path), every_seconds=0))
@@ -81,27 +81,27 @@ def test_none_is_taken_of_an_agent_that_is_not_at_rest(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
-def test_a_damaged_one_is_named_and_the_one_before_it_is_taken(tmp_path, damage):
+def test_damaged_checkpoint_is_reported_and_the_previous_one_used(tmp_path, damage):
     folder = CheckpointFolder(tmp_path)
     for step in (1, 2):
-        a_checkpoint(folder, step)
+        write_checkpoint(folder, step)
     data = bytearray(folder.file(2).read_bytes())
     data[len(data) // 2] ^= 1
     folder.file(2).write_bytes({"cut": data[:-10], "flipped": data, "empty": b""}[damage])
-    with pytest.warns(UserWarning, match=f"{folder.file(2).name}.*the one before it is used"):
+    with pytest.warns(UserWarning, match=f"{folder.file(2).name}.*the previous checkpoint is used"):
         assert folder.newest() == folder.file(1)
 
 
-def test_without_a_whole_one_it_says_so(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"no whole checkpoint in {tmp_path}"):
+def test_missing_valid_checkpoint_is_reported(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"no valid checkpoint in {tmp_path}"):
         CheckpointFolder(tmp_path).newest()
-    with pytest.raises(FileNotFoundError, match="no whole checkpoint"):
+    with pytest.raises(FileNotFoundError, match="no valid checkpoint"):
         CheckpointFolder(tmp_path / "missing").newest()
 
 
-def test_a_disk_that_is_full_is_told_and_the_others_stay(tmp_path, monkeypatch):
+def test_full_disk_is_reported_and_other_checkpoints_are_kept(tmp_path, monkeypatch):
     folder = CheckpointFolder(tmp_path)
-    a_checkpoint(folder, 1)
+    write_checkpoint(folder, 1)
 
     def full(path, documents, tensors):
         raise OSError(28, "No space left on device", str(path))
@@ -112,29 +112,29 @@ def test_a_disk_that_is_full_is_told_and_the_others_stay(tmp_path, monkeypatch):
     assert folder.files() == [folder.file(1)]
 
 
-def test_who_asks_to_stop_gets_a_checkpoint_first(tmp_path):
-    class Asked(Checkpoints):
+def test_stop_request_saves_a_checkpoint_first(tmp_path):
+    class StopAtStepThree(Checkpoints):
         def _on_step(self):
             if self.num_timesteps == 3:
                 self.stop.by = signal.SIGTERM
             return super()._on_step()
 
     learner, folder, stop = Learner(), CheckpointFolder(tmp_path), Stop()
-    checkpoints = Asked(folder, every_seconds=1000, stop=stop)
+    checkpoints = StopAtStepThree(folder, every_seconds=1000, stop=stop)
     learner.learn(9, checkpoints)
     assert checkpoints.stopped
     assert learner.num_timesteps == 3
     assert folder.files() == [folder.file(3)]
 
 
-def test_who_asks_amid_a_rollout_gets_the_one_before_the_next(tmp_path):
+def test_stop_request_during_a_rollout_saves_after_the_rollout(tmp_path):
     learner, folder, stop = Learner(), CheckpointFolder(tmp_path), Stop()
     checkpoints = Checkpoints(folder, every_seconds=1000, stop=stop)
     checkpoints.init_callback(learner)
     checkpoints.on_training_start({}, {})
     learner.at_rest, learner.num_timesteps = False, 5
     stop.by = signal.SIGUSR1
-    assert checkpoints.on_step()  # amid a rollout: it goes on
+    assert checkpoints.on_step()  # during a rollout, training continues
     learner.at_rest, learner.num_timesteps = True, 6
     checkpoints.on_rollout_start()
     learner.at_rest, learner.num_timesteps = False, 7
@@ -143,20 +143,20 @@ def test_who_asks_amid_a_rollout_gets_the_one_before_the_next(tmp_path):
     assert folder.files() == [folder.file(6)]
 
 
-def test_the_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     may_write = threading.Event()
     monkeypatch.setattr(CheckpointFolder, "write", lambda *_: may_write.wait())
 
-    class Watched(Checkpoints):
+    class CheckedAtEnd(Checkpoints):
         def _on_training_end(self):
-            assert self._writer.busy  # all steps are done, and the first is not yet written
+            assert self._writer.busy  # all steps are done before the first checkpoint is written
             may_write.set()
             super()._on_training_end()
 
-    Learner().learn(50, Watched(CheckpointFolder(tmp_path), every_seconds=0))
+    Learner().learn(50, CheckedAtEnd(CheckpointFolder(tmp_path), every_seconds=0))
 
 
-def test_what_went_wrong_is_raised_once():
+def test_background_error_is_raised_once():
     background = InBackground()
     background.start(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -165,7 +165,7 @@ def test_what_went_wrong_is_raised_once():
     assert not background.busy
 
 
-def test_bad_numbers_are_refused(tmp_path):
+def test_invalid_arguments_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
         CheckpointFolder(tmp_path, keep=0)
     for seconds in (-1.0, float("nan")):

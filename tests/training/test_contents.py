@@ -1,4 +1,4 @@
-"""Errors say what a file or a folder holds, and what opens it."""
+"""Tests of error messages that describe the content of a file or folder and the function that loads it."""
 
 import re
 
@@ -29,7 +29,7 @@ def load_statistics(path):
     return load_normalizer(path, make_vec_env("CartPole-v1", 1))
 
 
-OPENERS = {
+LOADERS = {
     "GTrXLPPO": GTrXLPPO.load,
     "DecisionTransformer": DecisionTransformer.load,
     "MaskedPretraining": MaskedPretraining.load,
@@ -39,7 +39,7 @@ OPENERS = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A file of each kind, by its name."""
+    """Return a folder with a file of each kind, named by its content."""
     folder = tmp_path_factory.mktemp("files")
     with pytest.MonkeyPatch.context() as patch:
         (folder / "minari").mkdir()
@@ -54,95 +54,95 @@ def files(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("held", OPENERS)
-@pytest.mark.parametrize("opener", OPENERS)
-def test_a_file_of_another_kind_is_named_with_what_opens_it(files, opener, held):
-    path = files / f"{held}.zip"
-    if opener == held:
-        OPENERS[opener](path)
+@pytest.mark.parametrize("content", LOADERS)
+@pytest.mark.parametrize("loader", LOADERS)
+def test_file_of_another_kind_is_described_with_its_loader(files, loader, content):
+    path = files / f"{content}.zip"
+    if loader == content:
+        LOADERS[loader](path)
         return
-    with pytest.raises(CheckpointError) as refused:
-        OPENERS[opener](path)
-    assert str(refused.value).startswith(f"{path} is whole, but holds no ")
-    opens = "rlxf.training.load_normalizer" if held == "VecNormalize" else f"{held}.load"
-    assert re.search(rf"it holds .*{held}, which {opens} opens$", str(refused.value))
+    with pytest.raises(CheckpointError) as raised:
+        LOADERS[loader](path)
+    assert str(raised.value).startswith(f"{path} is valid, but contains no ")
+    function = "rlxf.training.load_normalizer" if content == "VecNormalize" else f"{content}.load"
+    assert re.search(rf"it contains .*{content}, which {function} loads$", str(raised.value))
 
 
-@pytest.mark.parametrize("opener", OPENERS)
-def test_a_file_of_stable_baselines3_is_named_with_what_opens_it(tmp_path, opener):
+@pytest.mark.parametrize("loader", LOADERS)
+def test_file_of_stable_baselines3_is_described_with_its_loader(tmp_path, loader):
     PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu").save(tmp_path / "theirs.zip")
     with pytest.raises(CheckpointError, match=r"Stable-Baselines3 file.*rlxf\.import_sb3"):
-        OPENERS[opener](tmp_path / "theirs.zip")
+        LOADERS[loader](tmp_path / "theirs.zip")
 
 
-def test_a_file_of_your_own_is_named_by_its_members(tmp_path):
+def test_unknown_file_is_described_by_its_members(tmp_path):
     write_archive(tmp_path / "mine.zip", {"settings": {}}, {"weights": {"w": torch.zeros(1)}})
-    told = describe(read_archive(tmp_path / "mine.zip"))
-    assert told == "settings, weights, which rlxf.training.read_archive opens"
+    message = describe(read_archive(tmp_path / "mine.zip"))
+    assert message == "settings, weights, which rlxf.training.read_archive reads"
 
 
-def test_a_name_in_a_file_is_not_repeated_unless_it_is_known(tmp_path):
+def test_unknown_agent_name_is_not_printed(tmp_path):
     write_archive(tmp_path / "odd.zip", {"agent": {"name": "\x1b[31mevil"}}, {})
     assert "evil" not in describe(read_archive(tmp_path / "odd.zip"))
 
 
-def test_a_file_that_cannot_be_read_says_why(tmp_path):
+def test_unreadable_file_is_described_by_its_error(tmp_path):
     (tmp_path / "noise.zip").write_bytes(b"noise")
-    assert "it is no zip file" in describe_file(tmp_path / "noise.zip")
+    assert "it is not a zip file" in describe_file(tmp_path / "noise.zip")
 
 
 @pytest.fixture
 def runs(tmp_path):
-    """A folder with two runs, as the demonstration leaves it."""
+    """Return a folder with two runs, as written by the demo."""
     for name in ("gtrxl", "decision_transformer"):
         RunFolder.create(tmp_path / "demo" / name, {"agent": name}).checkpoint.touch()
     (tmp_path / "demo" / "datasets").mkdir()
     return tmp_path
 
 
-@pytest.mark.parametrize("opener", OPENERS)
-def test_the_folder_of_a_run_is_answered_with_its_checkpoint(runs, opener):
+@pytest.mark.parametrize("loader", LOADERS)
+def test_run_folder_instead_of_file_suggests_its_checkpoint(runs, loader):
     folder = runs / "demo" / "gtrxl"
-    told = re.escape(f"{folder} is the folder of a run; give the file {folder / 'checkpoint.zip'}")
-    with pytest.raises(IsADirectoryError, match=told):
-        OPENERS[opener](folder)
+    message = re.escape(f"{folder} is the folder of a run; give the file {folder / 'checkpoint.zip'}")
+    with pytest.raises(IsADirectoryError, match=message):
+        LOADERS[loader](folder)
 
 
-def test_a_folder_of_runs_is_answered_with_a_checkpoint_inside(runs):
-    told = re.escape(f"such as {runs / 'demo' / 'decision_transformer' / 'checkpoint.zip'}")
-    with pytest.raises(IsADirectoryError, match=told):
+def test_folder_of_runs_suggests_a_checkpoint_inside(runs):
+    message = re.escape(f"such as {runs / 'demo' / 'decision_transformer' / 'checkpoint.zip'}")
+    with pytest.raises(IsADirectoryError, match=message):
         GTrXLPPO.load(runs / "demo")
 
 
-def test_a_folder_beside_a_file_of_its_name_is_no_matter(files, tmp_path):
+def test_folder_with_the_name_of_the_file_is_ignored(files, tmp_path):
     (tmp_path / "agent").mkdir()
     (tmp_path / "agent.zip").write_bytes((files / "GTrXLPPO.zip").read_bytes())
     assert isinstance(GTrXLPPO.load(tmp_path / "agent"), GTrXLPPO)
 
 
 @pytest.mark.parametrize("levels", [0, 1])
-def test_the_runs_inside_a_folder_are_listed(runs, levels):
+def test_runs_inside_a_folder_are_listed(runs, levels):
     folder = runs if levels else runs / "demo"
-    shown = ", ".join(str(runs / "demo" / name) for name in ("decision_transformer", "gtrxl"))
-    with pytest.raises(FileNotFoundError) as refused:
+    listed = ", ".join(str(runs / "demo" / name) for name in ("decision_transformer", "gtrxl"))
+    with pytest.raises(FileNotFoundError) as raised:
         RunFolder.open(folder)
-    assert str(refused.value) == f"{folder} is no run folder, but holds 2: give one of {shown}"
+    assert str(raised.value) == f"{folder} is not a run folder, but contains 2 of them: give one of {listed}"
 
 
-def test_of_many_runs_some_are_listed(tmp_path):
+def test_list_of_runs_is_limited(tmp_path):
     for number in range(15):
         RunFolder.create(tmp_path / f"run-{number:02}", {})
-    with pytest.raises(FileNotFoundError, match=r"holds 15: give one of .*run-11 and 3 more$"):
+    with pytest.raises(FileNotFoundError, match=r"contains 15 of them: give one of .*run-11 and 3 more$"):
         RunFolder.open(tmp_path)
 
 
-def test_a_file_of_a_run_is_answered_with_its_folder(runs):
+def test_file_of_a_run_suggests_its_run_folder(runs):
     folder = runs / "demo" / "gtrxl"
     with pytest.raises(NotADirectoryError, match=re.escape(f"give the folder of its run, {folder}")):
         RunFolder.open(folder / "checkpoint.zip")
 
 
-@pytest.mark.parametrize("held", OPENERS)
-def test_a_file_in_place_of_a_run_folder_is_described(files, held):
-    with pytest.raises(NotADirectoryError, match=rf"it holds .*{held}, which .* opens"):
-        RunFolder.open(files / f"{held}.zip")
+@pytest.mark.parametrize("content", LOADERS)
+def test_file_instead_of_run_folder_is_described(files, content):
+    with pytest.raises(NotADirectoryError, match=rf"it contains .*{content}, which .* loads"):
+        RunFolder.open(files / f"{content}.zip")

@@ -1,4 +1,4 @@
-"""A log that goes on has every point once: as if nobody had been cut off."""
+"""Tests of log continuation: a resumed log equals the log of an uninterrupted run."""
 
 import csv
 
@@ -22,7 +22,7 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-def test_rows_behind_the_point_are_taken_back(tmp_path):
+def test_rows_after_the_position_are_removed(tmp_path):
     path = tmp_path / "progress.csv"
     log = ProgressCSV(path)
     write(log, range(5), value=2)
@@ -33,7 +33,7 @@ def test_rows_behind_the_point_are_taken_back(tmp_path):
     assert [float(row["loss"]) for row in rows(path)] == [0, 2, 4, 3, 4, 5, 6, 7]
 
 
-def test_new_columns_may_come(tmp_path):
+def test_columns_can_be_added(tmp_path):
     path = tmp_path / "progress.csv"
     log = ProgressCSV(path)
     write(log, range(2), text='with "quotes", and\na line')
@@ -42,12 +42,12 @@ def test_new_columns_may_come(tmp_path):
     write(log, [2], text="plain")
     log.write({STEP: 3, "eval": 0.5}, {STEP: None, "eval": None}, 3)
     log.close()
-    found = rows(path)
-    assert [row[STEP] for row in found] == ["0", "1", "2", "3"]
-    assert [row["eval"] for row in found] == ["", "", "", "0.5"]
+    table = rows(path)
+    assert [row[STEP] for row in table] == ["0", "1", "2", "3"]
+    assert [row["eval"] for row in table] == ["", "", "", "0.5"]
 
 
-def test_a_row_that_was_cut_off_does_not_count(tmp_path):
+def test_incomplete_last_row_is_ignored(tmp_path):
     path = tmp_path / "progress.csv"
     path.write_text(f"{STEP},loss\n0,1\n1,2\n2,")
     ContinuedCSV(path, LogPosition(rows=9)).close()
@@ -62,18 +62,18 @@ def test_columns_are_sorted_from_the_first_row_on(tmp_path, order):
     path = tmp_path / "progress.csv"
     log = ProgressCSV(path)
     for number in range(1, len(order) + 1):
-        logged = dict.fromkeys(order[:number], 0.5) | {STEP: number}
-        log.write(logged, dict.fromkeys(logged), number)
+        values = dict.fromkeys(order[:number], 0.5) | {STEP: number}
+        log.write(values, dict.fromkeys(values), number)
         header = path.read_text().splitlines()[0].split(",")
         assert header == [STEP, *sorted(order[:number])]
     log.close()
-    found = rows(path)
-    assert [row[STEP] for row in found] == [str(number) for number in range(1, len(order) + 1)]
-    assert [sum(value != "" for value in row.values()) for row in found] == list(range(2, len(order) + 2))
+    table = rows(path)
+    assert [row[STEP] for row in table] == [str(number) for number in range(1, len(order) + 1)]
+    assert [sum(value != "" for value in row.values()) for row in table] == list(range(2, len(order) + 2))
 
 
-def test_a_resumed_log_is_that_of_a_run_left_alone(tmp_path):
-    """Columns that came after the point go with their rows: the file is equal, byte for byte."""
+def test_resumed_log_equals_that_of_an_uninterrupted_run(tmp_path):
+    """Columns that appeared after the position are removed with their rows; the files are byte-identical."""
     whole, cut = ProgressCSV(tmp_path / "whole.csv"), ProgressCSV(tmp_path / "cut.csv")
     for log in (whole, cut):
         write(log, range(3))
@@ -87,7 +87,7 @@ def test_a_resumed_log_is_that_of_a_run_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("made", [True, False])
-def test_an_empty_or_missing_file_is_begun(tmp_path, made):
+def test_empty_or_missing_file_is_created(tmp_path, made):
     path = tmp_path / "progress.csv"
     if made:
         path.touch()
@@ -97,7 +97,7 @@ def test_an_empty_or_missing_file_is_begun(tmp_path, made):
     assert rows(path) == [{STEP: "7", "loss": "7.0"}]
 
 
-def test_from_the_beginning_nothing_stays(tmp_path):
+def test_continuation_from_the_start_removes_everything(tmp_path):
     write(log := ProgressCSV(tmp_path / "progress.csv"), range(3), other=1.0)
     log.close()
     write(log := TensorBoardOutputFormat(str(tmp_path)), range(3))
@@ -112,8 +112,8 @@ def points(folder, tag="loss"):
     return [(each.step, each.value) for each in EventAccumulator(str(folder)).Reload().Scalars(tag)]
 
 
-def test_no_point_is_doubled_in_tensorboard(tmp_path):
-    """Not even one of the same step, which was written after the position."""
+def test_tensorboard_has_no_duplicate_points(tmp_path):
+    """A point of the same step that was logged after the position is removed, too."""
     log = TensorBoardOutputFormat(str(tmp_path))
     write(log, range(4), value=2)
     position = LogPosition.from_json(LogFiles(tmp_path, "progress.csv").state())
@@ -128,7 +128,7 @@ def test_no_point_is_doubled_in_tensorboard(tmp_path):
     assert points(tmp_path) == [(step, step * (2 if step < 4 else 1)) for step in range(8)]
 
 
-def test_a_link_among_the_events_is_not_followed(tmp_path):
+def test_symbolic_link_among_events_is_not_followed(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "victim").write_bytes(b"mine")
     link = tmp_path / "run" / "events.out.tfevents.1.host.1.0"
@@ -137,7 +137,7 @@ def test_a_link_among_the_events_is_not_followed(tmp_path):
     assert (tmp_path / "victim").read_bytes() == b"mine"
 
 
-def test_events_that_are_written_again_replace_those_before_and_leave_others(tmp_path):
+def test_replaced_events_replaces_only_its_own_events(tmp_path):
     log = TensorBoardOutputFormat(str(tmp_path))
     write(log, [1])
     log.close()
@@ -150,6 +150,6 @@ def test_events_that_are_written_again_replace_those_before_and_leave_others(tmp
 @pytest.mark.parametrize(
     "document", [None, {}, {"rows": -1, "events": {}}, {"rows": 1, "events": {"a": "b"}}]
 )
-def test_a_position_that_is_none_is_refused(document):
+def test_invalid_log_position_is_rejected(document):
     with pytest.raises(CheckpointError):
         LogPosition.from_json(document)

@@ -1,4 +1,4 @@
-"""What a file says of its agent is believed, unless it is wrong or of another version."""
+"""Tests of errors about agent descriptions in checkpoints: invalid values and unknown settings."""
 
 import pytest
 
@@ -7,22 +7,22 @@ from rlxf.training.described import VERSION, blaming_the_file, check_known, desc
 
 
 @pytest.mark.parametrize("error", [AttributeError, KeyError, RuntimeError, TypeError, ValueError])
-def test_what_a_description_has_wrong_is_the_files_fault(error):
+def test_errors_become_checkpoint_errors(error):
     with pytest.raises(CheckpointError, match=r"cannot build its agent.*width"), described():
         raise error("width")
 
 
-def test_a_reason_that_is_told_already_stays():
+def test_checkpoint_errors_propagate_unchanged():
     with pytest.raises(CheckpointError, match=r"^pass policy=Mine$"), described():
         raise CheckpointError("pass policy=Mine")
 
 
-def test_a_bug_is_not_the_files_fault():
+def test_unrelated_errors_propagate_unchanged():
     with pytest.raises(ZeroDivisionError), described():
         raise ZeroDivisionError
 
 
-def test_settings_of_yours_are_not_the_files_fault():
+def test_errors_propagate_if_the_user_passed_settings():
     with pytest.raises(ValueError, match=r"^gamma$"), blaming_the_file({"gamma": 7}):
         raise ValueError("gamma")
     with pytest.raises(CheckpointError, match="gamma"), blaming_the_file({}):
@@ -33,16 +33,16 @@ def test_known_settings_pass():
     check_known({"gamma": 1}, ["gamma", "seed"], "9.9")
 
 
-@pytest.mark.parametrize(("writer", "told"), [("9.9", "rlxf 9.9"), (None, "an unknown version of rlxf")])
-def test_unknown_settings_are_told_with_the_version_that_wrote_them(writer, told):
-    loader = "the version that wrote it" if writer is None else told
+@pytest.mark.parametrize(("writer", "name"), [("9.9", "rlxf 9.9"), (None, "an unknown version of rlxf")])
+def test_unknown_settings_are_reported_with_the_version_of_the_file(writer, name):
+    loader = "the version that wrote it" if writer is None else name
     message = (
-        f"by {told} and has the settings a, b, which rlxf {VERSION} does not know; load it with {loader}$"
+        f"by {name} and has the settings a, b, which rlxf {VERSION} does not know; load it with {loader}$"
     )
     with pytest.raises(CheckpointError, match=message):
         check_known({"gamma": 1, "b": 2, "a": 3}, ["gamma"], writer)
 
 
-def test_an_unknown_setting_of_this_version_is_no_matter_of_versions():
+def test_unknown_setting_of_the_same_version_is_reported_as_altered():
     with pytest.raises(CheckpointError, match="it was altered, or written by other code under the same"):
         check_known({"a": 3}, ["gamma"], VERSION)

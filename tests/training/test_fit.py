@@ -1,4 +1,4 @@
-"""Tensors of a file are taken when each has its place, else the first that has none is named."""
+"""Tests of the checks that tensors of a file fit the parameters, buffers and optimizer of an agent."""
 
 import math
 from functools import partial
@@ -21,25 +21,25 @@ def weights(network, **changes):
     return network.state_dict() | changes
 
 
-def test_the_tensors_of_a_network_fit_it(network):
+def test_state_dict_of_a_module_fits(network):
     check_weights_fit(network, weights(network), "policy")
 
 
 @pytest.mark.parametrize("name", ["0.weight", "1.running_mean", "1.num_batches_tracked"])
-def test_a_tensor_that_is_missing_is_named(network, name):
-    held = weights(network)
-    del held[name]
+def test_missing_tensor_is_reported(network, name):
+    tensors = weights(network)
+    del tensors[name]
     with pytest.raises(CheckpointError, match=f"policy lacks the tensor '{name}'"):
-        check_weights_fit(network, held, "policy")
+        check_weights_fit(network, tensors, "policy")
 
 
-def test_a_tensor_without_a_place_is_named(network):
+def test_unexpected_tensor_is_reported(network):
     with pytest.raises(CheckpointError, match=r"policy has a tensor '2.weight'"):
         check_weights_fit(network, weights(network, **{"2.weight": torch.zeros(1)}), "policy")
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (3, 4), (12,), (1, 4, 3), ()])
-def test_a_tensor_of_another_shape_is_named(network, shape):
+def test_wrong_shape_is_reported(network, shape):
     with pytest.raises(CheckpointError, match=r"policy, the tensor '0.weight' has shape .*, not \(4, 3\)"):
         check_weights_fit(network, weights(network, **{"0.weight": torch.zeros(shape)}), "policy")
 
@@ -64,7 +64,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_an_optimiser_goes_on_as_if_it_had_not_been_stored(kind):
+def test_restored_optimizer_continues_equally(kind):
     networks = [nn.Linear(3, 4) for _ in range(2)]
     networks[1].load_state_dict(networks[0].state_dict())
     first, second = (kind(network.parameters(), lr=0.1) for network in networks)
@@ -86,25 +86,28 @@ def step(network, optimizer) -> None:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_no_tensor_of_an_optimiser_may_hold_what_is_not_finite(kind, number):
+def test_non_finite_optimizer_state_is_rejected(kind, number):
     network = nn.Linear(3, 4)
     optimizer = kind(network.parameters(), lr=0.1)
     step(network, optimizer)
     stored = optimizer_tensors(optimizer)
     for name, tensor in stored.items():
-        with pytest.raises(CheckpointError, match=f"'{name}' holds {number}"):
+        with pytest.raises(CheckpointError, match=f"'{name}' contains {number}"):
             optimizer_state(optimizer, stored | {name: torch.full_like(tensor, number)})
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_each_tensor_of_an_optimiser_has_its_shape_and_kind(kind):
+def test_optimizer_state_of_wrong_shape_or_dtype_is_rejected(kind):
     network = nn.Linear(3, 4)
     optimizer = kind(network.parameters(), lr=0.1)
     step(network, optimizer)
     stored = optimizer_tensors(optimizer)
     for name, tensor in stored.items():
-        for other, told in ((tensor[None], "has shape"), (tensor.to(torch.float16), "is of torch.float16")):
-            with pytest.raises(CheckpointError, match=f"'{name}' {told}"):
+        for other, message in (
+            (tensor[None], "has shape"),
+            (tensor.to(torch.float16), "is of torch.float16"),
+        ):
+            with pytest.raises(CheckpointError, match=f"'{name}' {message}"):
                 optimizer_state(optimizer, stored | {name: other})
 
 
@@ -112,17 +115,17 @@ def test_each_tensor_of_an_optimiser_has_its_shape_and_kind(kind):
     ("kind", "name"),
     [("Adam", "exp_avg_sq"), ("RMSprop", "square_avg"), ("Adamax", "exp_inf"), ("Adam", "step")],
 )
-def test_a_mean_of_squares_is_not_negative(kind, name):
+def test_negative_mean_of_squares_is_rejected(kind, name):
     network = nn.Linear(3, 4)
     optimizer = OPTIMIZERS[kind](network.parameters(), lr=0.1)
     step(network, optimizer)
     stored = optimizer_tensors(optimizer)
-    with pytest.raises(CheckpointError, match=f"'0.{name}' holds -"):
+    with pytest.raises(CheckpointError, match=f"'0.{name}' contains -"):
         optimizer_state(optimizer, stored | {f"0.{name}": -stored[f"0.{name}"]})
 
 
 @pytest.mark.parametrize(
-    ("key", "shape", "told"),
+    ("key", "shape", "message"),
     [
         ("0.exp_avg", (4, 2), r"'0.exp_avg' has shape \(4, 2\), not \(4, 3\)"),
         ("2.exp_avg", (4, 3), "'2.exp_avg', for which the agent has no parameter"),
@@ -130,8 +133,8 @@ def test_a_mean_of_squares_is_not_negative(kind, name):
         ("exp_avg", (4, 3), "'exp_avg', for which"),
     ],
 )
-def test_what_an_optimiser_has_no_place_for_is_named(key, shape, told):
+def test_optimizer_state_without_parameter_is_reported(key, shape, message):
     optimizer = torch.optim.Adam(nn.Linear(3, 4).parameters())
     others = {"0.exp_avg_sq": torch.zeros(4, 3), "0.step": torch.tensor(1.0)} if key == "0.exp_avg" else {}
-    with pytest.raises(CheckpointError, match=f"optimizer.*{told}"):
+    with pytest.raises(CheckpointError, match=f"optimizer.*{message}"):
         optimizer_state(optimizer, {key: torch.zeros(shape), **others})

@@ -1,4 +1,4 @@
-"""Statistics of VecNormalize come back as they were, without pickle, or the file is refused."""
+"""Tests of saving and loading VecNormalize statistics without pickle."""
 
 import gymnasium
 import numpy as np
@@ -13,7 +13,7 @@ NAMED = spaces.Dict({"near": NUMBERS, "far": spaces.Box(-9, 9, (2,)), "kind": sp
 
 
 class Noise(gymnasium.Env):
-    """Any observation, any reward."""
+    """Environment with random observations; the reward is the action."""
 
     action_space = spaces.Discrete(2)
 
@@ -32,7 +32,7 @@ def noise(space: spaces.Space = NUMBERS) -> DummyVecEnv:
 
 
 def experienced(space: spaces.Space = NUMBERS, **settings: object) -> VecNormalize:
-    """With statistics of thirty steps."""
+    """Return a VecNormalize with the statistics of thirty steps."""
     normalizer = VecNormalize(noise(space), **settings)
     normalizer.reset()
     for step in range(30):
@@ -49,16 +49,16 @@ CASES = {
 
 
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-def test_what_is_seen_and_paid_is_the_same(tmp_path, make):
+def test_loaded_normalizer_gives_equal_observations_and_rewards(tmp_path, make):
     saved = make()
     save_normalizer(tmp_path / "file", saved)
     loaded = load_normalizer(tmp_path / "file", noise(saved.observation_space))
-    seen = saved.observation_space.sample()
-    np.testing.assert_equal(loaded.normalize_obs(seen), saved.normalize_obs(seen))
+    observation = saved.observation_space.sample()
+    np.testing.assert_equal(loaded.normalize_obs(observation), saved.normalize_obs(observation))
     np.testing.assert_equal(loaded.normalize_reward(np.ones(2)), saved.normalize_reward(np.ones(2)))
 
 
-def test_statistics_go_on_from_where_they_were(tmp_path):
+def test_loaded_statistics_are_updated_equally(tmp_path):
     saved = experienced()
     save_normalizer(tmp_path / "file", saved)
     loaded = load_normalizer(tmp_path / "file", noise())
@@ -72,7 +72,7 @@ def test_statistics_go_on_from_where_they_were(tmp_path):
     assert (loaded.obs_rms.count, loaded.ret_rms.count) == (saved.obs_rms.count, saved.ret_rms.count)
 
 
-def test_other_observations_are_refused(tmp_path):
+def test_other_observation_space_is_rejected(tmp_path):
     save_normalizer(tmp_path / "file", experienced())
     with pytest.raises(
         CheckpointError,
@@ -84,21 +84,21 @@ def test_other_observations_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("document", [{}, {"normalizer": []}, {"normalizer": {"name": "Other"}}], ids=str)
-def test_a_file_of_something_else_is_refused(tmp_path, document):
+def test_other_file_is_rejected(tmp_path, document):
     write_archive(tmp_path / "file", document, {})
-    with pytest.raises(CheckpointError, match="holds no statistics of VecNormalize"):
+    with pytest.raises(CheckpointError, match="contains no statistics of VecNormalize"):
         load_normalizer(tmp_path / "file", noise())
 
 
-def test_an_unknown_setting_is_refused(tmp_path):
-    described = {"name": "VecNormalize", "settings": {"norm_dreams": True}}
-    write_archive(tmp_path / "file", {"normalizer": described}, {"statistics": {}})
+def test_unknown_setting_is_rejected(tmp_path):
+    document = {"name": "VecNormalize", "settings": {"norm_dreams": True}}
+    write_archive(tmp_path / "file", {"normalizer": document}, {"statistics": {}})
     with pytest.raises(CheckpointError, match="norm_dreams"):
         load_normalizer(tmp_path / "file", noise())
 
 
 @pytest.mark.faults
-def test_a_truncated_file_is_refused(tmp_path):
+def test_truncated_file_is_rejected(tmp_path):
     save_normalizer(tmp_path / "file", experienced())
     (tmp_path / "file").write_bytes((tmp_path / "file").read_bytes()[:-50])
     with pytest.raises(CheckpointError, match="file"):

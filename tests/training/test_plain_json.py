@@ -1,4 +1,4 @@
-"""JSON that comes back equal or not at all."""
+"""Tests of strict JSON serialization."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_every_value_comes_back_equal(value):
+def test_round_trip_of_any_value(value):
     assert load_json(dump_json(value)) == value
     assert load_json(dump_json(value, indent=2)) == value
 
@@ -31,12 +31,12 @@ def test_every_value_comes_back_equal(value):
         ("x" * MAX_JSON_BYTES, ValueError),
     ],
 )
-def test_what_would_not_come_back_is_refused(value, error):
+def test_values_that_json_cannot_represent_are_rejected(value, error):
     with pytest.raises(error):
         dump_json(value)
 
 
-def test_a_value_inside_itself_is_refused():
+def test_circular_value_is_rejected():
     value: list = []
     value.append(value)
     with pytest.raises(ValueError, match="deeper than 64"):
@@ -61,12 +61,12 @@ def test_a_value_inside_itself_is_refused():
     ],
     ids=lambda text: repr(text[:12]),
 )
-def test_hostile_text_is_refused(text):
-    with pytest.raises(ValueError):  # noqa: PT011 - any sentence will do
+def test_invalid_text_is_rejected(text):
+    with pytest.raises(ValueError):  # noqa: PT011 - any message is accepted
         load_json(text)
 
 
-def test_the_deepest_value_allowed_comes_back():
+def test_round_trip_of_the_maximum_depth():
     value: list = []
     for _ in range(63):
         value = [value]

@@ -1,4 +1,4 @@
-"""After the states of all generators are put back, the same is drawn again."""
+"""Tests of saving and restoring the states of global random number generators."""
 
 import random
 
@@ -11,7 +11,7 @@ from rlxf.training.randomness import generator_states, set_generator_states
 
 
 def draws():
-    """What each generator gives next; the normal ones come in pairs, of which one waits."""
+    """Return the next numbers of each generator; normal deviates are generated in pairs, one is cached."""
     return (
         torch.rand(3).tolist(),
         torch.randn(3).tolist(),
@@ -23,8 +23,8 @@ def draws():
 
 
 @pytest.mark.parametrize("before", range(4))
-def test_the_same_is_drawn_again(before):
-    for _ in range(before):  # so that at times a normal number waits, at times none
+def test_restored_generators_repeat_their_draws(before):
+    for _ in range(before):  # with and without a cached normal deviate
         random.gauss(0, 1)
         np.random.normal()  # noqa: NPY002
     states = generator_states()
@@ -34,7 +34,7 @@ def test_the_same_is_drawn_again(before):
     assert draws() == expected
 
 
-def test_a_state_taken_twice_is_the_same_state():
+def test_reading_states_does_not_change_them():
     states = generator_states()
     again = generator_states()
     assert states.keys() == again.keys()
@@ -66,9 +66,11 @@ def test_a_state_taken_twice_is_the_same_state():
         "missing",
     ],
 )
-def test_what_is_no_state_is_refused(name, value):
+def test_invalid_state_is_rejected(name, value):
     states = generator_states() | {name: value}
     if value is None:
         del states[name]
-    with pytest.raises(CheckpointError, match="generators hold no states of random generators"):
+    with pytest.raises(
+        CheckpointError, match="generators contain no valid states of random number generators"
+    ):
         set_generator_states(states)

@@ -1,4 +1,4 @@
-"""Several processes agree, and together do what one of them would with all of it."""
+"""Tests of process groups: collectives, gradients, generators and failures of processes."""
 
 import importlib
 import os
@@ -17,13 +17,13 @@ from rlxf.agents.losses import average
 from rlxf.training import Archive, joining
 from rlxf.training.fresh_store import fresh_part
 from rlxf.training.joining import here, join
-from rlxf.training.rank_group import PATIENCE, _others_there
+from rlxf.training.rank_group import PATIENCE, _connection_errors
 from tests.ranks import new_store, on_ranks
 
 ROWS = 4
 
 
-def test_without_torchrun_a_process_is_alone(monkeypatch):
+def test_join_without_torchrun_gives_a_single_process(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert join() is here()
     assert (here().rank, here().count, here().writes) == (0, 1, True)
@@ -31,16 +31,16 @@ def test_without_torchrun_a_process_is_alone(monkeypatch):
     assert join().count == 1
 
 
-def test_what_cannot_be_divided_is_told():
+def test_part_rejects_totals_that_are_not_divisible():
     def work():
         return here().part("n_envs", 6), here().part("n_envs", 7)
 
-    for found in on_ranks(2, work):
-        assert found.startswith("ValueError: n_envs is 7 over all, and cannot be divided among 2 processes")
+    for error in on_ranks(2, work):
+        assert error.startswith("ValueError: n_envs is 7 in total, which is not divisible by the 2 processes")
 
 
 def numbers(rank=None):
-    """Inputs and weights of all rows, or of those of one rank: the last ones are of no weight."""
+    """Return inputs and weights of all rows, or of the rows of one rank; the last weights are 0."""
     x = torch.randn(2 * ROWS, 3, generator=torch.Generator().manual_seed(1))
     weight = torch.tensor([1.0, 1, 1, 1, 1, 0, 0, 0])
     rows = slice(None) if rank is None else slice(rank * ROWS, (rank + 1) * ROWS)
@@ -50,7 +50,7 @@ def numbers(rank=None):
 def network():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
-    net.append(nn.ParameterDict({"nobody": nn.Parameter(torch.ones(2))}))
+    net.append(nn.ParameterDict({"unused": nn.Parameter(torch.ones(2))}))
     return net
 
 
@@ -64,28 +64,28 @@ def backward(net, x, weight):
     return gradients, {name: part.item() for name, part in pooled.items()}
 
 
-def test_gradients_and_means_are_those_of_one_process_with_all_rows():
-    wanted, parts = backward(network(), *numbers())
-    for found, means in on_ranks(2, lambda: backward(network(), *numbers(here().rank))):
-        for one, other in zip(found, wanted, strict=True):
+def test_gradients_and_means_equal_those_of_one_process():
+    expected, parts = backward(network(), *numbers())
+    for gradients, means in on_ranks(2, lambda: backward(network(), *numbers(here().rank))):
+        for one, other in zip(gradients, expected, strict=True):
             assert (one is None) == (other is None)
             if one is not None:
                 np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
         assert means == pytest.approx(parts, abs=1e-6)
 
 
-def test_a_gradient_that_only_one_has_reaches_all():
+def test_gradient_of_a_single_rank_reaches_all_ranks():
     def work():
         net = network()
         if here().rank == 1:
-            (2 * net[3]["nobody"]).sum().backward()
+            (2 * net[3]["unused"]).sum().backward()
         here().add_gradients(net.parameters())
-        return net[3]["nobody"].grad.tolist(), net[0].weight.grad
+        return net[3]["unused"].grad.tolist(), net[0].weight.grad
 
     assert on_ranks(2, work) == [([2.0, 2.0], None)] * 2
 
 
-def test_nan_of_one_is_seen_by_all():
+def test_nan_of_one_rank_reaches_all_ranks():
     def work():
         parts = {"loss": torch.tensor([1.0, float("nan")][here().rank], requires_grad=True)}
         return bool(here().pooled(parts, torch.tensor(1.0))["loss"].isnan())
@@ -93,7 +93,7 @@ def test_nan_of_one_is_seen_by_all():
     assert on_ranks(2, work) == [True, True]
 
 
-def test_rows_find_their_place_and_come_back():
+def test_rows_and_indices_of_ranks():
     def work():
         own = torch.arange(3.0)[:, None] + 10 * here().rank
         every = here().gathered(own)
@@ -107,7 +107,7 @@ def test_rows_find_their_place_and_come_back():
     assert on_ranks(2, work) == [(every, True, [0, 2], bits), (every, True, [1, 2], bits)]
 
 
-def test_archives_of_any_length_are_gathered():
+def test_gathered_archives_may_have_different_sizes():
     def work():
         rank = here().rank
         own = Archive({"name": "x" * rank}, {"group": {"t": torch.full((rank + 1,), rank)}, "other": {}})
@@ -116,7 +116,7 @@ def test_archives_of_any_length_are_gathered():
     assert on_ranks(2, work) == [[({"name": ""}, [0]), ({"name": "x"}, [1, 1])]] * 2
 
 
-def test_they_agree_on_weights_and_generators_and_draw_for_themselves_where_they_shall():
+def test_agree_broadcasts_weights_and_generators_and_own_draws_differ():
     def work():
         torch.manual_seed(here().rank)
         net, order = nn.Linear(2, 2), torch.Generator().manual_seed(here().rank)
@@ -131,9 +131,9 @@ def test_they_agree_on_weights_and_generators_and_draw_for_themselves_where_they
     assert own != others
 
 
-def test_what_differs_among_them_is_told():
-    for found in on_ranks(2, lambda: here().check_same({"n_envs": 2, "steps": here().rank})):
-        assert found == "ValueError: steps must be the same in all processes, got [0, 1] by rank"
+def test_check_same_reports_different_numbers():
+    for error in on_ranks(2, lambda: here().check_same({"n_envs": 2, "steps": here().rank})):
+        assert error == "ValueError: steps must be the same in all processes, got [0, 1] by rank"
 
 
 def killed():
@@ -144,15 +144,15 @@ def killed():
 
 
 @pytest.mark.faults
-def test_who_is_killed_is_missed_at_once():
+def test_killed_process_is_detected_at_once():
     one, other = on_ranks(2, killed)
-    assert one.startswith("ConnectionError: another of the 2 processes is gone")
+    assert one.startswith("ConnectionError: another of the 2 processes ended or did not respond")
     assert other is None
 
 
 @pytest.mark.faults
-def test_those_started_anew_find_each_other_by_the_store_of_the_dead():
-    """Another number of them each time; torchrun has not counted a start, as it was another machine's."""
+def test_restarted_processes_connect_through_the_old_store():
+    """The number of processes differs each time, and torchrun's restart count does not change."""
     with new_store() as store:
         for count in (2, 3, 2):
             assert on_ranks(count, killed, store=store)[1] is None
@@ -160,19 +160,19 @@ def test_those_started_anew_find_each_other_by_the_store_of_the_dead():
 
 
 @pytest.mark.faults
-def test_a_question_of_the_dead_keeps_nobody_waiting():
+def test_request_of_a_dead_process_does_not_block_the_rendezvous():
     with new_store() as store:
-        hasty = dist.TCPStore("127.0.0.1", store.port, is_master=False)
-        hasty.set_timeout(timedelta(milliseconds=50))
+        impatient = dist.TCPStore("127.0.0.1", store.port, is_master=False)
+        impatient.set_timeout(timedelta(milliseconds=50))
         with pytest.raises(dist.DistStoreError):
-            fresh_part(hasty, 1, 2, PATIENCE)  # rank 0 died before it answered
-        with pytest.raises(ConnectionError, match=r"of rank \[1, 2\] did not come"):
+            fresh_part(impatient, 1, 2, PATIENCE)  # rank 0 died before it answered
+        with pytest.raises(ConnectionError, match=r"of rank \[1, 2\] did not connect"):
             fresh_part(store, 0, 3, timedelta(milliseconds=50))
         assert on_ranks(3, lambda: here().largest(here().rank), store=store) == [2] * 3
 
 
-GLOO_SAYS = "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms"
-MISTAKES = [
+GLOO_ERROR = "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms"
+OTHER_ERRORS = [
     torch.OutOfMemoryError("CUDA out of memory"),
     RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"),
     RuntimeError("ProcessGroupGloo::allgather: invalid output tensor list at index 0"),
@@ -180,24 +180,27 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError(GLOO_SAYS), dist.DistNetworkError("reset by peer")], ids=["gloo", "store"]
+    "error", [RuntimeError(GLOO_ERROR), dist.DistNetworkError("reset by peer")], ids=["gloo", "store"]
 )
-def test_what_torch_says_of_a_connection_is_told_as_one(error):
-    with pytest.raises(ConnectionError, match="another of the 2 processes is gone"), _others_there(2):
+def test_connection_errors_of_torch_become_connection_error(error):
+    with (
+        pytest.raises(ConnectionError, match="another of the 2 processes ended or did not respond"),
+        _connection_errors(2),
+    ):
         raise error
 
 
-@pytest.mark.parametrize("error", MISTAKES, ids=["memory", "shape", "call"])
-def test_what_is_wrong_here_is_not_blamed_on_others(error):
-    with pytest.raises(RuntimeError) as raised, _others_there(2):
+@pytest.mark.parametrize("error", OTHER_ERRORS, ids=["memory", "shape", "call"])
+def test_other_errors_propagate_unchanged(error):
+    with pytest.raises(RuntimeError) as raised, _connection_errors(2):
         raise error
     assert raised.value is error
 
 
-def test_one_process_imports_nothing_of_it(monkeypatch):
+def test_single_process_does_not_import_rank_group(monkeypatch):
     for name in ("joining", "rank_group"):
         monkeypatch.delitem(sys.modules, f"rlxf.training.{name}", raising=False)
-    monkeypatch.setattr(rlxf.training, "joining", joining)  # put back behind the test
+    monkeypatch.setattr(rlxf.training, "joining", joining)  # restored after the test
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert importlib.import_module("rlxf.training.joining").join().count == 1
     assert "rlxf.training.rank_group" not in sys.modules

@@ -1,4 +1,4 @@
-"""The folder of a run is made once, holds its four parts and says what is missing."""
+"""Tests of run folders: creation, opening, loggers, and errors about missing parts."""
 
 import csv
 import errno
@@ -20,25 +20,25 @@ def run(tmp_path):
     return RunFolder.create(tmp_path / "runs" / "first", CONFIG)
 
 
-def test_a_new_folder_holds_the_config(run):
+def test_new_folder_contains_the_config(run):
     assert files_in(run.path) == {"config.json"}
     assert json.loads((run.path / "config.json").read_text()) == run.config == CONFIG
 
 
-def test_a_run_with_a_checkpoint_opens_as_it_was_made(run):
+def test_run_with_a_checkpoint_can_be_opened(run):
     run.checkpoint.touch()
     assert RunFolder.open(run.path) == run
 
 
-def test_a_run_that_came_to_nothing_is_removed_and_no_more(run):
+def test_discard_removes_only_the_run(run):
     run.make_logger().close()
-    beside = RunFolder.create(run.path.with_name("second"), CONFIG)
+    other = RunFolder.create(run.path.with_name("second"), CONFIG)
     run.discard()
     assert files_in(run.path.parent) == {"second"}
-    assert files_in(beside.path) == {"config.json"}
+    assert files_in(other.path) == {"config.json"}
 
 
-def test_an_existing_folder_is_refused_and_untouched(run):
+def test_existing_folder_is_rejected_and_unchanged(run):
     run.checkpoint.write_text("mine")
     with pytest.raises(FileExistsError, match=r"first exists; choose another"):
         RunFolder.create(run.path, {})
@@ -46,14 +46,14 @@ def test_an_existing_folder_is_refused_and_untouched(run):
     assert RunFolder.open(run.path).config == CONFIG
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+def test_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match=r"file/run cannot be made \(.+\); choose another folder"):
+    with pytest.raises(NotADirectoryError, match=r"file/run cannot be created \(.+\); choose another folder"):
         RunFolder.create(tmp_path / "file" / "run", CONFIG)
 
 
 @pytest.mark.faults
-def test_a_full_disk_leaves_no_folder(tmp_path, monkeypatch):
+def test_full_disk_leaves_no_folder(tmp_path, monkeypatch):
     def full(path, write):
         raise OSError(errno.ENOSPC, "full")
 
@@ -64,22 +64,22 @@ def test_a_full_disk_leaves_no_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.faults
-def test_what_cannot_be_filled_leaves_no_folder_and_meanwhile_there_is_none(tmp_path):
-    """So a process that dies between the files leaves no run that nobody can take up."""
-    found = []
+def test_error_while_filling_leaves_no_folder(tmp_path):
+    """The folder appears only after it is filled, so a killed process leaves no incomplete run."""
+    observed = []
 
     def fill(folder):
-        found.append((files_in(folder), (tmp_path / "run").exists()))
+        observed.append((files_in(folder), (tmp_path / "run").exists()))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         RunFolder.create(tmp_path / "run", CONFIG, fill)
-    assert found == [({"config.json"}, False)]
+    assert observed == [({"config.json"}, False)]
     assert files_in(tmp_path) == set()
 
 
 @pytest.mark.faults
-def test_a_folder_that_a_killed_process_left_is_removed_later(tmp_path):
+def test_old_temporary_folder_is_removed(tmp_path):
     left, new = (tmp_path / f".rlxf-{digit * 32}.tmp" for digit in "ab")
     for each in (left, new):
         each.mkdir()
@@ -90,7 +90,7 @@ def test_a_folder_that_a_killed_process_left_is_removed_later(tmp_path):
     assert new.exists()
 
 
-def test_a_run_is_complete_once_its_marker_is_written_and_its_results_are_there(run):
+def test_completion_requires_marker_and_results(run):
     assert run.completion is None
     run.checkpoint.write_bytes(b"weights")
     run.complete(96)
@@ -105,18 +105,18 @@ def test_a_run_is_complete_once_its_marker_is_written_and_its_results_are_there(
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"steps": "x", "sha256": {}}', '{"steps": 1, "sha256": 3}']
 )
-def test_a_marker_that_cannot_be_read_marks_nothing(run, text):
+def test_invalid_marker_is_ignored(run, text):
     (run.path / "completed.json").write_text(text)
     assert run.completion is None
 
 
-def test_a_config_that_is_no_json_makes_no_folder(tmp_path):
+def test_config_that_is_not_json_leaves_no_folder(tmp_path):
     with pytest.raises(TypeError):
         RunFolder.create(tmp_path / "run", {"env": object()})
     assert files_in(tmp_path) == set()
 
 
-def test_a_missing_folder_a_file_and_another_folder_are_named(tmp_path):
+def test_missing_folder_file_and_other_folder_are_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no run folder .*none"):
         RunFolder.open(tmp_path / "none")
     (tmp_path / "file").touch()
@@ -126,8 +126,8 @@ def test_a_missing_folder_a_file_and_another_folder_are_named(tmp_path):
         RunFolder.open(tmp_path)
 
 
-def test_a_run_without_a_checkpoint_says_so(run):
-    with pytest.raises(FileNotFoundError, match=r"first ended before it saved checkpoint\.zip"):
+def test_run_without_checkpoint_is_reported(run):
+    with pytest.raises(FileNotFoundError, match=r"first has no checkpoint\.zip"):
         RunFolder.open(run.path)
 
 
@@ -135,7 +135,7 @@ def test_a_run_without_a_checkpoint_says_so(run):
     "name",
     ["checkpoint.zip", "progress.csv", "checkpoints", "evaluation", "checkpoints/step-000000000002.zip"],
 )
-def test_a_run_with_a_link_is_refused_and_what_it_leads_to_is_untouched(run, tmp_path, name):
+def test_run_with_symbolic_link_is_rejected(run, tmp_path, name):
     victim = tmp_path / "victim"
     victim.write_text("mine")
     run.checkpoint.touch()
@@ -149,14 +149,14 @@ def test_a_run_with_a_link_is_refused_and_what_it_leads_to_is_untouched(run, tmp
     assert victim.read_text() == "mine"
 
 
-def test_a_link_to_a_run_folder_is_followed(run):
+def test_link_to_a_run_folder_is_followed(run):
     run.checkpoint.touch()
     link = run.path.with_name("latest")
     link.symlink_to(run.path)
     assert RunFolder.open(link).config == CONFIG
 
 
-def test_nothing_in_a_run_is_writable_by_others_whatever_the_umask(tmp_path):
+def test_run_is_not_writable_by_others_for_any_umask(tmp_path):
     before = os.umask(0)
     try:
         run = RunFolder.create(tmp_path / "runs/first", CONFIG)
@@ -171,14 +171,14 @@ def test_nothing_in_a_run_is_writable_by_others_whatever_the_umask(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": NaN}', "[" * 5000, "[1]", "3"])
-def test_an_unreadable_config_is_named(run, text):
+def test_invalid_config_is_reported(run, text):
     run.checkpoint.touch()
     (run.path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config\.json"):
         RunFolder.open(run.path)
 
 
-def test_the_logger_writes_tensorboard_and_csv_into_the_folder(run):
+def test_logger_writes_tensorboard_and_csv(run):
     logger = run.make_logger()
     for step in (1, 2):
         logger.record("rollout/ep_rew_mean", step / 2)
@@ -190,7 +190,7 @@ def test_the_logger_writes_tensorboard_and_csv_into_the_folder(run):
         assert [row["rollout/ep_rew_mean"] for row in csv.DictReader(file)] == ["0.5", "1.0"]
 
 
-def test_the_screen_is_written_to_only_when_asked(run, capsys):
+def test_stdout_is_written_only_on_request(run, capsys):
     quiet, loud = run.make_logger(["tensorboard"]), run.make_logger(["stdout"])
     for logger in (quiet, loud):
         logger.record("time/fps", 123)
@@ -199,9 +199,9 @@ def test_the_screen_is_written_to_only_when_asked(run, capsys):
     assert capsys.readouterr().out.count("123") == 1
 
 
-def test_a_second_logger_does_not_empty_the_log(run):
+def test_second_logger_does_not_overwrite_the_log(run):
     run.make_logger().close()
     (run.path / "progress.csv").write_text("time/fps\n1\n")
-    with pytest.raises(FileExistsError, match=r"progress\.csv exists and would be emptied"):
+    with pytest.raises(FileExistsError, match=r"progress\.csv exists and would be overwritten"):
         run.make_logger()
     assert (run.path / "progress.csv").read_text() == "time/fps\n1\n"

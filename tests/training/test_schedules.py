@@ -1,4 +1,4 @@
-"""Schedules give the same values after JSON; lost ones say so only when they are needed."""
+"""Tests of schedules: JSON and text round trips, and placeholders of user-defined schedules."""
 
 import numpy as np
 import pytest
@@ -33,12 +33,12 @@ def through_json(value):
 
 
 @given(SCHEDULES, st.floats(0, 1))
-def test_a_schedule_gives_the_same_values_after_json(schedule, progress):
+def test_json_round_trip_of_schedules(schedule, progress):
     assert through_json(schedule)(progress) == schedule(progress)
 
 
 @given(SCHEDULES | NUMBERS, st.floats(0, 1))
-def test_a_schedule_as_text_reads_back(schedule, progress):
+def test_text_round_trip_of_schedules(schedule, progress):
     back = parse_schedule(str(schedule_to_text(schedule)))
     first, second = (FloatSchedule(one)(progress) for one in (schedule, back))
     assert first == second
@@ -56,27 +56,27 @@ def test_a_schedule_as_text_reads_back(schedule, progress):
     ],
     ids=["number", "constant", "line", "short line", "cosine", "function"],
 )
-def test_schedules_as_people_read_them(schedule, text):
+def test_text_of_schedules(schedule, text):
     assert schedule_to_text(schedule) == text
 
 
 @pytest.mark.parametrize("value", [None, 0.0, 1e-3, 3, np.float32(0.5)])
-def test_a_number_and_none_come_back_as_such(value):
+def test_json_round_trip_of_numbers_and_none(value):
     back = through_json(value)
     assert back == value
     assert type(back) in (float, type(None))
 
 
-def test_a_function_of_the_user_trains_but_comes_back_lost():
+def test_user_defined_schedule_becomes_a_placeholder():
     lost = through_json(lambda progress: 2 * progress)
     assert lost(1) == 2.0
-    with pytest.raises(ValueError, match="pass that schedule again"):
+    with pytest.raises(ValueError, match="pass this schedule again"):
         lost(0.999)
     assert isinstance(through_json(FloatSchedule(lost)), LostSchedule)
 
 
 @pytest.mark.parametrize("value", ["1e-3", object(), True, 1j, [1.0]])
-def test_what_is_no_schedule_is_refused(value):
+def test_non_schedule_is_rejected(value):
     with pytest.raises(TypeError, match="a number or a function"):
         schedule_to_json(value)
 
@@ -84,7 +84,7 @@ def test_what_is_no_schedule_is_refused(value):
 @pytest.mark.parametrize(
     "value", [float("nan"), ConstantSchedule(float("inf")), lambda progress: float("nan")]
 )
-def test_a_schedule_that_is_not_finite_is_refused(value):
+def test_non_finite_schedule_is_rejected(value):
     with pytest.raises(ValueError, match="must be finite, got"):
         schedule_to_json(value)
 
@@ -107,25 +107,25 @@ def test_a_schedule_that_is_not_finite_is_refused(value):
     ],
     ids=str,
 )
-def test_what_describes_no_schedule_is_refused(data):
-    with pytest.raises(ValueError, match="no schedule is described by"):
+def test_invalid_description_is_rejected(data):
+    with pytest.raises(ValueError, match="does not describe a schedule"):
         schedule_from_json(data)
 
 
 @given(NUMBERS)
-def test_a_number_is_read_from_the_command_line(number):
+def test_parse_number(number):
     assert parse_schedule(repr(number)) == number
 
 
 @given(NUMBERS, NUMBERS, st.floats(0, 1))
-def test_a_line_is_read_from_the_command_line(start, end, progress):
+def test_parse_linear_schedule(start, end, progress):
     schedule = parse_schedule(f"linear:{start}:{end}")
     assert schedule(progress) == LinearSchedule(start, end, 1.0)(progress)
     assert schedule(1.0) == start
 
 
 @given(RATES, RATES, st.floats(0, 1))
-def test_a_cosine_falls_from_its_start_to_its_end_symmetrically(start, end, progress):
+def test_parse_cosine_schedule(start, end, progress):
     schedule = parse_schedule(f"cosine:{start}:{end}")
     assert (schedule(1.0), schedule(0.0)) == pytest.approx((start, end))
     assert schedule(progress) + schedule(1 - progress) == pytest.approx(start + end, abs=1e-6)
@@ -133,12 +133,12 @@ def test_a_cosine_falls_from_its_start_to_its_end_symmetrically(start, end, prog
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "fast"])
-def test_a_cosine_of_no_numbers_is_refused(value):
+def test_cosine_schedule_rejects_invalid_numbers(value):
     with pytest.raises((TypeError, ValueError), match=r"finite|a number"):
         CosineSchedule(value, 0.0)
 
 
-def test_a_line_may_end_early():
+def test_linear_schedule_with_end_fraction():
     schedule = parse_schedule("linear:1:0:0.5")
     assert [schedule(progress) for progress in (1.0, 0.75, 0.5, 0.25)] == [1.0, 0.5, 0.0, 0.0]
 
@@ -160,7 +160,7 @@ def test_a_line_may_end_early():
         "sine:1:0",
     ],
 )
-def test_other_text_is_refused_and_shown(text):
+def test_other_text_is_rejected_and_quoted(text):
     with pytest.raises(ValueError, match=r"NUMBER or linear:START:END.*got") as failure:
         parse_schedule(text)
     assert repr(text) in str(failure.value)

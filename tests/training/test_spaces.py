@@ -1,4 +1,4 @@
-"""Spaces come back as they were; the sentence about two of them names what differs."""
+"""Tests of the JSON serialization of spaces and of descriptions of their differences."""
 
 import json
 
@@ -69,7 +69,7 @@ def through_json(space):
 
 @settings(deadline=None)
 @given(SPACES)
-def test_every_space_comes_back_equal(space):
+def test_round_trip_of_any_space(space):
     back = through_json(space)
     assert type(back) is type(space)
     assert back == space
@@ -78,7 +78,7 @@ def test_every_space_comes_back_equal(space):
 
 @settings(deadline=None)
 @given(boxes())
-def test_the_bounds_of_a_box_come_back_bit_by_bit(box):
+def test_round_trip_of_box_bounds_is_bit_exact(box):
     back = through_json(box)
     for name in ("low", "high", "bounded_below", "bounded_above"):
         ours, theirs = np.asarray(getattr(back, name)), np.asarray(getattr(box, name))
@@ -99,7 +99,7 @@ def test_the_bounds_of_a_box_come_back_bit_by_bit(box):
     ],
     ids=str,
 )
-def test_extreme_bounds_come_back(box):
+def test_round_trip_of_extreme_bounds(box):
     back = through_json(box)
     assert back.shape == box.shape
     for name in ("low", "high", "bounded_below", "bounded_above"):
@@ -109,11 +109,11 @@ def test_extreme_bounds_come_back(box):
     assert np.array_equal(back.sample(), box.sample())
 
 
-def test_an_image_space_is_small_on_disk():
+def test_json_of_an_image_space_is_small():
     assert len(json.dumps(space_to_json(Box(0, 255, (84, 84, 4), np.uint8)))) < 100
 
 
-def test_the_order_of_an_ordered_dict_is_kept():
+def test_order_of_a_dict_is_preserved():
     space = Dict([("z", Discrete(2)), ("a", Discrete(3))])
     assert list(through_json(space)) == list(space) == ["z", "a"]
 
@@ -124,16 +124,16 @@ def test_the_order_of_an_ordered_dict_is_kept():
         (spaces.Graph(Discrete(2), None), "Graph"),
         (Tuple([Discrete(2), spaces.Sequence(Discrete(2))]), "Sequence"),
         (type("Special", (Discrete,), {})(3), "Special"),
-        (type("Discrete", (Discrete,), {})(3), "Discrete"),  # the name alone does not make it one
+        (type("Discrete", (Discrete,), {})(3), "Discrete"),  # a subclass with the same name
         (Box(0, 1, (1,), np.longdouble), str(np.dtype(np.longdouble))),
     ],
 )
-def test_another_space_is_refused_by_name(space, name):
+def test_unsupported_space_is_rejected(space, name):
     with pytest.raises(TypeError, match=name):
         space_to_json(space)
 
 
-def test_a_dict_with_a_key_that_json_lacks_is_refused():
+def test_dict_with_non_string_key_is_rejected():
     with pytest.raises(TypeError, match="keys must be strings, got 3"):
         dump_json(space_to_json(Dict([(3, Discrete(2))])))
 
@@ -175,8 +175,8 @@ BOX = {"type": "Box", "shape": [2], "dtype": "float32", "low": 0.0, "high": 1.0}
     ],
     ids=str,
 )
-def test_what_describes_no_space_is_refused(data):
-    with pytest.raises(ValueError, match="no space is described by"):
+def test_invalid_description_is_rejected(data):
+    with pytest.raises(ValueError, match="does not describe a space"):
         space_from_json(data)
 
 
@@ -193,13 +193,13 @@ def test_what_describes_no_space_is_refused(data):
     ],
     ids=lambda data: data["type"],
 )
-def test_a_space_larger_than_the_budget_is_refused_before_it_is_made(data, monkeypatch):
+def test_space_larger_than_the_budget_is_rejected_before_construction(data, monkeypatch):
     monkeypatch.setenv("RLXF_MEMORY_BUDGET", str(20 * 2**20))
-    with pytest.raises(ValueError, match=r"asks for .*[MG]B of memory .*the budget is 21.0 MB"):
+    with pytest.raises(ValueError, match=r"requires .*[MG]B of memory .*the budget is 21.0 MB"):
         space_from_json(data)
 
 
-def test_a_large_space_is_read_within_a_larger_budget_or_from_a_larger_file():
+def test_large_space_is_accepted_with_larger_budget_or_file():
     data = {"type": "Discrete", "n": 3 * 10**6, "start": 0, "dtype": "int64"}
     with pytest.raises(ValueError, match="raise the budget with RLXF_MEMORY_BUDGET=2016"):
         space_from_json(data)
@@ -210,7 +210,7 @@ def test_a_large_space_is_read_within_a_larger_budget_or_from_a_larger_file():
 
 @settings(deadline=None)
 @given(SPACES, SPACES)
-def test_a_difference_is_described_exactly_where_there_is_one(first, second):
+def test_difference_is_empty_only_for_equal_spaces(first, second):
     assert describe_difference(first, first) == ""
     assert (describe_difference(first, second) == "") == (first == second)
 
@@ -240,7 +240,7 @@ def test_a_difference_is_described_exactly_where_there_is_one(first, second):
             Box(0.0, 2.0, (), np.float64),
             "expected the bounds [0.0, 1.0] at index (), got [0.0, 2.0]",
         ),
-        (Dict(a=Discrete(2)), Dict(b=Discrete(2)), "expected the parts ['a'], got ['b']"),
+        (Dict(a=Discrete(2)), Dict(b=Discrete(2)), "expected the subspaces ['a'], got ['b']"),
         (
             Dict(a=Discrete(2), b=Tuple([Discrete(5)])),
             Dict(a=Discrete(3), b=Tuple([Discrete(6)])),
@@ -249,11 +249,11 @@ def test_a_difference_is_described_exactly_where_there_is_one(first, second):
         ),
     ],
 )
-def test_the_sentence_says_what_differs(expected, given, sentence):
+def test_description_of_differences(expected, given, sentence):
     assert describe_difference(expected, given) == sentence
 
 
-def test_the_spaces_of_an_environment_come_back():
+def test_round_trip_of_environment_spaces():
     env = gymnasium.make("CartPole-v1")
     for space in (env.observation_space, env.action_space):
         assert describe_difference(space, through_json(space)) == ""

@@ -1,4 +1,4 @@
-"""Signals ask to stop; what they did before comes back."""
+"""Tests of stop requests by signals, and of restoring signal handlers."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from rlxf.training.stopping import SIGNALS, Stopped, handled, raise_stopped, sto
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_a_signal_asks_to_stop(number):
+def test_signal_sets_the_stop_request(number):
     with stop_on_signals() as stop:
         assert stop.by is None
         os.kill(os.getpid(), number)
@@ -18,42 +18,42 @@ def test_a_signal_asks_to_stop(number):
 
 
 @pytest.mark.parametrize("first", SIGNALS, ids=lambda number: number.name)
-def test_a_second_one_of_the_keyboard_ends_at_once(first):
+def test_second_ctrl_c_interrupts(first):
     with stop_on_signals():
         os.kill(os.getpid(), first)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_what_they_did_before_comes_back():
+def test_previous_handlers_are_restored():
     before = [signal.getsignal(number) for number in SIGNALS]
     with stop_on_signals():
         os.kill(os.getpid(), signal.SIGTERM)
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_so_it_does_after_an_error():
+def test_previous_handlers_are_restored_after_an_error():
     before = [signal.getsignal(number) for number in SIGNALS]
     with pytest.raises(ZeroDivisionError), stop_on_signals():
         raise ZeroDivisionError
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_another_thread_is_left_alone():
-    found = []
+def test_no_effect_in_another_thread():
+    observed = []
 
     def work():
         with stop_on_signals() as stop:
-            found.append(stop.by)
+            observed.append(stop.by)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [None]
+    assert observed == [None]
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_work_that_can_be_repeated_ends_at_once(number):
+def test_raise_stopped_interrupts_at_once(number):
     before = signal.getsignal(number)
     with pytest.raises(Stopped) as stopped, handled(raise_stopped):
         os.kill(os.getpid(), number)

@@ -1,4 +1,4 @@
-"""Of two values the place in which they differ is named."""
+"""Tests of the first difference of two JSON values and of two cores."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ CORE = gtrxl(16, width=16, layers=2, heads=2)
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "found"),
+    ("theirs", "ours", "expected"),
     [
         (1, 1, None),
         (1, 2, ("core", 1, 2)),
@@ -25,12 +25,12 @@ CORE = gtrxl(16, width=16, layers=2, heads=2)
         ([{"name": "RoPE"}], [{"name": "Add"}], ("core", [{"name": "RoPE"}], [{"name": "Add"}])),
     ],
 )
-def test_the_first_difference_is_named(theirs, ours, found):
-    assert first_difference("core", theirs, ours) == found
+def test_first_difference(theirs, ours, expected):
+    assert first_difference("core", theirs, ours) == expected
 
 
 @pytest.mark.parametrize(
-    ("changes", "found"),
+    ("changes", "expected"),
     [
         ({}, None),
         ({"memory": XL(9)}, None),
@@ -40,13 +40,13 @@ def test_the_first_difference_is_named(theirs, ours, found):
         ({"residual": Add()}, ("residual", "GRUGate", "Add")),
     ],
 )
-def test_of_two_cores_one_option_is_named(changes, found):
+def test_difference_of_two_cores_names_one_option(changes, expected):
     other = replace(CORE, **changes)
-    assert core_difference(CORE, other) == found
-    if found is None:
+    assert core_difference(CORE, other) == expected
+    if expected is None:
         check_alike(CORE, other)
         return
-    name, theirs, ours = found
-    told = f"their core has {name}={theirs}, the agent's has {name}={ours}; build both with the same core"
-    with pytest.raises(ValueError, match=told):
+    name, theirs, ours = expected
+    message = f"their core has {name}={theirs}, the agent's has {name}={ours}; build both with the same core"
+    with pytest.raises(ValueError, match=message):
         check_alike(CORE, other)

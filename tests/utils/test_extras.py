@@ -1,4 +1,4 @@
-"""Advice on extras fits the way in which rlxf was installed."""
+"""Tests of the installation command for extras."""
 
 import json
 import shlex
@@ -12,7 +12,7 @@ from rlxf.utils.extras import install_command
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Call it with what pip recorded in direct_url.json, None for an installation from an index."""
+    """Return a function that sets the content of direct_url.json; None: installation from an index."""
 
     class Installed:
         def __init__(self, source):
@@ -27,13 +27,13 @@ def installed(monkeypatch):
     return install
 
 
-def test_from_an_index_the_name_is_enough(installed):
+def test_installation_from_an_index(installed):
     installed(None)
     assert install_command("memory") == "pip install 'rlxf[memory]'"
 
 
 @pytest.mark.parametrize("editable", [True, False])
-def test_from_a_checkout_it_is_installed_from_there(installed, tmp_path, editable):
+def test_installation_from_a_checkout(installed, tmp_path, editable):
     folder = tmp_path / "my rlxf"
     folder.mkdir()
     (folder / "pyproject.toml").touch()
@@ -42,25 +42,25 @@ def test_from_a_checkout_it_is_installed_from_there(installed, tmp_path, editabl
     assert words == ["pip", "install", *["-e"] * editable, f"{folder}[memory]"]
 
 
-def test_a_checkout_that_is_gone_is_not_named(installed, tmp_path):
+def test_deleted_checkout_is_not_named(installed, tmp_path):
     installed({"url": (tmp_path / "gone").as_uri(), "dir_info": {}})
     assert install_command("knn") == "pip install '.[knn]' in a checkout of rlxf"
 
 
 @pytest.mark.parametrize(
-    ("source", "wanted"),
+    ("source", "expected"),
     [
         ({"url": "https://a.b/rlxf.git", "vcs_info": {"vcs": "git"}}, "rlxf[knn] @ git+https://a.b/rlxf.git"),
         ({"url": "https://a.b/rlxf.whl", "archive_info": {}}, "rlxf[knn] @ https://a.b/rlxf.whl"),
     ],
 )
-def test_from_a_repository_or_an_archive_it_is_installed_from_there(installed, source, wanted):
+def test_installation_from_a_repository_or_an_archive(installed, source, expected):
     installed(source)
-    assert shlex.split(install_command("knn")) == ["pip", "install", wanted]
+    assert shlex.split(install_command("knn")) == ["pip", "install", expected]
 
 
-def test_a_shell_takes_the_brackets_as_they_are(installed):
-    """zsh refuses an unquoted pattern that matches no file; bash does with failglob."""
+def test_brackets_are_quoted_for_shells(installed):
+    """zsh rejects an unquoted pattern that matches no file, as bash does with failglob."""
     installed(None)
     line = install_command("memory").replace("pip install", "printf %s")
     done = subprocess.run(["bash", "-O", "failglob", "-c", line], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Tables print themselves."""
+"""Tests of the text and HTML representations of tables."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ TABLES = {
 }
 
 
-def shown_by_rich(content: object) -> list[str]:
+def rich_output(content: object) -> list[str]:
     console = Console(width=200)
     with console.capture() as capture:
         console.print(content)
@@ -35,14 +35,14 @@ def shown_by_rich(content: object) -> list[str]:
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_print_shows_what_rich_shows(table, capsys):
+def test_print_equals_rich_print(table, capsys):
     print(table)
-    assert capsys.readouterr().out.splitlines() == shown_by_rich(table)
+    assert capsys.readouterr().out.splitlines() == rich_output(table)
     assert "│" in str(table)
 
 
 @pytest.mark.parametrize("terminal", ["dumb", "xterm"])
-def test_print_never_breaks_a_cell(terminal, monkeypatch):
+def test_print_does_not_wrap_cells(terminal, monkeypatch):
     monkeypatch.setenv("TERM", terminal)
     monkeypatch.setenv("FORCE_COLOR", "1")
     wide = "x" * 400
@@ -51,19 +51,19 @@ def test_print_never_breaks_a_cell(terminal, monkeypatch):
     assert wide in str(table)
 
 
-def test_a_notebook_gets_the_cells_escaped():
+def test_html_cells_are_escaped():
     table = Table("name")
     table.add_row("1 < 2")
     assert "1 &lt; 2" in table._repr_html_()
 
 
 @pytest.mark.parametrize("content", [REPORT, SWEEP, CALIBRATION], ids=["report", "sweep", "calibration"])
-def test_rich_and_notebooks_show_the_table_of_a_result(content):
-    assert shown_by_rich(content) == shown_by_rich(content.table())
+def test_rich_and_html_output_of_results(content):
+    assert rich_output(content) == rich_output(content.table())
     assert content._repr_html_() == content.table()._repr_html_()
 
 
-def test_a_report_prints_one_line():
+def test_text_of_a_report():
     line = (
         "mean return 4 over 4 episodes, 95% interval 1.5 to 7.25, success rate 75.0%, normalised score 20.0"
     )
@@ -71,11 +71,11 @@ def test_a_report_prints_one_line():
     assert repr(REPORT) == f"<Report: {line}>"
 
 
-def test_a_report_without_success_prints_none():
+def test_text_of_a_report_without_success_rate():
     assert str(Report(np.ones(1), np.ones(1))) == "mean return 1 over 1 episode, 95% interval 1 to 1"
 
 
-def test_a_sweep_prints_its_table():
+def test_text_of_a_sweep():
     assert str(SWEEP) == str(SWEEP.table())
     assert repr(SWEEP) == "<TargetSweep: mean return of each target {2: 4, 1.5: 4}>"
 
@@ -86,12 +86,12 @@ def test_a_calibration_prints_the_chosen_threshold():
     assert repr(CALIBRATION) == f"<Calibration: {line}>"
 
 
-def test_a_calibration_that_nothing_passes_says_so():
+def test_text_of_a_calibration_without_valid_threshold():
     none = Calibration((1.0,), np.array([0.5]), np.array([4.0]), np.array([False]))
     assert str(none) == "0 of 1 thresholds keep the guaranteed risk: no early exit"
 
 
-def test_a_column_that_one_report_needs_is_shown():
+def test_column_of_a_single_report_is_shown():
     plain = Report(np.ones(2), np.ones(2))
     table = str(compare({"plain": plain, "full": REPORT}, "Both", "name"))
     assert "75.0%" in table

@@ -166,9 +166,9 @@ def test_files_of_another_algorithm_are_refused(tmp_path):
     sizes = {"memory_length": 8, "n_steps": 8, "segment_length": 8, "batch_size": 8, "n_envs": 2}
     GTrXLPPO("MlpGTrXLPolicy", "CartPole-v1", **sizes).save(tmp_path / "gtrxl.zip")
     small_agent().save(tmp_path / "dt.zip")
-    with pytest.raises(CheckpointError, match="holds no DecisionTransformer agent"):
+    with pytest.raises(CheckpointError, match="contains no DecisionTransformer agent"):
         DecisionTransformer.load(tmp_path / "gtrxl.zip")
-    with pytest.raises(CheckpointError, match="holds no GTrXLPPO agent"):
+    with pytest.raises(CheckpointError, match="contains no GTrXLPPO agent"):
         GTrXLPPO.load(tmp_path / "dt.zip")
 
 

@@ -133,11 +133,11 @@ def refusals():
 
 def test_unsupported_methods_are_refused_under_torchrun():
     for division, kernel, *others in on_ranks(2, lambda: list(refusals())):
-        assert "batch_size is 7 over all, and cannot be divided among 2" in division
+        assert "batch_size is 7 in total, which is not divisible by the 2 processes" in division
         assert "updates its centroids from the tokens of one process" in kernel
         names = ("learn_online", "learn_from", "MaskedPretraining")
         assert others == [
-            f"{name} is for one process, and here are 2: start it without torchrun" for name in names
+            f"{name} supports a single process, got 2: start it without torchrun" for name in names
         ]
 
 

@@ -247,7 +247,9 @@ def test_a_foreign_file(tmp_path, content):
 def test_a_file_of_stable_baselines3_is_not_opened(trained, tmp_path, reader):
     PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu").save(tmp_path / "sb3.zip")
     read = GTrXLPPO.load if reader == "load" else trained[0].set_parameters
-    with pytest.raises(CheckpointError, match="Stable-Baselines3 file, not opened because it holds pickles"):
+    with pytest.raises(
+        CheckpointError, match="Stable-Baselines3 file, which is not opened as it contains pickles"
+    ):
         read(tmp_path / "sb3.zip")
 
 
@@ -282,7 +284,7 @@ def with_tensor(source, target, group, name, change):
             "policy",
             "stranger",
             torch.clone,
-            "policy has a tensor 'stranger', for which the agent has no place",
+            "policy has a tensor 'stranger', which the agent does not have",
         ),
         ("optimizer", "0.exp_avg", lambda moment: moment[..., :-1], "optimizer.*'0.exp_avg' has shape"),
         ("optimizer", "999.exp_avg", torch.clone, "optimizer has a tensor '999.exp_avg'.*no parameter"),
@@ -328,10 +330,10 @@ def unknown_technique(documents):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda documents: documents.update(agent=["GTrXLPPO"]), "holds no GTrXLPPO agent"),
-        (lambda documents: documents.update(agent="GTrXLPPO"), "holds no GTrXLPPO agent"),
-        (lambda documents: documents.pop("agent"), "holds no GTrXLPPO agent"),
-        (swap("name", "DecisionTransformer"), "holds no GTrXLPPO agent"),
+        (lambda documents: documents.update(agent=["GTrXLPPO"]), "contains no GTrXLPPO agent"),
+        (lambda documents: documents.update(agent="GTrXLPPO"), "contains no GTrXLPPO agent"),
+        (lambda documents: documents.pop("agent"), "contains no GTrXLPPO agent"),
+        (swap("name", "DecisionTransformer"), "contains no GTrXLPPO agent"),
         (unknown_technique, "cannot build its agent.*Compass"),
         (swap("settings", []), r"settings is \[\], not an object"),
         (swap("settings", {}), "settings lacks 'learning_rate'"),
@@ -354,7 +356,7 @@ def test_intact_file_with_invalid_description(trained, tmp_path, change, message
 
 def test_a_file_without_tensors(tmp_path):
     write_archive(tmp_path / "x.zip", {"agent": {"name": "GTrXLPPO"}}, {})
-    with pytest.raises(CheckpointError, match="holds no GTrXLPPO agent"):
+    with pytest.raises(CheckpointError, match="contains no GTrXLPPO agent"):
         GTrXLPPO.load(tmp_path / "x.zip")
 
 
@@ -434,7 +436,7 @@ def test_user_defined_schedule_must_be_passed_again(tmp_path):
     agent.save(tmp_path / "agent")
     loaded = GTrXLPPO.load(tmp_path / "agent", scripts(shifted(3)), device="cpu")
     assert acts_alike(agent, loaded)
-    with pytest.raises(ValueError, match=r"schedule of your own.*pass that schedule again"):
+    with pytest.raises(ValueError, match=r"user-defined schedule.*pass this schedule again"):
         loaded.learn(2 * ROLLOUT)
     assert loaded.num_timesteps == 0, "found before the first step"
     passed = GTrXLPPO.load(tmp_path / "agent", scripts(shifted(3)), learning_rate=schedule)
@@ -460,7 +462,7 @@ def test_a_full_disk_leaves_the_old_file(trained, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
-        with pytest.raises(OSError, match=r"cannot write .*agent\.zip .*what was there before is unchanged"):
+        with pytest.raises(OSError, match=r"cannot write .*agent\.zip .*an existing file is unchanged"):
             agent.save(target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

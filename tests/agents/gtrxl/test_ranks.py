@@ -277,7 +277,7 @@ def test_error_in_one_process_ends_all_and_keeps_statistics():
         return str(ended.value), np.isfinite(statistics(env)).all()
 
     (one, *finite), (other, *others) = on_ranks(2, work)
-    assert one.startswith("another of the 2 processes is gone")
+    assert one.startswith("another of the 2 processes ended or did not respond")
     assert other.startswith("reward of environment 3 is not finite at its step 3: nan")  # its second
     assert (finite, others) == ([True], [True])
 
@@ -293,5 +293,5 @@ def test_features_for_one_process_are_rejected():
         return messages
 
     for division, teaching in on_ranks(2, work):
-        assert "n_envs is 5 over all, and cannot be divided among 2 processes" in division
-        assert teaching == "learn_from is for one process, and here are 2: start it without torchrun"
+        assert "n_envs is 5 in total, which is not divisible by the 2 processes" in division
+        assert teaching == "learn_from supports a single process, got 2: start it without torchrun"

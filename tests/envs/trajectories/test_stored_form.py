@@ -136,9 +136,9 @@ def test_a_decompression_bomb_is_refused_before_arrays_are_written(minari_root):
     dataset = record_random((30,), observation_space=wide, action_space=ACTIONS)
     enlarged(dataset, 10**6)
     with memory_budget(2 * 10**7):
-        check_refused("asks for .* MB of memory .*for the rewards of its longest episode.*RLXF_MEMORY_BUDGET")
+        check_refused("requires .* MB of memory .*for the rewards of its longest episode.*RLXF_MEMORY_BUDGET")
     with memory_budget(40 * 10**6):
-        check_refused("asks for 136.0 MB of memory .*for its converted arrays")
+        check_refused("requires 136.0 MB of memory .*for its converted arrays")
 
 
 def test_a_chunk_larger_than_the_budget_is_not_read(dataset):
@@ -149,7 +149,7 @@ def test_a_chunk_larger_than_the_budget_is_not_read(dataset):
             "episode_2/actions", (5, 2), np.float32, chunks=chunks, maxshape=(None, 2), compression="gzip"
         )
     with memory_budget(10**6):
-        check_refused("episode 2: the file asks for 8.0 MB of memory .*for a chunk of an array")
+        check_refused("episode 2: the file requires 8.0 MB of memory .*for a chunk of an array")
 
 
 def test_large_metadata_is_not_parsed(dataset):
