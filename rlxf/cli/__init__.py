@@ -1,4 +1,4 @@
-"""The command ``rlxf``: one file for each of its commands."""
+"""Command line interface ``rlxf``, with one module per command."""
 
 from rlxf.cli.program import main
 

@@ -1,4 +1,4 @@
-"""``rlxf calibrate``: how early the agent of a run may leave, for a promised risk."""
+"""``rlxf calibrate``: choose an early-exit threshold with a guaranteed risk for the agent of a run."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -19,19 +19,22 @@ if TYPE_CHECKING:
     from rlxf.training import RunFolder
 
 EPISODES = 100
+"""Default number of episodes for a GTrXLPPO."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrate:
-    """Find how early the agent of a run may leave, and let it leave as early from now on.
+    """Calibrate the early-exit threshold of the agent of a run, and save it in its checkpoints.
 
-    For a core of depth CALM, as of "rlxf train gtrxl --core.depth calm --core.layers 4". The promise: with
-    probability 1 - delta, the most likely action is another one than with all layers in a share of at most
-    alpha of an episode's steps, on average over episodes, long and short ones alike. For that a GTrXLPPO
-    plays episodes of its task, a Decision Transformer reads those of a dataset. Thresholds of confidence are
-    tried from the safest down. The last that passes is saved in the checkpoint; if there is a best one, that
-    gets its own. "rlxf evaluate" then plays so, and logs how many layers were taken as eval/mean_depth.
-    Learning takes the threshold back: it holds for these weights.
+    The core must have depth CALM, e.g. from "rlxf train gtrxl --core.depth calm --core.layers 4". The risk is
+    the fraction of an episode's steps in which the most likely action differs from that of the full-depth
+    model. With probability 1 - delta, its mean over episodes, with equal weight for each episode, is at most
+    alpha. A GTrXLPPO plays calibration episodes of its task; a Decision Transformer reads a dataset.
+
+    Confidence thresholds are tested from the safest to the least safe. The last one that passes is saved in
+    the checkpoint; the best checkpoint, if there is one, gets a threshold of its own. "rlxf evaluate" then
+    uses it and logs the mean number of layers as eval/mean_depth. Further training resets the threshold,
+    because it is valid only for these weights.
 
     Example: rlxf calibrate runs/tmaze-calm --alpha 0.05 --episodes 200
     """
@@ -39,28 +42,28 @@ class Calibrate:
     run: Positional[Path]
     """Folder of the run."""
     alpha: float = 0.05
-    """Share of an episode's steps in which another action may be the most likely one, on average over
-    episodes; between 0 and 1."""
+    """Largest mean fraction of an episode's steps with a different most likely action, between 0 and 1."""
     delta: float = 0.05
-    """Probability with which the promise may be broken, between 0 and 1."""
+    """Probability that the guarantee does not hold, between 0 and 1."""
     episodes: Count | None = None
-    """Episodes that a GTrXLPPO plays; None is 100. The smaller alpha and delta, the more it takes for any
-    threshold to pass: at least log(delta) / log(1 - alpha), which is 59 at 0.05."""
+    """Number of episodes that a GTrXLPPO plays. None means 100.
+    A threshold can pass only with at least log(delta) / log(1 - alpha) episodes: 59 with the defaults."""
     dataset: tuple[str, ...] = ()
-    """Minari ids of episodes for a Decision Transformer, at best such as it has not learned from; none: those
-    that it has, which promises less."""
+    """Minari ids of calibration episodes for a Decision Transformer, preferably not its training data.
+    By default its training data are used, which weakens the guarantee."""
     n_envs: Count = 32
-    """Environments side by side, at most one per episode."""
+    """Number of parallel environments, at most one per episode."""
     seed: int = 2_000_000
-    """Of the environments; far from those of training and of rlxf evaluate."""
+    """Seed of the environments. The default differs from those of training and of "rlxf evaluate"."""
     trust: bool = False
-    """Trust the authors of the run and its data: the module that their environment names is imported, and its
-    arguments and wrappers are used. Without this flag only registered environments are used."""
+    """Trust the authors of the run and of its data.
+    The module that their environment names is imported, and its arguments and wrappers are used.
+    Without this flag, only registered environments are used."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where tensors live; auto takes the GPU if there is one."""
+    """Device of the tensors. "auto" selects the GPU if there is one."""
 
     def prepare(self) -> Callable[[], None]:
-        """See `Command`."""
+        """Load the agents, make the environments, and return the calibration to run."""
         from rlxf.agents.calibration import confidence_of
         from rlxf.agents.learn_then_test import check_levels
         from rlxf.cli.checkpoints import checkpoints_of
@@ -83,24 +86,24 @@ class Calibrate:
         return partial(self._calibrate, agents, env, run)
 
     def _offline(self, run: "RunFolder", path: Path) -> Any:
-        """The Decision Transformer of a checkpoint, with the episodes to read."""
+        """Load the Decision Transformer of a checkpoint with the calibration data."""
         from rlxf.agents.decision_transformer import DecisionTransformer
 
         if self.episodes is not None:
             raise ValueError(
-                f"episodes are played by a GTrXLPPO, got {self.episodes}: a Decision Transformer reads "
-                f"those of --dataset"
+                f"--episodes applies to GTrXLPPO only, got {self.episodes}: a Decision Transformer reads the "
+                f"episodes of --dataset"
             )
         return DecisionTransformer.load(path, list(self.dataset) or run.config["dataset"], device=self.device)
 
     def _online(self, run: "RunFolder", path: Path) -> Any:
-        """The GTrXLPPO of a checkpoint."""
+        """Load the GTrXLPPO of a checkpoint."""
         from rlxf.agents.gtrxl import GTrXLPPO
         from rlxf.agents.gtrxl.calibrating import check_independent
 
         if self.dataset:
             raise ValueError(
-                f"datasets are read by a Decision Transformer, got {', '.join(self.dataset)}: a GTrXLPPO "
+                f"--dataset applies to Decision Transformers only, got {', '.join(self.dataset)}: a GTrXLPPO "
                 f"plays --episodes of its task"
             )
         agent = GTrXLPPO.load(path, device=self.device)
@@ -108,7 +111,7 @@ class Calibrate:
         return agent
 
     def _env(self, run: "RunFolder") -> "VecEnv":
-        """Return the task of a run, with raw observations."""
+        """Make the environments of a run, with raw observations."""
         from rlxf.cli.players import make_env
 
         return make_env(run, None, {}, min(self.n_envs, self.episodes or EPISODES), self.trust)
@@ -122,27 +125,27 @@ class Calibrate:
                 stack.callback(env.close)
             for name, agent in agents.items():
                 path = checkpoints_of(run)[name]
-                found = self._found(agent, env and as_in_training(run, env, path))
+                calibration = self._calibrate_agent(agent, env and as_in_training(run, env, path))
                 agent.save(path)
-                table = found.table()
+                table = calibration.table()
                 table.title = f"{HEADINGS[name].format(agent.num_timesteps)}\n{table.title}"
                 show(table)
-                show(_told(found, path))
+                show(_describe(calibration, path))
 
-    def _found(self, agent: Any, env: "VecEnv | None") -> "Calibration":
+    def _calibrate_agent(self, agent: Any, env: "VecEnv | None") -> "Calibration":
         if env is None:
-            found: Calibration = agent.calibrate(self.alpha, self.delta)
+            calibration: Calibration = agent.calibrate(self.alpha, self.delta)
         else:
             episodes = self.episodes or EPISODES
-            found = agent.calibrate(env, self.alpha, self.delta, episodes=episodes, seed=self.seed)
-        return found
+            calibration = agent.calibrate(env, self.alpha, self.delta, episodes=episodes, seed=self.seed)
+        return calibration
 
 
-def _told(found: "Calibration", path: Path) -> str:
-    """What it comes to, in one line."""
-    if not found.kept.any():
-        return f"no threshold keeps the promise, so nobody leaves early; try more episodes or risk: {path}"
-    told = f"threshold {found.threshold:g}, saved: {path}"
-    if len(found.depth) > 1 and found.depth.min() == found.depth.max():
-        return f"each threshold takes {found.depth[0]:g} passes, so none saves more than another; {told}"
-    return told
+def _describe(calibration: "Calibration", path: Path) -> str:
+    """Return the result in one line."""
+    if not calibration.kept.any():
+        return f"no threshold passes, so early exit stays off; use more episodes or a larger alpha: {path}"
+    result = f"threshold {calibration.threshold:g}, saved: {path}"
+    if len(calibration.depth) > 1 and calibration.depth.min() == calibration.depth.max():
+        return f"all thresholds exit after {calibration.depth[0]:g} passes and save nothing; {result}"
+    return result

@@ -1,4 +1,4 @@
-"""The last checkpoint of a run and the best one: side by side, never mixed."""
+"""Names, output folders and reports of the last and the best checkpoint of a run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,30 +9,35 @@ from rlxf.training import RunFolder
 from rlxf.utils.tables import Table
 
 REMEMBERING = ", remembering"
-"""Behind the name of a checkpoint that remembers trajectories."""
+"""Suffix of the name of a checkpoint with a datastore of trajectories."""
 FOLDERS = {
     "last": "evaluation",
     "best": "evaluation-best",
     f"last{REMEMBERING}": "evaluation-remembering",
     f"best{REMEMBERING}": "evaluation-best-remembering",
 }
-"""Where the numbers of each go in the folder of the run: one run each in TensorBoard."""
+"""Checkpoint name -> subfolder of its evaluation logs; each is a separate run in TensorBoard."""
 HEADINGS = {
     "last": "Last checkpoint, step {:,}",
-    "best": "Best checkpoint, step {:,}, chosen by other episodes during training",
-    f"last{REMEMBERING}": "Last checkpoint, step {:,}, remembering",
-    f"best{REMEMBERING}": "Best checkpoint, step {:,}, remembering",
+    "best": "Best checkpoint, step {:,}, selected on other episodes during training",
+    f"last{REMEMBERING}": "Last checkpoint, step {:,}, with a datastore of trajectories",
+    f"best{REMEMBERING}": "Best checkpoint, step {:,}, with a datastore of trajectories",
 }
+"""Checkpoint name -> title of its report."""
 
 
 def checkpoints_of(run: RunFolder) -> dict[str, Path]:
-    """ "last" -> where it is; and "best", if evaluations chose one while the agent learned."""
+    """Return name -> path of the checkpoints: "last", and "best" if evaluations selected one."""
     last = {"last": run.checkpoint}
     return last | {"best": run.best} if run.best.is_file() else last
 
 
 def chosen(run: RunFolder, which: str) -> dict[str, Path]:
-    """Return `checkpoints_of` a run, or only the one of this name, "last" or "best"; "all" for all of them.
+    """Return name -> path of the selected checkpoints of a run.
+
+    Args:
+        run: the run.
+        which: "last", "best", or "all" for those of `checkpoints_of`.
 
     Raises:
         FileNotFoundError: if "best" is requested and there is none.
@@ -43,33 +48,33 @@ def chosen(run: RunFolder, which: str) -> dict[str, Path]:
     if which not in files:
         raise FileNotFoundError(
             f"{run.path} has no {run.best.name}: it was trained without evaluations; evaluate the last "
-            f"checkpoint, --checkpoint last"
+            f"checkpoint with --checkpoint last"
         )
     return {which: files[which]}
 
 
 def tables(reports: Mapping[str, Report | TargetSweep], steps: Mapping[str, int]) -> list[Table]:
-    """One for each checkpoint that was evaluated, with its name.
+    """Return one table per evaluated checkpoint, titled with its name.
 
     Args:
-        reports: by the name of the checkpoint.
-        steps: steps of training before each.
+        reports: checkpoint name -> report.
+        steps: checkpoint name -> training steps.
     """
-    shown = [report.table() for report in reports.values()]
-    for table, name in zip(shown, reports, strict=True):
+    rendered = [report.table() for report in reports.values()]
+    for table, name in zip(rendered, reports, strict=True):
         table.title = f"{HEADINGS[name].format(steps[name])}\n{table.title}"
-    return shown
+    return rendered
 
 
 def draw_targets(reports: Mapping[str, Report | TargetSweep], folders: Mapping[str, Path]) -> None:
-    """Draw requested against achieved returns where several were asked for, and say where the pictures are.
+    """Plot achieved against requested returns of reports with several targets, and print the paths.
 
     Args:
-        reports: by the name of the checkpoint.
-        folders: where the picture of each goes, ``targets.png``.
+        reports: checkpoint name -> report.
+        folders: checkpoint name -> folder of its plot, ``targets.png``.
     """
     for name, report in reports.items():
         if isinstance(report, TargetSweep) and len(report.reports) > 1:
             path = folders[name] / "targets.png"
             report.plot(path)
-            show(f"requested and achieved: {path}")
+            show(f"plot of requested and achieved returns: {path}")

@@ -23,49 +23,52 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Collect:
-    """Record the agents of runs, those of Stable-Baselines3, or random play, into a Minari dataset.
+    """Record agents of runs, agents of Stable-Baselines3, or a random policy into a Minari dataset.
 
-    "rlxf train dt" learns from it, and "rlxf datasets" lists it. It holds whole episodes and says who played
-    them. With --mix 0 0.1 1 it holds less skill, too: a third of the episodes as the agent plays, a third
-    with a tenth of its actions drawn at random, and a third of random play.
+    The dataset holds whole episodes and names the agents that played them. Train on it with "rlxf train dt",
+    list it with "rlxf datasets". With --mix 0 0.1 1, a third of the episodes is played by the agent itself, a
+    third with 10 % random actions, and a third with random actions only.
 
     Example: rlxf collect runs/gtrxl-rlxf-TMaze-v0-0 --dataset rlxf/tmaze/mixed-v0 --mix 0 0.1 1
     """
 
     runs: Positional[tuple[Path, ...]] = ()
-    """Folders of runs, such as stages of learning; each plays equally often. None: random play."""
+    """Folders of runs. Each agent plays the same number of episodes. By default actions are random."""
     dataset: str
-    """The new Minari id: namespace/name-v0. Datasets are kept in MINARI_DATASETS_PATH, else in ~/.minari."""
+    """Minari id of the new dataset: namespace/name-v0.
+    Datasets are stored in the folder MINARI_DATASETS_PATH, by default ~/.minari/datasets."""
     episodes: Count = 1000
-    """Episodes to record in all."""
+    """Total number of episodes to record."""
     mix: tuple[float, ...] = (0.0,)
-    """Shares of random actions, from 0 to 1; an equal number of episodes is played with each of them."""
+    """Fractions of random actions, from 0 to 1. The episodes are divided equally among them."""
     target_returns: tuple[float, ...] = ()
-    """What Decision Transformers are asked for, in equal numbers of episodes. None: the most they saw."""
+    """Target returns for Decision Transformers. The episodes are divided equally among them.
+    By default the target is the largest return in their training data."""
     env: str | None = None
-    """Gymnasium id of the task; None is that of the first run, and there is none without a run."""
+    """Gymnasium id of the environment. None means that of the first run; it is required without a run."""
     env_kwargs: Json = field(default_factory=dict)
-    """Arguments of the environment as a JSON object; without --env they change those trained with."""
+    """Arguments of the environment as a JSON object. Without --env they update those of the run."""
     deterministic: bool = False
     """Take the most likely action instead of a sample."""
     n_envs: Count = 32
-    """Environments side by side."""
+    """Number of parallel environments."""
     seed: int = 0
-    """Of environments, random actions and samples: the same seed records the same dataset."""
+    """Seed of environments, random actions and samples. The same seed records the same dataset."""
     author: str | None = None
-    """Who is to be named as author of the dataset."""
+    """Author in the metadata of the dataset."""
     trust: bool = False
-    """Trust the authors of the run and its data: the module that their environment names is imported, and its
-    arguments and wrappers are used. Without this flag only registered environments are used."""
+    """Trust the authors of the run and of its data.
+    The module that their environment names is imported, and its arguments and wrappers are used.
+    Without this flag, only registered environments are used."""
     progress_bar: bool = True
     """Show a progress bar."""
     sb3: SB3Files = field(default_factory=SB3Files)
-    """Agents that Stable-Baselines3 saved, beside those of runs. Their files hold code, see --sb3.trust."""
+    """Agents saved by Stable-Baselines3, in addition to those of runs. Their files contain code."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where tensors live; auto takes the GPU if there is one."""
+    """Device of the tensors. "auto" selects the GPU if there is one."""
 
     def prepare(self) -> Callable[[], None]:
-        """See `Command`."""
+        """Check the options, load the agents, and return the recording to run."""
         from rlxf.collection.stored import stored_space
         from rlxf.collection.writing import check_new
         from rlxf.training import RunFolder
@@ -76,7 +79,7 @@ class Collect:
         self.sb3.check()
         runs = [RunFolder.open(path) for path in self.runs]
         env = self._env(runs)
-        stored_space(env.observation_space)  # refuses what no dataset keeps
+        stored_space(env.observation_space)  # raises if datasets cannot store it
         return partial(self._collect, self._skills(runs, env), env)
 
     def _env(self, runs: list["RunFolder"]) -> "VecEnv":
@@ -87,7 +90,7 @@ class Collect:
             return make_env(runs[0], self.env, self.env_kwargs, n_envs, self.trust)
         if self.env is None:
             raise ValueError(
-                "there is no task: give the folder of a run, or --env for random play and --sb3.files"
+                "no environment given: pass the folder of a run, or --env for random actions and --sb3.files"
             )
         return Task(env=self.env, env_kwargs=self.env_kwargs).make(n_envs, None)
 

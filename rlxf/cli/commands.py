@@ -1,4 +1,7 @@
-"""The closed table of commands. What it names is imported when it is asked for: help comes quickly."""
+"""Table of all commands.
+
+The module of a command is imported only when the command is given, so that help appears quickly.
+"""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -15,31 +18,31 @@ COMMANDS = {
     "datasets": "rlxf.cli.datasets:Datasets",
     "techniques": "rlxf.cli.techniques:Techniques",
 }
-"""Words of a command -> the dataclass of its options."""
+"""Words of a command -> import path of the dataclass of its options."""
 
 SUMMARIES = {
     "train": "Train an agent.",
     "train gtrxl": "Train a Gated Transformer-XL with PPO on a Gymnasium task.",
     "train dt": "Train a Decision Transformer on Minari datasets.",
-    "resume": "Go on with a run that was cut off.",
-    "evaluate": "Play whole episodes with the agent of a run and report its returns.",
-    "pretrain": "Learn to tell masked tokens of trajectories, for agents to begin with.",
-    "distill": "Let a small agent learn from that of a run.",
-    "calibrate": "Find how early the agent of a run may leave, and keep it so.",
-    "collect": "Record agents or random play into a Minari dataset.",
+    "resume": "Resume an interrupted run.",
+    "evaluate": "Evaluate the agent of a run over whole episodes.",
+    "pretrain": "Pretrain weights by masked token prediction on trajectories.",
+    "distill": "Distill the agent of a run into a smaller student.",
+    "calibrate": "Calibrate the early-exit threshold of the agent of a run.",
+    "collect": "Record agents or a random policy into a Minari dataset.",
     "datasets": "List the Minari datasets on this machine.",
-    "techniques": "List what a transformer can be made of.",
+    "techniques": "List the techniques that a transformer can be built from.",
 }
-"""What the overviews say of each word."""
+"""Words of a command or group -> its line in the overview of commands."""
 
 
 class Command(Protocol):
-    """The options of a command, read from the command line."""
+    """Options of a command, parsed from the command line."""
 
     def prepare(self) -> Callable[[], None]:
-        """Check and build all that was asked for; gives what is left to do.
+        """Check the options, build all objects, and return the function that does the work.
 
         Raises:
-            ValueError, TypeError, OSError: if that cannot be had; the message is for the user.
+            ValueError, TypeError, OSError: if an option is invalid; the message is shown to the user.
         """
         ...

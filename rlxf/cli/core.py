@@ -1,4 +1,4 @@
-"""The options of the transformer: its techniques by name, with the options of those that are chosen."""
+"""Options of the transformer: its techniques by name, and the options of each chosen technique."""
 
 import re
 import warnings
@@ -26,28 +26,30 @@ from rlxf.cli.questions import QUESTIONS
 from rlxf.cli.technique_names import CHOOSABLE, FITTING, NONE, described, find, named, read
 
 SIZES = {
-    "width": "Features of a token. 64 for small observations, 128 to 384 for images and rich tasks.",
-    "layers": "Number of layers. With each, what is remembered reaches as far back again.",
-    "heads": "Attention heads; must divide the width.",
-    "feed_forward": "Features inside the feed-forward sublayer; None is 4 times the width.",
-    "feed_forward_chunk": "Tokens thought through at a time, to save memory in long segments; None for all.",
-    "norm": "Layer norm before each sublayer (pre) or behind it (post).",
-    "final_norm": "One more layer norm at the top.",
-    "activation": "Of the feed-forward sublayer.",
-    "dropout": "Probability of dropping a weight or a feature in training. PPO takes 0 only.",
+    "width": "Model width: features per token. 64 suits small observations, 128 to 384 images.",
+    "layers": "Number of layers. Each layer extends the reach of the memory by the memory length.",
+    "heads": "Number of attention heads. It must divide the width.",
+    "feed_forward": "Hidden features of the feed-forward sublayer. None means 4 times the width.",
+    "feed_forward_chunk": "Tokens per chunk of the feed-forward sublayer, to save memory. None means all.",
+    "norm": "Position of the layer norm: before each sublayer (pre) or after it (post).",
+    "final_norm": "Apply a final layer norm to the output.",
+    "activation": "Activation function of the feed-forward sublayer.",
+    "dropout": "Dropout probability of attention weights and features. It must be 0 for PPO.",
 }
-"""What is said of each choice that is no technique. Agents are causal and look at no other context."""
+"""Help texts of the fields of `TransformerSpec` that are not techniques. Agents fix the remaining fields:
+they are causal and have no cross-attention."""
 
 
 OTHER_POSITIONS = (RoPE(), Sinusoidal(), ALiBi(), None)
-"""Positions to choose, in this order, if the default one is incompatible with the other choices."""
+"""Position techniques to try, in this order, if the default is incompatible with the other choices."""
 
 
 def core_registry(args: Sequence[str]) -> ConstructorRegistry:
-    """How tyro reads a `TransformerSpec`, with the options of the techniques that ``args`` name.
+    """Return the tyro registry that parses a `TransformerSpec`.
 
-    ``--core.residual gru-gate --core.residual.bias 1``: which options there are depends on the name. A JSON
-    object, ``--core.pattern '{"name": "Window", "size": 9}'``, has its options inside.
+    The available options depend on the techniques named in ``args``: ``--core.residual.bias 1`` needs
+    ``--core.residual gru-gate``. A JSON object contains its options:
+    ``--core.pattern '{"name": "Window", "size": 9}'``.
     """
     registry = ConstructorRegistry()
     registry.struct_rule(partial(_spec_rule, named(args), _names_position(args)))
@@ -55,31 +57,36 @@ def core_registry(args: Sequence[str]) -> ConstructorRegistry:
 
 
 def within(memory: Memory | None, pattern: Pattern) -> Pattern:
-    """What the pattern shows of a token itself and of what memory holds, wherever in its segment that is."""
+    """Return the pattern, bounded to the length of the memory if it reaches farther back.
+
+    Tokens then see the same keys at every position of a segment.
+    """
     if memory is None or memory.shows(pattern).reach <= memory.length:
         return pattern
     return bounded(pattern, memory.length)
 
 
-def narrowed(memory: Memory | None, asked: Pattern) -> Pattern:
-    """`within`.
+def narrowed(memory: Memory | None, requested: Pattern) -> Pattern:
+    """Return the requested pattern, bounded by `within`.
 
     Warns:
-        UserWarning: if that is less than was asked for.
+        UserWarning: if the pattern is bounded.
     """
-    pattern = within(memory, asked)
-    if pattern != asked:
-        farther = "a longer memory" if asked.reach >= UNLIMITED else f"--core.memory.length {asked.reach}"
+    pattern = within(memory, requested)
+    if pattern != requested:
+        longer = (
+            "a longer memory" if requested.reach >= UNLIMITED else f"--core.memory.length {requested.reach}"
+        )
         warnings.warn(
-            f"pattern {asked} sees farther back than memory {memory} remembers, so steps and segments would "
-            f"differ; it is cut to {pattern}. To see farther, give {farther}",
+            f"pattern {requested} reaches farther back than memory {memory}, so that single steps and "
+            f"segments would differ; it is bounded to {pattern}. To keep its reach, use {longer}",
             stacklevel=2,
         )
     return pattern
 
 
 def _names_position(args: Sequence[str]) -> bool:
-    """True if the position or one of its options is given."""
+    """Return whether the position or one of its options is given."""
     return any(re.match(r"--(no-)?core\.position([.=]|$)", word.lower()) for word in args)
 
 
@@ -98,19 +105,19 @@ def _spec_rule(
 
 
 def _axis(axis: str, default: Any, name: str | None) -> Iterator[StructFieldSpec]:
-    """The choice of a technique, and the options of the one that is named, or else of the default."""
-    usual = FITTING if axis == "pattern" else NONE if default is None else type(default).__name__
-    of = "Of these, or several joined by & and |:" if axis in JOINTS else "One of"
-    told = f"{QUESTIONS[axis].capitalize()} {of} {', '.join(CHOOSABLE[axis])}."
-    yield StructFieldSpec(axis, _name_type(axis), usual, told)
-    technique = TECHNIQUES[axis].get(name or usual)
+    """Yield the field that chooses a technique, and the options of the named or the default technique."""
+    default_name = FITTING if axis == "pattern" else NONE if default is None else type(default).__name__
+    of = "One of the following, or several joined by & and |:" if axis in JOINTS else "One of"
+    description = f"{QUESTIONS[axis].capitalize()} {of} {', '.join(CHOOSABLE[axis])}."
+    yield StructFieldSpec(axis, _name_type(axis), default_name, description)
+    technique = TECHNIQUES[axis].get(name or default_name)
     if technique is not None and fields(technique):
         options = default if type(default) is technique else technique()
         yield StructFieldSpec(_options(axis), _within(axis, technique), options)
 
 
 def _name_type(axis: str) -> Any:
-    """A str that names a technique of the axis, or a technique that was described."""
+    """Return the type of an option that takes the name or the JSON description of a technique."""
     spec = PrimitiveConstructorSpec(
         nargs=1,
         metavar="NAME",
@@ -122,7 +129,7 @@ def _name_type(axis: str) -> Any:
 
 
 def _within(axis: str, technique: type) -> Any:
-    """The technique, whose options begin with ``--core.AXIS.``"""
+    """Return the technique annotated so that its options begin with ``--core.AXIS.``"""
     return Annotated[technique, arg(name=axis)]
 
 
@@ -131,10 +138,10 @@ def _options(axis: str) -> str:
 
 
 def with_some_position(**choices: Any) -> TransformerSpec:
-    """Build the spec of these choices, with another position if the default one is incompatible.
+    """Build the spec of these choices, with another position if the default is incompatible.
 
     Raises:
-        ValueError: if no position is compatible; with the message for the default one.
+        ValueError: if no position is compatible; the message is that of the default position.
 
     Warns:
         UserWarning: if a position other than the default is chosen.
@@ -146,8 +153,8 @@ def with_some_position(**choices: Any) -> TransformerSpec:
             with suppress(ValueError):
                 spec = TransformerSpec(**choices | {"position": position})
                 warnings.warn(
-                    f"the default position does not go with the other choices: {refusal}; it is {position} "
-                    f"instead. To choose another one, give --core.position",
+                    f"the default position is incompatible with the other choices: {refusal}; {position} is "
+                    f"used instead. To choose another one, pass --core.position",
                     stacklevel=2,
                 )
                 return spec
@@ -157,9 +164,9 @@ def with_some_position(**choices: Any) -> TransformerSpec:
 def _build(join: Callable[..., TransformerSpec], **values: Any) -> TransformerSpec:
     chosen = {axis: _technique(axis, values) for axis in TECHNIQUES if values[axis] != FITTING}
     sizes = {name: values[name] for name in SIZES}
-    asked = chosen.pop("pattern", None)
+    requested = chosen.pop("pattern", None)
     memory = chosen["memory"]
-    pattern = within(memory, Full()) if asked is None else narrowed(memory, asked)
+    pattern = within(memory, Full()) if requested is None else narrowed(memory, requested)
     return join(**sizes, pattern=pattern, **chosen)
 
 

@@ -1,4 +1,4 @@
-"""Numbers that several commands take: how counts are written, and what is allowed."""
+"""Parsing and validation of numeric options that several commands share."""
 
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
@@ -8,11 +8,13 @@ from typing import Annotated, Any
 from tyro.constructors import PrimitiveConstructorSpec
 
 DIGITS = 18
-"""Largest power of ten of a count: 10**18 is more than the steps of any training."""
+"""Largest exponent of ten of a count; 10**18 exceeds the steps of any training."""
 
 
 class NotACountError(Exception):
-    """An argument that is no whole number. (tyro frames a ValueError with a page of help.)
+    """Error for an argument that is not a whole number.
+
+    It is not a ValueError, because tyro prints the whole help text next to a ValueError.
 
     Args:
         text: the argument.
@@ -23,17 +25,17 @@ class NotACountError(Exception):
         self.text = text
 
     def message(self, args: Sequence[str]) -> str:
-        """The message, with the option among ``args`` that the text belongs to."""
+        """Return the message, prefixed with the option in ``args`` that has this value."""
         options = [args[place - 1] for place, word in enumerate(args) if place and word == self.text]
         options += [word.partition("=")[0] for word in args if word.endswith(f"={self.text}")]
         return f"{options[0] if options else 'a count'} {self}"
 
 
 def whole_number(text: str) -> int:
-    """Parse the whole number that a text such as ``100000``, ``100_000``, ``1e5`` or ``1.5e3`` stands for.
+    """Parse a whole number such as ``100000``, ``100_000``, ``1e5`` or ``1.5e3``.
 
     Raises:
-        NotACountError: if it is no number, has a fraction, or is 10**19 or more.
+        NotACountError: if the text is not a number, has a fractional part, or is 10**19 or more.
     """
     try:
         number = Decimal(text)
@@ -45,7 +47,7 @@ def whole_number(text: str) -> int:
 
 
 def _read(words: list[str]) -> int:
-    if words == ["None"]:  # an optional count: tyro accepts None
+    if words == ["None"]:  # tyro then tries the None of an optional count
         raise ValueError(words[0])
     return whole_number(words[0])
 
@@ -60,7 +62,7 @@ Count = Annotated[
         str_from_instance=lambda number: [str(number)],
     ),
 ]
-"""Type of an option that counts something: `whole_number` reads it."""
+"""Type of an option that is a count; it is parsed by `whole_number`."""
 
 
 def check_counts(options: Any, *names: str) -> None:
@@ -72,7 +74,7 @@ def check_counts(options: Any, *names: str) -> None:
 
 
 def check_from_zero(options: Any, *names: str) -> None:
-    """Raise ValueError unless each of these options is None, or finite and at least 0."""
+    """Raise ValueError unless each of these options is None, or is finite and at least 0."""
     for name in names:
         value = getattr(options, name)
         if value is not None and not 0 <= value < inf:

@@ -1,4 +1,4 @@
-"""The table of Minari datasets that commands show."""
+"""Table of Minari datasets."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,10 +17,10 @@ NUMBERS = ("steps", "episodes", "return: min", "mean", "max", "MB")
 
 
 def show_summaries(title: str, summaries: "Sequence[DatasetSummary]") -> None:
-    """Print a row for each dataset, without line breaks inside ids, so that they can be copied.
+    """Print one row per dataset. Ids are never wrapped, so that they can be copied.
 
-    A terminal that is wide enough shows a frame. A file, a pipe and a narrow terminal get the title and plain
-    columns, each dataset on one line that begins with its id.
+    The table has a frame if the output is a terminal that is wide enough. Otherwise the title and plain
+    columns are printed, with one line per dataset that begins with its id.
     """
     console = Console(markup=False, highlight=False)
     framed = _table(summaries, HEAVY_HEAD, title=title)
@@ -31,7 +31,10 @@ def show_summaries(title: str, summaries: "Sequence[DatasetSummary]") -> None:
 
 
 def row(summary: "DatasetSummary") -> list[str]:
-    """One dataset, a text for each of `TEXTS` and `NUMBERS`, and (JPEG) where that is how its images are."""
+    """Return the cells of a dataset, one for each of `TEXTS` and `NUMBERS`.
+
+    "(JPEG)" follows the environment if images are stored with lossy compression.
+    """
     returns = (summary.returns.min(), summary.returns.mean(), summary.returns.max())
     return [
         summary.id,

@@ -1,4 +1,4 @@
-"""``rlxf datasets``: what there is to learn from."""
+"""``rlxf datasets``: list the Minari datasets on this machine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,34 +9,35 @@ from rlxf.cli.screen import show
 
 @dataclass(frozen=True)
 class Datasets:
-    """List the Minari datasets on this machine, with their steps, episodes and returns.
+    """List the Minari datasets on this machine with their steps, episodes and returns.
 
-    They are in the folder MINARI_DATASETS_PATH, else in ~/.minari/datasets. To get one, record it with
-    "rlxf collect", or download one of Minari's: "rlxf train dt --dataset ID --download".
+    Datasets are stored in the folder MINARI_DATASETS_PATH, by default ~/.minari/datasets. Record a dataset
+    with "rlxf collect", or download one from Minari with "rlxf train dt --dataset ID --download".
 
-    JPEG beside the environment: its images were stored with loss, and differ from what the environment shows.
+    The mark "(JPEG)" means that images are stored with lossy compression, and differ from those of the
+    environment.
 
     Example: rlxf datasets
     """
 
     def prepare(self) -> Callable[[], None]:
-        """See `Command`."""
+        """Return `show_datasets`."""
         return show_datasets
 
 
 def show_datasets() -> None:
-    """Print a row for each dataset, and below them what is wrong with those that cannot be read."""
+    """Print one row per dataset, followed by the errors of datasets that cannot be read."""
     from rlxf.envs.trajectories import DatasetError, local_folder, local_ids, summarize
 
-    summaries, faults = [], []
+    summaries, errors = [], []
     for dataset_id in local_ids():
         try:
             summaries.append(summarize(dataset_id))
         except DatasetError as error:
-            faults.append(f"{dataset_id} cannot be read: {error}")
+            errors.append(f"{dataset_id} cannot be read: {error}")
     if summaries:
         show_summaries(f"datasets in {local_folder()}", summaries)
     else:
-        show(f"no datasets in {local_folder()}; rlxf collect records one, minari download ID fetches one")
-    for fault in faults:
-        show(fault)
+        show(f"no datasets in {local_folder()}; record one with rlxf collect, or run minari download ID")
+    for error_text in errors:
+        show(error_text)

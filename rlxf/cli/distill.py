@@ -1,4 +1,4 @@
-"""``rlxf distill``: a small agent learns from that of a run, and is kept in a folder of its own."""
+"""``rlxf distill``: distill the agent of a run into a smaller student, saved as a new run."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -31,10 +31,10 @@ from rlxf.training.joining import here
 
 @dataclass(frozen=True, kw_only=True)
 class Distill:
-    """Let a small agent learn from that of a run, and keep it in a new folder.
+    """Distill the agent of a run into a smaller student, and save the student in a new folder.
 
-    The student has the teacher's techniques and settings, and the sizes that are given here. It learns where
-    the teacher did: from the same datasets, or in the same task. "rlxf evaluate" plays with either.
+    The student has the techniques and settings of its teacher, except for the sizes given here. It trains on
+    the same datasets or in the same task as the teacher did. "rlxf evaluate" evaluates it as any other run.
 
     Example: rlxf distill runs/gtrxl-rlxf-TMaze-v0-0 --steps 20000 --layers 1
     """
@@ -42,45 +42,47 @@ class Distill:
     teacher: Positional[Path]
     """Folder of the teacher's run."""
     steps: Count = 100_000
-    """Updates of a Decision Transformer; of a GTrXLPPO steps in its environments, over all of them."""
+    """Number of updates of a Decision Transformer, or of environment steps of a GTrXLPPO."""
     width: Count | None = None
-    """Features of a token; None is half of the teacher's."""
+    """Model width: features per token. None means half of the teacher's."""
     layers: Count | None = None
-    """Number of layers; None is the teacher's. Fewer make it act faster."""
+    """Number of layers. None means that of the teacher. Fewer layers act faster."""
     heads: Count | None = None
-    """Attention heads; None is the teacher's."""
+    """Number of attention heads. None means that of the teacher."""
     temperature: float = 2.0
-    """At which distributions are compared; 1 is as they act."""
+    """Softmax temperature of the compared action distributions. 1 means the distributions of the agents."""
     hidden_coef: float = 1.0
-    """Weight of the likeness of hidden states; 0 for none."""
+    """Coefficient of the loss between hidden states. 0 turns it off."""
     actor: Literal["student", "teacher"] = "student"
-    """Who plays while a GTrXLPPO learns. A Decision Transformer learns from data: nobody plays."""
+    """Agent that acts in the environments of a GTrXLPPO. It does not apply to Decision Transformers."""
     seed: int = 0
-    """Of weights, windows, actions and environments: the same seed gives the same run on one machine."""
+    """Seed of weights, windows, actions and environments. Equal seeds give equal runs on one machine."""
     run: Path | None = None
-    """The new folder; None is that of the teacher with "-student" behind. An existing one is refused."""
+    """New folder of the run. None means the folder of the teacher with the suffix "-student".
+    It must not exist."""
     trust: bool = False
-    """Trust the authors of the run and its data: the module that their environment names is imported, and its
-    arguments and wrappers are used. Without this flag only registered environments are used."""
+    """Trust the authors of the run and of its data.
+    The module that their environment names is imported, and its arguments and wrappers are used.
+    Without this flag, only registered environments are used."""
     progress_bar: bool = True
-    """Show progress: steps, returns and losses every few seconds."""
+    """Show steps, returns and losses every few seconds."""
     quiet: bool = False
-    """Print warnings, errors and the final result only: neither the settings nor progress."""
+    """Print only warnings, errors and the final result, without settings and progress."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where tensors live; auto takes the GPU if there is one."""
+    """Device of the tensors. "auto" selects the GPU if there is one."""
 
     def prepare(self) -> Callable[[], None]:
-        """See `Command`."""
+        """Load the teacher, build the student, create the run, and return the training to run."""
         join_others()
         here().check_alone("rlxf distill")
         check_counts(self, "steps", "width", "layers", "heads")
         if self._path.exists():
             raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")
         distillation = Distillation(self.temperature, self.hidden_coef)
-        taught = RunFolder.open(self.teacher)
-        teacher, student = (self._offline if agent_name(taught) == OFFLINE else self._online)(taught)
+        source = RunFolder.open(self.teacher)
+        teacher, student = (self._offline if agent_name(source) == OFFLINE else self._online)(source)
         check_teaches_by_itself(teacher.memory)
-        run = RunFolder.create(self._path, self._config(taught, student))
+        run = RunFolder.create(self._path, self._config(source, student))
         student.set_logger(run.make_logger())
         return partial(self._train, teacher, student, distillation, run)
 
@@ -88,37 +90,37 @@ class Distill:
     def _path(self) -> Path:
         return self.teacher.with_name(f"{self.teacher.name}-student") if self.run is None else self.run
 
-    def _offline(self, taught: RunFolder) -> tuple[Agent, Agent]:
-        """The teacher, and a student of the same data."""
+    def _offline(self, source: RunFolder) -> tuple[Agent, Agent]:
+        """Return the teacher, and a student on the same datasets."""
         if self.actor != "student":
             raise ValueError(
-                f"actor says who plays, got {self.actor}: a Decision Transformer learns from data, where "
-                f"nobody plays"
+                f"--actor applies to GTrXLPPO only, got {self.actor}: a Decision Transformer is trained on "
+                f"datasets, without environments"
             )
-        teacher = DecisionTransformer.load(taught.checkpoint, device=self.device)
+        teacher = DecisionTransformer.load(source.checkpoint, device=self.device)
         settings = offline_checkpoint.constructor_settings(teacher) | self._own(teacher.core)
-        return teacher, DecisionTransformer(taught.config["dataset"], device=self.device, **settings)
+        return teacher, DecisionTransformer(source.config["dataset"], device=self.device, **settings)
 
-    def _online(self, taught: RunFolder) -> tuple[Agent, Agent]:
-        """The teacher, and a student in environments of the same task, which show what the teacher knows."""
-        n_envs = taught.config["n_envs"]
-        env = Task.of_run(taught.config, None, {}, self.trust).make(n_envs, self.seed)
-        teacher = load_agent(taught, env, taught.checkpoint, self.device)
+    def _online(self, source: RunFolder) -> tuple[Agent, Agent]:
+        """Return the teacher, and a student in environments with the same task and normalization."""
+        n_envs = source.config["n_envs"]
+        env = Task.of_run(source.config, None, {}, self.trust).make(n_envs, self.seed)
+        teacher = load_agent(source, env, source.checkpoint, self.device)
         assert isinstance(teacher, GTrXLPPO)
         settings = online_checkpoint.constructor_settings(teacher) | self._own(teacher.core)
         return teacher, GTrXLPPO(type(teacher.policy), teacher.env, device=self.device, **settings)
 
     def _own(self, core: TransformerSpec) -> dict[str, Any]:
-        """What the student has of its own."""
-        asked = {name: getattr(self, name) for name in ("width", "layers", "heads")}
-        given = {name: size for name, size in asked.items() if size is not None}
+        """Return the constructor arguments that differ from those of the teacher."""
+        sizes = {name: getattr(self, name) for name in ("width", "layers", "heads")}
+        given = {name: size for name, size in sizes.items() if size is not None}
         small = replace(core, feed_forward=None, **({"width": core.width // 2} | given))
         return {"core": small, "seed": self.seed}
 
-    def _config(self, taught: RunFolder, student: Agent) -> dict[str, Any]:
-        """That of the teacher's run, with what is other here."""
+    def _config(self, source: RunFolder, student: Agent) -> dict[str, Any]:
+        """Return the configuration of the teacher's run, updated with the options of the student."""
         own = {name: getattr(self, name) for name in ("steps", "temperature", "hidden_coef", "actor", "seed")}
-        return taught.config | own | {"teacher": str(self.teacher), "core": student.core.to_dict()}
+        return source.config | own | {"teacher": str(self.teacher), "core": student.core.to_dict()}
 
     def _train(self, teacher: Any, student: Any, distillation: Distillation, run: RunFolder) -> None:
         if not self.quiet:
@@ -128,8 +130,8 @@ class Distill:
         unit, figures = (
             ("steps", ONLINE_FIGURES | OFFLINE_FIGURES) if online else ("updates", OFFLINE_FIGURES)
         )
-        shown = self.progress_bar and not self.quiet
-        with naming(run), closing(student.logger), progress(shown, unit, self.steps, figures) as callbacks:
+        verbose = self.progress_bar and not self.quiet
+        with naming(run), closing(student.logger), progress(verbose, unit, self.steps, figures) as callbacks:
             try:
                 student.learn_from(teacher, self.steps, distillation, callback=callbacks, **actor)
             finally:

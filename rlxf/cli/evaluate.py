@@ -1,4 +1,4 @@
-"""``rlxf evaluate``: play episodes with the agent of a run."""
+"""``rlxf evaluate``: evaluate the agent of a run."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Play whole episodes with the agent of a run and report its returns.
+    """Evaluate the agent of a run over whole episodes, and report its returns.
 
-    If a best checkpoint was chosen while it learned, it plays too, and is reported beside the last one. The
-    numbers also go to TensorBoard, in the folders "evaluation" and "evaluation-best" of the run. So does the
-    picture of what was asked for and what was reached, if there are several target returns: targets.png.
+    The best checkpoint of the training is evaluated, too, if there is one. The results are also written to
+    TensorBoard, in the subfolders "evaluation" and "evaluation-best" of the run. With several target returns,
+    targets.png there plots the achieved returns against the requested ones.
 
     Example: rlxf evaluate runs/gtrxl-rlxf-TMaze-v0-0 --episodes 500
     """
@@ -35,36 +35,40 @@ class Evaluate:
     run: Positional[Path]
     """Folder of the run."""
     checkpoint: Literal["last", "best", "all"] = "all"
-    """Which agent plays: the last one, the best one of the evaluations during training, or both."""
+    """Checkpoint to evaluate: the last one, the best one of the training, or both."""
     episodes: Count = 200
-    """Number of episodes: 200 resolve a success rate to about 0.07."""
+    """Number of episodes. With 200, the 95 % confidence interval of a success rate is at most +-0.07."""
     env: str | None = None
-    """Gymnasium id of another task with the same spaces; None is the one trained on, or that of the data. An
-    id that is given drops the arguments of the run; the environment of the data keeps those of the data."""
+    """Gymnasium id of another environment with the same spaces.
+    None means that of the training, or of the training data.
+    With an id, the arguments of the run are not used; the environment of the data keeps its own."""
     env_kwargs: Json = field(default_factory=dict)
-    """Arguments of the environment as a JSON object; without --env they change those of the run."""
+    """Arguments of the environment as a JSON object. Without --env they update those of the run."""
     deterministic: bool = True
     """Take the most likely action instead of a sample."""
     n_envs: Count = 32
-    """Environments side by side, at most one per episode."""
+    """Number of parallel environments, at most one per episode."""
     target_returns: tuple[float, ...] = ()
-    """Returns to ask a Decision Transformer for, in the same episodes; none: the highest in its data."""
+    """Target returns for a Decision Transformer, each evaluated on the same episodes.
+    By default the target is the largest return in its training data."""
     remember: tuple[str, ...] = ()
-    """Minari ids of trajectories that the agent acts by, too, without learning from them."""
+    """Minari ids of datasets that serve as a kNN datastore. The weights do not change."""
     head: str | None = None
-    """How it reads them: knn-lm or spalm, or JSON like {"name": "KNNLM", "k": 8}; None is knn-lm."""
+    """Output head that reads the datastore: knn-lm, spalm, or JSON like {"name": "KNNLM", "k": 8}.
+    None means knn-lm."""
     seed: int = 1_000_000
-    """Of the environments; far from the seeds one trains with, so that generated levels are new."""
+    """Seed of the environments. The default differs from usual training seeds, so that levels are new."""
     trust: bool = False
-    """Trust the authors of the run and its data: the module that their environment names is imported, and its
-    arguments and wrappers are used. Without this flag only registered environments are used."""
+    """Trust the authors of the run and of its data.
+    The module that their environment names is imported, and its arguments and wrappers are used.
+    Without this flag, only registered environments are used."""
     progress_bar: bool = True
     """Show a progress bar."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where tensors live; auto takes the GPU if there is one."""
+    """Device of the tensors. "auto" selects the GPU if there is one."""
 
     def prepare(self) -> Callable[[], None]:
-        """See `Command`."""
+        """Load the agents, make the environments, and return the evaluation to run."""
         from rlxf.cli.checkpoints import chosen
         from rlxf.cli.players import load_agent, make_env, remembering, targets_of
         from rlxf.training import RunFolder

@@ -1,4 +1,7 @@
-"""Which job of torchrun began a run: it alone may go on in its folder unasked."""
+"""Identification of the torchrun job that started a run.
+
+Only this job continues the run in its folder when torchrun restarts its processes.
+"""
 
 import os
 import socket
@@ -13,22 +16,22 @@ from rlxf.training.plain_json import dump_json, load_json
 
 ID = "TORCHELASTIC_RUN_ID"
 FILE = "torchrun.json"
-"""Beside the ``config.json`` of a run, which is the same however it is started."""
+"""Name of the marker file in the folder of a run. ``config.json`` does not depend on torchrun."""
 UNKNOWN = ""
-"""The agent where the machine does not tell when a process began: no folder is known by it."""
+"""Agent on systems that do not report the start time of a process; it matches no marker."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job of torchrun, through all starts of its processes.
+    """Job of torchrun, which stays the same when torchrun restarts its worker processes.
 
-    Its id does not tell one job from the next: ``--rdzv-id`` gives it, and may give it twice. So its agents
-    count too, the processes of torchrun itself, one on each machine. They may come and go, but as long as the
-    job lives one that was there before is still there.
+    The job id is not unique, because it is set with ``--rdzv-id``. Jobs are therefore compared by their
+    agents, too: the processes of torchrun itself, one per machine. Agents may join and leave, but two
+    successive starts of a job have at least one agent in common.
 
     Args:
-        name: its id.
-        agents: one for each process of the training.
+        name: job id.
+        agents: host, process id and start time of each agent.
     """
 
     name: str
@@ -36,36 +39,37 @@ class Job:
 
     @classmethod
     def at_hand(cls) -> Self | None:
-        """That which started this process and those that it has joined; None without torchrun."""
+        """Return the job that started the processes of this group; None without torchrun."""
         name = os.environ.get(ID)
         if name is None:
             return None
-        all_of_them = here().gathered_archives(Archive({"agent": _agent()}, {}))
-        return cls(name, frozenset(each.documents["agent"] for each in all_of_them) - {UNKNOWN})
+        archives = here().gathered_archives(Archive({"agent": _agent()}, {}))
+        return cls(name, frozenset(archive.documents["agent"] for archive in archives) - {UNKNOWN})
 
     def began(self, run: Path) -> bool:
-        """Whether the folder of a run is one that this job has marked."""
+        """Return whether this job wrote the marker file in the folder of a run."""
         if not (run / FILE).is_file():
             return False
-        marked = load_json((run / FILE).read_bytes())
-        if not isinstance(marked, dict) or not isinstance(marked.get("agents"), list):
+        marker = load_json((run / FILE).read_bytes())
+        if not isinstance(marker, dict) or not isinstance(marker.get("agents"), list):
             return False
-        return marked.get("name") == self.name and any(each in marked["agents"] for each in self.agents)
+        return marker.get("name") == self.name and any(agent in marker["agents"] for agent in self.agents)
 
     def mark(self, run: Path) -> None:
-        """Say in the folder of a run whose it is.
+        """Write the marker file of this job into the folder of a run.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: if the file cannot be written.
         """
         text = dump_json({"name": self.name, "agents": sorted(self.agents)}, indent=2)
         atomic_write(run / FILE, lambda handle: handle.write(text))
 
 
 def _agent() -> str:
-    """The process of torchrun that started this one; with the moment, as numbers of processes come again.
+    """Return host, process id and start time of the torchrun process that started this one.
 
-    That is in clock ticks of its machine (proc(5), starttime).
+    The start time is in clock ticks since boot (proc(5), starttime). It is needed because process ids are
+    reused.
     """
     stat = Path(f"/proc/{os.getppid()}/stat")
     if not stat.is_file():

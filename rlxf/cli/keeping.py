@@ -1,4 +1,4 @@
-"""What was learned goes into the folder of its run."""
+"""Saving of the agent at the end of a training, and errors that name the run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,21 +15,21 @@ from rlxf.training.joining import here
 
 @contextmanager
 def naming(run: RunFolder) -> Iterator[None]:
-    """Where a disk, an environment or the numbers fail amid a run, say which, and how it goes on if it can.
+    """Add the folder of the run, and how to resume it, to errors of the disk, environments and numerics.
 
-    If a signal ends it before anything was saved, its folder is removed.
+    The folder is removed if a signal ends the process before anything was saved.
 
     Raises:
-        OSError: in place of one that was raised.
-        SystemExit: with 2 and one line, in place of a value that is not finite, or a file that it cannot go
-            on from.
+        OSError: replaces an `OSError`.
+        SystemExit: with status 2 and one line, replaces errors for values that are not finite and for files
+            from which the run cannot be resumed.
     """
     try:
         yield
     except OSError as error:
-        raise OSError(_broken_off(run, error)) from error
+        raise OSError(_failure(run, error)) from error
     except (FaultyEnvironmentError, NumericalError) as error:
-        leave(_broken_off(run, error), 2)
+        leave(_failure(run, error), 2)
     except (CheckpointError, ResumeError) as error:
         leave(str(error), 2)
     except (Ended, KeyboardInterrupt):
@@ -43,20 +43,20 @@ def naming(run: RunFolder) -> Iterator[None]:
         raise
 
 
-def _broken_off(run: RunFolder, error: Exception) -> str:
-    ways = {
-        f"go on with: rlxf resume {run.path}{trust_option(run.config)}": bool(run.checkpoints.files()),
-        f"begin anew from its weights, with --pretrained {run.path}": run.checkpoint.is_file(),
+def _failure(run: RunFolder, error: Exception) -> str:
+    remedies = {
+        f"resume with: rlxf resume {run.path}{trust_option(run.config)}": bool(run.checkpoints.files()),
+        f"start a new run from its weights with --pretrained {run.path}": run.checkpoint.is_file(),
     }
-    how = ", or ".join(way for way, open_ in ways.items() if open_)
-    return f"the run in {run.path} broke off: {error}.{how and f' Mend that, and {how}'}"
+    advice = ", or ".join(remedy for remedy, available in remedies.items() if available)
+    return f"the run in {run.path} failed: {error}.{advice and f' Fix the cause, then {advice}'}"
 
 
 def keep(agent: BaseAlgorithm, run: RunFolder) -> None:
-    """Save what was learned. Without a single update that is nothing, and the run's folder goes.
+    """Save the agent and its normalization statistics. With several processes, only one of them saves.
 
-    A run that has checkpoints stays as it is then: it was not taken up, or stopped before its first update.
-    Of several processes one does that.
+    If the agent made no update, nothing is saved, and the folder of the run is removed. The folder stays if
+    it has checkpoints: loading them failed, or the resumed run was stopped before its first update.
     """
     if not here().writes:
         return
@@ -74,4 +74,4 @@ def _discard(agent: BaseAlgorithm, run: RunFolder) -> None:
     agent.logger.close()
     if not run.checkpoints.files():
         run.discard()
-        show(f"nothing was learned yet: {run.path} is removed")
+        show(f"no update was made: {run.path} is removed")

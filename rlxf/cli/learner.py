@@ -1,4 +1,4 @@
-"""The options of PPO."""
+"""Options of PPO."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -9,61 +9,65 @@ from rlxf.training import parse_schedule
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """PPO."""
+    """Options of PPO."""
 
     n_envs: Count = 32
-    """Environments side by side. More give steadier gradients and faster steps, and take more memory."""
+    """Number of parallel environments.
+    More environments give less noisy gradients and more steps per second, and use more memory."""
     n_steps: Count | None = None
-    """Steps of each environment between updates; a multiple of the segment length. None: as many as make
-    rollouts of at least 2048 steps, 64 with 32 environments."""
+    """Steps of each environment per rollout, a multiple of the segment length.
+    None means the smallest number for rollouts of at least 2048 steps: 64 with 32 environments."""
     segment_length: Count = 64
-    """Steps through which gradients flow: how far back the agent learns what to remember in one piece."""
+    """Length of training segments in steps. Gradients do not flow beyond the start of a segment."""
     batch_size: Count | None = None
-    """Steps in a minibatch; a multiple of the segment length. None: 256, or the next multiple of it."""
+    """Minibatch size in steps, a multiple of the segment length.
+    None means 256, rounded up to a multiple of the segment length."""
     n_epochs: Count = 6
-    """Passes over a rollout."""
+    """Number of epochs per rollout."""
     learning_rate: str = "linear:0.001:0"
-    """Adam's, a schedule: a number, linear:START:END[:FRACTION] or cosine:START:END, over the training. It
-    falls to 0, so that a solved task stays solved."""
+    """Learning rate of Adam over the training: NUMBER, linear:START:END[:FRACTION] or cosine:START:END.
+    The default decays to 0, so that the policy stops changing at the end."""
     gamma: float = 0.99
-    """Discount. Rewards more than 1 / (1 - gamma) steps ahead hardly count: 0.995 for long corridors."""
+    """Discount factor. The horizon is about 1 / (1 - gamma) steps; use 0.995 for long corridors."""
     gae_lambda: float = 0.95
-    """Lambda of generalised advantages: nearer to 1 is less biased and noisier."""
+    """Lambda of generalized advantage estimation. Values near 1 have less bias and more variance."""
     critic_lambda: float | None = None
-    """Lambda of the returns that values learn; None for gae_lambda. 1 suits episodes of hundreds of steps."""
+    """Lambda of the return targets of the value function. None means gae_lambda.
+    A value of 1 suits episodes of hundreds of steps."""
     clip_range: str = "0.2"
-    """How far the policy may move in one update, a schedule like the learning rate."""
+    """Clip range of the probability ratio, a schedule like the learning rate."""
     clip_range_vf: str | None = None
-    """Largest change of a value in one update, in units of the standard deviation of recent returns, a
-    schedule like the learning rate; None for no bound."""
+    """Clip range of the value function, in standard deviations of recent returns.
+    It is a schedule like the learning rate. None means no clipping."""
     normalize_advantage: bool = True
-    """Subtract the mean of a rollout's advantages and divide by their deviation."""
+    """Subtract the mean of a rollout's advantages and divide by their standard deviation."""
     ent_coef: str = "linear:0.03:0"
-    """Weight of the entropy, which keeps the agent trying; a schedule like the learning rate."""
+    """Coefficient of the entropy bonus, a schedule like the learning rate."""
     vf_coef: float = 0.5
-    """Weight of the value loss, measured in units of the variance of recent returns."""
+    """Coefficient of the value loss, which is divided by the variance of recent returns."""
     max_grad_norm: float = 0.5
-    """Largest norm of the gradient."""
+    """Maximum norm of the gradient; larger gradients are clipped."""
     target_kl: float | None = None
-    """End an update once the policy has moved 1.5 times as far; None for no bound."""
+    """Stop an update early when the approximate KL divergence exceeds 1.5 times this value.
+    None means no limit."""
     advantage_epsilon: float = 0.05
-    """Share of the standard deviation of recent returns that is added to that of advantages, which keeps
-    noise small after convergence."""
+    """Constant added to the standard deviation of advantages, in standard deviations of recent returns.
+    It keeps noise small after convergence."""
     previous_action: bool = True
-    """The action before is part of each step's input: observations alone do not tell what was done."""
+    """Add the previous action to the input of each step. Observations alone do not reveal it."""
     across_episodes: bool = False
-    """Memory outlasts the end of an episode, for tasks that stay the same for many: what was found out in one
-    is known in the next. --previous-transition shows what an episode ended with."""
+    """Keep the memory across episodes (RL^2), for tasks that stay the same over several episodes.
+    Add --previous-transition to show the agent the last step of the previous episode."""
     refresh: bool = False
-    """After each update, think of what is remembered anew, with the new weights: one more pass over as many
-    steps as layers times memory length."""
+    """Recompute the memory with the current weights after each update.
+    This costs one extra pass over (layers * memory length) steps per environment."""
     reconstruction_coef: float = 0.0
-    """Weight of the observation reconstruction loss; 0 for none. It helps where rewards are rare."""
+    """Coefficient of the observation reconstruction loss. 0 turns it off. It helps with sparse rewards."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where tensors live; auto takes the GPU if there is one."""
+    """Device of the tensors. "auto" selects the GPU if there is one."""
 
     def arguments(self) -> dict[str, Any]:
-        """These options as arguments of the agent."""
+        """Return these options as arguments of the agent."""
         schedules = ("learning_rate", "clip_range", "ent_coef")
         bound = None if self.clip_range_vf is None else parse_schedule(self.clip_range_vf)
         parsed = {name: parse_schedule(getattr(self, name)) for name in schedules}

@@ -1,4 +1,4 @@
-"""The options that say what TensorBoard shows beside curves."""
+"""Options of the attention maps, memory metrics, histograms and videos in TensorBoard."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,17 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Looks:
-    """What TensorBoard shows of the inside of an agent. The costs are small: two hundredths of the time."""
+    """Options of additional TensorBoard output. With the defaults it takes about 2 % of the training time."""
 
     attention_maps_every: Count | None = 100
-    """Rollouts from one picture of where each layer and head looks to the next; None for no picture."""
+    """Number of rollouts between images of the attention of each layer and head. None turns them off."""
     memory_every: Count | None = 10
-    """Rollouts from one measurement of what is taken of memory to the next; None for no measurement."""
+    """Number of rollouts between measurements of the attention to memory. None turns them off."""
     histograms_every: Count | None = 20
-    """Rollouts from histograms of weights, gradients, advantages ... to the next ones; None for none."""
+    """Number of rollouts between histograms, e.g. of weights and gradients. None turns them off."""
     videos: bool = True
-    """Film an episode at each evaluation, by default every tenth of the training, if the environment draws
-    pictures."""
+    """Record a video of an episode at each evaluation, if the environment renders images."""
 
     def check(self) -> None:
         """Raise ValueError unless each number is None or at least 1."""
@@ -33,7 +32,7 @@ class Looks:
 
     @contextmanager
     def callbacks(self, task: Task, every_steps: int) -> "Iterator[list[BaseCallback]]":
-        """What looks while the agent learns; a film every ``every_steps`` steps."""
+        """Yield the callbacks for these options; a video is recorded every ``every_steps`` steps."""
         from rlxf.agents.gtrxl.callbacks import AttentionMapCallback, HistogramCallback, MemoryCallback
 
         chosen: list[tuple[Callable[[int], BaseCallback], int | None]] = [
@@ -41,27 +40,30 @@ class Looks:
             (MemoryCallback, self.memory_every),
             (HistogramCallback, self.histograms_every),
         ]
-        looks = [callback(every) for callback, every in chosen if every is not None]
+        callbacks = [callback(every) for callback, every in chosen if every is not None]
         if not self.videos:
-            yield looks
+            yield callbacks
             return
-        with filmed(task, every_steps) as films:
-            yield looks + films
+        with filmed(task, every_steps) as video_callbacks:
+            yield callbacks + video_callbacks
 
 
 @contextmanager
 def filmed(task: Task, every_steps: int) -> "Iterator[list[BaseCallback]]":
-    """What films the task; nothing, and a line that says why, where it gives no pictures."""
+    """Yield the callback that records videos of the task.
+
+    If the environment cannot render images, print the reason and yield no callback.
+    """
     from rlxf.envs.make import make_env
     from rlxf.evaluation import VideoCallback
 
     kwargs = task.env_kwargs | {"render_mode": "rgb_array"}
-    films: list[BaseCallback] = []
-    with ExitStack() as opened:
+    callbacks: list[BaseCallback] = []
+    with ExitStack() as stack:
         try:
             env = make_env(task.env, kwargs, **task.shown)
-            opened.callback(env.close)
-            films.append(VideoCallback(env, every_steps))
-        except Exception as error:  # drivers, displays, packages that are not there: no reason not to train
-            show(" ".join(f"no videos: {task.env} gives no pictures: {error}".split()))
-        yield films
+            stack.callback(env.close)
+            callbacks.append(VideoCallback(env, every_steps))
+        except Exception as error:  # training does not need videos: a driver or package may be missing
+            show(" ".join(f"no videos: {task.env} cannot render images: {error}".split()))
+        yield callbacks

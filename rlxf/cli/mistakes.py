@@ -1,4 +1,4 @@
-"""What a user can mend is told in one line; a bug keeps its traceback."""
+"""Error reporting: errors that the user can fix are printed in one line; bugs keep their traceback."""
 
 import signal
 import sys
@@ -16,9 +16,9 @@ from rlxf.cli.screen import console, silence_output
 from rlxf.envs.errors import FaultyEnvironmentError
 
 BUILDING = (ValueError, TypeError, OSError, ImportError, NotImplementedError, gymnasium.error.Error)
-"""While what was asked for is checked and built, these say that it cannot be had."""
+"""Errors reported in one line while options are checked and objects built: the user gave invalid options."""
 WORKING = (FaultyEnvironmentError, OSError)
-"""Later, only these come from outside: an environment that gives NaN, a disk that is full."""
+"""Errors reported in one line later: those with an external cause, e.g. NaN observations or a full disk."""
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 """Signals that end any command, next to Ctrl-C."""
@@ -26,7 +26,7 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasat
 
 @contextmanager
 def in_one_line(*mistakes: type[Exception]) -> Iterator[None]:
-    """Leave with 2 on a mistake of the user, with 130 on Ctrl-C; anything else passes."""
+    """Report these errors in one line and exit with status 2; exit with 130 on Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
@@ -39,19 +39,20 @@ def in_one_line(*mistakes: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Tell each `UserWarning` in one line, once; Python shows all other warnings as ever."""
+    """Print each `UserWarning` in one line, and once. Other warnings are printed by Python as usual."""
     with warnings.catch_warnings():
-        warnings.showwarning = _Teller(warnings.showwarning)
+        warnings.showwarning = _WarningPrinter(warnings.showwarning)
         yield
 
 
 @contextmanager
 def closed_pipe_ends_quietly() -> Iterator[None]:
-    """Leave with status 141, as ``yes | head`` does, after the reader of the standard output has closed it.
+    """Exit with status 141 when the standard output is a closed pipe, as in ``yes | head``.
 
-    A training that prints there ends, too, and keeps its progress.
+    A training that prints ends, too, and its progress is saved.
     """
-    get_console().on_broken_pipe = silence_output  # type: ignore[method-assign]  # of bars of other packages
+    # Progress bars of other packages use rich's global console.
+    get_console().on_broken_pipe = silence_output  # type: ignore[method-assign]
     try:
         yield
     except BrokenPipeError:
@@ -61,7 +62,7 @@ def closed_pipe_ends_quietly() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Flush the output now: at the exit of Python a closed pipe would be reported."""
+    """Flush the standard output; otherwise Python reports a closed pipe when it exits."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -70,13 +71,13 @@ def _flush() -> None:
 
 @contextmanager
 def disk_errors_told_once() -> Iterator[None]:
-    """A thread that cannot write says nothing: whoever it writes for raises its `OSError` again."""
-    before = threading.excepthook
-    threading.excepthook = lambda thrown: None if isinstance(thrown.exc_value, OSError) else before(thrown)
+    """Suppress the traceback of an `OSError` in a thread, because the main thread raises it again."""
+    default_hook = threading.excepthook
+    threading.excepthook = lambda args: None if isinstance(args.exc_value, OSError) else default_hook(args)
     try:
         yield
     finally:
-        threading.excepthook = before
+        threading.excepthook = default_hook
 
 
 class Ended(BaseException):
@@ -89,34 +90,34 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Leave with 128 + n after signal n of `ENDING`: temporary state is cleaned up, as after an error.
+    """Exit with status 128 + n after signal n of `ENDING`, with the same cleanup as after an error.
 
-    Handlers are those of the main thread: elsewhere nothing is changed.
+    Signal handlers can be set in the main thread only; in other threads nothing is changed.
     """
     with ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():
-            for each in ENDING:
-                before = signal.signal(each, _end)
-                stack.callback(signal.signal, each, signal.SIG_DFL if before is None else before)
+            for number in ENDING:
+                handler = signal.signal(number, _end)
+                stack.callback(signal.signal, number, signal.SIG_DFL if handler is None else handler)
         try:
             yield
         except Ended as ended:
-            number = signal.Signals(ended.args[0])
-            leave(f"stopped by {number.name}", 128 + number)
+            received = signal.Signals(ended.args[0])
+            leave(f"stopped by {received.name}", 128 + received)
 
 
 def leave(message: str, status: int) -> NoReturn:
-    """End the program with one red line."""
-    _tell(message, "red")
+    """Print the message as one red line and exit."""
+    _print_line(message, "red")
     sys.exit(status)
 
 
-class _Teller:
-    """Takes the place of ``warnings.showwarning``."""
+class _WarningPrinter:
+    """Replacement of ``warnings.showwarning``, which handles warnings other than `UserWarning`."""
 
-    def __init__(self, others: Callable[..., None]):
-        self.others = others
-        self.told: set[str] = set()
+    def __init__(self, default: Callable[..., None]):
+        self.default = default
+        self.printed: set[str] = set()
 
     def __call__(
         self,
@@ -129,12 +130,12 @@ class _Teller:
     ) -> None:
         text = str(message)
         if category is not UserWarning:
-            self.others(message, category, filename, lineno, file, line)
-        elif text not in self.told:
-            self.told.add(text)
-            _tell(f"warning: {text}", "yellow")
+            self.default(message, category, filename, lineno, file, line)
+        elif text not in self.printed:
+            self.printed.add(text)
+            _print_line(f"warning: {text}", "yellow")
 
 
-def _tell(message: str, style: str) -> None:
+def _print_line(message: str, style: str) -> None:
     line = " ".join(f"rlxf: {message}".split())
     console(stderr=True).print(line, style=style, soft_wrap=True)

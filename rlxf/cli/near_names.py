@@ -1,4 +1,4 @@
-"""Errors for unknown options and commands that propose the most similar name."""
+"""Errors for unknown options and commands, which propose the most similar name."""
 
 import io
 import re
@@ -13,14 +13,14 @@ from rlxf.cli.mistakes import leave
 OPTION = re.compile(r"(?:│|\s) (?:-h, )?(--[a-z][\w.-]*)(?:, (--[a-z][\w.-]*))?")
 """Pattern of option names in a help text of tyro, with or without frames."""
 NEAR = 0.7
-"""Least similarity of a name that is proposed, from 0 to 1, as `difflib` measures it."""
+"""Minimum similarity of a proposed name, from 0 to 1, as measured by `difflib`."""
 
 
 def option_names(read: Callable[..., Any]) -> set[str]:
     """Return the names of all options of a command, as its help text shows them.
 
     Args:
-        read: ``tyro.cli`` for the command, but for the arguments.
+        read: ``tyro.cli`` with all parameters of the command except ``args``.
     """
     with redirect_stdout(io.StringIO()) as shown, suppress(SystemExit):
         read(args=["--help"])
@@ -28,12 +28,12 @@ def option_names(read: Callable[..., Any]) -> set[str]:
 
 
 def refuse_unknown_options(args: Sequence[str], known: Collection[str], help_command: str) -> None:
-    """Leave with status 2 and one line if an option is unknown; ``_`` and ``-`` in names are the same.
+    """Exit with status 2 and one line if an option is unknown; ``_`` and ``-`` in names are equivalent.
 
     Args:
-        args: words of the command line, after those of the command.
-        known: names of its options.
-        help_command: shows them.
+        args: words of the command line after the command.
+        known: names of the options of the command.
+        help_command: command that prints its help text.
     """
     for word in args:
         name = word.partition("=")[0].replace("_", "-")
@@ -43,18 +43,18 @@ def refuse_unknown_options(args: Sequence[str], known: Collection[str], help_com
 
 
 def refuse_unknown_command(group: str, args: Sequence[str]) -> None:
-    """Leave with status 2 and one line if the next word is no command.
+    """Exit with status 2 and one line if the next word is not a command.
 
     Args:
-        group: the word that was read already, "train"; "" for none.
-        args: the words after it.
+        group: the preceding word, e.g. "train"; "" for none.
+        args: the remaining words.
     """
     if not args or args[0].startswith("-"):
         return
     start = f"{group} " if group else ""
     known = {words.removeprefix(start).split()[0]: None for words in COMMANDS if words.startswith(start)}
     near = _nearest(args[0], known)
-    hint = f"did you mean {start}{near}?" if near else f"there are: {', '.join(known)}"
+    hint = f"did you mean {start}{near}?" if near else f"available commands: {', '.join(known)}"
     leave(f"unknown command {start}{args[0]}; {hint}", 2)
 
 

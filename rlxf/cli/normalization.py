@@ -1,4 +1,4 @@
-"""Observations and rewards in units of their own deviation, in training and in evaluation."""
+"""Normalization of observations and rewards with SB3's ``VecNormalize``."""
 
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
@@ -6,16 +6,16 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 
 def normalised(env: VecEnv, observations: bool, rewards: bool, gamma: float) -> VecEnv:
-    """Wrap ``env`` in SB3's ``VecNormalize``; return it unchanged if nothing is to be normalised.
+    """Wrap ``env`` in SB3's ``VecNormalize``; return it unchanged if nothing is normalized.
 
     Args:
         env: the training environments.
-        observations: scale the numbers of observations by their mean and deviation so far.
-        rewards: divide rewards by the deviation of the discounted returns so far, and clip them to 10.
-        gamma: discount of these returns: that of the agent.
+        observations: normalize observations by their running mean and standard deviation.
+        rewards: divide rewards by the running standard deviation of discounted returns; clip them to +-10.
+        gamma: discount factor of these returns, equal to that of the agent.
 
     Raises:
-        ValueError: if observations are to be normalised and hold no numbers, or an image.
+        ValueError: if ``observations`` is True, and observations contain an image or no `Box`.
     """
     if not observations and not rewards:
         return env
@@ -24,9 +24,9 @@ def normalised(env: VecEnv, observations: bool, rewards: bool, gamma: float) -> 
 
 
 def normalised_alike(env: VecEnv, trained: VecEnv | None) -> VecEnv:
-    """Normalise ``env`` by the statistics of ``trained``, which only training updates.
+    """Normalize the observations of ``env`` with the statistics of ``trained``, without updating them.
 
-    Rewards stay raw: those of an evaluation are the environment's.
+    Rewards are not normalized, because evaluations report the rewards of the environment.
     """
     if not isinstance(trained, VecNormalize) or not trained.norm_obs:
         return env
@@ -36,9 +36,9 @@ def normalised_alike(env: VecEnv, trained: VecEnv | None) -> VecEnv:
 
 
 def _numbers(space: spaces.Space) -> list[str] | None:
-    """Return the keys of the numbers in a Dict observation; None for other spaces."""
+    """Return the keys of the `Box` entries of a Dict observation space; None for other spaces."""
     named = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     numbers = [key for key, part in named.items() if isinstance(part, spaces.Box)]
     if not numbers or any(is_image_space(part) for part in named.values()):
-        raise ValueError(f"normalize_observations is for observations that are numbers, not for {space}")
+        raise ValueError(f"normalize_observations needs Box observations that are not images, got {space}")
     return numbers if isinstance(space, spaces.Dict) else None

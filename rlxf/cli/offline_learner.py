@@ -1,4 +1,4 @@
-"""The options of learning from data."""
+"""Options of training on datasets."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -10,38 +10,38 @@ from rlxf.training import parse_schedule
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions:
-    """AdamW on windows of the data."""
+    """Options of AdamW and of the windows of the data."""
 
     context_length: Count = 20
-    """Steps that the agent sees, the present one included."""
+    """Context length in environment steps, including the current one."""
     batch_size: Count = 64
-    """Windows in an update."""
+    """Number of windows per update."""
     learning_rate: str = "0.0001"
-    """AdamW's, a schedule: a number, linear:START:END or cosine:START:END, over the training."""
+    """Learning rate of AdamW over the training: NUMBER, linear:START:END or cosine:START:END."""
     weight_decay: float = 1e-4
-    """How much AdamW lets the weights decay."""
+    """Weight decay coefficient of AdamW."""
     warmup_updates: Count | None = None
-    """Updates over which the rate rises from 0; None is a tenth of all."""
+    """Number of updates in which the learning rate rises from 0. None means a tenth of the training."""
     max_grad_norm: float = 0.25
-    """Largest norm of the gradient."""
+    """Maximum norm of the gradient; larger gradients are clipped."""
     return_scale: float | None = None
-    """What returns are divided by; None is the deviation of the returns to go in the data."""
+    """Divisor of returns. None means the standard deviation of the returns-to-go in the data."""
     episode_length: Count | None = None
-    """Time steps with an embedding of their own; None is the longest episode of the data."""
+    """Number of time steps with an embedding. None means the longest episode of the data."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where tensors live; auto takes the GPU if there is one."""
+    """Device of the tensors. "auto" selects the GPU if there is one."""
 
     def arguments(self) -> dict[str, Any]:
-        """These options as arguments of what learns."""
+        """Return these options as arguments of the agent or of the pretraining."""
         return asdict(self) | {"learning_rate": parse_schedule(self.learning_rate)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineLearner(WindowOptions):
-    """AdamW on windows of the data, towards an objective."""
+    """`WindowOptions` and the training objective."""
 
     objective: Literal["Imitation", "MaximumEntropy"] = "Imitation"
-    """What is minimised. MaximumEntropy gives a stochastic policy, which can go on learning online."""
+    """Training objective. MaximumEntropy trains a stochastic policy, which can be finetuned online."""
 
     def arguments(self) -> dict[str, Any]:
         """Return these options as arguments of the agent.

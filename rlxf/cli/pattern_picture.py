@@ -1,4 +1,4 @@
-"""The picture of a pattern: which key each query may see."""
+"""Plots of sparse attention patterns."""
 
 from pathlib import Path
 
@@ -10,38 +10,38 @@ from rlxf.attention.patterns.base import Pattern
 from rlxf.cli.technique_names import FITTING, read
 
 LAYERS, HEADS = 2, 4
-"""Of these, every rule is shown once."""
+"""Numbers of layers and heads that are searched for different masks."""
 
 
 def read_pattern(text: str) -> Pattern:
-    """The pattern of that name with its defaults, or the one that a JSON object describes.
+    """Return the pattern with this name, or described by this JSON object.
 
     Raises:
-        ValueError: if there is no such pattern or option.
+        ValueError: if the pattern or one of its options does not exist.
     """
     if text.lower() == FITTING:
-        raise ValueError(f"the {FITTING} pattern depends on the memory; draw window or full")
+        raise ValueError(f"the {FITTING} pattern depends on the memory; draw window or full instead")
     return read("pattern", text)
 
 
 def panels(pattern: Pattern) -> dict[Pattern, str]:
-    """The different rules of the layers and heads, each with the first place where it holds."""
-    found: dict[Pattern, str] = {}
+    """Return the distinct patterns of layers and heads, each with the first layer and head that uses it."""
+    places: dict[Pattern, str] = {}
     for layer in range(LAYERS):
         for head, rule in enumerate(pattern.for_layer(layer).for_heads(HEADS)):
-            found.setdefault(rule, f"layer {layer}, head {head}")
-    return found
+            places.setdefault(rule, f"layer {layer}, head {head}")
+    return places
 
 
 def seen(rule: Pattern, length: int) -> np.ndarray:
-    """(length, length): 0 where a query may not see a key, 1 where it may unless causal, 2 where it may."""
+    """Return the attention mask as (length, length): 0 masked, 1 visible if not causal, 2 always visible."""
     position = torch.arange(length)
     allowed = rule.allows(position[:, None], position).expand(length, length).int()
     return (allowed * (1 + torch.ones(length, length).tril().int())).numpy()
 
 
 def draw_pattern(pattern: Pattern, length: int, file: Path) -> None:
-    """Write a PNG: queries from top to bottom, keys from left to right; what lies ahead is paler."""
+    """Write the mask as a PNG: rows are queries, columns are keys; future keys have a lighter color."""
     rules = panels(pattern)
     figure = Figure(figsize=(4 * len(rules), 4.4), layout="constrained")
     for number, (rule, place) in enumerate(rules.items(), start=1):

@@ -1,4 +1,4 @@
-"""The agents of runs, and environments for them."""
+"""Loading of the agents of runs, and environments for them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,32 +18,32 @@ from rlxf.training import RunFolder, load_normalizer
 
 Device = Literal["auto", "cpu", "cuda"]
 GTRXL, OFFLINE = "gtrxl", "decision_transformer"
-"""Agents as ``config.json`` names them."""
-KNOWN = f"; known are {GTRXL} and {OFFLINE}"
-WEIGHTS = ", which cannot act: its weights are for rlxf train --pretrained"
+"""Names of agents in ``config.json``."""
+KNOWN = f"; supported agents are {GTRXL} and {OFFLINE}"
+WEIGHTS = ", which cannot act: use its weights with rlxf train --pretrained"
 Agent = GTrXLPPO | DecisionTransformer
 
 
 def make_env(
     run: RunFolder, env: str | None, env_kwargs: dict[str, Any], n_envs: int, trust: bool = False
 ) -> VecEnv:
-    """Environments for the agent of a run; they show raw observations.
+    """Make environments for the agent of a run, with raw observations.
 
     Args:
-        run: of ``rlxf train``.
-        env: Gymnasium id; None for the one trained on, or that of the data.
-        env_kwargs: arguments of the environment; without ``env`` they change those of the run.
-        n_envs: how many.
-        trust: use the full description of the environment in the run and its data, including code.
+        run: run of ``rlxf train``.
+        env: Gymnasium id; None for the environment of the training or of the datasets.
+        env_kwargs: arguments of the environment. Without ``env`` they update those of the run.
+        n_envs: number of environments.
+        trust: use the full description of the environment in the run and its datasets, including code.
 
     Raises:
-        ValueError, TypeError: if there is no such environment, the agent of the run is unknown, or its
+        ValueError, TypeError: if the environment does not exist, the agent of the run is unknown, or its
             environment needs trust.
     """
     if agent_name(run) == GTRXL:
         return Task.of_run(run.config, env, env_kwargs, trust).make(n_envs, None)
     agent = DecisionTransformer.load(run.checkpoint, device="cpu", trust=trust)
-    if trust and agent.facts.env_wrappers:  # they are code: only the data hold them
+    if trust and agent.facts.env_wrappers:  # wrappers are code: only the datasets contain them
         agent = DecisionTransformer.load(run.checkpoint, agent.facts.dataset_ids, device="cpu", trust=True)
     if env is None and not trust:
         check_described(run.config, env_kwargs)
@@ -55,16 +55,16 @@ def make_env(
 
 
 def load_agent(run: RunFolder, env: VecEnv, checkpoint: Path, device: Device) -> Agent:
-    """The agent of a run, ready to play in ``env``. Where observations were normalised, it knows how.
+    """Load the agent of a run to act in ``env``, with the normalization of its training.
 
     Args:
-        run: of ``rlxf train``.
-        env: of `make_env`.
-        checkpoint: one of the run's.
-        device: where tensors live.
+        run: run of ``rlxf train``.
+        env: environments made by `make_env`.
+        checkpoint: a checkpoint of the run.
+        device: device of the tensors.
 
     Raises:
-        ValueError, OSError: if they do not fit, or a file is missing or damaged.
+        ValueError, OSError: if agent and environments do not match, or a file is missing or damaged.
     """
     if agent_name(run) == OFFLINE:
         agent = DecisionTransformer.load(checkpoint, device=device)
@@ -74,71 +74,75 @@ def load_agent(run: RunFolder, env: VecEnv, checkpoint: Path, device: Device) ->
 
 
 def as_in_training(run: RunFolder, env: VecEnv, checkpoint: Path) -> VecEnv:
-    """Normalise the observations of ``env`` as in the training of a checkpoint; rewards stay raw.
+    """Normalize the observations of ``env`` with the statistics of a checkpoint, without updating them.
 
-    The statistics of the checkpoint are used and not updated.
+    Rewards are not normalized.
     """
     if not run.config.get("normalize_observations", False):
         return env
-    shown = load_normalizer(run.best_normalizer if checkpoint == run.best else run.normalizer, env)
-    shown.training = shown.norm_reward = False
-    return shown
+    normalized = load_normalizer(run.best_normalizer if checkpoint == run.best else run.normalizer, env)
+    normalized.training = normalized.norm_reward = False
+    return normalized
 
 
 def remembering(
     agents: Mapping[str, Agent], datasets: Sequence[str], head: str | None, progress_bar: bool
 ) -> dict[str, Agent]:
-    """The agents under names that say so, made to remember these datasets; with none, as they are.
+    """Attach a datastore of these datasets to each agent, and add `REMEMBERING` to the names.
+
+    Without datasets, the agents and names are returned unchanged.
 
     Args:
-        agents: by the name of the checkpoint.
+        agents: checkpoint name -> agent.
         datasets: Minari ids.
-        head: how they are read: a name or JSON; None for kNN-LM.
-        progress_bar: show one.
+        head: name or JSON description of the output head that reads the datastore; None for kNN-LM.
+        progress_bar: show a progress bar.
 
     Raises:
-        ValueError: if an agent cannot, there is no such head, or a dataset does not fit.
+        ValueError: if an agent does not support datastores, the head does not exist, or a dataset does not
+            match the agent.
     """
     if not datasets:
         if head is not None:
-            raise ValueError(f"head {head} says how trajectories are remembered: name them with --remember")
+            raise ValueError(f"--head {head} needs datasets of trajectories: pass them with --remember")
         return dict(agents)
     for agent in agents.values():
         agent.remember(datasets, read("head", head or "KNNLM"), progress_bar=progress_bar)
     return {f"{name}{REMEMBERING}": agent for name, agent in agents.items()}
 
 
-def targets_of(agents: Sequence[Any], asked: Sequence[float]) -> Sequence[float] | None:
-    """What Decision Transformers are asked for: the highest return in their data, unless said otherwise.
+def targets_of(agents: Sequence[Any], requested: Sequence[float]) -> Sequence[float] | None:
+    """Return the target returns of Decision Transformers, by default the largest return in their data.
 
-    None for agents that cannot be asked.
+    None is returned for agents that are not conditioned on a return.
 
     Raises:
-        ValueError: if others are asked, both kinds are to play, or a target is not finite or there twice.
+        ValueError: if returns are requested from other agents, agents of both kinds are given, or a target
+            is not finite or occurs twice.
 
     Warns:
-        UserWarning: if a target lies outside of the data of all agents.
+        UserWarning: if a target lies outside the returns in the data of all agents.
     """
-    askable = [agent for agent in agents if isinstance(agent, DecisionTransformer)]
-    if askable and len(askable) < len(agents):
+    conditioned = [agent for agent in agents if isinstance(agent, DecisionTransformer)]
+    if conditioned and len(conditioned) < len(agents):
         raise ValueError(
-            "only Decision Transformers are asked for a return: their runs and others cannot play together"
+            "Decision Transformers need target returns and other agents have none: use runs of one kind"
         )
-    if asked and not askable:
-        raise ValueError(f"target_returns are for Decision Transformers alone, got {list(asked)}")
-    if not askable:
+    if requested and not conditioned:
+        raise ValueError(f"target_returns apply to Decision Transformers only, got {list(requested)}")
+    if not conditioned:
         return None
-    lows, highs = zip(*(agent.return_range for agent in askable), strict=True)
-    return checked_targets(asked or [max(highs)], (min(lows), max(highs)))
+    lows, highs = zip(*(agent.return_range for agent in conditioned), strict=True)
+    return checked_targets(requested or [max(highs)], (min(lows), max(highs)))
 
 
 def agent_name(run: RunFolder) -> str:
-    """Which agent the run is of.
+    """Return the name of the agent of a run.
 
     Raises:
-        ValueError: if it is none that is known here.
+        ValueError: if this agent is not supported here.
     """
     name = run.config.get("agent")
     if name not in (GTRXL, OFFLINE):
-        raise ValueError(f"{run.path} is a run of {name!r}{WEIGHTS if name == PRETRAINING else KNOWN}")
+        raise ValueError(f"{run.path} is a run of agent {name!r}{WEIGHTS if name == PRETRAINING else KNOWN}")
     return name

@@ -1,4 +1,4 @@
-"""``rlxf pretrain``: masked pre-training on data, kept in a folder."""
+"""``rlxf pretrain``: masked pretraining on datasets, saved as a run."""
 
 import re
 from collections.abc import Callable
@@ -35,53 +35,53 @@ from rlxf.training.checkpoints import EVERY_SECONDS
 from rlxf.training.stopping import Stop
 
 OWN = ("dataset", "updates", "chosen", "seed", "log_interval", "checkpoint_seconds")
-"""Options of its own that ``config.json`` keeps, by which a run can go on."""
+"""Options of the command itself in ``config.json``, which are needed to resume a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain:
-    """Learn to tell masked tokens of trajectories, and keep the weights in a new folder.
+    """Pretrain weights by masked token prediction on trajectories, and save them in a new folder.
 
-    Agents begin with them by --pretrained FOLDER: "rlxf train dt", "rlxf train gtrxl". Choose the core that
-    the agent shall have. The folder holds config.json, checkpoint.zip, progress.csv and TensorBoard events.
-    Ctrl-C, SIGTERM and SIGUSR1 end the training and keep what was learned, and "rlxf resume" goes on with it,
-    also after a crash.
+    Agents start from these weights with --pretrained FOLDER in "rlxf train dt" and "rlxf train gtrxl". Choose
+    the same core options as for the agent. The folder contains config.json, checkpoint.zip, progress.csv and
+    TensorBoard events. Ctrl-C, SIGTERM and SIGUSR1 stop the training and save its progress. "rlxf resume"
+    continues it, also after a crash.
 
     Example: rlxf pretrain --dataset rlxf/cartpole/mixed-v0 --updates 200 --core.width 32 --core.layers 1
     """
 
     dataset: tuple[str, ...]
-    """Minari id, or several to be joined; "rlxf datasets" lists those on this machine."""
+    """One or more Minari ids, which are concatenated. "rlxf datasets" lists those on this machine."""
     updates: Count = 100_000
-    """Updates of the weights, each on one batch."""
+    """Number of weight updates, each on one batch."""
     chosen: float = 0.15
-    """Share of the tokens that are to be told."""
+    """Probability with which a token is selected for prediction."""
     download: bool = False
-    """Download a dataset that is not on this machine."""
+    """Download datasets that are not on this machine."""
     seed: int = 0
-    """Of weights, windows, masks and dropout: the same seed gives the same run on one machine."""
+    """Seed of weights, windows, masks and dropout. Equal seeds give equal runs on one machine."""
     run: Path | None = None
-    """The new folder; None is runs/pretraining-DATASET-SEED. An existing one is refused."""
+    """New folder of the run. None means runs/pretraining-DATASET-SEED. It must not exist."""
     log_interval: Count = 100
-    """Updates from one line of the log to the next."""
+    """Number of updates between two log entries."""
     checkpoint_seconds: float = EVERY_SECONDS
-    """Seconds from one checkpoint to the next; "rlxf resume" goes on from them, and the last three stay."""
+    """Seconds between two checkpoints for "rlxf resume". The last three are kept."""
     progress_bar: bool = True
-    """Show progress: updates and loss every few seconds, and bars."""
+    """Show updates and loss every few seconds, and progress bars."""
     quiet: bool = False
-    """Print warnings, errors and the final result only: neither the settings nor progress."""
+    """Print only warnings, errors and the final result, without settings and progress."""
     learner: Annotated[WindowOptions, arg(name="")] = WindowOptions()
     core: TransformerSpec = decision_transformer()
-    """The transformer of the agent. Here it looks both ways, and has no memory."""
+    """Transformer of the agent. The pretraining uses it bidirectionally and without memory."""
 
     def prepare(self) -> Callable[[], None]:
-        """See `Command`."""
+        """Load the datasets, build the pretraining, create the run, and return the training to run."""
         join_others()
         check_counts(self, "updates", "log_interval")
         check_from_zero(self, "checkpoint_seconds", "seed")
         if self._path.exists():
             raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")
-        pretraining = self._made()
+        pretraining = self._build()
         run = RunFolder.create(self._path, self._config(pretraining))
         with naming(run):
             pretraining.set_logger(run.make_logger())
@@ -89,10 +89,12 @@ class Pretrain:
 
     @classmethod
     def of_run(cls, run: RunFolder, progress_bar: bool, quiet: bool = False, trust: bool = False) -> Self:
-        """Return the original options of a run. It has no environment, so ``trust`` changes nothing.
+        """Return the options that a run was started with.
+
+        ``trust`` has no effect, because a pretraining has no environment.
 
         Raises:
-            ValueError: if its ``config.json`` lacks one.
+            ValueError: if an option is missing in its ``config.json``.
         """
         with config_read(run):
             own = {name: run.config[name] for name in OWN} | {"dataset": tuple(run.config["dataset"])}
@@ -101,10 +103,10 @@ class Pretrain:
         return cls(**own, run=run.path, progress_bar=progress_bar, quiet=quiet, learner=learner, core=core)
 
     def prepare_again(self, run: RunFolder) -> Callable[[], None]:
-        """As `prepare`, to go on with a run that was cut off.
+        """Like `prepare`, to resume an interrupted run.
 
         Raises:
-            FileNotFoundError: if none of its checkpoints is whole.
+            FileNotFoundError: if it has checkpoints, and none of them is intact.
         """
         join_others()
         if is_complete(run, self.updates):
@@ -115,14 +117,14 @@ class Pretrain:
         return partial(self._train, pretraining, run, start)
 
     def _pretraining_at(self, start: Start) -> MaskedPretraining:
-        """Load the training to continue; after all updates it needs no data."""
+        """Load the pretraining to continue. After the last update it does not need the datasets."""
         if start.file is not None and start.steps >= self.updates:
             return MaskedPretraining.load(start.file, device=self.learner.device)
-        return self._made()
+        return self._build()
 
-    def _made(self) -> MaskedPretraining:
+    def _build(self) -> MaskedPretraining:
         return MaskedPretraining(
-            load_trajectories(self.dataset, download=self.download, progress_bar=self._speaks),
+            load_trajectories(self.dataset, download=self.download, progress_bar=self._verbose),
             chosen=self.chosen,
             core=self.core,
             seed=self.seed,
@@ -135,10 +137,10 @@ class Pretrain:
         return Path("runs", f"pretraining-{name}-{self.seed}") if self.run is None else self.run
 
     def _config(self, pretraining: MaskedPretraining) -> dict[str, Any]:
-        """What the run is started with, defaults included."""
+        """Return the options of the run, including defaults."""
         own = {name: getattr(self, name) for name in OWN} | {"dataset": list(self.dataset)}
-        read_off = {name: getattr(pretraining, name) for name in ("return_scale", "episode_length")}
-        learner = asdict(self.learner) | read_off
+        from_data = {name: getattr(pretraining, name) for name in ("return_scale", "episode_length")}
+        learner = asdict(self.learner) | from_data
         core = {"core": pretraining.core.to_dict()}
         return {"agent": PRETRAINING} | own | learner | core
 
@@ -151,10 +153,10 @@ class Pretrain:
 
     def _learn(self, pretraining: MaskedPretraining, run: RunFolder, start: Start, stop: Stop) -> None:
         learn = partial(pretraining.learn, self.updates, log_interval=self.log_interval)
-        with progress(self._speaks, "updates", self.updates, OFFLINE) as shown:
-            learn_resumably(pretraining, run, learn, shown, {}, self.checkpoint_seconds, start, stop)
+        with progress(self._verbose, "updates", self.updates, OFFLINE) as callbacks:
+            learn_resumably(pretraining, run, learn, callbacks, {}, self.checkpoint_seconds, start, stop)
 
     @property
-    def _speaks(self) -> bool:
-        """True if progress is shown."""
+    def _verbose(self) -> bool:
+        """Return whether progress is shown."""
         return self.progress_bar and not self.quiet

@@ -1,4 +1,4 @@
-"""The weights of a run, for an agent to begin with."""
+"""Initialization of an agent with the weights of a run."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.training import RunFolder
 
 PRETRAINING = "pretraining"
-"""As ``config.json`` names it."""
+"""Name of a pretraining in ``config.json``."""
 SOURCES: dict[str, Any] = {
     PRETRAINING: MaskedPretraining,
     "decision_transformer": DecisionTransformer,
@@ -18,15 +18,15 @@ SOURCES: dict[str, Any] = {
 
 
 def begin_with(agent: Any, folder: Path | None) -> None:
-    """Give an agent the weights of the run in ``folder``; None: it keeps its own.
+    """Load the weights of the run in ``folder`` into an agent; do nothing if ``folder`` is None.
 
     Raises:
-        OSError, ValueError: if there is no such run, it is of no kind known here, or its weights do not fit.
+        OSError, ValueError: if the run does not exist, its agent is unknown, or its weights do not fit.
     """
     if folder is None:
         return
     run = RunFolder.open(folder)
     name = run.config.get("agent")
     if name not in SOURCES:
-        raise ValueError(f"{run.path} is a run of {name!r}; known are {', '.join(SOURCES)}")
+        raise ValueError(f"{run.path} is a run of agent {name!r}; supported agents are {', '.join(SOURCES)}")
     agent.take_weights(SOURCES[name].load(run.checkpoint, device="cpu"))

@@ -1,4 +1,4 @@
-"""The options of environments that run in processes of their own."""
+"""Options of environments in worker processes."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """Processes of environments: for those that take long, and for those that raise, die or hang."""
+    """Options of worker processes, for environments that are slow or may crash or hang."""
 
     workers: Count = 0
-    """Processes to spread the environments over; 0 for none but this one, which is faster for small tasks. An
-    environment that raises, dies or hangs there begins a new episode, while the others go on; with as many
-    processes as environments, none takes others along."""
+    """Number of worker processes for the environments. 0 uses this process: faster for simple environments.
+    Environments that raise, crash or hang in a worker are restarted in new episodes; the others continue.
+    With one worker per environment, a crash does not affect other environments."""
     env_timeout: float = 60.0
-    """Seconds in which a process must have stepped its environments, and for which all others wait. One that
-    hangs is killed, with the programs that its environments have started."""
+    """Time limit in seconds for a step of the environments of a worker; all others wait for it.
+    A worker that exceeds the limit is killed, with all programs that its environments have started."""
     env_restarts: Count = 5
-    """How often in a row one environment may break before the run ends: without an episode that ends, or 1000
-    steps, in between."""
+    """Maximum number of consecutive restarts of an environment; the next failure ends the run.
+    A completed episode, or 1000 steps, resets the count."""
 
     def asked(self, n_envs: int) -> "Workers | None":
-        """For so many environments; None for none.
+        """Return the worker settings for ``n_envs`` environments; None if ``workers`` is 0.
 
         Raises:
             ValueError: if a number is out of range.

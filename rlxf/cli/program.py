@@ -1,4 +1,4 @@
-"""From the words of the command line to a command that runs."""
+"""Entry point of ``rlxf``: parsing of the command line and execution of the command."""
 
 import inspect
 import sys
@@ -38,11 +38,15 @@ HELP = {"-h", "--help"}
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line.
+    """Run a command.
 
-    Exit status: 2 with one line on a user's mistake, 130 on Ctrl-C, 75 after a signal from which a training
-    can be resumed, 141 without a message if the standard output is closed. SIGTERM and SIGUSR1
-    end other commands as Ctrl-C does, so that temporary files are removed: with 143 and 138.
+    The exit status is 0 after success, and 2 with a one-line message after an error that the user can fix.
+    It is 75 if a signal stopped a training that can be resumed. Otherwise it is 130 after Ctrl-C, 143 after
+    SIGTERM and 138 after SIGUSR1; temporary files are removed. It is 141 without a message if the standard
+    output is a closed pipe.
+
+    Args:
+        args: arguments of the command line; None for ``sys.argv[1:]``.
     """
     with (
         closed_pipe_ends_quietly(),
@@ -58,10 +62,10 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def parse(args: Sequence[str] | None = None) -> Command:
-    """The command that the arguments ask for, with its options; None: those of the program.
+    """Return the command with its options; None for ``args`` means ``sys.argv[1:]``.
 
     Raises:
-        SystemExit: with 0 after a help text or the version, with 2 if the arguments are wrong.
+        SystemExit: with status 0 after a help text or the version, with 2 if the arguments are invalid.
     """
     args = sys.argv[1:] if args is None else list(args)
     if args == ["--version"]:
@@ -74,10 +78,14 @@ def parse(args: Sequence[str] | None = None) -> Command:
 
 
 def read_options(words: str, args: list[str]) -> Command:
-    """Return the dataclass of a command, filled from the arguments after its words.
+    """Parse the options of a command.
+
+    Args:
+        words: words of the command, e.g. "train dt".
+        args: arguments after these words.
 
     Raises:
-        SystemExit: as `parse`.
+        SystemExit: as in `parse`.
     """
     options = resolve_name(COMMANDS[words])
     read = partial(
@@ -91,20 +99,20 @@ def read_options(words: str, args: list[str]) -> Command:
 
 
 def _read_or_refuse(read: Callable[..., Command], words: str, args: list[str]) -> Command:
-    """Read the options; unknown options and invalid counts are reported first."""
+    """Parse the options; unknown options and invalid counts are reported before other errors."""
     try:
         return read(args=args, console_outputs=bool(HELP.intersection(args)))
     except NotACountError as error:
         leave(error.message(args), 2)
-    except SystemExit as leaving:
-        if leaving.code != 2:
+    except SystemExit as exit_error:
+        if exit_error.code != 2:
             raise
     refuse_unknown_options(args, option_names(read), f"rlxf {words} --help")
     return read(args=args)  # tyro reports all other errors
 
 
 def _defaults(options: type, args: list[str]) -> Any:
-    """What a command with ``settings`` leaves options at: those of the settings that are named."""
+    """Return the default options of a command with ``settings``, if published settings are named."""
     if "settings" not in inspect.signature(options).parameters:
         return tyro.MISSING_NONPROP
     from rlxf.cli.published import as_options, named
@@ -114,7 +122,7 @@ def _defaults(options: type, args: list[str]) -> Any:
 
 
 def _registry(options: type, args: list[str]) -> ConstructorRegistry | None:
-    """How a command with a ``core`` reads it. Others are spared the attention core and torch."""
+    """Return the tyro registry of a command with a ``core``; other commands do not import torch."""
     if "core" not in inspect.signature(options).parameters:
         return None
     from rlxf.cli.core import core_registry
@@ -123,26 +131,26 @@ def _registry(options: type, args: list[str]) -> ConstructorRegistry | None:
 
 
 def show_overview(args: list[str]) -> NoReturn:
-    """Say which commands there are: all of them, or those behind the first word; then leave."""
+    """Print all commands, or those of the group that is the first word, and exit."""
     group = args[0] if args and args[0] in SUMMARIES else ""
     description = f"{SUMMARIES.get(group, DESCRIPTION)}\n\n{EXAMPLE}"
     rest = args[1:] if group else args
     refuse_unknown_command(group, rest)
     tyro.cli(_choices(group), prog=f"rlxf {group}".strip(), description=description, args=rest)
-    raise AssertionError(f"{args} was taken for a command, and no command has these words")
+    raise AssertionError(f"tyro parsed {args} as a command, but no command has these words")
 
 
 @dataclass(frozen=True)
-class _NotAsked:
-    """Stands for a command in an overview, so that nothing of it has to be imported."""
+class _Placeholder:
+    """Placeholder of a command in an overview, which avoids the import of the command."""
 
 
 def _choices(group: str) -> Any:
-    """The words that may follow ``group``, as a tyro union."""
-    behind = [words.removeprefix(group).split()[0] for words in COMMANDS if words.startswith(group)]
-    stand_ins = [
-        Annotated[_NotAsked, subcommand(word, description=SUMMARIES[f"{group} {word}".strip()])]
-        for word in dict.fromkeys(behind)
+    """Return the words that may follow ``group``, as a tyro union."""
+    following = [words.removeprefix(group).split()[0] for words in COMMANDS if words.startswith(group)]
+    placeholders = [
+        Annotated[_Placeholder, subcommand(word, description=SUMMARIES[f"{group} {word}".strip()])]
+        for word in dict.fromkeys(following)
     ]
-    # Beside a choice that is not shown, a lone word is still asked for.
-    return reduce(or_, [*stand_ins, Annotated[None, Suppress]])
+    # The hidden second member makes a union, so that tyro requires the word even if there is only one.
+    return reduce(or_, [*placeholders, Annotated[None, Suppress]])

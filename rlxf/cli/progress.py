@@ -23,14 +23,14 @@ from rlxf.cli.screen import Screen, block, show
 from rlxf.evaluation import EvaluationCallback, TargetSweep
 
 LINE_SECONDS = 5.0
-"""Seconds between two lines if the output is not a terminal."""
+"""Seconds between two progress lines if the output is not a terminal."""
 PANEL_SECONDS = 0.5
 """Seconds between two refreshes of the panel on a terminal."""
 NUMBERS = (int, float, np.number)
 ONLINE = {"explained variance": ("train/explained_variance", 1), "entropy": ("train/entropy_loss", -1)}
-"""Figures of an online training: label -> tag of the log, and a factor."""
+"""Metrics of an online training: label -> tag in the log, and a factor."""
 OFFLINE = {"loss": ("train/loss", 1)}
-"""Figures of an offline training: label -> tag of the log, and a factor."""
+"""Metrics of an offline training: label -> tag in the log, and a factor."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Standing:
 
     Args:
         unit: unit of progress, "steps" or "updates".
-        done: how many are done.
-        total: requested number, rounded up to whole rollouts or updates.
-        per_second: rate since the training began or was resumed.
-        figures: label -> value as text: returns, losses.
+        done: number of completed steps or updates.
+        total: total number, rounded up to whole rollouts or updates.
+        per_second: rate since the training was started or resumed.
+        figures: label -> value as text, e.g. of returns and losses.
         evaluation: the last evaluation and the best; "" before the first.
     """
 
@@ -55,13 +55,13 @@ class Standing:
 
     @property
     def left(self) -> str:
-        """The time left at this rate, as hours, minutes and seconds."""
+        """Remaining time at this rate, as hours, minutes and seconds."""
         seconds = (self.total - self.done) / self.per_second if self.per_second else 0.0
         return f"{timedelta(seconds=round(max(seconds, 0.0)))} left"
 
     @property
     def counted(self) -> str:
-        """Steps or updates done, and their total."""
+        """Completed and total steps or updates."""
         return f"{self.unit} {self.done:,}/{self.total:,}"
 
     @property
@@ -71,38 +71,38 @@ class Standing:
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """What a line shows, without the rate and the time left."""
+        """Content of a line without the rate and the remaining time."""
         return self.done, self.figures, self.evaluation
 
     @property
     def metrics(self) -> list[str]:
-        """The figures, each with its label."""
+        """Metrics, each with its label."""
         return [f"{label} {value}" for label, value in self.figures.items()]
 
 
 class View(ABC):
-    """Display of successive states of a training."""
+    """Display of the state of a training."""
 
     every_seconds: float
 
     @abstractmethod
     def show(self, standing: Standing) -> None:
-        """Show the newest one."""
+        """Show the current state."""
 
 
 class Lines(View):
-    """Print one line for each state, for log files."""
+    """Display that prints one line per state, for log files."""
 
     every_seconds = LINE_SECONDS
 
     def show(self, standing: Standing) -> None:
-        """Print it."""
+        """Print the state as one line."""
         parts = [standing.counted, *standing.metrics, standing.rate, standing.left, standing.evaluation]
         show(" | ".join(filter(None, parts)))
 
 
 class Panel(View):
-    """A block of three lines on a terminal, redrawn in place."""
+    """Display of up to three lines on a terminal, redrawn in place."""
 
     every_seconds = PANEL_SECONDS
 
@@ -124,7 +124,7 @@ def _block(standing: Standing) -> Group:
 
 @contextmanager
 def view() -> Iterator[View]:
-    """Return a `Panel` if the standard output is a terminal, else `Lines`."""
+    """Yield a `Panel` if the standard output is a terminal, else `Lines`."""
     if not (sys.stdout.isatty() and Screen().is_interactive):
         yield Lines()
         return
@@ -141,25 +141,26 @@ class Latest(KVWriter):
     def write(
         self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
     ) -> None:
-        """Keep the values that are numbers."""
+        """Store the numeric values."""
         numbers = {tag: value for tag, value in key_values.items() if isinstance(value, NUMBERS)}
         self.values.update(numbers)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Do nothing, because there is no file to close."""
 
 
 class Progress(BaseCallback):
     """Show the progress of a training every few seconds, after each evaluation, and at the end.
 
-    It draws no random number and does not affect training or logs.
+    It uses no random numbers and does not affect training or logs.
 
     Args:
-        view: the display.
-        unit: unit of progress.
+        view: display.
+        unit: unit of progress, "steps" or "updates".
         total: total number of steps or updates.
-        figures: logged values to show, `ONLINE` or `OFFLINE`.
-        evaluation: evaluates during the training; None for no evaluation. It comes before this callback.
+        figures: logged metrics to show, `ONLINE` or `OFFLINE`.
+        evaluation: callback of the evaluations during the training; None for no evaluation. It must be called
+            before this callback.
     """
 
     def __init__(
@@ -210,17 +211,17 @@ class Progress(BaseCallback):
             done,
             max(self.total, done),
             (done - self._before) / seconds,
-            self._played() | self._logged(),
+            self._episode_metrics() | self._logged_metrics(),
             "" if self.evaluation is None else evaluation_told(self.evaluation),
         )
 
-    def _played(self) -> dict[str, str]:
-        """Return figures of the last training episodes, by default 100; none before the first."""
-        played, successes = self.model.ep_info_buffer, self.model.ep_success_buffer
-        found = {"return": f"{safe_mean([each['r'] for each in played]):.4g}"} if played else {}
-        return found | ({"success": f"{safe_mean(successes):.1%}"} if successes else {})
+    def _episode_metrics(self) -> dict[str, str]:
+        """Return the metrics of the last training episodes, by default 100; empty before the first."""
+        episodes, successes = self.model.ep_info_buffer, self.model.ep_success_buffer
+        returns = {"return": f"{safe_mean([each['r'] for each in episodes]):.4g}"} if episodes else {}
+        return returns | ({"success": f"{safe_mean(successes):.1%}"} if successes else {})
 
-    def _logged(self) -> dict[str, str]:
+    def _logged_metrics(self) -> dict[str, str]:
         logged = self._latest.values | dict(self.logger.name_to_value)
         return {
             label: f"{factor * logged[tag]:.3g}"
@@ -230,7 +231,7 @@ class Progress(BaseCallback):
 
 
 def evaluation_told(evaluation: EvaluationCallback) -> str:
-    """The last evaluation, at each target return if there are some, and the best one."""
+    """Return the text of the last evaluation, at each target return if there are any, and of the best one."""
     last, best = evaluation.last, ""
     if evaluation.best is not None:
         best = f"best {evaluation.best:.4g} at {evaluation.best_step:,}"
@@ -246,21 +247,21 @@ def evaluation_told(evaluation: EvaluationCallback) -> str:
 
 @contextmanager
 def progress(
-    shown: bool,
+    enabled: bool,
     unit: str,
     total: int,
     figures: dict[str, tuple[str, int]],
     evaluations: Iterable[EvaluationCallback] = (),
 ) -> Iterator[list[BaseCallback]]:
-    """Return the callbacks that show progress: one, or none if nothing is shown.
+    """Yield a list with the callback that shows progress, or an empty list.
 
     Args:
-        shown: whether progress is shown.
+        enabled: whether progress is shown.
         unit, total, figures: as in `Progress`.
-        evaluations: at most one, which is shown, too.
+        evaluations: at most one evaluation callback, whose results are shown.
     """
-    if not shown:
+    if not enabled:
         yield []
         return
-    with view() as where:
-        yield [Progress(where, unit, total, figures, next(iter(evaluations), None))]
+    with view() as display:
+        yield [Progress(display, unit, total, figures, next(iter(evaluations), None))]

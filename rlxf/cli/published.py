@@ -1,4 +1,4 @@
-"""Settings that were published, as options."""
+"""Published settings of Decision Transformers as options of ``rlxf train dt``."""
 
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from rlxf.cli.offline_learner import OfflineLearner
 from rlxf.training import schedule_to_text
 
 PUBLISHED = {"kzl": KZL, "odt": ODT}
-"""By the name that they have on the command line."""
+"""Name on the command line -> settings."""
 
 
 def named(args: Sequence[str]) -> str | None:
-    """The settings that ``--settings NAME`` asks for; None if there are none of that name."""
+    """Return the value of ``--settings NAME``; None if it is missing or unknown."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--settings", nargs="?")
     name = parser.parse_known_args(args)[0].settings
@@ -21,7 +21,7 @@ def named(args: Sequence[str]) -> str | None:
 
 
 def as_options(name: str) -> dict[str, Any]:
-    """What a command is left at by the published settings of this name."""
+    """Return the default options of the command with the published settings of this name."""
     learner = {**PUBLISHED[name]}
     core = learner.pop("core")
     learner["learning_rate"] = str(schedule_to_text(learner["learning_rate"]))

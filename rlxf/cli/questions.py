@@ -1,19 +1,20 @@
-"""The six questions that a transformer answers, in words for help and tables."""
+"""The six axes along which techniques are chosen, as questions for help texts and tables."""
 
 QUESTIONS = {
-    "position": "how does order enter?",
-    "pattern": "which tokens may a query see?",
-    "kernel": "how is the weighted average computed?",
-    "memory": "what survives from before the segment?",
-    "residual": "how does a sublayer's output join the stream?",
-    "depth": "how many times is a token processed?",
+    "position": "how are token positions encoded?",
+    "pattern": "which keys may a query attend to?",
+    "kernel": "how is attention computed?",
+    "memory": "what is kept of previous segments?",
+    "residual": "how is a sublayer's output added to the residual stream?",
+    "depth": "how many layers process a token?",
 }
-HEAD_QUESTION = "what does an agent read of logged trajectories, when it is trained?"
-"""Of what reads a memory at the output: no part of a transformer."""
-CONTEXT_QUESTION = "how does an agent act after several pasts at once, when it is trained?"
-"""Of what merges its outputs: no part of a transformer, either."""
+"""Axis of `TransformerSpec` -> question."""
+HEAD_QUESTION = "how does a trained agent use logged trajectories?"
+"""Question of output heads with a datastore, which are not part of the transformer."""
+CONTEXT_QUESTION = "how does a trained agent combine several contexts?"
+"""Question of techniques that merge action distributions, which are not part of the transformer."""
 
 
 def summary(technique: type) -> str:
-    """First paragraph of a technique's docstring, on one line."""
+    """Return the first paragraph of a technique's docstring in one line."""
     return " ".join((technique.__doc__ or "").split("\n\n")[0].split())

@@ -1,4 +1,4 @@
-"""Trainings that are saved periodically, stop at resumable points, and are completed in stages."""
+"""Trainings with periodic checkpoints, which can be interrupted and resumed."""
 
 import reprlib
 import sys
@@ -31,22 +31,22 @@ from rlxf.training.stopping import RESUMABLE, Stop, Stopped, handled, raise_stop
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
 LOG = "log"
-"""Name of the state of the log files in a checkpoint, next to those of callbacks."""
+"""Name of the state of the log files in a checkpoint, next to the states of callbacks."""
 NUMBER = 4
-"""Bytes of a number of float32."""
+"""Size of a float32 in bytes."""
 ENVIRONMENT = 16 * 2**10
-"""Bytes of a small environment in its wrappers."""
+"""Estimated memory of a small environment with its wrappers, in bytes."""
 Options = TypeVar("Options")
 
 
 @dataclass(frozen=True)
 class Start:
-    """The point of a run at which its training starts.
+    """Point of a run from which its training starts.
 
     Args:
-        file: the checkpoint to resume from; None for the beginning.
-        steps: steps or updates before it.
-        log: position of the log at that point.
+        file: checkpoint to resume from; None to start from the beginning.
+        steps: number of steps or updates before this point.
+        log: position in the log files at this point.
     """
 
     file: Path | None = None
@@ -55,11 +55,11 @@ class Start:
 
     @classmethod
     def of(cls, run: RunFolder) -> Self:
-        """Return the newest whole checkpoint. A run that was killed before its first one starts over.
+        """Return the newest intact checkpoint. A run without any checkpoint starts from the beginning.
 
         Raises:
-            FileNotFoundError: if no checkpoint is whole, or there is only one of weights.
-            CheckpointError: if it was not written by a command that trains.
+            FileNotFoundError: if no checkpoint is intact, or there is only ``checkpoint.zip``.
+            CheckpointError: if the checkpoint was not written by a training command.
         """
         if not run.checkpoints.files() and not run.checkpoint.is_file():
             return cls()
@@ -71,24 +71,24 @@ class Start:
 
 
 def is_complete(run: RunFolder, total: int) -> bool:
-    """Return True if a run of so many steps has its completion marker; the writing process decides."""
+    """Return whether the run has a completion marker for ``total`` steps; the writing process decides."""
     done = here().writes and run.completion is not None and run.completion.steps >= total
     return bool(here().largest(int(done)))
 
 
 def describe_completion(run: RunFolder, unit: str, hint: str = "") -> str:
-    """Return the message for a complete run, with the names of files that were changed since.
+    """Return the message for a complete run, with the names of files that changed afterwards.
 
     Args:
-        run: has its completion marker, at least in the process that writes.
+        run: run with a completion marker, at least in the writing process.
         unit: "steps" or "updates".
         hint: advice at the end of the message.
     """
     if run.completion is None:
         return ""
     changed = ", ".join(run.completion.changed(run.path))
-    since = f" ({changed} changed since)" if changed else ""
-    return f"{run.path} has all of its {run.completion.steps} {unit}{since}{hint}"
+    since = f" ({changed} changed afterwards)" if changed else ""
+    return f"{run.path} is complete: {run.completion.steps} {unit}{since}{hint}"
 
 
 def train_to_completion(
@@ -101,17 +101,16 @@ def train_to_completion(
 ) -> None:
     """Train to the end, save the agent, run the final stages, and write the completion marker last.
 
-    All stages after the last update depend on its checkpoint alone. If they are interrupted, ``rlxf resume``
-    repeats all of them and replaces the files that were written before. After a signal the process leaves
-    with status 75.
+    All stages after the last update depend only on its checkpoint. If they are interrupted, ``rlxf resume``
+    repeats all of them and replaces their files. After a signal the process exits with status 75.
 
     Args:
-        agent: learns.
-        run: where it is saved.
-        start: the point to continue from.
+        agent: agent to train.
+        run: folder of the run.
+        start: point to continue from.
         total: steps or updates of the run.
-        learn: trains until ``total``, e.g. by `learn_resumably`; it is not called if ``start`` is there.
-        finish: e.g. the last evaluation; it can be interrupted at any moment and repeated.
+        learn: trains up to ``total``, e.g. with `learn_resumably`; skipped if ``start`` is at ``total``.
+        finish: final stages, e.g. the last evaluation; they can be interrupted at any time and repeated.
     """
     with stop_on_signals() as stop:
         if start.file is None or start.steps < total:
@@ -140,34 +139,34 @@ def learn_resumably(
     run: RunFolder,
     learn: Callable[..., Any],
     callbacks: list[Any],
-    beside: Mapping[str, Stateful],
+    stateful: Mapping[str, Stateful],
     every_seconds: float,
     start: Start,
     stop: Stop,
 ) -> None:
-    """Train to the end, or leave with status 75 after a signal; progress is kept.
+    """Train to the end, or exit with status 75 after a signal. The progress is saved in both cases.
 
-    Several processes leave together, once it is kept.
+    Several processes exit together after the progress is saved.
 
     Args:
-        agent: learns.
-        run: where it is saved, every so many seconds and at the end.
-        learn: the agent's, but for ``callback`` and ``resume_from``.
-        callbacks: SB3's.
-        beside: those among them that go on with the training, by name.
-        every_seconds: from one checkpoint to the next.
-        start: the point to continue from.
+        agent: agent to train.
+        run: folder of the run.
+        learn: ``agent.learn`` with all arguments except ``callback`` and ``resume_from``.
+        callbacks: callbacks of SB3.
+        stateful: callbacks among these whose state is saved in checkpoints, by name.
+        every_seconds: seconds between two checkpoints.
+        start: point to continue from.
         stop: reports whether to stop.
     """
-    saving = Checkpoints(run.checkpoints, every_seconds, {**beside, LOG: run.log_files}, stop)
+    saving = Checkpoints(run.checkpoints, every_seconds, {**stateful, LOG: run.log_files}, stop)
     if start.file is not None:
-        _take_up(beside, start.file)
+        _load_states(stateful, start.file)
     try:
         try:
             learn(callback=[*callbacks, saving], resume_from=start.file)
         finally:
             keep(agent, run)
-        signal = here().largest(int(stop.by or 0))  # also one after the last update, to any of them
+        signal = here().largest(int(stop.by or 0))  # of all processes, also after the last update
     except ConnectionError:
         deafen()
         raise
@@ -177,41 +176,41 @@ def learn_resumably(
 
 @contextmanager
 def config_read(run: RunFolder) -> Iterator[None]:
-    """While options are taken from the ``config.json`` of a run, name the run if one is missing.
+    """Name the run in errors for options that are missing in its ``config.json``.
 
     Raises:
-        ValueError: in place of the KeyError.
+        ValueError: replaces the KeyError.
     """
     try:
         yield
     except KeyError as error:
         raise ValueError(
-            f"{run.path} cannot be resumed: its config.json lacks {error}. It was altered, or another "
-            f"version of rlxf than {__version__} started the run"
+            f"{run.path} cannot be resumed: {error} is missing in its config.json. The file was changed, or "
+            f"written by another version of rlxf than {__version__}"
         ) from error
 
 
 def options_of(kind: type[Options], config: Mapping[str, Any]) -> Options:
-    """An object of options as ``config.json`` keeps them.
+    """Return a dataclass of options with the values of a ``config.json``.
 
     Raises:
-        KeyError: if one is missing.
+        KeyError: if an option is missing.
     """
     return kind(**{each.name: config[each.name] for each in fields(kind)})  # type: ignore[arg-type]
 
 
 def check_types(options: type[Any], run: RunFolder) -> None:
-    """Raise ValueError if a value in the ``config.json`` of a run is of another type than its option.
+    """Raise ValueError if a value in the ``config.json`` of a run does not have the type of its option.
 
     Args:
-        options: the dataclass of a command's options, which may have parts that are dataclasses.
-        run: the folder.
+        options: dataclass of a command, whose fields may be dataclasses of options.
+        run: folder of the run.
     """
     for name, annotation in get_type_hints(options).items():
-        if annotation is TransformerSpec:  # it checks its own values
+        if annotation is TransformerSpec:  # from_dict checks its values
             continue
         if is_dataclass(annotation):
-            check_types(annotation, run)  # type: ignore[arg-type]  # a class: it is an annotation
+            check_types(annotation, run)  # type: ignore[arg-type]  # annotations are classes
             continue
         rule = rule_of(annotation)
         if name in run.config and not rule.holds(run.config[name]):
@@ -222,47 +221,47 @@ def check_types(options: type[Any], run: RunFolder) -> None:
 
 
 def check_memory(run: RunFolder, core: TransformerSpec, learner: Learner | WindowOptions) -> None:
-    """Raise ValueError if the ``config.json`` of a run requests more memory than the budget allows.
+    """Raise ValueError if the ``config.json`` of a run needs more memory than the budget allows.
 
-    The budget is that of `rlxf.utils.memory_budget`; the checkpoints of the run add to it as any file does.
-    Memory is estimated from below: a run that has a checkpoint of its own passes.
+    The budget is that of `rlxf.utils.memory_budget`; the size of the checkpoints increases it. The estimate
+    is a lower bound, so that every run with a checkpoint of its own passes.
 
     Args:
-        run: the folder.
-        core: the requested core.
-        learner: the requested options.
+        run: folder of the run.
+        core: core in the configuration.
+        learner: training options in the configuration.
     """
     files = [*run.checkpoints.files(), run.checkpoint]
-    brought = max((file.stat().st_size for file in files if file.is_file()), default=0)
+    file_size = max((file.stat().st_size for file in files if file.is_file()), default=0)
     try:
-        asked = _online_bytes(core, learner) if isinstance(learner, Learner) else _window_bytes(core, learner)
+        usage = _online_bytes(core, learner) if isinstance(learner, Learner) else _window_bytes(core, learner)
         least = NUMBER * core.kinds * core.width * (core.width + core.inner_width)
-        check_budget({_told_sizes(core): least, **asked}, brought)
+        check_budget({_describe_sizes(core): least, **usage}, file_size)
         with torch.device("meta"):
             module = core.build()
         weights = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
-        check_budget({_told_sizes(core): weights, **asked}, brought)
-    except (MemoryBudgetError, RuntimeError, OverflowError) as error:  # torch counts up to 2^63
-        raise ValueError(f"{run.path / CONFIG} asks for too much memory: {error}") from error
+        check_budget({_describe_sizes(core): weights, **usage}, file_size)
+    except (MemoryBudgetError, RuntimeError, OverflowError) as error:  # sizes of torch are below 2^63
+        raise ValueError(f"{run.path / CONFIG} needs too much memory: {error}") from error
 
 
-def _told_sizes(core: TransformerSpec) -> str:
+def _describe_sizes(core: TransformerSpec) -> str:
     return f"weights of core.width {core.width}, core.layers {core.layers}"
 
 
 def _online_bytes(core: TransformerSpec, learner: Learner) -> dict[str, int]:
-    """Return the memory of environments, their recurrent states, and the steps of a rollout."""
-    remembered = state_memory(core) // CACHE_COPIES
+    """Return the bytes of environments, their recurrent states, and the rollout, by description."""
+    state_bytes = state_memory(core) // CACHE_COPIES
     steps = (learner.n_steps or learner.segment_length) * core.layers * core.width * NUMBER
     sizes = f"n_envs {learner.n_envs}, n_steps {learner.n_steps}, segment_length {learner.segment_length}"
     return {
         f"environments and steps of {sizes}": learner.n_envs * (ENVIRONMENT + steps),
-        f"the core.memory of n_envs {learner.n_envs}": learner.n_envs * remembered,
+        f"the core.memory of n_envs {learner.n_envs}": learner.n_envs * state_bytes,
     }
 
 
 def _window_bytes(core: TransformerSpec, learner: WindowOptions) -> dict[str, int]:
-    """Return the memory of a batch's tokens, three for each step, and of the time-step embeddings."""
+    """Return the bytes of a batch's tokens, three per step, and of time-step embeddings, by description."""
     tokens = 3 * learner.context_length * learner.batch_size
     return {
         f"windows of batch_size {learner.batch_size}, context_length {learner.context_length}": tokens
@@ -272,10 +271,10 @@ def _window_bytes(core: TransformerSpec, learner: WindowOptions) -> dict[str, in
     }
 
 
-def _take_up(beside: Mapping[str, Stateful], cut_off: Path) -> None:
-    before = read_archive(cut_off).documents[BESIDE]
-    for name, each in beside.items():
-        each.take_up(before[name])
+def _load_states(stateful: Mapping[str, Stateful], checkpoint: Path) -> None:
+    states = read_archive(checkpoint).documents[BESIDE]
+    for name, callback in stateful.items():
+        callback.take_up(states[name])
 
 
 def _leave(signal: Signals, run: RunFolder) -> None:
@@ -283,5 +282,5 @@ def _leave(signal: Signals, run: RunFolder) -> None:
     if not here().writes:
         sys.exit(RESUMABLE)
     leave(
-        f"stopped by {signal.name}; go on with: rlxf resume {run.path}{trust_option(run.config)}", RESUMABLE
+        f"stopped by {signal.name}; resume with: rlxf resume {run.path}{trust_option(run.config)}", RESUMABLE
     )

@@ -1,4 +1,4 @@
-"""The options that name agents of Stable-Baselines3."""
+"""Options for agents saved by Stable-Baselines3."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,35 +11,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SB3Files:
-    """Agents that Stable-Baselines3 or sb3-contrib saved. Their files hold code, see --sb3.trust."""
+    """Agents saved by Stable-Baselines3 or sb3-contrib. Their files contain code; see --sb3.trust."""
 
     files: tuple[Path, ...] = ()
-    """The files, NAME.zip; each agent plays as often as that of a run. Without a run they need --env."""
+    """Files of agents, NAME.zip. Each agent plays the same number of episodes. They need --env or a run."""
     trust: bool = False
-    """Say that you trust whoever made these files: loading one runs whatever code is in it."""
+    """Trust the authors of these files. Loading a file executes the code that it contains."""
     normalizers: tuple[Path, ...] = ()
-    """The VecNormalize of each file; in the RL Zoo NAME/vecnormalize.pkl. None: it saw raw observations."""
+    """VecNormalize file of each agent, e.g. NAME/vecnormalize.pkl of the RL Zoo.
+    By default observations are not normalized."""
     algorithm: str | None = None
-    """Of the files, named as in the RL Zoo, such as ppo or sac; None: they tell."""
+    """Algorithm of the agents, named as in the RL Zoo, e.g. ppo or sac. None reads it from the files."""
 
     def check(self) -> None:
-        """Raise ValueError unless the files are trusted, and all of them normalised or none."""
+        """Raise ValueError if the files are not trusted, or the number of normalizers is wrong."""
         if self.files and not self.trust:
             raise ValueError(
-                f"{self.files[0]} is not opened: loading a file of Stable-Baselines3 runs whatever code it "
-                f"holds. If you trust whoever made it, add --sb3.trust"
+                f"{self.files[0]} is not opened: loading a file of Stable-Baselines3 executes the code that "
+                f"it contains. If you trust its author, add --sb3.trust"
             )
         if self.normalizers and len(self.normalizers) != len(self.files):
             raise ValueError(
-                f"--sb3.normalizers must be one for each of {len(self.files)} files, or none, got "
+                f"--sb3.normalizers must name one file for each of {len(self.files)} agents, or none, got "
                 f"{len(self.normalizers)}"
             )
 
     def agents(self, env: "VecEnv", device: str) -> "list[BaseAlgorithm]":
-        """The agents, ready to play in ``env``, raw environments.
+        """Load the agents to act in ``env``, which has raw observations.
 
         Raises:
-            ValueError, OSError, ImportError: as `rlxf.import_sb3`.
+            ValueError, OSError, ImportError: as in `rlxf.import_sb3`.
         """
         from rlxf.agents.sb3 import import_sb3
 

@@ -1,4 +1,4 @@
-"""What commands print."""
+"""Console output of the commands."""
 
 import json
 import os
@@ -12,32 +12,32 @@ from rich.live import Live
 from rich.table import Table
 
 CLOSED_PIPE = 128 + 13
-"""Exit status that shells report of a program which SIGPIPE has ended."""
+"""Exit status that shells report for a program that was ended by SIGPIPE."""
 
 
 def silence_output() -> NoReturn:
-    """Leave after the reader of the standard output is gone; further output is discarded."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    """Exit after the standard output was closed by its reader, and discard further output."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
     sys.exit(CLOSED_PIPE)
 
 
 class Screen(Console):
-    """rich's console; without a reader it leaves with `CLOSED_PIPE`, unlike rich, which leaves with 1."""
+    """Console of rich that exits with `CLOSED_PIPE` on a closed pipe, where rich exits with 1."""
 
     def on_broken_pipe(self) -> None:
-        """See `silence_output`."""
+        """Call `silence_output`."""
         silence_output()
 
 
 _blocks: list[Live] = []
-"""The block at the bottom of the terminal that is redrawn in place, if there is one."""
+"""Block at the bottom of the terminal that is redrawn in place, if there is one."""
 
 
 @contextmanager
 def block() -> Iterator[Live]:
-    """Show a block that is redrawn in place; output of `show` goes above it."""
+    """Show a block that is redrawn in place; `show` prints above it."""
     with Live(console=Screen(markup=False, highlight=False), auto_refresh=False) as live:
         _blocks.append(live)
         try:
@@ -47,19 +47,19 @@ def block() -> Iterator[Live]:
 
 
 def console(stderr: bool = False) -> Console:
-    """Return the console for output: above the `block` if there is one on the same terminal."""
+    """Return the console for output; it prints above a `block` on the same terminal."""
     if _blocks and (sys.stderr.isatty() or not stderr):
         return _blocks[-1].console
     return Screen(markup=False, highlight=False, stderr=stderr)
 
 
 def show(content: str | Table) -> None:
-    """Print to the screen. Text is not broken into lines: paths in it are there to be copied."""
+    """Print a text or a table. Text is not wrapped, so that paths in it can be copied."""
     console().print(content, soft_wrap=isinstance(content, str))
 
 
 def as_table(title: str, values: dict[str, Any]) -> Table:
-    """Names and JSON values in two columns."""
+    """Return a table of names and JSON values."""
     table = Table(title=title, show_header=False)
     for name, value in values.items():
         table.add_row(name, value if isinstance(value, str) else json.dumps(value))

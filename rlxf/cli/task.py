@@ -1,4 +1,4 @@
-"""The options that say which environments to make."""
+"""Options of the environments."""
 
 import json
 from collections.abc import Collection
@@ -13,55 +13,60 @@ if TYPE_CHECKING:
     from rlxf.envs.workers import Workers
 
 Json = Annotated[dict[str, Any], arg(constructor=json.loads, metavar="JSON")]
+"""Type of an option that is a JSON object."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is trained on."""
+    """Options of the training environments."""
 
     env: str
-    """Gymnasium id of the task, e.g. rlxf/TMaze-v0 or CartPole-v1; package:id imports the package first."""
+    """Gymnasium id of the environment, e.g. rlxf/TMaze-v0 or CartPole-v1.
+    With package:id, the package is imported first."""
     env_kwargs: Json = field(default_factory=dict)
     """Arguments of the environment as a JSON object, e.g. '{"corridor_length": 100}'."""
 
     previous_reward: bool = False
-    """The reward before is part of each step's input, for tasks in which it tells something: bandits."""
+    """Add the previous reward to the observation, for tasks where it is informative, e.g. bandits."""
     previous_transition: bool = False
-    """Action, reward and end of the step before are part of each step's input, also of the first step of an
-    episode: what the last episode ended with. For --across-episodes."""
+    """Add the previous action, reward and episode end to the observation, for --across-episodes.
+    The first observation of an episode contains those of the last step of the previous episode."""
 
     @classmethod
     def of_run(
         cls, config: dict[str, Any], env: str | None, env_kwargs: dict[str, Any], trust: bool = False
     ) -> Self:
-        """The task of a run, with other arguments; or another one, ``env``, that shows the agent as much.
+        """Return the task of a run with updated arguments, or another task with the same observations.
 
         Args:
-            config: of the run, read from its file.
-            env: the id on the command line; None for that of the run.
-            env_kwargs: on the command line; without ``env`` they change those of the run.
-            trust: import the module that the file names, and use the arguments that it gives.
+            config: configuration of the run.
+            env: id from the command line; None for that of the run.
+            env_kwargs: arguments from the command line. Without ``env`` they update those of the run.
+            trust: import the module, and use the arguments, that the configuration names.
 
         Raises:
-            ValueError: if the run's configuration names no environment, the arguments are no JSON object, or
+            ValueError: if the configuration names no environment, the arguments are not a JSON object, or
                 they need trust (`check_described`).
         """
         shown = {name: config.get(name, False) for name in ("previous_reward", "previous_transition")}
         if env is not None:
             return cls(env=env, env_kwargs=env_kwargs, **shown)
         if not isinstance(config.get("env"), str):
-            raise ValueError(f"config.json names no env but {config.get('env')!r}: restore it, or give --env")
+            raise ValueError(
+                f"env in config.json must be a Gymnasium id, got {config.get('env')!r}: correct it, or pass "
+                f"--env"
+            )
         if not trust:
             check_described(config, env_kwargs)
         kwargs = json_object(config.get("env_kwargs", {})) | json_object(env_kwargs)
         return cls(env=config["env"], env_kwargs=kwargs, **shown)
 
     def make(self, n_envs: int, seed: int | None, workers: "Workers | None" = None) -> "VecEnv":
-        """So many environments side by side, as `make_vec_env` makes them.
+        """Make ``n_envs`` parallel environments with `make_vec_env`.
 
         Raises:
-            ValueError: if the id is unknown or the arguments are no JSON object.
-            TypeError: if the environment does not take the arguments, or a space is not supported.
+            ValueError: if the id is unknown or the arguments are not a JSON object.
+            TypeError: if the environment does not accept the arguments, or a space is not supported.
         """
         from rlxf.envs.make import make_vec_env
 
@@ -70,15 +75,15 @@ class Task:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What environments show beside their observations, as `make_vec_env` and `make_env` take it."""
+        """Return the arguments of `make_vec_env` and `make_env` that extend the observations."""
         return {"previous_reward": self.previous_reward, "previous_transition": self.previous_transition}
 
 
 def json_object(env_kwargs: Any) -> dict[str, Any]:
-    """Arguments of an environment as they are.
+    """Return the arguments of an environment after checking that they are a JSON object.
 
     Raises:
-        ValueError: if they are no JSON object.
+        ValueError: if they are not a dict.
     """
     if not isinstance(env_kwargs, dict):
         raise ValueError(f"env_kwargs must be a JSON object, got {env_kwargs!r}")
@@ -88,12 +93,12 @@ def json_object(env_kwargs: Any) -> dict[str, Any]:
 def check_described(config: dict[str, Any], given: Collection[str] = ()) -> None:
     """Raise ValueError if the environment in the ``config.json`` of a run needs trust.
 
-    An id with a module needs trust, and so do arguments with which the environment is not registered. A run
+    An id with a module needs trust, and so do arguments that differ from those of the registration. A run
     without an environment passes.
 
     Args:
-        config: of the run.
-        given: names of arguments that the command line gives.
+        config: configuration of the run.
+        given: names of arguments from the command line.
     """
     from rlxf.envs.trust import DescribedEnv
 
@@ -102,7 +107,7 @@ def check_described(config: dict[str, Any], given: Collection[str] = ()) -> None
 
 
 def trust_option(config: dict[str, Any]) -> str:
-    """Return `` --trust`` if commands on a run with this configuration need it, else nothing."""
+    """Return `` --trust`` if commands on a run with this configuration need it, else an empty string."""
     try:
         check_described(config)
     except ValueError:

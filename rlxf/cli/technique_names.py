@@ -1,4 +1,4 @@
-"""The techniques by name, as they are written on a command line."""
+"""Parsing of the names and descriptions of techniques on the command line."""
 
 import json
 from argparse import ArgumentParser
@@ -14,50 +14,53 @@ CHOOSABLE = {
     axis: [*([FITTING] if axis == "pattern" else []), *([NONE] if axis in OPTIONAL else []), *techniques]
     for axis, techniques in TECHNIQUES.items()
 } | {"head": [*HEADS]}
-"""The names of each axis and of output heads. With the fitting pattern, a token sees itself and what memory
-holds."""
+"""Names that can be chosen for each axis and for output heads.
+
+The pattern ``fitting`` is the largest one that fits the memory: a token attends to itself and to as many
+earlier tokens as the memory holds.
+"""
 
 JOINING = {"|": or_, "&": and_}
-"""How patterns are joined, what binds them loosest first: as in Python."""
+"""Operators that join patterns, in the order of increasing precedence, as in Python."""
 
 
 def find(axis: str, text: str) -> str:
-    """The name that is meant; case, dashes and underscores do not matter.
+    """Return the name of a technique; case, dashes and underscores in ``text`` are ignored.
 
     Raises:
-        ValueError: if there is no such technique.
+        ValueError: if the technique does not exist.
     """
     name = _match(axis, text)
     if name is None:
-        raise ValueError(f"there is no {axis} named {text!r}; there are {', '.join(CHOOSABLE[axis])}")
+        raise ValueError(f"unknown {axis} {text!r}; choose one of {', '.join(CHOOSABLE[axis])}")
     return name
 
 
 def described(axis: str, text: str) -> bool:
-    """Whether the text is more than a name: a JSON object, or a join of patterns."""
-    return text.lstrip().startswith("{") or _joining(axis, text) is not None
+    """Return whether the text is a JSON object or a combination of patterns instead of a name."""
+    return text.lstrip().startswith("{") or _operator(axis, text) is not None
 
 
 def read(axis: str, text: str) -> Any:
-    """The technique of that name with its defaults, that which a JSON object describes, or a join of such.
+    """Parse a technique: a name, a JSON object with options, or a combination of patterns.
 
-    Patterns join as in Python: ``strided & window | dilated``, each a name or a JSON object.
+    Patterns are combined as in Python, ``strided & window | dilated``, where each is a name or a JSON object.
 
     Raises:
-        TypeError, ValueError: if there is no such technique or option, or the text is no JSON.
+        TypeError, ValueError: if a technique or option does not exist, or the text is not valid JSON.
     """
-    if sign := _joining(axis, text):
-        return reduce(JOINING[sign], [read(axis, part.strip()) for part in text.split(sign)])
+    if operator := _operator(axis, text):
+        return reduce(JOINING[operator], [read(axis, part.strip()) for part in text.split(operator)])
     if not text.lstrip().startswith("{"):
         return technique_from_json(axis, {"name": find(axis, text)})
     try:
         return technique_from_json(axis, json.loads(text))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{text} is no JSON: {error}") from error
+        raise ValueError(f"{text} is not valid JSON: {error}") from error
 
 
 def named(args: Sequence[str]) -> dict[str, str]:
-    """What ``--core.AXIS`` names or describes, by axis; names that do not exist are left out."""
+    """Return axis -> name or description given with ``--core.AXIS``, without names that do not exist."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     for axis in TECHNIQUES:
         parser.add_argument(f"--core.{axis}", dest=axis, nargs="?")
@@ -69,8 +72,11 @@ def _chosen(axis: str, text: str) -> str | None:
     return text if described(axis, text) else _match(axis, text)
 
 
-def _joining(axis: str, text: str) -> str | None:
-    """The sign that binds loosest, if there is one: no option of a pattern is a text with such a sign."""
+def _operator(axis: str, text: str) -> str | None:
+    """Return the operator with the lowest precedence in the text; None without operators.
+
+    No option of a pattern is a text that contains an operator.
+    """
     return next((sign for sign in JOINING if sign in text), None) if axis in JOINTS else None
 
 

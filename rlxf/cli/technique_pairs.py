@@ -1,4 +1,4 @@
-"""Which techniques go together: what ``rlxf techniques --pairs`` tells."""
+"""Compatibility of techniques, printed by ``rlxf techniques --pairs``."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from rlxf.cli.technique_names import NONE
 
 @dataclass(frozen=True)
 class Pair:
-    """Two techniques of different axes, with their defaults.
+    """Two techniques of different axes, with their default options.
 
     Args:
-        names: of the two, with their axes.
-        refusal: the sentence with which a transformer of both is refused; None if it can be built.
+        names: axis and name of both techniques.
+        refusal: error message of a transformer with both techniques; None if it can be built.
     """
 
     names: tuple[str, str]
@@ -27,7 +27,7 @@ class Pair:
 
 
 def pairs(causal: bool) -> Iterator[Pair]:
-    """All that there are; None counts where it is a choice."""
+    """Yield all pairs of techniques, including None for optional axes."""
     for axes in combinations(TECHNIQUES, 2):
         for two in product(*(_choices(axis) for axis in axes)):
             choices = dict(zip(axes, two, strict=True))
@@ -36,15 +36,15 @@ def pairs(causal: bool) -> Iterator[Pair]:
 
 
 def show_pairs() -> None:
-    """Print how many pairs can be built, and a table of those that agents, which are causal, cannot have."""
+    """Print the pairs that causal transformers do not support, and the numbers of supported pairs."""
     refused = [pair for pair in pairs(causal=True) if pair.refusal]
-    table = Table("technique", "does not go with", "because", expand=True)
+    table = Table("technique", "is incompatible with", "because", expand=True)
     for pair in refused:
         table.add_row(*pair.names, pair.refusal)
     show(table)
     for causal in (True, False):
-        found = [pair.refusal is None for pair in pairs(causal)]
-        show(f"{causal=}: {sum(found)} pairs of techniques go together, {len(found) - sum(found)} do not")
+        valid = [pair.refusal is None for pair in pairs(causal)]
+        show(f"{causal=}: {sum(valid)} pairs of techniques are compatible, {len(valid) - sum(valid)} are not")
 
 
 def _choices(axis: str) -> list[Any]:

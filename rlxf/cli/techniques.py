@@ -1,4 +1,4 @@
-"""``rlxf techniques``: what a transformer can be made of."""
+"""``rlxf techniques``: list the techniques of transformers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from rlxf.cli.screen import show
 
 @dataclass(frozen=True)
 class Techniques:
-    """List what a transformer can be made of, by the question it answers; tell of pairs; draw a pattern.
+    """List the techniques that a transformer can be built from, or draw a sparse attention pattern.
 
     Example: rlxf techniques --draw longformer --length 256
 
     Args:
-        draw: A pattern whose mask to write as a PNG: its name, or JSON like {"name": "Window", "size": 9}.
-        length: Tokens in the picture.
-        output: The picture's file. Without it, the pattern's name, here.
-        pairs: Tell which two techniques, with their defaults, do not go together, and why.
+        draw: Pattern whose mask is saved as a PNG: a name, or JSON like {"name": "Window", "size": 9}.
+        length: Number of tokens in the image.
+        output: File of the image. None means the name of the pattern in the current folder.
+        pairs: List the pairs of techniques that are incompatible with default options, with the reasons.
     """
 
     draw: str | None = None
@@ -32,7 +32,7 @@ class Techniques:
     pairs: bool = False
 
     def prepare(self) -> Callable[[], None]:
-        """See `Command`."""
+        """Return the function that prints the list or the pairs, or draws the pattern."""
         if self.pairs:
             from rlxf.cli.technique_pairs import show_pairs
 
@@ -41,10 +41,10 @@ class Techniques:
 
 
 def picture(text: str, length: int, output: Path | None) -> Callable[[], None]:
-    """What writes the picture of a pattern.
+    """Return a function that saves the image of a pattern.
 
     Raises:
-        ValueError: if there is no such pattern, or length is less than 1.
+        ValueError: if the pattern does not exist, or length is less than 1.
     """
     from rlxf.attention.checks import check_whole
     from rlxf.cli.pattern_picture import draw_pattern, read_pattern
@@ -55,13 +55,13 @@ def picture(text: str, length: int, output: Path | None) -> Callable[[], None]:
 
     def write() -> None:
         draw_pattern(pattern, length, file)
-        show(f"{file}: queries from top to bottom, keys from left to right; pale: hidden where causal")
+        show(f"{file}: rows are queries, columns are keys; light: masked in causal transformers")
 
     return write
 
 
 def show_techniques() -> None:
-    """Print a table for each question, and for what reads the outputs of trained agents."""
+    """Print a table for each axis, and for output heads and combinations of contexts."""
     from rlxf.agents.contexts import WAYS
     from rlxf.attention.techniques import HEADS, TECHNIQUES
 
@@ -71,26 +71,28 @@ def show_techniques() -> None:
     _show_table(f"context: {CONTEXT_QUESTION}", WAYS, costs)
 
 
-def _show_table(title: str, techniques: Mapping[str, type[Any]], told: Callable[[type[Any]], str]) -> None:
-    table = Table("technique", "what it does", title=title, expand=True)
+def _show_table(
+    title: str, techniques: Mapping[str, type[Any]], describe: Callable[[type[Any]], str]
+) -> None:
+    table = Table("technique", "description", title=title, expand=True)
     for technique in techniques.values():
-        lines = (summary(technique), told(technique), technique.paper)
+        lines = (summary(technique), describe(technique), technique.paper)
         table.add_row(Text(repr(technique())), Text("\n".join(lines)))
     show(table)
 
 
 def facts(axis: str, technique: type[Any]) -> str:
-    """Whose the causal form is, what the technique costs for L tokens, and whether it goes with memory."""
+    """Return origin of the causal form, cost for L tokens, and support of memory as text."""
     return f"{costs(technique)}; with memory: {with_memory(axis, technique())}"
 
 
 def costs(technique: type[Any]) -> str:
-    """Whose the causal form is, and what the technique costs."""
+    """Return the origin of the causal form and the cost of a technique as text."""
     return f"causal form: {technique.causal}; cost: {technique.cost}"
 
 
 def with_memory(axis: str, technique: Any) -> str:
-    """Whether a transformer with that technique and a memory can be built: yes or no."""
+    """Return "yes" if a transformer with this technique and an XL memory can be built, else "no"."""
     from rlxf.attention import XL, TransformerSpec
 
     try:

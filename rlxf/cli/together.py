@@ -1,4 +1,4 @@
-"""One run of several processes: that of rank 0 writes and speaks, the others learn and are silent."""
+"""Runs of several processes, of which only rank 0 prints and writes files."""
 
 import os
 import shutil
@@ -19,26 +19,28 @@ from rlxf.training.joining import here, join
 from rlxf.training.stopping import SIGNALS
 
 NOTHING, FOLDER, CHECKPOINTS = range(3)
-"""What a start of the processes may leave of a run to the next one."""
+"""State of a run after a previous start of the same job: no folder, a folder, or checkpoints."""
 
 
 def join_others() -> None:
-    """Meet the processes that torchrun has started, if it has; all but one fall silent, but for errors.
+    """Initialize the process group under torchrun, and silence output and warnings of all but rank 0.
+
+    Errors are still printed by all processes.
 
     Raises:
-        ValueError: if there are more of them than GPUs.
-        ConnectionError: if the others do not come.
+        ValueError: if there are more processes than GPUs.
+        ConnectionError: if other processes do not connect.
     """
     if not join().writes:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for as long as the process lives
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # stays open until the process ends
         warnings.simplefilter("ignore", UserWarning)
 
 
 def new_run(path: Path, config: dict[str, Any]) -> RunFolder:
-    """The folder of a run, made once all processes are ready to begin; it knows the job that began it.
+    """Create the folder of a run after all processes are ready, with the marker file of the job.
 
     Raises:
-        FileExistsError, OSError: as `RunFolder.create`, in the process that writes.
+        FileExistsError, OSError: as in `RunFolder.create`, in the writing process.
     """
     job = Job.at_hand()
     here().wait()
@@ -49,57 +51,60 @@ def new_run(path: Path, config: dict[str, Any]) -> RunFolder:
 
 
 def log_of(make: Callable[[], Logger]) -> Logger:
-    """What ``make`` gives in the process that writes; elsewhere a log that goes nowhere."""
+    """Return ``make()`` in the writing process, and a logger without outputs in the others."""
     return make() if here().writes else Logger(folder=None, output_formats=[])
 
 
 def started_anew(path: Path) -> RunFolder | None:
-    """The run at ``path`` if torchrun has started its processes anew, and there is where to go on from.
+    """Return the run at ``path`` if torchrun restarted its processes and it has checkpoints; else None.
 
-    Without a checkpoint yet the same job begins it anew: the folder is removed, or set aside if it has
-    weights. Runs of other jobs are left as they are.
+    If the run belongs to the same job and has no checkpoint, it starts from the beginning: its folder is
+    removed, or renamed if it contains weights. Folders of other jobs are not changed.
     """
     job = Job.at_hand()
     if job is None:
         return None
-    left = here().largest(_left(job, path) if here().writes else NOTHING)
-    if left == CHECKPOINTS:
-        return _taken_up(job, path)
-    if left == FOLDER and here().writes:
+    state = here().largest(_run_state(job, path) if here().writes else NOTHING)
+    if state == CHECKPOINTS:
+        return _reopen(job, path)
+    if state == FOLDER and here().writes:
         _clear(path)
     here().wait()
     return None
 
 
 def _clear(path: Path) -> None:
-    """Make room for a run; what was learned in the one before stays."""
+    """Remove the folder of a run, or rename it if it contains weights."""
     if not RunFolder.reopen(path).checkpoint.exists():
         shutil.rmtree(path)
         return
-    aside = next(name for name in _names_aside(path) if not name.exists())
-    path.rename(aside)
-    show(f"{path} has no checkpoint to go on from: it is now {aside}, and the run begins anew")
+    backup = next(name for name in _backup_names(path) if not name.exists())
+    path.rename(backup)
+    show(f"{path} has no checkpoint to resume from: it is renamed to {backup}, and the run starts again")
 
 
-def _names_aside(path: Path) -> Iterator[Path]:
+def _backup_names(path: Path) -> Iterator[Path]:
     return (path.with_name(f"{path.name}-before-{number}") for number in count(1))
 
 
-def _left(job: Job, path: Path) -> int:
-    """What an earlier start of the same job has left."""
+def _run_state(job: Job, path: Path) -> int:
+    """Return the state in which a previous start of the same job left the run."""
     if not job.began(path):
         return NOTHING
     return CHECKPOINTS if RunFolder.reopen(path).checkpoints.files() else FOLDER
 
 
-def _taken_up(job: Job, path: Path) -> RunFolder:
+def _reopen(job: Job, path: Path) -> RunFolder:
     if here().writes:
-        job.mark(path)  # machines may have come
+        job.mark(path)  # machines may have joined the job
     return RunFolder.reopen(path)
 
 
 def deafen() -> None:
-    """Leave undisturbed if there are several: once one has left, torchrun sends signals to all others."""
+    """Ignore signals if there are several processes.
+
+    When the first process exits, torchrun sends signals to the others while they still save.
+    """
     if here().count > 1:
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""``rlxf train dt``: train on data, evaluate, and keep all of it in a folder."""
+"""``rlxf train dt``: train a Decision Transformer on datasets, evaluate it, and save it as a run."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -46,6 +46,7 @@ from rlxf.training.log_files import replaced_events
 from rlxf.training.stopping import Stop
 
 ENVIRONMENTS = 32
+"""Maximum number of parallel environments of an evaluation."""
 OWN = (
     "dataset",
     "updates",
@@ -61,77 +62,80 @@ OWN = (
     "checkpoint_seconds",
     "trust_data",
 )
-"""Options of its own that ``config.json`` keeps, by which a run can go on."""
+"""Options of the command itself in ``config.json``, which are needed to resume a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainDecisionTransformer:
-    """Train a Decision Transformer on Minari datasets, evaluate it, and keep all of it in a new folder.
+    """Train a Decision Transformer on Minari datasets, evaluate it, and save it in a new folder.
 
-    The folder holds config.json, checkpoint.zip, progress.csv and TensorBoard events; look at them with
-    "tensorboard --logdir runs". It also holds best.zip, the agent of the best evaluation during training,
-    which is reported next to the last one. Ctrl-C, SIGTERM and SIGUSR1 end the training and keep its
-    progress, and "rlxf resume" continues it, also after a crash. Several processes share each batch if
-    torchrun starts them: torchrun --nproc-per-node 4 -m rlxf train dt ...
+    The folder contains config.json, checkpoint.zip, progress.csv and TensorBoard events; show them with the
+    command "tensorboard --logdir runs". The checkpoint of the best evaluation during training is best.zip; it
+    is reported next to the last checkpoint. Ctrl-C, SIGTERM and SIGUSR1 stop the training and save its
+    progress, and "rlxf resume" continues it, also after a crash. Each batch is divided among the processes
+    of torchrun: torchrun --nproc-per-node 4 -m rlxf train dt ...
 
-    Every part of the transformer is chosen by name, e.g. --core.position rope; upper and lower case are
-    the same. --help then shows the options of what was chosen, "rlxf techniques" what there is to choose.
-    With --settings kzl or odt it begins with published settings; options that are given change them.
+    Each technique of the transformer is chosen by its name, e.g. --core.position rope; names are not case
+    sensitive. With these options, --help shows the options of the chosen techniques. "rlxf techniques" lists
+    all techniques. --settings kzl and --settings odt select published settings, which other options override.
 
     Example: rlxf train dt --dataset rlxf/cartpole/mixed-v0 --updates 500 --core.width 32 --core.layers 1
     """
 
     dataset: tuple[str, ...]
-    """Minari id, or several to be joined; "rlxf datasets" lists those on this machine."""
+    """One or more Minari ids, which are concatenated. "rlxf datasets" lists those on this machine."""
     settings: Literal["kzl", "odt"] | None = None
-    """Published settings, which other options change: kzl, those of Decision Transformer, or odt, of its form
-    that goes on learning online. "--settings kzl --help" shows them."""
+    """Published settings, which other options override.
+    They are those of Decision Transformer (kzl) or of Online Decision Transformer (odt).
+    Add --help to show them."""
     updates: Count = 100_000
-    """Updates of the weights, each on one batch."""
+    """Number of weight updates, each on one batch."""
     target_returns: tuple[float, ...] | None = None
-    """Returns to ask for in evaluations, one after the other; None is the largest in the data. Of several,
-    targets.png in the folder shows what was reached."""
+    """Target returns of the evaluations. None means the largest return in the data.
+    With several targets, targets.png in the folder plots the achieved returns."""
     download: bool = False
-    """Download a dataset that is not on this machine."""
+    """Download datasets that are not on this machine."""
     trust_data: bool = False
-    """Trust the authors of the data: their full description of the environment (entry point, arguments,
-    wrappers) is used, which can run code. Without this flag the registered environment is used."""
+    """Trust the authors of the data.
+    Their full description of the environment (entry point, arguments, wrappers) is used, which can run code.
+    Without this flag, the registered environment is used."""
     env: str | None = None
-    """Gymnasium id to evaluate in; None for that of the data; package:id imports the package first."""
+    """Gymnasium id of the environment for evaluations. None means that of the data.
+    With package:id, the package is imported first."""
     env_kwargs: Json = field(default_factory=dict)
-    """Arguments of the environment as a JSON object; in that of the data they change those of the data."""
+    """Arguments of the environment as a JSON object. In the environment of the data, they update its own."""
     seed: int = 0
-    """Of weights, windows and dropout: the same seed gives the same run on one machine."""
+    """Seed of weights, windows and dropout. Equal seeds give equal runs on one machine."""
     pretrained: Path | None = None
-    """Folder of a run whose weights it begins with, e.g. of "rlxf pretrain"; None for fresh ones."""
+    """Folder of a run with initial weights, e.g. of "rlxf pretrain". None means random weights."""
     run: Path | None = None
-    """The new folder; None is runs/dt-DATASET-SEED. An existing one is refused."""
+    """New folder of the run. None means runs/dt-DATASET-SEED. It must not exist."""
     episodes: Count = 100
-    """Episodes of the evaluation at the end, for each target; 0 to train without any evaluation."""
+    """Number of episodes of the final evaluation, per target return. 0 turns off all evaluations."""
     evaluate_every: Count | None = None
-    """Updates from one evaluation during training to the next; None for a tenth of the training, 0 for
-    none."""
+    """Number of updates between two evaluations during training.
+    None means a tenth of the training. 0 means no evaluation during training."""
     evaluation_episodes: Count = 20
-    """Episodes of an evaluation during training, for each target: few, as the training waits meanwhile."""
+    """Number of episodes of an evaluation during training, per target return. The training waits for it."""
     log_interval: Count = 100
-    """Updates from one line of the log to the next."""
+    """Number of updates between two log entries."""
     checkpoint_seconds: float = EVERY_SECONDS
-    """Seconds from one checkpoint to the next; "rlxf resume" goes on from them, and the last three stay."""
+    """Seconds between two checkpoints for "rlxf resume". The last three are kept."""
     progress_bar: bool = True
-    """Show progress: updates, loss and evaluations every few seconds, and bars."""
+    """Show updates, loss and evaluations every few seconds, and progress bars."""
     quiet: bool = False
-    """Print warnings, errors and the final result only: neither the settings nor progress."""
+    """Print only warnings, errors and the final result, without settings and progress."""
     learner: Annotated[OfflineLearner, arg(name="")] = OfflineLearner()
     core: TransformerSpec = decision_transformer()
-    """The transformer. With the defaults it is the published one."""
+    """Transformer of the agent. The default is that of Chen et al. 2021 (Decision Transformer)."""
 
     def prepare(self) -> Callable[[], None]:
-        """See `Command`."""
+        """Load the datasets, build the agent, create the run, and return the training to run."""
         join_others()
         run = started_anew(self._path)
         if run is not None:
-            again = self.of_run(run, self.progress_bar, self.quiet, trust=True)  # this job wrote it
-            return replace(again, trust_data=self.trust_data).prepare_again(run)
+            options = self.of_run(run, self.progress_bar, self.quiet, trust=True)  # this job wrote the run
+            return replace(options, trust_data=self.trust_data).prepare_again(run)
         self._check()
         agent = self._agent()
         begin_with(agent, self.pretrained)
@@ -143,18 +147,20 @@ class TrainDecisionTransformer:
 
     @classmethod
     def of_run(cls, run: RunFolder, progress_bar: bool, quiet: bool = False, trust: bool = False) -> Self:
-        """The options that a run was started with.
+        """Return the options that a run was started with.
 
         Args:
-            run: the folder.
+            run: folder of the run.
             progress_bar: show progress bars.
-            trust: use the environment of its ``config.json`` and data in full, including code.
+            quiet: print neither settings nor progress.
+            trust: use the full description of the environment in ``config.json`` and datasets, including
+                code.
 
         Raises:
-            ValueError: if its ``config.json`` lacks one, or its environment needs trust.
+            ValueError: if an option is missing in its ``config.json``, or its environment needs trust.
         """
         defaults: dict[str, Any] = {"env_kwargs": {}, "trust_data": False}
-        config = defaults | run.config  # missing in runs from before the option existed
+        config = defaults | run.config  # runs of older versions lack these options
         if not trust:
             _check_untrusted(run)
         with config_read(run):
@@ -162,16 +168,16 @@ class TrainDecisionTransformer:
             own = {name: config[name] for name in OWN}
             core = TransformerSpec.from_dict(config["core"])
         pretrained = None if own["pretrained"] is None else Path(own["pretrained"])
-        again = own | {name: tuple(own[name]) for name in ("dataset", "target_returns")}
-        again |= {"pretrained": pretrained, "run": run.path, "trust_data": trust}
-        again |= {"progress_bar": progress_bar, "quiet": quiet}
-        return cls(**again, learner=learner, core=core)
+        options = own | {name: tuple(own[name]) for name in ("dataset", "target_returns")}
+        options |= {"pretrained": pretrained, "run": run.path, "trust_data": trust}
+        options |= {"progress_bar": progress_bar, "quiet": quiet}
+        return cls(**options, learner=learner, core=core)
 
     def prepare_again(self, run: RunFolder) -> Callable[[], None]:
-        """As `prepare`, to go on with a run that was cut off.
+        """Like `prepare`, to resume an interrupted run.
 
         Raises:
-            FileNotFoundError: if none of its checkpoints is whole.
+            FileNotFoundError: if it has checkpoints, and none of them is intact.
         """
         join_others()
         if is_complete(run, self.updates):
@@ -183,7 +189,7 @@ class TrainDecisionTransformer:
         return partial(self._train, agent, run, start)
 
     def _agent_at(self, start: Start) -> DecisionTransformer:
-        """Load the agent to continue. After all updates, only a trusted environment needs the data."""
+        """Load the agent to continue. After the last update it needs the data only if they are trusted."""
         if start.file is not None and start.steps >= self.updates and not self.trust_data:
             return DecisionTransformer.load(start.file, device=self.learner.device)
         agent = self._agent()
@@ -196,13 +202,13 @@ class TrainDecisionTransformer:
         check_from_zero(self, "episodes", "evaluate_every", "checkpoint_seconds", "seed")
         if self.evaluate_every and self.episodes == 0:
             raise ValueError(
-                f"evaluate_every {self.evaluate_every} needs episodes to play, got episodes 0: leave one out"
+                f"evaluate_every must be 0 or None if episodes is 0, got {self.evaluate_every}: leave one out"
             )
         if self._path.exists():
             raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")
 
     def _check_evaluation(self, agent: DecisionTransformer) -> None:
-        """That environments can be made, and what is asked for there, is known before the training."""
+        """Raise ValueError or TypeError if environments or target returns are invalid."""
         checked_targets(self._targets(agent), agent.return_range)
         if self.episodes == 0:
             return
@@ -216,13 +222,13 @@ class TrainDecisionTransformer:
         return Path("runs", f"dt-{name}-{self.seed}") if self.run is None else self.run
 
     def _agent(self) -> DecisionTransformer:
-        loading = {"download": self.download, "progress_bar": self._speaks}
+        loading = {"download": self.download, "progress_bar": self._verbose}
         data = here().first_then_all(partial(load_trajectories, self.dataset, **loading))
         options = self.learner.arguments()
         return DecisionTransformer(data, core=self.core, seed=self.seed, trust=self.trust_data, **options)
 
     def _config(self, agent: DecisionTransformer) -> dict[str, Any]:
-        """What the run is started with, defaults included."""
+        """Return the options of the run, including defaults."""
         own = {name: getattr(self, name) for name in OWN} | {
             "dataset": list(self.dataset),
             "target_returns": self._targets(agent),
@@ -230,8 +236,8 @@ class TrainDecisionTransformer:
             "evaluate_every": self._interval,
             "pretrained": None if self.pretrained is None else str(self.pretrained),
         }
-        read_off = {"return_scale": agent.return_scale, "episode_length": agent.episode_length}
-        learner = asdict(self.learner) | read_off
+        from_data = {"return_scale": agent.return_scale, "episode_length": agent.episode_length}
+        learner = asdict(self.learner) | from_data
         return (
             {"agent": "decision_transformer", "settings": self.settings}
             | own
@@ -251,28 +257,28 @@ class TrainDecisionTransformer:
 
     @property
     def _interval(self) -> int:
-        """Updates from one evaluation to the next."""
+        """Number of updates between two evaluations; 0 for no evaluation."""
         return interval(self.evaluate_every, self.updates) if self.episodes else 0
 
     @property
-    def _speaks(self) -> bool:
-        """True if this process shows progress."""
+    def _verbose(self) -> bool:
+        """Return whether this process shows progress."""
         return self.progress_bar and not self.quiet and here().writes
 
     def _learn(self, agent: DecisionTransformer, run: RunFolder, start: Start, stop: Stop) -> None:
         learn = partial(agent.learn, self.updates, log_interval=self.log_interval)
         with (
             self._evaluations(agent, run) as evaluations,
-            progress(self._speaks, "updates", self.updates, OFFLINE, evaluations.values()) as shown,
+            progress(self._verbose, "updates", self.updates, OFFLINE, evaluations.values()) as display,
         ):
-            callbacks, seconds = [*evaluations.values(), *shown], self.checkpoint_seconds
+            callbacks, seconds = [*evaluations.values(), *display], self.checkpoint_seconds
             learn_resumably(agent, run, learn, callbacks, evaluations, seconds, start, stop)
 
     @contextmanager
     def _evaluations(
         self, agent: DecisionTransformer, run: RunFolder
     ) -> Iterator[dict[str, EvaluationCallback]]:
-        """Provide the evaluation callbacks of the training by name; none if evaluation is turned off."""
+        """Yield the evaluation callback of the training by its name; nothing if evaluation is off."""
         if not self._interval or not here().writes:
             yield {}
             return
@@ -288,12 +294,12 @@ class TrainDecisionTransformer:
             }
 
     def _evaluate(self, agent: DecisionTransformer, run: RunFolder) -> None:
-        """Report the last checkpoint, and the best one next to it if evaluations chose one."""
+        """Evaluate and report the last checkpoint, and the best one if there is one."""
         if not here().writes:
             return
         if self.episodes == 0:
-            named = "" if run.config["env"] else " --env ID"
-            show(f"not evaluated, as asked for with --episodes 0; see: rlxf evaluate {run.path}{named}")
+            env_option = "" if run.config["env"] else " --env ID"
+            show(f"not evaluated because of --episodes 0; run: rlxf evaluate {run.path}{env_option}")
             return
         agents = {"last": agent}
         reports = {"last": self._report(agent, agent.logger)}
@@ -313,32 +319,32 @@ class TrainDecisionTransformer:
         logger: Logger | SummaryWriter,
         with_data: DecisionTransformer | None = None,
     ) -> TargetSweep:
-        """What an agent reaches in the environments of one that has its data, by default its own."""
+        """Evaluate an agent in the environments of ``with_data``, which has datasets; None for ``agent``."""
         with self._fresh_env(with_data or agent, self.episodes) as env:
             return evaluate(
                 agent,
                 env,
                 self.episodes,
                 target_returns=self._targets(agent),
-                progress_bar=self._speaks,
+                progress_bar=self._verbose,
                 logger=logger,
             )
 
     @contextmanager
     def _fresh_env(self, agent: DecisionTransformer, episodes: int) -> Iterator[VecEnv]:
-        """Environments to evaluate in."""
+        """Yield environments for an evaluation, and close them afterwards."""
         number = min(ENVIRONMENTS, episodes)
-        with generators_kept():  # without a seed, SB3 draws from numpy's
+        with generators_kept():  # without a seed, SB3 draws from NumPy's global generator
             env = make_offline_env(agent, self.env, self.env_kwargs, number)
         with closing(env):
             yield env
 
 
 def _check_untrusted(run: RunFolder) -> None:
-    """Raise ValueError if the run goes on in another environment unless it and its data are trusted."""
+    """Raise ValueError if the environment of the run needs trust."""
     check_described(run.config)
     if run.config.get("trust_data"):
         raise ValueError(
-            f"{run.path} was trained with --trust-data, in the environment that its data describe: add "
-            f"--trust if you trust the author of the run and of {', '.join(map(str, run.config['dataset']))}"
+            f"{run.path} was trained with --trust-data, in the environment described by its data: add "
+            f"--trust if you trust the authors of the run and of {', '.join(map(str, run.config['dataset']))}"
         )

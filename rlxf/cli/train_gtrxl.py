@@ -1,4 +1,4 @@
-"""``rlxf train gtrxl``: train, evaluate, and keep all of it in a folder."""
+"""``rlxf train gtrxl``: train a Gated Transformer-XL with PPO, evaluate it, and save it as a run."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -59,68 +59,73 @@ OWN = (
     "normalize_rewards",
     "checkpoint_seconds",
 )
-"""Options of its own that ``config.json`` keeps, by which a run can go on."""
+"""Options of the command itself in ``config.json``, which are needed to resume a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainGTrXL:
-    """Train a Gated Transformer-XL with PPO, evaluate it, and keep all of it in a new folder.
+    """Train a Gated Transformer-XL with PPO, evaluate it, and save it in a new folder.
 
-    The folder holds config.json, checkpoint.zip, progress.csv and TensorBoard events; look at them with
-    "tensorboard --logdir runs". It also holds best.zip, the agent of the best evaluation during training,
-    which is reported next to the last one. Ctrl-C, SIGTERM and SIGUSR1 end the training and keep its
-    progress, and "rlxf resume" continues it, also after a crash. Several processes share the environments
-    if torchrun starts them: torchrun --nproc-per-node 4 -m rlxf train gtrxl ...
+    The folder contains config.json, checkpoint.zip, progress.csv and TensorBoard events; show them with the
+    command "tensorboard --logdir runs". The checkpoint of the best evaluation during training is best.zip; it
+    is reported next to the last checkpoint. Ctrl-C, SIGTERM and SIGUSR1 stop the training and save its
+    progress, and "rlxf resume" continues it, also after a crash. The environments are divided among the
+    processes of torchrun: torchrun --nproc-per-node 4 -m rlxf train gtrxl ...
 
-    Every part of the transformer is chosen by name, e.g. --core.position alibi; upper and lower case are
-    the same. --help then shows the options of what was chosen, "rlxf techniques" what there is to choose.
+    Each technique of the transformer is chosen by its name, e.g. --core.position alibi; names are not case
+    sensitive. With these options, --help shows the options of the chosen techniques. "rlxf techniques" lists
+    all techniques.
 
     Example: rlxf train gtrxl --env rlxf/TMaze-v0 --env-kwargs '{"corridor_length":9}' --total-timesteps 20000
     """
 
     task: Annotated[Task, arg(name="")]
     total_timesteps: Count = 200_000
-    """Environment steps to train for, over all environments, e.g. 1e6; rounded up to whole rollouts of
-    n_envs * n_steps steps. The default is enough for a T-Maze of 50."""
+    """Number of environment steps, over all environments, e.g. 1e6.
+    It is rounded up to whole rollouts of n_envs * n_steps steps.
+    The default is sufficient for a T-Maze with a corridor of 50."""
     seed: int = 0
-    """Of weights, actions, minibatches and environments: the same seed gives the same run on one machine."""
+    """Seed of weights, actions, minibatches and environments. Equal seeds give equal runs on one machine."""
     pretrained: Path | None = None
-    """Folder of a run whose weights it begins with, e.g. of "rlxf pretrain"; None for fresh ones."""
+    """Folder of a run with initial weights, e.g. of "rlxf pretrain". None means random weights."""
     run: Path | None = None
-    """The new folder; None is runs/gtrxl-ENV-SEED. An existing one is refused."""
+    """New folder of the run. None means runs/gtrxl-ENV-SEED. It must not exist."""
     episodes: Count = 100
-    """Episodes of the evaluation at the end: 100 resolve a success rate to about 0.1."""
+    """Number of episodes of the final evaluation.
+    With 100, the 95 % confidence interval of a success rate is at most +-0.1."""
     evaluate_every: Count | None = None
-    """Steps from one evaluation during training to the next; None for a tenth of the training, 0 for none."""
+    """Number of environment steps between two evaluations during training.
+    None means a tenth of the training. 0 means no evaluation during training."""
     evaluation_episodes: Count = 20
-    """Episodes of an evaluation during training: few, as each is played while the training waits."""
+    """Number of episodes of an evaluation during training. The training waits for it."""
     policy: Literal["MlpGTrXLPolicy", "CnnGTrXLPolicy", "MultiInputGTrXLPolicy"] | None = None
-    """What reads observations; None chooses by the observation space."""
+    """Policy class, which determines the feature extractor. None selects it by the observation space."""
     normalize_observations: bool = False
-    """Scale each number of the observation by its mean and deviation so far. The run keeps both."""
+    """Normalize observations by their running mean and standard deviation, which the run saves."""
     normalize_rewards: bool = False
-    """Divide rewards by the deviation of the discounted returns so far. Evaluations report raw rewards."""
+    """Divide rewards by the running standard deviation of discounted returns.
+    Evaluations report the rewards of the environment."""
     checkpoint_seconds: float = EVERY_SECONDS
-    """Seconds from one checkpoint to the next; "rlxf resume" goes on from them, and the last three stay."""
+    """Seconds between two checkpoints for "rlxf resume". The last three are kept."""
     progress_bar: bool = True
-    """Show progress: steps, returns and losses every few seconds, and bars."""
+    """Show steps, returns and losses every few seconds, and progress bars."""
     quiet: bool = False
-    """Print warnings, errors and the final result only: neither the settings nor progress."""
+    """Print only warnings, errors and the final result, without settings and progress."""
     processes: Annotated[Processes, arg(name="")] = Processes()
     looks: Annotated[Looks, arg(name="")] = Looks()
     learner: Annotated[Learner, arg(name="")] = Learner()
     core: TransformerSpec = gtrxl()
-    """The transformer. With the defaults it is a Gated Transformer-XL."""
+    """Transformer of the agent. The default is a Gated Transformer-XL (Parisotto et al. 2020)."""
 
     def prepare(self) -> Callable[[], None]:
-        """See `Command`."""
+        """Make the environments, build the agent, create the run, and return the training to run."""
         join_others()
         run = started_anew(self._path)
         if run is not None:
-            again = self.of_run(run, self.progress_bar, self.quiet, trust=True)  # this job wrote it
-            return again.prepare_again(run)
+            options = self.of_run(run, self.progress_bar, self.quiet, trust=True)  # this job wrote the run
+            return options.prepare_again(run)
         self._check()
-        env, agent = self._made()
+        env, agent = self._build()
         begin_with(agent, self.pretrained)
         run = new_run(self._path, self._config(agent))
         with naming(run):
@@ -129,15 +134,16 @@ class TrainGTrXL:
 
     @classmethod
     def of_run(cls, run: RunFolder, progress_bar: bool, quiet: bool = False, trust: bool = False) -> Self:
-        """The options that a run was started with.
+        """Return the options that a run was started with.
 
         Args:
-            run: the folder.
+            run: folder of the run.
             progress_bar: show progress bars.
-            trust: use the environment of its ``config.json`` in full, including code.
+            quiet: print neither settings nor progress.
+            trust: use the full description of the environment in ``config.json``, including code.
 
         Raises:
-            ValueError: if its ``config.json`` lacks one, or its environment needs trust.
+            ValueError: if an option is missing in its ``config.json``, or its environment needs trust.
         """
         if not trust:
             check_described(run.config)
@@ -154,16 +160,16 @@ class TrainGTrXL:
         return cls(**own | parts, run=run.path, progress_bar=progress_bar, quiet=quiet)
 
     def prepare_again(self, run: RunFolder) -> Callable[[], None]:
-        """As `prepare`, to go on with a run that was cut off.
+        """Like `prepare`, to resume an interrupted run.
 
         Raises:
-            FileNotFoundError: if none of its checkpoints is whole.
+            FileNotFoundError: if it has checkpoints, and none of them is intact.
         """
         join_others()
         if is_complete(run, self.total_timesteps):
             return partial(show, describe_completion(run, "steps", f"; see: rlxf evaluate {run.path}"))
         start = Start.of(run)
-        env, agent = self._made()
+        env, agent = self._build()
         if start.file is None:
             begin_with(agent, self.pretrained)
         agent.set_logger(log_of(partial(run.continue_logger, start.log, start.steps)))
@@ -181,12 +187,12 @@ class TrainGTrXL:
         task = re.sub(r"[^\w.-]+", "-", self.task.env)
         return Path("runs", f"gtrxl-{task}-{self.seed}") if self.run is None else self.run
 
-    def _made(self) -> tuple[VecEnv, GTrXLPPO]:
-        """Environments, and an agent in them."""
+    def _build(self) -> tuple[VecEnv, GTrXLPPO]:
+        """Return the environments of this process, and an agent in them."""
         number = here().part("n_envs", self.learner.n_envs)
         env = self._envs(number, self.seed + here().rows(number).start)
-        asked = self.normalize_observations, self.normalize_rewards
-        return env, self._agent(normalised(env, *asked, self.learner.gamma))
+        options = self.normalize_observations, self.normalize_rewards
+        return env, self._agent(normalised(env, *options, self.learner.gamma))
 
     def _envs(self, number: int, seed: int | None) -> VecEnv:
         return self.task.make(number, seed, self.processes.asked(number))
@@ -196,7 +202,7 @@ class TrainGTrXL:
         return GTrXLPPO(policy, env, core=self.core, seed=self.seed, **self.learner.arguments())
 
     def _config(self, agent: GTrXLPPO) -> dict[str, Any]:
-        """What the run is started with, defaults included."""
+        """Return the options of the run, including defaults."""
         own = {name: getattr(self, name) for name in OWN} | {
             "pretrained": None if self.pretrained is None else str(self.pretrained),
             "evaluate_every": self._interval(agent),
@@ -215,12 +221,12 @@ class TrainGTrXL:
             train_to_completion(agent, run, start, self.total_timesteps, learn, finish)
 
     def _interval(self, agent: GTrXLPPO) -> int:
-        """Steps from one evaluation to the next; 0 for none."""
+        """Return the number of steps between two evaluations; 0 for no evaluation."""
         return interval(self.evaluate_every, self.total_timesteps, agent.all_envs * agent.n_steps)
 
     @property
-    def _speaks(self) -> bool:
-        """True if this process shows progress."""
+    def _verbose(self) -> bool:
+        """Return whether this process shows progress."""
         return self.progress_bar and not self.quiet and here().writes
 
     def _learn(self, agent: GTrXLPPO, run: RunFolder, start: Start, stop: Stop) -> None:
@@ -228,21 +234,21 @@ class TrainGTrXL:
         total = -(-self.total_timesteps // rollout) * rollout
         with (
             self._evaluations(agent, run) as evaluations,
-            self._looks(agent) as looks,
-            progress(self._speaks, "steps", total, ONLINE, evaluations.values()) as shown,
+            self._tensorboard_callbacks(agent) as tensorboard,
+            progress(self._verbose, "steps", total, ONLINE, evaluations.values()) as display,
         ):
-            callbacks, seconds = [*evaluations.values(), *looks, *shown], self.checkpoint_seconds
+            callbacks, seconds = [*evaluations.values(), *tensorboard, *display], self.checkpoint_seconds
             learn_resumably(agent, run, learn, callbacks, evaluations, seconds, start, stop)
 
-    def _looks(self, agent: GTrXLPPO) -> AbstractContextManager[list[BaseCallback]]:
-        """What shows the inside of the agent; it films when evaluations are made."""
+    def _tensorboard_callbacks(self, agent: GTrXLPPO) -> AbstractContextManager[list[BaseCallback]]:
+        """Return the callbacks of `Looks`; videos are recorded as often as evaluations are made."""
         if not here().writes:
             return nullcontext([])
         return self.looks.callbacks(self.task, self._interval(agent) or self.total_timesteps)
 
     @contextmanager
     def _evaluations(self, agent: GTrXLPPO, run: RunFolder) -> Iterator[dict[str, EvaluationCallback]]:
-        """Provide the evaluation callbacks of the training by name; none if evaluation is turned off."""
+        """Yield the evaluation callback of the training by its name; nothing if evaluation is off."""
         every = self._interval(agent)
         if not every or not here().writes:
             yield {}
@@ -259,7 +265,7 @@ class TrainGTrXL:
             }
 
     def _evaluate(self, agent: GTrXLPPO, run: RunFolder) -> None:
-        """Report the last checkpoint, and the best one next to it if evaluations chose one."""
+        """Evaluate and report the last checkpoint, and the best one if there is one."""
         if not here().writes:
             return
         with self._fresh_env(agent, self.episodes) as env:
@@ -272,10 +278,10 @@ class TrainGTrXL:
             show(summary)
 
     def _report(self, agent: GTrXLPPO, env: VecEnv, logger: Logger | SummaryWriter) -> Report:
-        return evaluate(agent, env, self.episodes, progress_bar=self._speaks, logger=logger)
+        return evaluate(agent, env, self.episodes, progress_bar=self._verbose, logger=logger)
 
     def _report_best(self, run: RunFolder) -> tuple[Report, int]:
-        """Evaluate the best checkpoint in the episodes of the last one; return the report and its steps."""
+        """Evaluate the best checkpoint on the episodes of the last one; return report and training steps."""
         from rlxf.cli.players import load_agent  # imports dataset readers, which training does not need
 
         with (
@@ -288,15 +294,15 @@ class TrainGTrXL:
 
     @contextmanager
     def _fresh_env(self, agent: GTrXLPPO, episodes: int) -> Iterator[VecEnv]:
-        """Environments to evaluate in, which show what the agent saw in training."""
-        with generators_kept():  # without a seed, SB3 draws from numpy's
+        """Yield environments for an evaluation, with the normalization of the training; close them after."""
+        with generators_kept():  # without a seed, SB3 draws from NumPy's global generator
             env = self._envs(min(self.learner.n_envs, episodes), None)
         with closing(env):
             yield normalised_alike(env, agent.get_vec_normalize_env())
 
 
 def _keep_statistics(agent: GTrXLPPO, run: RunFolder) -> None:
-    """Save the normalisation statistics of the best agent, if there are any."""
+    """Save the normalization statistics of the best agent, if there are any."""
     normalizer = agent.get_vec_normalize_env()
     if normalizer is not None:
         save_normalizer(run.best_normalizer, normalizer)

@@ -1,4 +1,4 @@
-"""What the tests of commands share."""
+"""Fixtures of the tests of commands."""
 
 import pytest
 
@@ -6,16 +6,23 @@ from tests.cli.running import train
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path, monkeypatch):
+def _empty_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
-    """The folder of a run."""
+    """Folder of a complete run on a T-Maze."""
     path = tmp_path_factory.mktemp("run") / "tmaze"
-    looks = ["--attention-maps-every", "100", "--videos"]
+    extra = ["--attention-maps-every", "100", "--videos"]
     train(
-        "--run", str(path), "--evaluate-every", "32", "--core.residual", "add", "--core.position=RoPE", *looks
+        "--run",
+        str(path),
+        "--evaluate-every",
+        "32",
+        "--core.residual",
+        "add",
+        "--core.position=RoPE",
+        *extra,
     )
     return path

@@ -1,4 +1,4 @@
-"""How the tests of commands call them."""
+"""Helpers that run commands in tests."""
 
 import shlex
 
@@ -15,25 +15,25 @@ TASK = ["--env", "rlxf/TMaze-v0", "--env-kwargs", '{"corridor_length": 3}']
 
 
 def train(*args: str) -> None:
-    """A run of two rollouts on a T-Maze with a corridor of 3."""
+    """Train for two rollouts on a T-Maze with a corridor of 3."""
     main(["train", "gtrxl", *TASK, *TINY, *args])
 
 
 def refused(capsys, *args: str) -> str:
-    """What is printed when the command leaves with 2: one line."""
+    """Return the one-line error message of a command that exits with status 2."""
     capsys.readouterr()
-    with pytest.raises(SystemExit) as leaving:
+    with pytest.raises(SystemExit) as exit_info:
         main(list(args))
     captured = capsys.readouterr()
-    assert leaving.value.code == 2
+    assert exit_info.value.code == 2
     assert captured.err.startswith("rlxf: ")
     assert captured.err.count("\n") == 1
     return captured.err
 
 
 def wrong_usage(capsys, *args: str) -> str:
-    """What is printed, its frame and line breaks taken off, when the arguments cannot be read."""
-    with pytest.raises(SystemExit) as leaving:
+    """Return the error message for invalid arguments, without its frame and line breaks."""
+    with pytest.raises(SystemExit) as exit_info:
         main(list(args))
-    assert leaving.value.code == 2
+    assert exit_info.value.code == 2
     return " ".join(capsys.readouterr().err.replace("│", " ").split())

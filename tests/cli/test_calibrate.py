@@ -1,4 +1,4 @@
-"""``rlxf calibrate``: what it leaves in a run, and what is refused."""
+"""Tests of ``rlxf calibrate``: changes of the run, and errors."""
 
 import inspect
 import math
@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.agents.calibration import Calibration
 from rlxf.cli import main
-from rlxf.cli.calibrate import Calibrate, _told
+from rlxf.cli.calibrate import Calibrate, _describe
 from rlxf.training import read_archive
 from tests.cli.running import refused, train
 from tests.datasets import ID, record_cartpole
@@ -20,16 +20,16 @@ from tests.ranks import on_ranks
 
 CALM = ["--core.depth", "calm", "--core.depth.confidence", "classifier", "--core.layers", "2"]
 EASY = ["--alpha", "0.9", "--delta", "0.9"]
-"""A promise that any agent keeps."""
+"""Risk level at which every threshold passes."""
 
 
 def threshold(path, agent=GTrXLPPO):
     return float(agent.load(path, device="cpu").policy.transformer.depth.threshold)
 
 
-@pytest.mark.parametrize("seen", [[], ["--normalize-observations"]], ids=["raw", "normalised"])
-def test_a_run_gets_its_threshold_and_stays_as_it_was_else(seen, capsys):
-    train("--run", "maze", *CALM, *seen)
+@pytest.mark.parametrize("options", [[], ["--normalize-observations"]], ids=["raw", "normalized"])
+def test_calibration_changes_only_the_threshold(options, capsys):
+    train("--run", "maze", *CALM, *options)
     before = read_archive("maze/checkpoint.zip")
     main(["calibrate", "maze", "--episodes", "6", "--n-envs", "2", *EASY])
     shown = " ".join(capsys.readouterr().out.split())
@@ -47,7 +47,7 @@ def test_a_run_gets_its_threshold_and_stays_as_it_was_else(seen, capsys):
     assert changed == {"transformer.depth.threshold"}
 
 
-def test_evaluations_play_so():
+def test_evaluation_uses_the_threshold():
     train("--run", "maze", *CALM)
     main(["calibrate", "maze", "--episodes", "6", *EASY])
     main(["evaluate", "maze", "--episodes", "2", "--n-envs", "2", "--no-progress-bar"])
@@ -55,16 +55,16 @@ def test_evaluations_play_so():
     assert events.Scalars("eval/mean_depth")[-1].value == 1.0
 
 
-def test_a_promise_that_cannot_be_kept_lets_nobody_leave(capsys):
+def test_early_exit_stays_off_if_no_threshold_passes(capsys):
     train("--run", "maze", *CALM)
     main(["calibrate", "maze", "--episodes", "2", "--alpha", "0.01", "--delta", "0.01"])
-    assert "no threshold keeps the promise" in capsys.readouterr().out
+    assert "no threshold passes, so early exit stays off" in capsys.readouterr().out
     assert threshold("maze/checkpoint.zip") == math.inf
 
 
 @pytest.fixture
 def offline(minari_root):
-    """The folder of a Decision Transformer's run, with a best checkpoint."""
+    """Folder of a run of a Decision Transformer with a best checkpoint."""
     record_cartpole()
     settings = shlex.split(
         "--run dt --updates 3 --episodes 2 --evaluate-every 2 --context-length 4 --batch-size 4"
@@ -74,8 +74,8 @@ def offline(minari_root):
     return "dt"
 
 
-@pytest.mark.parametrize("data", [[], ["--dataset", ID]], ids=["its own", "given"])
-def test_a_decision_transformer_reads_data(offline, data, capsys):
+@pytest.mark.parametrize("data", [[], ["--dataset", ID]], ids=["training data", "given"])
+def test_decision_transformer_is_calibrated_on_data(offline, data, capsys):
     main(["calibrate", offline, *EASY, *data])
     shown = capsys.readouterr().out
     for name, heading in (("checkpoint", "Last checkpoint, step 3"), ("best", "Best checkpoint, step 2")):
@@ -83,7 +83,7 @@ def test_a_decision_transformer_reads_data(offline, data, capsys):
         assert threshold(f"dt/{name}.zip", DecisionTransformer) == 0.0
 
 
-def test_what_is_refused_is_told_in_one_line(offline, finished, capsys):
+def test_errors_are_one_line(offline, finished, capsys):
     train("--run", "lasting", *CALM, "--across-episodes")
     train("--run", "adaptive", "--core.depth", "depth-adaptive", "--core.layers", "2")
     for args, message in (
@@ -93,31 +93,32 @@ def test_what_is_refused_is_told_in_one_line(offline, finished, capsys):
         ([offline, "--alpha", "1"], "alpha must lie between 0 and 1, got 1"),
         ([offline, "--delta", "nan"], "delta must be finite, got nan"),
         (["lasting", "--episodes", "0"], "episodes must be at least 1, got 0"),
-        ([offline, "--episodes", "9"], "episodes are played by a GTrXLPPO, got 9"),
+        ([offline, "--episodes", "9"], "--episodes applies to GTrXLPPO only, got 9"),
         ([offline, "--dataset", "test/none-v0"], "test/none-v0"),
-        (["lasting", "--dataset", ID], f"datasets are read by a Decision Transformer, got {ID}"),
+        (["lasting", "--dataset", ID], f"--dataset applies to Decision Transformers only, got {ID}"),
         (["nowhere"], "there is no run folder nowhere"),
     ):
         assert message in refused(capsys, "calibrate", *args)
 
 
-def test_what_is_promised_is_as_in_python():
+def test_default_risk_equals_that_of_the_python_api():
     options = Calibrate.__dataclass_fields__
     for agent in (GTrXLPPO, DecisionTransformer):
-        given = inspect.signature(agent.calibrate).parameters
+        parameters = inspect.signature(agent.calibrate).parameters
         assert [options[name].default for name in ("alpha", "delta")] == [
-            given[name].default for name in ("alpha", "delta")
+            parameters[name].default for name in ("alpha", "delta")
         ]
 
 
-@pytest.mark.parametrize(("depth", "told"), [((2.0, 2.0), True), ((2.0, 1.5), False), ((2.0,), False)])
-def test_thresholds_that_save_alike_are_told(depth, told):
-    """As where CALM compares from the second pass on, and there are two."""
+@pytest.mark.parametrize(("depth", "reported"), [((2.0, 2.0), True), ((2.0, 1.5), False), ((2.0,), False)])
+def test_thresholds_without_savings_are_reported(depth, reported):
+    """With two layers, a CALM that compares consecutive layers exits after the second at the earliest."""
     thresholds = (1.0, 0.5)[: len(depth)]
-    found = Calibration(thresholds, np.zeros(len(depth)), np.array(depth), np.ones(len(depth), bool))
-    assert ("each threshold takes 2 passes, so none saves more" in _told(found, Path("a.zip"))) == told
+    calibration = Calibration(thresholds, np.zeros(len(depth)), np.array(depth), np.ones(len(depth), bool))
+    message = _describe(calibration, Path("a.zip"))
+    assert ("all thresholds exit after 2 passes and save nothing" in message) == reported
 
 
-def test_several_processes_are_refused_in_one_line(capfd):
+def test_several_processes_are_rejected(capfd):
     assert on_ranks(2, lambda: main(["calibrate", "run"])) == ["SystemExit: 2"] * 2
     assert "rlxf calibrate supports a single process, got 2" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""``rlxf collect``."""
+"""Tests of ``rlxf collect``."""
 
 import re
 
@@ -26,7 +26,7 @@ def collect(*args: str) -> minari.MinariDataset:
     return minari.load_dataset(ID)
 
 
-def test_a_run_is_recorded_on_its_own_task(finished, capsys):
+def test_a_run_is_recorded_in_its_environment(finished, capsys):
     dataset = collect(str(finished), "--episodes", "6", "--mix", "0", "1", "--author", "Ada")
     assert dataset.total_episodes == 6
     assert dataset.total_steps == 6 * 4
@@ -36,7 +36,7 @@ def test_a_run_is_recorded_on_its_own_task(finished, capsys):
     assert re.search(r" 24 +6 ", capsys.readouterr().out)
 
 
-def test_runs_are_recorded_side_by_side_on_another_task(finished):
+def test_several_runs_are_recorded_with_other_arguments(finished):
     dataset = collect(
         str(finished), str(finished), "--episodes", "4", "--env-kwargs", '{"corridor_length": 8}'
     )
@@ -44,14 +44,13 @@ def test_runs_are_recorded_side_by_side_on_another_task(finished):
     assert "2 episodes of GTrXLPPO; 2 episodes of GTrXLPPO" in dataset.storage.metadata["description"]
 
 
-def test_random_play_is_recorded_without_a_run():
+def test_a_random_policy_is_recorded_without_a_run():
     dataset = collect("--env", "CartPole-v1", "--episodes", "3", "--seed", "4")
     assert dataset.env_spec.id == "CartPole-v1"
     assert dataset.storage.metadata["algorithm_name"] == "random"
 
 
-def test_the_agent_sees_what_it_was_trained_on(tmp_path):
-    """Observations were normalised in training; recorded are raw ones."""
+def test_observations_are_normalized_for_the_agent_and_recorded_raw(tmp_path):
     train("--run", "run", "--normalize-observations")
     dataset = collect("run", "--episodes", "2")
     seen = np.concatenate([episode.observations for episode in dataset.iterate_episodes()])
@@ -59,9 +58,9 @@ def test_the_agent_sees_what_it_was_trained_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "named"),
+    ("args", "message"),
     [
-        ([], "give the folder of a run, or --env"),
+        ([], "pass the folder of a run, or --env"),
         (["nowhere"], "nowhere"),
         (["--env", "nope-v0"], "nope-v0"),
         (["--env", "CartPole-v1", "--episodes", "0"], "episodes must be at least 1, got 0"),
@@ -69,12 +68,12 @@ def test_the_agent_sees_what_it_was_trained_on(tmp_path):
         (["--env", "CartPole-v1", "--mix", "-1"], "from 0 to 1, got -1"),
         (["--env", "CartPole-v1", "--mix"], "mix must have at least one fraction of random actions"),
         (["--env", "CartPole-v1", "--seed", "-1"], "seed must be finite and at least 0, got -1"),
-        (["--env", "CartPole-v1", "--target-returns", "5"], "for Decision Transformers alone, got [5.0]"),
+        (["--env", "CartPole-v1", "--target-returns", "5"], "apply to Decision Transformers only, got [5.0]"),
     ],
-    ids=["nobody", "no run", "no task", "no episode", "too few", "mix", "no mix", "seed", "targets"],
+    ids=["no agent", "no run", "no env", "no episode", "too few", "mix", "no mix", "seed", "targets"],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(args, named, capsys, minari_root):
-    assert named in refused(capsys, "collect", *args, "--dataset", ID)
+def test_errors_are_one_line_and_no_dataset_is_created(args, message, capsys, minari_root):
+    assert message in refused(capsys, "collect", *args, "--dataset", ID)
     assert list(minari_root.iterdir()) == []
 
 
@@ -82,8 +81,8 @@ MAZE = ("--env", "rlxf/TMaze-v0", "--env-kwargs", '{"corridor_length": 3}')
 
 
 @pytest.fixture
-def strangers():
-    """Two agents of Stable-Baselines3 and the statistics of the second; it saw observations divided by 10."""
+def sb3_agents():
+    """Two agents of Stable-Baselines3, and the normalizer of the second, which divides observations by 10."""
     env = VecNormalize(make_vec_env("rlxf/TMaze-v0", 1, env_kwargs={"corridor_length": 3}), norm_reward=False)
     PPO("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu", seed=0).save("first.zip")
     env.obs_rms.var[:] = 100
@@ -94,15 +93,15 @@ def strangers():
     return "--sb3.files", "first.zip", "second.zip"
 
 
-def test_agents_of_stable_baselines3_are_recorded(strangers):
-    dataset = collect(*strangers, "--sb3.trust", *MAZE, "--episodes", "6")
+def test_agents_of_stable_baselines3_are_recorded(sb3_agents):
+    dataset = collect(*sb3_agents, "--sb3.trust", *MAZE, "--episodes", "6")
     assert "3 episodes of PPO; 3 episodes of DQN" in dataset.storage.metadata["description"]
     assert dataset.storage.metadata["algorithm_name"] == "PPO, DQN"
     assert dataset.total_episodes == 6
 
 
-def test_the_same_seed_records_the_same_agents_of_stable_baselines3_again(strangers):
-    """DQN draws its random actions from numpy's global generator, and from its action space."""
+def test_recording_of_stable_baselines3_is_reproducible(sb3_agents):
+    """DQN draws random actions from NumPy's global generator and from its action space."""
     recorded = []
     for dataset_id in (ID, "test/again-v0"):
         words = ["--sb3.files", "second.zip", "--sb3.trust", *MAZE, "--episodes", "12", *QUIET]
@@ -111,7 +110,7 @@ def test_the_same_seed_records_the_same_agents_of_stable_baselines3_again(strang
     assert recorded[0] == recorded[1]
 
 
-def test_they_see_observations_normalised_as_in_training(strangers, monkeypatch):
+def test_normalizers_of_stable_baselines3_are_applied(sb3_agents, monkeypatch):
     seen, predict = [], DQN.predict
     monkeypatch.setattr(
         DQN,
@@ -125,33 +124,33 @@ def test_they_see_observations_normalised_as_in_training(strangers, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
-        ([*MAZE], "first.zip is not opened: loading a file of Stable-Baselines3 runs"),
+        ([*MAZE], "first.zip is not opened: loading a file of Stable-Baselines3 executes"),
         (
             [*MAZE, "--sb3.trust", "--sb3.normalizers", "second.pkl"],
-            "each of 2 files, or none, got 1",
+            "each of 2 agents, or none, got 1",
         ),
-        (["--sb3.trust"], "there is no task: give the folder of a run, or --env"),
+        (["--sb3.trust"], "no environment given: pass the folder of a run, or --env"),
         (
             ["--env", "Acrobot-v1", "--sb3.trust"],
             "first.zip cannot be imported: Observation spaces do not match",
         ),
         ([*MAZE, "--sb3.trust", "--sb3.algorithm", "dt"], "algorithm 'dt' is not known"),
     ],
-    ids=["trust", "normalizers", "no task", "another task", "algorithm"],
+    ids=["trust", "normalizers", "no env", "another env", "algorithm"],
 )
-def test_strangers_are_refused_in_one_line(args, told, strangers, capsys, minari_root):
-    assert told in refused(capsys, "collect", *strangers, *args, "--dataset", ID)
+def test_errors_of_stable_baselines3_files_are_one_line(args, message, sb3_agents, capsys, minari_root):
+    assert message in refused(capsys, "collect", *sb3_agents, *args, "--dataset", ID)
     assert list(minari_root.iterdir()) == []
 
 
-def test_a_file_in_place_of_a_run_is_told_where_it_goes(strangers, capsys):
+def test_error_for_a_file_instead_of_a_run_names_the_option(sb3_agents, capsys):
     assert "rlxf collect --sb3.files" in refused(capsys, "collect", "first.zip", "--dataset", ID)
 
 
-def test_what_is_no_id_or_exists_is_refused(capsys):
-    for wrong in ("my data", "tmaze", "test/tmaze"):
-        assert "not a Minari id" in refused(capsys, "collect", "--env", "CartPole-v1", "--dataset", wrong)
+def test_invalid_and_existing_ids_are_rejected(capsys):
+    for invalid in ("my data", "tmaze", "test/tmaze"):
+        assert "not a Minari id" in refused(capsys, "collect", "--env", "CartPole-v1", "--dataset", invalid)
     collect("--env", "CartPole-v1", "--episodes", "1")
     assert f"{ID} exists" in refused(capsys, "collect", "--env", "CartPole-v1", "--dataset", ID)

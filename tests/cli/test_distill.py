@@ -1,4 +1,4 @@
-"""``rlxf distill``: what a run leaves, and what is refused."""
+"""Tests of ``rlxf distill``: files of a run, and errors."""
 
 import json
 import shlex
@@ -18,14 +18,14 @@ QUIET = ["--no-progress-bar"]
 
 @pytest.fixture
 def offline(minari_root):
-    """The folder of a Decision Transformer's run."""
+    """Folder of a run of a Decision Transformer."""
     record_cartpole()
     sizes = shlex.split("--context-length 4 --batch-size 4 --core.width 16 --core.layers 2 --core.heads 2")
     main(["train", "dt", "--dataset", ID, "--updates", "2", "--episodes", "2", "--run", "dt", *sizes, *QUIET])
     return Path("dt")
 
 
-def test_a_student_of_a_decision_transformer(offline):
+def test_distill_a_decision_transformer(offline):
     main(["distill", str(offline), "--steps", "3", "--layers", "1", "--seed", "5", *QUIET])
     student = DecisionTransformer.load("dt-student/checkpoint.zip", device="cpu")
     assert (student.core.width, student.core.layers, student.core.heads) == (8, 1, 2)
@@ -36,17 +36,17 @@ def test_a_student_of_a_decision_transformer(offline):
 
 
 @pytest.mark.parametrize("actor", ["student", "teacher"])
-def test_a_student_of_a_gtrxl(actor):
+def test_distill_a_gtrxl(actor):
     train("--run", "maze", "--normalize-observations")
     main(["distill", "maze", "--run", "small", "--steps", "32", "--actor", actor, *QUIET])
     student = GTrXLPPO.load("small/checkpoint.zip", device="cpu")
     assert (student.core.width, student.num_timesteps) == (4, 32)
-    taught, own = (Path(run, "normalizer.zip").read_bytes() for run in ("maze", "small"))
-    assert own == taught, "the student should see as its teacher does"
+    teacher, student = (Path(run, "normalizer.zip").read_bytes() for run in ("maze", "small"))
+    assert student == teacher, "the student should have the normalization of its teacher"
     main(["evaluate", "small", "--episodes", "2", "--n-envs", "2", *QUIET])
 
 
-def test_what_is_refused_is_told_in_one_line_and_leaves_no_folder(offline, capsys):
+def test_errors_are_one_line_and_no_folder_is_created(offline, capsys):
     for args, message in (
         (["dt", "--steps", "0"], "steps must be at least 1, got 0"),
         (["dt", "--temperature", "0"], "temperature must be finite and more than 0, got 0"),
@@ -56,7 +56,7 @@ def test_what_is_refused_is_told_in_one_line_and_leaves_no_folder(offline, capsy
         (["dt", "--heads", "3"], "heads must divide width"),
         (
             ["dt", "--steps", "1", "--actor", "teacher"],
-            "a Decision Transformer learns from data, where nobody plays",
+            "--actor applies to GTrXLPPO only, got teacher",
         ),
         (["nowhere"], "there is no run folder nowhere"),
         (["dt", "--run", "dt"], "dt exists"),
@@ -66,16 +66,15 @@ def test_what_is_refused_is_told_in_one_line_and_leaves_no_folder(offline, capsy
 
 
 @pytest.mark.parametrize("agent", [DecisionTransformer, GTrXLPPO])
-def test_a_teacher_that_remembers_is_refused_in_one_line(agent, offline, capsys):
+def test_teachers_with_a_datastore_are_rejected(agent, offline, capsys):
     if agent is GTrXLPPO:
         main(["train", "gtrxl", "--env", "CartPole-v1", *TINY, "--run", "cartpole"])
     run = offline if agent is DecisionTransformer else Path("cartpole")
     agent.load(run / "checkpoint.zip", device="cpu").remember(ID, KNNLM(k=1)).save(run / "checkpoint.zip")
-    told = refused(capsys, "distill", str(run), "--steps", "16")
-    assert "call the teacher's forget() first" in told
+    assert "call the teacher's forget() first" in refused(capsys, "distill", str(run), "--steps", "16")
     assert not Path(f"{run}-student").exists()
 
 
-def test_several_processes_are_refused_in_one_line(capfd):
+def test_several_processes_are_rejected(capfd):
     assert on_ranks(2, lambda: main(["distill", "teacher"])) == ["SystemExit: 2"] * 2
     assert "rlxf distill supports a single process, got 2" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""``rlxf evaluate``."""
+"""Tests of ``rlxf evaluate``."""
 
 import inspect
 import json
@@ -21,14 +21,14 @@ from tests.cli.running import refused, train
 from tests.datasets import ID, random_episodes, record, record_cartpole, record_random
 
 
-def test_the_default_seed_of_evaluation_is_that_of_python():
+def test_default_seed_equals_that_of_the_python_api():
     assert (
         Evaluate.__dataclass_fields__["seed"].default
         == inspect.signature(evaluate).parameters["seed"].default
     )
 
 
-def test_a_run_is_evaluated_on_its_own_task(finished, capsys):
+def test_a_run_is_evaluated_in_its_environment(finished, capsys):
     main(["evaluate", str(finished), "--episodes", "5", "--no-progress-bar"])
     shown = capsys.readouterr().out
     assert "Evaluation over 5 episodes" in shown
@@ -42,13 +42,13 @@ def test_a_run_is_evaluated_on_its_own_task(finished, capsys):
     [(["--env-kwargs", '{"corridor_length": 8}'], 9), (["--env", "rlxf/TMaze-v0"], 51)],
     ids=["changed", "another"],
 )
-def test_a_run_is_evaluated_on_another_task(finished, capsys, args, length):
+def test_a_run_is_evaluated_in_another_environment(finished, capsys, args, length):
     main(["evaluate", str(finished), "--episodes", "2", "--no-progress-bar", *args])
     assert re.search(rf"mean episode length +│ {length} ", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("args", [[], ["--env", "rlxf/TMazeActive-v0"]], ids=["own", "another"])
-def test_what_was_added_to_observations_is_added_again(args, capsys):
+def test_observations_are_extended_as_in_training(args, capsys):
     train("--run", "with", "--previous-reward", "--no-previous-action")
     agent = GTrXLPPO.load("with/checkpoint.zip")
     assert "previous_reward" in agent.observation_space.spaces
@@ -57,7 +57,7 @@ def test_what_was_added_to_observations_is_added_again(args, capsys):
     assert "Evaluation over 2 episodes" in capsys.readouterr().out
 
 
-def test_memory_outlasts_episodes_on_the_command_line(capsys):
+def test_memory_is_kept_across_episodes(capsys):
     train("--run", "lasting", "--across-episodes", "--previous-transition")
     agent = GTrXLPPO.load("lasting/checkpoint.zip")
     assert agent.across_episodes
@@ -66,7 +66,7 @@ def test_memory_outlasts_episodes_on_the_command_line(capsys):
     assert "Evaluation over 4 episodes" in capsys.readouterr().out
 
 
-def test_a_run_of_before_there_was_a_choice_is_evaluated(finished, tmp_path):
+def test_runs_without_newer_options_are_evaluated(finished, tmp_path):
     config = json.loads((finished / "config.json").read_text())
     del config["previous_reward"]
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -74,7 +74,7 @@ def test_a_run_of_before_there_was_a_choice_is_evaluated(finished, tmp_path):
     main(["evaluate", str(tmp_path), "--episodes", "2", "--no-progress-bar"])
 
 
-def test_what_is_no_run_is_not_evaluated(capsys, tmp_path):
+def test_folders_without_a_run_are_rejected(capsys, tmp_path):
     assert "nowhere" in refused(capsys, "evaluate", "nowhere")
     assert "config.json" in refused(capsys, "evaluate", str(tmp_path))
 
@@ -87,24 +87,24 @@ TINY_OFFLINE = shlex.split(
 
 @pytest.fixture
 def offline(minari_root, capsys):
-    """The folder of a Decision Transformer's run, with a best checkpoint."""
+    """Folder of a run of a Decision Transformer with a best checkpoint."""
     record_cartpole()
     main(["train", "dt", "--dataset", ID, "--run", "offline", "--evaluate-every", "2", *TINY_OFFLINE])
     capsys.readouterr()
     return "offline"
 
 
-def test_last_and_best_checkpoint_stand_apart(offline, capsys):
+def test_last_and_best_checkpoint_are_reported_separately(offline, capsys):
     main(["evaluate", offline, "--episodes", "3", "--no-progress-bar"])
     shown = capsys.readouterr().out
     assert "Last checkpoint, step 3" in shown
-    assert "Best checkpoint, step 2, chosen by other episodes" in " ".join(shown.split())
+    assert "Best checkpoint, step 2, selected on other episodes" in " ".join(shown.split())
     for folder, step in (("evaluation", 3), ("evaluation-best", 2)):
         events = EventAccumulator(f"{offline}/{folder}").Reload()
         assert events.Scalars("eval/mean_reward")[-1].step == step
 
 
-def test_a_decision_transformer_is_asked_for_several_returns(offline, capsys, tmp_path):
+def test_several_target_returns_are_evaluated(offline, capsys, tmp_path):
     args = ["--target-returns", "1", "0", "--episodes", "2", "--no-progress-bar"]
     main(["evaluate", offline, *args])
     assert capsys.readouterr().out.count("Spearman") == 2
@@ -113,7 +113,7 @@ def test_a_decision_transformer_is_asked_for_several_returns(offline, capsys, tm
     assert {"eval/target_1/return_mean", "eval/target_0/return_mean"} <= set(events.Tags()["scalars"])
 
 
-def test_wrappers_around_the_environment_come_from_the_data(minari_root, capsys):
+def test_wrappers_of_the_environment_are_read_from_the_data(minari_root, capsys):
     env = gymnasium.wrappers.FlattenObservation(gymnasium.make("CartPole-v1"))
     episodes = random_episodes((5, 6), spaces.Box(-0.4, 0.4, (4,), np.float32), env.action_space)
     record(episodes, ID, env.observation_space, env.action_space, env=env)
@@ -127,52 +127,53 @@ def test_wrappers_around_the_environment_come_from_the_data(minari_root, capsys)
     assert "Last checkpoint, step 3" in capsys.readouterr().out
 
 
-def test_a_return_outside_of_the_data_is_warned_of_once(offline, capsys, minari_root):
-    asked = ["--target-returns", "300", "1", "--episodes", "2", "--no-progress-bar"]
+def test_targets_outside_the_data_emit_one_warning(offline, capsys, minari_root):
+    options = ["--target-returns", "300", "1", "--episodes", "2", "--no-progress-bar"]
     for words in (["evaluate", offline], ["collect", offline, "--dataset", "test/new-v0"]):
-        main([*words, *asked])
-        told = capsys.readouterr().err
-        assert told.startswith(
+        main([*words, *options])
+        warning = capsys.readouterr().err
+        assert warning.startswith(
             "rlxf: warning: target returns 300 are outside the range of returns in the data"
         )
-        assert told.count("300") == 1
+        assert warning.count("300") == 1
 
 
-def test_a_decision_transformer_remembers_trajectories(offline, capsys, tmp_path):
+def test_a_decision_transformer_uses_a_datastore(offline, capsys, tmp_path):
     head = json.dumps({"name": "KNNLM", "k": 3, "weight": 0.5})
     for args in (["--head", head], ["--head", "spalm"], []):
-        shown = ["evaluate", offline, "--remember", *2 * [ID], "--episodes", "2", "--no-progress-bar"]
-        main([*shown, *args])
-        assert "Last checkpoint, step 3, remembering" in capsys.readouterr().out
+        words = ["evaluate", offline, "--remember", *2 * [ID], "--episodes", "2", "--no-progress-bar"]
+        main([*words, *args])
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "Last checkpoint, step 3, with a datastore of trajectories" in shown
     for folder in ("evaluation-remembering", "evaluation-best-remembering"):
         assert EventAccumulator(f"{offline}/{folder}").Reload().Scalars("eval/mean_reward")
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
-        (["--remember", ID, "--head", "oracle"], "no head named 'oracle'; there are KNNLM, SPALM"),
+        (["--remember", ID, "--head", "oracle"], "unknown head 'oracle'; choose one of KNNLM, SPALM"),
         (["--remember", ID, "--head", '{"name": "KNNLM", "weight": 2}'], "must be from 0 to 1, got 2"),
         (
             ["--remember", ID, "--head", '{"name": "KNNLM", "k": 26}'],
             "k=26 neighbours, but the data have only 25",
         ),
         (["--remember", ID, "--head", '{"name": "KNNLM", "n": 1}'], "unexpected keyword argument 'n'"),
-        (["--remember", ID, "--head", "{"], "{ is no JSON"),
+        (["--remember", ID, "--head", "{"], "{ is not valid JSON"),
         (["--remember", "test/none-v0"], "test/none-v0"),
         (["--remember", "test/other-v0"], "cannot remember test/other-v0: observation space"),
-        (["--head", "spalm"], "name them with --remember"),
+        (["--head", "spalm"], "pass them with --remember"),
         (["--target-returns", "nan"], "finite numbers without duplicates, got [nan]"),
         (["--target-returns", "1", "1"], "finite numbers without duplicates, got [1.0, 1.0]"),
     ],
 )
-def test_what_cannot_be_asked_or_remembered_is_told(args, told, offline, capsys):
+def test_errors_of_targets_and_datastores(args, message, offline, capsys):
     record_random(dataset_id="test/other-v0")
-    assert told in refused(capsys, "evaluate", offline, *args)
+    assert message in refused(capsys, "evaluate", offline, *args)
 
 
-@pytest.mark.parametrize("options", [[], ["--normalize-observations"]], ids=["as they are", "normalised"])
-def test_a_gtrxl_remembers_trajectories(options, minari_root, capsys):
+@pytest.mark.parametrize("options", [[], ["--normalize-observations"]], ids=["raw", "normalized"])
+def test_a_gtrxl_uses_a_datastore(options, minari_root, capsys):
     train("--run", "maze", *options)
     collect(None, make_vec_env("rlxf/TMaze-v0", 2, env_kwargs={"corridor_length": 3}), ID, episodes=4)
     capsys.readouterr()
@@ -182,23 +183,23 @@ def test_a_gtrxl_remembers_trajectories(options, minari_root, capsys):
     assert EventAccumulator("maze/evaluation-remembering").Reload().Scalars("eval/mean_reward")
 
 
-def test_a_gtrxl_does_not_remember_another_task(finished, minari_root, capsys):
+def test_datastores_with_other_spaces_are_rejected(finished, minari_root, capsys):
     record_cartpole()
-    told = refused(capsys, "evaluate", str(finished), "--remember", ID)
-    assert f"cannot remember {ID}: observation space" in told
+    message = refused(capsys, "evaluate", str(finished), "--remember", ID)
+    assert f"cannot remember {ID}: observation space" in message
 
 
-def test_arguments_that_the_datas_environment_does_not_take_are_refused(offline, capsys):
+def test_unknown_arguments_of_the_environment_are_rejected(offline, capsys):
     assert "'gravity'" in refused(capsys, "evaluate", offline, "--env-kwargs", '{"gravity": 1}')
 
 
-def test_other_agents_are_not_asked(finished, capsys):
-    told = refused(capsys, "evaluate", str(finished), "--target-returns", "1")
-    assert "target_returns are for Decision Transformers alone" in told
+def test_target_returns_are_rejected_for_other_agents(finished, capsys):
+    message = refused(capsys, "evaluate", str(finished), "--target-returns", "1")
+    assert "target_returns apply to Decision Transformers only" in message
 
 
 @pytest.mark.parametrize(
-    ("args", "named"),
+    ("args", "message"),
     [
         (["--episodes", "0"], "episodes must be at least 1, got 0"),
         (["--n-envs", "-1"], "n_envs must be at least 1, got -1"),
@@ -208,40 +209,43 @@ def test_other_agents_are_not_asked(finished, capsys):
         (["--env-kwargs", "[3]"], "env_kwargs must be a JSON object, got [3]"),
     ],
 )
-def test_a_run_is_not_evaluated_on_what_does_not_fit(args, named, finished, capsys):
-    assert named in refused(capsys, "evaluate", str(finished), *args)
+def test_errors_are_one_line(args, message, finished, capsys):
+    assert message in refused(capsys, "evaluate", str(finished), *args)
 
 
 @pytest.mark.faults
-def test_an_environment_that_gives_nan_is_named(finished, capsys, monkeypatch):
-    see = TMazeVector._observe
+def test_nan_observations_name_the_environment_and_step(finished, capsys, monkeypatch):
+    observe = TMazeVector._observe
     monkeypatch.setattr(
-        TMazeVector, "_observe", lambda mazes: see(mazes) * (np.nan if mazes._time == 2 else 1)
+        TMazeVector, "_observe", lambda mazes: observe(mazes) * (np.nan if mazes._time == 2 else 1)
     )
-    told = refused(capsys, "evaluate", str(finished), "--no-progress-bar")
-    assert "observation of environment 0 is not finite at its step 2: nan at index [0]" in told
+    message = refused(capsys, "evaluate", str(finished), "--no-progress-bar")
+    assert "observation of environment 0 is not finite at its step 2: nan at index [0]" in message
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
-        ({}, "is a run of None"),
-        ({"agent": "pretraining"}, "which cannot act: its weights are for rlxf train --pretrained"),
-        ({"agent": "gtrxl"}, "config.json names no env but None: restore it, or give --env"),
-        ({"agent": "gtrxl", "env": 3}, "config.json names no env but 3"),
+        ({}, "is a run of agent None"),
+        ({"agent": "pretraining"}, "which cannot act: use its weights with rlxf train --pretrained"),
+        (
+            {"agent": "gtrxl"},
+            "env in config.json must be a Gymnasium id, got None: correct it, or pass --env",
+        ),
+        ({"agent": "gtrxl", "env": 3}, "env in config.json must be a Gymnasium id, got 3"),
         ({"agent": "gtrxl", "env": "rlxf/TMaze-v0", "env_kwargs": 3}, "must be a JSON object, got 3"),
     ],
     ids=str,
 )
-def test_a_configuration_that_lacks_something_is_refused(config, told, finished, capsys, tmp_path):
+def test_incomplete_configurations_are_rejected(config, message, finished, capsys, tmp_path):
     shutil.copytree(finished, tmp_path / "altered")
     (tmp_path / "altered/config.json").write_text(json.dumps(config))
-    assert told in refused(capsys, "evaluate", str(tmp_path / "altered"))
+    assert message in refused(capsys, "evaluate", str(tmp_path / "altered"))
 
 
 @pytest.mark.faults
-def test_a_broken_checkpoint_is_refused(finished, capsys, tmp_path):
+def test_truncated_checkpoints_are_rejected(finished, capsys, tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_bytes((finished / "config.json").read_bytes())

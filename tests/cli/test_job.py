@@ -1,4 +1,4 @@
-"""Whose a run is: a file that says so is believed as far as it says it."""
+"""Tests of the marker file with which a torchrun job recognizes its runs."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from rlxf.cli.job import FILE, Job
 JOB = Job("this", frozenset({"host 1 2"}))
 
 
-def test_a_job_knows_what_it_began(tmp_path):
+def test_a_job_recognizes_its_runs(tmp_path):
     assert not JOB.began(tmp_path)
     JOB.mark(tmp_path)
     assert JOB.began(tmp_path)
@@ -17,12 +17,12 @@ def test_a_job_knows_what_it_began(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"name": "this"}', '{"name": "this", "agents": "host 1 2"}'])
-def test_a_file_of_something_else_says_nothing(tmp_path, text):
+def test_invalid_marker_files_are_ignored(tmp_path, text):
     (tmp_path / FILE).write_text(text)
     assert not JOB.began(tmp_path)
 
 
-def test_without_the_moment_when_a_process_began_no_folder_is_known(tmp_path):
-    nobody = Job("this", frozenset())
-    nobody.mark(tmp_path)
-    assert not nobody.began(tmp_path)
+def test_a_job_without_known_agents_recognizes_no_run(tmp_path):
+    job = Job("this", frozenset())
+    job.mark(tmp_path)
+    assert not job.began(tmp_path)

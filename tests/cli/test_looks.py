@@ -1,4 +1,4 @@
-"""What the command line has TensorBoard show beside curves."""
+"""Tests of the options for attention maps, memory metrics, histograms and videos in TensorBoard."""
 
 import json
 
@@ -16,54 +16,54 @@ from tests.cli.running import TASK, TINY, refused, train
 TMAZE = Task(env="rlxf/TMaze-v0", env_kwargs={"corridor_length": 3})
 
 
-def callbacks(looks: Looks, task: Task = TMAZE) -> list:
-    with looks.callbacks(task, every_steps=7) as made:
-        return made
+def make_callbacks(options: Looks, task: Task = TMAZE) -> list:
+    with options.callbacks(task, every_steps=7) as callbacks:
+        return callbacks
 
 
-def test_by_default_all_of_it_is_shown():
-    found = callbacks(Looks())
-    assert [type(one) for one in found] == [
+def test_default_callbacks():
+    callbacks = make_callbacks(Looks())
+    assert [type(callback) for callback in callbacks] == [
         AttentionMapCallback,
         MemoryCallback,
         HistogramCallback,
         VideoCallback,
     ]
-    assert [one.every for one in found[:3]] == [100, 10, 20]
-    assert found[3].every_steps == 7
-    assert found[3].env.unwrapped.rules.corridor_length == 3
+    assert [callback.every for callback in callbacks[:3]] == [100, 10, 20]
+    assert callbacks[3].every_steps == 7
+    assert callbacks[3].env.unwrapped.rules.corridor_length == 3
 
 
-def test_each_of_it_can_be_left_out():
+def test_each_callback_can_be_turned_off():
     none = {"attention_maps_every": None, "memory_every": None, "histograms_every": None, "videos": False}
-    assert callbacks(Looks(**none)) == []
+    assert make_callbacks(Looks(**none)) == []
     for name in none:
-        one_left = Looks(**{other: value for other, value in none.items() if other != name})
-        assert len(callbacks(one_left)) == 1
+        one_enabled = Looks(**{other: value for other, value in none.items() if other != name})
+        assert len(make_callbacks(one_enabled)) == 1
 
 
-def test_a_film_is_of_what_the_agent_sees():
+def test_videos_use_the_observations_of_the_agent():
     task = Task(env="CartPole-v1", previous_reward=True)
-    film = callbacks(Looks(), task)[-1]
-    assert film.env.observation_space == task.make(1, None).observation_space
+    video = make_callbacks(Looks(), task)[-1]
+    assert video.env.observation_space == task.make(1, None).observation_space
 
 
-def test_the_environment_of_a_film_is_closed(monkeypatch):
+def test_the_environment_of_videos_is_closed(monkeypatch):
     closed = []
     monkeypatch.setattr(TMaze, "close", lambda self: closed.append(self))
-    with Looks().callbacks(TMAZE, every_steps=7) as made:
+    with Looks().callbacks(TMAZE, every_steps=7) as callbacks:
         assert not closed
-    assert closed == [made[-1].env.unwrapped]
+    assert closed == [callbacks[-1].env.unwrapped]
 
 
 @pytest.mark.filterwarnings("ignore:.*render_mode='rgb_array' that is not in the possible")
-def test_without_pictures_a_run_goes_on_and_says_why(capsys):
-    assert len(callbacks(Looks(), Task(env="popgym-AutoencodeEasy-v0"))) == 3
-    said = " ".join(capsys.readouterr().out.split())
-    assert "no videos: popgym-AutoencodeEasy-v0 gives no pictures: " in said
+def test_missing_rendering_disables_videos_with_a_message(capsys):
+    assert len(make_callbacks(Looks(), Task(env="popgym-AutoencodeEasy-v0"))) == 3
+    output = " ".join(capsys.readouterr().out.split())
+    assert "no videos: popgym-AutoencodeEasy-v0 cannot render images: " in output
 
 
-def test_a_run_shows_it(finished):
+def test_a_run_writes_the_output_of_the_callbacks(finished):
     tags = EventAccumulator(str(finished)).Reload().Tags()
     assert set(tags["images"]) == {"attention/maps", "eval/video"}
     assert "weights/layer_1/attention" in tags["histograms"]
@@ -76,19 +76,19 @@ def test_hyperparameters_are_written_once(finished):
     assert tags.count("_hparams_/session_start_info") == 1
 
 
-def test_the_configuration_tells_it(finished):
+def test_the_configuration_contains_the_options(finished):
     config = json.loads((finished / "config.json").read_text())
     assert (config["attention_maps_every"], config["memory_every"], config["videos"]) == (100, 10, True)
 
 
 @pytest.mark.parametrize("option", ["attention-maps-every", "memory-every", "histograms-every"])
-def test_less_than_one_is_refused_before_anything_is_made(option, capsys, tmp_path):
+def test_intervals_below_one_are_rejected(option, capsys, tmp_path):
     message = refused(capsys, "train", "gtrxl", *TASK, *TINY, f"--{option}", "0")
     assert f"{option.replace('-', '_')} must be at least 1, got 0" in message
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_shown_changes_nothing_that_is_learned(tmp_path):
+def test_callbacks_do_not_affect_training(tmp_path):
     train("--run", "a", "--attention-maps-every", "1", "--videos", "--memory-every", "1")
     train("--run", "b", "--histograms-every", "None", "--memory-every", "None")
     assert (tmp_path / "a/checkpoint.zip").read_bytes() == (tmp_path / "b/checkpoint.zip").read_bytes()

@@ -1,4 +1,4 @@
-"""A user's mistake is one line; a bug keeps its traceback."""
+"""Tests of error reporting: user errors are one line, bugs keep their traceback."""
 
 import os
 import signal
@@ -12,31 +12,31 @@ from rlxf.cli.mistakes import in_one_line
 from rlxf.envs import FaultyEnvironmentError
 
 
-def left_with(capsys, error: BaseException, *mistakes: type[Exception]) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as leaving, in_one_line(*mistakes):
+def exit_status(capsys, error: BaseException, *reported: type[Exception]) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as exit_info, in_one_line(*reported):
         raise error
-    return leaving.value.code, capsys.readouterr().err
+    return exit_info.value.code, capsys.readouterr().err
 
 
-def test_a_mistake_is_told_in_one_line(capsys):
-    assert left_with(capsys, ValueError("7 is\n odd"), ValueError) == (2, "rlxf: 7 is odd\n")
+def test_user_errors_are_one_line(capsys):
+    assert exit_status(capsys, ValueError("7 is\n odd"), ValueError) == (2, "rlxf: 7 is odd\n")
 
 
-def test_markup_in_a_message_is_left_alone(capsys):
-    assert left_with(capsys, ValueError("[bold]x"), ValueError) == (2, "rlxf: [bold]x\n")
+def test_markup_in_messages_is_not_interpreted(capsys):
+    assert exit_status(capsys, ValueError("[bold]x"), ValueError) == (2, "rlxf: [bold]x\n")
 
 
-def test_ctrl_c_is_no_mistake(capsys):
-    assert left_with(capsys, KeyboardInterrupt()) == (130, "rlxf: interrupted\n")
+def test_ctrl_c_exits_with_130(capsys):
+    assert exit_status(capsys, KeyboardInterrupt()) == (130, "rlxf: interrupted\n")
 
 
-def test_anything_else_passes():
+def test_other_errors_propagate():
     with pytest.raises(ValueError, match="slip"), in_one_line(OSError):
         raise ValueError("slip")
 
 
 class Fails:
-    """A command that fails while it is prepared, or later."""
+    """Command that fails in ``prepare`` or later."""
 
     def __init__(self, early: Exception | None = None, late: Exception | None = None):
         self.early, self.late = early, late
@@ -56,20 +56,20 @@ def run(monkeypatch, command: Fails) -> None:
 
 
 @pytest.mark.parametrize("kind", [ValueError, TypeError, OSError, ImportError, NotImplementedError])
-def test_what_cannot_be_built_was_asked_for_wrongly(kind, monkeypatch, capsys):
+def test_errors_in_prepare_are_user_errors(kind, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(monkeypatch, Fails(early=kind("no such thing")))
     assert capsys.readouterr().err == "rlxf: no such thing\n"
 
 
 @pytest.mark.parametrize("kind", [ValueError, TypeError, KeyError, AssertionError])
-def test_what_goes_wrong_later_is_a_bug(kind, monkeypatch):
+def test_later_errors_are_bugs(kind, monkeypatch):
     with pytest.raises(kind, match="slip"):
         run(monkeypatch, Fails(late=kind("slip")))
 
 
 @pytest.mark.parametrize("kind", [FaultyEnvironmentError, OSError])
-def test_unless_it_comes_from_outside(kind, monkeypatch, capsys):
+def test_later_errors_with_external_causes_are_user_errors(kind, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(monkeypatch, Fails(late=kind("reward is nan")))
     assert capsys.readouterr().err == "rlxf: reward is nan\n"
@@ -77,32 +77,32 @@ def test_unless_it_comes_from_outside(kind, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 138)])
 @pytest.mark.parametrize("early", [True, False])
-def test_a_signal_ends_a_command_and_what_it_holds_is_cleaned_up(monkeypatch, capsys, name, status, early):
-    held = []
+def test_signals_end_a_command_after_cleanup(monkeypatch, capsys, name, status, early):
+    resources = []
 
-    class Holds:
+    class Command:
         def prepare(self):
             if early:
                 self.work()
             return self.work
 
         def work(self):
-            held.append("a temporary file")
+            resources.append("a temporary file")
             try:
                 os.kill(os.getpid(), getattr(signal, name))
             finally:
-                held.clear()
+                resources.clear()
 
     before = signal.getsignal(getattr(signal, name))
-    with pytest.raises(SystemExit) as leaving:
-        run(monkeypatch, Holds())
-    assert (leaving.value.code, held) == (status, [])
+    with pytest.raises(SystemExit) as exit_info:
+        run(monkeypatch, Command())
+    assert (exit_info.value.code, resources) == (status, [])
     assert capsys.readouterr().err == f"rlxf: stopped by {name}\n"
     assert signal.getsignal(getattr(signal, name)) is before
 
 
 class Warns:
-    """A command that says the same twice, in two places, and something to programmers."""
+    """Command that emits the same `UserWarning` twice, and a `FutureWarning`."""
 
     def prepare(self):
         warnings.warn("far\n out", stacklevel=1)
@@ -114,7 +114,7 @@ class Warns:
 
 
 @pytest.mark.filterwarnings("always")
-def test_a_warning_is_one_line_once(monkeypatch, capsys):
+def test_warnings_are_printed_once_in_one_line(monkeypatch, capsys):
     before = warnings.showwarning
     with pytest.warns(FutureWarning, match="old"):
         run(monkeypatch, Warns())
@@ -123,7 +123,7 @@ def test_a_warning_is_one_line_once(monkeypatch, capsys):
 
 
 class InAThread:
-    """A command whose work ends with the error of a thread, as a writer of events does."""
+    """Command that fails with an error that also occurred in a thread, like that of an event writer."""
 
     def __init__(self, error: Exception):
         self.error = error
@@ -142,14 +142,14 @@ class InAThread:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_full_disk_is_told_once_and_not_by_the_thread_that_found_it(monkeypatch, capsys):
-    told = []
-    monkeypatch.setattr(threading, "excepthook", told.append)
+def test_disk_errors_of_threads_are_reported_once(monkeypatch, capsys):
+    hooked = []
+    monkeypatch.setattr(threading, "excepthook", hooked.append)
     before = threading.excepthook
     with pytest.raises(SystemExit):
         run(monkeypatch, InAThread(OSError("full")))
-    assert (told, capsys.readouterr().err) == ([], "rlxf: full\n")
+    assert (hooked, capsys.readouterr().err) == ([], "rlxf: full\n")
     with pytest.raises(KeyError):
         run(monkeypatch, InAThread(KeyError("slip")))
-    assert [thrown.exc_type for thrown in told] == [KeyError]
+    assert [args.exc_type for args in hooked] == [KeyError]
     assert threading.excepthook is before

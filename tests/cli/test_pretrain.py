@@ -1,4 +1,4 @@
-"""``rlxf pretrain`` and ``--pretrained``: what a run leaves, who begins with it, what is refused."""
+"""Tests of ``rlxf pretrain`` and ``--pretrained``: files of a run, transfer of weights, and errors."""
 
 import inspect
 import json
@@ -24,26 +24,28 @@ TINY = [*shlex.split("--log-interval 2 --context-length 4 --batch-size 4 --no-pr
 
 @pytest.fixture
 def data(minari_root):
-    """Id of random numbers that are said to come from CartPole-v1."""
+    """Id of a dataset of random numbers that names CartPole-v1 as its environment."""
     record_cartpole()
     return ID
 
 
 @pytest.fixture
 def pretraining(data):
-    """The folder of a run."""
+    """Folder of a pretraining."""
     main(["pretrain", "--dataset", data, "--updates", "4", *TINY])
     return Path("runs", "pretraining-test-small-v0-0")
 
 
-def test_no_setting_of_the_pretraining_is_forgotten():
-    settable = {field.name for field in fields(WindowOptions)}
-    elsewhere = {"dataset", "chosen", "seed", "core", "download"}
-    for_python = {"tensorboard_log", "verbose", "_init_setup_model"}
-    assert set(inspect.signature(MaskedPretraining).parameters) == settable | elsewhere | for_python
+def test_every_parameter_of_the_pretraining_is_an_option():
+    window_options = {field.name for field in fields(WindowOptions)}
+    other_options = {"dataset", "chosen", "seed", "core", "download"}
+    python_only = {"tensorboard_log", "verbose", "_init_setup_model"}
+    assert (
+        set(inspect.signature(MaskedPretraining).parameters) == window_options | other_options | python_only
+    )
 
 
-def test_what_a_run_leaves_and_who_begins_with_it(pretraining, data):
+def test_files_of_a_run_and_transfer_of_weights(pretraining, data):
     config = json.loads((pretraining / "config.json").read_text())
     source = MaskedPretraining.load(pretraining / "checkpoint.zip", device="cpu")
     assert (config["agent"], config["dataset"], config["chosen"]) == ("pretraining", [data], 0.15)
@@ -52,19 +54,19 @@ def test_what_a_run_leaves_and_who_begins_with_it(pretraining, data):
 
     agent = DecisionTransformer(data, 4, core=source.core.from_dict(config["core"] | {"causal": True}))
     begin_with(agent, pretraining)
-    given, taken = (each.policy.transformer.state_dict() for each in (source, agent))
-    assert all(torch.equal(given[name], taken[name]) for name in given)
+    expected, loaded = (each.policy.transformer.state_dict() for each in (source, agent))
+    assert all(torch.equal(expected[name], loaded[name]) for name in expected)
 
     run = ["--pretrained", str(pretraining), "--run", "tuned", "--updates", "2", "--episodes", "2"]
     main(["train", "dt", "--dataset", data, *TINY, *run])
     assert json.loads(Path("tuned", "config.json").read_text())["pretrained"] == str(pretraining)
 
 
-def test_what_does_not_fit_is_told_in_one_line_and_leaves_no_folder(pretraining, data, capsys):
-    begun = ["--pretrained", str(pretraining), "--run", "tuned"]
-    wider = refused(capsys, "train", "dt", "--dataset", data, *TINY, *begun, "--core.width", "16")
+def test_incompatible_weights_are_rejected_and_no_folder_is_created(pretraining, data, capsys):
+    options = ["--pretrained", str(pretraining), "--run", "tuned"]
+    wider = refused(capsys, "train", "dt", "--dataset", data, *TINY, *options, "--core.width", "16")
     assert "core has width=8, the agent's has width=16" in wider
-    assert "layers" in refused(capsys, "train", "gtrxl", *TASK, *TINY_ONLINE, *begun)
+    assert "layers" in refused(capsys, "train", "gtrxl", *TASK, *TINY_ONLINE, *options)
     assert "no run folder" in refused(
         capsys, "train", "dt", "--dataset", data, *TINY, "--pretrained", "nowhere", "--run", "tuned"
     )
@@ -79,6 +81,6 @@ def test_what_does_not_fit_is_told_in_one_line_and_leaves_no_folder(pretraining,
         (["--dataset", ID, "--chosen", "0"], "chosen must be more than 0 and at most 1, got 0"),
     ],
 )
-def test_bad_input_is_told_in_one_line_and_leaves_no_folder(data, capsys, args, message):
+def test_errors_are_one_line_and_no_folder_is_created(data, capsys, args, message):
     assert message in refused(capsys, "pretrain", *TINY, *args)
     assert not Path("runs").exists()

@@ -1,4 +1,4 @@
-"""``rlxf train gtrxl --workers``: environments in processes of their own."""
+"""Tests of ``rlxf train gtrxl --workers``: environments in worker processes."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ HOPELESS = "rlxf-test/Hopeless-v0"
 
 @pytest.fixture
 def hopeless():
-    """A task that breaks, by its id."""
+    """Register an environment that always fails."""
     gymnasium.register(HOPELESS, "tests.envs.workers.worlds:Hopeless")
     yield
     del gymnasium.registry[HOPELESS]
@@ -37,17 +37,17 @@ def test_workers_train_to_the_same_weights(tmp_path, monkeypatch):
 
 
 @pytest.mark.faults
-def test_an_environment_that_breaks_too_often_is_told_in_one_line(tmp_path, monkeypatch, capsys, hopeless):
+def test_too_many_failures_are_reported_in_one_line(tmp_path, monkeypatch, capsys, hopeless):
     monkeypatch.chdir(tmp_path)
-    told = refused(
+    message = refused(
         capsys, "train", "gtrxl", "--env", HOPELESS, *TINY, "--workers", "2", "--env-restarts", "0"
     )
-    assert "environment 0 raised in step: ValueError: the simulator lost its mind" in told
-    assert "worlds.py, line" in told
-    assert "1 time in a row" in told
+    assert "environment 0 raised in step: ValueError: the simulator lost its mind" in message
+    assert "worlds.py, line" in message
+    assert "1 time in a row" in message
 
 
-def test_numbers_out_of_range_are_refused(capsys):
+def test_numbers_out_of_range_are_rejected(capsys):
     assert "workers must be at least 1, got -1" in refused(
         capsys, "train", "gtrxl", "--env", "CartPole-v1", "--workers", "-1"
     )

@@ -1,4 +1,4 @@
-"""Which command is meant, and how fast help comes."""
+"""Tests of the entry point: choice of the command, help texts, and errors."""
 
 import ast
 import inspect
@@ -22,49 +22,49 @@ from tests.sources import parsed
 WITHOUT_TORCH = ["", "train", "evaluate", "collect", "techniques"]
 
 
-def shown(capsys, *args: str) -> tuple[int, str]:
-    """Exit status and what is printed by a command line that is not run."""
-    with pytest.raises(SystemExit) as leaving:
+def parse_output(capsys, *args: str) -> tuple[int, str]:
+    """Return the exit status and output of a command line that ends while it is parsed."""
+    with pytest.raises(SystemExit) as exit_info:
         parse(args)
     captured = capsys.readouterr()
-    return leaving.value.code, captured.out + captured.err
+    return exit_info.value.code, captured.out + captured.err
 
 
 @pytest.mark.parametrize("command", ["", *SUMMARIES])
-def test_help_gives_an_example(command, capsys):
-    status, text = shown(capsys, *command.split(), "--help")
+def test_help_contains_an_example(command, capsys):
+    status, text = parse_output(capsys, *command.split(), "--help")
     assert status == 0
     assert "Example: rlxf" in text
 
 
 @pytest.mark.parametrize("words", SUMMARIES)
-def test_an_overview_lists_the_command(words, capsys):
+def test_overviews_list_the_commands(words, capsys):
     *group, last = words.split()
-    status, text = shown(capsys, *group, "--help")
+    status, text = parse_output(capsys, *group, "--help")
     assert status == 0
     assert re.search(rf"• {last} +{' '.join(SUMMARIES[words].split()[:3])}", text)
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         ([], "Expected one of {train, resume, evaluate"),
         (["train"], "Expected one of {gtrxl"),
         (["evalaute"], "rlxf: unknown command evalaute; did you mean evaluate?\n"),
         (["train", "gtxrl"], "rlxf: unknown command train gtxrl; did you mean train gtrxl?\n"),
-        (["train", "lstm"], "rlxf: unknown command train lstm; there are: gtrxl, dt\n"),
+        (["train", "lstm"], "rlxf: unknown command train lstm; available commands: gtrxl, dt\n"),
         (["--", "evaluate"], "Unrecognized options"),
     ],
-    ids=["nothing", "no agent", "misspelt", "misspelt agent", "unlike any agent", "behind dashes"],
+    ids=["nothing", "no agent", "misspelt", "misspelt agent", "unknown agent", "after dashes"],
 )
-def test_what_is_no_command_leaves_with_2(args, told, capsys):
-    status, text = shown(capsys, *args)
+def test_unknown_commands_exit_with_2(args, message, capsys):
+    status, text = parse_output(capsys, *args)
     assert status == 2
-    assert told in text
+    assert message in text
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("--env x --total-timestep 5", "unknown option --total-timestep; did you mean --total-timesteps?\n"),
         ("--total_timestep=5", "unknown option --total-timestep; did you mean --total-timesteps?\n"),
@@ -72,44 +72,44 @@ def test_what_is_no_command_leaves_with_2(args, told, capsys):
         ("--env x --whatever", "unknown option --whatever; see: rlxf train gtrxl --help\n"),
     ],
 )
-def test_an_unknown_option_is_refused_with_the_nearest_name(words, told, capsys):
-    status, text = shown(capsys, "train", "gtrxl", *words.split())
+def test_unknown_options_propose_the_nearest_name(words, message, capsys):
+    status, text = parse_output(capsys, "train", "gtrxl", *words.split())
     assert status == 2
     assert text.startswith("rlxf: unknown option ")
-    assert text.endswith(told)
+    assert text.endswith(message)
 
 
 def test_every_option_of_the_help_text_is_known(capsys):
-    """A known one is left to tyro, which says that its value is missing."""
-    _, text = shown(capsys, "train", "gtrxl", "--help")
+    """For a known option, tyro reports that its value is missing."""
+    _, text = parse_output(capsys, "train", "gtrxl", "--help")
     for name in set(re.findall(r"│ (--[a-z.-]+)", text)):
-        status, text = shown(capsys, "train", "gtrxl", name, "--seed", "no number")
+        status, text = parse_output(capsys, "train", "gtrxl", name, "--seed", "no number")
         assert (status, "unknown option" in text) == (2, False), name
 
 
 @pytest.mark.parametrize("text", ["1e5", "100_000", "100000", "1.0e5", "0.1e6"])
 @pytest.mark.parametrize("words", ["train gtrxl --env x --total-timesteps", "train dt --dataset x --updates"])
-def test_counts_may_be_written_with_an_exponent(words, text):
+def test_counts_can_have_an_exponent(words, text):
     options = parse([*words.split(), text])
     assert getattr(options, words.rpartition("--")[2].replace("-", "_")) == 100_000
 
 
 @pytest.mark.parametrize("text", ["1.5", "1e-3", "many", "nan", "inf", "1e30", "1e999999999", ""])
 @pytest.mark.parametrize("option", ["--total-timesteps", "--evaluate-every"])
-def test_what_is_no_count_is_refused_in_one_sentence(option, text, capsys):
+def test_invalid_counts_are_one_line(option, text, capsys):
     for words in ([option, text], [f"{option}={text}"]):
-        status, told = shown(capsys, "train", "gtrxl", "--env", "x", *words)
+        status, message = parse_output(capsys, "train", "gtrxl", "--env", "x", *words)
         expected = f"rlxf: {option} must be a whole number such as 100000, 100_000 or 1e5, got {text}"
-        assert (status, told) == (2, f"{expected.rstrip()}\n")
+        assert (status, message) == (2, f"{expected.rstrip()}\n")
 
 
 def test_the_version(capsys):
-    assert shown(capsys, "--version") == (0, f"rlxf {rlxf.__version__}\n")
+    assert parse_output(capsys, "--version") == (0, f"rlxf {rlxf.__version__}\n")
 
 
 @pytest.mark.parametrize("words", ["--help", "train gtrxl --help", "techniques", "datasets", "--version"])
-def test_a_closed_pipe_is_no_error(words):
-    """The reader is gone before anything is written, as that of ``yes | head -1`` is soon."""
+def test_a_closed_pipe_exits_silently(words):
+    """The reader of the pipe is closed before anything is written, like that of ``yes | head -1`` later."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "rlxf", *words.split()]
@@ -130,7 +130,7 @@ def test_help_loads_no_torch(command):
     )
 
 
-def test_the_package_is_the_command():
+def test_the_package_can_be_run_as_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "rlxf", "evaluate", "nowhere"], capture_output=True, text=True, check=False
     )
@@ -139,13 +139,13 @@ def test_the_package_is_the_command():
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_the_overview_says_what_the_command_does(words):
+def test_overview_and_help_of_a_command_agree(words):
     summary = inspect.getdoc(resolve_name(COMMANDS[words])).partition(".")[0]
     assert set(SUMMARIES[words].rstrip(".").split()[:2]) <= set(summary.split())
 
 
 def options() -> dict[str, ast.ClassDef]:
-    """The dataclasses that are read from the command line: those whose fields go by name alone."""
+    """Return the dataclasses that are parsed from the command line: those with ``kw_only``."""
     nodes = [node for tree in parsed("rlxf/cli").values() for node in ast.walk(tree)]
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     return {
@@ -154,7 +154,7 @@ def options() -> dict[str, ast.ClassDef]:
 
 
 @pytest.mark.parametrize("name", options())
-def test_every_option_is_explained(name):
+def test_every_option_has_a_help_text(name):
     body = options()[name].body
     for line, after in pairwise(body):
         if isinstance(line, ast.AnnAssign) and "name=''" not in ast.unparse(line):
@@ -163,7 +163,7 @@ def test_every_option_is_explained(name):
 
 
 @pytest.mark.slow
-def test_the_examples_run_as_printed(capsys, minari_root):
+def test_examples_of_help_texts_run(capsys, minari_root):
     record_cartpole(dataset_id="rlxf/cartpole/mixed-v0")
     train("--run", "runs/tmaze-calm", "--core.depth", "calm", "--core.layers", "2")
     for home in COMMANDS.values():

@@ -1,4 +1,4 @@
-"""What a training shows while it goes on, and which agent it keeps."""
+"""Tests of the progress display and of evaluations during training."""
 
 import io
 import json
@@ -26,7 +26,7 @@ OFFLINE = shlex.split(
 
 @pytest.fixture(autouse=True)
 def at_each_step(monkeypatch):
-    """Something is shown at each step, not every few seconds."""
+    """Show progress at each step instead of every few seconds."""
     monkeypatch.setattr(Lines, "every_seconds", 0.0)
 
 
@@ -39,10 +39,10 @@ def lines(text):
     return [line for line in text.splitlines() if re.match("(steps|updates) [0-9,]+/", line)]
 
 
-# What is shown
+# Progress display
 
 
-def test_returns_are_shown_while_an_agent_plays(capsys):
+def test_progress_of_an_online_training(capsys):
     train("--run", "run", "--total-timesteps", "70", *SHOWN, "--evaluate-every", "None")
     found = lines(capsys.readouterr().out)
     assert [line.split()[1] for line in found[:2]] == ["2/96", "4/96"], "whole rollouts of 32 steps"
@@ -52,8 +52,8 @@ def test_returns_are_shown_while_an_agent_plays(capsys):
     assert re.search(r"evaluation at 96: \S+; best \S+ at (32|64|96)$", found[-1])
 
 
-def test_a_training_of_one_rollout_shows_its_update_and_no_line_twice(capsys):
-    """SB3 writes the figures of an update with the rollout after it, and here there is none."""
+def test_a_single_rollout_shows_its_update_without_repeated_lines(capsys):
+    """SB3 logs the metrics of an update with the next rollout, which does not exist here."""
     train("--run", "run", "--total-timesteps", "32", *SHOWN, "--evaluate-every", "0")
     found = lines(capsys.readouterr().out)
     for part in (" | explained variance ", " | entropy "):
@@ -62,14 +62,14 @@ def test_a_training_of_one_rollout_shows_its_update_and_no_line_twice(capsys):
     assert len(set(contents)) == len(contents)
 
 
-def test_loss_and_evaluations_at_each_target_are_shown_of_a_training_on_data(data, capsys):
+def test_progress_of_an_offline_training(data, capsys):
     main([*OFFLINE, "--target-returns", "9", "3"])
     found = lines(capsys.readouterr().out)
     assert found[-1].startswith("updates 4/4 | loss ")
     assert re.search(r"evaluation at 4: 9 -> \S+, 3 -> \S+; best \S+ at [1-4]$", found[-1])
 
 
-def test_pretraining_and_distillation_show_their_loss(data, capsys):
+def test_progress_of_pretraining_and_distillation(data, capsys):
     sizes = shlex.split("--context-length 4 --batch-size 4 --core.width 8 --core.layers 1 --log-interval 1")
     main(["pretrain", "--dataset", ID, "--updates", "2", "--run", "pre", *sizes])
     assert lines(capsys.readouterr().out)[-1].startswith("updates 2/2 | loss ")
@@ -79,7 +79,7 @@ def test_pretraining_and_distillation_show_their_loss(data, capsys):
 
 
 @pytest.mark.parametrize("quiet", [["--quiet"], ["--no-progress-bar"]])
-def test_no_progress_where_none_is_wanted(quiet, capsys):
+def test_progress_can_be_turned_off(quiet, capsys):
     train("--run", "run", *SHOWN, "--evaluate-every", "32", *quiet)
     shown = capsys.readouterr().out
     assert not lines(shown)
@@ -88,7 +88,7 @@ def test_no_progress_where_none_is_wanted(quiet, capsys):
     assert "best evaluation during training: mean return " in shown
 
 
-def test_on_a_terminal_a_block_is_redrawn_in_place():
+def test_panel_is_redrawn_in_place():
     shown = io.StringIO()
     terminal = Screen(file=shown, force_terminal=True, width=120)
     figures = {"return": "0.5"}
@@ -101,11 +101,11 @@ def test_on_a_terminal_a_block_is_redrawn_in_place():
     assert "steps 20/40" in plain
     assert "10 steps/s 0:00:02 left" in plain
     assert "return 0.5" in plain
-    assert "\x1b[1A" in shown.getvalue(), "the cursor goes up again"
+    assert "\x1b[1A" in shown.getvalue(), "the cursor should move up"
 
 
-def test_what_is_printed_meanwhile_goes_through_the_block(capsys):
-    """rich then clears the block, prints, and draws it again below."""
+def test_other_output_is_printed_above_the_block(capsys):
+    """Rich clears the block, prints the text, and draws the block again below."""
     with screen.block() as live:
         live.console.file = io.StringIO()
         screen.show("a line")
@@ -114,12 +114,12 @@ def test_what_is_printed_meanwhile_goes_through_the_block(capsys):
     assert capsys.readouterr().out == "afterwards\n"
 
 
-def test_without_a_terminal_there_are_lines(capsys):
+def test_lines_are_printed_without_a_terminal(capsys):
     with progress.view() as view:
         assert isinstance(view, Lines)
 
 
-def test_progress_changes_no_bit(tmp_path):
+def test_progress_does_not_affect_training(tmp_path):
     train("--run", "shown", *SHOWN)
     train("--run", "silent", "--quiet")
     assert (tmp_path / "shown/checkpoint.zip").read_bytes() == (
@@ -127,10 +127,10 @@ def test_progress_changes_no_bit(tmp_path):
     ).read_bytes()
 
 
-# How often is evaluated, and what is kept
+# Interval of evaluations, and best checkpoints
 
 
-def test_a_tenth_of_the_training_lies_between_evaluations():
+def test_default_interval_is_a_tenth_of_the_training():
     assert interval(None, 200_000, least=2_048) == 20_000
     assert interval(None, 200_001) == 20_001
     assert interval(None, 5_000, least=2_048) == 2_048
@@ -138,8 +138,7 @@ def test_a_tenth_of_the_training_lies_between_evaluations():
     assert interval(7, 5_000, least=2_048) == 7
 
 
-def test_evaluations_change_no_bit_of_what_is_learned(tmp_path, data):
-    """The same weights come out with and without them."""
+def test_evaluations_do_not_affect_training(tmp_path, data):
     for run, every in (("with", "32"), ("without", "0")):
         train("--run", run, "--normalize-observations", "--evaluate-every", every)
         offline = [*OFFLINE[:-1], f"offline-{run}", "--core.dropout", "0.2", "--evaluate-every", every[0]]
@@ -149,36 +148,39 @@ def test_evaluations_change_no_bit_of_what_is_learned(tmp_path, data):
         assert one.read_bytes() == other.read_bytes()
 
 
-def test_the_best_agent_is_kept_by_default(capsys, data):
+def test_the_best_checkpoint_is_saved_by_default(capsys, data):
     train("--run", "run", "--evaluate-every", "None", "--normalize-observations")
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     best = GTrXLPPO.load("run/best.zip", device="cpu")
     assert best.num_timesteps in (32, 64)
-    assert f"at step {best.num_timesteps}, kept in run/best.zip\n" in told
+    assert f"at step {best.num_timesteps}, saved in run/best.zip\n" in output
     assert Path("run/best-normalizer.zip").is_file()
     assert json.loads(Path("run/config.json").read_text())["evaluate_every"] == 32
     main([*OFFLINE[:-1], "offline", "--quiet"])
     best = DecisionTransformer.load("offline/best.zip", device="cpu")
-    assert f"at update {best.num_timesteps}, kept in offline/best.zip\n" in capsys.readouterr().out
+    assert f"at update {best.num_timesteps}, saved in offline/best.zip\n" in capsys.readouterr().out
 
 
-def test_without_evaluations_nothing_is_kept_as_best(capsys):
+def test_no_best_checkpoint_without_evaluations(capsys):
     train("--run", "run", "--evaluate-every", "0")
     assert not Path("run/best.zip").exists()
     assert "best" not in capsys.readouterr().out.lower()
     assert "run has no best.zip" in refused(capsys, "evaluate", "run", "--checkpoint", "best")
 
 
-@pytest.mark.parametrize("asked", ["last", "best", "all"])
-def test_either_checkpoint_can_be_evaluated(asked, finished, capsys):
-    words = ["evaluate", str(finished), "--episodes", "2", "--no-progress-bar", "--checkpoint", asked]
+@pytest.mark.parametrize("requested", ["last", "best", "all"])
+def test_either_checkpoint_can_be_evaluated(requested, finished, capsys):
+    words = ["evaluate", str(finished), "--episodes", "2", "--no-progress-bar", "--checkpoint", requested]
     main(words)
     shown = capsys.readouterr().out
-    assert ("Last checkpoint" in shown, "Best checkpoint" in shown) == (asked != "best", asked != "last")
+    assert ("Last checkpoint" in shown, "Best checkpoint" in shown) == (
+        requested != "best",
+        requested != "last",
+    )
 
 
-def test_the_best_one_is_shown_what_it_saw(monkeypatch):
-    """The statistics of observations go on after the best evaluation: it keeps its own."""
+def test_the_best_checkpoint_uses_its_own_normalization(monkeypatch):
+    """The running statistics of the training change after the best evaluation."""
     for seed, run in enumerate(("run", "other")):
         cartpole = ["--env", "CartPole-v1", "--env-kwargs", "{}", "--seed", str(seed)]
         train("--run", run, *cartpole, "--normalize-observations")

@@ -1,4 +1,4 @@
-"""One run of several processes: one writes, all leave together, and any number of them goes on."""
+"""Tests of runs with several processes: only one writes, all exit together, any number can resume."""
 
 import os
 import shlex
@@ -30,13 +30,13 @@ OFFLINE = shlex.split(
     " --evaluate-every 2 --checkpoint-seconds 0 --core.width 8 --core.layers 1"
 )
 AGENTS = {"GTrXL": (GTrXLPPO, ONLINE, 2 * ROLLOUT), "Decision Transformer": (DecisionTransformer, OFFLINE, 1)}
-"""What learns, how it is told to, and behind how many steps something happens to it."""
+"""Agent class, words of the command, and the step after which the training is interrupted."""
 JOB = "TORCHELASTIC_RUN_ID"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _in_an_empty_folder(tmp_path_factory):
-    """One for the runs of all tests here, with data."""
+def _empty_working_directory(tmp_path_factory):
+    """Folder for the runs of all tests of this module, with a dataset; it replaces that of each test."""
     folder = tmp_path_factory.mktemp("ranks")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -49,9 +49,9 @@ def _in_an_empty_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=AGENTS)
 def whole(request):
-    """A run of two processes that nothing happens to, and beside it one of one process.
+    """Uninterrupted run of two processes, next to a run of one process.
 
-    That comes first: what is imported then is there in all that are forked.
+    The run of one process is first, so that its imports are available in the forked processes.
     """
     name, words = f"whole {request.param}", AGENTS[request.param][1]
     main([*words, "--run", f"one of {name}", "--no-progress-bar"])
@@ -72,13 +72,13 @@ def largest_difference(one, other):
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-def at_step(monkeypatch, agent, step, what):
-    """Something happens in the last process before the update behind a step."""
+def at_step(monkeypatch, agent, step, action):
+    """Call ``action`` in the last process before the first update after this step."""
     train = agent.train
 
     def watched(self, *args):
         if self.num_timesteps >= step and here().rank == here().count - 1:
-            what()
+            action()
         train(self, *args)
 
     monkeypatch.setattr(agent, "train", watched)
@@ -92,7 +92,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_one_of_them_writes_what_one_process_would(whole):
+def test_two_processes_write_the_same_files_as_one(whole):
     two, one = whole[0], f"one of {whole[0]}"
     assert (Path(one) / "config.json").read_bytes() == (Path(two) / "config.json").read_bytes()
     first, second = rows(Path(one)), rows(Path(two))
@@ -103,64 +103,64 @@ def test_one_of_them_writes_what_one_process_would(whole):
     assert scalars(one).keys() == scalars(two).keys()
 
 
-def test_a_signal_to_one_stops_all_and_two_go_on_to_the_same_bits(whole, capfd, monkeypatch):
+def test_a_signal_to_one_process_stops_all_and_resuming_is_exact(whole, capfd, monkeypatch):
     straight, agent, words, step = whole
     cut = f"cut of {straight}"
     with monkeypatch.context() as patch:
         at_step(patch, agent, step, interrupt)
         assert run(2, *words, "--run", cut) == ["SystemExit: 75"] * 2
-    assert capfd.readouterr().err.count(f"stopped by SIGTERM; go on with: rlxf resume {cut}") == 1
+    assert capfd.readouterr().err.count(f"stopped by SIGTERM; resume with: rlxf resume {cut}") == 1
     assert run(2, "resume", cut) == [None, None]
-    said = capfd.readouterr()
-    assert said.out.count(f"checkpoint: {cut}") == 1
-    assert "rlxf:" not in said.err
+    captured = capfd.readouterr()
+    assert captured.out.count(f"checkpoint: {cut}") == 1
+    assert "rlxf:" not in captured.err
     assert largest_difference(straight, cut) == 0
     assert scalars(straight) == scalars(cut)
 
 
 @pytest.mark.faults
-def test_what_torchrun_starts_anew_goes_on_in_another_number_where_one_was_killed(capfd, monkeypatch):
+def test_a_restart_by_torchrun_resumes_with_another_number_of_processes(capfd, monkeypatch):
     monkeypatch.setenv(JOB, "this")
     with monkeypatch.context() as patch:
         at_step(patch, GTrXLPPO, 2 * ROLLOUT, die)
         assert run(2, *ONLINE, "--run", "killed") == ["SystemExit: 2", None]
-    said = capfd.readouterr().err
-    assert "the run in killed broke off: another of the 2 processes ended or did not respond" in said
-    assert "go on with: rlxf resume killed" in said
-    learned = []
-    at_step(monkeypatch, GTrXLPPO, 0, lambda: learned.append("an update"))
-    assert on_ranks(1, lambda: [main([*ONLINE, "--run", "killed"]), *learned]) == [[None] + 2 * ["an update"]]
+    errors = capfd.readouterr().err
+    assert "the run in killed failed: another of the 2 processes ended or did not respond" in errors
+    assert "resume with: rlxf resume killed" in errors
+    updates = []
+    at_step(monkeypatch, GTrXLPPO, 0, lambda: updates.append("an update"))
+    assert on_ranks(1, lambda: [main([*ONLINE, "--run", "killed"]), *updates]) == [[None] + 2 * ["an update"]]
     assert GTrXLPPO.load("killed/checkpoint.zip").num_timesteps == 3 * ROLLOUT
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("whole", ["GTrXL"], indirect=True)
-def test_without_a_checkpoint_it_begins_anew_and_leaves_runs_of_others(whole, capfd, monkeypatch):
-    words = [*ONLINE, "--checkpoint-seconds", "99", "--run", "begun"]
+def test_a_restart_without_checkpoints_starts_over_and_keeps_runs_of_other_jobs(whole, capfd, monkeypatch):
+    words = [*ONLINE, "--checkpoint-seconds", "99", "--run", "restarted"]
     monkeypatch.setenv(JOB, "this")
     with monkeypatch.context() as patch:
         at_step(patch, GTrXLPPO, 2 * ROLLOUT, die)
         assert run(2, *words) == ["SystemExit: 2", None]
-    left, weights = rows(Path("begun")), Path("begun/checkpoint.zip").read_bytes()
+    log, weights = rows(Path("restarted")), Path("restarted/checkpoint.zip").read_bytes()
     for other in ({JOB: "other"}, {JOB: "this", "AGENT": "other"}):
         with monkeypatch.context() as patch:
-            pretend(patch, other)
+            set_job(patch, other)
             assert run(2, *words) == ["SystemExit: 2"] * 2
-    assert capfd.readouterr().err.count("begun exists; choose another folder") == 4
-    assert rows(Path("begun")) == left
+    assert capfd.readouterr().err.count("restarted exists; choose another folder") == 4
+    assert rows(Path("restarted")) == log
     assert run(2, *words) == [None, None]
-    assert largest_difference(whole[0], "begun") == 0
-    assert Path("begun-before-1/checkpoint.zip").read_bytes() == weights
+    assert largest_difference(whole[0], "restarted") == 0
+    assert Path("restarted-before-1/checkpoint.zip").read_bytes() == weights
 
 
-def pretend(monkeypatch, job):
-    """To be started by another job of torchrun, or by another agent of one with the same id."""
+def set_job(monkeypatch, job):
+    """Set the id of the torchrun job, and optionally its agent."""
     monkeypatch.setenv(JOB, job[JOB])
     if "AGENT" in job:
         monkeypatch.setattr("rlxf.cli.job._agent", lambda: job["AGENT"])
 
 
-def test_what_cannot_be_shared_is_told_before_a_folder_is_made(capfd):
+def test_environments_must_be_divisible_among_processes(capfd):
     assert run(2, *ONLINE, "--n-envs", "3", "--run", "odd") == ["SystemExit: 2"] * 2
     assert "n_envs is 3 in total, which is not divisible by the 2 processes" in capfd.readouterr().err
     assert not Path("odd").exists()
@@ -172,30 +172,30 @@ def torchrun(*words):
     return subprocess.Popen([*start, "-m", "--", "rlxf", *words], **quiet)
 
 
-def wait_for_checkpoint(run, behind=0):
-    """The step of the newest one, once it is this far."""
+def wait_for_checkpoint(run, after=0):
+    """Wait for a checkpoint after this step, and return its step."""
     for _ in range(1200):
         files = CheckpointFolder(Path(run, "checkpoints")).files()
-        if files and (step := int(files[-1].stem[-12:])) > behind:
+        if files and (step := int(files[-1].stem[-12:])) > after:
             return step
         time.sleep(0.05)
-    raise AssertionError("nothing happens")
+    raise AssertionError(f"no checkpoint after step {after}")
 
 
 @pytest.mark.slow
 @pytest.mark.faults
-def test_torchrun_starts_anew_what_was_killed_and_stops_with_the_bits_of_a_run_that_was_not(monkeypatch):
+def test_a_run_restarted_by_torchrun_equals_an_uninterrupted_run(monkeypatch):
     words = [*ONLINE, "--total-timesteps", "100000", "--run"]
     job = torchrun(*words, "cut")
-    behind = wait_for_checkpoint("cut")
+    step = wait_for_checkpoint("cut")
     children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
     os.kill(int(children.read_text().split()[-1]), signal.SIGKILL)
-    wait_for_checkpoint("cut", behind + 2 * ROLLOUT)
+    wait_for_checkpoint("cut", step + 2 * ROLLOUT)
     job.send_signal(signal.SIGTERM)
-    said = job.communicate(timeout=60)[1]
+    errors = job.communicate(timeout=60)[1]
     assert job.returncode != 0
-    assert "rlxf: the run in cut broke off: another of the 2 processes ended or did not respond" in said
-    assert "rlxf: stopped by SIGTERM; go on with: rlxf resume cut" in said
+    assert "rlxf: the run in cut failed: another of the 2 processes ended or did not respond" in errors
+    assert "rlxf: stopped by SIGTERM; resume with: rlxf resume cut" in errors
     newest = CheckpointFolder(Path("cut/checkpoints")).files()[-1]
     at_step(monkeypatch, GTrXLPPO, int(newest.stem[-12:]), interrupt)
     assert run(2, *words, "straight") == ["SystemExit: 75"] * 2

@@ -1,4 +1,4 @@
-"""``rlxf resume``: what was cut off ends as if it had not been."""
+"""Tests of ``rlxf resume``: an interrupted run ends like an uninterrupted one."""
 
 import csv
 import os
@@ -35,7 +35,7 @@ TINY = shlex.split(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with data, and with a run on them that was not cut off."""
+    """Folder with a dataset and an uninterrupted run on it."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINARI_DATASETS_PATH", str(folder / "minari"))
@@ -48,7 +48,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def whole(minari_root, trained):
-    """A copy of that run, beside its data."""
+    """Copy of the uninterrupted run, with its dataset."""
     shutil.copytree(trained / "minari", minari_root, dirs_exist_ok=True)
     shutil.copytree(trained / "whole", "whole")
     return RunFolder.open("whole")
@@ -56,19 +56,19 @@ def whole(minari_root, trained):
 
 @pytest.fixture(autouse=True)
 def in_foreground(monkeypatch):
-    """A checkpoint is on the disk before the next update: nobody waits for a thread of a run that died."""
+    """Write checkpoints in the main thread, because no thread finishes after a simulated crash."""
     monkeypatch.setattr(InBackground, "start", lambda self, work: work())
 
 
 @pytest.fixture
 def at_update(monkeypatch):
-    """Arranges that something happens before an update, once."""
+    """Function that calls an action once, before an update."""
     train = DecisionTransformer.train
 
-    def arrange(number, what):
+    def arrange(number, actions):
         def watched(self, windows, learning_rate):
-            if self._n_updates == number and what:
-                what.pop()()
+            if self._n_updates == number and actions:
+                actions.pop()()
             train(self, windows, learning_rate)
 
         monkeypatch.setattr(DecisionTransformer, "train", watched)
@@ -77,7 +77,7 @@ def at_update(monkeypatch):
 
 
 def die():
-    """As if the process were gone: nothing that follows is done."""
+    """Simulate the death of the process."""
     raise SystemError("gone")
 
 
@@ -89,10 +89,10 @@ def scalars(run):
 
 def rows(run):
     with open(run / "progress.csv", newline="") as file:
-        found = list(csv.DictReader(file))
+        table = list(csv.DictReader(file))
     return [
         {key: value for key, value in row.items() if value and key != "time/updates_per_second"}
-        for row in found
+        for row in table
     ]
 
 
@@ -106,10 +106,10 @@ def assert_same_runs(one, other):
 
 
 @pytest.mark.parametrize("number", [1, 4, 6])
-def test_a_run_that_died_ends_as_if_it_had_not(whole, at_update, monkeypatch, number):
+def test_a_killed_run_ends_like_an_uninterrupted_one(whole, at_update, monkeypatch, number):
     at_update(number, [die])
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.resumable.keep", lambda *_: None)  # who dies keeps nothing
+        patch.setattr("rlxf.cli.resumable.keep", lambda *_: None)  # a killed process saves nothing
         with pytest.raises(SystemError):
             main(["train", "dt", *TINY, "--run", "cut"])
     assert not Path("cut/checkpoint.zip").exists()
@@ -118,18 +118,18 @@ def test_a_run_that_died_ends_as_if_it_had_not(whole, at_update, monkeypatch, nu
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
-def test_a_signal_stops_it_where_it_can_be_resumed(whole, at_update, capsys, name):
+def test_a_signal_stops_the_run_resumably(whole, at_update, capsys, name):
     at_update(4, [lambda: os.kill(os.getpid(), getattr(signal, name))])
     with pytest.raises(SystemExit) as left:
         main(["train", "dt", *TINY, "--run", "cut"])
     assert left.value.code == 75
-    assert f"stopped by {name}; go on with: rlxf resume cut" in capsys.readouterr().err
+    assert f"stopped by {name}; resume with: rlxf resume cut" in capsys.readouterr().err
     assert DecisionTransformer.load("cut/checkpoint.zip", device="cpu").num_timesteps == 5
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))
 
 
-def test_a_signal_before_the_first_update_stops_it_where_it_can_be_resumed(whole, monkeypatch):
+def test_a_signal_before_the_first_update_stops_the_run_resumably(whole, monkeypatch):
     begin = Checkpoints._on_training_start
 
     def at_once(self):
@@ -145,8 +145,7 @@ def test_a_signal_before_the_first_update_stops_it_where_it_can_be_resumed(whole
     assert_same_runs(whole.path, Path("cut"))
 
 
-def test_a_run_that_cannot_be_taken_up_stays(whole, at_update, capsys):
-    """Its folder has all that was learned so far."""
+def test_a_failed_resume_does_not_change_the_run(whole, at_update, capsys):
     at_update(4, [lambda: os.kill(os.getpid(), signal.SIGTERM)])
     with pytest.raises(SystemExit):
         main(["train", "dt", *TINY, "--run", "cut"])
@@ -161,7 +160,7 @@ def test_a_run_that_cannot_be_taken_up_stays(whole, at_update, capsys):
     assert_same_runs(whole.path, Path("cut"))
 
 
-def test_it_may_be_cut_off_twice(whole, at_update):
+def test_a_run_can_be_interrupted_twice(whole, at_update):
     for number, words in ((2, ["train", "dt", *TINY, "--run", "cut"]), (5, ["resume", "cut"])):
         at_update(number, [lambda: os.kill(os.getpid(), signal.SIGTERM)])
         with pytest.raises(SystemExit):
@@ -170,7 +169,7 @@ def test_it_may_be_cut_off_twice(whole, at_update):
     assert_same_runs(whole.path, Path("cut"))
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(whole, at_update, capsys):
+def test_the_previous_checkpoint_replaces_a_damaged_one(whole, at_update, capsys):
     at_update(5, [lambda: os.kill(os.getpid(), signal.SIGTERM)])
     with pytest.raises(SystemExit):
         main(["train", "dt", *TINY, "--run", "cut"])
@@ -181,7 +180,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(whole, at_upd
     assert_same_runs(whole.path, Path("cut"))
 
 
-def test_what_dies_behind_its_last_update_is_finished(whole, monkeypatch):
+def test_a_run_killed_after_its_last_update_is_completed(whole, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("rlxf.cli.resumable.keep", lambda *_: die())
         with pytest.raises(SystemError):
@@ -190,64 +189,64 @@ def test_what_dies_behind_its_last_update_is_finished(whole, monkeypatch):
     assert_same_runs(whole.path, Path("cut"))
 
 
-def test_a_run_that_is_done_says_so_and_stays(whole, capsys):
+def test_a_complete_run_is_not_changed(whole, capsys):
     before = {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()}
     main(["resume", "whole"])
-    assert "whole has all of its 7 updates; see: rlxf evaluate whole" in capsys.readouterr().out
+    assert "whole is complete: 7 updates; see: rlxf evaluate whole" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()} == before
 
 
-def test_what_cannot_be_resumed_is_told(minari_root, capsys, tmp_path):
+def test_errors_of_runs_that_cannot_be_resumed(minari_root, capsys, tmp_path):
     assert "there is no run folder none" in refused(capsys, "resume", "none")
     RunFolder.create(tmp_path / "other", {"agent": "of others"})
-    assert "only a run of rlxf train gtrxl, rlxf train dt or rlxf pretrain can be resumed" in refused(
+    assert "only runs of rlxf train gtrxl, rlxf train dt and rlxf pretrain can be resumed" in refused(
         capsys, "resume", str(tmp_path / "other")
     )
     RunFolder.create(tmp_path / "old", {"agent": "decision_transformer"})
-    told = refused(capsys, "resume", str(tmp_path / "old"))
-    assert "its config.json lacks 'context_length'. It was altered, or another version" in told
+    message = refused(capsys, "resume", str(tmp_path / "old"))
+    assert "'context_length' is missing in its config.json. The file was changed, or written" in message
 
 
-def test_a_run_of_the_demonstration_says_why_it_cannot_be_resumed(tmp_path, capsys):
+def test_runs_of_the_demonstration_cannot_be_resumed(tmp_path, capsys):
     for make_run in (remembering.make_run, asking.make_run):
         run = make_run(tmp_path / make_run.__module__, 10, 0)
-        told = refused(capsys, "resume", str(run.path))
-        assert f"{run.path} was made by scripts/demo.sh, which keeps nothing to resume from" in told
-        assert f"see: rlxf evaluate {run.path}" in told
+        message = refused(capsys, "resume", str(run.path))
+        assert f"{run.path} was made by scripts/demo.sh, which saves no checkpoints" in message
+        assert f"evaluate the run: rlxf evaluate {run.path}" in message
 
 
-def test_a_run_says_with_which_options_it_was_started(whole):
-    given = parse(["train", "dt", *TINY, "--run", "whole"])
-    again = TrainDecisionTransformer.of_run(whole, given.progress_bar)
-    found = DecisionTransformer.load(whole.checkpoint, device="cpu")
-    assert again.env == "CartPole-v1"
-    assert again.target_returns == (found.return_range[1],)
+def test_options_are_read_from_the_run(whole):
+    original = parse(["train", "dt", *TINY, "--run", "whole"])
+    options = TrainDecisionTransformer.of_run(whole, original.progress_bar)
+    agent = DecisionTransformer.load(whole.checkpoint, device="cpu")
+    assert options.env == "CartPole-v1"
+    assert options.target_returns == (agent.return_range[1],)
     for name in ("dataset", "updates", "seed", "episodes", "evaluate_every", "log_interval", "core"):
-        assert getattr(again, name) == getattr(given, name)
-    assert again.learner.learning_rate == given.learner.learning_rate
-    assert again.learner.return_scale == found.return_scale
+        assert getattr(options, name) == getattr(original, name)
+    assert options.learner.learning_rate == original.learner.learning_rate
+    assert options.learner.return_scale == agent.return_scale
 
 
-def test_where_no_checkpoint_is_whole_nothing_is_changed(whole, capsys):
+def test_a_run_without_intact_checkpoints_is_not_changed(whole, capsys):
     Path("whole/completed.json").unlink()
     for file in whole.checkpoints.files():
         file.write_bytes(b"")
     before = {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()}
     with pytest.warns(UserWarning, match="the previous checkpoint is used"), pytest.raises(FileNotFoundError):
         Start.of(whole)
-    assert "there is no valid checkpoint in" in refused_at_last(capsys, "resume", "whole")
+    assert "there is no valid checkpoint in" in last_error_line(capsys, "resume", "whole")
     assert {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()} == before
 
 
-def refused_at_last(capsys, *words):
-    """The last line that is printed when the command leaves with 2."""
+def last_error_line(capsys, *words):
+    """Return the last error line of a command that exits with status 2."""
     with pytest.raises(SystemExit) as left:
         main(list(words))
     assert left.value.code == 2
     return capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_run_that_died_before_its_first_checkpoint_begins_again(whole, at_update, monkeypatch):
+def test_a_run_killed_before_its_first_checkpoint_starts_over(whole, at_update, monkeypatch):
     at_update(4, [die])
     with monkeypatch.context() as patch:
         patch.setattr("rlxf.cli.resumable.keep", lambda *_: None)
@@ -259,7 +258,7 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_again(whole, at_upda
     assert_same_runs(whole.path, Path("cut"))
 
 
-def test_what_was_not_done_after_the_last_update_is_done_and_nothing_twice(whole):
+def test_missing_final_stages_are_done_once(whole):
     for name in ("completed.json", "checkpoint.zip"):
         shutil.copytree("whole", "cut")
         Path("cut", name).unlink()
@@ -271,24 +270,24 @@ def test_what_was_not_done_after_the_last_update_is_done_and_nothing_twice(whole
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
-def test_a_signal_amid_the_last_evaluation_stops_it_where_it_can_be_resumed(whole, monkeypatch, capsys, name):
+def test_a_signal_during_the_final_evaluation_stops_the_run_resumably(whole, monkeypatch, capsys, name):
     def interrupted(*_, **__):
         os.kill(os.getpid(), getattr(signal, name))
-        raise AssertionError("the signal was not heeded")
+        raise AssertionError("the signal was ignored")
 
     with monkeypatch.context() as patch:
         patch.setattr("rlxf.cli.train_dt.evaluate", interrupted)
         with pytest.raises(SystemExit) as left:
             main(["train", "dt", *TINY, "--run", "cut"])
     assert left.value.code == 75
-    assert f"stopped by {name}; go on with: rlxf resume cut" in capsys.readouterr().err
+    assert f"stopped by {name}; resume with: rlxf resume cut" in capsys.readouterr().err
     assert not Path("cut/completed.json").exists()
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))
 
 
-def test_an_old_checkpoint_is_not_taken_for_the_result(whole, at_update, monkeypatch):
-    """Stopped, resumed, and killed between its last checkpoint and checkpoint.zip."""
+def test_an_old_checkpoint_is_not_used_as_the_result(whole, at_update, monkeypatch):
+    """The run is stopped, resumed, and killed between its last checkpoint and checkpoint.zip."""
     at_update(3, [lambda: os.kill(os.getpid(), signal.SIGTERM)])
     with pytest.raises(SystemExit):
         main(["train", "dt", *TINY, "--run", "cut"])
@@ -301,29 +300,29 @@ def test_an_old_checkpoint_is_not_taken_for_the_result(whole, at_update, monkeyp
     assert_same_runs(whole.path, Path("cut"))
 
 
-def test_a_result_that_was_changed_later_stays(whole, capsys):
-    """E.g. by a calibration."""
+def test_a_result_changed_after_the_run_is_kept(whole, capsys):
+    """A calibration changes ``checkpoint.zip``, for example."""
     changed = whole.checkpoint.read_bytes() + b"more"
     whole.checkpoint.write_bytes(changed)
     main(["resume", "whole"])
-    assert "whole has all of its 7 updates (checkpoint.zip changed since)" in capsys.readouterr().out
+    assert "whole is complete: 7 updates (checkpoint.zip changed afterwards)" in capsys.readouterr().out
     assert whole.checkpoint.read_bytes() == changed
 
 
-def test_a_distilled_run_is_not_taken_for_one_of_its_teacher(whole, capsys):
+def test_distilled_runs_cannot_be_resumed(whole, capsys):
     config = Path("whole/config.json")
     config.write_text(config.read_text().replace("{", '{"teacher": "other",', 1))
-    assert "is of rlxf distill, which cannot be resumed" in refused(capsys, "resume", "whole")
+    assert "is a run of rlxf distill, which cannot be resumed" in refused(capsys, "resume", "whole")
 
 
-def test_a_signal_amid_the_conversion_of_data_leaves_nothing(minari_root, monkeypatch, capsys):
+def test_a_signal_during_the_conversion_of_data_leaves_no_files(minari_root, monkeypatch, capsys):
     record_cartpole()
     convert = cache.convert
 
     def interrupted(*given):
         convert(*given)
         os.kill(os.getpid(), signal.SIGTERM)
-        raise AssertionError("the signal was not heeded")
+        raise AssertionError("the signal was ignored")
 
     monkeypatch.setattr(cache, "convert", interrupted)
     with pytest.raises(SystemExit) as left:
@@ -339,7 +338,7 @@ def test_a_signal_amid_the_conversion_of_data_leaves_nothing(minari_root, monkey
     [("train_dt", ["train", "dt", *TINY]), ("train_gtrxl", ["train", "gtrxl", *running.TASK, *running.TINY])],
     ids=["dt", "gtrxl"],
 )
-def test_a_signal_before_the_training_begins_removes_the_folder_of_the_run(whole, monkeypatch, module, words):
+def test_a_signal_before_the_training_removes_the_folder(whole, monkeypatch, module, words):
     def interrupted(*_):
         assert Path("cut/config.json").is_file()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -354,7 +353,7 @@ def test_a_signal_before_the_training_begins_removes_the_folder_of_the_run(whole
 
 @pytest.fixture
 def altered(whole, tmp_path):
-    """Makes a run of a program without its completion marker, whose ``config.json`` was altered."""
+    """Function that makes a run without completion marker and with a changed ``config.json``."""
 
     def make(program, **changes):
         path = Path("altered")
@@ -374,7 +373,7 @@ def altered(whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "changes", "told"),
+    ("program", "changes", "message"),
     [
         ("gtrxl", {"width": 40_000}, "core.width 40000"),
         ("gtrxl", {"width": 2**28, "heads": 1}, "core.width"),
@@ -389,15 +388,15 @@ def altered(whole, tmp_path):
     ],
     ids=str,
 )
-def test_a_configuration_that_asks_for_much_memory_is_refused(altered, capsys, program, changes, told):
-    error = refused_at_last(capsys, "resume", str(altered(program, **changes)))
-    assert "altered/config.json asks for too much memory: the file requires" in error
-    assert told in error
+def test_configurations_beyond_the_memory_budget_are_rejected(altered, capsys, program, changes, message):
+    error = last_error_line(capsys, "resume", str(altered(program, **changes)))
+    assert "altered/config.json needs too much memory: the file requires" in error
+    assert message in error
     assert "the budget is" in error
 
 
 @pytest.mark.parametrize(
-    ("program", "changes", "told"),
+    ("program", "changes", "message"),
     [
         ("gtrxl", {"n_envs": "2"}, "has n_envs = '2', which must be an integer"),
         ("gtrxl", {"n_envs": 2.5}, "has n_envs = 2.5, which must be an integer"),
@@ -411,18 +410,18 @@ def test_a_configuration_that_asks_for_much_memory_is_refused(altered, capsys, p
     ],
     ids=str,
 )
-def test_a_configuration_of_other_types_is_refused(altered, capsys, program, changes, told):
-    error = refused_at_last(capsys, "resume", str(altered(program, **changes)))
-    assert f"altered/config.json {told}" in error
+def test_configurations_with_wrong_types_are_rejected(altered, capsys, program, changes, message):
+    error = last_error_line(capsys, "resume", str(altered(program, **changes)))
+    assert f"altered/config.json {message}" in error
 
 
-def test_a_budget_that_is_raised_lets_a_run_go_on(altered, capsys, monkeypatch):
-    """One without checkpoints has but the budget."""
+def test_a_larger_memory_budget_allows_resuming(altered, capsys, monkeypatch):
+    """Checkpoints, which would increase the budget, are removed."""
     path = altered("dt")
     shutil.rmtree(path / "checkpoints")
     (path / "checkpoint.zip").unlink()
     with monkeypatch.context() as patch:
         patch.setenv("RLXF_MEMORY_BUDGET", "1000")
-        assert "asks for too much memory" in refused_at_last(capsys, "resume", str(path))
+        assert "needs too much memory" in last_error_line(capsys, "resume", str(path))
     main(["resume", str(path), "--no-progress-bar"])
     assert (path / "completed.json").is_file()

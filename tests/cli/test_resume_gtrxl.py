@@ -1,4 +1,4 @@
-"""``rlxf resume`` of an online run: what was cut off ends as if it had not been."""
+"""Tests of ``rlxf resume`` for online runs: an interrupted run ends like an uninterrupted one."""
 
 import os
 import shlex
@@ -26,12 +26,12 @@ TINY = shlex.split(
     " --attention-maps-every 4 --histograms-every 1 --no-videos"
     " --core.width 8 --core.layers 1 --core.memory.length 8"
 )
-OF_THE_CLOCK = ("time/fps", "time/time_elapsed")
+TIME_DEPENDENT = ("time/fps", "time/time_elapsed")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The folder of a run that was not cut off."""
+    """Folder of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("trained") / "whole"
     main(["train", "gtrxl", *TINY, "--run", str(folder)])
     return folder
@@ -39,26 +39,26 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def whole(trained):
-    """A copy of it."""
+    """Copy of the uninterrupted run."""
     shutil.copytree(trained, "whole")
     return RunFolder.open("whole")
 
 
 @pytest.fixture(autouse=True)
 def in_foreground(monkeypatch):
-    """A checkpoint is on the disk before the next step: nobody waits for a thread of a run that died."""
+    """Write checkpoints in the main thread, because no thread finishes after a simulated crash."""
     monkeypatch.setattr(InBackground, "start", lambda self, work: work())
 
 
 @pytest.fixture
 def at_update(monkeypatch):
-    """Arranges that something happens before the update behind a rollout, once."""
+    """Function that calls an action once, before the update after a rollout."""
     train = GTrXLPPO.train
 
-    def arrange(number, what):
+    def arrange(number, actions):
         def watched(self):
-            if self.iterations == number and what:
-                what.pop()()
+            if self.iterations == number and actions:
+                actions.pop()()
             train(self)
 
         monkeypatch.setattr(GTrXLPPO, "train", watched)
@@ -67,17 +67,17 @@ def at_update(monkeypatch):
 
 
 def lines(run):
-    return [{key: value for key, value in row.items() if key not in OF_THE_CLOCK} for row in rows(run)]
+    return [{key: value for key, value in row.items() if key not in TIME_DEPENDENT} for row in rows(run)]
 
 
 def histograms(run):
-    """Steps, smallest, largest and sum of those of weights, gradients and what was played."""
+    """Return step, minimum, maximum and sum of each histogram, by tag."""
     events = EventAccumulator(str(run), {"histograms": 0}).Reload()
-    found = {}
+    result = {}
     for tag in events.Tags()["histograms"]:
         values = [(each.step, each.histogram_value) for each in events.Histograms(tag)]
-        found[tag] = [(step, value.min, value.max, value.sum) for step, value in values]
-    return found
+        result[tag] = [(step, value.min, value.max, value.sum) for step, value in values]
+    return result
 
 
 def header(run):
@@ -94,10 +94,10 @@ def assert_same_runs(one, other):
 
 
 @pytest.mark.parametrize("number", [2, 5])
-def test_a_run_that_died_ends_as_if_it_had_not(whole, at_update, monkeypatch, number):
+def test_a_killed_run_ends_like_an_uninterrupted_one(whole, at_update, monkeypatch, number):
     at_update(number, [die])
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.resumable.keep", lambda *_: None)  # who dies keeps nothing
+        patch.setattr("rlxf.cli.resumable.keep", lambda *_: None)  # a killed process saves nothing
         with pytest.raises(SystemError):
             main(["train", "gtrxl", *TINY, "--run", "cut"])
     assert not Path("cut/checkpoint.zip").exists()
@@ -106,19 +106,19 @@ def test_a_run_that_died_ends_as_if_it_had_not(whole, at_update, monkeypatch, nu
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
-def test_a_signal_stops_it_behind_the_update_at_hand(whole, at_update, capsys, name):
+def test_a_signal_stops_the_run_after_the_current_update(whole, at_update, capsys, name):
     at_update(3, [lambda: os.kill(os.getpid(), getattr(signal, name))])
     with pytest.raises(SystemExit) as left:
         main(["train", "gtrxl", *TINY, "--run", "cut"])
     assert left.value.code == 75
-    assert f"stopped by {name}; go on with: rlxf resume cut" in capsys.readouterr().err
+    assert f"stopped by {name}; resume with: rlxf resume cut" in capsys.readouterr().err
     newest = RunFolder.reopen("cut").checkpoints.newest()
     assert GTrXLPPO.load(newest, device="cpu").num_timesteps == 3 * ROLLOUT
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))
 
 
-def test_a_signal_amid_the_last_update_is_heeded(whole, at_update, capsys):
+def test_a_signal_during_the_last_update_stops_the_run(whole, at_update, capsys):
     at_update(ROLLOUTS, [lambda: os.kill(os.getpid(), signal.SIGTERM)])
     with pytest.raises(SystemExit) as left:
         main(["train", "gtrxl", *TINY, "--run", "cut"])
@@ -129,7 +129,7 @@ def test_a_signal_amid_the_last_update_is_heeded(whole, at_update, capsys):
     assert_same_runs(whole.path, Path("cut"))
 
 
-def test_what_dies_behind_its_last_update_is_finished(whole, monkeypatch):
+def test_a_run_killed_after_its_last_update_is_completed(whole, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("rlxf.cli.resumable.keep", lambda *_: die())
         with pytest.raises(SystemError):
@@ -138,7 +138,7 @@ def test_what_dies_behind_its_last_update_is_finished(whole, monkeypatch):
     assert_same_runs(whole.path, Path("cut"))
 
 
-def test_what_was_not_done_after_the_last_update_is_done_and_nothing_twice(whole):
+def test_missing_final_stages_are_done_once(whole):
     for names in (["completed.json"], ["normalizer.zip"], ["checkpoint.zip", "normalizer.zip"]):
         shutil.copytree("whole", "cut")
         for name in names:
@@ -148,33 +148,33 @@ def test_what_was_not_done_after_the_last_update_is_done_and_nothing_twice(whole
         shutil.rmtree("cut")
 
 
-def test_an_evaluation_that_failed_is_made_by_resume(whole, monkeypatch, capsys):
+def test_resume_repeats_a_failed_evaluation(whole, monkeypatch, capsys):
     def fail(*_, **__):
         raise OSError("no display")
 
     with monkeypatch.context() as patch:
         patch.setattr("rlxf.cli.train_gtrxl.evaluate", fail)
-        assert "go on with: rlxf resume cut" in refused(capsys, "train", "gtrxl", *TINY, "--run", "cut")
+        assert "resume with: rlxf resume cut" in refused(capsys, "train", "gtrxl", *TINY, "--run", "cut")
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))
 
 
-def test_a_run_that_is_done_says_so_and_stays(whole, capsys):
+def test_a_complete_run_is_not_changed(whole, capsys):
     before = whole.checkpoint.read_bytes(), rows(whole.path)
     main(["resume", "whole"])
-    assert f"whole has all of its {ROLLOUT * ROLLOUTS} steps; see: rlxf evaluate" in capsys.readouterr().out
+    assert f"whole is complete: {ROLLOUT * ROLLOUTS} steps; see: rlxf evaluate" in capsys.readouterr().out
     assert (whole.checkpoint.read_bytes(), rows(whole.path)) == before
 
 
-def test_a_run_of_an_older_version_is_told(tmp_path, capsys):
+def test_runs_of_older_versions_are_rejected(tmp_path, capsys):
     RunFolder.create(tmp_path / "old", {"agent": "gtrxl"})
-    assert "its config.json lacks" in refused(capsys, "resume", str(tmp_path / "old"))
+    assert "is missing in its config.json" in refused(capsys, "resume", str(tmp_path / "old"))
 
 
-def test_a_run_says_with_which_options_it_was_started(whole):
-    given = parse(["train", "gtrxl", *TINY, "--run", "whole"])
-    again = TrainGTrXL.of_run(whole, given.progress_bar)
-    assert again.policy == "MlpGTrXLPolicy"
+def test_options_are_read_from_the_run(whole):
+    original = parse(["train", "gtrxl", *TINY, "--run", "whole"])
+    options = TrainGTrXL.of_run(whole, original.progress_bar)
+    assert options.policy == "MlpGTrXLPolicy"
     parts = ("task", "processes", "learner", "looks", "core")
     for name in (*parts, "total_timesteps", "seed", "checkpoint_seconds"):
-        assert getattr(again, name) == getattr(given, name)
+        assert getattr(options, name) == getattr(original, name)

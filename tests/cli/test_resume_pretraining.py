@@ -1,4 +1,4 @@
-"""``rlxf resume`` of a pre-training: what was cut off ends as if it had not been."""
+"""Tests of ``rlxf resume`` for pretrainings: an interrupted run ends like an uninterrupted one."""
 
 import os
 import shlex
@@ -29,7 +29,7 @@ TINY = shlex.split(
 
 @pytest.fixture
 def whole(minari_root):
-    """The folder of a run that was not cut off."""
+    """Folder of an uninterrupted run."""
     record_cartpole()
     main([*TINY, "--run", "whole"])
     return Path("whole")
@@ -37,14 +37,14 @@ def whole(minari_root):
 
 @pytest.fixture
 def before_update(monkeypatch):
-    """Arranges that something happens before an update."""
+    """Function that calls an action before an update."""
     train = MaskedPretraining.train
-    monkeypatch.setattr(InBackground, "start", lambda self, work: work())  # who dies leaves nothing behind
+    monkeypatch.setattr(InBackground, "start", lambda self, work: work())  # no thread finishes after a crash
 
-    def arrange(number, what):
+    def arrange(number, action):
         def watched(self, windows, learning_rate):
             if self._n_updates == number:
-                what()
+                action()
             train(self, windows, learning_rate)
 
         monkeypatch.setattr(MaskedPretraining, "train", watched)
@@ -63,17 +63,15 @@ def die():
 
 
 @pytest.mark.faults
-def test_a_run_that_was_stopped_and_then_died_ends_as_if_it_had_not(
-    whole, before_update, monkeypatch, capsys
-):
+def test_a_stopped_and_killed_run_ends_like_an_uninterrupted_one(whole, before_update, monkeypatch, capsys):
     before_update(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as left:
         main([*TINY, "--run", "cut"])
     assert left.value.code == 75
-    assert "stopped by SIGTERM; go on with: rlxf resume cut" in capsys.readouterr().err
+    assert "stopped by SIGTERM; resume with: rlxf resume cut" in capsys.readouterr().err
     before_update(3, die)
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.resumable.keep", lambda *_: None)  # who dies keeps nothing
+        patch.setattr("rlxf.cli.resumable.keep", lambda *_: None)  # a killed process saves nothing
         with pytest.raises(SystemError):
             main(["resume", "cut", "--no-progress-bar"])
     before_update(-1, die)
@@ -81,32 +79,32 @@ def test_a_run_that_was_stopped_and_then_died_ends_as_if_it_had_not(
     assert_same_runs(whole, Path("cut"))
 
 
-def test_what_is_done_says_so_and_what_only_lacks_its_file_gets_it(whole, capsys):
-    wanted = (whole / "checkpoint.zip").read_bytes(), rows(whole)
+def test_a_complete_run_is_not_changed_and_a_missing_checkpoint_restored(whole, capsys):
+    expected = (whole / "checkpoint.zip").read_bytes(), rows(whole)
     main(["resume", "whole"])
-    assert "whole has all of its 5 updates" in capsys.readouterr().out
-    assert ((whole / "checkpoint.zip").read_bytes(), rows(whole)) == wanted
+    assert "whole is complete: 5 updates" in capsys.readouterr().out
+    assert ((whole / "checkpoint.zip").read_bytes(), rows(whole)) == expected
     (whole / "checkpoint.zip").unlink()
     main(["resume", "whole", "--no-progress-bar"])
-    assert ((whole / "checkpoint.zip").read_bytes(), rows(whole)) == wanted
+    assert ((whole / "checkpoint.zip").read_bytes(), rows(whole)) == expected
 
 
-def test_a_run_says_with_which_options_it_was_started(whole):
-    given = parse([*TINY, "--run", "whole"])
-    again = Pretrain.of_run(RunFolder.open("whole"), given.progress_bar)
-    found = MaskedPretraining.load("whole/checkpoint.zip", device="cpu")
-    read_off = {"return_scale": found.return_scale, "episode_length": found.episode_length}
-    learner = replace(given.learner, **read_off)
-    assert again == replace(given, learner=learner, core=found.core)
+def test_options_are_read_from_the_run(whole):
+    original = parse([*TINY, "--run", "whole"])
+    options = Pretrain.of_run(RunFolder.open("whole"), original.progress_bar)
+    pretraining = MaskedPretraining.load("whole/checkpoint.zip", device="cpu")
+    from_data = {"return_scale": pretraining.return_scale, "episode_length": pretraining.episode_length}
+    learner = replace(original.learner, **from_data)
+    assert options == replace(original, learner=learner, core=pretraining.core)
 
 
-def test_several_processes_are_refused_in_one_line(minari_root, capfd):
+def test_several_processes_are_rejected(minari_root, capfd):
     record_cartpole()
     assert on_ranks(2, lambda: main([*TINY, "--run", "two"])) == ["SystemExit: 2"] * 2
     assert "MaskedPretraining supports a single process, got 2" in capfd.readouterr().err
     assert not Path("two").exists()
 
 
-def test_what_an_older_version_left_is_told(tmp_path, capsys):
+def test_runs_of_older_versions_are_rejected(tmp_path, capsys):
     RunFolder.create(tmp_path / "old", {"agent": "pretraining", "dataset": [ID]})
-    assert "its config.json lacks" in refused(capsys, "resume", str(tmp_path / "old"))
+    assert "is missing in its config.json" in refused(capsys, "resume", str(tmp_path / "old"))

@@ -1,4 +1,4 @@
-"""Environments of any space: recorded, learned from and evaluated by commands, or refused in one line."""
+"""Tests of commands on environments with all kinds of spaces."""
 
 import json
 import shlex
@@ -22,7 +22,7 @@ TINY = shlex.split(
 @pytest.mark.parametrize(
     ("observations", "actions"), [("MiniGrid's", "Discrete from 1"), ("Tuple in a Dict", "MultiBinary")]
 )
-def test_from_recording_to_evaluation(observations, actions, minari_root, capsys):
+def test_record_train_and_evaluate(observations, actions, minari_root, capsys):
     kwargs = json.dumps({"observations": observations, "actions": actions})
     task = ["--env", ENV, "--env-kwargs", kwargs, "--episodes", "4", "--n-envs", "2"]
     main(["collect", *task, "--dataset", ID, "--no-progress-bar"])
@@ -35,12 +35,12 @@ def test_from_recording_to_evaluation(observations, actions, minari_root, capsys
     assert "achieved" in capsys.readouterr().out
 
 
-def test_an_agent_that_does_not_read_it_names_the_wrapper(capsys):
+def test_error_of_unsupported_spaces_names_a_wrapper(capsys):
     assert "gymnasium.wrappers.FlattenObservation" in refused(capsys, "train", "gtrxl", "--env", ENV)
 
 
-def test_text_that_no_dataset_keeps_is_told_in_one_line(capsys, minari_root):
+def test_unsupported_text_spaces_are_rejected(capsys, minari_root):
     kwargs = json.dumps({"observations": "other words"})
-    told = refused(capsys, "collect", "--env", ENV, "--env-kwargs", kwargs, "--dataset", ID)
-    assert "Minari does not support" in told
+    message = refused(capsys, "collect", "--env", ENV, "--env-kwargs", kwargs, "--dataset", ID)
+    assert "Minari does not support" in message
     assert list(minari_root.iterdir()) == []

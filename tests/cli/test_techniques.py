@@ -1,4 +1,4 @@
-"""``rlxf techniques``."""
+"""Tests of ``rlxf techniques``."""
 
 import math
 from itertools import combinations
@@ -19,7 +19,7 @@ from rlxf.cli.techniques import with_memory
 from tests.cli.running import refused
 
 
-def test_techniques_are_listed_by_question(capsys):
+def test_techniques_are_listed_by_axis(capsys):
     main(["techniques"])
     shown = capsys.readouterr().out
     for axis, techniques in TECHNIQUES.items():
@@ -27,36 +27,36 @@ def test_techniques_are_listed_by_question(capsys):
         assert all(f"{name}(" in shown for name in techniques)
 
 
-def test_each_says_whose_causal_form_it_is_what_it_costs_and_whether_it_goes_with_memory(capsys, monkeypatch):
+def test_rows_contain_causal_form_cost_and_memory_support(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     main(["techniques"])
     shown = capsys.readouterr().out
-    for name, technique in ((name, one) for table in TECHNIQUES.values() for name, one in table.items()):
+    for name, technique in ((name, kind) for table in TECHNIQUES.values() for name, kind in table.items()):
         row = shown.split(f"│ {name}(")[1].split(technique.paper)[0]
         assert f"causal form: {technique.causal}; cost: {technique.cost}; with memory: yes" in row
 
 
-def test_what_is_read_at_the_output_is_listed_beside_them(capsys, monkeypatch):
+def test_output_heads_and_context_techniques_are_listed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     main(["techniques"])
-    shown = capsys.readouterr().out.split("head: what does an agent read")[1]
-    assert "context: how does an agent act after several pasts at once" in shown
+    shown = capsys.readouterr().out.split("head: how does a trained agent use")[1]
+    assert "context: how does a trained agent combine several contexts" in shown
     for name, head in (HEADS | WAYS).items():
         row = shown.split(f"│ {name}(")[1].split(head.paper)[0]
         assert f"causal form: {head.causal}; cost: {head.cost}" in row
 
 
-def test_formulas_are_printed_whole(capsys, monkeypatch):
-    """The first paragraph of a docstring is what is printed: it has to be one sentence or more."""
+def test_formulas_are_printed_completely(capsys, monkeypatch):
+    """The first paragraph of each docstring, which is printed, must consist of whole sentences."""
     monkeypatch.setenv("COLUMNS", "400")
     main(["techniques"])
     assert "h = tanh(W_g y + U_g (r * x))" in capsys.readouterr().out
-    told = [summary(technique) for table in TECHNIQUES.values() for technique in table.values()]
-    assert [text for text in told if not text.endswith(".")] == []
+    summaries = [summary(technique) for table in TECHNIQUES.values() for technique in table.values()]
+    assert [text for text in summaries if not text.endswith(".")] == []
 
 
 class Forgetful(Position):
-    """A position that no memory goes with."""
+    """Position that does not support memory."""
 
     def build(self, width, heads):
         raise ValueError("no")
@@ -64,30 +64,30 @@ class Forgetful(Position):
     build_embedding = build
 
 
-def test_what_goes_with_no_memory_is_told(monkeypatch):
+def test_missing_memory_support_is_reported(monkeypatch):
     monkeypatch.setitem(TECHNIQUES["position"], "Forgetful", Forgetful)
     assert with_memory("position", Forgetful()) == "no"
     assert with_memory("position", ALiBi()) == "yes"
 
 
-def test_pairs_that_do_not_go_together_are_told(capsys, monkeypatch):
+def test_incompatible_pairs_are_listed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "800")
     main(["techniques", "--pairs"])
     shown = capsys.readouterr().out
     for causal in (True, False):
-        found = list(pairs(causal))
-        together = sum(pair.refusal is None for pair in found)
-        told = f"causal={causal}: {together} pairs of techniques go together, {len(found) - together} do not"
-        assert told in shown
+        every = list(pairs(causal))
+        valid = sum(pair.refusal is None for pair in every)
+        line = f"causal={causal}: {valid} pairs of techniques are compatible, {len(every) - valid} are not"
+        assert line in shown
     sizes = [len(techniques) + (axis in OPTIONAL) for axis, techniques in TECHNIQUES.items()]
-    assert len(found) == sum(math.prod(two) for two in combinations(sizes, 2))
+    assert len(every) == sum(math.prod(two) for two in combinations(sizes, 2))
     rows = [[cell.strip() for cell in line.split("│")] for line in shown.splitlines()]
     refused = [[*pair.names, pair.refusal] for pair in pairs(causal=True) if pair.refusal]
     assert ["position XLRelative", "kernel Linformer"] in [names for *names, _ in refused]
     assert [row[1:4] for row in rows if len(row) == 5] == refused
 
 
-def test_a_pair_goes_together_or_is_refused_as_by_a_spec():
+def test_pairs_are_rejected_with_the_message_of_the_spec():
     alibi = {pair.names[1]: pair.refusal for pair in pairs(causal=False) if pair.names[0] == "position ALiBi"}
     assert alibi["kernel Softmax"] is None
     with pytest.raises(ValueError, match="Linformer") as refused:
@@ -105,14 +105,14 @@ def test_every_pattern_can_be_drawn(name, tmp_path, capsys):
         assert len(image.convert("L").getcolors()) > 2
 
 
-def test_a_picture_shows_the_rule():
+def test_image_shows_the_mask():
     shown = torch.from_numpy(seen(Window(3), 9))
     i, j = torch.arange(9)[:, None], torch.arange(9)
     assert torch.equal(shown > 0, (i - j).abs() < 3)
     assert torch.equal(shown == 2, ((i - j).abs() < 3) & (j <= i))
 
 
-def test_rules_of_layers_and_heads_are_drawn_once_each():
+def test_distinct_masks_of_layers_and_heads_are_drawn_once():
     assert list(panels(Dilated(3, 2))) == [Dilated(3, 2)]
     assert len(panels(FixedColumns(8, 1, summaries=3))) == 3
     assert list(panels(FixedColumns(8, 1, way="interleaved")).values()) == [
@@ -121,21 +121,21 @@ def test_rules_of_layers_and_heads_are_drawn_once_each():
     ]
 
 
-def test_a_pattern_may_be_described():
+def test_patterns_can_be_json():
     assert read_pattern('{"name": "Window", "size": 9}') == Window(9)
     joined = '{"name": "Either", "first": {"name": "Window", "size": 9}, "second": {"name": "Dilated"}}'
     assert read_pattern(joined) == Window(9) | Dilated()
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
-        (["zigzag"], "there is no pattern named 'zigzag'; there are fitting, Full, Window"),
+        (["zigzag"], "unknown pattern 'zigzag'; choose one of fitting, Full, Window"),
         (["fitting"], "the fitting pattern depends on the memory"),
         (['{"name": "Window", "size": 0}'], "Window size must be at least 1, got 0"),
-        (["{"], "{ is no JSON: Expecting property name"),
+        (["{"], "{ is not valid JSON: Expecting property name"),
         (["window", "--length", "0"], "length must be at least 1, got 0"),
     ],
 )
-def test_what_cannot_be_drawn_is_told(args, told, capsys):
-    assert told in refused(capsys, "techniques", "--draw", *args)
+def test_errors_of_images(args, message, capsys):
+    assert message in refused(capsys, "techniques", "--draw", *args)

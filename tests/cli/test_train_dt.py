@@ -1,4 +1,4 @@
-"""``rlxf train dt``: its options, what a run leaves, what it refuses."""
+"""Tests of ``rlxf train dt``: options, files of a run, and errors."""
 
 import errno
 import inspect
@@ -35,7 +35,7 @@ TINY = shlex.split(
 
 @pytest.fixture
 def data(minari_root):
-    """Id of random numbers that are said to come from CartPole-v1."""
+    """Id of a dataset of random numbers that names CartPole-v1 as its environment."""
     record_cartpole()
     return ID
 
@@ -45,37 +45,37 @@ def train(*args):
 
 
 @pytest.mark.parametrize("name", sorted(SETTABLE))
-def test_an_option_has_the_agents_name_and_default(name):
+def test_options_have_the_names_and_defaults_of_the_agent(name):
     default = inspect.signature(DecisionTransformer).parameters[name].default
     expected = Imitation() if name == "objective" else default
     assert OfflineLearner().arguments()[name] == expected
 
 
-def test_no_setting_of_the_agent_is_forgotten():
-    elsewhere = {"dataset", "env", "seed", "core", "download", "trust"}
-    for_python = {"tensorboard_log", "verbose", "_init_setup_model"}
-    assert set(inspect.signature(DecisionTransformer).parameters) == SETTABLE | elsewhere | for_python
+def test_every_parameter_of_the_agent_is_an_option():
+    other_options = {"dataset", "env", "seed", "core", "download", "trust"}
+    python_only = {"tensorboard_log", "verbose", "_init_setup_model"}
+    assert set(inspect.signature(DecisionTransformer).parameters) == SETTABLE | other_options | python_only
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_objective_can_be_named(name):
+def test_every_objective_can_be_chosen(name):
     options = parse(["train", "dt", "--dataset", "x", "--objective", name])
     assert options.learner.arguments()["objective"] == OBJECTIVES[name]()
 
 
 @pytest.mark.parametrize(("name", "published"), [("kzl", KZL), ("odt", ODT)])
-def test_published_settings_go_by_a_name(name, published):
+def test_published_settings_can_be_chosen(name, published):
     options = parse(["train", "dt", "--dataset", "x", "--settings", name])
     others = {each: value for each, value in OfflineLearner().arguments().items() if each not in published}
     assert options.learner.arguments() | {"core": options.core} == published | others
     assert options.settings == name
 
 
-@pytest.mark.parametrize("place", [0, 1], ids=["before", "behind"])
-def test_what_is_given_beats_published_settings(place):
-    given = [shlex.split("--batch-size 3 --core.layers 1 --core.position rope")]
-    given.insert(place, ["--settings=odt"])
-    options = parse(["train", "dt", "--dataset", "x", *given[0], *given[1]])
+@pytest.mark.parametrize("place", [0, 1], ids=["before", "after"])
+def test_options_override_published_settings(place):
+    args = [shlex.split("--batch-size 3 --core.layers 1 --core.position rope")]
+    args.insert(place, ["--settings=odt"])
+    options = parse(["train", "dt", "--dataset", "x", *args[0], *args[1]])
     assert (options.learner.batch_size, options.core.layers) == (3, 1)
     assert options.core.position is not None
     assert (options.learner.weight_decay, options.core.width) == (ODT["weight_decay"], 512)
@@ -88,13 +88,13 @@ def test_help_shows_published_settings(capsys):
     assert "data. (default: 1000.0)" in shown
 
 
-def test_a_run_keeps_the_settings_that_it_was_given(data):
+def test_the_configuration_contains_the_settings(data):
     train("--dataset", data, "--settings", "kzl", "--run", "run", "--episodes", "0")
     config = json.loads(Path("run/config.json").read_text())
     assert (config["settings"], config["return_scale"], config["batch_size"]) == ("kzl", 1000.0, 4)
 
 
-def test_what_a_run_leaves(data, tmp_path):
+def test_files_of_a_run(data, tmp_path):
     run = tmp_path / "run"
     train("--dataset", data, "--run", str(run), "--evaluate-every", "2", "--target-returns", "-2", "2")
     config = json.loads((run / "config.json").read_text())
@@ -112,7 +112,7 @@ def test_what_a_run_leaves(data, tmp_path):
     assert (run / "progress.csv").exists()
 
 
-def test_the_largest_return_of_the_data_is_asked_for_by_default(data):
+def test_default_target_is_the_largest_return_of_the_data(data):
     train("--dataset", data)
     run = Path("runs", "dt-test-small-v0-0")
     config = json.loads((run / "config.json").read_text())
@@ -120,7 +120,7 @@ def test_the_largest_return_of_the_data_is_asked_for_by_default(data):
     assert config["target_returns"] == [agent.return_range[1]]
 
 
-def test_datasets_are_joined(data):
+def test_datasets_are_concatenated(data):
     record_cartpole((4,), "test/more-v0")
     train("--dataset", data, "test/more-v0", "--run", "both")
     agent = DecisionTransformer.load("both/checkpoint.zip", device="cpu")
@@ -144,7 +144,7 @@ def test_datasets_are_joined(data):
         (["--dataset", "test/small-v0", "--seed", "-1"], "seed must be finite and at least 0, got -1"),
         (
             ["--dataset", "test/small-v0", "--episodes", "0", "--evaluate-every", "2"],
-            "evaluate_every 2 needs episodes to play, got episodes 0",
+            "evaluate_every must be 0 or None if episodes is 0, got 2",
         ),
         (["--dataset", "test/small-v0", "--env-kwargs", '{"gravitas": 1}'], "'gravitas'"),
         (["--dataset", "test/small-v0", "--env-kwargs", "[1]"], "must be a JSON object, got [1]"),
@@ -154,22 +154,22 @@ def test_datasets_are_joined(data):
         (["--dataset", "test/small-v0", "--env", "Pendlum-v1"], "similar ids: Pendulum-v1"),
     ],
 )
-def test_what_is_refused_is_told_in_one_line_and_leaves_no_folder(data, capsys, args, message):
+def test_errors_are_one_line_and_no_folder_is_created(data, capsys, args, message):
     assert message in refused(capsys, "train", "dt", *TINY, *args)
     assert not Path("runs").exists()
 
 
-def test_several_targets_are_drawn(data, capsys):
+def test_several_targets_are_plotted(data, capsys):
     train("--dataset", data, "--run", "run", "--evaluate-every", "2", "--target-returns", "-2", "2")
     shown = capsys.readouterr().out
     for picture in (Path("run/targets.png"), Path("run/evaluation-best/targets.png")):
-        assert f"requested and achieved: {picture}\n" in shown
+        assert f"plot of requested and achieved returns: {picture}\n" in shown
         assert picture.stat().st_size > 1000
 
 
-def test_a_single_target_is_not_drawn(data, capsys):
+def test_a_single_target_is_not_plotted(data, capsys):
     train("--dataset", data, "--run", "run", "--target-returns", "2")
-    assert "requested and achieved: " not in capsys.readouterr().out
+    assert "requested and achieved returns" not in capsys.readouterr().out
     assert not Path("run/targets.png").exists()
 
 
@@ -182,13 +182,13 @@ PAID_AT_THE_END = ["--env-kwargs", '{"sutton_barto_reward": true}']
 
 @pytest.mark.parametrize("env", [[], ["--env", "CartPole-v1"]], ids=["of the data", "named"])
 def test_arguments_of_the_environment(data, env, capsys):
-    """With these, CartPole pays -1 when the pole falls, and nothing before."""
+    """With these arguments, the reward of CartPole is -1 when the pole falls, and 0 before."""
     train("--dataset", data, "--run", "run", *env, *PAID_AT_THE_END)
     assert mean_reward("run") == -1
     again = ["evaluate", "run", "--episodes", "2", "--no-progress-bar"]
-    told = refused(capsys, *again)
-    assert "'CartPole-v1' with sutton_barto_reward=True, which is not used without trust" in told
-    assert """--env CartPole-v1 --env-kwargs '{"sutton_barto_reward": true}'""" in told
+    message = refused(capsys, *again)
+    assert "'CartPole-v1' with sutton_barto_reward=True, which is not used without trust" in message
+    assert """--env CartPole-v1 --env-kwargs '{"sutton_barto_reward": true}'""" in message
     main([*again, "--trust"])
     assert mean_reward("run/evaluation") == -1
     shutil.rmtree("run/evaluation")
@@ -196,7 +196,7 @@ def test_arguments_of_the_environment(data, env, capsys):
     assert mean_reward("run/evaluation") > 5
 
 
-def test_a_run_of_before_there_were_arguments_goes_on(data):
+def test_runs_without_newer_options_can_be_resumed(data):
     train("--dataset", data, "--run", "run", "--episodes", "0")
     config = json.loads(Path("run/config.json").read_text())
     del config["env_kwargs"], config["settings"]
@@ -205,17 +205,17 @@ def test_a_run_of_before_there_were_arguments_goes_on(data):
 
 @pytest.fixture
 def nameless(minari_root):
-    """Id of random numbers with the spaces of CartPole-v1, which name no environment."""
+    """Id of a dataset of random numbers with the spaces of CartPole-v1, which names no environment."""
     env = gymnasium.make("CartPole-v1")
     small = spaces.Box(-0.4, 0.4, (4,), np.float32)
     record(random_episodes((9, 3, 12), small, env.action_space), ID, env.observation_space, env.action_space)
     return ID
 
 
-def test_data_that_name_no_environment_need_one_or_no_evaluation(nameless, capsys):
-    told = refused(capsys, "train", "dt", *TINY, "--dataset", nameless)
-    assert f"{nameless}, do not say which environment they are from: name it with --env ID" in told
-    assert "or train without evaluation: --episodes 0" in told
+def test_datasets_without_environment_need_one_for_evaluation(nameless, capsys):
+    message = refused(capsys, "train", "dt", *TINY, "--dataset", nameless)
+    assert f"the datasets {nameless} do not name their environment: pass --env ID" in message
+    assert "or train without evaluation: --episodes 0" in message
     assert not Path("runs").exists()
     train("--dataset", nameless, "--env", "CartPole-v1", "--run", "named")
     assert mean_reward("named") > 5
@@ -224,43 +224,43 @@ def test_data_that_name_no_environment_need_one_or_no_evaluation(nameless, capsy
 def test_a_run_without_evaluation(nameless, capsys):
     train("--dataset", nameless, "--run", "run", "--episodes", "0")
     shown = capsys.readouterr().out
-    assert "not evaluated, as asked for with --episodes 0; see: rlxf evaluate run --env ID\n" in shown
+    assert "not evaluated because of --episodes 0; run: rlxf evaluate run --env ID\n" in shown
     assert DecisionTransformer.load("run/checkpoint.zip", device="cpu").num_timesteps == 4
-    assert "name it with --env ID" in refused(capsys, "evaluate", "run")
+    assert "pass --env ID" in refused(capsys, "evaluate", "run")
     main(["evaluate", "run", "--env", "CartPole-v1", "--episodes", "2", "--no-progress-bar"])
     assert mean_reward("run/evaluation") > 5
 
 
 @pytest.mark.faults
-def test_a_full_disk_names_the_run_and_how_it_goes_on(data, capsys, monkeypatch):
+def test_error_of_a_full_disk_says_how_to_resume(data, capsys, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("rlxf.cli.resumable.keep", full)
-    told = refused(capsys, "train", "dt", *TINY, "--dataset", data, "--run", "run")
-    assert "the run in run broke off: [Errno 28] No space left on device. Mend that" in told
-    assert told.endswith("go on with: rlxf resume run\n")
+    message = refused(capsys, "train", "dt", *TINY, "--dataset", data, "--run", "run")
+    assert "the run in run failed: [Errno 28] No space left on device. Fix the cause" in message
+    assert message.endswith("resume with: rlxf resume run\n")
     assert RunFolder.reopen("run").checkpoints.files()
 
 
 @pytest.mark.faults
-def test_a_loss_that_is_nan_names_the_run_and_how_it_goes_on(data, capsys, monkeypatch):
-    honest, calls = DecisionTransformerModel.losses, iter(range(100))
+def test_error_of_a_nan_loss_says_how_to_resume(data, capsys, monkeypatch):
+    original, calls = DecisionTransformerModel.losses, iter(range(100))
 
     def losses(self, batch):
-        number = float("nan") if next(calls) == 2 else 1.0
-        return {name: part * number for name, part in honest(self, batch).items()}
+        factor = float("nan") if next(calls) == 2 else 1.0
+        return {name: part * factor for name, part in original(self, batch).items()}
 
     monkeypatch.setattr(DecisionTransformerModel, "losses", losses)
     settings = [*TINY, "--dataset", data, "--run", "run", "--checkpoint-seconds", "0"]
-    told = refused(capsys, "train", "dt", *settings)
-    assert "the run in run broke off: update 3: the loss is nan; this step did not change the weights" in told
-    assert told.count("\n") == 1
-    assert "rlxf resume run, or begin anew from its weights, with --pretrained run\n" in told
+    message = refused(capsys, "train", "dt", *settings)
+    assert "the run in run failed: update 3: the loss is nan" in message
+    assert message.count("\n") == 1
+    assert "rlxf resume run, or start a new run from its weights with --pretrained run\n" in message
     main(["resume", "run", "--no-progress-bar"])
     assert DecisionTransformer.load("run/checkpoint.zip", device="cpu").num_timesteps == 4
 
 
-def test_a_folder_that_exists_is_left_alone(data, capsys, tmp_path):
+def test_existing_folders_are_not_changed(data, capsys, tmp_path):
     (tmp_path / "run").mkdir()
     assert "exists" in refused(capsys, "train", "dt", *TINY, "--dataset", data, "--run", "run")

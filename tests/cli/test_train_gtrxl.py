@@ -1,4 +1,4 @@
-"""``rlxf train gtrxl``: its options, what a run leaves, what it refuses."""
+"""Tests of ``rlxf train gtrxl``: options, files of a run, and errors."""
 
 import inspect
 import json
@@ -28,11 +28,11 @@ from tests.cli.running import TASK, TINY, refused, train
 SETTABLE = {f.name for f in fields(Learner)}
 
 
-# What the options are
+# Options
 
 
 @pytest.mark.parametrize("name", sorted(SETTABLE))
-def test_an_option_has_the_agents_name_and_default(name):
+def test_options_have_the_names_and_defaults_of_the_agent(name):
     default = inspect.signature(GTrXLPPO).parameters[name].default
     assert schedule_or_self(Learner().arguments()[name]) == schedule_or_self(default)
 
@@ -41,33 +41,33 @@ def schedule_or_self(value):
     return schedule_to_json(value) if callable(value) else value
 
 
-def test_no_setting_of_the_agent_is_forgotten():
-    elsewhere = {"policy", "env", "seed", "core", "memory_length"}
-    for_python = {"stats_window_size", "tensorboard_log", "policy_kwargs", "verbose", "_init_setup_model"}
-    assert set(inspect.signature(GTrXLPPO).parameters) == SETTABLE | elsewhere | for_python
+def test_every_parameter_of_the_agent_is_an_option():
+    other_options = {"policy", "env", "seed", "core", "memory_length"}
+    python_only = {"stats_window_size", "tensorboard_log", "policy_kwargs", "verbose", "_init_setup_model"}
+    assert set(inspect.signature(GTrXLPPO).parameters) == SETTABLE | other_options | python_only
 
 
-def test_help_says_how_a_schedule_is_written(capsys):
+def test_help_contains_the_syntax_of_schedules(capsys):
     with pytest.raises(SystemExit):
         main(["train", "gtrxl", "--help"])
     assert "linear:START:END[:FRACTION]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [*POLICIES])
-def test_every_policy_can_be_named(name):
+def test_every_policy_can_be_chosen(name):
     assert parse(["train", "gtrxl", "--env", "x", "--policy", name]).policy == name
 
 
-# What a run leaves
+# Files of a run
 
 
-def test_the_folder_of_a_run_is_whole(finished):
+def test_files_of_a_run(finished):
     names = {path.name for path in finished.iterdir()}
     assert {"config.json", "checkpoint.zip", "progress.csv"} <= names
     assert any("tfevents" in name for name in names)
 
 
-def test_the_configuration_tells_what_was_trained(finished):
+def test_configuration_of_a_run(finished):
     config = json.loads((finished / "config.json").read_text())
     assert config["agent"] == "gtrxl"
     assert config["env_kwargs"] == {"corridor_length": 3}
@@ -97,29 +97,29 @@ def test_tensorboard_has_training_evaluation_and_hyperparameters(finished):
     assert b"linear:0.001:0" in hparams
 
 
-def test_the_log_is_a_table(finished):
+def test_the_log_is_a_csv_table(finished):
     header, *rows = (finished / "progress.csv").read_text().splitlines()
     assert "eval/mean_reward" in header.split(",")
     assert len(rows) >= 3
 
 
-def test_a_run_has_a_name_of_its_own(capsys):
+def test_default_folder_of_a_run(capsys):
     train("--seed", "7")
     assert "runs/gtrxl-rlxf-TMaze-v0-7" in capsys.readouterr().out
     assert "runs/gtrxl-rlxf-TMaze-v0-7 exists" in refused(capsys, "train", "gtrxl", *TASK, "--seed", "7")
 
 
-def test_the_same_seed_trains_the_same_agent(tmp_path):
+def test_equal_seeds_train_equal_agents(tmp_path):
     for name in ("a", "b"):
         train("--run", name)
     assert (tmp_path / "a/checkpoint.zip").read_bytes() == (tmp_path / "b/checkpoint.zip").read_bytes()
 
 
-# What goes wrong
+# Errors
 
 
 @pytest.mark.parametrize(
-    ("args", "named"),
+    ("args", "message"),
     [
         (["--env", "nope-v0"], "nope-v0"),
         (["--env", "CartPole-v1", "--n-steps", "100"], "got 100"),
@@ -138,19 +138,19 @@ def test_the_same_seed_trains_the_same_agent(tmp_path):
     ],
     ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(args, named, capsys, tmp_path):
-    assert named in refused(capsys, "train", "gtrxl", *args)
+def test_errors_are_one_line_and_no_folder_is_created(args, message, capsys, tmp_path):
+    assert message in refused(capsys, "train", "gtrxl", *args)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_folder_is_not_touched(capsys, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/notes.txt").write_text("dear")
-    assert "mine exists" in refused(capsys, "train", "gtrxl", *TASK, *TINY, "--run", "mine")
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+def test_existing_folders_are_not_changed(capsys, tmp_path):
+    (tmp_path / "existing").mkdir()
+    (tmp_path / "existing/notes.txt").write_text("text")
+    assert "existing exists" in refused(capsys, "train", "gtrxl", *TASK, *TINY, "--run", "existing")
+    assert [path.name for path in (tmp_path / "existing").iterdir()] == ["notes.txt"]
 
 
-def test_a_bug_keeps_its_traceback_and_what_was_learned(monkeypatch, tmp_path):
+def test_a_bug_keeps_its_traceback_and_the_progress_is_saved(monkeypatch, tmp_path):
     learn, calls = GTrXLPPO.train, []
 
     def breaks(self):
@@ -164,7 +164,7 @@ def test_a_bug_keeps_its_traceback_and_what_was_learned(monkeypatch, tmp_path):
 
 
 class Poisoned(gymnasium.Env):
-    """Pays 1 for each step, and at the step that is named: NaN."""
+    """Environment with reward 1 at each step, and NaN at one step."""
 
     observation_space = gymnasium.spaces.Box(0, 99, (2,))
     action_space = gymnasium.spaces.Discrete(2)
@@ -181,7 +181,7 @@ class Poisoned(gymnasium.Env):
 
 
 class Image(Poisoned):
-    """Seen as a picture."""
+    """Environment with image observations."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (36, 36, 3), np.uint8)
 
@@ -191,20 +191,20 @@ class Image(Poisoned):
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    """Both tasks by name; gives the arguments for the first of them."""
+    """Register both environments, and return a function that makes the arguments for `Poisoned`."""
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     gymnasium.register("tests/Poisoned-v0", Poisoned)
     gymnasium.register("tests/Image-v0", Image)
     return lambda step: ["--env", "tests/Poisoned-v0", "--env-kwargs", json.dumps({"step": step}), *TINY]
 
 
-def test_a_first_rollout_that_fails_leaves_nothing_behind(poisoned, capsys, tmp_path):
-    told = refused(capsys, "train", "gtrxl", *poisoned(7), "--run", "failed")
-    assert "reward of environment 0 is not finite at its step 7: nan" in told
+def test_failure_in_the_first_rollout_removes_the_folder(poisoned, capsys, tmp_path):
+    message = refused(capsys, "train", "gtrxl", *poisoned(7), "--run", "failed")
+    assert "reward of environment 0 is not finite at its step 7: nan" in message
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_later_one_leaves_what_was_learned_before(poisoned, capsys, tmp_path):
+def test_failure_in_a_later_rollout_saves_the_progress(poisoned, capsys, tmp_path):
     assert "at its step 20" in refused(capsys, "train", "gtrxl", *poisoned(20), "--run", "failed")
     assert GTrXLPPO.load(tmp_path / "failed/checkpoint.zip").num_timesteps == 40
 
@@ -221,31 +221,31 @@ def test_every_environment_is_closed(monkeypatch):
 
     monkeypatch.setattr(Task, "make", watched)
     train("--evaluate-every", "32")
-    assert len(made) == 4, "to train in, to evaluate in meanwhile, and at the end: the last and the best"
+    assert len(made) == 4, "training, evaluations, and the final ones of the last and the best checkpoint"
     assert closed == made[1:] + made[:1]
 
 
-# Normalised observations
+# Normalized observations
 
 
 @pytest.fixture(scope="module")
-def normalised(tmp_path_factory):
-    """A run on CartPole with normalised observations."""
-    path = tmp_path_factory.mktemp("run") / "normalised"
+def normalized(tmp_path_factory):
+    """Folder of a run on CartPole with normalized observations."""
+    path = tmp_path_factory.mktemp("run") / "normalized"
     cartpole = ["--env", "CartPole-v1", *TINY, "--normalize-observations", "--evaluate-every", "32"]
     main(["train", "gtrxl", *cartpole, "--run", str(path)])
     return path
 
 
-def test_the_statistics_of_observations_are_kept_without_pickle(normalised):
-    env = load_normalizer(normalised / "normalizer.zip", make_vec_env("CartPole-v1", 1))
+def test_normalization_statistics_are_saved_without_pickle(normalized):
+    env = load_normalizer(normalized / "normalizer.zip", make_vec_env("CartPole-v1", 1))
     assert env.obs_rms.count == pytest.approx(64, abs=3)  # all steps, the first observations, SB3's 1e-4
     assert (env.obs_rms.var > 0).all()
     assert not env.norm_reward
-    assert json.loads((normalised / "config.json").read_text())["normalize_observations"] is True
+    assert json.loads((normalized / "config.json").read_text())["normalize_observations"] is True
 
 
-def test_an_evaluation_shows_what_training_showed(normalised, monkeypatch):
+def test_evaluation_normalizes_observations_as_in_training(normalized, monkeypatch):
     seen = []
     predict = GTrXLPPO.predict
 
@@ -254,31 +254,31 @@ def test_an_evaluation_shows_what_training_showed(normalised, monkeypatch):
         return predict(self, observation, *args, **kwargs)
 
     monkeypatch.setattr(GTrXLPPO, "predict", watched)
-    main(["evaluate", str(normalised), "--episodes", "2", "--no-progress-bar"])
+    main(["evaluate", str(normalized), "--episodes", "2", "--no-progress-bar"])
     raw = make_vec_env("CartPole-v1", 2)
     raw.seed(1_000_000)
-    env = load_normalizer(normalised / "normalizer.zip", raw)
+    env = load_normalizer(normalized / "normalizer.zip", raw)
     env.training = False
     np.testing.assert_array_equal(seen[0], env.reset())
 
 
-def test_a_normalised_run_is_not_evaluated_elsewhere(normalised, capsys):
-    assert "observation space" in refused(capsys, "evaluate", str(normalised), "--env", "Pendulum-v1")
+def test_normalized_runs_reject_other_observation_spaces(normalized, capsys):
+    assert "observation space" in refused(capsys, "evaluate", str(normalized), "--env", "Pendulum-v1")
 
 
 @pytest.mark.parametrize("env_id", ["FrozenLake-v1", "tests/Image-v0"])
 @pytest.mark.usefixtures("poisoned")
-def test_what_is_no_number_is_not_normalised(env_id, capsys, tmp_path):
-    told = refused(capsys, "train", "gtrxl", "--env", env_id, "--normalize-observations")
-    assert "normalize_observations is for observations that are numbers" in told
+def test_normalization_is_rejected_for_images_and_discrete_observations(env_id, capsys, tmp_path):
+    message = refused(capsys, "train", "gtrxl", "--env", env_id, "--normalize-observations")
+    assert "normalize_observations needs Box observations that are not images" in message
     assert list(tmp_path.iterdir()) == []
 
 
-# Normalised rewards
+# Normalized rewards
 
 
 class Paid(Poisoned):
-    """Episodes of 4 steps, each of which pays 100."""
+    """Environment with episodes of 4 steps and a reward of 100 at each step."""
 
     def __init__(self):
         super().__init__(step=0)
@@ -288,13 +288,13 @@ class Paid(Poisoned):
         return np.zeros(2, np.float32), 100.0, self.left % 4 == 0, False, {}
 
 
-def test_normalised_rewards_are_learned_from_and_raw_ones_reported(monkeypatch, tmp_path):
+def test_training_normalizes_rewards_and_reports_raw_ones(monkeypatch, tmp_path):
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     gymnasium.register("tests/Paid-v0", Paid)
-    learned_from = []
-    act = GTrXLPPO._paid
+    rewards = []
+    original = GTrXLPPO._paid
     monkeypatch.setattr(
-        GTrXLPPO, "_paid", lambda self, paid, *rest: learned_from.append(paid) or act(self, paid, *rest)
+        GTrXLPPO, "_paid", lambda self, reward, *rest: rewards.append(reward) or original(self, reward, *rest)
     )
     words = [
         "--env",
@@ -307,7 +307,7 @@ def test_normalised_rewards_are_learned_from_and_raw_ones_reported(monkeypatch, 
         "32",
     ]
     main(["train", "gtrxl", *words, "--run", "run"])
-    assert 0 < np.max(learned_from) <= 10
+    assert 0 < np.max(rewards) <= 10
     events = EventAccumulator("run").Reload()
     for tag in ("eval/mean_reward", "rollout/ep_rew_mean"):
         assert {event.value for event in events.Scalars(tag)} == {400.0}
@@ -323,12 +323,12 @@ def test_normalised_rewards_are_learned_from_and_raw_ones_reported(monkeypatch, 
 
 
 @pytest.mark.faults
-def test_ctrl_c_keeps_what_was_learned(tmp_path):
+def test_ctrl_c_saves_the_progress(tmp_path):
     command = [sys.executable, "-c", "from rlxf.cli import main; main()", "train", "gtrxl", *TASK, *TINY]
     command += ["--run", "run", "--total-timesteps", "1000000000"]
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    enable = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # ignored in background jobs of a shell
     with subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=heed
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=enable
     ) as process:
         try:
             wait_for(tmp_path / "run/progress.csv", process)
@@ -337,18 +337,18 @@ def test_ctrl_c_keeps_what_was_learned(tmp_path):
         finally:
             process.kill()
     assert process.returncode == 75
-    assert message == "rlxf: stopped by SIGINT; go on with: rlxf resume run\n"
+    assert message == "rlxf: stopped by SIGINT; resume with: rlxf resume run\n"
     assert GTrXLPPO.load(tmp_path / "run/checkpoint.zip").num_timesteps > 0
 
 
 def wait_for(log, process) -> None:
-    """Until the second rollout is in the log, and so the first one learned from."""
+    """Wait until the second rollout is logged, so that the first update is done."""
     while not (log.exists() and log.read_text().count("\n") > 2):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
 
 
-def test_a_missing_gpu_is_told_in_one_line(capsys, monkeypatch, tmp_path):
+def test_error_of_a_missing_gpu_is_one_line(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     run = tmp_path / "run"
     message = refused(capsys, "train", "gtrxl", *TASK, *TINY, "--device", "cuda", "--run", str(run))

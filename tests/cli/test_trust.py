@@ -1,4 +1,4 @@
-"""What a run or a dataset says of its environment is used by those who say that they trust it."""
+"""Tests of trust: descriptions of environments in runs and datasets are used only if they are trusted."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ PLAY = ["--episodes", "2", "--no-progress-bar"]
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A package of the user's own, which registers a task."""
+    """Id of an environment that is registered by a module of the user."""
     (tmp_path / "my_tasks.py").write_text(
         "import gymnasium\ngymnasium.register('my/Maze-v0', entry_point='rlxf.envs.tmaze:TMaze')\n"
     )
@@ -30,17 +30,18 @@ def module(tmp_path, monkeypatch):
 
 
 def forget():
-    """As in a new process."""
+    """Remove the module and the registration, as in a new process."""
     sys.modules.pop("my_tasks", None)
     gymnasium.registry.pop("my/Maze-v0", None)
 
 
-def test_a_module_comes_from_the_command_line_or_with_trust(module, capsys):
+def test_modules_are_imported_from_the_command_line_or_with_trust(module, capsys):
     train("--run", "run", "--env", module, "--env-kwargs", "{}")
     forget()
-    told = refused(capsys, "evaluate", "run", *PLAY)
+    message = refused(capsys, "evaluate", "run", *PLAY)
     assert (
-        "names the environment 'my_tasks:my/Maze-v0', and a module that a file names is not imported" in told
+        "names the environment 'my_tasks:my/Maze-v0', and a module that a file names is not imported"
+        in message
     )
     assert "my/Maze-v0" not in gymnasium.registry
     for trusting in (["--trust"], ["--env", module]):
@@ -49,7 +50,7 @@ def test_a_module_comes_from_the_command_line_or_with_trust(module, capsys):
         assert "Evaluation over 2 episodes" in capsys.readouterr().out
 
 
-def test_a_run_that_needs_trust_says_how_it_goes_on(module, capsys):
+def test_trust_option_of_configurations(module, capsys):
     from rlxf.cli.task import trust_option
 
     assert trust_option({"env": module, "env_kwargs": {}}) == " --trust"
@@ -59,13 +60,13 @@ def test_a_run_that_needs_trust_says_how_it_goes_on(module, capsys):
 
 
 def recorded(env):
-    """Random numbers that are said to come from an environment."""
+    """Record random numbers with the environment in the metadata; return the id of the dataset."""
     episodes = random_episodes((9, 12), env.observation_space, env.action_space)
     record(episodes, ID, env.observation_space, env.action_space, env=env)
     return ID
 
 
-def test_the_wrappers_of_data_are_used_with_trust(minari_root, capsys):
+def test_wrappers_of_datasets_are_used_with_trust(minari_root, capsys):
     data = recorded(ClipReward(gymnasium.make("rlxf/TMaze-v0", corridor_length=3), 0.5, 0.5))
     command = ["train", "dt", "--dataset", data, "--core.layers", "1", *OFFLINE]
     assert "wrapper ClipReward, which is not used without trust" in refused(capsys, *command)
@@ -76,7 +77,7 @@ def test_the_wrappers_of_data_are_used_with_trust(minari_root, capsys):
     assert "was trained with --trust-data" in refused(capsys, "resume", "trusted")
 
 
-def test_a_named_environment_leaves_out_what_data_say(minari_root, capsys):
+def test_named_environments_ignore_untrusted_descriptions(minari_root, capsys):
     data = recorded(ClipReward(gymnasium.make("rlxf/TMaze-v0", corridor_length=3), 0.5, 0.5))
     main(["train", "dt", "--dataset", data, "--run", "named", "--env", "rlxf/TMaze-v0", *OFFLINE])
     assert (
@@ -97,7 +98,7 @@ def test_trust_in_python(minari_root):
     assert not DecisionTransformer.load("agent.zip", data, device="cpu").trust
 
 
-def test_a_module_that_a_file_names_is_imported_with_trust(module):
+def test_modules_of_descriptions_are_imported_with_trust(module):
     forget()
     described = DescribedEnv(module, {"corridor_length": 3})
     with pytest.raises(ValueError, match="a module that a file names is not imported"):
