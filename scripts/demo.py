@@ -64,11 +64,11 @@ def main(options: Demo) -> int:
     folder = next(path for path in numbered(options.run) if not path.exists())
     console.print(f"{remembering.TASK}: a corridor of 50 steps. Run folder: {folder}")
     asking.keep_datasets_in(folder / "datasets")
-    reports, first = remember(folder, options)
+    reports, first = train_gtrxl(folder, options)
     reports["what was recorded"] = asking.record(
         remembering.load_stages(first), RECORDED_EPISODES, options.seed
     )
-    sweep = ask(folder, options)
+    sweep = train_decision_transformer(folder, options)
     console.print(table(reports, sweep, options, (time.monotonic() - start) / 60))
     print_paths(folder)
     return verdict(reports["GTrXL"], sweep)
@@ -81,7 +81,7 @@ def numbered(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.name}-{number}")
 
 
-def remember(folder: Path, options: Demo) -> tuple[dict[str, Report], RunFolder]:
+def train_gtrxl(folder: Path, options: Demo) -> tuple[dict[str, Report], RunFolder]:
     """Train GTrXL; return evaluations with its own and with exchanged memory, and its run folder."""
     run = remembering.make_run(folder / "gtrxl", options.steps, options.seed)
     agent, curve = remembering.train(run, STAGES, EPISODES // 2)
@@ -97,9 +97,9 @@ def remember(folder: Path, options: Demo) -> tuple[dict[str, Report], RunFolder]
     return reports, run
 
 
-def ask(folder: Path, options: Demo) -> TargetSweep:
+def train_decision_transformer(folder: Path, options: Demo) -> TargetSweep:
     """Train the Decision Transformer; return its evaluation over target returns."""
-    run = asking.make_run(folder / "decision_transformer", options.updates, options.seed)
+    run = asking.create_run(folder / "decision_transformer", options.updates, options.seed)
     logger = asking.train(run).logger
     agent = DecisionTransformer.load(run.checkpoint)
     sweep = evaluate(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlxf.training.joining import join
+from rlxf.training.distributed.init import init_process_group
 
 TIMEOUT = 60.0
 FORK = multiprocessing.get_context("fork")
@@ -78,7 +78,7 @@ def _run(send: Any, rank: int, count: int, port: int, work: Callable[..., Any], 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # use the existing store
     try:
-        join()
+        init_process_group()
         result = work(*args)
     except BaseException as error:
         result = f"{type(error).__name__}: {error}"

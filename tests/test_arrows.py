@@ -7,25 +7,26 @@ from graphlib import TopologicalSorter
 import pytest
 
 from rlxf import _MODULE_OF
-from rlxf.cli import commands
+from rlxf.cli import command_table
 from tests.sources import imported, parsed
 
 MAY_IMPORT = {
     "utils": {"utils"},
     "attention": {"attention", "utils"},
-    "envs": {"envs", "utils"},
+    "data": {"data", "utils"},
+    "envs": {"data", "envs", "utils"},
     "training": {"training", "utils"},
-    "evaluation": {"evaluation", "envs", "utils"},
-    "collection": {"collection", "envs", "evaluation", "utils"},
-    "agents": {"agents", "attention", "envs", "training", "utils"},
-    "cli": {"agents", "attention", "cli", "collection", "envs", "evaluation", "training", "utils"},
+    "evaluation": {"data", "evaluation", "envs", "utils"},
+    "collection": {"collection", "data", "envs", "evaluation", "utils"},
+    "agents": {"agents", "attention", "data", "envs", "training", "utils"},
+    "cli": {"agents", "attention", "cli", "collection", "data", "envs", "evaluation", "training", "utils"},
     "__main__": {"cli"},
     "": {"agents", "attention", "collection", "envs", "evaluation"},  # rlxf/__init__.py with the public names
 }
-COMMANDS = {home.partition(":")[0] for home in commands.COMMANDS.values()}
+COMMANDS = {home.partition(":")[0] for home in command_table.COMMANDS.values()}
 TECHNIQUES = {"positions", "patterns", "kernels", "memory", "residuals", "heads"}
-COMPOSERS = {"block", "depth", "spec", "transformer"}
-EXTRAS = {"rlxf.attention.with_faiss": {"faiss"}}
+COMPOSERS = {"layer", "depth", "spec", "transformer"}
+EXTRAS = {"rlxf.attention.faiss_support": {"faiss"}}
 """Optional imports of modules of the core, in addition to torch."""
 
 
@@ -34,7 +35,7 @@ def module_name(path: str) -> str:
 
 
 def package_of(module: str) -> str:
-    """Return the package of a module: ``rlxf.envs.tmaze`` -> ``envs``; empty for rlxf itself."""
+    """Return the package of a module: ``rlxf.envs.tmaze.env`` -> ``envs``; empty for rlxf itself."""
     return [*module.split("."), ""][1]
 
 

@@ -8,12 +8,12 @@ import torch
 from benchmarks import depth, memories, promises, remembering, reversible
 from benchmarks import kept as kept_module
 from benchmarks.depth import DepthBench
-from benchmarks.kept import kept, made
+from benchmarks.kept import read_runs, run_missing
 from benchmarks.memories import Memories, Run, cells
 from benchmarks.reversible import AGREE, Point, difference
 from rich.console import Console
 
-from rlxf.attention import Index
+from rlxf.attention import TokenIndex
 
 
 class InProcessPool:
@@ -58,11 +58,11 @@ def test_completed_runs_are_not_repeated(tmp_path):
         calls.append(value)
         return Number(value)
 
-    made({"one": partial(make, 1)}, 1, output)
-    results = made({"two": partial(make, 2), "one": partial(make, 3)}, 1, output)
+    run_missing({"one": partial(make, 1)}, 1, output)
+    results = run_missing({"two": partial(make, 2), "one": partial(make, 3)}, 1, output)
     assert results == {"two": {"value": 2}, "one": {"value": 1}}
     assert calls == [1, 2]
-    assert list(kept(output)) == ["one", "two"]
+    assert list(read_runs(output)) == ["one", "two"]
 
 
 @pytest.mark.parametrize("segment", [64, 7])
@@ -79,7 +79,7 @@ def test_all_memories_but_xl_reach_the_hint(name, reaches, segment):
     def last(hint):
         state, inputs = model.initial_state(1), torch.cat([hint, x[:, 1:]], dim=1)
         for part in torch.arange(steps).split(segment):
-            index = Index(part[None], torch.zeros_like(part)[None])
+            index = TokenIndex(part[None], torch.zeros_like(part)[None])
             y, state = model(inputs[:, part], index, state)
         return y[:, -1]
 
@@ -98,7 +98,7 @@ def test_memories_report_their_costs(tmp_path, capsys):
     )  # fmt: skip
     bench.run()
     assert "KNN" in capsys.readouterr().out
-    runs = {run["memory"]: Run(**run) for run in kept(bench.output).values()}
+    runs = {run["memory"]: Run(**run) for run in read_runs(bench.output).values()}
     state = 2 * 64 * 4 + 16  # two layers of 64 numbers, a position and an episode
     assert runs["XL"].remembered == state
     assert runs["KNN"].remembered == state + 3 * (64 * 4 + 16)
@@ -130,7 +130,7 @@ def test_depth_counts_passes(tmp_path, capsys):
     assert "guarantee violated" in out
     passes = {
         name + way: measured["passes"]
-        for name, run in zip(bench.depths("online"), kept(bench.output).values(), strict=True)
+        for name, run in zip(bench.depths("online"), read_runs(bench.output).values(), strict=True)
         for way, measured in run["ways"].items()
     }
     assert passes["Fixed"] == passes["Universal"] == passes["CALM, all passes"] == 2
@@ -143,7 +143,9 @@ def test_guarantee_holds_and_violations_are_detected(monkeypatch):
         return (promises.chosen_risks(200, 200, 0.1) > promises.ALPHA).mean()
 
     assert violations() <= 0.1
-    monkeypatch.setattr(promises, "keeps_risk", lambda losses, alpha, delta: losses.mean(axis=0) <= alpha)
+    monkeypatch.setattr(
+        promises, "select_risk_controlled", lambda losses, alpha, delta: losses.mean(axis=0) <= alpha
+    )
     assert violations() > 0.1
 
 

@@ -102,9 +102,9 @@ def test_random_settings_are_trained_or_rejected_at_once(name):
 def test_lost_steps_of_a_hanging_environment_are_counted():
     result = BrokenEnvs(n_envs=4, workers=4, n_steps=64, seconds=0.1, every=0.1, timeout=0.3).trained("hangs")
     assert result.restarts > 0
-    assert result.lost_steps == result.told > 0
+    assert result.lost_steps == result.reported_lost > 0
     assert result.missed() == []
-    assert replace(result, told=result.told + 1, share=0.79).missed() == [
-        f"{result.lost_steps} steps were counted as lost, {result.told + 1} were reported",
+    assert replace(result, reported_lost=result.reported_lost + 1, share=0.79).missed() == [
+        f"{result.lost_steps} lost steps, {result.reported_lost + 1} of them reported",
         "the other environments kept 79% of their throughput",
     ]

@@ -74,7 +74,7 @@ def test_source_file_is_safe(path):
 def test_sb3_import_unpickles_two_kinds_of_files_only():
     """`tests/agents/test_sb3.py` tests that it loads them only with explicit trust."""
     expressions = {line.partition(": ")[2] for line in unsafe(SOURCES[SB3_IMPORT])}
-    assert expressions == {"VecNormalize.load", "found.load"}
+    assert expressions == {"VecNormalize.load", "agent_class.load"}
 
 
 @pytest.mark.parametrize(

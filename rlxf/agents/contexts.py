@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_finite_number
+from rlxf.attention.validation import check_finite_number
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class NBCE:
         return torch.where(log_p[0] > REMOVED, merged, log_p[chosen]), chosen
 
 
-WAYS = {NBCE.__name__: NBCE}
+CONTEXT_MERGERS = {NBCE.__name__: NBCE}
 """Methods for merging contexts, by name. They act on the output of an agent, not inside a transformer."""
 
 REMOVED = -100.0
@@ -82,14 +82,14 @@ def nucleus(logits: Tensor, top_p: float) -> Tensor:
     return logits.masked_fill(torch.zeros_like(cut).scatter(-1, actions, cut), -1e30)
 
 
-class Chooser(Protocol):
+class DiscreteAgent(Protocol):
     """Agent with Discrete actions: the policy of a `GTrXLPPO`, or a `DecisionTransformer`."""
 
-    def choices(self, observation: Any, state: Any, episode_start: Any) -> tuple[Tensor, Any]:
+    def action_logits(self, observation: Any, state: Any, episode_start: Any) -> tuple[Tensor, Any]:
         """Return the logits (E, A) from which `predict` chooses, and the state after the step."""
         ...
 
-    def took(self, state: Any, actions: Tensor) -> Any:
+    def observe_action(self, state: Any, actions: Tensor) -> Any:
         """Return the state after a step in which actions (E,) were taken."""
         ...
 
@@ -111,7 +111,7 @@ class Contexts:
 
 
 def act_from_contexts(
-    agent: Chooser,
+    agent: DiscreteAgent,
     observation: Any,
     contexts: Contexts,
     nbce: NBCE = NBCE(),
@@ -138,15 +138,15 @@ def act_from_contexts(
         TypeError: if the action space is not Discrete.
     """
     start = np.arange(contexts.rows) == 0 if contexts.chosen is None else None
-    logits, state = agent.choices(repeated(observation, contexts.rows), contexts.state, start)
+    logits, state = agent.action_logits(repeat_observation(observation, contexts.rows), contexts.state, start)
     merged, chosen = nbce(logits, contexts.chosen)
     action = merged.argmax() if deterministic else torch.distributions.Categorical(logits=merged).sample()
-    state = agent.took(state, action.expand(contexts.rows))
+    state = agent.observe_action(state, action.expand(contexts.rows))
     return int(action), Contexts(state, contexts.rows, chosen)
 
 
-def repeated(observation: Any, rows: int) -> Any:
+def repeat_observation(observation: Any, rows: int) -> Any:
     """Repeat one observation along a new first axis, as the observations of several environments."""
     if isinstance(observation, Mapping):
-        return {key: repeated(value, rows) for key, value in observation.items()}
+        return {key: repeat_observation(value, rows) for key, value in observation.items()}
     return np.repeat(np.asarray(observation)[None], rows, axis=0)

@@ -1,16 +1,15 @@
 """Attention core: a transformer configured along six axes. Depends on torch only and is independent of RL."""
 
-from rlxf.attention.cache import Cache
-from rlxf.attention.context import Context
+from rlxf.attention.cache import KVCache
 from rlxf.attention.depth.act import ACT
 from rlxf.attention.depth.calm import CALM
 from rlxf.attention.depth.depth_adaptive import DepthAdaptive
-from rlxf.attention.depth.exits import Verdict
+from rlxf.attention.depth.early_exit import ExitTargets
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.depth.universal import Universal
+from rlxf.attention.encoder_context import Context
 from rlxf.attention.heads.knn_lm import KNNLM
 from rlxf.attention.heads.spalm import SPALM
-from rlxf.attention.index import Index
 from rlxf.attention.kernels.adaptive_span import AdaptiveSpan
 from rlxf.attention.kernels.dynamic_span import DynamicSpan
 from rlxf.attention.kernels.linformer import Linformer
@@ -19,9 +18,9 @@ from rlxf.attention.kernels.performer import Performer
 from rlxf.attention.kernels.rfa import RFA
 from rlxf.attention.kernels.routing import Routing
 from rlxf.attention.kernels.softmax import Softmax
+from rlxf.attention.memory.base import State
 from rlxf.attention.memory.compressive import Compressive
 from rlxf.attention.memory.knn import KNN
-from rlxf.attention.memory.state import State
 from rlxf.attention.memory.xl import XL
 from rlxf.attention.patterns.base import Both, Either
 from rlxf.attention.patterns.big_bird import BigBird
@@ -58,12 +57,13 @@ from rlxf.attention.residuals.output import OutputGate
 from rlxf.attention.residuals.reversible import Reversible
 from rlxf.attention.residuals.sig_tanh import SigTanhGate
 from rlxf.attention.spec import TransformerSpec
+from rlxf.attention.token_index import TokenIndex
 from rlxf.attention.transformer import EncoderDecoder, Transformer
 
 __all__ = [
     "CALM",
     "DepthAdaptive",
-    "Verdict",
+    "ExitTargets",
     "Reversible",
     "ACT",
     "Universal",
@@ -80,7 +80,7 @@ __all__ = [
     "BigBirdETC",
     "Blockwise",
     "Both",
-    "Cache",
+    "KVCache",
     "Compressive",
     "Context",
     "Deberta",
@@ -97,7 +97,7 @@ __all__ = [
     "Full",
     "GRUGate",
     "HighwayGate",
-    "Index",
+    "TokenIndex",
     "InputGate",
     "LearnedAbsolute",
     "Linformer",

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.attention import LayerCache
-from rlxf.attention.context import ProjectedContext
-from rlxf.attention.index import Index
-from rlxf.attention.kernels.base import LayerMemory
-from rlxf.attention.relation import Relation, Tables
+from rlxf.attention.attention_mask import AttentionMask, DistanceTables
+from rlxf.attention.encoder_context import ProjectedContext
+from rlxf.attention.kernels.base import RecurrentKernelState
+from rlxf.attention.token_index import TokenIndex
 
 
 @dataclass(eq=False)
-class Cache:
+class KVCache:
     """KV cache of the last S tokens, in ring buffers: the cost of a step is constant over the episode.
 
     A recurrent kernel that attends to the whole episode keeps its recurrent state instead; S is then 1.
@@ -28,13 +28,13 @@ class Cache:
         context: projected context for cross-attention; None without it.
     """
 
-    layers: Sequence[LayerCache | LayerMemory]
-    index: Index
+    layers: Sequence[LayerCache | RecurrentKernelState]
+    index: TokenIndex
     slot: int
-    tables: Tables
+    tables: DistanceTables
     context: ProjectedContext | None
 
-    def write(self, index: Index) -> int:
+    def write(self, index: TokenIndex) -> int:
         """Store the position and episode of the next token (B, 1) and return its slot."""
         slot = self.slot
         self.index.position[:, slot : slot + 1] = index.position
@@ -42,7 +42,7 @@ class Cache:
         self.slot = (slot + 1) % self.index.shape[1]
         return slot
 
-    def related(self, relations: Sequence[Relation]) -> Sequence[Relation]:
+    def adapt_masks(self, relations: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
         """Return the attention masks between a token and the slots in each pass, adapted to this cache.
 
         Args:
@@ -50,10 +50,10 @@ class Cache:
         """
         return relations
 
-    def enter(self, number: int, x: Tensor) -> None:
+    def observe_input(self, number: int, x: Tensor) -> None:
         """Process the input x (B, 1, C) of a pass. `write` has already stored the token's index."""
 
-    def rows(self, rows: Tensor) -> "Cache":
+    def rows(self, rows: Tensor) -> "KVCache":
         """Return a copy of the selected rows of the batch.
 
         Args:
@@ -62,8 +62,8 @@ class Cache:
         rows = rows.nonzero()[:, 0] if rows.dtype is torch.bool else rows
         layers = [layer.rows(rows) for layer in self.layers]
         context = None if self.context is None else self.context.rows(rows)
-        return Cache(layers, self.index.rows(rows), self.slot, self.tables, context)
+        return KVCache(layers, self.index.rows(rows), self.slot, self.tables, context)
 
-    def copy(self) -> "Cache":
+    def copy(self) -> "KVCache":
         """Return a copy of all rows."""
         return self.rows(torch.arange(self.index.shape[0], device=self.index.episode.device))

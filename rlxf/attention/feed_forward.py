@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from rlxf.attention.linear import orthogonal_linear
+from rlxf.attention.init import orthogonal_linear
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -49,11 +49,11 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, T, C) -> (B, T, C)."""
         if self.chunk is None or x.shape[1] <= self.chunk:
-            return self.think(x)
-        parts = [checkpoint(self.think, part, use_reentrant=False) for part in x.split(self.chunk, dim=1)]
+            return self.transform(x)
+        parts = [checkpoint(self.transform, part, use_reentrant=False) for part in x.split(self.chunk, dim=1)]
         return torch.cat(parts, dim=1)
 
-    def think(self, x: Tensor) -> Tensor:
+    def transform(self, x: Tensor) -> Tensor:
         """Apply the network to all tokens at once: x (B, T, C) -> (B, T, C)."""
         hidden = (x.flatten(0, -2) @ self.inner.weight.T).add_(self.inner.bias)
         y: Tensor = self.outer(self.activation(hidden))

@@ -5,10 +5,10 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from rlxf.attention.context import Context
-from rlxf.attention.index import Index
-from rlxf.attention.memory.state import State
+from rlxf.attention.encoder_context import Context
+from rlxf.attention.memory.base import State
 from rlxf.attention.residuals.gru import GRU
+from rlxf.attention.token_index import TokenIndex
 from rlxf.attention.transformer import Transformer
 
 
@@ -16,7 +16,7 @@ from rlxf.attention.transformer import Transformer
 def attention_weights(
     transformer: Transformer,
     x: Tensor,
-    index: Index,
+    index: TokenIndex,
     state: State | None = None,
     context: Context | None = None,
 ) -> list[Tensor]:
@@ -38,11 +38,11 @@ def attention_weights(
         tokens added by the pattern come first among the keys.
     """
     _, hidden = transformer.encode(x, index, state, context)
-    _, full_index, _ = transformer.enter(x, index)
-    recall = transformer.recall(state, full_index)
-    relations = recall.related(transformer.relations(full_index, recall.key))
+    _, full_index, _ = transformer.embed(x, index)
+    recall = transformer.memory_view(state, full_index)
+    relations = recall.adapt_masks(transformer.attention_masks(full_index, recall.key))
     weights = [
-        recall.by_token(n, transformer.blocks[layer].weights(h, recall.tokens(n, h), relations[n]))
+        recall.weights_by_token(n, transformer.blocks[layer].weights(h, recall.tokens(n, h), relations[n]))
         for n, (layer, h) in enumerate(zip(transformer.order, hidden, strict=True))
     ]
     return [layer[:, :, -index.shape[1] :] for layer in weights]
@@ -52,7 +52,7 @@ def attention_weights(
 def gate_openness(
     transformer: Transformer,
     x: Tensor,
-    index: Index,
+    index: TokenIndex,
     state: State | None = None,
     context: Context | None = None,
 ) -> dict[str, Tensor]:

@@ -24,11 +24,11 @@ class PreNorm(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.residual = residual.build(width, heads)
 
-    def enter(self, x: Tensor) -> Tensor:
+    def branch_input(self, x: Tensor) -> Tensor:
         """Compute the input of the sublayer from the residual stream: (B, T, C) -> (B, T, C)."""
-        return self.read(x)
+        return self.normalize(x)
 
-    def read(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Tensor) -> Tensor:
         """Normalize the input x (B, T, C) of the sublayer."""
         h: Tensor = self.norm(x)
         return h
@@ -43,7 +43,7 @@ class PreNorm(nn.Module):
         normalized = F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
         return F.linear(normalized, weight * norm.weight, torch.addmv(bias, weight, norm.bias))
 
-    def leave(self, x: Tensor, y: Tensor) -> Tensor:
+    def combine(self, x: Tensor, y: Tensor) -> Tensor:
         """Combine the residual stream x and the sublayer's output y."""
         combined: Tensor = self.residual(x, y)
         return combined
@@ -55,7 +55,7 @@ class PostNorm(PreNorm):
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
     """
 
-    def read(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Tensor) -> Tensor:
         """Return x unchanged."""
         return x
 
@@ -63,13 +63,13 @@ class PostNorm(PreNorm):
         """Compute ``weight x + bias``."""
         return F.linear(x, weight, bias)
 
-    def leave(self, x: Tensor, y: Tensor) -> Tensor:
+    def combine(self, x: Tensor, y: Tensor) -> Tensor:
         """Combine stream and sublayer output, then normalize."""
         combined: Tensor = self.norm(self.residual(x, y))
         return combined
 
 
-class HalfNorm(PreNorm):
+class ReversibleNorm(PreNorm):
     """Pre-norm for `Reversible` layers: reads one of the two streams and updates the other.
 
     Args:
@@ -80,21 +80,23 @@ class HalfNorm(PreNorm):
         super().__init__(width, heads, residual)
         self.reads = reads
 
-    def enter(self, x: Tensor) -> Tensor:
+    def branch_input(self, x: Tensor) -> Tensor:
         """Compute the input of the sublayer from the two streams: (B, T, 2 C) -> (B, T, C)."""
-        return self.read(x.chunk(2, dim=-1)[self.reads])
+        return self.normalize(x.chunk(2, dim=-1)[self.reads])
 
-    def leave(self, x: Tensor, y: Tensor) -> Tensor:
+    def combine(self, x: Tensor, y: Tensor) -> Tensor:
         """Combine y (B, T, C) with the stream of x (B, T, 2 C) that the sublayer does not read."""
         halves = list(x.chunk(2, dim=-1))
-        halves[1 - self.reads] = super().leave(halves[1 - self.reads], y)
+        halves[1 - self.reads] = super().combine(halves[1 - self.reads], y)
         return torch.cat(halves, dim=-1)
 
 
-def joins(norm: Norm, width: int, heads: int, residual: Residual) -> tuple[PreNorm, PreNorm]:
+def build_sublayer_norms(norm: Norm, width: int, heads: int, residual: Residual) -> tuple[PreNorm, PreNorm]:
     """Build the norm and residual of the attention and the feed-forward sublayer of a layer."""
     if isinstance(residual, Reversible):
-        return HalfNorm(width, heads, residual, reads=1), HalfNorm(width, heads, residual, reads=0)
+        return ReversibleNorm(width, heads, residual, reads=1), ReversibleNorm(
+            width, heads, residual, reads=0
+        )
     attention, feed_forward = (NORMS[norm](width, heads, residual) for _ in range(2))
     return attention, feed_forward
 

@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-from rlxf.attention.checks import check_finite_number, check_flag, check_whole, check_word
 from rlxf.attention.depth.base import Depth
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.feed_forward import Activation
@@ -15,10 +14,17 @@ from rlxf.attention.norm import Norm
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.full import Full
 from rlxf.attention.positions.base import Position
+from rlxf.attention.registry import (
+    OPTIONAL,
+    TECHNIQUES,
+    technique_from_json,
+    technique_to_json,
+    techniques_of,
+)
 from rlxf.attention.residuals.add import Add
 from rlxf.attention.residuals.base import Residual
-from rlxf.attention.techniques import OPTIONAL, TECHNIQUES, known, technique_from_json, technique_to_json
 from rlxf.attention.transformer import Transformer
+from rlxf.attention.validation import check_bool, check_choice, check_finite_number, check_int
 
 MOST_LAYERS = 1000
 """Depth of the deepest trained transformer: Wang et al. 2022, arXiv:2203.00555."""
@@ -88,7 +94,7 @@ class TransformerSpec:
     @property
     def kinds(self) -> int:
         """Number of layers with distinct weights."""
-        return 1 + max(map(self.depth.layer_of, range(self.layers)))
+        return 1 + max(map(self.depth.layer_of_pass, range(self.layers)))
 
     @property
     def inner_width(self) -> int:
@@ -130,12 +136,12 @@ class TransformerSpec:
 
     def _check_sizes(self) -> None:
         for name in ("width", "layers", "heads"):
-            check_whole(name, getattr(self, name))
-        check_whole("feed_forward", self.inner_width)
+            check_int(name, getattr(self, name))
+        check_int("feed_forward", self.inner_width)
         if self.layers > MOST_LAYERS:
             raise ValueError(f"layers must be at most {MOST_LAYERS:,}, got {self.layers:,}")
         if self.feed_forward_chunk is not None:
-            check_whole("feed_forward_chunk", self.feed_forward_chunk)
+            check_int("feed_forward_chunk", self.feed_forward_chunk)
         if self.width % self.heads:
             raise ValueError(f"heads must divide width, got {self.heads} heads and width {self.width}")
         check_finite_number("dropout", self.dropout)
@@ -144,13 +150,13 @@ class TransformerSpec:
 
     def _check_words(self) -> None:
         for name in ("final_norm", "causal", "cross_attention"):
-            check_flag(name, getattr(self, name))
+            check_bool(name, getattr(self, name))
         for name, words in (("norm", get_args(Norm)), ("activation", get_args(Activation))):
-            check_word(name, getattr(self, name), words)
+            check_choice(name, getattr(self, name), words)
 
     def _check_technique(self, axis: str) -> None:
         choice = getattr(self, axis)
         if choice is None and axis in OPTIONAL:
             return
-        if type(choice) not in known(axis).values():
+        if type(choice) not in techniques_of(axis).values():
             raise TypeError(f"{axis} must be one of {', '.join(TECHNIQUES[axis])}, got {choice!r}")

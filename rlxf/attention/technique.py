@@ -3,7 +3,7 @@
 from typing import ClassVar, Protocol
 
 
-class Choices(Protocol):
+class SpecView(Protocol):
     """Read-only view of a `TransformerSpec` for the checks of techniques."""
 
     @property
@@ -43,7 +43,7 @@ class Technique:
     causal: ClassVar[str]
     cost: ClassVar[str]
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         """Raise ValueError unless this technique is compatible with the other settings of a transformer.
 
         A spec that passes all checks can be built: `build` raises no further errors.

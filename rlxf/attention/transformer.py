@@ -8,29 +8,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.block import Block
-from rlxf.attention.cache import Cache
-from rlxf.attention.context import Context, ProjectedContext
-from rlxf.attention.depth.base import Judge, Processor
-from rlxf.attention.depth.exits import ExitDepth, Exiting, Exits
-from rlxf.attention.extra_tokens import LearnedTokens, NoExtraTokens
-from rlxf.attention.index import Index
-from rlxf.attention.kernels.base import Kernel, LayerKernel, RecurrentKernel
+from rlxf.attention.attention_mask import AttentionMask, DistanceTables
+from rlxf.attention.cache import KVCache
+from rlxf.attention.depth.base import ConfidenceFn, DepthController
+from rlxf.attention.depth.early_exit import EarlyExitController, ExitDepth, ExitOutputs
+from rlxf.attention.encoder_context import Context, ProjectedContext
+from rlxf.attention.global_attention import LearnedGlobalTokens, NoGlobalTokens
+from rlxf.attention.kernels.base import AttentionKernel, Kernel, RecurrentKernel
+from rlxf.attention.layer import Block
+from rlxf.attention.layer_stack import LayerStack, SegmentStack, StepStack, discarded_inputs
+from rlxf.attention.memory.base import MemoryView, State
 from rlxf.attention.memory.compressive import Compressive
 from rlxf.attention.memory.compressive_cache import CompressiveCache
 from rlxf.attention.memory.knn import KNN
 from rlxf.attention.memory.knn_cache import KNNCache
-from rlxf.attention.memory.recall import Recall
-from rlxf.attention.memory.state import State
-from rlxf.attention.passes import LayerPasses, SegmentPasses, StepPasses, unasked
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.etc import ExtraTokens
 from rlxf.attention.patterns.full import Full
-from rlxf.attention.patterns.window import bounded
-from rlxf.attention.positions.base import Embedding, PairwisePosition
-from rlxf.attention.relation import Relation, Tables
+from rlxf.attention.patterns.window import limit_distance
+from rlxf.attention.positions.base import PairwisePosition, PositionEmbedding
 from rlxf.attention.residuals.reversible import Reversible
-from rlxf.attention.reversible_passes import ReversiblePasses
+from rlxf.attention.reversible_stack import ReversibleStack
+from rlxf.attention.token_index import TokenIndex
 
 if TYPE_CHECKING:
     from rlxf.attention.spec import TransformerSpec
@@ -40,30 +39,33 @@ class Transformer(nn.Module):
     """Transformer that a `TransformerSpec` describes; created by `TransformerSpec.build`.
 
     `forward` maps a segment of T tokens and a memory state to outputs and the next state. `step` maps
-    one token and a KV `Cache` to an output. Both compute the same outputs, so acting equals learning.
+    one token and a KV `KVCache` to an output. Both compute the same outputs, so acting equals learning.
     """
 
     def __init__(self, spec: "TransformerSpec"):
         super().__init__()
         self.spec = spec
         self.embedding = (
-            spec.position.build_embedding(spec.width, spec.heads) if spec.position else Embedding()
+            spec.position.build_embedding(spec.width, spec.heads) if spec.position else PositionEmbedding()
         )
-        self.extra = _extra_tokens(spec)
-        self.order = [spec.depth.layer_of(number) for number in range(spec.layers)]
+        self.global_token_embedding = _extra_tokens(spec)
+        self.order = [spec.depth.layer_of_pass(number) for number in range(spec.layers)]
         layers = (_of_layer(spec, *each) for each in enumerate(spec.kernel.for_layers(spec.kinds)))
         self.blocks: Sequence[Block] = nn.ModuleList(Block(layer) for layer in layers)  # type: ignore
         self.depth = spec.depth.build(spec.width, spec.layers)
         first, *others = self._kernels()
         for kernel in others:
-            kernel.share(first)
-        if isinstance(self.extra, LearnedTokens) and self.order.count(self.order[-1]) == 1:
-            self.blocks[-1].forget_globals()
+            kernel.tie_weights(first)
+        if (
+            isinstance(self.global_token_embedding, LearnedGlobalTokens)
+            and self.order.count(self.order[-1]) == 1
+        ):
+            self.blocks[-1].drop_global_attention()
         self.norm = nn.LayerNorm(spec.width) if spec.final_norm else nn.Identity()
-        self._penalty_inputs: tuple[Recall, Sequence[Tensor]] | None = None
+        self._penalty_inputs: tuple[MemoryView, Sequence[Tensor]] | None = None
 
     def forward(
-        self, x: Tensor, index: Index, state: State | None = None, context: Context | None = None
+        self, x: Tensor, index: TokenIndex, state: State | None = None, context: Context | None = None
     ) -> tuple[Tensor, State | None]:
         """Compute the outputs of a segment and the next memory state.
 
@@ -86,8 +88,8 @@ class Transformer(nn.Module):
         return y, self._next_state(state, hidden, index)
 
     @torch.no_grad()
-    def remember(
-        self, x: Tensor, index: Index, state: State | None = None, context: Context | None = None
+    def next_state(
+        self, x: Tensor, index: TokenIndex, state: State | None = None, context: Context | None = None
     ) -> State:
         """Return only the next state of `forward`, for a transformer with memory.
 
@@ -96,7 +98,7 @@ class Transformer(nn.Module):
         _, hidden = self.encode(x, index, state, context, wanted=slice(-1, None))
         return self._next_state(state, hidden, index)
 
-    def _next_state(self, state: State | None, hidden: Sequence[Tensor], index: Index) -> State:
+    def _next_state(self, state: State | None, hidden: Sequence[Tensor], index: TokenIndex) -> State:
         """Compute the state after a segment from the inputs of each layer (B, T, C)."""
         assert self.spec.memory is not None
         state = state or self.initial_state(len(index.episode))
@@ -105,7 +107,7 @@ class Transformer(nn.Module):
     def encode(
         self,
         x: Tensor,
-        index: Index,
+        index: TokenIndex,
         state: State | None = None,
         context: Context | None = None,
         wanted: slice | None = None,
@@ -125,47 +127,47 @@ class Transformer(nn.Module):
     def outputs(
         self,
         x: Tensor,
-        index: Index,
+        index: TokenIndex,
         state: State | None = None,
         context: Context | None = None,
         wanted: slice | None = None,
     ) -> Tensor:
         """Return only the outputs of `encode`. The inputs of layers are not stored."""
-        x, passes = self._begin(x, index, state, context, wanted, unasked())
+        x, passes = self._begin(x, index, state, context, wanted, discarded_inputs())
         return self._output(self.depth(x, passes))
 
     def exits(
         self,
         x: Tensor,
-        index: Index,
+        index: TokenIndex,
         state: State | None = None,
         context: Context | None = None,
         wanted: slice | None = None,
-    ) -> Exits:
+    ) -> ExitOutputs:
         """Return the outputs after each pass, for training early exits. Arguments are those of `encode`.
 
         Only the last output is returned unless the depth technique supports early exits.
         """
-        x, passes = self._begin(x, index, state, context, wanted, unasked())
-        if not isinstance(self.depth, Exiting):
+        x, passes = self._begin(x, index, state, context, wanted, discarded_inputs())
+        if not isinstance(self.depth, EarlyExitController):
             stream = self.depth(x, passes)
             y = self._output(stream)[None]
-            return Exits(y, y.new_ones(1), passes.read(stream)[None])
+            return ExitOutputs(y, y.new_ones(1), passes.attention_input(stream)[None])
         assert isinstance(self.spec.depth, ExitDepth)
-        opening, streams = self.depth.opening(x, passes), self.depth.all_outputs(x, passes)
+        opening, streams = self.depth.initial_features(x, passes), self.depth.all_outputs(x, passes)
         outputs = torch.stack([self._output(stream) for stream in streams])
-        states = torch.stack([passes.read(stream) for stream in streams])
-        shares = self.spec.depth.shares(len(streams)).to(outputs)
-        return Exits(outputs, shares, states, partial(self.depth.lesson, opening, states))
+        states = torch.stack([passes.attention_input(stream) for stream in streams])
+        shares = self.spec.depth.loss_weights(len(streams)).to(outputs)
+        return ExitOutputs(outputs, shares, states, partial(self.depth.auxiliary_loss, opening, states))
 
     @torch.no_grad()
-    def early(
+    def early_outputs(
         self,
         x: Tensor,
-        index: Index,
+        index: TokenIndex,
         state: State | None = None,
         wanted: slice | None = None,
-        judge: Judge | None = None,
+        judge: ConfidenceFn | None = None,
     ) -> Tensor:
         """Return outputs of a segment with early exits, (B, Tq, C), for acting.
 
@@ -178,40 +180,40 @@ class Transformer(nn.Module):
             wanted: see `encode`.
             judge: confidence of the outputs, for a depth technique that uses one.
         """
-        x, passes = self._begin(x, index, state, None, wanted, unasked())
+        x, passes = self._begin(x, index, state, None, wanted, discarded_inputs())
         return self._output(self._run_early(x, passes, judge))
 
     def _begin(
         self,
         x: Tensor,
-        index: Index,
+        index: TokenIndex,
         state: State | None,
         context: Context | None,
         wanted: slice | None,
         hidden: MutableSequence[Tensor],
-    ) -> tuple[Tensor, SegmentPasses]:
+    ) -> tuple[Tensor, SegmentStack]:
         """Return the residual stream of a segment and its passes; ``hidden`` receives the passes' inputs."""
         seen = self._project(context)
-        x, index, wanted = self.enter(x, index, wanted)
-        recall = self.recall(state, index)
+        x, index, wanted = self.embed(x, index, wanted)
+        recall = self.memory_view(state, index)
         passes = self._passes(
             embedding=self.embedding,
             residual=self.spec.residual,
             blocks=self._layers,
             index=index,
-            relations=recall.related(self.relations(index, recall.key)),
+            masks=recall.adapt_masks(self.attention_masks(index, recall.key)),
             seen=seen,
-            across=self._across(index, seen),
+            cross_mask=self._across(index, seen),
             recall=recall,
             wanted=wanted,
-            hidden=[] if recall.learns else hidden,
+            hidden=[] if recall.has_penalty else hidden,
         )
         if torch.is_grad_enabled():
-            self._prepare_penalty(recall if recall.learns else None, passes)
-        return self.spec.residual.opened(x), passes
+            self._prepare_penalty(recall if recall.has_penalty else None, passes)
+        return self.spec.residual.init_stream(x), passes
 
     @torch.no_grad()
-    def step(self, x: Tensor, index: Index, cache: Cache) -> tuple[Tensor, Tensor]:
+    def step(self, x: Tensor, index: TokenIndex, cache: KVCache) -> tuple[Tensor, Tensor]:
         """Compute the output of one token per row and update the cache, without gradient.
 
         Args:
@@ -227,7 +229,9 @@ class Transformer(nn.Module):
         return y[:, 0], torch.cat(list(passes.hidden), dim=1).transpose(0, 1)
 
     @torch.no_grad()
-    def early_step(self, x: Tensor, index: Index, cache: Cache, judge: Judge | None = None) -> Tensor:
+    def early_step(
+        self, x: Tensor, index: TokenIndex, cache: KVCache, judge: ConfidenceFn | None = None
+    ) -> Tensor:
         """Run `step` with early exits and return only the outputs (B, C).
 
         Args:
@@ -240,7 +244,7 @@ class Transformer(nn.Module):
             ValueError: if the depth technique decides about exits by whole sequences.
         """
         depth = self.spec.depth
-        if isinstance(depth, ExitDepth) and not depth.by_step:
+        if isinstance(depth, ExitDepth) and not depth.exits_token_by_token:
             raise ValueError(
                 f"{depth} decides about exits by the mean of a sequence and cannot run single steps; "
                 f"use `early` on segments"
@@ -248,21 +252,21 @@ class Transformer(nn.Module):
         stream, passes = self._begin_step(x, index, cache)
         return self._output(self._run_early(stream, passes, judge))[:, 0]
 
-    def _begin_step(self, x: Tensor, index: Index, cache: Cache) -> tuple[Tensor, StepPasses]:
+    def _begin_step(self, x: Tensor, index: TokenIndex, cache: KVCache) -> tuple[Tensor, StepStack]:
         """Return the residual stream of one token per row, (B, 1, C), and its passes."""
         slot = cache.write(index)
-        passes = StepPasses(
+        passes = StepStack(
             embedding=self.embedding,
             residual=self.spec.residual,
             blocks=self._layers,
             index=index,
-            relations=cache.related(self.relations(index, cache.index, cache.tables)),
+            masks=cache.adapt_masks(self.attention_masks(index, cache.index, cache.tables)),
             seen=cache.context,
-            across=self._across(index, cache.context),
+            cross_mask=self._across(index, cache.context),
             cache=cache,
             slot=slot,
         )
-        return self.spec.residual.opened(self.embedding(x[:, None], index.position)), passes
+        return self.spec.residual.init_stream(self.embedding(x[:, None], index.position)), passes
 
     def initial_state(self, batch: int) -> State:
         """Return an empty state for ``batch`` rows; its length is 0 without memory."""
@@ -272,7 +276,7 @@ class Transformer(nn.Module):
         return self.spec.memory.empty(self.spec.layers, *sizes)
 
     @torch.no_grad()
-    def cache(self, state: State, capacity: int, context: Context | None = None) -> Cache:
+    def cache(self, state: State, capacity: int, context: Context | None = None) -> KVCache:
         """Create a KV cache from a memory state with the current weights.
 
         Args:
@@ -298,44 +302,44 @@ class Transformer(nn.Module):
             return self._recurrent_cache(state, context)
         if isinstance(self.spec.memory, Compressive):
             return self._compressive_cache(self.spec.memory, state, capacity, context)
-        tables = self._step_tables(min(capacity - 1, self.spec.pattern.reach))
+        tables = self._step_tables(min(capacity - 1, self.spec.pattern.max_distance))
         layers, batch = state.hidden.shape[:2]
         free = State.empty(layers, batch, capacity - length, state.hidden, self.spec.width)
         index = state.index.concatenate(free.index)
         hidden = torch.cat([state.hidden, free.hidden], dim=2)
         buffers = [block.cache(h, index, tables) for block, h in zip(self._layers, hidden, strict=True)]
-        near = Cache(buffers, index, length % capacity, tables, self._project(context))
+        near = KVCache(buffers, index, length % capacity, tables, self._project(context))
         if isinstance(self.spec.memory, KNN):
             number = self.spec.memory.number(layers)
-            return KNNCache.begin(near, self._layers[number], self.spec.memory, state)
+            return KNNCache.from_state(near, self._layers[number], self.spec.memory, state)
         return near
 
     def _compressive_cache(
         self, memory: Compressive, state: State, capacity: int, context: Context | None
     ) -> CompressiveCache:
         layers: Any = self._layers  # blocks implement the protocol of compressing layers
-        tables = self._step_tables(memory.reach)
-        return CompressiveCache.begin(memory, layers, state, capacity, tables, self._project(context))
+        tables = self._step_tables(memory.max_distance)
+        return CompressiveCache.from_state(memory, layers, state, capacity, tables, self._project(context))
 
-    def _step_tables(self, max_distance: int) -> Tables:
+    def _step_tables(self, max_distance: int) -> DistanceTables:
         """Compute the distance tables for steps, from ``max_distance`` down to 0."""
         distances = torch.arange(max_distance, -1, -1, device=next(self.parameters()).device)
-        return Tables(distances, self.embedding.table(distances, self.spec.causal))
+        return DistanceTables(distances, self.embedding.table(distances, self.spec.causal))
 
-    def _run_early(self, x: Tensor, passes: LayerPasses, judge: Judge | None) -> Tensor:
+    def _run_early(self, x: Tensor, passes: LayerStack, judge: ConfidenceFn | None) -> Tensor:
         """Run the passes with early exits and return the stream of each token at its exit."""
-        return self.depth.early(x, passes, None if judge is None else lambda s: judge(self._output(s)))
+        return self.depth.early_exit(x, passes, None if judge is None else lambda s: judge(self._output(s)))
 
     def _output(self, stream: Tensor) -> Tensor:
         """Compute the output (..., C) from the residual stream."""
-        y: Tensor = self.norm(self.spec.residual.closed(stream))
+        y: Tensor = self.norm(self.spec.residual.output(stream))
         return y
 
-    def _passes(self, **kwargs: Any) -> SegmentPasses:
+    def _passes(self, **kwargs: Any) -> SegmentStack:
         """Create the passes of a segment; reversible ones if the residual allows it and gradients are on."""
         if isinstance(self.spec.residual, Reversible) and torch.is_grad_enabled():
-            return ReversiblePasses(**kwargs)
-        return SegmentPasses(**kwargs)
+            return ReversibleStack(**kwargs)
+        return SegmentStack(**kwargs)
 
     @property
     def _layers(self) -> list[Block]:
@@ -348,27 +352,27 @@ class Transformer(nn.Module):
         patterns = {self.spec.pattern.for_layer(layer) for layer in range(self.spec.layers)}
         return patterns == {Full()} and isinstance(self.spec.kernel, RecurrentKernel)
 
-    def _recurrent_cache(self, state: State, context: Context | None) -> Cache:
+    def _recurrent_cache(self, state: State, context: Context | None) -> KVCache:
         """Create a cache of recurrent kernel states, with one slot for the current token."""
         memories = [
-            block.remember(h, state.index) for block, h in zip(self._layers, state.hidden, strict=True)
+            block.recurrent_state(h, state.index) for block, h in zip(self._layers, state.hidden, strict=True)
         ]
-        index = Index.empty(state.index.shape[0], 1, state.hidden.device)
-        tables = Tables(torch.zeros(1, dtype=torch.long, device=state.hidden.device), None)
-        return Cache(memories, index, 0, tables, self._project(context))
+        index = TokenIndex.empty(state.index.shape[0], 1, state.hidden.device)
+        tables = DistanceTables(torch.zeros(1, dtype=torch.long, device=state.hidden.device), None)
+        return KVCache(memories, index, 0, tables, self._project(context))
 
     def penalty(self) -> Tensor | None:
         """Return the auxiliary loss of depth, kernels and memory for the last forward; None for none."""
-        parts: list[Processor | LayerKernel] = [self.depth, *self._kernels()]
+        parts: list[DepthController | AttentionKernel] = [self.depth, *self._kernels()]
         terms = [*(part.penalty() for part in parts), self._memory_penalty()]
         present = [term for term in terms if term is not None]
         return torch.stack(present).sum() if present else None
 
-    def _prepare_penalty(self, recall: Recall | None, passes: SegmentPasses) -> None:
+    def _prepare_penalty(self, recall: MemoryView | None, passes: SegmentStack) -> None:
         """Make `penalty` refer to the given passes instead of earlier ones."""
         self._penalty_inputs = None if recall is None else (recall, passes.hidden)
-        for kernel in self._kernels() if self.spec.kernel.prices_tokens else ():
-            kernel.begin_pass()
+        for kernel in self._kernels() if self.spec.kernel.loss_depends_on_tokens else ():
+            kernel.reset_penalty()
 
     def _memory_penalty(self) -> Tensor | None:
         """Return the auxiliary loss of memory once per forward; None afterwards."""
@@ -384,7 +388,7 @@ class Transformer(nn.Module):
 
         None if there was no such call, or if the depth is fixed.
         """
-        return self.depth.acting_depth()
+        return self.depth.mean_acting_depth()
 
     def after_update(self) -> None:
         """Notify the kernels that the weights have changed. Call it before the next forward or cache."""
@@ -396,33 +400,37 @@ class Transformer(nn.Module):
         for kernel in self._kernels():
             kernel.skip_update()
 
-    def _kernels(self) -> list[LayerKernel]:
-        return [module for module in self.modules() if isinstance(module, LayerKernel)]
+    def _kernels(self) -> list[AttentionKernel]:
+        return [module for module in self.modules() if isinstance(module, AttentionKernel)]
 
-    def enter(
-        self, x: Tensor, index: Index, wanted: slice | None = None
-    ) -> tuple[Tensor, Index, slice | None]:
+    def embed(
+        self, x: Tensor, index: TokenIndex, wanted: slice | None = None
+    ) -> tuple[Tensor, TokenIndex, slice | None]:
         """Embed tokens (B, T, C) and prepend the global tokens of the pattern, if it has any.
 
         Returns:
             The input of the first layer, the index of all tokens, and ``wanted`` as a slice of all tokens.
         """
-        x, full_index = self.embedding(x, index.position), self.extra.index(index)
+        x, full_index = self.embedding(x, index.position), self.global_token_embedding.index(index)
         count = full_index.shape[1] - index.shape[1]
         wanted = _shift_slice(wanted, index.shape[1], count) if count else wanted
-        return self.extra(x, full_index), full_index, wanted
+        return self.global_token_embedding(x, full_index), full_index, wanted
 
-    def recall(self, state: State | None, index: Index) -> Recall:
+    def memory_view(self, state: State | None, index: TokenIndex) -> MemoryView:
         """Create the view of the memory for a segment with the given index (B, T)."""
         memory = self.spec.memory
-        return Recall(state, index) if memory is None else memory.recall(state, index, self._layers)
+        return MemoryView(state, index) if memory is None else memory.view(state, index, self._layers)
 
-    def relation(self, query: Index, key: Index) -> Relation:
+    def attention_mask(self, query: TokenIndex, key: TokenIndex) -> AttentionMask:
         """Return the attention mask of the first layer; tokens that memory compresses count as visible."""
         pattern, memory = self.spec.pattern.for_layer(0), self.spec.memory
-        return self._relation(query, key, pattern if memory is None else memory.shows(pattern), None)
+        return self._relation(
+            query, key, pattern if memory is None else memory.visible_pattern(pattern), None
+        )
 
-    def relations(self, query: Index, key: Index, tables: Tables | None = None) -> list[Relation]:
+    def attention_masks(
+        self, query: TokenIndex, key: TokenIndex, tables: DistanceTables | None = None
+    ) -> list[AttentionMask]:
         """Return the attention mask of each pass; passes with the same pattern share one object."""
         patterns = [self.spec.pattern.for_layer(layer) for layer in range(self.spec.layers)]
         if tables is None:
@@ -433,17 +441,19 @@ class Transformer(nn.Module):
     @staticmethod
     def _bounded(pattern: Pattern, block: Block) -> Pattern:
         """Restrict a pattern to the distances at which the layer's kernel gives nonzero weights."""
-        return bounded(pattern, block.attention.reach)
+        return limit_distance(pattern, block.attention.max_distance)
 
-    def _relation(self, query: Index, key: Index, pattern: Pattern, tables: Tables | None) -> Relation:
+    def _relation(
+        self, query: TokenIndex, key: TokenIndex, pattern: Pattern, tables: DistanceTables | None
+    ) -> AttentionMask:
         dtype, spec = next(self.parameters()).dtype, self.spec
         # Only pairwise positions use distances.
         position = self.embedding if isinstance(spec.position, PairwisePosition) else None
-        return Relation(query, key, pattern, spec.causal, dtype, position, tables, heads=spec.heads)
+        return AttentionMask(query, key, pattern, spec.causal, dtype, position, tables, heads=spec.heads)
 
-    def _across(self, query: Index, seen: ProjectedContext | None) -> Relation | None:
+    def _across(self, query: TokenIndex, seen: ProjectedContext | None) -> AttentionMask | None:
         dtype = next(self.parameters()).dtype
-        return None if seen is None else Relation(query, seen.index, Full(), False, dtype)
+        return None if seen is None else AttentionMask(query, seen.index, Full(), False, dtype)
 
     def _project(self, context: Context | None) -> ProjectedContext | None:
         if (context is not None) != self.spec.cross_attention:
@@ -463,11 +473,11 @@ def _of_layer(spec: "TransformerSpec", number: int, kernel: Kernel) -> "Transfor
     return replace(spec, kernel=kernel, memory=memory)
 
 
-def _extra_tokens(spec: "TransformerSpec") -> NoExtraTokens:
+def _extra_tokens(spec: "TransformerSpec") -> NoGlobalTokens:
     """Build the global tokens of the pattern. Causal models have none: they could see only the future."""
     if isinstance(spec.pattern, ExtraTokens) and not spec.causal:
-        return LearnedTokens(spec.pattern.global_tokens, spec.width)
-    return NoExtraTokens()
+        return LearnedGlobalTokens(spec.pattern.global_tokens, spec.width)
+    return NoGlobalTokens()
 
 
 def _shift_slice(wanted: slice | None, length: int, offset: int) -> slice:
@@ -500,7 +510,9 @@ class EncoderDecoder(nn.Module):
         self.encoder = encoder.build()
         self.decoder = decoder.build()
 
-    def forward(self, source: Tensor, source_index: Index, target: Tensor, target_index: Index) -> Tensor:
+    def forward(
+        self, source: Tensor, source_index: TokenIndex, target: Tensor, target_index: TokenIndex
+    ) -> Tensor:
         """Encode source (B, N, C) and decode target (B, T, C), each with its index -> (B, T, C)."""
         encoded = self.encoder.outputs(source, source_index)
         return self.decoder.outputs(target, target_index, context=Context(encoded, source_index))

@@ -1,5 +1,5 @@
 """Command line interface ``rlxf``, with one module per command."""
 
-from rlxf.cli.program import main
+from rlxf.cli.entry_point import main
 
 __all__ = ["main"]

@@ -10,7 +10,7 @@ from rich.table import Column
 from rlxf.utils.tables import WIDTH, Table
 
 if TYPE_CHECKING:
-    from rlxf.envs.trajectories import DatasetSummary
+    from rlxf.data import DatasetSummary
 
 TEXTS = ("dataset", "environment")
 NUMBERS = ("steps", "episodes", "return: min", "mean", "max", "MB")

@@ -19,7 +19,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter
 from stable_baselines3.common.utils import safe_mean
 
-from rlxf.cli.screen import Screen, block, show
+from rlxf.cli.output import PipeSafeConsole, live_block, print_out
 from rlxf.evaluation import EvaluationCallback, TargetSweep
 
 LINE_SECONDS = 5.0
@@ -34,7 +34,7 @@ OFFLINE = {"loss": ("train/loss", 1)}
 
 
 @dataclass(frozen=True)
-class Standing:
+class ProgressState:
     """Current state of a training.
 
     Args:
@@ -80,28 +80,28 @@ class Standing:
         return [f"{label} {value}" for label, value in self.figures.items()]
 
 
-class View(ABC):
+class ProgressDisplay(ABC):
     """Display of the state of a training."""
 
     every_seconds: float
 
     @abstractmethod
-    def show(self, standing: Standing) -> None:
+    def show(self, standing: ProgressState) -> None:
         """Show the current state."""
 
 
-class Lines(View):
+class LineDisplay(ProgressDisplay):
     """Display that prints one line per state, for log files."""
 
     every_seconds = LINE_SECONDS
 
-    def show(self, standing: Standing) -> None:
+    def show(self, standing: ProgressState) -> None:
         """Print the state as one line."""
         parts = [standing.counted, *standing.metrics, standing.rate, standing.left, standing.evaluation]
-        show(" | ".join(filter(None, parts)))
+        print_out(" | ".join(filter(None, parts)))
 
 
-class Panel(View):
+class PanelDisplay(ProgressDisplay):
     """Display of up to three lines on a terminal, redrawn in place."""
 
     every_seconds = PANEL_SECONDS
@@ -109,12 +109,12 @@ class Panel(View):
     def __init__(self, live: Live):
         self._live = live
 
-    def show(self, standing: Standing) -> None:
+    def show(self, standing: ProgressState) -> None:
         """Redraw the block."""
         self._live.update(_block(standing), refresh=True)
 
 
-def _block(standing: Standing) -> Group:
+def _block(standing: ProgressState) -> Group:
     head = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=standing.total, completed=standing.done, width=24, finished_style="green")
     head.add_row(standing.counted, bar, standing.rate, standing.left)
@@ -123,16 +123,16 @@ def _block(standing: Standing) -> Group:
 
 
 @contextmanager
-def view() -> Iterator[View]:
-    """Yield a `Panel` if the standard output is a terminal, else `Lines`."""
-    if not (sys.stdout.isatty() and Screen().is_interactive):
-        yield Lines()
+def view() -> Iterator[ProgressDisplay]:
+    """Yield a `PanelDisplay` if the standard output is a terminal, else `LineDisplay`."""
+    if not (sys.stdout.isatty() and PipeSafeConsole().is_interactive):
+        yield LineDisplay()
         return
-    with block() as live:
-        yield Panel(live)
+    with live_block() as live:
+        yield PanelDisplay(live)
 
 
-class Latest(KVWriter):
+class LatestValues(KVWriter):
     """Logger output that keeps the newest value of each tag."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class Progress(BaseCallback):
 
     def __init__(
         self,
-        view: View,
+        view: ProgressDisplay,
         unit: str,
         total: int,
         figures: dict[str, tuple[str, int]],
@@ -174,7 +174,7 @@ class Progress(BaseCallback):
         super().__init__()
         self.view, self.unit, self.total = view, unit, total
         self.figures, self.evaluation = figures, evaluation
-        self._latest = Latest()
+        self._latest = LatestValues()
         self._content: tuple[Any, ...] = ()
 
     def _on_training_start(self) -> None:
@@ -203,16 +203,16 @@ class Progress(BaseCallback):
             self._content = standing.content
             self.view.show(standing)
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> ProgressState:
         done = self.model.num_timesteps
         seconds = max(time.monotonic() - self._began, 1e-9)
-        return Standing(
+        return ProgressState(
             self.unit,
             done,
             max(self.total, done),
             (done - self._before) / seconds,
             self._episode_metrics() | self._logged_metrics(),
-            "" if self.evaluation is None else evaluation_told(self.evaluation),
+            "" if self.evaluation is None else describe_evaluation(self.evaluation),
         )
 
     def _episode_metrics(self) -> dict[str, str]:
@@ -230,7 +230,7 @@ class Progress(BaseCallback):
         }
 
 
-def evaluation_told(evaluation: EvaluationCallback) -> str:
+def describe_evaluation(evaluation: EvaluationCallback) -> str:
     """Return the text of the last evaluation, at each target return if there are any, and of the best one."""
     last, best = evaluation.last, ""
     if evaluation.best is not None:

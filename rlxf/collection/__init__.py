@@ -1,5 +1,5 @@
 """Recording of agents as Minari datasets."""
 
-from rlxf.collection.collecting import collect
+from rlxf.collection.recording import collect
 
 __all__ = ["collect"]

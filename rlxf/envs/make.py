@@ -1,4 +1,4 @@
-"""Creation of a `VecEnv`, or of one environment with the same wrappers, from an environment id."""
+"""Construction of single and vector environments from ids, with the packages of known memory tasks."""
 
 import importlib.util
 import sys
@@ -7,25 +7,75 @@ from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
+import numpy as np
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import FilterObservation, FlattenObservation, TransformObservation
 from stable_baselines3.common import env_util
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.envs.arguments import argument_errors, make_single
-from rlxf.envs.memory_tasks import family_of
-from rlxf.envs.previous_reward import PreviousReward
-from rlxf.envs.previous_transition import PreviousTransition
 from rlxf.envs.registration import register_envs
-from rlxf.envs.replayable import Replayable
-from rlxf.envs.side_by_side import side_by_side
 from rlxf.envs.spaces import check_playable
-from rlxf.envs.vector import as_vec_env
+from rlxf.envs.specs import argument_errors, make_single
+from rlxf.envs.vector import as_vec_env, make_sync_vec_env
 from rlxf.envs.workers import Workers, WorkerVecEnv
+from rlxf.envs.wrappers.action_replay import ActionReplay
+from rlxf.envs.wrappers.previous_step import PreviousReward, PreviousTransition
 from rlxf.utils.extras import install_command
+
+
+class Family(NamedTuple):
+    """Family of environment ids: the module that registers them, and their default wrappers."""
+
+    module: str
+    view: Callable[[gymnasium.Env], gymnasium.Env]
+
+
+def popgym_view(env: gymnasium.Env) -> gymnasium.Env:
+    """Flatten a Tuple observation (POPGym Autoencode) to a vector, Discrete parts one-hot; keep others."""
+    return FlattenObservation(env) if isinstance(env.observation_space, spaces.Tuple) else env
+
+
+def minigrid_view(env: gymnasium.Env) -> gymnasium.Env:
+    """Flatten the observation to a uint8 vector (4 + 7 * 7 * 20,): direction, then cells, all one-hot.
+
+    MiniGrid's image holds codes of object, colour and state. These are categories, hence one-hot. The
+    mission text is dropped. It carries no information if it never changes, as in all Memory tasks.
+
+    Raises:
+        TypeError: if the mission differs between episodes, because the task then depends on it.
+    """
+    from minigrid.wrappers import OneHotPartialObsWrapper
+
+    _check_mission(env)
+    flat = FlattenObservation(FilterObservation(OneHotPartialObsWrapper(env), ["direction", "image"]))
+    bits = spaces.Box(0, 1, flat.observation_space.shape, np.uint8)
+    return TransformObservation(flat, lambda observation: observation.astype(np.uint8), bits)
+
+
+def _check_mission(env: gymnasium.Env) -> None:
+    mission = env.observation_space["mission"]  # type: ignore[index]
+    if any(len(words) > 1 for words in mission.ordered_placeholders or []):
+        raise TypeError(
+            f"the mission of {env} changes between episodes (for example {mission.sample()!r}), and text is "
+            "not supported: pass a wrapper_class that encodes it as numbers"
+        )
+
+
+FAMILIES = {
+    "popgym-": Family("popgym", popgym_view),
+    "MiniGrid-": Family("minigrid", minigrid_view),
+}
+
+
+def family_of(env_id: str) -> Family | None:
+    """Return the family whose prefix ``env_id`` has, or None."""
+    return next((family for prefix, family in FAMILIES.items() if env_id.startswith(prefix)), None)
+
 
 View = Callable[[gymnasium.Env], gymnasium.Env]
 OTHER_PACKAGE = "If another package registers it, install that package and write 'package:id'"
@@ -46,14 +96,14 @@ def make_vec_env(
     If the environment has a vector entry point with same-step autoreset (``rlxf/TMaze-v0``) and no wrapper
     is requested, the function uses it (`GymnasiumVecEnv`). Otherwise it calls Stable-Baselines3's
     ``make_vec_env``: each copy is in a `Monitor` and its wrappers, and all are in a `DummyVecEnv`. Each
-    episode then has its own seed (`Replayable`), so a training can be resumed in the middle of an episode.
+    episode then has its own seed (`ActionReplay`), so a training can be resumed in the middle of an episode.
 
     With ``workers``, the copies run in worker processes (`WorkerVecEnv`). They step in parallel, and an
     environment that raises, dies or hangs is restarted. The steps equal those of copies in this process,
     for any number of processes.
 
     ``popgym-...`` and ``MiniGrid-...`` ids need the ``memory`` extra. Without a ``wrapper_class``, they get
-    the wrappers of `rlxf.envs.memory_tasks`.
+    the wrappers of `rlxf.envs.make`.
 
     Args:
         env_id: Gymnasium id; ``module:id`` imports the module first.
@@ -85,10 +135,10 @@ def make_vec_env(
             vec_env.seed(seed)
             return vec_env
     view = _view(spec.id, wrapper_class, previous_reward, previous_transition)
-    return copies(partial(make_single, spec, **kwargs), n_envs, seed, view, workers)
+    return make_copies(partial(make_single, spec, **kwargs), n_envs, seed, view, workers)
 
 
-def copies(
+def make_copies(
     make: Callable[[], gymnasium.Env],
     n_envs: int,
     seed: int | None,
@@ -108,7 +158,7 @@ def copies(
         TypeError: if a space is not supported (`check_playable`).
     """
     # The annotation is a class, but make_vec_env only calls it with the list of functions.
-    vec_env_cls: Any = side_by_side if workers is None else partial(WorkerVecEnv, workers=workers)
+    vec_env_cls: Any = make_sync_vec_env if workers is None else partial(WorkerVecEnv, workers=workers)
     return env_util.make_vec_env(make, n_envs, seed, wrapper_class=view, vec_env_cls=vec_env_cls)
 
 
@@ -151,7 +201,7 @@ def find_spec(env_id: str) -> EnvSpec:
 def registered_spec(env_id: str) -> EnvSpec:
     """Return the registered spec of an id that was read from a file.
 
-    Only the package of a known family (`rlxf.envs.memory_tasks`) is imported, and not from the working
+    Only the package of a known family (`rlxf.envs.make`) is imported, and not from the working
     directory, which may be the folder of the file.
 
     Raises:
@@ -206,12 +256,12 @@ def _family_view(env_id: str) -> View:
 def _view(env_id: str, wrapper_class: View | None, previous_reward: bool, previous_transition: bool) -> View:
     """Return a function that applies all wrappers, innermost first, and then checks the spaces.
 
-    The outer wrappers hold no state that a replay of the episode lacks, so they can wrap `Replayable`. They
-    must wrap it, because `Replayable` resets with a seed, at which `PreviousTransition` clears its state.
+    The outer wrappers hold no state that a replay of the episode lacks, so they can wrap `ActionReplay`. They
+    must wrap it, because `ActionReplay` resets with a seed, at which `PreviousTransition` clears its state.
     """
     optional = {PreviousReward: previous_reward, PreviousTransition: previous_transition}
     outer = [wrapper for wrapper, enabled in optional.items() if enabled]
-    wrappers = [wrapper_class or _family_view(env_id), Replayable, *outer]
+    wrappers = [wrapper_class or _family_view(env_id), ActionReplay, *outer]
 
     def wrap(env: gymnasium.Env) -> gymnasium.Env:
         for wrapper in wrappers:

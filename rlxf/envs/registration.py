@@ -2,7 +2,7 @@
 
 from gymnasium.envs.registration import EnvSpec, register, registry
 
-_ENTRY_POINT = "rlxf.envs.tmaze:TMaze"
+_ENTRY_POINT = "rlxf.envs.tmaze.env:TMaze"
 _CHECKED = {"corridor_length", "active", "penalty", "penalty_rule"}
 _KWARGS: dict[str, dict[str, object]] = {
     "rlxf/TMaze-v0": {"corridor_length": 50, "active": False},
@@ -20,7 +20,7 @@ def register_envs() -> None:
             register(
                 env_id,
                 entry_point=_ENTRY_POINT,
-                vector_entry_point="rlxf.envs.tmaze_vector:TMazeVector",
+                vector_entry_point="rlxf.envs.tmaze.vector:TMazeVector",
                 kwargs=kwargs,
             )
 

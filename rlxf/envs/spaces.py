@@ -2,7 +2,7 @@
 
 from gymnasium import spaces
 
-from rlxf.envs.trajectories.parts import FLAT, is_nothing_but_text, is_text, parts_of
+from rlxf.data.space_utils import FLAT, is_text, is_text_only, parts_of
 
 Space = spaces.Space
 
@@ -24,7 +24,7 @@ def check_playable(observation_space: Space, action_space: Space) -> None:
     Raises:
         TypeError: with the unsupported part and the allowed spaces.
     """
-    if is_nothing_but_text(observation_space):
+    if is_text_only(observation_space):
         raise TypeError(f"observation space {observation_space} has only text parts, and agents ignore text")
     _check_parts(observation_space, "observation space")
     if not isinstance(action_space, FLAT):

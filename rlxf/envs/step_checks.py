@@ -1,12 +1,10 @@
-"""Checks of the results of an environment, before a vector environment casts them to its arrays.
-
-`DummyVecEnv` writes observations, rewards and done flags into preallocated arrays. Without an error, it
-broadcasts an observation of shape (1,) to (3,), and casts the reward "1" to 1.0 and the flag None to False.
-"""
+"""Checks of the values that environments return: finite numbers, bounds, shapes and types."""
 
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import gymnasium
 import numpy as np
@@ -14,10 +12,137 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
+from rlxf.data.space_utils import FLAT, parts_of
 from rlxf.envs.errors import FaultyEnvironmentError
-from rlxf.envs.trajectories.parts import FLAT, parts_of
 from rlxf.envs.vector import GymnasiumVecEnv
+
+
+def check_finite(what: str, values: VecEnvObs, step: int, environments: Sequence[int] | None = None) -> None:
+    """Raise unless every number is finite.
+
+    Args:
+        what: name of the values in the message, for example "observation".
+        values: one row for each environment, or a dict or tuple of such arrays.
+        step: number of steps that each environment has taken.
+        environments: index of the environment of each row; None for 0, 1, 2 ...
+
+    Raises:
+        FaultyEnvironmentError: with the environment, the step and the first NaN or infinite number.
+    """
+    if isinstance(values, Mapping | tuple):
+        for key, part in values.items() if isinstance(values, Mapping) else enumerate(values):
+            check_finite(f"{what} {key!r}", part, step, environments)
+        return
+    values = np.asarray(values)
+    if values.dtype.kind != "f" or np.isfinite(values).all():
+        return
+    row, *index = (int(i) for i in np.argwhere(~np.isfinite(values))[0])
+    environment = row if environments is None else environments[row]
+    raise FaultyEnvironmentError(
+        f"{what} of environment {environment} is not finite at its step {step}: "
+        f"{values[row, *index]}{f' at index {index}' if index else ''}; correct the environment, or wrap it"
+    )
+
+
+def check_shapes(space: spaces.Space[Any], values: VecEnvObs, step: int) -> None:
+    """Raise unless a batch of observations has the shapes of its space.
+
+    Args:
+        space: space of one observation.
+        values: one row for each environment, or a dict of such arrays.
+        step: number of steps that each environment has taken.
+
+    Raises:
+        FaultyEnvironmentError: with both shapes.
+    """
+    if isinstance(space, spaces.Dict):
+        for key, part in space.items():
+            check_shapes(part, values[key], step)  # type: ignore[call-overload]
+        return
+    shape = np.shape(values)[1:]  # type: ignore[arg-type]
+    if isinstance(space, spaces.Box) and shape != space.shape:
+        raise FaultyEnvironmentError(
+            f"observations at step {step} have shape {shape}, but their space {space} has shape "
+            f"{space.shape}; correct the environment, or wrap it"
+        )
+
+
+TOLERANCE = 1e-4
+"""Relative tolerance for rounding: a value may exceed a bound b by ``TOLERANCE * max(1, |b|)``."""
+
+_Limits = dict[Any, tuple[np.ndarray, np.ndarray]]
+_LIMITS: WeakKeyDictionary[VecEnv, _Limits] = WeakKeyDictionary()
+"""Limits of each part of the observations, for each vector environment; empty after its warning."""
+
+
+def warn_outside(
+    env: VecEnv,
+    space: spaces.Space[Any],
+    observations: Any,
+    step: int,
+    environments: Sequence[int] | None = None,
+) -> None:
+    """Warn once per vector environment, at its first observation outside a bounded Box.
+
+    Args:
+        env: source of the observations.
+        space: space of one observation; of a Dict, only the parts that are a Box are checked.
+        observations: one row for each environment, or a dict of such arrays.
+        step: number of steps that each environment has taken.
+        environments: index of the environment of each row; None for 0, 1, 2 ...
+    """
+    if env not in _LIMITS:
+        _LIMITS[env] = _limits_of(space)
+    for key, (low, high) in _LIMITS[env].items():
+        rows = observations if key is None else observations[key]
+        inside = (rows >= low) & (rows <= high)
+        if not inside.all():
+            row, *index = (int(i) for i in np.argwhere(~inside)[0])
+            _LIMITS[env] = {}
+            environment = row if environments is None else environments[row]
+            part = space if key is None else space[key]  # type: ignore[index]
+            _warn(part, key, environment, step, index, rows[row, *index])
+            return
+
+
+def _warn(
+    space: spaces.Space[Any], key: Any, environment: int, step: int, index: list[int], value: Any
+) -> None:
+    part = "" if key is None else f" {key!r}"
+    place = f" at index {index}" if index else ""
+    warnings.warn(
+        f"observation{part} of environment {environment} at its step {step} is {value}{place}, outside of "
+        f"its space {space}; correct the bounds of the space, or clip the observation. Later ones are not "
+        f"reported",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def _limits_of(space: spaces.Space[Any]) -> _Limits:
+    if isinstance(space, spaces.Dict):
+        boxes = {key: part for key, part in space.items() if isinstance(part, spaces.Box)}
+        return {key: limits for key, part in boxes.items() for limits in _limits_of(part).values()}
+    if not isinstance(space, spaces.Box) or _is_whole_range(space):
+        return {}
+    slack = [TOLERANCE * np.maximum(1, np.abs(bound.astype(np.float64))) for bound in (space.low, space.high)]
+    low, high = space.low - slack[0], space.high + slack[1]
+    return {None: (low.astype(_comparison_dtype(space)), high.astype(_comparison_dtype(space)))}
+
+
+def _comparison_dtype(space: spaces.Box[Any]) -> Any:
+    return space.dtype if space.dtype.kind == "f" else np.float64
+
+
+def _is_whole_range(space: spaces.Box[Any]) -> bool:
+    """Return whether the space contains all values of its dtype, as uint8 images and unbounded spaces do."""
+    if space.dtype.kind in "iu":
+        limits = np.iinfo(space.dtype)
+        return bool((space.low == limits.min).all() and (space.high == limits.max).all())
+    return space.dtype.kind == "b" or not (space.bounded_below | space.bounded_above).any()
+
 
 _FLAGS = (bool, np.bool_)
 
@@ -26,7 +151,8 @@ class CheckedSteps(gymnasium.Wrapper):
     """Wrapper that raises FaultyEnvironmentError if an environment returns invalid values.
 
     It checks the shape and dtype of observations, the range of discrete and binary values, and that rewards
-    and done flags are single numbers. It accepts values outside a Box: `rlxf.envs.bounds` warns about them.
+    and done flags are single numbers. It accepts values outside a Box: `rlxf.envs.step_checks` warns about
+    them.
     Attributes of the environment can be read through the wrapper.
 
     Args:

@@ -1,21 +1,25 @@
-"""Adapter from Gymnasium vector environments to the interface of Stable-Baselines3."""
+"""Vector environments: Gymnasium's as an SB3 VecEnv, and several environments in one process."""
 
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from rlxf.data.space_utils import FLAT, parts_of
 from rlxf.envs.errors import EpisodeLostError, FaultyEnvironmentError
 from rlxf.envs.infos import info_of, row_of
-from rlxf.envs.resumable import Resumable
 from rlxf.envs.spaces import check_playable
+from rlxf.envs.stateful_env import PausableEnv, StatefulVectorEnv
 
 
 def as_vec_env(env: VectorEnv) -> VecEnv:
@@ -114,10 +118,10 @@ class GymnasiumVecEnv(VecEnv):
         return observations
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the current episodes for `take_up`, as JSON.
+        """Return the state of the current episodes for `load_state`, as JSON.
 
         Raises:
-            EpisodeLostError: if the vector environment is not `Resumable`.
+            EpisodeLostError: if the vector environment is not `StatefulVectorEnv`.
         """
         return {
             "env": self._resumable.state(),
@@ -126,16 +130,18 @@ class GymnasiumVecEnv(VecEnv):
             "filler": self._filler.tolist(),
         }
 
-    def take_up(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         """Load a `state` without a reset."""
-        self._resumable.take_up(state["env"])
+        self._resumable.load_state(state["env"])
         self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
         self._filler = np.array(state["filler"])
 
     @property
-    def _resumable(self) -> Resumable:
-        if not isinstance(self.env, Resumable):
-            raise EpisodeLostError(f"{self.env} is not a rlxf.envs.Resumable, so its state cannot be saved")
+    def _resumable(self) -> StatefulVectorEnv:
+        if not isinstance(self.env, StatefulVectorEnv):
+            raise EpisodeLostError(
+                f"{self.env} is not a rlxf.envs.StatefulVectorEnv, so its state cannot be saved"
+            )
         return self.env
 
     def step_async(self, actions: NDArray[Any]) -> None:
@@ -273,3 +279,33 @@ def _check_env(env: VectorEnv) -> None:
     if not getattr(env.unwrapped, "copy", True):
         raise ValueError(f"{env} reuses its observation arrays: create it with copy=True")
     check_playable(env.single_observation_space, env.single_action_space)
+
+
+Make = Callable[[], gymnasium.Env]
+
+
+def make_sync_vec_env(makes: Sequence[Make]) -> VecEnv:
+    """Create one environment with each function, as a vector environment that steps them one by one.
+
+    It is a `DummyVecEnv` of `PausableEnv` environments. A `DummyVecEnv` supports neither nested Dict or Tuple
+    spaces nor text. For these, the function uses Gymnasium's `SyncVectorEnv` under the same interface and
+    with the same seeds; its environments cannot be paused.
+
+    Raises:
+        TypeError: if a space is not supported (`check_playable`).
+    """
+    envs = [make() for make in makes]
+    if is_unnested(envs[0].observation_space):
+        return DummyVecEnv([partial(_identity, PausableEnv(env)) for env in envs])
+    env_fns: list[Make] = [partial(_identity, env) for env in envs]
+    return as_vec_env(SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP))
+
+
+def _identity(env: gymnasium.Env) -> gymnasium.Env:
+    return env
+
+
+def is_unnested(space: spaces.Space[Any]) -> bool:
+    """Return whether a `DummyVecEnv` supports the observation space: no nested parts and no text."""
+    parts = parts_of(space).values() if isinstance(space, spaces.Dict | spaces.Tuple) else [space]
+    return all(isinstance(part, FLAT) for part in parts)

@@ -1,23 +1,58 @@
-"""Callback that evaluates an agent during training."""
+"""Callback that evaluates an agent every so many steps."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization, unwrap_vec_normalize
 
-from rlxf.evaluation.environment import EnvLike
+from rlxf.evaluation.environment import EnvLike, preserve_rng_state
 from rlxf.evaluation.episodes import evaluate
-from rlxf.evaluation.every_steps import EverySteps
-from rlxf.evaluation.isolation import generators_kept
 from rlxf.evaluation.report import Report
 from rlxf.evaluation.sweep import TargetSweep
+
+
+class PeriodicCallback(BaseCallback):
+    """Callback that calls `act` every ``every_steps`` training steps, counted from step 0 of the agent.
+
+    Args:
+        every_steps: interval between calls, in environment steps over all environments.
+
+    Raises:
+        ValueError: if every_steps is less than 1.
+    """
+
+    def __init__(self, every_steps: int):
+        if every_steps < 1:
+            raise ValueError(f"every_steps must be at least 1, got {every_steps}")
+        super().__init__()
+        self.every_steps = every_steps
+        self._due = every_steps
+
+    def _on_training_start(self) -> None:
+        self._due = self._next_due()
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps >= self._due:
+            self._due = self._next_due()
+            self.act()
+        return True
+
+    def _next_due(self) -> int:
+        return (self.num_timesteps // self.every_steps + 1) * self.every_steps
+
+    @abstractmethod
+    def act(self) -> None:
+        """Perform the action of the callback."""
+
 
 SEED = 500_000
 """Default seed. It differs from that of `evaluate`, so the best checkpoint is scored on other episodes."""
 
 
-class EvaluationCallback(EverySteps):
+class EvaluationCallback(PeriodicCallback):
     """Evaluate the agent at regular intervals and log the ``eval/*`` tags of `Report.scalars`.
 
     All evaluations use the same seed and thus the same episodes, so they differ only by the agent.
@@ -81,7 +116,7 @@ class EvaluationCallback(EverySteps):
         """Evaluate and log; save the agent if it is the best so far."""
         if isinstance(self.env, VecEnv) and unwrap_vec_normalize(self.env) is not None:
             sync_envs_normalization(self.training_env, self.env)
-        with generators_kept():
+        with preserve_rng_state():
             self.last = self._evaluate()
         report = self.last.first if isinstance(self.last, TargetSweep) else self.last
         self.reports[self.num_timesteps] = report
@@ -104,7 +139,7 @@ class EvaluationCallback(EverySteps):
         """Return the best mean return and its step, as JSON, for a resumed training."""
         return {"best": self.best, "best_step": self.best_step}
 
-    def take_up(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         """Load a `state`; earlier reports are not restored."""
         self.best, self.best_step = state["best"], state["best_step"]
 

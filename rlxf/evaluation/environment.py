@@ -1,5 +1,6 @@
-"""Environments for the evaluation of an agent."""
+"""Reference scores for the normalisation of returns."""
 
+import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
@@ -18,16 +20,44 @@ from stable_baselines3.common.vec_env import (
     unwrap_vec_normalize,
 )
 
+from rlxf.data.reference_scores import ReferenceScores, scores_from_table
 from rlxf.envs.make import make_vec_env
-from rlxf.envs.resting import awake_at_the_end
-from rlxf.envs.side_by_side import side_by_side
-from rlxf.envs.vector import as_vec_env, has_filler_rows
+from rlxf.envs.specs import env_id_of
+from rlxf.envs.stateful_env import resume_envs_at_exit
+from rlxf.envs.vector import as_vec_env, has_filler_rows, make_sync_vec_env
+
+
+def reference_scores_of(agent: Any, env: VecEnv) -> ReferenceScores | None:
+    """Return the reference scores of the agent's data, else of the environment in `TABLE`, else None."""
+    scores = getattr(agent, "reference_scores", None)
+    return _tabled(env) if scores is None else scores
+
+
+def _tabled(env: VecEnv) -> ReferenceScores | None:
+    env_id = env_id_of(env)
+    return None if env_id is None else scores_from_table(env_id)
+
+
+@contextmanager
+def preserve_rng_state() -> Iterator[None]:
+    """Context manager that restores the global generators of Python, NumPy and torch (CPU and GPUs).
+
+    Random numbers that an environment or a policy draws inside do not affect later draws.
+    """
+    python, twister = random.getstate(), np.random.get_state()  # noqa: NPY002  # environments draw from it
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(twister)  # noqa: NPY002
+
 
 EnvLike = str | gymnasium.Env | VectorEnv | VecEnv
 
 
 @contextmanager
-def opened(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None) -> Iterator[VecEnv]:
+def prepared_env(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None) -> Iterator[VecEnv]:
     """Context manager for environments that are seeded and normalised as in training, before their reset.
 
     Normalisation statistics are not updated. Environments created here are closed at the end; those of the
@@ -41,16 +71,17 @@ def opened(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None) -> It
     with _prepared(agent, env, n_envs) as vec_env:
         if seed is not None:
             vec_env.seed(seed)
-        with _frozen_statistics(unwrap_vec_normalize(vec_env)), awake_at_the_end(vec_env):
+        with _frozen_statistics(unwrap_vec_normalize(vec_env)), resume_envs_at_exit(vec_env):
             yield vec_env
 
 
 def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:
     """Warn if the environment has filler rows and the memory of the agent persists across episodes."""
-    if getattr(agent, "across_episodes", False) and has_filler_rows(env):
+    if getattr(agent, "persist_memory_across_episodes", False) and has_filler_rows(env):
         warnings.warn(
-            "with across_episodes=True the agent processes filler rows, which training masked, as steps and "
-            "stores them in its memory: evaluate with autoreset_mode=AutoresetMode.SAME_STEP",
+            "with persist_memory_across_episodes=True the agent processes filler rows, which training "
+            "masked, as steps and stores them in its memory: evaluate with "
+            "autoreset_mode=AutoresetMode.SAME_STEP",
             stacklevel=3,
         )
 
@@ -78,7 +109,7 @@ def raw_rewards(env: VecEnv, rewards: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def vectorised(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
+def as_vectorized(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
     """Context manager for a ``VecEnv`` of ``env``; of an id, ``n_envs`` environments, closed at the end.
 
     Raises:
@@ -97,7 +128,7 @@ def vectorised(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
         yield _adapted(env)
 
 
-def normalised_as_in_training(agent: Any, env: VecEnv) -> VecEnv:
+def with_training_normalization(agent: Any, env: VecEnv) -> VecEnv:
     """Wrap ``env`` in a copy of the agent's ``VecNormalize``, if training normalised observations.
 
     An ``env`` that already has a ``VecNormalize`` is returned unchanged.
@@ -124,17 +155,17 @@ def _prepared(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
         with _agent_env(agent, n_envs) as agent_env:
             yield agent_env
     else:
-        with vectorised(env, n_envs) as vec_env:
+        with as_vectorized(env, n_envs) as vec_env:
             if hasattr(agent, "check_env"):
                 agent.check_env(vec_env)
-            yield normalised_as_in_training(agent, vec_env)
+            yield with_training_normalization(agent, vec_env)
 
 
 def _adapted(env: gymnasium.Env | VectorEnv) -> VecEnv:
     if isinstance(env, VectorEnv):
         return as_vec_env(env)
     if isinstance(env, gymnasium.Env):
-        return side_by_side([lambda: env])
+        return make_sync_vec_env([lambda: env])
     raise TypeError(
         f"env must be an id, a VecEnv, a VectorEnv, an Env or None, got {type(env).__name__}: {env!r}"
     )

@@ -1,38 +1,94 @@
-"""Evaluation of an agent over whole episodes."""
+"""Prediction of actions for only those environments that still have episodes to play."""
 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from torch.utils.tensorboard import SummaryWriter
 
-from rlxf.envs.finite import check_finite
-from rlxf.envs.resting import rest
-from rlxf.envs.return_to_go import ReturnToGo
-from rlxf.envs.watched_processes import watch_processes
+from rlxf.envs.infos import rows_of
+from rlxf.envs.stateful_env import pause_envs
+from rlxf.envs.step_checks import check_finite
+from rlxf.envs.workers.process_watch import watch_processes
+from rlxf.envs.wrappers.return_to_go import ReturnToGo
 from rlxf.evaluation.environment import (
     EnvLike,
     is_monitored,
-    opened,
+    prepared_env,
     raw_rewards,
+    reference_scores_of,
     warn_of_filler_rows,
     warn_of_missing_statistics,
 )
-from rlxf.evaluation.narrowing import Narrowing
-from rlxf.evaluation.references import references_of
-from rlxf.evaluation.report import Report
-from rlxf.evaluation.scalars import write_scalars
+from rlxf.evaluation.episode_counter import (
+    EpisodeCounter,
+    accumulated_score,
+    is_filler,
+    monitored_score,
+    quotas,
+)
+from rlxf.evaluation.report import Report, write_scalars
 from rlxf.evaluation.sweep import TargetSweep
-from rlxf.evaluation.tally import Tally, is_filler, monitored_score, own_score, quotas
-from rlxf.evaluation.targets import check_takes_targets, checked_targets, data_range
+from rlxf.evaluation.targets import check_return_conditioned, data_range, validate_targets
+
+
+class ActiveEnvPolicy:
+    """Agent for E environments that predicts only for the active ones.
+
+    Episodes differ in length, so few environments are active at the end of an evaluation. Inactive
+    environments repeat their last action without a prediction. This needs an agent without state, or a state
+    with ``rows(mask)``, which selects environments. For other agents, all E environments stay active.
+
+    Args:
+        agent: object with SB3's ``predict``.
+        n_envs: number of environments E.
+        deterministic: use the most likely action instead of a sample.
+    """
+
+    def __init__(self, agent: PolicyPredictor, n_envs: int, deterministic: bool):
+        self._agent, self._deterministic = agent, deterministic
+        self._rows = np.arange(n_envs)
+        self._state: Any = None
+        self._actions: NDArray[Any] | None = None
+
+    def act(self, observation: Any, starts: NDArray[np.bool_], playing: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return the actions (E, ...).
+
+        Args:
+            observation: observation of all environments.
+            starts: mask of the environments at the start of an episode, (E,).
+            playing: mask of the active environments, (E,). An inactive environment stays inactive.
+        """
+        if self._actions is not None:  # the first step predicts for all, so each has an action to repeat
+            self._select(playing[self._rows])
+        predicted, self._state = self._agent.predict(
+            rows_of(observation, self._rows),
+            state=self._state,
+            episode_start=starts[self._rows],
+            deterministic=self._deterministic,
+        )
+        actions = np.array(predicted) if self._actions is None else self._actions.copy()
+        actions[self._rows] = predicted
+        self._actions = actions
+        return actions
+
+    def _select(self, playing: NDArray[np.bool_]) -> None:
+        if playing.all() or not (self._state is None or hasattr(self._state, "rows")):
+            return
+        self._rows = self._rows[playing]
+        if self._state is not None:
+            self._state = self._state.rows(torch.from_numpy(playing))
+
 
 SEED = 1_000_000
 """Default seed, far from the small seeds of typical trainings, so generated levels are new to the agent."""
@@ -119,10 +175,10 @@ def evaluate(
     """
     _check(agent, episodes, n_envs)
     if target_returns is not None:
-        check_takes_targets(agent)
+        check_return_conditioned(agent)
     warn_of_one_episode(episodes)
-    targets = None if target_returns is None else checked_targets(target_returns, data_range(agent))
-    with opened(agent, env, min(n_envs, episodes), seed) as vec_env, _bar(progress_bar) as progress:
+    targets = None if target_returns is None else validate_targets(target_returns, data_range(agent))
+    with prepared_env(agent, env, min(n_envs, episodes), seed) as vec_env, _bar(progress_bar) as progress:
         warn_of_filler_rows(agent, vec_env)
         warn_of_missing_statistics(agent, vec_env)
         watch_processes(vec_env)
@@ -139,8 +195,8 @@ def evaluate(
 
 def _depth_of(agent: PolicyPredictor) -> dict[str, float]:
     """Return the mean passes per token since the last call, as a scalar; empty without adaptive depth."""
-    acting_depth = getattr(agent, "acting_depth", None)
-    depth = None if acting_depth is None else acting_depth()
+    mean_predict_depth = getattr(agent, "mean_predict_depth", None)
+    depth = None if mean_predict_depth is None else mean_predict_depth()
     return {} if depth is None else {"eval/mean_depth": depth}
 
 
@@ -167,22 +223,24 @@ def _sweep(
 def _play(
     agent: PolicyPredictor, env: VecEnv, episodes: int, deterministic: bool, progress: Progress
 ) -> Report:
-    tally = Tally(quotas(episodes, env.num_envs), monitored_score if is_monitored(env) else own_score)
+    tally = EpisodeCounter(
+        quotas(episodes, env.num_envs), monitored_score if is_monitored(env) else accumulated_score
+    )
     task = progress.add_task("evaluate", total=episodes)
-    player = Narrowing(agent, env.num_envs, deterministic)
+    player = ActiveEnvPolicy(agent, env.num_envs, deterministic)
     obs, starts = env.reset(), np.ones(env.num_envs, dtype=bool)
     for step in count():
         check_finite("observation", obs, step)
         playing = tally.missing > 0
         obs, rewards, dones, infos = env.step(player.act(obs, starts, playing))
         tally.add(raw_rewards(env, rewards), dones, infos)
-        rest(env, np.flatnonzero(playing & (tally.missing == 0)).tolist())
+        pause_envs(env, np.flatnonzero(playing & (tally.missing == 0)).tolist())
         # A filler row is part of no episode, so the agent resets its state after it.
         starts = dones | is_filler(infos)
         progress.update(task, completed=tally.count)
         if not tally.missing.any():
             break
-    return replace(tally.report(), references=references_of(agent, env))
+    return replace(tally.report(), references=reference_scores_of(agent, env))
 
 
 def _bar(enabled: bool) -> Progress:

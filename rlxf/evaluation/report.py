@@ -1,17 +1,80 @@
-"""Report of an evaluation."""
+"""Report of an evaluation: returns, intervals, and scalars for the log."""
 
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import numpy as np
+import scipy  # its submodules load lazily; scipy.stats takes a second
 from stable_baselines3.common.logger import Logger
 from torch.utils.tensorboard import SummaryWriter
 
-from rlxf.envs.trajectories.reference_scores import ReferenceScores
-from rlxf.evaluation.scalars import write_scalars
-from rlxf.evaluation.statistics import bootstrap_interval, interquartile_mean
+from rlxf.data.reference_scores import ReferenceScores
 from rlxf.utils.tables import Table, Tabular
+
+CONFIDENCE = 0.95
+RESAMPLES = 9999
+_BATCH_NUMBERS = 2**20  # numbers resampled at a time: 8 MiB whatever the number of returns
+
+
+def interquartile_mean(x: np.ndarray) -> float:
+    """Return the mean of x (n,) without its floor(n / 4) smallest and floor(n / 4) largest values.
+
+    It is robust to outliers and needs fewer samples than the median.
+
+    Source: Agarwal et al. 2021, arXiv:2108.13264, section 4.3.
+    """
+    return float(scipy.stats.trim_mean(x, 0.25))
+
+
+def bootstrap_interval(x: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """Return the 95% percentile bootstrap interval (low, high) of the mean of x (n,), low <= mean <= high.
+
+    The interval excludes the lowest and the highest 2.5% of the means of 9,999 samples, each of n values
+    drawn from x with replacement. Equal values, or a single value, give an interval of width 0.
+
+    Source: Efron 1979, "Bootstrap methods: another look at the jackknife".
+
+    Args:
+        x: values, at least one.
+        seed: seed of the samples.
+    """
+    mean = float(np.mean(x))
+    if np.ptp(x) == 0:
+        return mean, mean
+    result = scipy.stats.bootstrap(
+        (x,),
+        np.mean,
+        n_resamples=RESAMPLES,
+        batch=max(1, _BATCH_NUMBERS // len(x)),
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    low, high = result.confidence_interval
+    # Rounding errors may put the mean of nearly equal values outside the interval.
+    return min(float(low), mean), max(float(high), mean)
+
+
+def write_scalars(scalars: dict[str, float], logger: Logger | SummaryWriter, step: int) -> None:
+    """Write the value of each tag at ``step`` to an SB3 logger or a TensorBoard writer, and flush it."""
+    if isinstance(logger, Logger):
+        _dump(scalars, logger, step)
+    else:
+        _add(scalars, logger, step)
+
+
+def _dump(scalars: dict[str, float], logger: Logger, step: int) -> None:
+    for tag, value in scalars.items():
+        logger.record(tag, value)
+    logger.record("time/total_timesteps", step, exclude="tensorboard")
+    logger.dump(step)
+
+
+def _add(scalars: dict[str, float], writer: SummaryWriter, step: int) -> None:
+    for tag, value in scalars.items():
+        writer.add_scalar(tag, value, step)
+    writer.flush()
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,7 +1,8 @@
-"""Achieved returns as a function of target returns."""
+"""Evaluation at several target returns, comparison of reports, and the picture of both."""
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,17 +11,74 @@ from typing import TYPE_CHECKING
 import numpy as np
 import scipy  # its submodules load lazily; scipy.stats takes a second
 from numpy.typing import NDArray
-from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.logger import Figure as LoggedFigure
+from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
 from torch.utils.tensorboard import SummaryWriter
 
-from rlxf.evaluation.comparison import compare
-from rlxf.evaluation.figures import write_figure
-from rlxf.evaluation.report import Report
-from rlxf.evaluation.scalars import write_scalars
+from rlxf.evaluation.report import Report, explain_scores, write_scalars
 from rlxf.utils.tables import Table, Tabular
 
 if TYPE_CHECKING:
+    from matplotlib import figure
     from matplotlib.figure import Figure
+
+
+def compare(reports: Mapping[str, Report], title: str, heading: str) -> Table:
+    """Return a table with a row per report: episodes, returns, and success rate and score if available.
+
+    Nothing is averaged over rows, so the table can compare the last and the best checkpoint of a run.
+
+    Args:
+        reports: reports by name, at least one.
+        title: title of the table.
+        heading: heading of the column of names.
+
+    Returns:
+        A table that ``print`` renders.
+    """
+    columns = {name: cell for name, cell in COLUMNS.items() if any(map(cell, reports.values()))}
+    table = Table(heading, *columns, title=title)
+    for name, report in reports.items():
+        table.add_row(name, *(cell(report) for cell in columns.values()))
+    references = [report.references for report in reports.values() if report.references is not None]
+    if references:
+        table.caption = explain_scores(references[0])
+    return table
+
+
+def _success(report: Report) -> str:
+    return "" if report.success_rate is None else f"{report.success_rate:.1%}"
+
+
+def _score(report: Report) -> str:
+    return "" if report.normalized_score is None else f"{report.normalized_score:.1f}"
+
+
+COLUMNS = {
+    "episodes": lambda report: str(report.episodes),
+    "mean return": lambda report: f"{report.mean:.4g}",
+    "95% interval": lambda report: "{:.4g} to {:.4g}".format(*report.ci),
+    "IQM": lambda report: f"{report.iqm:.4g}",
+    "success": _success,
+    "normalised score": _score,
+}
+
+
+OTHERS = ("stdout", "log", "json", "csv")
+"""SB3's output formats that do not support figures and raise an error."""
+
+
+def write_figure(
+    draw: "Callable[[], figure.Figure]", tag: str, logger: Logger | SummaryWriter, step: int
+) -> None:
+    """Write a figure to TensorBoard's images at ``step``. An SB3 logger writes it at its next ``dump``.
+
+    Without TensorBoard, ``draw`` is not called.
+    """
+    if isinstance(logger, SummaryWriter):
+        logger.add_figure(tag, draw(), step, close=False)
+    elif any(isinstance(output, TensorBoardOutputFormat) for output in logger.output_formats):
+        logger.record(tag, LoggedFigure(draw(), close=False), exclude=OTHERS)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -5,10 +5,10 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from rlxf.envs.return_to_go import is_return_conditioned
+from rlxf.envs.wrappers.return_to_go import is_return_conditioned
 
 
-def checked_targets(targets: Sequence[float], data_range: tuple[float, float] | None) -> list[float]:
+def validate_targets(targets: Sequence[float], data_range: tuple[float, float] | None) -> list[float]:
     """Return the targets as floats; warn about those outside the range of returns in the data.
 
     Raises:
@@ -24,7 +24,7 @@ def checked_targets(targets: Sequence[float], data_range: tuple[float, float] | 
     return values
 
 
-def check_takes_targets(agent: Any) -> None:
+def check_return_conditioned(agent: Any) -> None:
     """Raise if the agent is known not to be conditioned on a return.
 
     Agents trained offline, and agents with the observation space of `ReturnToGo`, are conditioned.

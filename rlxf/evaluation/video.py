@@ -1,19 +1,187 @@
-"""Callback that records videos of episodes during training."""
+"""Videos of episodes: recording of frames, GIF files, and the callback that writes them."""
+
+import math
+import os
+import sys
+from io import BytesIO
+from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
-from stable_baselines3.common.logger import Video
+from numpy.typing import NDArray
+from PIL import Image
+from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat, Video
+from stable_baselines3.common.type_aliases import PolicyPredictor
+from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+from torch.utils.tensorboard import SummaryWriter
 
+from rlxf.evaluation.callback import PeriodicCallback
+from rlxf.evaluation.environment import prepared_env
 from rlxf.evaluation.episodes import SEED
-from rlxf.evaluation.every_steps import EverySteps
-from rlxf.evaluation.film import check_can_film, film
-from rlxf.evaluation.gif import OTHERS, attach_gifs
+
+DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
+DRIVER = "SDL_VIDEODRIVER"
+
+
+def draw_off_screen() -> None:
+    """Set SDL's dummy video driver for this process, on a Linux machine without a display.
+
+    Otherwise SDL, which renders Gymnasium's classic control and Box2D environments, looks for a display and
+    prints that XDG_RUNTIME_DIR is not set. A driver in ``SDL_VIDEODRIVER`` takes precedence. Call this
+    function before the first image is rendered.
+    """
+    if sys.platform == "linux" and not any(os.environ.get(name) for name in DISPLAYS):
+        os.environ.setdefault(DRIVER, "dummy")
+
+
+EXCLUDED_FORMATS = ("stdout", "log", "json", "csv", "tensorboard")
+"""SB3's output formats, which skip videos. TensorBoard's needs moviepy, which requires an old Pillow."""
+PAUSE = 1000
+"""Duration of the last frame in milliseconds, before the GIF repeats."""
+
+
+class GifOutputFormat(KVWriter):
+    """Output format of SB3's logger that writes each `Video` as an animated GIF.
+
+    Args:
+        writer: TensorBoard writer.
+    """
+
+    def __init__(self, writer: SummaryWriter):
+        self.writer = writer
+
+    def write(
+        self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
+    ) -> None:
+        """Write the videos among the values, and ignore all other values."""
+        assert self.writer.file_writer is not None
+        for tag, value in key_values.items():
+            if isinstance(value, Video):
+                frames = value.frames[0].permute(0, 2, 3, 1).cpu().numpy()
+                self.writer.file_writer.add_summary(gif_summary(tag, frames, value.fps), step)
+        self.writer.flush()
+
+    def close(self) -> None:
+        """Do nothing, because SB3's TensorBoard format closes the writer."""
+
+
+def attach_gifs(logger: Logger) -> bool:
+    """Make the logger write videos as GIFs; return False if it writes no TensorBoard events."""
+    outputs = logger.output_formats
+    writers = [output.writer for output in outputs if isinstance(output, TensorBoardOutputFormat)]
+    if not any(isinstance(output, GifOutputFormat) for output in outputs):
+        outputs.extend(map(GifOutputFormat, writers))
+    return bool(writers)
+
+
+def gif_summary(tag: str, pictures: NDArray[np.uint8], fps: float) -> Summary:
+    """Return T frames, (T, H, W, 3), as one TensorBoard image."""
+    _, height, width, channels = pictures.shape
+    image = Summary.Image(
+        height=height, width=width, colorspace=channels, encoded_image_string=encode_gif(pictures, fps)
+    )
+    return Summary(value=[Summary.Value(tag=tag, image=image)])
+
+
+def encode_gif(pictures: NDArray[np.uint8], fps: float) -> bytes:
+    """Encode T frames, (T, H, W, 3), as a GIF that repeats forever."""
+    first, *others = map(Image.fromarray, pictures)
+    durations = [round(1000 / fps)] * len(others) + [PAUSE]
+    gif = BytesIO()
+    first.save(gif, "GIF", save_all=True, append_images=others, duration=durations, loop=0)
+    return gif.getvalue()
+
+
+RENDER_MODE = "rgb_array"
+MAX_STEPS = 500
+"""Maximum number of recorded steps of an episode."""
+MAX_FRAME_SIZE = 320
+"""Maximum height and width of a frame in pixels; larger frames are reduced by an integer factor."""
+
+
+class FrameRecorder(gymnasium.Wrapper):
+    """Wrapper that records a frame of each state, including the last state before a ``VecEnv`` resets.
+
+    It renders off screen on machines without a display (`draw_off_screen`).
+
+    Attributes:
+        episodes: frames of each episode, uint8 (H, W, 3).
+    """
+
+    def __init__(self, env: gymnasium.Env):
+        super().__init__(env)
+        draw_off_screen()
+        self.episodes: list[list[NDArray[np.uint8]]] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset the environment and start the frames of a new episode."""
+        result = super().reset(seed=seed, options=options)
+        self.episodes.append([self._frame()])
+        return result
+
+    def step(self, action: Any) -> Any:
+        """Step the environment and record a frame."""
+        result = super().step(action)
+        self.episodes[-1].append(self._frame())
+        return result
+
+    def _frame(self) -> NDArray[np.uint8]:
+        frame = np.asarray(self.render())
+        reduced = Image.fromarray(frame).reduce(math.ceil(max(frame.shape[:2]) / MAX_FRAME_SIZE))
+        return np.asarray(reduced)
+
+
+def record_frames(
+    agent: PolicyPredictor, env: gymnasium.Env, seed: int | None, deterministic: bool
+) -> NDArray[np.uint8]:
+    """Play an episode, at most 500 steps, and return its T frames, uint8 (T, H, W, 3).
+
+    Args:
+        agent: object with SB3's ``predict``; observations are normalised as in its training.
+        env: environment created with ``render_mode="rgb_array"``; it stays open.
+        seed: seed of the episode.
+        deterministic: use the most likely action instead of a sample.
+    """
+    filmed = FrameRecorder(env)
+    with prepared_env(agent, filmed, 1, seed) as vec_env:
+        obs, state, starts = vec_env.reset(), None, np.ones(1, dtype=bool)
+        for _ in range(MAX_STEPS):
+            actions, state = agent.predict(obs, state, starts, deterministic)  # type: ignore[arg-type]
+            obs, _, starts, _ = vec_env.step(actions)
+            if starts[0]:
+                break
+    return np.stack(filmed.episodes[0])
+
+
+def check_rendering(env: gymnasium.Env) -> None:
+    """Raise unless the environment renders images. The check resets the environment.
+
+    Raises:
+        TypeError: if env is not a single Gymnasium environment.
+        ValueError: if env was created without ``render_mode="rgb_array"``, or rendering fails.
+    """
+    if not isinstance(env, gymnasium.Env):
+        raise TypeError(f"a video needs one gymnasium.Env with render_mode='rgb_array', got {env!r}")
+    if env.render_mode != RENDER_MODE:
+        supported = env.metadata.get("render_modes", [])
+        advice = (
+            f"create it with render_mode={RENDER_MODE!r}"
+            if RENDER_MODE in supported
+            else "it cannot be recorded"
+        )
+        raise ValueError(f"{env} has render_mode={env.render_mode!r} and supports {supported}: {advice}")
+    try:
+        FrameRecorder(env).reset()
+    except Exception as error:  # missing drivers, displays and packages raise various exceptions
+        raise ValueError(f"{env} cannot be rendered: {error!r}; correct it, or record no video") from error
+
 
 FPS = 30
 """Frames per second, if the environment does not specify them."""
 
 
-class VideoCallback(EverySteps):
+class VideoCallback(PeriodicCallback):
     """Record a video of an episode at regular intervals for TensorBoard's images, with tag ``eval/video``.
 
     All videos use the same seed and end after at most 500 steps. Observations are normalised as in training.
@@ -39,7 +207,7 @@ class VideoCallback(EverySteps):
         seed: int | None = SEED,
     ):
         super().__init__(every_steps)
-        check_can_film(env)
+        check_rendering(env)
         self.env = env
         self.deterministic = deterministic
         self.seed = seed
@@ -48,6 +216,6 @@ class VideoCallback(EverySteps):
         """Record an episode, which the logger writes with the scalars of the rollout."""
         if not attach_gifs(self.logger):
             return
-        frames = torch.from_numpy(film(self.model, self.env, self.seed, self.deterministic))
+        frames = torch.from_numpy(record_frames(self.model, self.env, self.seed, self.deterministic))
         video = Video(frames.permute(0, 3, 1, 2)[None], self.env.metadata.get("render_fps") or FPS)
-        self.logger.record("eval/video", video, exclude=OTHERS)
+        self.logger.record("eval/video", video, exclude=EXCLUDED_FORMATS)

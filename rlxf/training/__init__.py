@@ -2,23 +2,22 @@
 
 from rlxf.training.archive import Archive, read_archive, write_archive
 from rlxf.training.atomic import atomic_write
-from rlxf.training.checkpoints import CheckpointFolder, Checkpoints
+from rlxf.training.checkpoints import CheckpointFolder, CheckpointWriter
 from rlxf.training.errors import CheckpointError, NumericalError, ResumeError
 from rlxf.training.normalizer import load_normalizer, save_normalizer
 from rlxf.training.run_folder import RunFolder
 from rlxf.training.schedules import (
     CosineSchedule,
-    LostSchedule,
     Schedule,
+    UnknownSchedule,
     linear,
     parse_schedule,
     schedule_from_json,
     schedule_to_json,
     schedule_to_text,
 )
-from rlxf.training.space_difference import describe_difference
-from rlxf.training.spaces import space_from_json, space_to_json
-from rlxf.training.stopping import stop_on_signals
+from rlxf.training.signals import stop_on_signals
+from rlxf.training.spaces import describe_difference, space_from_json, space_to_json
 from rlxf.utils.memory_budget import memory_budget
 
 __all__ = [
@@ -29,14 +28,14 @@ __all__ = [
     "NumericalError",
     "ResumeError",
     "CheckpointFolder",
-    "Checkpoints",
+    "CheckpointWriter",
     "atomic_write",
     "RunFolder",
     "load_normalizer",
     "save_normalizer",
     "Schedule",
     "CosineSchedule",
-    "LostSchedule",
+    "UnknownSchedule",
     "linear",
     "parse_schedule",
     "schedule_from_json",

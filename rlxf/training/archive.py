@@ -1,22 +1,58 @@
-"""Checkpoint files: zip archives of JSON and safetensors with a SHA-256 of each member, without pickle."""
+"""Archives of tensors and JSON, sealed by SHA-256."""
 
+import hashlib
 import os
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from rlxf.training.archive_reader import read_members
+from rlxf.training.archive_reader import (
+    MANIFEST,
+    MAX_MEMBERS,
+    MEMBER_NAME,
+    SEAL_BYTES,
+    describe_member,
+    dump_manifest,
+    read_members,
+    seal,
+)
 from rlxf.training.atomic import atomic_write
-from rlxf.training.digest import check_digest, check_digits
 from rlxf.training.errors import CheckpointError
-from rlxf.training.manifest import MANIFEST, describe_member, dump_manifest
-from rlxf.training.plain_json import dump_json
+from rlxf.training.strict_json import dump_json
 from rlxf.training.tensor_bytes import check_tensors, dump_tensors
-from rlxf.training.zip_layout import MAX_MEMBERS, MEMBER_NAME, SEAL_BYTES, seal
+
+DIGITS = re.compile("[0-9a-fA-F]{64}")
+
+
+def check_digits(sha256: str | None) -> None:
+    """Raise ValueError unless ``sha256`` is None or 64 hexadecimal digits."""
+    if sha256 is not None and not (isinstance(sha256, str) and DIGITS.fullmatch(sha256)):
+        raise ValueError(f"sha256 must be 64 hexadecimal digits, as sha256sum prints them, got {sha256!r}")
+
+
+def check_digest(handle: BufferedReader, sha256: str | None) -> None:
+    """Raise ValueError if a file has another SHA-256.
+
+    Args:
+        handle: file handle at the start of the file; it is rewound to the start afterwards.
+        sha256: expected hexadecimal digits, in upper or lower case. None accepts any file.
+    """
+    if sha256 is None:
+        return
+    actual = hashlib.file_digest(handle, "sha256").hexdigest()
+    handle.seek(0)
+    if actual != sha256.lower():
+        raise ValueError(
+            f"its SHA-256 is {actual}, but {sha256.lower()} is expected: it is another file; do not use it, "
+            f"and obtain the expected file"
+        )
+
 
 MAX_BYTES = 16 * 2**30
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from rlxf.utils.permissions import OTHERS_MAY_WRITE
+from rlxf.utils.permissions import GROUP_AND_OTHERS_WRITE
 
 TEMPORARY = ".rlxf-{}.tmp"
 ANY_UUID = "[0-9a-f]" * 32
@@ -62,7 +62,7 @@ def _write_and_rename(target: Path, write: Callable[[BinaryIO], object]) -> None
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o666 & ~OTHERS_MAY_WRITE)
+    return os.open(path, flags, 0o666 & ~GROUP_AND_OTHERS_WRITE)
 
 
 def sweep(folder: Path) -> None:

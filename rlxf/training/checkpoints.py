@@ -15,15 +15,15 @@ from torch import Tensor
 
 from rlxf.training.archive import Archive, read_archive, write_archive
 from rlxf.training.atomic import sync_folder
+from rlxf.training.distributed.init import process_group
 from rlxf.training.errors import CheckpointError
-from rlxf.training.joining import here
-from rlxf.training.stopping import Stop
+from rlxf.training.signals import StopRequest
 from rlxf.utils.permissions import make_folder
 
 NAME = re.compile(r"step-(\d{12})\.zip")
-BESIDE = "beside"
+STATEFUL_DOCUMENT = "stateful"
 EVERY_SECONDS = 60.0
-KEPT = 3
+KEEP = 3
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class CheckpointFolder:
     """
 
     path: Path
-    keep: int = KEPT
+    keep: int = KEEP
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))  # a string is accepted
@@ -85,12 +85,12 @@ class CheckpointFolder:
         raise FileNotFoundError(f"there is no valid checkpoint in {self.path}")
 
 
-class Saved(Protocol):
+class CheckpointableAgent(Protocol):
     """Interface of an agent that can be saved during training."""
 
     num_timesteps: int
     _n_updates: int
-    at_rest: bool
+    resumable: bool
     """True if training can be resumed bit-exactly from `snapshot` at this moment."""
 
     def snapshot(self) -> Archive:
@@ -103,11 +103,11 @@ class Stateful(Protocol):
     def state(self) -> Any:
         """Return the state as JSON."""
 
-    def take_up(self, state: Any) -> None:
+    def load_state(self, state: Any) -> None:
         """Restore the result of `state`."""
 
 
-class InBackground:
+class BackgroundWriter:
     """Background thread that runs one function at a time; its errors are raised at the next call."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class InBackground:
             pending.result()
 
 
-class Checkpoints(BaseCallback):
+class CheckpointWriter(BaseCallback):
     """Callback that saves the agent periodically during training, and at the end of `learn`.
 
     The callback copies the state of the agent and writes it in a background thread while training continues.
@@ -145,8 +145,8 @@ class Checkpoints(BaseCallback):
     Args:
         folder: folder of the checkpoints.
         every_seconds: time between checkpoints, in seconds.
-        beside: further objects whose state is saved with the agent, by name. Their states are in the document
-            "beside" of the file, for their ``take_up``.
+        stateful: further objects whose state is saved with the agent, by name. Their states are in the
+            document "stateful" of the file, for their ``load_state``.
         stop: stop request. Once it is set, the callback saves the agent at the next moment from which
             training can be resumed, and stops training. None: no stop request is possible.
 
@@ -158,22 +158,22 @@ class Checkpoints(BaseCallback):
         OSError: during training, if a checkpoint cannot be written; earlier checkpoints are unchanged.
     """
 
-    model: Saved  # type: ignore[assignment]
+    model: CheckpointableAgent  # type: ignore[assignment]
 
     def __init__(
         self,
         folder: CheckpointFolder,
         every_seconds: float = EVERY_SECONDS,
-        beside: Mapping[str, Stateful] | None = None,
-        stop: Stop | None = None,
+        stateful: Mapping[str, Stateful] | None = None,
+        stop: StopRequest | None = None,
     ):
         super().__init__()
         if not every_seconds >= 0:
             raise ValueError(f"every_seconds must be at least 0, got {every_seconds}")
         self.folder, self.every_seconds = folder, every_seconds
-        self.beside, self.stop, self.stopped = dict(beside or {}), stop or Stop(), False
-        self.ranks = here()
-        self._writer = InBackground()
+        self.stateful, self.stop, self.stopped = dict(stateful or {}), stop or StopRequest(), False
+        self.ranks = process_group()
+        self._writer = BackgroundWriter()
 
     def _on_training_start(self) -> None:
         self._last, self._saved = time.monotonic(), self._progress()
@@ -186,12 +186,12 @@ class Checkpoints(BaseCallback):
         return not self.stopped
 
     def _on_training_end(self) -> None:
-        if self.model.at_rest and self._progress() != self._saved:
+        if self.model.resumable and self._progress() != self._saved:
             self.save()
         self._writer.wait()
 
     def _save_if_due(self) -> None:
-        if not self.model.at_rest or self.stopped:
+        if not self.model.resumable or self.stopped:
             return
         signal, due = self._synchronize()
         if signal:
@@ -206,13 +206,13 @@ class Checkpoints(BaseCallback):
         """Return the signal that any process received (0: none), and whether a checkpoint is due."""
         own = self.stop.by or 0
         due = self.ranks.writes and time.monotonic() - self._last >= self.every_seconds
-        agreed = self.ranks.largest(2 * own + (due and not self._writer.busy))
+        agreed = self.ranks.all_reduce_max(2 * own + (due and not self._writer.busy))
         return agreed // 2, agreed % 2 == 1
 
     def save(self) -> None:
         """Save a checkpoint now."""
         step, archive = self.model.num_timesteps, self.model.snapshot()
-        archive.documents[BESIDE] = {name: each.state() for name, each in self.beside.items()}
+        archive.documents[STATEFUL_DOCUMENT] = {name: each.state() for name, each in self.stateful.items()}
         if self.ranks.writes:
             self._writer.start(lambda: self.folder.write(step, archive))
         self._last, self._saved = time.monotonic(), self._progress()
@@ -222,7 +222,7 @@ class Checkpoints(BaseCallback):
         return self.model.num_timesteps, self.model._n_updates
 
 
-def copied(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+def clone_tensors(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
     """Return detached copies of groups of tensors."""
     return {
         group: {name: tensor.detach().clone() for name, tensor in named.items()}

@@ -13,11 +13,10 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import Tensor
 
 from rlxf.training.archive import read_archive, write_archive
-from rlxf.training.contents import check_no_folder, misplaced
-from rlxf.training.described import check_known, described
+from rlxf.training.compat import check_known, check_not_a_folder, checkpoint_errors, wrong_content_error
 from rlxf.training.errors import CheckpointError
-from rlxf.training.field_rules import FLAG, NOTHING, TEXTS, check_fields, number
-from rlxf.training.fit import check_numbers, misfit
+from rlxf.training.state_checks import check_numbers, weights_mismatch
+from rlxf.training.strict_json import FLAG, NOTHING, TEXTS, check_fields, number
 
 NAME = "VecNormalize"
 SETTINGS = {
@@ -61,15 +60,15 @@ def load_normalizer(path: str | os.PathLike[str], venv: VecEnv) -> VecNormalize:
         CheckpointError: if the file is truncated, altered or not written by rlxf, if it belongs to another
             observation space, or if a setting or statistic is out of range.
     """
-    check_no_folder(path, Path(path))
+    check_not_a_folder(path, Path(path))
     archive = read_archive(path)
     description = archive.documents.get("normalizer")
     if not isinstance(description, dict) or description.get("name") != NAME:
-        raise misplaced(path, archive, f"statistics of {NAME}")
+        raise wrong_content_error(path, archive, f"statistics of {NAME}")
     check_fields(description.get("settings"), {}, "normalizer")
     check_known(description["settings"], SETTINGS, None)
     check_fields(description["settings"], SETTINGS, "normalizer")
-    with described():
+    with checkpoint_errors():
         normalizer = VecNormalize(venv, **description["settings"])
         for name, statistics in _statistics(normalizer).items():
             _restore(statistics, name, archive.tensors.get("statistics", {}))
@@ -100,8 +99,10 @@ def _restore(statistics: RunningMeanStd, name: str, tensors: dict[str, Tensor]) 
 def _checked(tensors: dict[str, Tensor], name: str, least: float) -> NDArray[np.float64]:
     """Return a tensor as an array; raise CheckpointError unless it is finite and at least ``least``."""
     if name not in tensors:
-        raise misfit(f"statistics lack the tensor {name!r}")
+        raise weights_mismatch(f"statistics lack the tensor {name!r}")
     if tensors[name].dtype != torch.float64:
-        raise misfit(f"in statistics, the tensor {name!r} is of {tensors[name].dtype}, not torch.float64")
+        raise weights_mismatch(
+            f"in statistics, the tensor {name!r} is of {tensors[name].dtype}, not torch.float64"
+        )
     check_numbers("statistics", name, tensors[name], least=least)
     return tensors[name].numpy()

@@ -1,5 +1,6 @@
-"""Folder of a run: ``config.json``, ``checkpoint.zip``, ``progress.csv`` and TensorBoard events."""
+"""Folder of a run: configuration, logs, checkpoints, and the marker of a completed run."""
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -12,19 +13,88 @@ from stable_baselines3.common.logger import KVWriter, Logger, make_output_format
 
 from rlxf.training.atomic import TEMPORARY, atomic_write, sweep, sync_folder
 from rlxf.training.checkpoints import CheckpointFolder
-from rlxf.training.completion import Completion, sync_files
-from rlxf.training.contents import CHECKPOINT, CONFIG, describe_file, no_run_folder
-from rlxf.training.continued_log import ContinuedCSV, ContinuedTensorBoard, ProgressCSV
-from rlxf.training.log_files import LogFiles, LogPosition, event_files
-from rlxf.training.plain_json import dump_json, load_json
+from rlxf.training.compat import CHECKPOINT, CONFIG, describe_file, no_run_folder_message
+from rlxf.training.resumed_logger import (
+    LogFiles,
+    LogPosition,
+    ProgressCSV,
+    ResumedCSV,
+    ResumedTensorBoard,
+    event_files,
+)
+from rlxf.training.strict_json import dump_json, load_json
 from rlxf.utils.permissions import make_folder, not_writable_by_others
+
+COMPLETED = "completed.json"
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Completion marker of a run: its number of steps and the SHA-256 of each of its result files.
+
+    Args:
+        steps: steps or updates of the run.
+        sha256: hexadecimal digests by name of the file in the run folder.
+    """
+
+    steps: int
+    sha256: dict[str, str]
+
+    @classmethod
+    def of(cls, folder: Path, steps: int, names: Sequence[str]) -> Self:
+        """Return the marker of a completed run; files that do not exist are omitted."""
+        present = [name for name in names if (folder / name).is_file()]
+        return cls(steps, {name: _digest(folder / name) for name in present})
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Read the marker in a run folder; None if it is missing or invalid."""
+        if not (folder / COMPLETED).is_file():
+            return None
+        try:
+            document = load_json((folder / COMPLETED).read_bytes())
+            steps, digests = document["steps"], dict(document["sha256"])
+        except (ValueError, KeyError, TypeError):
+            return None
+        return cls(steps, digests) if type(steps) is int else None
+
+    def write(self, folder: Path) -> None:
+        """Write the marker into the run folder atomically.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        text = dump_json({"steps": self.steps, "sha256": self.sha256}, indent=2)
+        atomic_write(folder / COMPLETED, lambda handle: handle.write(text))
+
+    def missing(self, folder: Path) -> list[str]:
+        """Return the names of the result files that no longer exist."""
+        return [name for name in self.sha256 if not (folder / name).is_file()]
+
+    def changed(self, folder: Path) -> list[str]:
+        """Return the names of the result files that changed after the run, e.g. by ``rlxf calibrate``."""
+        present = {name: digest for name, digest in self.sha256.items() if (folder / name).is_file()}
+        return [name for name, digest in present.items() if _digest(folder / name) != digest]
+
+
+def sync_files(files: Sequence[Path]) -> None:
+    """Sync files to the disk, so that they survive a power failure."""
+    for file in files:
+        with open(file, "rb+") as handle:
+            os.fsync(handle.fileno())
+
+
+def _digest(file: Path) -> str:
+    with open(file, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.zip"
 NORMALIZER = "normalizer.zip"
 BEST_NORMALIZER = "best-normalizer.zip"
 LOG = "progress.csv"
-SB3 = "For a file of Stable-Baselines3, use rlxf.import_sb3, or rlxf collect --sb3.files"
+SB3_ADVICE = "For a file of Stable-Baselines3, use rlxf.import_sb3, or rlxf collect --sb3.files"
 
 
 @dataclass(frozen=True)
@@ -169,8 +239,8 @@ class RunFolder:
             step: number of steps at this position.
         """
         continued = [
-            ContinuedTensorBoard(self.path, position, step),
-            ContinuedCSV(self.path / LOG, position),
+            ResumedTensorBoard(self.path, position, step),
+            ResumedCSV(self.path / LOG, position),
         ]
         return Logger(str(self.path), continued)
 
@@ -214,7 +284,7 @@ def _check_folder(path: Path) -> None:
     if not path.is_dir():
         raise NotADirectoryError(_file_instead(path))
     if not (path / CONFIG).is_file():
-        raise FileNotFoundError(no_run_folder(path))
+        raise FileNotFoundError(no_run_folder_message(path))
     _check_no_links(path)
 
 
@@ -234,7 +304,7 @@ def _file_instead(path: Path) -> str:
     """Return the error message for a file instead of a run folder: its run folder, or its content."""
     if (path.parent / CONFIG).is_file():
         return f"{path} is a file; give the folder of its run, {path.parent}"
-    return f"{path} is a file; give the folder of a run. About this file: {describe_file(path)}. {SB3}"
+    return f"{path} is a file; give the folder of a run. About this file: {describe_file(path)}. {SB3_ADVICE}"
 
 
 def _read_config(path: Path) -> dict[str, Any]:

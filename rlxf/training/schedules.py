@@ -44,7 +44,7 @@ class CosineSchedule:
         return wave * self.start + (1 - wave) * self.end
 
 
-class LostSchedule:
+class UnknownSchedule:
     """Placeholder for a user-defined schedule, which a checkpoint cannot contain.
 
     It only has the value at the start of training (remaining progress 1), with which the optimizer is
@@ -94,7 +94,8 @@ def schedule_to_json(value: float | Schedule | None) -> dict[str, Any] | float |
 
 
 def schedule_from_json(data: dict[str, Any] | float | None) -> float | Schedule | None:
-    """Build the schedule that `schedule_to_json` described; a user-defined function becomes `LostSchedule`.
+    """Build the schedule that `schedule_to_json` described; a user-defined function becomes
+    `UnknownSchedule`.
 
     Raises:
         ValueError: if ``data`` does not describe a schedule.
@@ -159,8 +160,8 @@ def _constant(value: float) -> ConstantSchedule:
     return ConstantSchedule(_finite(value))
 
 
-def _custom(start: float) -> LostSchedule:
-    return LostSchedule(_finite(start))
+def _custom(start: float) -> UnknownSchedule:
+    return UnknownSchedule(_finite(start))
 
 
 def _decode(data: dict[str, Any]) -> Schedule:

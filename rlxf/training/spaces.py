@@ -1,4 +1,4 @@
-"""JSON serialization of Gymnasium spaces of a fixed set of classes."""
+"""Spaces of Gymnasium as JSON, and differences between two spaces."""
 
 import math
 import reprlib
@@ -8,9 +8,84 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+from numpy.typing import NDArray
 
-from rlxf.training.box_bounds import INTEGERS, box_from_json, box_to_json
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
+
+
+def box_to_json(box: Box[Any]) -> dict[str, Any]:
+    """Return ``{"shape", "dtype", "low", "high"}``; a bound with equal entries is stored as one number.
+
+    Raises:
+        TypeError: if the dtype is not in `DTYPES`.
+    """
+    if box.dtype.name not in DTYPES:
+        raise TypeError(f"a Box of dtype {box.dtype} cannot be stored; use one of {', '.join(DTYPES)}")
+    return {
+        "shape": list(box.shape),
+        "dtype": box.dtype.name,
+        "low": _encode(box.low, box.bounded_below, "-inf"),
+        "high": _encode(box.high, box.bounded_above, "inf"),
+    }
+
+
+def box_from_json(shape: list[int], dtype: str, low: Any, high: Any) -> Box[Any]:
+    """Build the Box that `box_to_json` described.
+
+    Raises:
+        ValueError: if the dtype is not in `DTYPES`, or the bounds do not fit the shape.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    kind = np.dtype(dtype)
+    least, most = _limits(kind)
+    below, bounded_below = _decode_bound(low, shape, kind, "-inf", least)
+    above, bounded_above = _decode_bound(high, shape, kind, "inf", most)
+    box = Box(below, above, dtype=kind.type)
+    # The bounds of an unbounded integer Box are the limits of its dtype; only these masks mark it unbounded.
+    box.bounded_below, box.bounded_above = bounded_below, bounded_above
+    return box
+
+
+def _encode(values: NDArray[Any], bounded: NDArray[np.bool_], unbounded: str) -> Any:
+    values, bounded = np.ravel(values), np.ravel(bounded)
+    constant = bool(values.size and (values == values[0]).all() and (bounded == bounded[0]).all())
+    entries = slice(1) if constant else slice(None)
+    pairs = zip(values[entries].tolist(), bounded[entries].tolist(), strict=True)
+    numbers = [_finite_or_name(value) if finite else unbounded for value, finite in pairs]
+    return numbers[0] if constant else numbers
+
+
+def _finite_or_name(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _decode_bound(
+    stored: Any, shape: list[int], kind: np.dtype[Any], unbounded: str, limit: float
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return bounds and the mask of finite bounds, both of the given shape; one number fills all entries."""
+    numbers = stored if isinstance(stored, list) else [stored]
+    with np.errstate(over="ignore"):  # as in Gymnasium, a number outside of the dtype's range is infinite
+        values = np.array([limit if number == unbounded else _number(number) for number in numbers], kind)
+    bounded = np.array([number != unbounded for number in numbers], bool)
+    if isinstance(stored, list):
+        return values.reshape(shape), bounded.reshape(shape)
+    return np.full(shape, values[0]), np.full(shape, bounded[0])
+
+
+def _number(stored: float | str) -> float:
+    return float(stored) if isinstance(stored, str) else stored
+
+
+def _limits(kind: np.dtype[Any]) -> tuple[float, float]:
+    if kind.kind not in "iu":
+        return -math.inf, math.inf
+    limits = np.iinfo(kind)
+    return limits.min, limits.max
+
 
 SPACE_BYTES = 2**14
 """Upper estimate of the memory of a space without its arrays, and of the policy modules for the space."""
@@ -168,3 +243,43 @@ _CODECS = {
     "Dict": _Codec(Dict, _dict_to_json, _dict_from_json),
     "Tuple": _Codec(Tuple, _tuple_to_json, _tuple_from_json),
 }
+
+
+def describe_difference(expected: Space[Any], given: Space[Any]) -> str:
+    """Describe the difference of two spaces in one line; return the empty string if they are equal.
+
+    Bounds are compared with the tolerance of numpy's ``allclose``, as in Gymnasium.
+
+    Example: ``"in 'image': expected Box of shape (84, 84, 3) and dtype uint8, got Discrete(3)"``.
+    """
+    if type(expected) is type(given) and expected == given:
+        return ""
+    if isinstance(expected, Dict | Tuple) and type(expected) is type(given):
+        return _describe_subspaces(_subspaces(expected), _subspaces(given))
+    if isinstance(expected, Box) and isinstance(given, Box) and _summary(expected) == _summary(given):
+        return _describe_bounds(expected, given)
+    return f"expected {_summary(expected)}, got {_summary(given)}"
+
+
+def _describe_subspaces(expected: dict[Any, Space[Any]], given: dict[Any, Space[Any]]) -> str:
+    if expected.keys() != given.keys():
+        return f"expected the subspaces {list(expected)}, got {list(given)}"
+    differences = {key: describe_difference(expected[key], given[key]) for key in expected}
+    return "; ".join(f"in {key!r}: {difference}" for key, difference in differences.items() if difference)
+
+
+def _describe_bounds(expected: Box[Any], given: Box[Any]) -> str:
+    same = np.isclose(expected.low, given.low) & np.isclose(expected.high, given.high)
+    first = tuple(int(i) for i in np.unravel_index(np.argmin(same), expected.shape))
+    bounds, given_bounds = (f"[{box.low[first]}, {box.high[first]}]" for box in (expected, given))
+    return f"expected the bounds {bounds} at index {first}, got {given_bounds}"
+
+
+def _summary(space: Space[Any]) -> str:
+    if isinstance(space, Box):
+        return f"Box of shape {space.shape} and dtype {space.dtype}"
+    return str(space)
+
+
+def _subspaces(space: Any) -> dict[Any, Space[Any]]:
+    return dict(space.spaces) if isinstance(space, Dict) else dict(enumerate(space.spaces))

@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rlxf.training.plain_json import MAX_JSON_BYTES, json_memory
+from rlxf.training.strict_json import MAX_JSON_BYTES, json_memory
 
 TENSOR_BYTES = 2048
 """Upper estimate of the memory of a tensor without its data: Python object, storage object and name."""

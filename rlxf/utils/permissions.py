@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
-OTHERS_MAY_WRITE = 0o022
+GROUP_AND_OTHERS_WRITE = 0o022
 """Mode bits that give write permission to group and others."""
 
 
@@ -21,8 +21,8 @@ class _Umask:
     def restrict(self) -> None:
         with self._lock:
             if self._users == 0:
-                self._before = os.umask(OTHERS_MAY_WRITE)
-                os.umask(self._before | OTHERS_MAY_WRITE)
+                self._before = os.umask(GROUP_AND_OTHERS_WRITE)
+                os.umask(self._before | GROUP_AND_OTHERS_WRITE)
             self._users += 1
 
     def restore(self) -> None:

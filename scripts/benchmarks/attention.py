@@ -14,7 +14,7 @@ from rich.table import Table
 
 from benchmarks.attention_sizes import HEADS, SIZE
 from benchmarks.attention_subjects import SUBJECTS
-from benchmarks.kept import made
+from benchmarks.kept import run_missing
 from benchmarks.offline_memory import peak_bytes
 
 ALL_PAIRS = "every pair"
@@ -72,7 +72,7 @@ class Attention:
         for name in SUBJECTS:
             for length in self.lengths if name in (ALL_PAIRS, *(self.only or SUBJECTS)) else ():
                 key = f"{name}, {length} tokens, the fastest of {self.repeats}"
-                results = made({key: partial(measure, name, length, self.repeats)}, 1, self.output)
+                results = run_missing({key: partial(measure, name, length, self.repeats)}, 1, self.output)
                 yield Point(**results[key])
 
 

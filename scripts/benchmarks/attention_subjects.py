@@ -17,13 +17,13 @@ from rlxf.attention import (
     Blockwise,
     Dilated,
     FixedColumns,
-    Index,
     Linformer,
     Local1D,
     Longformer,
     Performer,
     Routing,
     Strided,
+    TokenIndex,
     TransformerSpec,
     Window,
 )
@@ -54,7 +54,7 @@ class Subject:
     begins_with: int = 128
 
 
-def every_pair(length: int) -> Pass:
+def dense_attention(length: int) -> Pass:
     """Return dense causal attention with torch's scaled_dot_product_attention, which skips masked pairs."""
     attention = TransformerSpec(width=HEADS * SIZE, heads=HEADS, layers=1).build().blocks[0].attention
     assert isinstance(attention, Attention)
@@ -79,15 +79,15 @@ def with_techniques(**choices: Any) -> Pass:
     turns = iter(range(10**9))
 
     def attend(x: Tensor) -> Tensor:
-        layer, index = next(turns) % LAYERS, Index.range(1, x.shape[1])
-        relation = transformer.relations(index, index)[layer]
+        layer, index = next(turns) % LAYERS, TokenIndex.range(1, x.shape[1])
+        relation = transformer.attention_masks(index, index)[layer]
         return transformer.blocks[layer].attention(x, None, relation)
 
     return attend
 
 
 SUBJECTS: dict[str, Subject] = {
-    "every pair": Subject(every_pair),
+    "every pair": Subject(dense_attention),
     "Window": Subject(lambda length: with_pattern(Window(129)), 1.15),
     "Dilated": Subject(lambda length: with_pattern(Dilated(129, 4)), 1.15),
     "Local1D": Subject(lambda length: with_pattern(Local1D(64, 64)), 1.15),

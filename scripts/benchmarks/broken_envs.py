@@ -23,8 +23,8 @@ from stable_baselines3.common.monitor import Monitor
 
 from rlxf import GTrXLPPO
 from rlxf.envs.infos import LOST
-from rlxf.envs.replayable import Replayable
 from rlxf.envs.workers import Workers, WorkerVecEnv
+from rlxf.envs.wrappers.action_replay import ActionReplay
 
 TASK = "CartPole-v1"
 BROKEN = 1
@@ -94,14 +94,14 @@ class Broken:
     steps_per_second: float
     restarts: int
     lost_steps: int
-    told: int
+    reported_lost: int
     share: float = 1.0
 
     def missed(self) -> list[str]:
         """Return the violated expectations."""
         failures = {
-            f"{self.lost_steps} steps were counted as lost, {self.told} were reported": self.lost_steps
-            != self.told,
+            f"{self.lost_steps} lost steps, {self.reported_lost} of them reported": self.lost_steps
+            != self.reported_lost,
             f"the other environments kept {self.share:.0%} of their throughput": self.share < MIN_SHARE,
         }
         return [message for message, failed in failures.items() if failed]
@@ -144,7 +144,7 @@ class BrokenEnvs:
 def made(way: str, after: float) -> gymnasium.Env:
     """Create one environment."""
     env = gymnasium.make(TASK)
-    return Replayable(Monitor(env if way == NONE else Breaking(env, way, after)))
+    return ActionReplay(Monitor(env if way == NONE else Breaking(env, way, after)))
 
 
 def as_table(results: dict[str, Broken]) -> Table:

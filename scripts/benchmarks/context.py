@@ -11,13 +11,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.kept import made
+from benchmarks.kept import run_missing
 from benchmarks.update_clock import UpdateClock
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.decision_transformer import decision_transformer
-from rlxf.attention import BigBird, Full, Window, relation
+from rlxf.attention import BigBird, Full, Window, attention_mask
 from rlxf.attention.patterns.base import Pattern
-from rlxf.envs.trajectories import load_trajectories
+from rlxf.data import load_trajectories
 from rlxf.evaluation import Report, compare
 from rlxf.training import linear
 
@@ -84,7 +84,7 @@ class Context:
             for name in PATTERNS
         }
         jobs[f"{self.key(DENSE, 0)}, {DENSE_UPDATES} of them"] = self.at_once
-        runs = [Run(**run) for run in made(jobs, self.processes, self.output).values()]
+        runs = [Run(**run) for run in run_missing(jobs, self.processes, self.output).values()]
         Console().print(speeds(runs), compare(reports(runs), f"{self.dataset}, all seeds", "pattern"))
         Console().print(f"numbers: {self.output}")
 
@@ -107,10 +107,10 @@ class Context:
 
     def at_once(self) -> Run:
         """Time updates with dense attention, which also computes masked pairs, as is default."""
-        default, relation.SMALL = relation.SMALL, 2**62
+        default, attention_mask.MIN_SPARSE_PAIRS = attention_mask.MIN_SPARSE_PAIRS, 2**62
         clock = UpdateClock(time.process_time)
         self.agent("every pair", 0).learn(DENSE_UPDATES, callback=clock)
-        relation.SMALL = default
+        attention_mask.MIN_SPARSE_PAIRS = default
         return Run(DENSE, 0, 1000 * median(clock.durations), [], [])
 
     def learn(self, name: str, seed: int) -> Run:

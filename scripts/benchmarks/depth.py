@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.kept import made
+from benchmarks.kept import run_missing
 from benchmarks.offline_setting import SHORT
 from benchmarks.ours import FEWER_UPDATES
 from benchmarks.promises import promises
@@ -22,9 +22,9 @@ from rlxf.agents.gtrxl.core import gtrxl
 from rlxf.attention import ACT, CALM, DepthAdaptive, Fixed, Universal
 from rlxf.attention.depth.base import Depth
 from rlxf.attention.depth.calm import Confidence
+from rlxf.data import load_trajectories
 from rlxf.envs.make import make_vec_env
-from rlxf.envs.return_to_go import ReturnToGo
-from rlxf.envs.trajectories import load_trajectories
+from rlxf.envs.wrappers.return_to_go import ReturnToGo
 from rlxf.evaluation import Report, compare
 
 ENVS = 32
@@ -122,7 +122,7 @@ class DepthBench:
     def run(self) -> None:
         """Train missing runs, write each result, and print the tables."""
         jobs = {self.key(*job): partial(self.train, *job) for job in self.jobs()}
-        results = made(jobs, self.processes, self.output)
+        results = run_missing(jobs, self.processes, self.output)
         console = Console(width=130)
         for kind in self.kinds:
             runs = {job[1:]: as_run(results[self.key(*job)]) for job in self.jobs() if job[0] == kind}

@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.acting import seconds
-from benchmarks.kept import made
+from benchmarks.kept import run_missing
 from benchmarks.offline_setting import SHORT
 from benchmarks.ours import FEWER_UPDATES
 from rlxf import DecisionTransformer, GTrXLPPO, evaluate
 from rlxf.agents.gtrxl import gtrxl
+from rlxf.data import load_trajectories
 from rlxf.envs.make import make_vec_env
-from rlxf.envs.return_to_go import ReturnToGo
-from rlxf.envs.trajectories import load_trajectories
+from rlxf.envs.wrappers.return_to_go import ReturnToGo
 from rlxf.evaluation import Report, compare
 
 WALK = 60
@@ -93,7 +93,7 @@ class Distilling:
             for kind in self.kinds
             for seed in range(self.seeds)
         }
-        pairs = [Pair(**pair) for pair in made(jobs, self.processes, self.output).values()]
+        pairs = [Pair(**pair) for pair in run_missing(jobs, self.processes, self.output).values()]
         console = Console(width=120)
         for task in dict.fromkeys(pair.task for pair in pairs):
             own = [pair for pair in pairs if pair.task == task]
@@ -117,7 +117,7 @@ class Distilling:
             for width, layers in zip(self.widths, self.layers, strict=True)
         )
         teacher.learn(self.updates)
-        student.learn_from(teacher, self.updates)
+        student.distill(teacher, self.updates)
         target = float(load_trajectories(self.dataset).returns.max())
 
         def play(agent: Any) -> Report:
@@ -142,7 +142,7 @@ class Distilling:
             for core in cores
         )
         teacher.learn(self.steps)
-        student.learn_from(teacher, self.steps)
+        student.distill(teacher, self.steps)
 
         def play(agent: Any) -> Report:
             env = make_vec_env("rlxf/TMaze-v0", min(32, self.episodes), env_kwargs=task)
@@ -168,7 +168,7 @@ def compared(task: str, seed: int, agents: dict[str, Any], play: Callable[[Any],
 
 def milliseconds(agents: dict[str, Any], env: Any) -> dict[str, float]:
     """Return the median time per step of one environment in an episode; the agents alternate."""
-    calls = {name: walked(agent, env) for name, agent in agents.items()}
+    calls = {name: step_in_episode(agent, env) for name, agent in agents.items()}
     times: dict[str, list[float]] = {name: [] for name in agents}
     for _ in range(CALLS):
         for name, call in calls.items():
@@ -176,7 +176,7 @@ def milliseconds(agents: dict[str, Any], env: Any) -> dict[str, float]:
     return {name: 1000 * median(values) for name, values in times.items()}
 
 
-def walked(agent: Any, env: Any) -> Callable[[], object]:
+def step_in_episode(agent: Any, env: Any) -> Callable[[], object]:
     """Return a function that predicts the next step of the agent, after `WALK` steps of an episode."""
     obs, state, starts = env.reset(), None, np.ones(1, bool)
     for _ in range(WALK):

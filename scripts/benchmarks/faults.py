@@ -12,10 +12,10 @@ from rich.table import Table
 
 from benchmarks.broken_envs import BrokenEnvs, as_table
 from benchmarks.hostile_files import hostile
-from benchmarks.hurt_files import Found, altered, cut_while_written, mutated
+from benchmarks.hurt_files import FileOutcomes, altered, cut_while_written, mutated
 from benchmarks.killed_commands import COMMANDS, KilledCommands, killed_commands
-from benchmarks.killed_runs import AGENTS, SAVED, Killed, cost_of_saving, killed_runs
-from benchmarks.random_settings import Drawn, random_settings
+from benchmarks.killed_runs import AGENTS, SAVED, KilledRuns, cost_of_saving, killed_runs
+from benchmarks.random_settings import SettingsOutcomes, random_settings
 
 MAX_SAVING = 0.03
 """Maximum share of training time for saving checkpoints."""
@@ -129,7 +129,7 @@ def saving_costs(root: Path) -> dict[str, tuple[float, float]]:
     return costs
 
 
-def show_killed(killed: dict[str, Killed]) -> None:
+def show_killed(killed: dict[str, KilledRuns]) -> None:
     """Print a table with a row for each agent."""
     table = Table("agent", "runs", "SIGKILLs", "resumed bit-exactly", title="Killed at random moments")
     for name, each in killed.items():
@@ -154,7 +154,7 @@ def show_commands(killed: dict[str, KilledCommands]) -> None:
     Console().print(table)
 
 
-def show_files(files: dict[str, Found]) -> None:
+def show_files(files: dict[str, FileOutcomes]) -> None:
     """Print a table with a row for each kind of damage."""
     table = Table(
         "files",
@@ -180,7 +180,7 @@ def show_files(files: dict[str, Found]) -> None:
     Console().print(table)
 
 
-def show_drawn(drawn: dict[str, Drawn]) -> None:
+def show_drawn(drawn: dict[str, SettingsOutcomes]) -> None:
     """Print a table with a row for each agent."""
     table = Table("agent", "cases", "trained", "rejected at once", "wrong", title="Random settings")
     for name, each in drawn.items():

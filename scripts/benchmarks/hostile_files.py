@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.progress import track
 
-from benchmarks.hurt_files import Found, highest, resident, watched
+from benchmarks.hurt_files import FileOutcomes, highest, resident, watched
 from benchmarks.killed_runs import AGENTS, CLASSES
 from rlxf.training import CheckpointError, read_archive, write_archive
 
@@ -20,9 +20,9 @@ VALUES: tuple[Any, ...] = (
 """Inserted values: numbers that are too large, and values of other types."""
 
 
-def hostile(name: str, cases: int, seed: int, root: Path) -> Found:
+def hostile(name: str, cases: int, seed: int, root: Path) -> FileOutcomes:
     """Load ``cases`` modified files of an agent; each must be loaded or rejected with a `CheckpointError`."""
-    rng, outcomes, path = random.Random(seed), Found(), root / f"{name}-hostile.zip"
+    rng, outcomes, path = random.Random(seed), FileOutcomes(), root / f"{name}-hostile.zip"
     agent = AGENTS[name][0]()
     agent.save(path)
     archive = read_archive(path)
@@ -46,7 +46,7 @@ def writable(path: Path, documents: Any, tensors: Any) -> bool:
     return True
 
 
-def note_load(outcomes: Found, name: str, path: Path) -> None:
+def note_load(outcomes: FileOutcomes, name: str, path: Path) -> None:
     """Load a checkpoint, and record the outcome, the time and the memory."""
     outcomes.cases += 1
     before, start = resident(), time.perf_counter()

@@ -34,7 +34,7 @@ def install(venv: Path) -> None:
     ready.write_text(requirements)
 
 
-def call(venv: Path, task: str, setting: Setting, **options: Any) -> dict[str, Any]:
+def run_task(venv: Path, task: str, setting: Setting, **options: Any) -> dict[str, Any]:
     """Run a function of ``hugging_face_tasks.py`` in the virtual environment, with as many threads as here.
 
     Args:

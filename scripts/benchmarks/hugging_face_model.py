@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import DecisionTransformerConfig, DecisionTransformerModel
 
 from benchmarks.offline_setting import Setting
-from rlxf.agents.decision_transformer.facts import Facts
+from rlxf.agents.offline.dataset_info import DatasetInfo
+from rlxf.data import Trajectories, WindowBatch
 from rlxf.envs.make import make_vec_env
-from rlxf.envs.trajectories import Trajectories, WindowBatch
 
 MAX_EPISODE_LENGTH = 1000
 """Number of time steps with an embedding: the maximum length of episodes."""
@@ -97,7 +97,7 @@ class Player:
 
     def __init__(self, learner: Learner):
         self.learner = learner
-        self.facts = Facts.of(learner.trajectories)
+        self.facts = DatasetInfo.of(learner.trajectories)
         self.reference_scores = self.facts.reference_scores
         self.return_range = self.facts.return_range
 

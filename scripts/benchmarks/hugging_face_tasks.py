@@ -13,13 +13,13 @@ import torch
 from benchmarks.hugging_face_model import Learner, Player
 from benchmarks.offline_setting import Setting
 from benchmarks.original_loop import Batches, play_episode
-from rlxf.envs.trajectories import Windows, load_trajectories
+from rlxf.data import Windows, load_trajectories
 from rlxf.evaluation import evaluate
 
 Answer = dict[str, Any]
 
 
-def learn_and_ask(
+def train_and_evaluate(
     setting: Setting, dataset: str, updates: int, seed: int, episodes: int, targets: list[float]
 ) -> Answer:
     """Train HF's model on the windows of our agent with this seed; return its `TargetSweep` as JSON data."""
@@ -56,7 +56,7 @@ def time_original(
     return {"update_seconds": update_seconds, "steps": steps, "seconds": seconds}
 
 
-TASKS = {task.__name__: task for task in (learn_and_ask, time_original)}
+TASKS = {task.__name__: task for task in (train_and_evaluate, time_original)}
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ SPARE = 2**25
 
 
 @dataclass
-class Found:
+class FileOutcomes:
     """Outcomes of reading damaged files.
 
     Args:
@@ -62,7 +62,7 @@ class Found:
         return [message for message, failed in failures.items() if failed]
 
 
-class Mortal:
+class KillingFile:
     """File handle that kills the process after ``remaining`` bytes."""
 
     def __init__(self, handle: BinaryIO, remaining: int):
@@ -88,9 +88,9 @@ def content(step: int) -> Archive:
     return Archive({"agent": {"step": step}}, {"policy": {"w": torch.randn(NUMBERS, generator=generator)}})
 
 
-def cut_while_written(cases: int, seed: int, root: Path) -> Found:
+def cut_while_written(cases: int, seed: int, root: Path) -> FileOutcomes:
     """Kill writers after a random byte; the newest valid checkpoint must be the previous one."""
-    rng, outcomes, folder = random.Random(seed), Found(), CheckpointFolder(root / "cut")
+    rng, outcomes, folder = random.Random(seed), FileOutcomes(), CheckpointFolder(root / "cut")
     folder.write(0, content(0))
     size = folder.file(0).stat().st_size
     for step in track(range(1, cases + 1), "killed while writing"):
@@ -106,7 +106,7 @@ def cut_while_written(cases: int, seed: int, root: Path) -> Found:
 def write_and_die(folder: CheckpointFolder, step: int, offset: int) -> None:
     """Write a checkpoint, and kill the process during the write."""
     original: Any = archive.atomic_write
-    killed: Any = lambda path, write: original(path, lambda h: write(Mortal(h, offset)))  # noqa: E731
+    killed: Any = lambda path, write: original(path, lambda h: write(KillingFile(h, offset)))  # noqa: E731
     archive.atomic_write = killed
     folder.write(step, content(step))
 
@@ -118,13 +118,13 @@ def newest_is_whole(folder: CheckpointFolder) -> bool:
     return torch.equal(read.tensors["policy"]["w"], content(step).tensors["policy"]["w"])
 
 
-def altered(cases: int, seed: int, root: Path) -> Found:
+def altered(cases: int, seed: int, root: Path) -> FileOutcomes:
     """Flip a bit or truncate the file; it must be rejected, and the previous checkpoint used.
 
     Three quarters of the cases flip bits outside of tensor data: the file has few of these bytes, so each is
     hit if there are enough cases. The remaining cases are flips and truncations spread over the whole file.
     """
-    rng, outcomes, folder = random.Random(seed), Found(), CheckpointFolder(root / "altered")
+    rng, outcomes, folder = random.Random(seed), FileOutcomes(), CheckpointFolder(root / "altered")
     folder.write(1, content(1))
     folder.write(2, content(2))
     newest = folder.file(2)
@@ -162,7 +162,7 @@ def flipped(data: bytes, offset: int, rng: random.Random) -> bytes:
     return data[:offset] + bytes([data[offset] ^ 1 << rng.randrange(8)]) + data[offset + 1 :]
 
 
-def note(outcomes: Found, path: Path, previous_is_used: Callable[[], bool]) -> None:
+def note(outcomes: FileOutcomes, path: Path, previous_is_used: Callable[[], bool]) -> None:
     """Read an altered file and record the outcome."""
     outcomes.cases += 1
     before, start = resident(), time.perf_counter()
@@ -179,15 +179,15 @@ def note(outcomes: Found, path: Path, previous_is_used: Callable[[], bool]) -> N
     outcomes.memory = max(outcomes.memory, highest() - before)
 
 
-def mutated(cases: int, seed: int, root: Path) -> Found:
+def mutated(cases: int, seed: int, root: Path) -> FileOutcomes:
     """Make several random changes in each file; in every second file outside of tensor data."""
-    rng, outcomes = random.Random(seed), Found()
+    rng, outcomes = random.Random(seed), FileOutcomes()
     path, archive_content = root / "mutated.zip", content(1)
     write_archive(path, archive_content.documents, archive_content.tensors)
     data = path.read_bytes()
     metadata = metadata_offsets(data, archive_content)
     note(outcomes, path_with(path, data[:-1]), lambda: True)  # import everything that reading imports
-    outcomes, events = Found(file=len(data)), watched()
+    outcomes, events = FileOutcomes(file=len(data)), watched()
     for case in track(range(cases), "mutated"):
         path.write_bytes(mutation(data, rng, metadata if case % 2 else range(len(data))))
         note(outcomes, path, lambda: True)

@@ -14,13 +14,13 @@ Jobs = Mapping[str, Callable[[], Any]]
 """By key of a run: picklable function that makes it and returns a dataclass of JSON data."""
 
 
-def made(jobs: Jobs, processes: int, output: Path) -> dict[str, dict[str, Any]]:
+def run_missing(jobs: Jobs, processes: int, output: Path) -> dict[str, dict[str, Any]]:
     """Make the runs that are missing in the output file, one thread each, and return all requested runs.
 
     A line is written after each run, in order.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
-    done = kept(output)
+    done = read_runs(output)
     with fresh_processes(processes) as pool:
         running = {key: pool.submit(make) for key, make in jobs.items() if key not in done}
         for key, job in running.items():
@@ -28,11 +28,11 @@ def made(jobs: Jobs, processes: int, output: Path) -> dict[str, dict[str, Any]]:
             with open(output, "a") as file:
                 file.write(json.dumps(line) + "\n")
             Console().print(f"done: {key}")
-    done = kept(output)
+    done = read_runs(output)
     return {key: done[key] for key in jobs}
 
 
-def kept(output: Path) -> dict[str, dict[str, Any]]:
+def read_runs(output: Path) -> dict[str, dict[str, Any]]:
     """Read the completed runs of the output file by key."""
     lines = map(json.loads, output.read_text().splitlines()) if output.exists() else ()
     return {line["key"]: line["run"] for line in lines}

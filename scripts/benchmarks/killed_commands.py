@@ -25,7 +25,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 
 import rlxf
 from rlxf.cli import main
-from rlxf.envs.trajectories import ReferenceScores
+from rlxf.data import ReferenceScores
 
 DATASET = "kills/random-v0"
 SCALE = ReferenceScores(0.0, 500.0, "the bounds of the task")
@@ -38,7 +38,7 @@ COMMANDS = {
         f" --attention-maps-every None --core.memory.length 8 --no-videos {CORE}"
     ),
     "train dt": shlex.split(f"train dt --updates 5 --episodes 3 --evaluate-every 2 {WINDOWS}"),
-    "pretrain": shlex.split(f"pretrain --updates 5 --chosen 0.4 {WINDOWS}"),
+    "pretrain": shlex.split(f"pretrain --updates 5 --mask-probability 0.4 {WINDOWS}"),
 }
 """Small runs of each resumable command."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT

@@ -20,8 +20,8 @@ from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.attention import TransformerSpec
-from rlxf.envs.trajectories import ReferenceScores
-from rlxf.training import CheckpointFolder, Checkpoints, read_archive
+from rlxf.data import ReferenceScores
+from rlxf.training import CheckpointFolder, CheckpointWriter, read_archive
 
 EVERY_SECONDS = 0.02
 SCALE = ReferenceScores(0.0, 500.0, "the bounds of the task")
@@ -64,7 +64,7 @@ SAVES = 10
 
 
 @dataclass
-class Killed:
+class KilledRuns:
     """Outcomes of killed runs.
 
     Args:
@@ -82,10 +82,10 @@ class Killed:
         return [f"{self.runs - self.equal} of {self.runs} had other results"] * (self.equal < self.runs)
 
 
-def killed_runs(name: str, kills: int, seed: int, root: Path) -> Killed:
+def killed_runs(name: str, kills: int, seed: int, root: Path) -> KilledRuns:
     """Kill and resume runs of an agent until there are ``kills`` SIGKILLs."""
     os.environ["MINARI_DATASETS_PATH"] = str(root / "minari")
-    rng, outcomes = random.Random(seed), Killed()
+    rng, outcomes = random.Random(seed), KilledRuns()
     train(name, root / f"{name}-first")  # load everything before processes are forked
     start, uninterrupted = time.monotonic(), root / f"{name}-alone"
     killed_after(math.inf, partial(train, name, uninterrupted))
@@ -114,7 +114,7 @@ def learned(name: str, checkpoints: CheckpointFolder) -> Any:
     newest = checkpoints.newest() if checkpoints.files() else None
     if newest is not None and steps_in(newest) >= steps:  # killed after its last checkpoint
         return CLASSES[name].load(newest, device="cpu")
-    return make().learn(steps, Checkpoints(checkpoints, EVERY_SECONDS), resume_from=newest)
+    return make().learn(steps, CheckpointWriter(checkpoints, EVERY_SECONDS), resume_from=newest)
 
 
 def steps_in(checkpoint: Path) -> int:
@@ -177,7 +177,7 @@ def cost_of_saving(make: Callable[[], Any], folder: Path) -> tuple[float, float]
 
     The CPU time of the background thread counts as if training waited for it.
     """
-    saving = Checkpoints(CheckpointFolder(folder), every_seconds=0.0)
+    saving = CheckpointWriter(CheckpointFolder(folder), every_seconds=0.0)
     seconds: list[float] = []
 
     def timed(save: Callable[[], None] = saving.save) -> None:

@@ -13,15 +13,15 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.acting import processor_seconds
-from benchmarks.distilling import walked
-from benchmarks.kept import made
+from benchmarks.distilling import step_in_episode
+from benchmarks.kept import run_missing
 from benchmarks.ours import FEWER_UPDATES
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl
-from rlxf.agents.gtrxl.past import steps_that_count
+from rlxf.agents.gtrxl.memory_recompute import memory_receptive_field
 from rlxf.attention import KNN, Compressive, Full, TransformerSpec
 from rlxf.envs.make import make_vec_env
-from rlxf.envs.tmaze_rules import PenaltyRule
+from rlxf.envs.tmaze.env import PenaltyRule
 from rlxf.evaluation import EvaluationCallback
 
 ENVS, SOLVED, RATIO, TOP = 32, 0.95, 4, 32
@@ -99,7 +99,7 @@ class Memories:
     def __post_init__(self) -> None:
         if unknown := set(self.memories) - {"XL", "Compressive", "KNN"}:
             raise ValueError(f"memories must be among XL, Compressive and KNN, got {sorted(unknown)}")
-        if (reach := steps_that_count(self.core("XL"))) >= self.corridor:
+        if (reach := memory_receptive_field(self.core("XL"))) >= self.corridor:
             raise ValueError(
                 f"XL must not reach the hint: {self.layers} layers of {self.length} steps reach {reach} "
                 f"steps back, but the corridor has {self.corridor}; use a longer corridor"
@@ -112,7 +112,7 @@ class Memories:
             for seed in range(self.seeds)
             for name in self.memories
         }
-        runs = [Run(**run) for run in made(jobs, self.processes, self.output).values()]
+        runs = [Run(**run) for run in run_missing(jobs, self.processes, self.output).values()]
         Console(width=140).print(self.table(runs), f"curves: {self.output}")
 
     def key(self, name: str, seed: int) -> str:
@@ -141,10 +141,10 @@ class Memories:
         start = time.process_time()
         agent.learn(self.steps, callback=callback)
         training = 1000 * (time.process_time() - start - callback.seconds) / agent.num_timesteps
-        step = walked(agent, make_vec_env("rlxf/TMaze-v0", 1, seed, env_kwargs=task))
+        step = step_in_episode(agent, make_vec_env("rlxf/TMaze-v0", 1, seed, env_kwargs=task))
         acting = 1000 * median(processor_seconds(step) for _ in range(CALLS))
         curve = [(step, report.success_rate or 0.0) for step, report in callback.reports.items()]
-        carried = bytes_of_a_row(agent.policy.begin)
+        carried = bytes_of_a_row(agent.policy.initial_state)
         remembered = bytes_of_a_row(agent.policy.transformer.initial_state)
         return Run(name, seed, training, acting, carried, remembered, curve)
 
@@ -164,7 +164,7 @@ class Memories:
             f"{self.steps:,} steps",
         )
         for name in self.memories:
-            result.add_row(name, f"{steps_that_count(self.core(name))}", *cells(runs, name))
+            result.add_row(name, f"{memory_receptive_field(self.core(name))}", *cells(runs, name))
         return result
 
 

@@ -20,7 +20,7 @@ from benchmarks.offline_setting import SETTINGS, Setting
 from benchmarks.operations import matrix_rate
 from benchmarks.update_clock import UpdateClock
 from rlxf import DecisionTransformer, evaluate
-from rlxf.envs.trajectories import Windows, load_trajectories
+from rlxf.data import Windows, load_trajectories
 
 LARGE = (
     "rlxf/hopper/medium-v0",
@@ -111,7 +111,7 @@ class Offline:
 
     def theirs(self, setting: Setting, number: int) -> Program:
         """Measure a round of HF's model."""
-        answer = hugging_face.call(
+        answer = hugging_face.run_task(
             self.venv,
             "time_original",
             setting,

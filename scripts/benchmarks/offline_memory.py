@@ -9,7 +9,7 @@ import torch
 from benchmarks.machine import fresh_processes
 from benchmarks.offline_setting import Setting
 from rlxf import DecisionTransformer
-from rlxf.envs.trajectories import load_trajectories
+from rlxf.data import load_trajectories
 
 UPDATES = 100
 

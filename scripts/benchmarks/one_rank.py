@@ -16,8 +16,8 @@ from torch import nn
 
 from benchmarks.offline_setting import SETTINGS
 from rlxf import DecisionTransformer, GTrXLPPO
-from rlxf.envs.trajectories import Trajectories, return_to_go
-from rlxf.training.joining import here, join
+from rlxf.data import Trajectories, return_to_go
+from rlxf.training.distributed.init import init_process_group, process_group
 
 EPISODES, LENGTH = 200, 200
 """Number and length of random episodes for the Decision Transformer."""
@@ -78,7 +78,10 @@ def offline(folder: Path, updates: int) -> dict[str, dict[str, float]]:
 def longest(results: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     """Return the seconds of the slowest rank for each phase and clock."""
     return {
-        phase: {name: float(here().gathered(torch.tensor([each])).max()) for name, each in clocks.items()}
+        phase: {
+            name: float(process_group().all_gather(torch.tensor([each])).max())
+            for name, each in clocks.items()
+        }
         for phase, clocks in results.items()
     }
 
@@ -86,7 +89,7 @@ def longest(results: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]
 def keep_gradients(path: Path, module: nn.Module) -> None:
     """Save the gradients of the last update, which are equal on all ranks."""
     results: Any = {name: x.grad.numpy() for name, x in module.named_parameters() if x.grad is not None}
-    if here().writes:
+    if process_group().writes:
         np.savez(path, **results)
 
 
@@ -113,9 +116,9 @@ def some_data() -> Trajectories:
 def main(folder: Path, rollouts: int, updates: int) -> None:
     """Run all measurements and write the results to the folder."""
     torch.set_num_threads(1)
-    join()
+    init_process_group()
     results = longest(online(folder, rollouts) | offline(folder, updates))
-    if here().writes:
+    if process_group().writes:
         (folder / "found.json").write_text(json.dumps(results))
 
 

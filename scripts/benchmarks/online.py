@@ -16,7 +16,7 @@ from rich.table import Table
 from benchmarks.machine import fresh_processes, machine
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
-from rlxf.envs.trajectories import Trajectories, load_trajectories
+from rlxf.data import Trajectories, load_trajectories
 from rlxf.evaluation import EvaluationCallback, Report, compare
 
 ENVS = 8

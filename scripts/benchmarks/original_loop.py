@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.hugging_face_model import Learner
-from rlxf.envs.trajectories import Trajectories, WindowBatch
+from rlxf.data import Trajectories, WindowBatch
 
 Episode = dict[str, NDArray[Any]]
 

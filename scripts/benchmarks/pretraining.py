@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.kept import made
+from benchmarks.kept import run_missing
 from benchmarks.offline_setting import SHORT
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.pretraining import MaskedPretraining
-from rlxf.envs.trajectories import Trajectories, load_trajectories
+from rlxf.data import Trajectories, load_trajectories
 from rlxf.evaluation import Report, compare
 
 INITIALIZATIONS = {True: "pre-trained", False: "fresh weights"}
@@ -85,7 +85,7 @@ class Pretraining:
             for seed in range(self.seeds)
             for begun in INITIALIZATIONS
         }
-        runs = [Run(**run) for run in made(jobs, self.processes, self.output).values()]
+        runs = [Run(**run) for run in run_missing(jobs, self.processes, self.output).values()]
         Console(width=120).print(self.table(runs), f"numbers: {self.output}")
 
     def key(self, seed: int, pretrained: bool) -> str:
@@ -100,7 +100,7 @@ class Pretraining:
         part = some_episodes(whole, self.share, seed)
         agent = DecisionTransformer(part, episode_length=int(whole.lengths.max()), seed=seed, **settings)
         if pretrained:
-            agent.take_weights(
+            agent.load_pretrained(
                 MaskedPretraining(whole, seed=seed, **settings).learn(self.pretraining_updates)
             )
         agent.learn(self.updates)

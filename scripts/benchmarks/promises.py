@@ -3,7 +3,7 @@
 import numpy as np
 from rich.table import Table
 
-from rlxf.agents.learn_then_test import keeps_risk
+from rlxf.agents.calibration import select_risk_controlled
 
 RISKS = np.array([0.0, 0.05, 0.1, 0.15, 0.2001, 0.25, 0.3, 0.4])
 """True risks of the settings, in increasing order. One is just above alpha, which is hardest to detect."""
@@ -36,6 +36,6 @@ def chosen_risks(simulations: int, samples: int, delta: float, seed: int = 0) ->
     rng, chosen = np.random.default_rng(seed), np.zeros(simulations)
     for number in range(simulations):
         losses = (rng.random((samples, 1)) < RISKS).astype(np.float64)
-        accepted = keeps_risk(losses, ALPHA, delta)
+        accepted = select_risk_controlled(losses, ALPHA, delta)
         chosen[number] = RISKS[accepted].max(initial=0.0)
     return chosen

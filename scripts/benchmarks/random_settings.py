@@ -15,8 +15,8 @@ from rich.progress import track
 
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.attention import XL, RoPE, TransformerSpec, Window
-from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
-from rlxf.envs.trajectories import Trajectories, return_to_go
+from rlxf.attention.registry import OPTIONAL, TECHNIQUES
+from rlxf.data import Trajectories, return_to_go
 
 NUMBERS = (-1, 0, 1, 2, 3, 4, 8, 16, 0.5)
 """Numbers, valid or not, that occasionally replace a numeric option of a technique."""
@@ -37,8 +37,8 @@ ONLINE: dict[str, tuple[Any, ...]] = {
     "gamma": (0.9, 0.95, 0.99, 0.99, 0.999, 1.0, 1.5),
     "learning_rate": (*[1e-3] * 9, -1.0),
     "previous_action": (True, False),
-    "refresh": (False, True),
-    "across_episodes": (False, True),
+    "recompute_memory": (False, True),
+    "persist_memory_across_episodes": (False, True),
     "reconstruction_coef": (0.0, 0.1),
 }
 OFFLINE: dict[str, tuple[Any, ...]] = {
@@ -56,7 +56,7 @@ OBSERVATIONS = (
 
 
 @dataclass
-class Drawn:
+class SettingsOutcomes:
     """Outcomes of agents with random settings.
 
     Args:
@@ -101,9 +101,9 @@ class Counted(gymnasium.Env):
 gymnasium.register("rlxf-bench/Counted-v0", lambda **options: Counted(**options))
 
 
-def random_settings(name: str, cases: int, seed: int) -> Drawn:
+def random_settings(name: str, cases: int, seed: int) -> SettingsOutcomes:
     """Train ``cases`` agents of one kind with random settings."""
-    rng, outcomes = random.Random(seed), Drawn()
+    rng, outcomes = random.Random(seed), SettingsOutcomes()
     for _ in track(range(cases), f"settings of {name}"):
         outcomes.cases += 1
         outcome = outcome_of(partial_of(name, rng))

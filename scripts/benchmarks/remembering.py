@@ -13,17 +13,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.kept import made
+from benchmarks.kept import run_missing
 from benchmarks.offline_setting import SHORT
 from rlxf import DecisionTransformer, evaluate
-from rlxf.agents.decision_transformer.encoding import encoded
-from rlxf.agents.decision_transformer.remembering import memory_of
-from rlxf.agents.memory import Memory
+from rlxf.agents.common.retrieval import ActionDatastore
+from rlxf.agents.decision_transformer.retrieval import encode_dataset, memory_from_datastore
 from rlxf.attention import KNNLM, SPALM
 from rlxf.attention.heads.base import OutputHead
 from rlxf.attention.heads.datastore import Datastore
-from rlxf.envs.return_to_go import ReturnToGo
-from rlxf.envs.trajectories import load_trajectories
+from rlxf.data import load_trajectories
+from rlxf.envs.wrappers.return_to_go import ReturnToGo
 from rlxf.evaluation import Report, compare
 
 NO_DATASTORE = "without memory"
@@ -105,7 +104,7 @@ class Remembering:
         jobs: dict[str, Callable[[], Learned]] = {
             self.key(seed): partial(self.learn, seed) for seed in range(self.seeds)
         }
-        results = made(jobs, self.processes, self.output).values()
+        results = run_missing(jobs, self.processes, self.output).values()
         runs = [Run(**run) for result in results for run in result["runs"]]
         title = f"{self.dataset}, remembering {self.remembered}, {self.seeds} seeds"
         Console(width=120).print(compare(reports(runs), title, "head"), gains(runs), costs(runs))
@@ -123,7 +122,7 @@ class Remembering:
         agent = DecisionTransformer(self.dataset, seed=seed, device="cpu", **SHORT[self.setting].arguments())
         agent.learn(self.updates)
         data = load_trajectories(self.remembered)
-        store = encoded(agent.policy.eval(), agent.windows(data), agent.device)
+        store = encode_dataset(agent.policy.eval(), agent.windows(data), agent.device)
         own, better = float(load_trajectories(self.dataset).returns.max()), float(data.returns.max())
         runs = [self.play(agent, store, OWN_TARGET, None, seed, own)]
         runs += [self.play(agent, store, name, head, seed, better) for name, head in self.heads().items()]
@@ -145,7 +144,7 @@ class Remembering:
         target: float,
     ) -> Run:
         """Evaluate the agent with a head that reads the datastore; None: without a datastore."""
-        agent.memory = None if head is None else memory_of(agent, store, head)
+        agent.memory = None if head is None else memory_from_datastore(agent, store, head)
         env = agent.make_env(self.episodes)
         report = evaluate(agent, env, self.episodes, target_returns=[target]).first
         milliseconds = {str(envs): acting_milliseconds(agent, envs, target) for envs in (1, 50)}
@@ -154,9 +153,9 @@ class Remembering:
 
 
 @torch.no_grad()
-def mean_share(memory: Memory) -> float:
+def mean_share(memory: ActionDatastore) -> float:
     """Return the mean weight of the datastore in predictions, averaged over its keys."""
-    return memory.reader.share(memory.store.keys).mean().item()
+    return memory.reader.neighbour_weight(memory.store.keys).mean().item()
 
 
 def acting_milliseconds(agent: DecisionTransformer, envs: int, target: float) -> float:

@@ -17,7 +17,7 @@ from benchmarks import hugging_face
 from benchmarks.machine import fresh_processes
 from benchmarks.offline_setting import SETTINGS, Setting
 from rlxf import DecisionTransformer, evaluate
-from rlxf.envs.trajectories import ReferenceScores, load_trajectories
+from rlxf.data import ReferenceScores, load_trajectories
 from rlxf.evaluation import Report, TargetSweep, compare
 
 HOPPER = "rlxf/hopper/medium-v0"
@@ -188,7 +188,7 @@ def learn_and_ask(job: Job, venv: Path) -> dict[str, Any]:
     targets = targets_of(job.dataset)[: job.targets]
     if job.program == OURS:
         return ours(job, targets)
-    return hugging_face.call(
+    return hugging_face.run_task(
         venv,
         "learn_and_ask",
         job.sizes,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.machine import fresh_processes, machine
 from benchmarks.offline_memory import peak_bytes
-from rlxf.attention import XL, Index, Reversible, Transformer, TransformerSpec, Window
+from rlxf.attention import XL, Reversible, TokenIndex, Transformer, TransformerSpec, Window
 
 STACKS = {
     "Reversible": TransformerSpec(residual=Reversible()),
@@ -96,7 +96,7 @@ def learn(model: Transformer, batch: int, length: int) -> None:
     state = model.initial_state(batch) if model.spec.memory else None
     if state is not None:
         state.hidden.normal_()  # else the operating system has not allocated its pages
-    y = model.outputs(torch.randn(batch, length, model.spec.width), Index.range(batch, length), state)
+    y = model.outputs(torch.randn(batch, length, model.spec.width), TokenIndex.range(batch, length), state)
     y.square().mean().backward()
 
 
@@ -104,7 +104,7 @@ def difference(layers: int) -> float:
     """Return the largest difference between gradients of reversible layers and of stored activations."""
     torch.manual_seed(0)
     spec = TransformerSpec(width=32, layers=layers, residual=Reversible(), dropout=0.1)
-    model, index = spec.build().double(), Index.range(2, 24)
+    model, index = spec.build().double(), TokenIndex.range(2, 24)
     x, weight = torch.randn(2, 2, 24, spec.width, dtype=torch.float64)
     reversible = gradients(model, x, weight, model(seeded(x), index)[0])
     stored = gradients(model, x, weight, with_stored_activations(model, seeded(x), index))
@@ -122,12 +122,12 @@ def gradients(model: Transformer, x: Tensor, weight: Tensor, y: Tensor) -> tuple
     return torch.autograd.grad((y * weight).sum(), [x, *model.parameters()])
 
 
-def with_stored_activations(model: Transformer, x: Tensor, index: Index) -> Tensor:
+def with_stored_activations(model: Transformer, x: Tensor, index: TokenIndex) -> Tensor:
     """Return ``y_1 = x_1 + Attention(x_2)``, ``y_2 = x_2 + FeedForward(y_1)``, as in Gomez et al. 2017."""
     first, second = x, x
-    for block, relation in zip(model.blocks, model.relations(index, index), strict=True):
-        first = first + block.look(block.join_attention.read(second), None, relation)
-        second = second + block.consider(block.join_feed_forward.read(first))
+    for block, relation in zip(model.blocks, model.attention_masks(index, index), strict=True):
+        first = first + block.attention_branch(block.attention_norm.normalize(second), None, relation)
+        second = second + block.feed_branch(block.feed_forward_norm.normalize(first))
     y: Tensor = model.norm((first + second) / 2)
     return y
 

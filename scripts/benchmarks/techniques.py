@@ -17,8 +17,8 @@ from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl, resolve_core
 from rlxf.attention import Compressive, Full, RoPE, TransformerSpec
 from rlxf.attention.kernels.base import PairwiseKernel
-from rlxf.attention.patterns.window import bounded
-from rlxf.attention.techniques import TECHNIQUES
+from rlxf.attention.patterns.window import limit_distance
+from rlxf.attention.registry import TECHNIQUES
 from rlxf.envs.make import make_vec_env
 from rlxf.evaluation import EvaluationCallback
 
@@ -93,7 +93,7 @@ def fitting(axis: str, technique: Any) -> dict[str, Any]:
     kernel that does not support the relative position of the core uses RoPE.
     """
     if axis == "pattern":
-        return {axis: bounded(technique, gtrxl().pattern.reach)}
+        return {axis: limit_distance(technique, gtrxl().pattern.max_distance)}
     if isinstance(technique, Compressive):
         return {axis: technique, "pattern": Full()}
     pairs = axis != "kernel" or isinstance(technique, PairwiseKernel)

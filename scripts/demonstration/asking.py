@@ -12,7 +12,7 @@ from demonstration.remembering import CORRIDOR, TASK
 from rlxf import DecisionTransformer, collect
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.attention import XL, TransformerSpec
-from rlxf.envs.trajectories import load_trajectories
+from rlxf.data import load_trajectories
 from rlxf.evaluation import Report
 from rlxf.training import RunFolder, linear
 
@@ -42,7 +42,7 @@ def record(stages: Sequence[PolicyPredictor], episodes: int, seed: int) -> Repor
     return Report(data.returns.astype(np.float64), data.lengths)
 
 
-def make_run(path: Path, updates: int, seed: int) -> RunFolder:
+def create_run(path: Path, updates: int, seed: int) -> RunFolder:
     """Create the run folder, which "rlxf evaluate" can open."""
     config = {
         "agent": "decision_transformer",

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from rlxf.attention import Full, RoPE, Window
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
-from rlxf.attention.techniques import TECHNIQUES
-from tests.attention.specs import FORGETFUL, SHORT
+from rlxf.attention.registry import TECHNIQUES
+from tests.attention.specs import GATED_RFA, SHORT
 
 
 def of_no_pair(technique: Any) -> bool:
@@ -25,7 +25,7 @@ CHOICES = {
 }
 CHOICES["memory Compressive"]["pattern"] = Full()
 CHOICES["memory KNN"]["pattern"] = Window(SHORT["KNN"].length + 1)
-CHOICES["kernel RFA that forgets"] = {"kernel": FORGETFUL, "position": RoPE()}
+CHOICES["kernel RFA that forgets"] = {"kernel": GATED_RFA, "position": RoPE()}
 each = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 """Decorator that runs a test with each option: ``{axis: technique}``."""
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from rlxf.agents.actions import to_environment
+from rlxf.agents.common.actions import to_environment
 
 
 def test_box_actions_are_clipped_and_shaped():

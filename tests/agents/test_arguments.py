@@ -4,11 +4,11 @@ import inspect
 
 import pytest
 
-from rlxf.agents.arguments import Refused, explain_unknown, load_settings
+from rlxf.agents.common.arguments import UnsupportedArgument, load_settings, reject_unknown_arguments
 
 
 class Learner:
-    @explain_unknown({"use_sde": Refused("use noise instead", neutral=(False,))})
+    @reject_unknown_arguments({"use_sde": UnsupportedArgument("use noise instead", neutral=(False,))})
     def __init__(self, width: int, noise: float = 0.5, _hidden: bool = True):
         self.width, self.noise = width, noise
 

@@ -82,11 +82,11 @@ def state_with_contexts(policy, steps: int = 5):
 def test_gtrxl_action_equals_nbce_of_contexts(policy):
     state, now = state_with_contexts(policy), observations(1, 99)[0]
     rows = np.repeat(now[None], CONTEXTS + 1, axis=0)
-    logits, _ = policy.choices(rows, state, np.arange(CONTEXTS + 1) == 0)
+    logits, _ = policy.action_logits(rows, state, np.arange(CONTEXTS + 1) == 0)
     merged, chosen = NBCE()(logits, None)
     action, after = act_from_contexts(policy, now, Contexts(state, CONTEXTS + 1))
     assert (action, after.chosen) == (int(merged.argmax()), chosen)
-    fresh, _ = policy.choices(now[None], None)
+    fresh, _ = policy.action_logits(now[None], None)
     torch.testing.assert_close(logits[0], fresh[0])
     assert (logits[1:] - logits[0]).abs().amax(dim=1).min() > 1e-3
 
@@ -97,8 +97,8 @@ def test_all_rows_of_gtrxl_state_contain_the_action(policy):
     taken = policy.encode_actions(torch.full((CONTEXTS + 1,), action))
     assert torch.equal(after.state.action, taken)
     rows, other = observations(CONTEXTS + 1, 8), torch.full((CONTEXTS + 1,), (action + 1) % 3)
-    logits, _ = policy.choices(rows, after.state)
-    other_logits, _ = policy.choices(rows, policy.took(after.state, other))
+    logits, _ = policy.action_logits(rows, after.state)
+    other_logits, _ = policy.action_logits(rows, policy.observe_action(after.state, other))
     assert (logits - other_logits).abs().amax(dim=1).min() > 1e-4
 
 
@@ -110,7 +110,7 @@ def test_contexts_are_not_modified(policy):
 
 def test_choices_match_predict(policy):
     state, now = state_with_contexts(policy), observations(CONTEXTS + 1, 99)
-    logits, _ = policy.choices(now, state)
+    logits, _ = policy.action_logits(now, state)
     assert (policy.predict(now, state, deterministic=True)[0] == logits.argmax(-1).numpy()).all()
 
 
@@ -122,19 +122,19 @@ def test_decision_transformer_action_equals_nbce_of_contexts():
         _, state = agent.predict(offline.shown(data, first + step), state)
     now = {key: value[0] for key, value in offline.shown(data, first + 3).items()}
     rows = {key: np.repeat(value[None], CONTEXTS + 1, axis=0) for key, value in now.items()}
-    logits, _ = agent.choices(rows, state, np.arange(CONTEXTS + 1) == 0)
+    logits, _ = agent.action_logits(rows, state, np.arange(CONTEXTS + 1) == 0)
     assert (logits[1:] - logits[0]).abs().amax(dim=1).min() > 1e-3
     merged, chosen = NBCE()(logits, None)
     action, after = act_from_contexts(agent, now, Contexts(state, CONTEXTS + 1))
     assert (action, after.chosen) == (int(merged.argmax()), chosen)
-    assert agent.predict(rows, state)[0].tolist() == agent.choices(rows, state)[0].argmax(-1).tolist()
+    assert agent.predict(rows, state)[0].tolist() == agent.action_logits(rows, state)[0].argmax(-1).tolist()
 
 
 def test_other_action_spaces_are_rejected():
     box = spaces.Box(-1.0, 1.0, (2,), np.float32)
     policy = online.small_agent(online.scripts(online.shifted(1), action_space=box), n_envs=1).policy
     with pytest.raises(TypeError, match=r"Discrete.*, got Box\("):
-        policy.choices(observations(1, 0))
+        policy.action_logits(observations(1, 0))
     data = offline.some_trajectories()
     with pytest.raises(TypeError, match=r"Discrete.*, got Box\("):
-        offline.small_agent(data).choices(offline.shown(data, np.array([0])))
+        offline.small_agent(data).action_logits(offline.shown(data, np.array([0])))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlxf import GTrXLPPO, import_sb3
-from rlxf.agents.devices import check_device
+from rlxf.agents.common.arguments import check_device
 
 
 def gpus(monkeypatch, number):

@@ -5,12 +5,12 @@ import torch
 from torch.distributions import Categorical, Normal, kl_divergence
 from torch.nn import functional as F
 
-from rlxf.agents.distillation import (
+from rlxf.agents.common.distillation import (
     Distillation,
-    HiddenStates,
+    HiddenStateDistance,
+    categorical_kl,
     cosine_distance,
     gaussian_kl,
-    softened_kl,
 )
 from tests.attention.oracle import close, load
 
@@ -23,7 +23,7 @@ def numbers(*shape, seed=0):
 
 
 def test_logits_loss_equals_reference():
-    loss = softened_kl(VECTOR["in_student"], VECTOR["in_teacher"], VECTOR["cfg_T"].item())
+    loss = categorical_kl(VECTOR["in_student"], VECTOR["in_teacher"], VECTOR["cfg_T"].item())
     close(loss.mean(), VECTOR["out_kd"])  # over rows, not over rows and classes
 
 
@@ -36,7 +36,7 @@ def test_hidden_state_and_label_losses_equal_reference():
 def test_categorical_kl_equals_torch(temperature):
     student, teacher = numbers(3, 4, 5), numbers(3, 4, 5, seed=1)
     softened = [Categorical(logits=logits / temperature) for logits in (teacher, student)]
-    close(softened_kl(student, teacher, temperature), temperature**2 * kl_divergence(*softened))
+    close(categorical_kl(student, teacher, temperature), temperature**2 * kl_divergence(*softened))
 
 
 def gaussians(seed):
@@ -72,7 +72,7 @@ def test_equal_distributions_have_zero_loss():
     same = numbers(5, 3)
     moments = gaussians(2)
     for loss in (
-        softened_kl(same, same, 3.0),
+        categorical_kl(same, same, 3.0),
         gaussian_kl(moments, moments, 3.0),
         cosine_distance(same, 2.5 * same),
     ):
@@ -81,14 +81,14 @@ def test_equal_distributions_have_zero_loss():
 
 def test_equal_widths_have_no_projection():
     one, other = (torch.Generator().manual_seed(0) for _ in range(2))
-    same = HiddenStates(4, 4, one, torch.device("cpu"))
+    same = HiddenStateDistance(4, 4, one, torch.device("cpu"))
     assert not list(same.projection.parameters())
     assert torch.equal(one.get_state(), other.get_state())
     close(same.distance(numbers(3, 4), numbers(3, 4)), torch.zeros(3, dtype=torch.float64), 1e-12)
 
 
 def test_projection_is_trained_if_widths_differ():
-    hidden = HiddenStates(3, 5, torch.Generator().manual_seed(0), torch.device("cpu"))
+    hidden = HiddenStateDistance(3, 5, torch.Generator().manual_seed(0), torch.device("cpu"))
     student = numbers(64, 3).float()
     teacher = student @ numbers(3, 5, seed=1).float()
     before = hidden.distance(student, teacher).mean().item()

@@ -5,7 +5,7 @@ import pytest
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from rlxf.agents.guards import check_first, check_step
+from rlxf.agents.common.numerics import check_initial_observations, check_step_results
 from rlxf.envs import FaultyEnvironmentError
 from tests.envs.test_step_checks import Choosing
 
@@ -20,12 +20,12 @@ def test_dones_that_are_not_numbers_are_rejected(env, dones):
     ends = np.empty(2, object)
     ends[:] = dones
     with pytest.raises(FaultyEnvironmentError, match="dones at step 3 must be True or False, got"):
-        check_step(env, np.zeros(2, int), np.zeros(2), 3, dones=ends)
+        check_step_results(env, np.zeros(2, int), np.zeros(2), 3, dones=ends)
 
 
 @pytest.mark.parametrize("kind", [bool, np.int64, np.float32, np.uint8])
 def test_dones_may_be_numbers(env, kind):
-    check_step(env, np.zeros(2, int), np.zeros(2), 3, dones=np.array([True, False]).astype(kind))
+    check_step_results(env, np.zeros(2, int), np.zeros(2), 3, dones=np.array([True, False]).astype(kind))
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,6 @@ def test_dones_may_be_numbers(env, kind):
 )
 def test_invalid_choice_in_a_batch_is_rejected(env, space, values, message):
     with pytest.raises(FaultyEnvironmentError, match=f"{message}, which is not in its space"):
-        check_step(env, values, np.zeros(2), 3, space=space)
+        check_step_results(env, values, np.zeros(2), 3, space=space)
     with pytest.raises(FaultyEnvironmentError, match=f"{message}, which is not in its space"):
-        check_first(env, values, 0, space=space)
+        check_initial_observations(env, values, 0, space=space)

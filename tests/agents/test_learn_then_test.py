@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlxf.agents.learn_then_test import hoeffding_bentkus, keeps_risk
+from rlxf.agents.calibration import hoeffding_bentkus, select_risk_controlled
 from tests.attention.oracle import load
 
 VECTOR = {name: value.numpy() for name, value in load("calm_ltt").items()}
@@ -24,14 +24,14 @@ def test_p_value_at_zero_risk():
 
 
 def test_settings_before_first_failure_are_selected():
-    kept = VECTOR["in_lambdas"][keeps_risk(VECTOR["in_losses"], ALPHA, DELTA)]
+    kept = VECTOR["in_lambdas"][select_risk_controlled(VECTOR["in_losses"], ALPHA, DELTA)]
     np.testing.assert_array_equal(kept, VECTOR["out_valid"])
 
 
 def test_settings_after_a_failure_are_not_tested():
     losses = np.zeros((200, 3))
     losses[:, 1] = 1.0
-    assert keeps_risk(losses, 0.1, 0.1).tolist() == [True, False, False]
+    assert select_risk_controlled(losses, 0.1, 0.1).tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize("samples", [50, 200])
@@ -41,7 +41,7 @@ def test_guarantee_fails_at_most_with_probability_delta(samples):
     rng, broken, daring = np.random.default_rng(0), 0, []
     for _ in range(200):
         losses = (rng.random((samples, 1)) < true).astype(np.float64)
-        kept = keeps_risk(losses, 0.2, 0.1)
+        kept = select_risk_controlled(losses, 0.2, 0.1)
         chosen = true[kept].max() if kept.any() else 0.0
         broken += chosen > 0.2
         daring.append(chosen)
@@ -62,4 +62,4 @@ def test_guarantee_fails_at_most_with_probability_delta(samples):
 )
 def test_bad_input(losses, alpha, delta, message):
     with pytest.raises(ValueError, match=message):
-        keeps_risk(losses, alpha, delta)
+        select_risk_controlled(losses, alpha, delta)

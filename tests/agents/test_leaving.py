@@ -40,26 +40,26 @@ def online_agent(depth, actions=CHOICES):
 @each
 def test_predict_takes_fewer_passes_and_counts_them(depth):
     agent = online_agent(depth)
-    assert agent.acting_depth() is None
+    assert agent.mean_predict_depth() is None
     agent.predict(np.zeros((4, 3), np.float32))
-    taken = agent.acting_depth()
+    taken = agent.mean_predict_depth()
     assert 1 <= taken <= 3
     assert not isinstance(depth, CALM) or taken == (2 if depth.confidence == "state" else 1)
-    assert agent.acting_depth() is None
+    assert agent.mean_predict_depth() is None
 
 
 @each
 def test_decision_transformer_takes_fewer_passes(depth):
     agent, data = offline_agent(depth), offline.some_trajectories(action_space=CHOICES)
     agent.predict(offline.shown(data, np.array([0, 3])))
-    assert 1 <= agent.acting_depth() <= 3
+    assert 1 <= agent.mean_predict_depth() <= 3
 
 
 def test_unreachable_threshold_acts_at_full_depth():
     agent = online_agent(CALM("classifier", 1.0))
     obs = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     policy = agent.policy
-    initial, same = policy.begin(4), policy.begin(4)
+    initial, same = policy.initial_state(4), policy.initial_state(4)
     start = torch.ones(4, dtype=torch.bool)
     tensor = torch.from_numpy(obs)
     full, _ = policy.act(tensor, initial, initial.advance(start))
@@ -101,7 +101,7 @@ def test_evaluation_resets_depth_count(tmp_path):
 def test_fixed_depth_is_not_logged(depth, tmp_path):
     agent = online_agent(depth)
     agent.predict(np.zeros((4, 3), np.float32))
-    assert agent.acting_depth() is None
+    assert agent.mean_predict_depth() is None
     with pytest.raises(KeyError):
         logged_depth(agent, tmp_path)
 
@@ -109,7 +109,7 @@ def test_fixed_depth_is_not_logged(depth, tmp_path):
 def test_rollouts_and_updates_are_not_counted():
     agent = online_agent(ACT())
     agent.learn(agent.n_steps * agent.n_envs)
-    assert agent.acting_depth() is None
+    assert agent.mean_predict_depth() is None
     assert 1 <= agent.logger.name_to_value["train/mean_depth"] <= 3
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlxf.agents.memory import Memory
+from rlxf.agents.common.retrieval import ActionDatastore
 from rlxf.attention import KNNLM, SPALM
 from rlxf.attention.heads.datastore import Datastore
 from rlxf.training import CheckpointError
@@ -25,7 +25,7 @@ QUERIES, OWN = drawn(7, WIDTH, seed=2), drawn(7, NUMBERS, seed=3)
 
 
 def test_mean_equals_mean_of_mixture():
-    memory = Memory(some_store(), KNNLM(k=4, weight=0.3, temperature=2.0))
+    memory = ActionDatastore(some_store(), KNNLM(k=4, weight=0.3, temperature=2.0))
     mixed = memory.mean(QUERIES, memory.near(QUERIES), OWN)
     for query, own, mean in zip(QUERIES, OWN, mixed, strict=True):
         squared = (memory.store.keys - query).square().sum(dim=1)
@@ -36,7 +36,7 @@ def test_mean_equals_mean_of_mixture():
 
 
 def test_sample_follows_mixture():
-    memory = Memory(some_store(), KNNLM(k=3, weight=0.3, temperature=5.0))
+    memory = ActionDatastore(some_store(), KNNLM(k=3, weight=0.3, temperature=5.0))
     rows = 20_000
     query, own = QUERIES[:1].expand(rows, -1), OWN[:1].expand(rows, -1)
     near = memory.near(query)
@@ -47,9 +47,9 @@ def test_sample_follows_mixture():
     torch.testing.assert_close(torch.stack(shares), torch.tensor(expected), atol=0.015, rtol=0)
 
 
-def learned(error, head=None, seed=0) -> Memory:
-    memory = Memory(some_store(), head or SPALM(k=6))
-    memory.learn_gate(error, torch.Generator().manual_seed(seed))
+def learned(error, head=None, seed=0) -> ActionDatastore:
+    memory = ActionDatastore(some_store(), head or SPALM(k=6))
+    memory.train_gate(error, torch.Generator().manual_seed(seed))
     return memory
 
 
@@ -58,10 +58,10 @@ def test_gate_training_excludes_own_episode():
 
     def error(h, near, actions):
         seen.append((near, actions))
-        return memory.reader.share(h)
+        return memory.reader.neighbour_weight(h)
 
-    memory = Memory(some_store(torch.arange(PAIRS).float()[:, None]), SPALM(k=6))
-    memory.learn_gate(error, torch.Generator().manual_seed(0))
+    memory = ActionDatastore(some_store(torch.arange(PAIRS).float()[:, None]), SPALM(k=6))
+    memory.train_gate(error, torch.Generator().manual_seed(0))
     near, actions = seen[0]
     assert sorted(actions[:, 0].tolist()) == list(range(PAIRS))
     assert not (near.values[..., 0] // EPISODE == actions // EPISODE).any()
@@ -70,16 +70,16 @@ def test_gate_training_excludes_own_episode():
 @pytest.mark.parametrize("right", ["neighbours", "agent"])
 def test_gate_learns_the_better_predictor(right):
     store = some_store()
-    memory = Memory(store, SPALM(k=6))
+    memory = ActionDatastore(store, SPALM(k=6))
     useful = store.keys[:, 0] > 0
 
     def error(h, near, actions):
-        share = memory.reader.share(h)
+        share = memory.reader.neighbour_weight(h)
         trusted = h[:, 0] > 0 if right == "neighbours" else h[:, 0] < 0
         return torch.where(trusted, 1 - share, share)
 
-    memory.learn_gate(error, torch.Generator().manual_seed(0))
-    share = memory.reader.share(store.keys)
+    memory.train_gate(error, torch.Generator().manual_seed(0))
+    share = memory.reader.neighbour_weight(store.keys)
     trusted = useful if right == "neighbours" else ~useful
     assert (share[trusted] > 0.5).float().mean() > 0.95
     assert (share[~trusted] < 0.5).float().mean() > 0.95
@@ -94,12 +94,12 @@ def test_head_without_gate_is_unchanged():
 
 def test_equal_seeds_give_equal_gates():
     def error(h, near, actions):
-        return (h @ weights).sigmoid() * 0 + memory.reader.share(h) * actions[:, 0]
+        return (h @ weights).sigmoid() * 0 + memory.reader.neighbour_weight(h) * actions[:, 0]
 
     weights, gates = drawn(WIDTH), []
     for _ in range(2):
-        memory = Memory(some_store(), SPALM(k=6))
-        memory.learn_gate(error, torch.Generator().manual_seed(5))
+        memory = ActionDatastore(some_store(), SPALM(k=6))
+        memory.train_gate(error, torch.Generator().manual_seed(5))
         gates.append(memory.reader.gate.detach())
     assert torch.equal(*gates)
     assert gates[0].abs().sum() > 0
@@ -107,22 +107,22 @@ def test_equal_seeds_give_equal_gates():
 
 def test_a_gate_needs_other_episodes():
     store = Datastore(drawn(9, WIDTH), drawn(9, NUMBERS), torch.zeros(9, dtype=torch.long))
-    memory = Memory(store, SPALM(k=1))
+    memory = ActionDatastore(store, SPALM(k=1))
     with pytest.raises(ValueError, match="without its largest group of 9 pairs the datastore has 0"):
-        memory.learn_gate(lambda h, near, actions: memory.reader.share(h), torch.Generator())
+        memory.train_gate(lambda h, near, actions: memory.reader.neighbour_weight(h), torch.Generator())
 
 
 def test_more_neighbours_than_pairs_are_refused():
     with pytest.raises(ValueError, match=f"at most the number of pairs, {PAIRS}, got k={PAIRS + 1}"):
-        Memory(some_store(), KNNLM(k=PAIRS + 1))
+        ActionDatastore(some_store(), KNNLM(k=PAIRS + 1))
 
 
 @pytest.mark.parametrize("head", [KNNLM(k=4, temperature=2.0), SPALM(k=4)], ids=repr)
 def test_memory_roundtrip(head):
-    memory = Memory(some_store(), head)
+    memory = ActionDatastore(some_store(), head)
     for parameter in memory.reader.parameters():
         torch.nn.init.normal_(parameter)
-    back = Memory.restored(memory.to_json(), memory.tensors(), CPU)
+    back = ActionDatastore.from_tensors(memory.to_json(), memory.tensors(), CPU)
     assert back.head == head
     near, again = memory.near(QUERIES), back.near(QUERIES)
     assert torch.equal(memory.mean(QUERIES, near, OWN), back.mean(QUERIES, again, OWN))
@@ -132,7 +132,7 @@ def test_memory_roundtrip(head):
     ("lacking", "error"), [("keys", KeyError), ("groups", KeyError), ("gate", CheckpointError)]
 )
 def test_missing_tensor_is_rejected(lacking, error):
-    memory = Memory(some_store(), SPALM(k=4))
+    memory = ActionDatastore(some_store(), SPALM(k=4))
     tensors = {name: tensor for name, tensor in memory.tensors().items() if name != lacking}
     with pytest.raises(error, match=lacking):
-        Memory.restored(memory.to_json(), tensors, CPU)
+        ActionDatastore.from_tensors(memory.to_json(), tensors, CPU)

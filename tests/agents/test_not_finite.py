@@ -11,10 +11,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.decision_transformer import MaximumEntropy
 from rlxf.agents.pretraining import MaskedPretraining
+from rlxf.data import DatasetError
 from rlxf.envs import FaultyEnvironmentError
-from rlxf.envs.trajectories import DatasetError
 from rlxf.training import NumericalError
-from rlxf.training.optimizer_state import optimizer_tensors
+from rlxf.training.state_checks import optimizer_tensors
 from tests.agents.decision_transformer import worlds as offline
 from tests.agents.gtrxl import worlds as online
 from tests.agents.gtrxl.worlds import VECTOR, Scripted, same
@@ -187,7 +187,7 @@ def inject_offline(agent, place, value, monkeypatch):
 def fresh_pretraining():
     core = offline.decision_transformer(width=16, layers=2, heads=2, dropout=0.0)
     return MaskedPretraining(
-        offline.some_trajectories(), 5, batch_size=8, core=core, seed=3, device="cpu", chosen=0.5
+        offline.some_trajectories(), 5, batch_size=8, core=core, seed=3, device="cpu", mask_probability=0.5
     )
 
 

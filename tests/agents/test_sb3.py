@@ -18,9 +18,9 @@ from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import collect, evaluate, import_sb3
-from rlxf.agents.sb3_algorithms import ALGORITHMS
-from rlxf.collection.stored import stack
-from rlxf.envs.trajectories import ReferenceScores
+from rlxf.agents.sb3 import ALGORITHMS
+from rlxf.collection.storage import stack
+from rlxf.data import ReferenceScores
 from rlxf.training import CheckpointError
 
 OFF_POLICY = ("DDPG", "TD3", "SAC", "TQC", "CrossQ")
@@ -134,7 +134,8 @@ def test_missing_contrib_is_named(tmp_path, monkeypatch):
 
 
 def test_importing_rlxf_does_not_import_sb3_import():
-    script = "import sys, rlxf, rlxf.cli.collect; print({'torch', 'stable_baselines3'} & set(sys.modules))"
+    modules = "import sys, rlxf, rlxf.cli.commands.collect"
+    script = f"{modules}; print({{'torch', 'stable_baselines3'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "set()\n"
 
 

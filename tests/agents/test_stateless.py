@@ -7,7 +7,7 @@ import pytest
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from rlxf import evaluate
-from rlxf.agents.stateless import PATIENCE, StatelessCalls
+from rlxf.agents.common.policy_state import PATIENCE, MissingStateWarning
 from tests.agents.decision_transformer.worlds import shown, some_trajectories
 from tests.agents.decision_transformer.worlds import small_agent as small_transformer
 from tests.agents.gtrxl.worlds import scripts, shifted, small_agent
@@ -93,10 +93,10 @@ def test_decision_transformer_with_episode_start():
 
 
 def test_calls_with_a_state_start_the_count_again():
-    calls = StatelessCalls(stacklevel=2)
+    calls = MissingStateWarning(stacklevel=2)
 
     def play():
         for state in ([None] * (PATIENCE - 1) + ["state"]) * 3:
-            calls.note(state, None)
+            calls.record(state, None)
 
     assert warning_files(play) == []

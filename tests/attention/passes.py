@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlxf.attention import Cache, Index, Softmax, State, Transformer
+from rlxf.attention import KVCache, Softmax, State, TokenIndex, Transformer
 from rlxf.attention.attention import Attention
 from rlxf.attention.positions.base import Position
 from tests.attention.oracle import fill
-from tests.attention.worlds import World
+from tests.attention.worlds import Segment
 
 
-def learn(model: Transformer, world: World, lengths: Sequence[int]) -> tuple[Tensor, State | None]:
+def learn(model: Transformer, world: Segment, lengths: Sequence[int]) -> tuple[Tensor, State | None]:
     """Return all outputs (B, T, C), computed segment by segment, and the last state."""
     outputs, state = [], None
     for segment in world.cut(lengths):
@@ -21,17 +21,17 @@ def learn(model: Transformer, world: World, lengths: Sequence[int]) -> tuple[Ten
     return torch.cat(outputs, dim=1), state
 
 
-def act(model: Transformer, world: World, cache: Cache) -> tuple[Tensor, Tensor]:
+def act(model: Transformer, world: Segment, cache: KVCache) -> tuple[Tensor, Tensor]:
     """Return outputs (B, T, C) and inputs of the layers (L, B, T, C), computed token by token."""
     steps = []
     for t in range(world.length):
-        here = Index(world.index.position[:, t : t + 1], world.index.episode[:, t : t + 1])
+        here = TokenIndex(world.index.position[:, t : t + 1], world.index.episode[:, t : t + 1])
         steps.append(model.step(world.x[:, t], here, cache))
     y, hidden = zip(*steps, strict=True)
     return torch.stack(y, dim=1), torch.stack(hidden, dim=2)
 
 
-def agree(actual: Tensor, expected: Tensor) -> None:
+def assert_close_for_dtype(actual: Tensor, expected: Tensor) -> None:
     """Assert that tensors agree: to 1e-5 in float32, to 1e-10 in float64.
 
     The tolerance is relative to the largest number, because small numbers may be differences of large ones.

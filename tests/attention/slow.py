@@ -12,15 +12,15 @@ from rlxf.attention import (
     Deberta,
     DistanceAware,
     ETCLabels,
-    Index,
     RoPE,
     ShawRelative,
     T5Bias,
+    TokenIndex,
     Tupe,
     XLRelative,
 )
 from rlxf.attention.attention import Attention
-from rlxf.attention.index import EMPTY
+from rlxf.attention.token_index import EMPTY
 
 Score = Callable[[Attention, Tensor, Tensor, int, int, int], Tensor]
 """Module, q (D,), k (D,), position of the query, of the key, head -> score.
@@ -153,7 +153,7 @@ def attend(
     technique: type,
     x: Tensor,
     memory: Tensor,
-    key: Index,
+    key: TokenIndex,
     sees: Callable[[int, int], bool],
 ) -> Tensor:
     """Attend from queries x (B, T, C), the last T slots of key, over memory (B, M, C) and x -> (B, T, C)."""
@@ -166,7 +166,12 @@ def attend(
 
 
 def weights(
-    module: Attention, score: Score, x: Tensor, memory: Tensor, key: Index, sees: Callable[[int, int], bool]
+    module: Attention,
+    score: Score,
+    x: Tensor,
+    memory: Tensor,
+    key: TokenIndex,
+    sees: Callable[[int, int], bool],
 ) -> Tensor:
     """Return the attention weights of `attend`, (B, H, T, M + T)."""
     batch, queries, keys = len(x), x.shape[1], key.shape[1]
@@ -184,7 +189,7 @@ def weights(
     return taken
 
 
-def places(index: Index, b: int) -> list[tuple[int, int]]:
+def places(index: TokenIndex, b: int) -> list[tuple[int, int]]:
     """Return (position, episode) of each slot of a row."""
     return list(zip(index.position[b].tolist(), index.episode[b].tolist(), strict=True))
 

@@ -49,7 +49,7 @@ from rlxf.attention import (
     Window,
     XLRelative,
 )
-from rlxf.attention.techniques import TECHNIQUES
+from rlxf.attention.registry import TECHNIQUES
 
 MEMORY = 4
 """Memory length: shorter than the test segments, so that old tokens are dropped."""
@@ -92,7 +92,7 @@ SHORT: dict[str, Any] = {
 LINFORMER = Linformer(64, 3)
 """Kernel for encoders: it covers all positions of a test, as LearnedAbsolute(64) does."""
 
-FORGETFUL = RFA(32, sigma=2.0, gate=True, gate_bias=1.0)
+GATED_RFA = RFA(32, sigma=2.0, gate=True, gate_bias=1.0)
 
 ALONE = {
     f"{axis} {name}": replace(DEFAULT, **{axis: SHORT.get(name) or technique()})
@@ -156,12 +156,12 @@ RECIPES = {
     "Linformer and global tokens": replace(
         DEFAULT, kernel=Linformer(2, 1, sharing="key-value"), pattern=Longformer(4, global_tokens=3)
     ),
-    "RFA, gated": replace(DEFAULT, kernel=FORGETFUL),
+    "RFA, gated": replace(DEFAULT, kernel=GATED_RFA),
     "RFA, gated, with memory and RoPE": replace(
-        DEFAULT, kernel=FORGETFUL, position=RoPE(), memory=XL(MEMORY), residual=GRUGate()
+        DEFAULT, kernel=GATED_RFA, position=RoPE(), memory=XL(MEMORY), residual=GRUGate()
     ),
-    "RFA, gated, dilated pattern": replace(DEFAULT, kernel=FORGETFUL, pattern=Dilated(2, 2)),
-    "RFA, gated, global tokens": replace(DEFAULT, kernel=FORGETFUL, pattern=Longformer(2, global_tokens=3)),
+    "RFA, gated, dilated pattern": replace(DEFAULT, kernel=GATED_RFA, pattern=Dilated(2, 2)),
+    "RFA, gated, global tokens": replace(DEFAULT, kernel=GATED_RFA, pattern=Longformer(2, global_tokens=3)),
     "RFA, fixed sigma": replace(DEFAULT, kernel=RFA(32, sigma=2.0, fixed=True)),
     "RFA in a decoder": replace(DEFAULT, kernel=RFA(32, sigma=2.0), cross_attention=True),
     "Compressive, mean, RoPE": replace(
@@ -289,8 +289,12 @@ def remembering(spec: TransformerSpec, memory: int) -> TransformerSpec:
 def streaming(spec: TransformerSpec, memory: int) -> TransformerSpec:
     """Return the spec with a pattern that is limited to the memory, so that acting is unbounded in time."""
     spec = remembering(spec, memory)
-    seen = spec.memory.shows(spec.pattern)
-    return spec if seen.reach <= spec.memory.length else replace(spec, pattern=Window(spec.memory.length + 1))
+    seen = spec.memory.visible_pattern(spec.pattern)
+    return (
+        spec
+        if seen.max_distance <= spec.memory.length
+        else replace(spec, pattern=Window(spec.memory.length + 1))
+    )
 
 
 def each(specs: dict[str, TransformerSpec]) -> pytest.MarkDecorator:
@@ -299,12 +303,12 @@ def each(specs: dict[str, TransformerSpec]) -> pytest.MarkDecorator:
 
 
 @cache
-def built(spec: TransformerSpec, dtype: torch.dtype = torch.float64) -> Transformer:
+def shared_model(spec: TransformerSpec, dtype: torch.dtype = torch.float64) -> Transformer:
     """Return a cached module with perturbed weights. Tests share it and must not modify it."""
-    return fresh(spec).to(dtype)
+    return new_model(spec).to(dtype)
 
 
-def fresh(spec: TransformerSpec, seed: int = 0) -> Transformer:
+def new_model(spec: TransformerSpec, seed: int = 0) -> Transformer:
     """Build a new float32 module with perturbed weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -21,7 +21,6 @@ from rlxf.attention import (
     Full,
     GRUGate,
     HighwayGate,
-    Index,
     LearnedAbsolute,
     Multiplicative,
     RoPE,
@@ -29,19 +28,20 @@ from rlxf.attention import (
     Sinusoidal,
     Softmax,
     T5Bias,
+    TokenIndex,
     TransformerSpec,
     Tupe,
     Window,
     XLRelative,
 )
 from rlxf.attention.kernels.base import Kernel
-from rlxf.attention.positions.base import Embedding, LayerPosition
-from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
-from tests.attention.specs import CAUSAL, DEFAULT, SPECS, built, each
-from tests.attention.worlds import numbers, world
+from rlxf.attention.positions.base import LayerPosition, PositionEmbedding
+from rlxf.attention.registry import OPTIONAL, TECHNIQUES
+from tests.attention.specs import CAUSAL, DEFAULT, SPECS, each, shared_model
+from tests.attention.worlds import numbers, random_segment
 
 X = numbers(2, 5, DEFAULT.width)
-INDEX = Index.range(2, 5)
+INDEX = TokenIndex.range(2, 5)
 
 
 @pytest.mark.parametrize("name", ["width", "layers", "heads", "feed_forward", "feed_forward_chunk"])
@@ -102,7 +102,7 @@ def test_pairwise_position_requires_pairwise_kernel(technique):
     other = SimpleNamespace(kernel=NonPairwiseKernel(), pattern=Full(), width=8, heads=2)
     layer = technique().build(8, 2)
     shared = technique().build_embedding(8, 2)
-    changes = type(layer).bias is not LayerPosition.bias or type(shared).bias is not Embedding.bias
+    changes = type(layer).bias is not LayerPosition.bias or type(shared).bias is not PositionEmbedding.bias
     if not changes and type(layer).average is LayerPosition.average:
         technique().check(other)
         return
@@ -177,7 +177,7 @@ def test_every_valid_spec_can_be_built(axis, technique, heads, size, layers, cau
         return
     model = spec.build()
     x = numbers(2, 3, spec.width, dtype=torch.float32)
-    assert model(x, Index.range(2, 3))[0].shape == x.shape
+    assert model(x, TokenIndex.range(2, 3))[0].shape == x.shape
 
 
 # Files.
@@ -215,18 +215,18 @@ def test_truncated_json_raises():
 @pytest.mark.parametrize("shape", [(5,), (2, 4), (2, 5, 1)])
 def test_position_and_episode_must_have_the_same_shape(shape):
     with pytest.raises(ValueError, match=re.escape(str(shape))):
-        Index(INDEX.position, torch.zeros(shape, dtype=torch.long))
+        TokenIndex(INDEX.position, torch.zeros(shape, dtype=torch.long))
 
 
 @each({name: spec for name, spec in SPECS.items() if not spec.causal})
 def test_an_encoder_cannot_act(spec):
     with pytest.raises(ValueError, match="only a causal transformer can act"):
-        built(spec).cache(built(spec).initial_state(2), 4)
+        shared_model(spec).cache(shared_model(spec).initial_state(2), 4)
 
 
 @each(CAUSAL)
 def test_cache_capacity_must_hold_the_state(spec):
-    model, run = built(spec), world(spec, INDEX)
+    model, run = shared_model(spec), random_segment(spec, INDEX)
     least = max(1, model.initial_state(2).index.shape[1])
     model.cache(model.initial_state(2), least, run.context)
     with pytest.raises(ValueError, match=f"capacity must be at least .* got {least - 1}"):
@@ -234,7 +234,7 @@ def test_cache_capacity_must_hold_the_state(spec):
 
 
 def test_decoder_requires_a_context():
-    model = built(replace(DEFAULT, cross_attention=True))
+    model = shared_model(replace(DEFAULT, cross_attention=True))
     with pytest.raises(ValueError, match="cross_attention is True, but no context was given"):
         model(X, INDEX)
     with pytest.raises(ValueError, match="cross_attention is True, but no context was given"):
@@ -242,7 +242,7 @@ def test_decoder_requires_a_context():
 
 
 def test_context_without_cross_attention_raises():
-    model, context = built(DEFAULT), Context(X, INDEX)
+    model, context = shared_model(DEFAULT), Context(X, INDEX)
     with pytest.raises(ValueError, match="cross_attention is False, but a context was given"):
         model(X, INDEX, context=context)
     with pytest.raises(ValueError, match="cross_attention is False, but a context was given"):
@@ -261,13 +261,13 @@ def test_encoder_and_decoder_must_be_compatible():
     "position", [LearnedAbsolute(5), Multiplicative(5), Tupe(5), Tupe(5, buckets=None)], ids=repr
 )
 def test_positions_beyond_the_learned_table_raise(position):
-    model = built(replace(DEFAULT, position=position))
+    model = shared_model(replace(DEFAULT, position=position))
     model(X, INDEX)
     with pytest.raises(ValueError, match=re.escape(f"position 5 has no vector: {position}")):
-        model(X, Index.range(2, 5, start=1))
+        model(X, TokenIndex.range(2, 5, start=1))
     cache = model.cache(model.initial_state(2), 4)
     with pytest.raises(ValueError, match="position 7 has no vector"):
-        model.step(X[:, 0], Index.range(2, 1, start=7), cache)
+        model.step(X[:, 0], TokenIndex.range(2, 1, start=7), cache)
 
 
 def test_specs_are_frozen():

@@ -12,20 +12,20 @@ from rlxf.attention import (
     ETC,
     LSH,
     XL,
-    Index,
     Longformer,
     RoPE,
     Routing,
     State,
+    TokenIndex,
     Transformer,
     TransformerSpec,
     Window,
 )
-from rlxf.attention.index import EMPTY
-from rlxf.attention.kernels import buckets, merged_softmax
-from tests.attention.passes import agree
-from tests.attention.specs import each, fresh
-from tests.attention.test_gathering import Largest
+from rlxf.attention.kernels import bucket_layout, online_softmax
+from rlxf.attention.token_index import EMPTY
+from tests.attention.passes import assert_close_for_dtype
+from tests.attention.specs import each, new_model
+from tests.attention.test_gathering import LargestTensor
 from tests.attention.worlds import numbers
 
 SMALL = TransformerSpec(width=8, heads=2, layers=1, feed_forward=12)
@@ -38,11 +38,11 @@ SPECS = {repr(kernel): replace(SMALL, kernel=kernel) for kernel in KERNELS} | {
 LENGTH = 90
 
 
-def episodes() -> Index:
+def episodes() -> TokenIndex:
     """Return one row of two episodes with empty slots around them, and one row that starts at position 7."""
     episode = [EMPTY] * 5 + [0] * 40 + [EMPTY] * 3 + [1] * (LENGTH - 48)
     position = [0] * 5 + [*range(40)] + [0] * 3 + [*range(LENGTH - 48)]
-    return Index(torch.tensor([position, range(7, 7 + LENGTH)]), torch.tensor([episode, [0] * LENGTH]))
+    return TokenIndex(torch.tensor([position, range(7, 7 + LENGTH)]), torch.tensor([episode, [0] * LENGTH]))
 
 
 def outcome(model: Transformer, wanted: slice | None = None, state: State | None = None) -> list[Tensor]:
@@ -59,30 +59,30 @@ def outcome(model: Transformer, wanted: slice | None = None, state: State | None
 def compare_sorted_with_dense(monkeypatch: pytest.MonkeyPatch, run: Callable[[], list[Tensor]]) -> None:
     results = []
     for least in (2**40, 0):
-        monkeypatch.setattr(buckets, "SORTED_FROM", least)
+        monkeypatch.setattr(bucket_layout, "MIN_PAIRS_TO_SORT", least)
         results.append(run())
     for dense, fast in zip(*results, strict=True):
-        agree(fast, dense)
+        assert_close_for_dtype(fast, dense)
 
 
 @each(SPECS)
 @pytest.mark.parametrize("slab", [2**8, 2**18], ids=["in slabs", "at once"])
 def test_sorted_buckets_equal_dense_attention(spec, slab, monkeypatch):
-    monkeypatch.setattr(merged_softmax, "SLAB", slab)
-    model = fresh(spec).double()
+    monkeypatch.setattr(online_softmax, "PAIRS_PER_STEP", slab)
+    model = new_model(spec).double()
     compare_sorted_with_dense(monkeypatch, lambda: outcome(model))
 
 
 @each(SPECS)
 def test_subset_of_queries(spec, monkeypatch):
-    model = fresh(spec).double()
+    model = new_model(spec).double()
     compare_sorted_with_dense(monkeypatch, lambda: outcome(model, wanted=slice(1, None, 3)))
 
 
 @each({name: replace(spec, memory=XL(7)) for name, spec in SPECS.items() if spec.causal})
 def test_memory(spec, monkeypatch):
-    model = fresh(spec).double()
-    where = Index(torch.tensor([[0] * 7, range(7)]), torch.tensor([[EMPTY] * 7, [0] * 7]))
+    model = new_model(spec).double()
+    where = TokenIndex(torch.tensor([[0] * 7, range(7)]), torch.tensor([[EMPTY] * 7, [0] * 7]))
     state = State(1e2 * numbers(1, 2, 7, spec.width, seed=2), where)
     compare_sorted_with_dense(monkeypatch, lambda: outcome(model, state=state))
 
@@ -90,7 +90,7 @@ def test_memory(spec, monkeypatch):
 @each(SPECS)
 def test_large_scores(spec, monkeypatch):
     """Scores in the hundreds, whose exponentials overflow, do not cause errors."""
-    model = fresh(spec).double()
+    model = new_model(spec).double()
     with torch.no_grad():
         model.blocks[0].attention.qkv.weight *= 20
     compare_sorted_with_dense(monkeypatch, lambda: outcome(model))
@@ -99,25 +99,25 @@ def test_large_scores(spec, monkeypatch):
 
 @each({name: spec for name, spec in SPECS.items() if spec.causal})
 def test_sorted_buckets_are_causal(spec, monkeypatch):
-    monkeypatch.setattr(buckets, "SORTED_FROM", 0)
-    model, x = fresh(spec).double(), numbers(40, 60, spec.width)
+    monkeypatch.setattr(bucket_layout, "MIN_PAIRS_TO_SORT", 0)
+    model, x = new_model(spec).double(), numbers(40, 60, spec.width)
     changed_step = torch.arange(40) + 10
     changed = x.clone()
     changed[torch.arange(40), changed_step] += numbers(40, spec.width, seed=3)
-    y, z = (model(some, Index.range(40, 60))[0] for some in (x, changed))
+    y, z = (model(some, TokenIndex.range(40, 60))[0] for some in (x, changed))
     for n, t in enumerate(changed_step.tolist()):
-        agree(z[n, :t], y[n, :t])
+        assert_close_for_dtype(z[n, :t], y[n, :t])
         assert (z[n, t:] - y[n, t:]).abs().max() > 1e-6
 
 
 @each(SPECS)
 def test_other_episodes_and_empty_slots_have_no_effect(spec, monkeypatch):
-    monkeypatch.setattr(buckets, "SORTED_FROM", 0)
-    model, index = fresh(spec).double(), episodes()
+    monkeypatch.setattr(bucket_layout, "MIN_PAIRS_TO_SORT", 0)
+    model, index = new_model(spec).double(), episodes()
     x = numbers(*index.shape, spec.width)
     other = torch.where((index.episode == 1)[..., None], x, 1e4 * numbers(*x.shape, seed=4))
     y, z = (model(some, index)[0] for some in (x, other))
-    agree(z[index.episode == 1], y[index.episode == 1])
+    assert_close_for_dtype(z[index.episode == 1], y[index.episode == 1])
 
 
 LONG = 2048
@@ -132,17 +132,17 @@ LONG = 2048
     | {"encoder, even clusters": replace(SMALL, heads=1, kernel=Routing(64, window=32), causal=False)}
 )
 def test_memory_is_below_quadratic(spec):
-    model, x = fresh(spec), numbers(1, LONG, spec.width, dtype=torch.float32)
-    with Largest() as largest:
-        y, _ = model(x, Index.range(1, LONG))
+    model, x = new_model(spec), numbers(1, LONG, spec.width, dtype=torch.float32)
+    with LargestTensor() as largest:
+        y, _ = model(x, TokenIndex.range(1, LONG))
         y.sum().backward()
     assert LONG * spec.width <= largest.size < LONG**2 / 8
 
 
 def test_balanced_clusters_require_all_queries():
-    model = fresh(replace(SMALL, kernel=Routing(2, window=3), causal=False))
+    model = new_model(replace(SMALL, kernel=Routing(2, window=3), causal=False))
     with pytest.raises(ValueError, match=r"Routing\(clusters=2, window=3.*got a selection of queries"):
-        model.encode(numbers(1, 6, 8, dtype=torch.float32), Index.range(1, 6), wanted=slice(2, None))
+        model.encode(numbers(1, 6, 8, dtype=torch.float32), TokenIndex.range(1, 6), wanted=slice(2, None))
 
 
 def test_seed_determines_rotations_and_centroids():

@@ -11,18 +11,18 @@ from torch import Tensor
 from rlxf.attention import (
     Compressive,
     Full,
-    Index,
     Linformer,
+    TokenIndex,
     TransformerSpec,
     Window,
 )
-from rlxf.attention.index import EMPTY
 from rlxf.attention.inspection import attention_weights
 from rlxf.attention.memory.compression import COMPRESSIONS
+from rlxf.attention.token_index import EMPTY
 from tests.attention.oracle import close
 from tests.attention.passes import act, learn
-from tests.attention.specs import DEFAULT, built, fresh
-from tests.attention.worlds import ANYWHERE, numbers, random_index, segmented, world
+from tests.attention.specs import DEFAULT, new_model, shared_model
+from tests.attention.worlds import ANYWHERE, numbers, random_index, random_segment, segmented_index
 
 MEMORY = Compressive(2, 2, 2)
 SPEC = replace(DEFAULT, memory=MEMORY)
@@ -35,15 +35,17 @@ def test_each_token_is_visible_once_raw_or_compressed(memory):
     for i in range(3 * memory.length):
         seen = [0] * (i + 1)
         for j in range(i + 1):
-            seen[j] += bool(memory.shows_token(torch.tensor(i), torch.tensor(j)))
+            seen[j] += bool(memory.sees_raw(torch.tensor(i), torch.tensor(j)))
         for end in range(memory.ratio - 1, i + 1, memory.ratio):
             for j in range(end - memory.ratio + 1, end + 1):
-                seen[j] += bool(memory.shows_summary(torch.tensor(i), torch.tensor(end)))
+                seen[j] += bool(memory.sees_compressed(torch.tensor(i), torch.tensor(end)))
         assert max(seen) == 1
-        assert all(seen[max(0, i - memory.reach) :])
+        assert all(seen[max(0, i - memory.max_distance) :])
         assert not any(seen[: max(0, i - memory.length)])
         j = torch.arange(i + 1)
-        assert memory.shows(Full()).allows(torch.tensor(i), j).tolist() == [number == 1 for number in seen]
+        assert memory.visible_pattern(Full()).mask_mod(torch.tensor(i), j).tolist() == [
+            number == 1 for number in seen
+        ]
 
 
 @given(memory=sizes)
@@ -51,17 +53,17 @@ def test_each_token_is_visible_once_raw_or_compressed(memory):
 def test_state_contains_all_tokens_visible_to_the_next_token(memory):
     now = 3 * memory.length
     j = torch.arange(now)
-    seen = j[memory.shows(Full()).allows(torch.tensor(now), j)]
+    seen = j[memory.visible_pattern(Full()).mask_mod(torch.tensor(now), j)]
     assert now - int(seen.min()) <= memory.length
 
 
 @pytest.mark.parametrize("method", COMPRESSIONS)
-@given(drawn=segmented(moves=ANYWHERE))
+@given(drawn=segmented_index(moves=ANYWHERE))
 @settings(max_examples=8)
 def test_attention_equals_reference_loop(method, drawn):
     index, _ = drawn
     spec = replace(DEFAULT, layers=1, memory=replace(MEMORY, method=method))
-    model, run, results = built(spec), world(spec, index), []
+    model, run, results = shared_model(spec), random_segment(spec, index), []
     block = model.blocks[0]
     hook = block.attention.register_forward_hook(lambda module, inputs, y: results.append(y))
     model.encode(run.x, index)
@@ -72,7 +74,7 @@ def test_attention_equals_reference_loop(method, drawn):
                 close(results[0][b, t], slow_attention(block, run.x[b], index.rows(torch.tensor([b])), t))
 
 
-def slow_attention(block, x: Tensor, index: Index, t: int) -> Tensor:
+def slow_attention(block, x: Tensor, index: TokenIndex, t: int) -> Tensor:
     """Compute the attention output of slot t by the formulas of `Compressive`: x (T, C) -> (C,)."""
     here, attention = int(index.position[0, t]), block.attention
     same_episode = [s for s in range(t + 1) if index.episode[0, s] == index.episode[0, t]]
@@ -86,7 +88,7 @@ def slow_attention(block, x: Tensor, index: Index, t: int) -> Tensor:
         end = j - j % MEMORY.ratio + MEMORY.ratio - 1
         if here <= end + MEMORY.recent:
             seen.append(token[j])
-    normed = block.join_attention.norm(torch.stack([*seen, token[here]]))
+    normed = block.attention_norm.norm(torch.stack([*seen, token[here]]))
     q, k, v = (part.unflatten(-1, (attention.heads, -1)) for part in attention.qkv(normed).chunk(3, dim=-1))
     weights = [(q[-1, h] @ k[:-1, h].T * attention.size**-0.5).softmax(0) for h in range(attention.heads)]
     return attention.out(torch.cat([weight @ v[:-1, h] for h, weight in enumerate(weights)]))
@@ -101,7 +103,7 @@ def slow_compression(block, tokens: Tensor) -> Tensor:
         return sum(weight[..., n] @ tokens[n * step] for n in range(weight.shape[-1])) + bias
     if type(module).__name__ == "MostUsed":
         attention = block.attention
-        q, k, _ = attention.qkv(block.join_attention.norm(tokens)).chunk(3, dim=-1)
+        q, k, _ = attention.qkv(block.attention_norm.norm(tokens)).chunk(3, dim=-1)
         usage = 0
         for head in range(attention.heads):
             part = slice(head * attention.size, (head + 1) * attention.size)
@@ -111,7 +113,7 @@ def slow_compression(block, tokens: Tensor) -> Tensor:
 
 
 def long_run(spec: TransformerSpec, length: int = 24):
-    return world(spec, Index.range(2, length))
+    return random_segment(spec, TokenIndex.range(2, length))
 
 
 def gradients(model, loss: Tensor) -> dict[str, Tensor]:
@@ -124,7 +126,7 @@ def gradients(model, loss: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("loss", ["attention-reconstruction", "auto-encoding"])
 def test_task_loss_and_penalty_have_disjoint_gradients(method, loss):
     spec = replace(SPEC, memory=replace(MEMORY, method=method, loss=loss))
-    model, run = fresh(spec).double(), long_run(spec)
+    model, run = new_model(spec).double(), long_run(spec)
     y, _ = model(run.x, run.index)
     penalty_gradients = gradients(model, model.penalty())
     task_gradients = gradients(model, (y * numbers(*y.shape)).sum())
@@ -138,20 +140,20 @@ def test_task_loss_and_penalty_have_disjoint_gradients(method, loss):
 def test_penalty_is_the_weighted_sum_over_layers(spec):
     run, results = long_run(spec), []
     for coef in (1.0, 0.5):
-        model = built(replace(spec, memory=replace(MEMORY, loss_coef=coef)))
+        model = shared_model(replace(spec, memory=replace(MEMORY, loss_coef=coef)))
         model(run.x, run.index)
         results.append(model.penalty().detach())
     close(0.5 * results[0], results[1])
-    model, alone = built(spec), []
+    model, alone = shared_model(spec), []
     for layer, h in enumerate(model.encode(run.x, run.index)[1]):
-        recall = model.recall(None, run.index)
+        recall = model.memory_view(None, run.index)
         alone.append(recall.penalty([h if n == layer else torch.zeros_like(h) for n in range(spec.layers)]))
-    silent = model.recall(None, run.index).penalty([torch.zeros_like(run.x)] * spec.layers)
+    silent = model.memory_view(None, run.index).penalty([torch.zeros_like(run.x)] * spec.layers)
     close(sum(alone) - (spec.layers - 1) * silent, results[0])
 
 
 def test_penalty_is_returned_once_and_is_0_without_compressed_blocks():
-    model = built(SPEC)
+    model = shared_model(SPEC)
     for length, nonzero in ((4, False), (24, True)):
         run = long_run(SPEC, length)
         model(run.x, run.index)
@@ -165,14 +167,14 @@ def test_penalty_is_returned_once_and_is_0_without_compressed_blocks():
 @pytest.mark.parametrize("method", ["mean", "max", "most-used"])
 def test_methods_without_parameters_have_no_penalty(method):
     spec = replace(SPEC, memory=replace(MEMORY, method=method))
-    model, run = built(spec), long_run(spec)
+    model, run = shared_model(spec), long_run(spec)
     model(run.x, run.index)
     assert model.penalty() is None
     assert not any("compression" in name for name, _ in model.named_parameters())
 
 
 def test_cache_size_is_constant_over_an_episode():
-    model, run = built(SPEC), long_run(SPEC, 40)
+    model, run = shared_model(SPEC), long_run(SPEC, 40)
     cache = model.cache(model.initial_state(2), MEMORY.length + 1)
     sizes = []
     for part in run.cut([1, 39]):
@@ -184,20 +186,20 @@ def test_cache_size_is_constant_over_an_episode():
 
 
 def test_compressed_tokens_influence_outputs_up_to_the_reach():
-    model, run = built(replace(SPEC, layers=1)), long_run(SPEC, 3 * MEMORY.length)
+    model, run = shared_model(replace(SPEC, layers=1)), long_run(SPEC, 3 * MEMORY.length)
     other = run.x.clone()
     other[:, 1] += numbers(2, SPEC.width, seed=1)
     y, z = (learn(model, run.with_tokens(x), [3, run.length - 3])[0] for x in (run.x, other))
     moved = (y - z).abs().amax(-1).amin(0) > 1e-9
-    assert moved[1 : MEMORY.reach + 2].all()
-    assert not moved[MEMORY.reach + 2 :].any()
+    assert moved[1 : MEMORY.max_distance + 2].all()
+    assert not moved[MEMORY.max_distance + 2 :].any()
 
 
 def test_block_weight_is_split_evenly_among_its_tokens():
     run = long_run(replace(SPEC, layers=1))
-    (weights,) = attention_weights(built(replace(SPEC, layers=1)), run.x, run.index)
+    (weights,) = attention_weights(shared_model(replace(SPEC, layers=1)), run.x, run.index)
     now = 20
-    ends = [end for end in range(1, now, 2) if MEMORY.shows_summary(torch.tensor(now), torch.tensor(end))]
+    ends = [end for end in range(1, now, 2) if MEMORY.sees_compressed(torch.tensor(now), torch.tensor(end))]
     assert len(ends) == MEMORY.compressed
     for end in ends:
         close(weights[:, :, now, end], weights[:, :, now, end - 1])
@@ -207,8 +209,8 @@ def test_block_weight_is_split_evenly_among_its_tokens():
 def test_rows_complete_their_blocks_at_different_steps():
     """Acting in a batch equals acting row by row: a step compresses only the completed blocks."""
     index = random_index(4, 20, seed=5)
-    run = world(SPEC, index)
-    model = built(SPEC)
+    run = random_segment(SPEC, index)
+    model = shared_model(SPEC)
     together, _ = act(model, run, model.cache(model.initial_state(4), MEMORY.length + 1))
     for row in range(4):
         one = torch.tensor([row])

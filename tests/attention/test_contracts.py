@@ -17,18 +17,18 @@ from rlxf.attention import (
     LSH,
     XL,
     Context,
-    Index,
+    ExitTargets,
     Routing,
     State,
+    TokenIndex,
     Transformer,
     TransformerSpec,
-    Verdict,
 )
-from rlxf.attention.index import EMPTY
-from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
-from tests.attention.passes import act, agree, learn
-from tests.attention.specs import CAUSAL, SPECS, built, each, fresh, remembering, streaming
-from tests.attention.worlds import ANYWHERE, World, numbers, random_index, segmented, world
+from rlxf.attention.registry import OPTIONAL, TECHNIQUES
+from rlxf.attention.token_index import EMPTY
+from tests.attention.passes import act, assert_close_for_dtype, learn
+from tests.attention.specs import CAUSAL, SPECS, each, new_model, remembering, shared_model, streaming
+from tests.attention.worlds import ANYWHERE, Segment, numbers, random_index, random_segment, segmented_index
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 
@@ -45,17 +45,17 @@ def test_every_technique_is_covered():
 
 @each(CAUSAL)
 @DTYPES
-@given(drawn=segmented(), memory=st.integers(1, 6), spare=st.integers(0, 3))
+@given(drawn=segmented_index(), memory=st.integers(1, 6), spare=st.integers(0, 3))
 @settings(max_examples=6)
 def test_acting_with_ring_buffer_equals_learning_in_segments(spec, dtype, drawn, memory, spare):
     index, lengths = drawn
-    model = built(streaming(spec, memory), dtype)
-    run = world(spec, index, dtype)
+    model = shared_model(streaming(spec, memory), dtype)
+    run = random_segment(spec, index, dtype)
     learned, state = learn(model, run, lengths)
     capacity = model.spec.memory.length + 1 + spare
     cache = model.cache(model.initial_state(index.shape[0]), capacity, run.context)
     acted, hidden = act(model, run, cache)
-    agree(acted[run.filled], learned[run.filled])
+    assert_close_for_dtype(acted[run.filled], learned[run.filled])
     state_and_segment = model.spec.memory(model.initial_state(index.shape[0]), hidden, index)
     assert_same_state(state_and_segment, state)
 
@@ -64,7 +64,7 @@ def assert_same_state(actual: State, expected: State) -> None:
     assert torch.equal(actual.index.episode, expected.index.episode)
     assert torch.equal(actual.index.position, expected.index.position)
     filled = expected.index.episode != EMPTY
-    agree(actual.hidden[:, filled], expected.hidden[:, filled])
+    assert_close_for_dtype(actual.hidden[:, filled], expected.hidden[:, filled])
     assert (actual.older is None) == (expected.older is None)
     if actual.older is not None and expected.older is not None:
         assert_same_state(actual.older, expected.older)
@@ -72,19 +72,19 @@ def assert_same_state(actual: State, expected: State) -> None:
 
 @each(CAUSAL)
 @DTYPES
-@given(drawn=segmented(moves=ANYWHERE), memory=st.integers(1, 6))
+@given(drawn=segmented_index(moves=ANYWHERE), memory=st.integers(1, 6))
 @settings(max_examples=5)
 def test_acting_from_the_state_before_a_segment_equals_learning(spec, dtype, drawn, memory):
     index, lengths = drawn
-    model, state = built(remembering(spec, memory), dtype), None
-    for segment in world(spec, index, dtype).cut(lengths):
+    model, state = shared_model(remembering(spec, memory), dtype), None
+    for segment in random_segment(spec, index, dtype).cut(lengths):
         start = state or model.initial_state(index.shape[0])
         cache = model.cache(start, start.index.shape[1] + segment.length, segment.context)
         acted, hidden = act(model, segment, cache)
         learned, state = model(segment.x, segment.index, state, segment.context)
-        agree(acted[segment.filled], learned[segment.filled])
+        assert_close_for_dtype(acted[segment.filled], learned[segment.filled])
         read = model.encode(segment.x, segment.index, start, segment.context)[1]
-        agree(hidden[:, segment.filled], torch.stack(read)[:, segment.filled])
+        assert_close_for_dtype(hidden[:, segment.filled], torch.stack(read)[:, segment.filled])
 
 
 # 2. Causality.
@@ -94,7 +94,7 @@ def test_acting_from_the_state_before_a_segment_equals_learning(spec, dtype, dra
 def test_changed_token_does_not_affect_earlier_outputs(spec):
     trials, length = 40, 10
     before, run = state_and_segment(spec, trials, length)
-    model, moment = built(spec), torch.arange(trials) % length
+    model, moment = shared_model(spec), torch.arange(trials) % length
     changed = run.x.clone()
     changed[torch.arange(trials), moment] += numbers(trials, spec.width, seed=3)
     y, _ = model(run.x, run.index, before, run.context)
@@ -109,69 +109,69 @@ def test_changed_token_does_not_affect_earlier_outputs(spec):
 @each(CAUSAL)
 def test_outputs_do_not_depend_on_later_tokens(spec):
     before, run = state_and_segment(spec, batch=3, length=9)
-    whole, _ = built(spec)(run.x, run.index, before, run.context)
+    whole, _ = shared_model(spec)(run.x, run.index, before, run.context)
     for end in range(1, run.length):
         some = run.part(0, end)
-        y, _ = built(spec)(some.x, some.index, before, some.context)
-        agree(y[some.filled], whole[:, :end][some.filled])
+        y, _ = shared_model(spec)(some.x, some.index, before, some.context)
+        assert_close_for_dtype(y[some.filled], whole[:, :end][some.filled])
 
 
-def state_and_segment(spec: TransformerSpec, batch: int, length: int) -> tuple[State | None, World]:
+def state_and_segment(spec: TransformerSpec, batch: int, length: int) -> tuple[State | None, Segment]:
     """Return a non-empty state (None without memory) and the segment that follows it."""
-    whole = world(spec, random_index(batch, 2 * length))
+    whole = random_segment(spec, random_index(batch, 2 * length))
     if spec.memory is None:
         return None, whole.part(length, 2 * length)
-    return learn(built(spec), whole, [length])[1], whole.part(length, 2 * length)
+    return learn(shared_model(spec), whole, [length])[1], whole.part(length, 2 * length)
 
 
 @each(SPECS)
 @pytest.mark.parametrize("wanted", [slice(1, None, 3), slice(-1, None), slice(0, 4)], ids=str)
 def test_outputs_of_selected_tokens_equal_full_pass(spec, wanted):
-    whole = world(spec, random_index(3, 16))
-    state = learn(built(spec), whole, [8])[1] if spec.memory else None
+    whole = random_segment(spec, random_index(3, 16))
+    state = learn(shared_model(spec), whole, [8])[1] if spec.memory else None
     run = whole.part(8, 16)
     x = run.x.requires_grad_()
     results = []
     for selection in (None, wanted):
-        y, hidden = built(spec).encode(x, run.index, state, run.context, selection)
+        y, hidden = shared_model(spec).encode(x, run.index, state, run.context, selection)
         y = y if selection else y[:, wanted]
         seen = torch.where(run.filled[:, wanted, None], y, 0.0)
-        weights = [x, *built(spec).parameters()]
+        weights = [x, *shared_model(spec).parameters()]
         gradients = torch.autograd.grad((seen * numbers(*y.shape, seed=8)).sum(), weights, allow_unused=True)
         results.append((seen, *hidden, *(torch.zeros(()) if g is None else g for g in gradients)))
     for part, expected in zip(*reversed(results), strict=True):
-        agree(part, expected.expand_as(part))
+        assert_close_for_dtype(part, expected.expand_as(part))
 
 
 # 3. Isolation of episodes.
 
 
-def even(index: Index) -> Tensor:
+def even(index: TokenIndex) -> Tensor:
     """Return a mask (B, T) of even episodes and empty slots, which must not affect odd episodes."""
     return (index.episode % 2 == 0) | (index.episode == EMPTY)
 
 
 @each(SPECS)
-@given(drawn=segmented(moves=ANYWHERE))
+@given(drawn=segmented_index(moves=ANYWHERE))
 @settings(max_examples=5)
 def test_other_episodes_and_empty_slots_have_no_effect(spec, drawn):
     index, lengths = drawn
-    run, masked = world(spec, index), even(index)
+    run, masked = random_segment(spec, index), even(index)
     noise = 1e4 * numbers(*run.x.shape, seed=4)
     other = run.with_tokens(torch.where(masked[..., None], noise, run.x))
-    y, _ = learn(built(spec), run, lengths)
-    z, _ = learn(built(spec), other, lengths)
+    y, _ = learn(shared_model(spec), run, lengths)
+    z, _ = learn(shared_model(spec), other, lengths)
     assert torch.equal(y[~masked], z[~masked])
 
 
 @each(SPECS)
-@given(drawn=segmented(moves=ANYWHERE))
+@given(drawn=segmented_index(moves=ANYWHERE))
 @settings(max_examples=5)
 def test_gradients_do_not_cross_episode_boundaries(spec, drawn):
     index, _ = drawn
-    run, masked = world(spec, index), even(index)
+    run, masked = random_segment(spec, index), even(index)
     x = run.x.requires_grad_()
-    y, _ = built(spec)(x, index, context=run.context)
+    y, _ = shared_model(spec)(x, index, context=run.context)
     (gradient,) = torch.autograd.grad((y * numbers(*y.shape, seed=5))[~masked].sum(), x)
     assert (gradient[masked] == 0).all()
     assert (gradient[~masked].abs().amax(dim=-1) > 0).all()
@@ -180,15 +180,15 @@ def test_gradients_do_not_cross_episode_boundaries(spec, drawn):
 def half_full(spec: TransformerSpec, batch: int, filling: float) -> State:
     """Return a state whose older half of slots is empty and contains ``filling`` times noise."""
     length = spec.memory.length
-    index = Index.range(batch, length)
+    index = TokenIndex.range(batch, length)
     empty = index.position < (length + 1) // 2
     hidden = numbers(spec.layers, batch, length, spec.width, seed=6)
     hidden = torch.where(empty[..., None], filling * hidden, hidden)
     older = None
     if isinstance(spec.memory, KNN):
         noise = filling * numbers(1, batch, spec.memory.far, spec.width, seed=10)
-        older = State(noise, Index.empty(batch, spec.memory.far))
-    return State(hidden, Index(index.position, index.episode.masked_fill(empty, EMPTY)), older)
+        older = State(noise, TokenIndex.empty(batch, spec.memory.far))
+    return State(hidden, TokenIndex(index.position, index.episode.masked_fill(empty, EMPTY)), older)
 
 
 WITH_MEMORY = {name: spec for name, spec in SPECS.items() if spec.memory}
@@ -196,8 +196,8 @@ WITH_MEMORY = {name: spec for name, spec in SPECS.items() if spec.memory}
 
 @each(WITH_MEMORY)
 def test_contents_of_empty_memory_slots_have_no_effect(spec):
-    model = fresh(spec).double()
-    run = world(spec, Index.range(2, 5, start=spec.memory.length))
+    model = new_model(spec).double()
+    run = random_segment(spec, TokenIndex.range(2, 5, start=spec.memory.length))
     outcome = []
     for filling in (0.0, 1e4):
         state = half_full(spec, 2, filling)
@@ -212,33 +212,35 @@ def test_contents_of_empty_memory_slots_have_no_effect(spec):
 
 @each({name: spec for name, spec in SPECS.items() if spec.cross_attention})
 def test_contents_of_empty_context_slots_have_no_effect(spec):
-    run = world(spec, random_index(2, 8))
+    run = random_segment(spec, random_index(2, 8))
     empty = (run.context.index.episode == EMPTY)[..., None]
     assert empty.any()
     noisy = Context(torch.where(empty, 1e4 * run.context.x, run.context.x), run.context.index)
-    y, _ = built(spec)(run.x, run.index, context=run.context)
-    z, _ = built(spec)(run.x, run.index, context=noisy)
+    y, _ = shared_model(spec)(run.x, run.index, context=run.context)
+    z, _ = shared_model(spec)(run.x, run.index, context=noisy)
     assert torch.equal(y, z)
 
 
 @each(SPECS)
 def test_batch_rows_are_independent(spec):
-    run = world(spec, random_index(4, 9, moves=ANYWHERE))
-    together = output(built(spec), run)
+    run = random_segment(spec, random_index(4, 9, moves=ANYWHERE))
+    together = output(shared_model(spec), run)
     for number in range(4):
         chosen = torch.tensor([number])
         context = run.context and Context(run.context.x[chosen], run.context.index.rows(chosen))
-        alone = World(run.x[chosen], run.index.rows(chosen), context)
-        agree(output(built(spec), alone)[alone.filled], together[chosen][alone.filled])
+        alone = Segment(run.x[chosen], run.index.rows(chosen), context)
+        assert_close_for_dtype(
+            output(shared_model(spec), alone)[alone.filled], together[chosen][alone.filled]
+        )
 
 
 @each(CAUSAL)
 def test_missing_state_equals_empty_state(spec):
-    run = world(spec, random_index(2, 8))
-    model = built(spec)
+    run = random_segment(spec, random_index(2, 8))
+    model = shared_model(spec)
     y, _ = model(run.x, run.index, None, run.context)
     z, _ = model(run.x, run.index, model.initial_state(2), run.context)
-    agree(z[run.filled], y[run.filled])
+    assert_close_for_dtype(z[run.filled], y[run.filled])
 
 
 # 4. Memory states are immutable values.
@@ -246,7 +248,7 @@ def test_missing_state_equals_empty_state(spec):
 
 @each(WITH_MEMORY)
 def test_input_state_is_not_modified(spec):
-    model, run = built(spec), world(spec, Index.range(2, 3, start=spec.memory.length))
+    model, run = shared_model(spec), random_segment(spec, TokenIndex.range(2, 3, start=spec.memory.length))
     state = half_full(spec, 2, 1.0)
     kept = (state.hidden.clone(), state.index.position.clone(), state.index.episode.clone())
     first, after = model(run.x, run.index, state, run.context)
@@ -264,13 +266,13 @@ def test_input_state_is_not_modified(spec):
 @each(WITH_MEMORY)
 def test_remember_returns_the_state_of_forward(spec):
     state, run = state_and_segment(spec, 2, 6)
-    _, expected = built(spec)(run.x, run.index, state, run.context)
-    assert_same_state(built(spec).remember(run.x, run.index, state, run.context), expected)
+    _, expected = shared_model(spec)(run.x, run.index, state, run.context)
+    assert_same_state(shared_model(spec).next_state(run.x, run.index, state, run.context), expected)
 
 
 @each(WITH_MEMORY)
 def test_no_gradient_flows_into_memory(spec):
-    model, run = built(spec), world(spec, Index.range(2, 6))
+    model, run = shared_model(spec), random_segment(spec, TokenIndex.range(2, 6))
     x = run.x.requires_grad_()
     _, state = model(x[:, :3], run.part(0, 3).index, context=run.context)
     assert not state.hidden.requires_grad
@@ -282,8 +284,8 @@ def test_no_gradient_flows_into_memory(spec):
 
 @each(WITH_MEMORY)
 def test_state_has_one_hidden_vector_per_layer_and_token(spec):
-    run = world(spec, Index.range(3, 2 * spec.memory.length))
-    _, state = built(spec)(run.x, run.index, context=run.context)
+    run = random_segment(spec, TokenIndex.range(3, 2 * spec.memory.length))
+    _, state = shared_model(spec)(run.x, run.index, context=run.context)
     assert state.hidden.shape == (spec.layers, 3, spec.memory.length, spec.width)
     assert state.index.shape == (3, spec.memory.length)
 
@@ -291,7 +293,7 @@ def test_state_has_one_hidden_vector_per_layer_and_token(spec):
 @each(CAUSAL)
 def test_rows_of_a_cache_are_copies(spec):
     """The ring buffer is small, so a shared buffer would be overwritten by another owner."""
-    model, run = built(spec), world(spec, Index.range(3, 9))
+    model, run = shared_model(spec), random_segment(spec, TokenIndex.range(3, 9))
     start, rest, rows = run.part(0, 4), run.part(4, 9), torch.tensor([2, 0])
     nothing = model.initial_state(3)
     capacity = max(5, nothing.index.shape[1])
@@ -301,37 +303,39 @@ def test_rows_of_a_cache_are_copies(spec):
     spare, some = cache.copy(), cache.rows(rows)
     act(model, rest.with_tokens(-rest.x), cache)
     assert torch.equal(act(model, rest, spare)[0], expected)
-    agree(act(model, World(rest.x[rows], rest.index.rows(rows), None), some)[0], expected[rows])
+    assert_close_for_dtype(
+        act(model, Segment(rest.x[rows], rest.index.rows(rows), None), some)[0], expected[rows]
+    )
 
 
 # 5. Segments with full memory equal one long segment.
 
 
 @each(CAUSAL)
-@given(drawn=segmented(moves=ANYWHERE))
+@given(drawn=segmented_index(moves=ANYWHERE))
 @settings(max_examples=5)
 def test_full_memory_equals_one_long_segment(spec, drawn):
     index, lengths = drawn
-    run = world(spec, index)
-    whole, _ = built(replace(spec, memory=None))(run.x, index, context=run.context)
-    model = built(replace(spec, memory=XL(sum(lengths))))
+    run = random_segment(spec, index)
+    whole, _ = shared_model(replace(spec, memory=None))(run.x, index, context=run.context)
+    model = shared_model(replace(spec, memory=XL(sum(lengths))))
     parts, _ = learn(model, run, lengths)
-    agree(parts[run.filled], whole[run.filled])
+    assert_close_for_dtype(parts[run.filled], whole[run.filled])
     start = State.empty(spec.layers, index.shape[0], 0, run.x, spec.width)
     acted, _ = act(model, run, model.cache(start, sum(lengths), run.context))
-    agree(acted[run.filled], whole[run.filled])
+    assert_close_for_dtype(acted[run.filled], whole[run.filled])
 
 
 @each(CAUSAL)
-@given(drawn=segmented(), memory=st.integers(1, 6))
+@given(drawn=segmented_index(), memory=st.integers(1, 6))
 @settings(max_examples=5)
 def test_memory_of_window_length_equals_one_long_segment(spec, drawn, memory):
     index, lengths = drawn
-    run, short = world(spec, index), streaming(spec, memory)
+    run, short = random_segment(spec, index), streaming(spec, memory)
     alone = replace(short, memory=None) if type(short.memory) is XL else short
-    whole, _ = built(alone)(run.x, index, context=run.context)
-    parts, _ = learn(built(short), run, lengths)
-    agree(parts[run.filled], whole[run.filled])
+    whole, _ = shared_model(alone)(run.x, index, context=run.context)
+    parts, _ = learn(shared_model(short), run, lengths)
+    assert_close_for_dtype(parts[run.filled], whole[run.filled])
 
 
 # 6. Gradients, serialization and number formats.
@@ -339,15 +343,18 @@ def test_memory_of_window_length_equals_one_long_segment(spec, drawn, memory):
 
 @each(SPECS)
 def test_every_parameter_gets_a_gradient(spec):
-    model = fresh(spec).double()
+    model = new_model(spec).double()
     state = half_full(spec, 2, 1.0) if spec.memory else None
     start = spec.memory.length if spec.memory else 0
-    run = world(spec, Index.range(2, 6, start=start))
+    run = random_segment(spec, TokenIndex.range(2, 6, start=start))
     exits = model.exits(run.x, run.index, state, run.context)
     y = exits.outputs
     loss, penalty = (y * numbers(*y.shape, seed=7)).sum(), model.penalty()
     (loss if penalty is None else loss + penalty).backward()
-    if exits.lesson is not None and (lesson := exits.lesson(verdict(y, run.index))) is not None:
+    if (
+        exits.auxiliary_loss is not None
+        and (lesson := exits.auxiliary_loss(verdict(y, run.index))) is not None
+    ):
         lesson.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -355,21 +362,25 @@ def test_every_parameter_gets_a_gradient(spec):
         assert parameter.grad.abs().max() > 0, name
 
 
-def verdict(y: Tensor, index: Index) -> Verdict:
+def verdict(y: Tensor, index: TokenIndex) -> ExitTargets:
     """Return random exit targets for outputs y (N, B, T, C)."""
     drawn = numbers(*y.shape[:3], seed=9)
-    return Verdict(drawn, drawn > 0, drawn > 0.5, index)
+    return ExitTargets(drawn, drawn > 0, drawn > 0.5, index)
 
 
 @each(SPECS)
 def test_weights_round_trip(spec):
-    one, other, run = fresh(spec), fresh(spec, seed=1), world(spec, Index.range(2, 6), torch.float32)
+    one, other, run = (
+        new_model(spec),
+        new_model(spec, seed=1),
+        random_segment(spec, TokenIndex.range(2, 6), torch.float32),
+    )
     assert not torch.equal(output(one, run), output(other, run))
     other.load_state_dict(one.state_dict())
     assert torch.equal(output(one, run), output(other, run))
 
 
-def output(model: Transformer, run: World) -> Tensor:
+def output(model: Transformer, run: Segment) -> Tensor:
     return model(run.x, run.index, context=run.context)[0]
 
 
@@ -383,10 +394,10 @@ def test_spec_round_trips(spec):
 
 @each(SPECS)
 def test_bfloat16_is_close_to_float32(spec):
-    narrow = fresh(spec).bfloat16()
-    wide = fresh(spec).bfloat16().float()
-    run = world(spec, random_index(3, 12), torch.bfloat16)
-    same = World(run.x.float(), run.index, to_float32(run.context))
+    narrow = new_model(spec).bfloat16()
+    wide = new_model(spec).bfloat16().float()
+    run = random_segment(spec, random_index(3, 12), torch.bfloat16)
+    same = Segment(run.x.float(), run.index, to_float32(run.context))
     y = output(narrow, run)
     assert y.dtype == torch.bfloat16
     assert_near(y[run.filled], output(wide, same)[run.filled], spec)
@@ -410,7 +421,7 @@ def assert_near(narrow: Tensor, wide: Tensor, spec: TransformerSpec) -> None:
 
 @each(CAUSAL)
 def test_acting_in_bfloat16_is_close_to_learning(spec):
-    model, run = fresh(spec).bfloat16(), world(spec, random_index(3, 12), torch.bfloat16)
+    model, run = new_model(spec).bfloat16(), random_segment(spec, random_index(3, 12), torch.bfloat16)
     cache = model.cache(model.initial_state(3), run.length, run.context)
     acted, _ = act(model, run, cache)
     assert_near(acted[run.filled], output(model, run)[run.filled].float(), spec)

@@ -6,11 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlxf.attention import ACT, XL, Fixed, Index, Transformer, TransformerSpec, Universal, UniversalSinusoid
-from rlxf.attention.index import EMPTY
-from tests.attention.passes import act, agree
-from tests.attention.specs import fresh
-from tests.attention.worlds import END, GAP, ON, index_of, numbers, random_index, world
+from rlxf.attention import (
+    ACT,
+    XL,
+    Fixed,
+    TokenIndex,
+    Transformer,
+    TransformerSpec,
+    Universal,
+    UniversalSinusoid,
+)
+from rlxf.attention.token_index import EMPTY
+from tests.attention.passes import act, assert_close_for_dtype
+from tests.attention.specs import new_model
+from tests.attention.worlds import END, GAP, ON, index_of, numbers, random_index, random_segment
 
 SPEC = TransformerSpec(
     width=8, heads=2, layers=4, feed_forward=12, position=UniversalSinusoid(), depth=Universal()
@@ -31,12 +40,12 @@ def record_pass_lengths(model: Transformer) -> list[int]:
 
 
 def test_universal_transformer_equals_stack_with_tied_weights():
-    one, stack = fresh(SPEC).double(), fresh(replace(SPEC, depth=Fixed())).double()
+    one, stack = new_model(SPEC).double(), new_model(replace(SPEC, depth=Fixed())).double()
     for block in stack.blocks:
         block.load_state_dict(one.blocks[0].state_dict())
     stack.norm.load_state_dict(one.norm.state_dict())
-    run = world(SPEC, random_index(3, 9))
-    agree(one(run.x, run.index)[0], stack(run.x, run.index)[0])
+    run = random_segment(SPEC, random_index(3, 9))
+    assert_close_for_dtype(one(run.x, run.index)[0], stack(run.x, run.index)[0])
     assert len(one.blocks) == 1
 
 
@@ -49,23 +58,23 @@ def test_signal_encodes_position_and_pass():
             for m in range(2):
                 rate = 50.0 ** (-2 * m / 4)
                 angles = torch.tensor([t * rate, (number + 1) * rate], dtype=torch.float64)
-                agree(actual[0, slot, 2 * m], angles.sin().sum())
-                agree(actual[0, slot, 2 * m + 1], angles.cos().sum())
+                assert_close_for_dtype(actual[0, slot, 2 * m], angles.sin().sum())
+                assert_close_for_dtype(actual[0, slot, 2 * m + 1], angles.cos().sum())
 
 
 # Halting
 
 
-def reference_act(model: Transformer, x: Tensor, index: Index) -> tuple[Tensor, Tensor]:
+def reference_act(model: Transformer, x: Tensor, index: TokenIndex) -> tuple[Tensor, Tensor]:
     """Compute ACT (Graves) token by token for one row: outputs (T, C), and N + R of each token (T,)."""
     spec, depth = model.spec, model.depth
     (length,) = index.position[0].shape
-    relations = model.relations(index, index)
+    relations = model.attention_masks(index, index)
     state, outputs = x, [torch.zeros(spec.width, dtype=x.dtype) for _ in range(length)]
     sums, ponder, halted = [0.0] * length, [torch.zeros(())] * length, [False] * length
     for number in range(spec.layers):
         entered = state + model.embedding.signal(state, index.position, number)
-        after = model.blocks[0].think(model.blocks[0].attend(entered, None, relations[number]))
+        after = model.blocks[0].feed(model.blocks[0].attend(entered, None, relations[number]))
         rows = []
         for t in range(length):
             if halted[t]:
@@ -83,99 +92,103 @@ def reference_act(model: Transformer, x: Tensor, index: Index) -> tuple[Tensor, 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_halting_equals_reference_loop(seed):
-    model = fresh(ACT_SPEC, seed).double()
-    run = world(ACT_SPEC, Index.range(1, 7))
+    model = new_model(ACT_SPEC, seed).double()
+    run = random_segment(ACT_SPEC, TokenIndex.range(1, 7))
     y, _ = model(run.x, run.index)
     expected, ponder = reference_act(model, run.x, run.index)
-    agree(y[0], expected)
+    assert_close_for_dtype(y[0], expected)
     penalty = model.penalty()
-    agree(penalty, 0.5 * ponder.mean())
+    assert_close_for_dtype(penalty, 0.5 * ponder.mean())
     weights = (model.depth.w, model.depth.b)
     for actual, expected_gradient in zip(
         torch.autograd.grad((y**2).sum() + penalty, weights),
         torch.autograd.grad((expected**2).sum() + 0.5 * ponder.mean(), weights),
         strict=True,
     ):
-        agree(actual, expected_gradient)
+        assert_close_for_dtype(actual, expected_gradient)
 
 
 def test_steps_equal_segments_with_different_halting_depths():
-    model = fresh(ACT_SPEC).double()
-    run = world(ACT_SPEC, random_index(4, 12))
+    model = new_model(ACT_SPEC).double()
+    run = random_segment(ACT_SPEC, random_index(4, 12))
     depths = set()
     learned, _ = model(run.x, run.index)
     cache = model.cache(model.initial_state(4), run.length)
     for t in range(run.length):
         y, _ = model.step(run.x[:, t], run.index.at(slice(t, t + 1)), cache)
         here = run.filled[:, t]
-        agree(y[here], learned[:, t][here].detach())
+        assert_close_for_dtype(y[here], learned[:, t][here].detach())
         depths.add(float(model.depth.mean_depth()))
     assert len(depths) > 2
 
 
 def test_passes_without_active_tokens_are_skipped():
-    model = fresh(replace(ACT_SPEC, memory=XL(3))).double()
+    model = new_model(replace(ACT_SPEC, memory=XL(3))).double()
     with torch.no_grad():
         model.depth.b.fill_(50.0)
-    run, actual = world(ACT_SPEC, random_index(2, 6)), record_pass_lengths(model)
+    run, actual = random_segment(ACT_SPEC, random_index(2, 6)), record_pass_lengths(model)
     learned, state = model(run.x, run.index)
     assert actual == [6]
     acted, hidden = act(model, run, model.cache(model.initial_state(2), 6))
     assert actual == [6] + 6 * [1]
-    agree(acted[run.filled], learned[run.filled].detach())
+    assert_close_for_dtype(acted[run.filled], learned[run.filled].detach())
     kept = model.spec.memory(model.initial_state(2), hidden, run.index)
-    agree(kept.hidden[:, kept.index.episode != EMPTY], state.hidden[:, state.index.episode != EMPTY])
+    assert_close_for_dtype(
+        kept.hidden[:, kept.index.episode != EMPTY], state.hidden[:, state.index.episode != EMPTY]
+    )
 
 
 def test_ponder_cost_is_independent_of_selected_outputs():
-    model, costs = fresh(ACT_SPEC).double(), []
-    run = world(ACT_SPEC, random_index(2, 6))
+    model, costs = new_model(ACT_SPEC).double(), []
+    run = random_segment(ACT_SPEC, random_index(2, 6))
     for wanted in (None, slice(4, None)):
         model.encode(run.x, run.index, wanted=wanted)
         costs.append((model.penalty(), model.depth.mean_depth()))
-    agree(costs[0][0], costs[1][0])
-    agree(costs[0][1], costs[1][1])
+    assert_close_for_dtype(costs[0][0], costs[1][0])
+    assert_close_for_dtype(costs[0][1], costs[1][1])
 
 
 def test_acting_stops_when_the_selected_token_halts():
     """The output equals that of a full segment pass, although other tokens have not halted."""
-    model, depths = fresh(replace(ACT_SPEC, depth=ACT(bias=0.5))).double(), set()
-    run = world(ACT_SPEC, Index.range(8, 7))
+    model, depths = new_model(replace(ACT_SPEC, depth=ACT(bias=0.5))).double(), set()
+    run = random_segment(ACT_SPEC, TokenIndex.range(8, 7))
     learned = model.encode(run.x, run.index, wanted=slice(6, None))[0].detach()
     actual = record_pass_lengths(model)
     for row in range(8):
         actual.clear()
-        here = Index(run.index.position[row : row + 1], run.index.episode[row : row + 1])
-        agree(model.early(run.x[row : row + 1], here, wanted=slice(6, None))[0], learned[row])
+        here = TokenIndex(run.index.position[row : row + 1], run.index.episode[row : row + 1])
+        assert_close_for_dtype(
+            model.early_outputs(run.x[row : row + 1], here, wanted=slice(6, None))[0], learned[row]
+        )
         assert len(actual) == int(model.acting_depth())
         depths.add(len(actual))
     assert len(depths) > 1
 
 
 def test_pass_counts_are_exact_in_bfloat16():
-    model = fresh(replace(ACT_SPEC, layers=300)).bfloat16()
+    model = new_model(replace(ACT_SPEC, layers=300)).bfloat16()
     with torch.no_grad():
         model.depth.w.zero_()
         model.depth.b.fill_(-50.0)
-    model(world(ACT_SPEC, Index.range(1, 1)).x.bfloat16(), Index.range(1, 1))
+    model(random_segment(ACT_SPEC, TokenIndex.range(1, 1)).x.bfloat16(), TokenIndex.range(1, 1))
     assert model.mean_depth() == 300
 
 
 def test_empty_slots_have_no_ponder_cost():
-    model = fresh(ACT_SPEC).double()
+    model = new_model(ACT_SPEC).double()
     gaps = index_of([[ON, GAP, ON, GAP, GAP, ON, END]])
     x = numbers(1, 7, 8)
     model(x, gaps)
     penalty, depth = model.penalty(), model.depth.mean_depth()
     filled = gaps.episode[0] != EMPTY
     model(x[:, filled], gaps.at(filled))
-    agree(penalty, model.penalty())
-    agree(depth, model.depth.mean_depth())
+    assert_close_for_dtype(penalty, model.penalty())
+    assert_close_for_dtype(depth, model.depth.mean_depth())
 
 
 def test_penalty_is_returned_once_and_only_with_gradients():
-    model = fresh(ACT_SPEC)
-    run = world(ACT_SPEC, Index.range(1, 3), torch.float32)
+    model = new_model(ACT_SPEC)
+    run = random_segment(ACT_SPEC, TokenIndex.range(1, 3), torch.float32)
     model(run.x, run.index)
     assert model.penalty() is not None
     assert model.penalty() is None

@@ -11,21 +11,21 @@ from rlxf.attention import (
     CALM,
     XL,
     DepthAdaptive,
+    ExitTargets,
     Fixed,
     GRUGate,
-    Index,
     Performer,
     Reversible,
     RoPE,
+    TokenIndex,
     Transformer,
     TransformerSpec,
-    Verdict,
     Window,
 )
-from rlxf.attention.depth.calm import lead
-from tests.attention.passes import agree
-from tests.attention.specs import fresh
-from tests.attention.worlds import END, GAP, ON, index_of, numbers, random_index, world
+from rlxf.attention.depth.calm import probability_margin
+from tests.attention.passes import assert_close_for_dtype
+from tests.attention.specs import new_model
+from tests.attention.worlds import END, GAP, ON, index_of, numbers, random_index, random_segment
 
 SPEC = TransformerSpec(width=8, heads=2, layers=4, feed_forward=12, position=RoPE())
 DEPTHS = {
@@ -41,10 +41,10 @@ HEAD = numbers(8, 3, seed=4)
 
 
 def judge(y: Tensor) -> Tensor:
-    return lead([(y @ HEAD).softmax(dim=-1)])
+    return probability_margin([(y @ HEAD).softmax(dim=-1)])
 
 
-def reference_exits(model: Transformer, x: Tensor, index: Index) -> tuple[Tensor, list[int]]:
+def reference_exits(model: Transformer, x: Tensor, index: TokenIndex) -> tuple[Tensor, list[int]]:
     """Run early exits token by token for one row without memory: outputs, and passes of each token."""
     inputs: list[list[Tensor]] = [[] for _ in range(model.spec.layers)]
     outputs, taken = [], []
@@ -56,8 +56,8 @@ def reference_exits(model: Transformer, x: Tensor, index: Index) -> tuple[Tensor
                 continue
             seen = torch.stack(inputs[n])[None]
             before = index.at(slice(0, t + 1))
-            relation = model.relations(before, before)[n]
-            h = block.think(block.attend(seen, None, relation))[0, -1]
+            relation = model.attention_masks(before, before)[n]
+            h = block.feed(block.attend(seen, None, relation))[0, -1]
             history.append(h)
         outputs.append(model.norm(h))
         taken.append(len(history))
@@ -88,25 +88,25 @@ def exits_now(model: Transformer, x: Tensor, history: list[Tensor]) -> bool:
 @pytest.mark.parametrize("seed", range(3))
 def test_steps_exit_as_in_the_reference_loop(name, seed):
     spec = replace(SPEC, depth=DEPTHS[name])
-    model = fresh(spec, seed).double()
-    run = world(spec, Index.range(1, 9))
+    model = new_model(spec, seed).double()
+    run = random_segment(spec, TokenIndex.range(1, 9))
     cache = model.cache(model.initial_state(1), 9)
     acted = [model.early_step(run.x[:, t], run.index.at(slice(t, t + 1)), cache, judge) for t in range(9)]
     outputs, taken = reference_exits(model, run.x, run.index)
-    agree(torch.cat(acted), outputs.detach())
-    agree(model.acting_depth(), torch.tensor(sum(taken) / len(taken)))
+    assert_close_for_dtype(torch.cat(acted), outputs.detach())
+    assert_close_for_dtype(model.acting_depth(), torch.tensor(sum(taken) / len(taken)))
     assert model.acting_depth() is None
 
 
 def test_sequence_exit_uses_one_episode_only():
     """Other episodes have no effect, and single steps are rejected."""
-    model = fresh(replace(SPEC, depth=DEPTHS["sequence"])).double()
-    run = world(model.spec, index_of([[ON, ON, END, GAP, ON, ON, ON]]))
+    model = new_model(replace(SPEC, depth=DEPTHS["sequence"])).double()
+    run = random_segment(model.spec, index_of([[ON, ON, END, GAP, ON, ON, ON]]))
     other = run.x.clone()
     other[:, :4] = 1e3
     lessons = []
     for x in (run.x, other):
-        states = model.exits(x, run.index, wanted=slice(4, None)).lesson.args
+        states = model.exits(x, run.index, wanted=slice(4, None)).auxiliary_loss.args
         lessons.append(model.depth.log_q(*states))
     assert torch.equal(*lessons)
     with pytest.raises(ValueError, match=r"cannot run single steps; use `early`"):
@@ -116,39 +116,39 @@ def test_sequence_exit_uses_one_episode_only():
 @each
 def test_only_the_selected_token_of_a_segment_exits_early(depth):
     spec, depths = replace(SPEC, depth=depth), set()
-    model = fresh(spec).double()
-    run = world(spec, Index.range(6, 5))
+    model = new_model(spec).double()
+    run = random_segment(spec, TokenIndex.range(6, 5))
     with torch.no_grad():
         all_outputs = model.exits(run.x, run.index).outputs[:, :, -1]
     for row in range(6):
-        here = Index(run.index.position[row : row + 1], run.index.episode[row : row + 1])
-        y = model.early(run.x[row : row + 1], here, wanted=slice(-1, None), judge=judge)
+        here = TokenIndex(run.index.position[row : row + 1], run.index.episode[row : row + 1])
+        y = model.early_outputs(run.x[row : row + 1], here, wanted=slice(-1, None), judge=judge)
         taken = int(model.acting_depth())
-        agree(y[0, 0], all_outputs[taken - 1, row])
+        assert_close_for_dtype(y[0, 0], all_outputs[taken - 1, row])
         depths.add(taken)
     assert depths <= {1, 2, 3, 4}
-    together = model.early(run.x, run.index, wanted=slice(-1, None), judge=judge)
+    together = model.early_outputs(run.x, run.index, wanted=slice(-1, None), judge=judge)
     assert together.shape == (6, 1, 8)
 
 
 @each
 def test_last_output_equals_plain_transformer(depth):
-    model = fresh(replace(SPEC, depth=depth)).double()
-    plain = fresh(replace(SPEC, depth=Fixed())).double()
+    model = new_model(replace(SPEC, depth=depth)).double()
+    plain = new_model(replace(SPEC, depth=Fixed())).double()
     plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("depth.")})
-    run = world(SPEC, random_index(2, 7))
+    run = random_segment(SPEC, random_index(2, 7))
     exits = model.exits(run.x, run.index)
     y, _ = plain(run.x, run.index)
-    agree(exits.outputs[-1], y)
-    agree(model(run.x, run.index)[0], y)
-    agree(exits.shares.sum(), torch.ones((), dtype=torch.float64))
-    assert len(exits.shares) == 4
+    assert_close_for_dtype(exits.outputs[-1], y)
+    assert_close_for_dtype(model(run.x, run.index)[0], y)
+    assert_close_for_dtype(exits.loss_weights.sum(), torch.ones((), dtype=torch.float64))
+    assert len(exits.loss_weights) == 4
 
 
 def test_state_of_an_exited_token_is_copied_to_later_layers():
     spec = replace(SPEC, depth=CALM("classifier", 0.0), layers=2)
-    model = fresh(spec).double()
-    run, actual = world(spec, Index.range(2, 5)), []
+    model = new_model(spec).double()
+    run, actual = random_segment(spec, TokenIndex.range(2, 5)), []
     model.blocks[1].feed_forward.register_forward_hook(lambda *_: actual.append(1))
     cache = model.cache(model.initial_state(2), 5)
     for t in range(4):
@@ -157,10 +157,10 @@ def test_state_of_an_exited_token_is_copied_to_later_layers():
     model.depth.threshold.fill_(2.0)
     y = model.early_step(run.x[:, 4], run.index.at(slice(4, 5)), cache, judge)
     assert actual == [1]
-    relations = model.relations(run.index, run.index)
-    lower = model.blocks[0].think(model.blocks[0].attend(run.x, None, relations[0]))
-    upper = model.blocks[1].think(model.blocks[1].attend(lower, None, relations[1]))
-    agree(y, model.norm(upper[:, -1]).detach())
+    relations = model.attention_masks(run.index, run.index)
+    lower = model.blocks[0].feed(model.blocks[0].attend(run.x, None, relations[0]))
+    upper = model.blocks[1].feed(model.blocks[1].attend(lower, None, relations[1]))
+    assert_close_for_dtype(y, model.norm(upper[:, -1]).detach())
 
 
 @pytest.mark.parametrize(
@@ -175,23 +175,23 @@ def test_state_of_an_exited_token_is_copied_to_later_layers():
 @pytest.mark.parametrize("confidence", ["softmax", "state", "classifier"])
 def test_unreachable_threshold_has_no_effect(other, confidence):
     spec = replace(SPEC, depth=CALM(confidence, 1.0), **other)
-    model = fresh(spec).double()
-    run = world(spec, random_index(3, 8))
+    model = new_model(spec).double()
+    run = random_segment(spec, random_index(3, 8))
     one, two = (model.cache(model.initial_state(3), 8) for _ in range(2))
     for t in range(8):
         here, filled = run.index.at(slice(t, t + 1)), run.filled[:, t]
         y, _ = model.step(run.x[:, t], here, one)
-        agree(model.early_step(run.x[:, t], here, two, judge)[filled], y[filled])
+        assert_close_for_dtype(model.early_step(run.x[:, t], here, two, judge)[filled], y[filled])
 
 
 def test_exit_loss_gradient_reaches_only_exit_parameters():
     for depth in (DEPTHS["sequence"], DEPTHS["multinomial"], DEPTHS["geometric"], DEPTHS["classifier"]):
-        model = fresh(replace(SPEC, depth=depth)).double()
-        run = world(SPEC, Index.range(2, 5))
+        model = new_model(replace(SPEC, depth=depth)).double()
+        run = random_segment(SPEC, TokenIndex.range(2, 5))
         x = run.x.requires_grad_()
         exits = model.exits(x, run.index)
         drawn = numbers(4, 2, 5)
-        exits.lesson(Verdict(drawn, drawn > 0, drawn > 0, run.index)).backward()
+        exits.auxiliary_loss(ExitTargets(drawn, drawn > 0, drawn > 0, run.index)).backward()
         assert x.grad is None
         touched = {name for name, p in model.named_parameters() if p.grad is not None}
         assert touched == {f"depth.{name}" for name, _ in model.depth.named_parameters()}
@@ -199,7 +199,7 @@ def test_exit_loss_gradient_reaches_only_exit_parameters():
 
 def test_scores_are_smoothed_within_an_episode_only():
     spec = DepthAdaptive("multinomial", penalty=0.1, sigma=2.0)
-    index = Index(torch.tensor([[0, 1, 0, 0, 1]]), torch.tensor([[0, 0, -1, 1, 1]]))
+    index = TokenIndex(torch.tensor([[0, 1, 0, 0, 1]]), torch.tensor([[0, 0, -1, 1, 1]]))
     score = numbers(3, 1, 5)
     expected = []
     for t in (0, 1, 3, 4):
@@ -210,7 +210,7 @@ def test_scores_are_smoothed_within_an_episode_only():
             smooth = [math.exp(-(d**2) / 2.0) * score[n, 0, u] for d, u in zip(apart, near, strict=True)]
             value.append(float(sum(smooth)) - 0.1 * (n + 1))
         expected.append(value.index(max(value)))
-    actual = spec.targets(Verdict(score, score > 0, score > 0, index))[0]
+    actual = spec.targets(ExitTargets(score, score > 0, score > 0, index))[0]
     assert [int(actual[t]) for t in (0, 1, 3, 4)] == expected
 
 
@@ -218,8 +218,10 @@ def test_lead_of_several_choices_equals_joint_lead():
     parts = [numbers(5, size, seed=size).softmax(dim=-1) for size in (2, 3, 4)]
     joint = torch.einsum("na,nb,nc->nabc", *parts).flatten(1)
     first, second = joint.topk(2, dim=-1).values.unbind(-1)
-    agree(lead(parts), first - second)
-    agree(lead([torch.ones(5, 1, dtype=torch.float64)]), torch.ones(5, dtype=torch.float64))
+    assert_close_for_dtype(probability_margin(parts), first - second)
+    assert_close_for_dtype(
+        probability_margin([torch.ones(5, 1, dtype=torch.float64)]), torch.ones(5, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,6 +256,6 @@ def test_state_confidence_requires_three_layers():
 @pytest.mark.parametrize("exit_coef", [0.0, 0.25, 1.0, 3.0])
 @pytest.mark.parametrize("depth", [CALM(), DepthAdaptive()], ids=lambda depth: type(depth).__name__)
 def test_exit_coef_scales_early_outputs(depth, exit_coef):
-    shares, usual = (replace(depth, exit_coef=coef).shares(4) for coef in (exit_coef, 1.0))
-    agree(shares.sum(), torch.ones((), dtype=torch.float64))
-    agree(shares[:-1] / shares[-1], exit_coef * usual[:-1] / usual[-1])
+    shares, usual = (replace(depth, exit_coef=coef).loss_weights(4) for coef in (exit_coef, 1.0))
+    assert_close_for_dtype(shares.sum(), torch.ones((), dtype=torch.float64))
+    assert_close_for_dtype(shares[:-1] / shares[-1], exit_coef * usual[:-1] / usual[-1])

@@ -22,7 +22,6 @@ from rlxf.attention import (
     ETCLabels,
     FixedColumns,
     Full,
-    Index,
     Local1D,
     Local2D,
     Longformer,
@@ -32,21 +31,27 @@ from rlxf.attention import (
     State,
     Strided,
     T5Bias,
+    TokenIndex,
     Transformer,
     TransformerSpec,
     Tupe,
     Window,
     XLRelative,
-    arrangement,
 )
-from rlxf.attention import relation as relations
-from rlxf.attention.arrangement import arrange, arrange_run, find_runs, rounded
-from rlxf.attention.index import EMPTY
-from rlxf.attention.kept import Kept
+from rlxf.attention import attention_mask as relations
 from rlxf.attention.patterns.base import GlobalTokens
 from rlxf.attention.positions.base import PairwisePosition
-from rlxf.attention.techniques import TECHNIQUES
-from tests.attention.specs import SHORT, each, fresh
+from rlxf.attention.registry import TECHNIQUES
+from rlxf.attention.sparse import layout
+from rlxf.attention.sparse.layout import (
+    LRUCache,
+    build_layout,
+    build_span_layout,
+    find_episode_spans,
+    round_up_size,
+)
+from rlxf.attention.token_index import EMPTY
+from tests.attention.specs import SHORT, each, new_model
 from tests.attention.worlds import numbers
 
 SMALL = TransformerSpec(width=8, heads=2, layers=2, feed_forward=12)
@@ -114,12 +119,12 @@ def test_every_pattern_and_pairwise_position_is_covered():
     assert pairs <= {type(position) for position in POSITIONS}
 
 
-def episodes() -> Index:
+def episodes() -> TokenIndex:
     """Return one row of two episodes with empty slots around them, and one row of one episode."""
     ends = [EMPTY] * 2 + [0] * 9 + [1] * 12 + [EMPTY]
     position = [0, 0, *range(START, START + 9), *range(START + 4, START + 16), 0]
     whole = list(range(START, START + LENGTH))
-    return Index(torch.tensor([position, whole]), torch.tensor([ends, [0] * LENGTH]))
+    return TokenIndex(torch.tensor([position, whole]), torch.tensor([ends, [0] * LENGTH]))
 
 
 def outputs_and_gradients(model: Transformer, state: State | None = None) -> list[Tensor]:
@@ -138,12 +143,12 @@ def outputs_and_gradients(model: Transformer, state: State | None = None) -> lis
 def compare_sparse_with_dense(
     monkeypatch: pytest.MonkeyPatch, model: Transformer, state: State | None = None
 ) -> None:
-    monkeypatch.setattr(relations, "SAVING", 0)
+    monkeypatch.setattr(relations, "MIN_SAVING", 0)
     results = []
     for small in (2**40, 0):
-        monkeypatch.setattr(relations, "SMALL", small)
-        relation = model.relation(episodes(), episodes())
-        assert (relation.shares is None) == (small > 0)
+        monkeypatch.setattr(relations, "MIN_SPARSE_PAIRS", small)
+        relation = model.attention_mask(episodes(), episodes())
+        assert (relation.head_groups is None) == (small > 0)
         results.append(outputs_and_gradients(model, state))
     for dense, sparse in zip(*results, strict=True):
         torch.testing.assert_close(sparse, dense, rtol=1e-9, atol=1e-9)
@@ -158,7 +163,7 @@ WITH_KERNELS = {
 
 @each(SPECS | ENCODERS | WITH_POSITIONS | WITH_KERNELS | VARIANTS)
 def test_sparse_equals_dense_attention(spec, monkeypatch):
-    compare_sparse_with_dense(monkeypatch, fresh(spec).double())
+    compare_sparse_with_dense(monkeypatch, new_model(spec).double())
 
 
 MEMORY_PATTERNS = (Window(5), Dilated(3, 2, plain_heads=1), Blockwise(4, 3), Longformer(4, global_tokens=54))
@@ -166,21 +171,21 @@ MEMORY_PATTERNS = (Window(5), Dilated(3, 2, plain_heads=1), Blockwise(4, 3), Lon
 
 @each({repr(pattern): replace(SMALL, pattern=pattern, memory=XL(5)) for pattern in MEMORY_PATTERNS})
 def test_memory(spec, monkeypatch):
-    where = Index(
+    where = TokenIndex(
         torch.tensor([[0, 0, 0, 0, 0], range(START - 5, START)]), torch.tensor([[EMPTY] * 5, [0] * 5])
     )
     state = State(numbers(spec.layers, 2, 5, spec.width, seed=2), where)
-    compare_sparse_with_dense(monkeypatch, fresh(spec).double(), state)
+    compare_sparse_with_dense(monkeypatch, new_model(spec).double(), state)
 
 
 @each({"XLRelative": replace(SMALL, pattern=Window(5), position=XLRelative())})
 def test_subset_of_queries(spec, monkeypatch):
     """A Decision Transformer needs the output of every third token."""
-    monkeypatch.setattr(relations, "SAVING", 0)
-    model, index = fresh(spec).double(), Index.range(2, 30, start=50)
+    monkeypatch.setattr(relations, "MIN_SAVING", 0)
+    model, index = new_model(spec).double(), TokenIndex.range(2, 30, start=50)
     x, results = numbers(2, 30, spec.width), []
     for small in (2**40, 0):
-        monkeypatch.setattr(relations, "SMALL", small)
+        monkeypatch.setattr(relations, "MIN_SPARSE_PAIRS", small)
         results.append(model.encode(x, index, wanted=slice(1, None, 3))[0])
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
 
@@ -188,9 +193,9 @@ def test_subset_of_queries(spec, monkeypatch):
 @each({repr(pattern): replace(SMALL, layers=1, pattern=pattern) for pattern in MEMORY_PATTERNS[:2]})
 def test_all_slots_empty_gives_finite_outputs(spec, monkeypatch):
     """Memory of a Decision Transformer is empty if all windows lie in short episodes."""
-    monkeypatch.setattr(relations, "SMALL", 0)
-    model, index = fresh(spec).double(), Index.empty(2, 30, torch.device("cpu"))
-    assert model.relation(index, index).shares is not None
+    monkeypatch.setattr(relations, "MIN_SPARSE_PAIRS", 0)
+    model, index = new_model(spec).double(), TokenIndex.empty(2, 30, torch.device("cpu"))
+    assert model.attention_mask(index, index).head_groups is not None
     y, _ = model(numbers(2, 30, spec.width), index)
     assert y.isfinite().all()
 
@@ -198,18 +203,18 @@ def test_all_slots_empty_gives_finite_outputs(spec, monkeypatch):
 @pytest.mark.parametrize(
     "index",
     [
-        Index(torch.tensor([[0, 2, 3]]), torch.tensor([[0, 0, 0]])),
-        Index(torch.tensor([[0, 1, 0, 2]]), torch.tensor([[0, 0, 1, 0]])),
+        TokenIndex(torch.tensor([[0, 2, 3]]), torch.tensor([[0, 0, 0]])),
+        TokenIndex(torch.tensor([[0, 1, 0, 2]]), torch.tensor([[0, 0, 1, 0]])),
     ],
     ids=["gap", "torn"],
 )
 def test_irregular_layout_is_dense(index, monkeypatch):
-    monkeypatch.setattr(relations, "SMALL", 0)
-    monkeypatch.setattr(relations, "SAVING", 0)
-    assert fresh(SMALL).relation(index, index).shares is None
+    monkeypatch.setattr(relations, "MIN_SPARSE_PAIRS", 0)
+    monkeypatch.setattr(relations, "MIN_SAVING", 0)
+    assert new_model(SMALL).attention_mask(index, index).head_groups is None
 
 
-class Largest(TorchDispatchMode):
+class LargestTensor(TorchDispatchMode):
     """Record the size of the largest tensor that any operation returns."""
 
     size = 0
@@ -259,22 +264,25 @@ SHORT_REACH = {
 
 @each(SHORT_REACH)
 def test_memory_is_below_quadratic(spec):
-    model, x = fresh(spec), numbers(1, LONG, spec.width, dtype=torch.float32)
-    with Largest() as largest:
-        y, _ = model(x, Index.range(1, LONG))
+    model, x = new_model(spec), numbers(1, LONG, spec.width, dtype=torch.float32)
+    with LargestTensor() as largest:
+        y, _ = model(x, TokenIndex.range(1, LONG))
         y.sum().backward()
     assert LONG * spec.width <= largest.size < LONG**2 / 3
 
 
 def test_patterns_with_small_savings_are_dense():
-    index, both_ways = Index.range(1, LONG), replace(SMALL, causal=False)
-    assert fresh(SMALL).relation(index, index).shares is not None
-    assert fresh(both_ways).relation(index, index).shares is None
-    assert fresh(replace(both_ways, pattern=Window(LONG // 2))).relation(index, index).shares is None
+    index, both_ways = TokenIndex.range(1, LONG), replace(SMALL, causal=False)
+    assert new_model(SMALL).attention_mask(index, index).head_groups is not None
+    assert new_model(both_ways).attention_mask(index, index).head_groups is None
+    assert (
+        new_model(replace(both_ways, pattern=Window(LONG // 2))).attention_mask(index, index).head_groups
+        is None
+    )
 
 
 def test_rounded_sizes_are_few_and_close():
-    sizes = [rounded(size) for size in range(1, 5000)]
+    sizes = [round_up_size(size) for size in range(1, 5000)]
     assert all(size <= least < 1.25 * size for size, least in enumerate(sizes, start=1))
     assert len(set(sizes)) < 50
 
@@ -282,19 +290,21 @@ def test_rounded_sizes_are_few_and_close():
 def test_spans_of_equal_length_share_one_layout(monkeypatch):
     """The layout of patterns with period 1 is independent of the position in the episode."""
     made = []
-    fresh_cache = Kept(lambda *args: made.append(args) or arrange_run.make(*args), 2**20, arrange_run.size)
-    monkeypatch.setattr(arrangement, "arrange_run", fresh_cache)
+    fresh_cache = LRUCache(
+        lambda *args: made.append(args) or build_span_layout.make(*args), 2**20, build_span_layout.size
+    )
+    monkeypatch.setattr(layout, "build_span_layout", fresh_cache)
     starts = torch.tensor([0, 7, 64, 1000])[:, None]
-    index = Index(starts + torch.arange(LENGTH), torch.zeros(4, LENGTH, dtype=torch.long))
+    index = TokenIndex(starts + torch.arange(LENGTH), torch.zeros(4, LENGTH, dtype=torch.long))
     for _ in range(2):
-        arrange(Window(5), True, find_runs(index, index), torch.device("cpu"))
+        build_layout(Window(5), True, find_episode_spans(index, index), torch.device("cpu"))
     assert len(made) == 1
 
 
 @pytest.mark.parametrize("capacity", [0, 3, 8])
 def test_cache_evicts_the_least_recently_used_results(capacity):
     made = []
-    double = Kept(lambda n: made.append(n) or 2 * n, capacity, size=lambda result: 1)
+    double = LRUCache(lambda n: made.append(n) or 2 * n, capacity, size=lambda result: 1)
     numbers = [0, 1, 2, 0, 3, 1, 0]
     assert [double(n) for n in numbers] == [2 * n for n in numbers]
     assert made == {0: numbers, 3: [0, 1, 2, 3, 1], 8: [0, 1, 2, 3]}[capacity]

@@ -5,9 +5,8 @@ import sys
 import pytest
 import torch
 
-from rlxf.attention.heads import search
-from rlxf.attention.heads.datastore import Datastore
-from rlxf.attention.heads.search import FaissSearch, TorchSearch
+from rlxf.attention.heads import datastore
+from rlxf.attention.heads.datastore import Datastore, FaissSearch, TorchSearch
 
 PAIRS, WIDTH, QUERIES = 90, 6, 12
 
@@ -42,14 +41,14 @@ def test_neighbours_equal_brute_force_in_order(k):
 
 @pytest.mark.parametrize("scores", [1, QUERIES * 11, QUERIES * PAIRS])
 def test_chunked_search_equals_brute_force(scores, monkeypatch):
-    monkeypatch.setattr(search, "SCORES", scores)
+    monkeypatch.setattr(datastore, "MAX_SCORES", scores)
     store, queries = some_store(), some_queries()
     entries = TorchSearch(store)(queries, 7)
     assert neighbour_values(store, entries, queries) == [brute_force(store, query, 7) for query in queries]
 
 
 def test_chunks_bound_memory(monkeypatch):
-    monkeypatch.setattr(search, "SCORES", QUERIES * 11)
+    monkeypatch.setattr(datastore, "MAX_SCORES", QUERIES * 11)
     store, sizes, product = some_store(), [], torch.addmm
     monkeypatch.setattr(
         torch, "addmm", lambda *args, **options: _record_size(sizes, product(*args, **options))
@@ -65,7 +64,7 @@ def _record_size(sizes: list[int], scores: torch.Tensor) -> torch.Tensor:
 
 
 def test_each_query_excludes_its_own_group(monkeypatch):
-    monkeypatch.setattr(search, "SCORES", QUERIES * 11)
+    monkeypatch.setattr(datastore, "MAX_SCORES", QUERIES * 11)
     store, queries = some_store(), some_queries()
     without = torch.arange(QUERIES) % 10
     entries = TorchSearch(store)(queries, 7, without)
@@ -76,9 +75,9 @@ def test_each_query_excludes_its_own_group(monkeypatch):
 
 def test_results_are_independent_of_query_batch_size():
     store, queries = some_store(), some_queries()
-    search = TorchSearch(store)
-    singly = torch.cat([search(query[None], 7) for query in queries])
-    assert neighbour_values(store, search(queries, 7), queries) == neighbour_values(store, singly, queries)
+    datastore = TorchSearch(store)
+    singly = torch.cat([datastore(query[None], 7) for query in queries])
+    assert neighbour_values(store, datastore(queries, 7), queries) == neighbour_values(store, singly, queries)
 
 
 def test_distances_are_squared_l2_and_ascending():
@@ -105,8 +104,8 @@ def test_search_is_accurate_far_from_the_origin(make, chunk):
     keys = some_store().keys / 10 + 300
     store = Datastore(keys, torch.arange(PAIRS), torch.zeros(PAIRS, dtype=torch.long))
     queries = keys + some_store(seed=1).keys / 1000
-    original, search = keys.clone(), make(store)
-    entries = torch.cat([search(some, 1) for some in queries.split(chunk)])[:, 0]
+    original, datastore = keys.clone(), make(store)
+    entries = torch.cat([datastore(some, 1) for some in queries.split(chunk)])[:, 0]
     assert entries.tolist() == [brute_force(store, query, 1)[0] for query in queries]
     assert torch.equal(store.keys, original)
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from rlxf.attention import KNNLM, SPALM
 from rlxf.attention.heads.datastore import Neighbours
-from rlxf.attention.techniques import HEADS, technique_from_json, technique_to_json
+from rlxf.attention.registry import HEADS, technique_from_json, technique_to_json
 
 B, K, C, V = 5, 7, 6, 4
 
@@ -28,7 +28,7 @@ MODEL = F.linear(H, W, BIAS).log_softmax(dim=1)
 def test_head_outputs_are_distributions(head):
     log_p = head.build(C).log_prob(H, some_neighbours(), W, BIAS)
     torch.testing.assert_close(log_p.exp().sum(dim=1), torch.ones(B))
-    share = head.build(C).share(H)
+    share = head.build(C).neighbour_weight(H)
     assert share.shape == (B,)
     assert ((share >= 0) & (share <= 1)).all()
 
@@ -68,7 +68,7 @@ def test_open_gate_equals_model():
     with torch.no_grad():
         reader.gate.copy_(1e4 * H[0])
     near = Neighbours(*(part[:1] for part in some_neighbours()))
-    assert reader.share(H[:1]).item() == 0
+    assert reader.neighbour_weight(H[:1]).item() == 0
     torch.testing.assert_close(reader.log_prob(H[:1], near, W, BIAS), MODEL[:1])
 
 

@@ -16,12 +16,12 @@ from rlxf.attention import (
     ShawRelative,
     TransformerSpec,
 )
-from rlxf.attention.index import EMPTY
 from rlxf.attention.inspection import attention_weights, gate_openness
 from rlxf.attention.patterns.base import GlobalTokens
-from tests.attention.passes import agree, learn
-from tests.attention.specs import CAUSAL, GTRXL, SPECS, built, each, fresh, remembering
-from tests.attention.worlds import ANYWHERE, World, numbers, random_index, segmented, world
+from rlxf.attention.token_index import EMPTY
+from tests.attention.passes import assert_close_for_dtype, learn
+from tests.attention.specs import CAUSAL, GTRXL, SPECS, each, new_model, remembering, shared_model
+from tests.attention.worlds import ANYWHERE, Segment, numbers, random_index, random_segment, segmented_index
 
 LENGTH = 7
 
@@ -45,18 +45,18 @@ LINEAR_IN_VALUES = {
 
 def segment(spec, dtype=torch.float64):
     """Return a segment and the memory state before it; None without memory."""
-    whole = world(spec, random_index(3, 2 * LENGTH, moves=ANYWHERE), dtype)
-    before = None if spec.memory is None else learn(built(spec, dtype), whole, [LENGTH])[1]
+    whole = random_segment(spec, random_index(3, 2 * LENGTH, moves=ANYWHERE), dtype)
+    before = None if spec.memory is None else learn(shared_model(spec, dtype), whole, [LENGTH])[1]
     return whole.part(LENGTH, 2 * LENGTH), before
 
 
-def inspect_weights(spec, run: World, state):
-    return attention_weights(built(spec, run.x.dtype), run.x, run.index, state, run.context)
+def inspect_weights(spec, run: Segment, state):
+    return attention_weights(shared_model(spec, run.x.dtype), run.x, run.index, state, run.context)
 
 
-def allowed(spec, run: World, state, layer: int):
+def allowed(spec, run: Segment, state, layer: int):
     """Compute the attention mask (B, H, T, M + T) by a loop; keys include the global tokens."""
-    index = built(spec).extra.index(run.index)
+    index = shared_model(spec).global_token_embedding.index(run.index)
     key = index if state is None else state.index.concatenate(index)
     retrieves = isinstance(spec.memory, KNN) and layer == spec.memory.number(spec.layers)
     pattern = Full() if retrieves else spec.pattern
@@ -65,7 +65,7 @@ def allowed(spec, run: World, state, layer: int):
     for b, h, i, j in torch.cartesian_prod(*map(torch.arange, meets.shape)).tolist():
         here, there = int(query.position[b, i]), int(key.position[b, j])
         same = query.episode[b, i] == key.episode[b, j] != EMPTY
-        ruled = bool(rules[h].allows(torch.tensor(here), torch.tensor(there)))
+        ruled = bool(rules[h].mask_mod(torch.tensor(here), torch.tensor(there)))
         own = here != there or getattr(spec.kernel, "include_self", True)
         meets[b, h, i, j] = bool(same) and ruled and own and (here >= there or not spec.causal)
     return meets.expand(-1, spec.heads, -1, -1)
@@ -95,14 +95,14 @@ def test_weights_are_distributions_over_visible_keys(spec):
             assert (total < whole + 1e-9).all()
             assert (total > 1 - 1e-9).any()
         else:
-            agree(total, whole)
+            assert_close_for_dtype(total, whole)
 
 
 @each(LINEAR_IN_VALUES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 def test_weights_times_values_equal_layer_output(spec, dtype):
     run, state = segment(spec, dtype)
-    model, expected = built(spec, dtype), []
+    model, expected = shared_model(spec, dtype), []
     hooks = [
         block.attention.register_forward_hook(lambda module, inputs, y: expected.append((module, inputs, y)))
         for block in model.blocks
@@ -116,24 +116,24 @@ def test_weights_times_values_equal_layer_output(spec, dtype):
         values = attention.split(attention.qkv(x))[-1]
         mixed = weights @ (values if memory is None else torch.cat([memory[1], values], dim=2))
         sighted = weights.sum((1, 3)) > 0
-        agree(attention.out(mixed.transpose(1, 2).flatten(2))[sighted], y[sighted])
+        assert_close_for_dtype(attention.out(mixed.transpose(1, 2).flatten(2))[sighted], y[sighted])
 
 
 @each(CAUSAL)
-@given(drawn=segmented(), memory=st.integers(1, 6))
+@given(drawn=segmented_index(), memory=st.integers(1, 6))
 @settings(max_examples=5)
 def test_inspection_has_no_side_effects(spec, drawn, memory):
     index, lengths = drawn
     spec = remembering(spec, memory)
-    run = world(spec, index)
+    run = random_segment(spec, index)
     first = next(run.cut(lengths))
-    y, state = built(spec)(first.x, first.index, None, first.context)
+    y, state = shared_model(spec)(first.x, first.index, None, first.context)
     inspect_weights(spec, first, None)
-    gate_openness(built(spec), first.x, first.index, None, first.context)
-    again, after = built(spec)(first.x, first.index, None, first.context)
+    gate_openness(shared_model(spec), first.x, first.index, None, first.context)
+    again, after = shared_model(spec)(first.x, first.index, None, first.context)
     assert torch.equal(y, again)
     assert torch.equal(state.hidden, after.hidden)
-    assert not any(module._forward_hooks for module in built(spec).modules())
+    assert not any(module._forward_hooks for module in shared_model(spec).modules())
 
 
 def test_gate_openness_is_the_interpolation_weight():
@@ -144,17 +144,17 @@ def test_gate_openness_is_the_interpolation_weight():
         gate.w[12:, 0] = 1e3  # h = tanh(1000 y_0), which is 1 as y_0 is above 0
     x, y = numbers(3, 4, 6), numbers(3, 4, 6, seed=1)
     y[..., 0] = 1.0
-    agree((gate(x, y) - x) / (1 - x), gate.openness(x, y))
+    assert_close_for_dtype((gate(x, y) - x) / (1 - x), gate.openness(x, y))
 
 
 def test_gate_openness_covers_every_gate():
     run, state = segment(GTRXL)
-    model = fresh(GTRXL).double()
+    model = new_model(GTRXL).double()
     with torch.no_grad():
-        model.blocks[1].join_feed_forward.residual.b += 100.0
+        model.blocks[1].feed_forward_norm.residual.b += 100.0
     openness = gate_openness(model, run.x, run.index, state)
     names = [
-        f"blocks.{n}.join_{sublayer}.residual" for n in (0, 1) for sublayer in ("attention", "feed_forward")
+        f"blocks.{n}.{sublayer}_norm.residual" for n in (0, 1) for sublayer in ("attention", "feed_forward")
     ]
     assert list(openness) == names
     shut = openness.pop(names[-1])
@@ -165,4 +165,4 @@ def test_gate_openness_covers_every_gate():
 def test_gate_openness_is_empty_without_gates():
     spec = SPECS["Transformer-XL"]
     run, state = segment(spec)
-    assert gate_openness(built(spec), run.x, run.index, state) == {}
+    assert gate_openness(shared_model(spec), run.x, run.index, state) == {}

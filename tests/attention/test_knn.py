@@ -12,33 +12,33 @@ from torch.nn import functional as F
 from rlxf.attention import (
     KNN,
     LSH,
-    Index,
     Longformer,
     Performer,
     Softmax,
     State,
+    TokenIndex,
     Universal,
     Window,
 )
-from rlxf.attention import memorizing as knn_attention
-from rlxf.attention.index import EMPTY
 from rlxf.attention.inspection import attention_weights
-from rlxf.attention.memory.nearest import NEAREST
+from rlxf.attention.memory import knn_attention as knn_attention
+from rlxf.attention.memory.knn_search import SEARCH_FUNCTIONS
+from rlxf.attention.token_index import EMPTY
 from tests.attention.oracle import close
-from tests.attention.passes import act, agree, learn
-from tests.attention.specs import DEFAULT, built, fresh
-from tests.attention.worlds import ANYWHERE, numbers, segmented, world
+from tests.attention.passes import act, assert_close_for_dtype, learn
+from tests.attention.specs import DEFAULT, new_model, shared_model
+from tests.attention.worlds import ANYWHERE, numbers, random_segment, segmented_index
 
 MEMORY = KNN(2, 5, 2)
 SPEC = replace(DEFAULT, memory=MEMORY, pattern=Window(MEMORY.length + 1))
 ALONE = replace(SPEC, layers=1)
 
 
-@given(drawn=segmented(moves=ANYWHERE))
+@given(drawn=segmented_index(moves=ANYWHERE))
 @settings(max_examples=15)
 def test_attention_equals_reference_loop(drawn):
     index, _ = drawn
-    model, run, outputs = built(ALONE), world(ALONE, index), []
+    model, run, outputs = shared_model(ALONE), random_segment(ALONE, index), []
     block = model.blocks[0]
     hook = block.attention.register_forward_hook(lambda module, inputs, y: outputs.append(y))
     model.encode(run.x, index)
@@ -49,14 +49,14 @@ def test_attention_equals_reference_loop(drawn):
                 close(outputs[0][b, t], slow_attention(block, run.x[b], index.rows(torch.tensor([b])), t))
 
 
-def slow_attention(block, x: Tensor, index: Index, t: int) -> Tensor:
+def slow_attention(block, x: Tensor, index: TokenIndex, t: int) -> Tensor:
     """Compute the attention output of slot t by the definition: x (T, C) -> (C,)."""
     attention, here = block.attention, int(index.position[0, t])
     slots = [s for s in range(t + 1) if index.episode[0, s] == index.episode[0, t]]
     back = {s: here - int(index.position[0, s]) for s in slots}
     near = [s for s in slots if back[s] <= MEMORY.length]
     far = [s for s in slots if MEMORY.length < back[s] <= MEMORY.length + MEMORY.far]
-    q, k, v = attention.qkv(block.join_attention.norm(x)).chunk(3, dim=-1)
+    q, k, v = attention.qkv(block.attention_norm.norm(x)).chunk(3, dim=-1)
     mixed = []
     for head in range(attention.heads):
         part = slice(head * attention.size, (head + 1) * attention.size)
@@ -74,17 +74,20 @@ def slow_attention(block, x: Tensor, index: Index, t: int) -> Tensor:
 
 
 def long_run(spec, length: int = 20):
-    return world(spec, Index.range(2, length))
+    return random_segment(spec, TokenIndex.range(2, length))
 
 
-@given(drawn=segmented(moves=ANYWHERE))
+@given(drawn=segmented_index(moves=ANYWHERE))
 @settings(max_examples=10)
 def test_faiss_equals_torch(drawn):
     pytest.importorskip("faiss")
     index, lengths = drawn
-    model, run = built(replace(SPEC, memory=replace(MEMORY, index="faiss"))), world(SPEC, index)
+    model, run = (
+        shared_model(replace(SPEC, memory=replace(MEMORY, index="faiss"))),
+        random_segment(SPEC, index),
+    )
     result, _ = learn(model, run, lengths)
-    model.blocks[MEMORY.number(SPEC.layers)].attention.nearest = NEAREST["torch"]
+    model.blocks[MEMORY.number(SPEC.layers)].attention.nearest = SEARCH_FUNCTIONS["torch"]
     close(result, learn(model, run, lengths)[0])
 
 
@@ -97,7 +100,7 @@ def test_missing_faiss_raises(monkeypatch):
 
 
 def test_influence_ends_at_the_maximum_distance():
-    model, run, farthest = built(replace(ALONE, memory=replace(MEMORY, top=5))), long_run(ALONE), 7
+    model, run, farthest = shared_model(replace(ALONE, memory=replace(MEMORY, top=5))), long_run(ALONE), 7
     other = run.x.clone()
     other[:, 3] += numbers(2, SPEC.width, seed=1)
     y, z = (learn(model, run.with_tokens(x), [4, 6, 10])[0] for x in (run.x, other))
@@ -109,33 +112,36 @@ def test_influence_ends_at_the_maximum_distance():
 @pytest.mark.parametrize("ended", [False, True])
 def test_unreachable_far_slots_are_dropped(filled, ended):
     """Far slots are dropped if they are empty in all rows or belong to earlier episodes."""
-    model, run = built(SPEC), long_run(SPEC, MEMORY.length + filled + 3)
-    stored, query = Index.range(2, run.length - 3), Index.range(2, 3, start=0 if ended else run.length - 3)
-    query = Index(query.position, query.episode + int(ended))
+    model, run = shared_model(SPEC), long_run(SPEC, MEMORY.length + filled + 3)
+    stored, query = (
+        TokenIndex.range(2, run.length - 3),
+        TokenIndex.range(2, 3, start=0 if ended else run.length - 3),
+    )
+    query = TokenIndex(query.position, query.episode + int(ended))
     _, state = model(run.x[:, :-3], stored)
-    assert state.older.met_by(query).index.shape == (2, 0 if ended else min(filled, MEMORY.far))
+    assert state.older.relevant_to(query).index.shape == (2, 0 if ended else min(filled, MEMORY.far))
     y, _ = model(run.x[:, -3:], query, state)
     close(y, model(run.x, stored.concatenate(query))[0][:, -3:])
 
 
-@given(drawn=segmented(moves=ANYWHERE))
+@given(drawn=segmented_index(moves=ANYWHERE))
 def test_far_slots_of_current_episodes_are_kept(drawn):
     index, (length, *_) = drawn
     assume(length < index.shape[1])
-    run = world(SPEC, index)
+    run = random_segment(SPEC, index)
     older = State(run.x[None, :, :length], index.at(slice(0, length)))
     query = index.at(slice(length, None))
-    kept = older.met_by(query).index.shape[1]
+    kept = older.relevant_to(query).index.shape[1]
     gone = older.index.episode[:, : length - kept, None]
     assert not ((gone == query.episode[:, None]) & (gone != EMPTY)).any()
 
 
 def test_only_the_knn_layer_stores_far_tokens():
     run = long_run(SPEC)
-    _, state = built(SPEC)(run.x, run.index)
+    _, state = shared_model(SPEC)(run.x, run.index)
     assert state.hidden.shape == (SPEC.layers, 2, MEMORY.length, SPEC.width)
     assert state.older.hidden.shape == (1, 2, MEMORY.far, SPEC.width)
-    _, hidden = built(SPEC).encode(run.x, run.index)
+    _, hidden = shared_model(SPEC).encode(run.x, run.index)
     close(state.older.hidden[0], hidden[1][:, -7:-2].detach())
     chosen = state.rows(torch.tensor([1]))
     assert torch.equal(chosen.older.hidden, state.older.hidden[:, 1:])
@@ -151,7 +157,7 @@ def test_default_layer_is_at_three_quarters_of_the_depth(layers, number):
 
 def test_retrieved_tokens_get_no_gradient():
     """Token 3 is a far token of the last one, and with one layer there is no other path between them."""
-    model, run = built(ALONE), long_run(ALONE, 9)
+    model, run = shared_model(ALONE), long_run(ALONE, 9)
     x = run.x.requires_grad_()
     y, _ = model(x, run.index)
     (gradient,) = torch.autograd.grad((y[:, -1] * numbers(2, SPEC.width)).sum(), x)
@@ -160,7 +166,7 @@ def test_retrieved_tokens_get_no_gradient():
 
 
 def test_gate_has_no_effect_without_far_tokens():
-    one, other, run = fresh(ALONE).double(), fresh(ALONE).double(), long_run(ALONE, 3)
+    one, other, run = new_model(ALONE).double(), new_model(ALONE).double(), long_run(ALONE, 3)
     with torch.no_grad():
         other.blocks[0].attention.gate += 3.0
     close(one(run.x, run.index)[0], other(run.x, run.index)[0])
@@ -168,9 +174,9 @@ def test_gate_has_no_effect_without_far_tokens():
 
 def test_chunked_search_equals_unchunked(monkeypatch):
     run = long_run(SPEC)
-    whole, _ = built(SPEC)(run.x, run.index)
-    monkeypatch.setattr(knn_attention, "SCORES", 1)
-    parts, _ = built(SPEC)(run.x, run.index)
+    whole, _ = shared_model(SPEC)(run.x, run.index)
+    monkeypatch.setattr(knn_attention, "MAX_SCORES", 1)
+    parts, _ = shared_model(SPEC)(run.x, run.index)
     assert torch.equal(whole, parts)
 
 
@@ -187,7 +193,7 @@ def act_steps(model, run, cache, copies: bool) -> list[Tensor]:
 def test_copies_of_a_cache_are_independent(age):
     """Copies and the original continue independently with interleaved steps."""
     spec = replace(SPEC, memory=replace(MEMORY, far=40))
-    model, run = built(spec), long_run(spec, age + 20)
+    model, run = shared_model(spec), long_run(spec, age + 20)
     start, rest = run.part(0, age), run.part(age, age + 20)
     continuations = [rest, rest.with_tokens(-rest.x), rest.with_tokens(rest.x.flip(1))]
     caches, expected = [model.cache(model.initial_state(2), MEMORY.length + 1) for _ in continuations], []
@@ -206,25 +212,25 @@ def test_copies_of_a_cache_are_independent(age):
         ]
         results.append(torch.stack(steps))
     for result, result in zip(torch.cat(results, dim=2), expected, strict=True):
-        agree(result, result)
+        assert_close_for_dtype(result, result)
 
 
 def test_cache_compacted_in_inference_mode_is_writable_outside():
     spec = replace(SPEC, memory=replace(MEMORY, far=40))
-    model, run = built(spec), long_run(spec, 30)
+    model, run = shared_model(spec), long_run(spec, 30)
     cache, other = (model.cache(model.initial_state(2), MEMORY.length + 1) for _ in range(2))
     results = []
     for t in range(run.length):
         with torch.inference_mode(t % 9 < 7):
             results.append(act(model, run.part(t, t + 1), cache)[0].clone())
     expected = act(model, run, other)[0]
-    agree(torch.cat(results, dim=1), expected)
+    assert_close_for_dtype(torch.cat(results, dim=1), expected)
 
 
 def test_repeated_copies_rarely_move_the_buffer():
     memory = replace(MEMORY, far=64)
     spec = replace(SPEC, memory=memory)
-    model, run, moves = built(spec), long_run(spec, 3 * memory.holds), 0
+    model, run, moves = shared_model(spec), long_run(spec, 3 * memory.holds), 0
     cache = model.cache(model.initial_state(2), memory.length + 1)
     for part in run.cut([1] * run.length):
         before, cache = cache, cache.copy()
@@ -234,7 +240,7 @@ def test_repeated_copies_rarely_move_the_buffer():
 
 
 def test_cache_size_is_constant_over_an_episode():
-    model, run = built(SPEC), long_run(SPEC, 40)
+    model, run = shared_model(SPEC), long_run(SPEC, 40)
     cache = model.cache(model.initial_state(2), MEMORY.length + 1)
     sizes = []
     for part in run.cut([1, 39]):
@@ -247,7 +253,7 @@ def test_cache_size_is_constant_over_an_episode():
 
 def test_weights_times_values_equal_layer_output():
     run = long_run(ALONE, 8)
-    model, outputs = built(ALONE), []
+    model, outputs = shared_model(ALONE), []
     hook = model.blocks[0].attention.register_forward_hook(
         lambda module, inputs, y: outputs.append((inputs, y))
     )
@@ -255,7 +261,7 @@ def test_weights_times_values_equal_layer_output():
     hook.remove()
     ((x, *_), y), attention = outputs[0], model.blocks[0].attention
     mixed = weights @ attention.split(attention.qkv(x))[-1]
-    agree(attention.out(mixed.transpose(1, 2).flatten(2)), y)
+    assert_close_for_dtype(attention.out(mixed.transpose(1, 2).flatten(2)), y)
 
 
 @pytest.mark.parametrize(

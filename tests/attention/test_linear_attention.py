@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlxf.attention import RFA, XL, Full, Index, Performer, RoPE, Transformer, TransformerSpec, Window
-from rlxf.attention.index import EMPTY
+from rlxf.attention import RFA, XL, Full, Performer, RoPE, TokenIndex, Transformer, TransformerSpec, Window
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels import linear_attention
-from rlxf.attention.kernels.linear_attention import is_one_stretch
+from rlxf.attention.kernels.linear_attention import is_single_contiguous_episode
 from rlxf.attention.kernels.performer import orthogonal_rows
-from rlxf.attention.kernels.rfa import cumulated
-from rlxf.attention.relation import Relation
-from tests.attention.passes import act, agree
-from tests.attention.specs import each, fresh
-from tests.attention.test_gathering import Largest
-from tests.attention.worlds import World, numbers, segmented
+from rlxf.attention.kernels.rfa import cumulative_sum_by_episode
+from rlxf.attention.token_index import EMPTY
+from tests.attention.passes import act, assert_close_for_dtype
+from tests.attention.specs import each, new_model
+from tests.attention.test_gathering import LargestTensor
+from tests.attention.worlds import Segment, numbers, segmented_index
 
 SMALL = TransformerSpec(width=8, heads=2, layers=2, feed_forward=12)
 KERNELS = {
@@ -41,19 +41,21 @@ LENGTH = 20
 @pytest.fixture
 def chunks(monkeypatch):
     """Use short chunks. The returned function sets the size below which pairs are computed."""
-    monkeypatch.setattr(linear_attention, "CHUNK", 3)
-    monkeypatch.setattr(linear_attention, "STRETCH", 3)
-    return lambda few: monkeypatch.setattr(linear_attention, "SMALL", few)
+    monkeypatch.setattr(linear_attention, "CAUSAL_CHUNK", 3)
+    monkeypatch.setattr(linear_attention, "BIDIRECTIONAL_CHUNK", 3)
+    return lambda few: monkeypatch.setattr(linear_attention, "MAX_PAIRS", few)
 
 
-def padded_index(length: int = LENGTH) -> Index:
+def padded_index(length: int = LENGTH) -> TokenIndex:
     """Return one episode per row; the first row starts with empty slots."""
-    index = Index.range(2, length, start=5)
+    index = TokenIndex.range(2, length, start=5)
     first = torch.arange(length) < 4
-    return Index(index.position, index.episode.masked_fill(first & (torch.arange(2) == 0)[:, None], EMPTY))
+    return TokenIndex(
+        index.position, index.episode.masked_fill(first & (torch.arange(2) == 0)[:, None], EMPTY)
+    )
 
 
-def outputs_and_gradients(model: Transformer, x: Tensor, index: Index, state=None) -> list[Tensor]:
+def outputs_and_gradients(model: Transformer, x: Tensor, index: TokenIndex, state=None) -> list[Tensor]:
     """Return the outputs of non-empty slots and all gradients."""
     x = x.detach().requires_grad_()
     y, _ = model(x, index, state)
@@ -62,36 +64,36 @@ def outputs_and_gradients(model: Transformer, x: Tensor, index: Index, state=Non
     return [filled.detach(), *torch.autograd.grad((filled * numbers(*filled.shape, seed=1)).sum(), weights)]
 
 
-def compare_chunked_with_pairs(model: Transformer, chunks, index: Index, state=None) -> None:
+def compare_chunked_with_pairs(model: Transformer, chunks, index: TokenIndex, state=None) -> None:
     x, both = numbers(*index.shape, model.spec.width), []
     for few in (0, 2**40):
         chunks(few)
         key = index if state is None else state.index.concatenate(index)
-        assert is_one_stretch(model.relation(index, key)) == (few == 0)
+        assert is_single_contiguous_episode(model.attention_mask(index, key)) == (few == 0)
         both.append(outputs_and_gradients(model, x, index, state))
     for one, other in zip(*both, strict=True):
-        agree(one, other)
+        assert_close_for_dtype(one, other)
 
 
 @each(SPECS | ENCODERS)
 def test_chunked_equals_pairs(spec, chunks):
-    compare_chunked_with_pairs(fresh(spec).double(), chunks, padded_index())
+    compare_chunked_with_pairs(new_model(spec).double(), chunks, padded_index())
 
 
 @each(WITH_MEMORY)
 @pytest.mark.parametrize("before", [2, 9])
 def test_chunked_equals_pairs_with_memory(spec, before, chunks):
     """The state is half empty or full."""
-    model = fresh(spec).double()
-    _, state = model(numbers(2, before, spec.width, seed=2), Index.range(2, before))
-    compare_chunked_with_pairs(model, chunks, Index.range(2, LENGTH, start=before), state)
+    model = new_model(spec).double()
+    _, state = model(numbers(2, before, spec.width, seed=2), TokenIndex.range(2, before))
+    compare_chunked_with_pairs(model, chunks, TokenIndex.range(2, LENGTH, start=before), state)
 
 
 @each(SPECS | ENCODERS)
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_chunked_float32_is_accurate(spec, scale, chunks):
     """Large queries and keys, with exponents beyond the range of float32, are accurate, too."""
-    model, index = fresh(spec), padded_index()
+    model, index = new_model(spec), padded_index()
     with torch.no_grad():
         for block in model.blocks:
             block.attention.qkv.weight[: 2 * spec.width] *= scale
@@ -108,8 +110,8 @@ def test_chunked_float32_is_accurate(spec, scale, chunks):
 @each(SPECS)
 def test_chunked_form_is_causal(spec, chunks):
     chunks(0)
-    model, trials = fresh(spec), 40
-    index, moment = Index.range(trials, LENGTH), torch.arange(trials) % LENGTH
+    model, trials = new_model(spec), 40
+    index, moment = TokenIndex.range(trials, LENGTH), torch.arange(trials) % LENGTH
     x = numbers(trials, LENGTH, spec.width, dtype=torch.float32)
     changed = x.clone()
     changed[torch.arange(trials), moment] += 100 * numbers(trials, spec.width, seed=3, dtype=torch.float32)
@@ -122,7 +124,7 @@ def test_chunked_form_is_causal(spec, chunks):
 @each(SPECS | ENCODERS)
 def test_empty_slots_have_no_effect(spec, chunks):
     chunks(0)
-    model, index = fresh(spec).double(), padded_index()
+    model, index = new_model(spec).double(), padded_index()
     empty = (index.episode == EMPTY)[..., None]
     x = numbers(*index.shape, spec.width)
     noisy = torch.where(empty, 1e4 * numbers(*x.shape, seed=4), x)
@@ -134,11 +136,11 @@ def test_empty_slots_have_no_effect(spec, chunks):
 @pytest.mark.parametrize("causal", [True, False])
 def test_queries_without_keys_output_0(causal, chunks):
     spec = replace(SMALL, kernel=Performer(6), causal=causal)
-    nothing = Index.empty(2, LENGTH)
+    nothing = TokenIndex.empty(2, LENGTH)
     chunks(0)
-    attention = fresh(spec).blocks[0].attention
+    attention = new_model(spec).blocks[0].attention
     x = numbers(2, LENGTH, spec.width, dtype=torch.float32).requires_grad_()
-    y = attention(x, None, Relation(nothing, nothing, Full(), causal, torch.float32))
+    y = attention(x, None, AttentionMask(nothing, nothing, Full(), causal, torch.float32))
     assert (y == 0).all()
     y.sum().backward()
     assert (x.grad == 0).all()
@@ -147,15 +149,15 @@ def test_queries_without_keys_output_0(causal, chunks):
 @pytest.mark.parametrize(
     ("pattern", "index"),
     [
-        (Window(9), Index.range(1, LENGTH)),
-        (Full(), Index(torch.arange(LENGTH)[None] % 10, torch.arange(LENGTH)[None] // 10)),
-        (Full(), Index(2 * torch.arange(LENGTH)[None], torch.zeros(1, LENGTH, dtype=torch.long))),
+        (Window(9), TokenIndex.range(1, LENGTH)),
+        (Full(), TokenIndex(torch.arange(LENGTH)[None] % 10, torch.arange(LENGTH)[None] // 10)),
+        (Full(), TokenIndex(2 * torch.arange(LENGTH)[None], torch.zeros(1, LENGTH, dtype=torch.long))),
     ],
     ids=["window", "two episodes", "gaps"],
 )
 def test_irregular_layout_is_computed_by_pairs(pattern, index, chunks):
     chunks(0)
-    assert not is_one_stretch(Relation(index, index, pattern, True, torch.float32))
+    assert not is_single_contiguous_episode(AttentionMask(index, index, pattern, True, torch.float32))
 
 
 LONG = 512
@@ -164,9 +166,9 @@ LONG = 512
 @each(SPECS | ENCODERS)
 def test_memory_is_below_quadratic(spec):
     spec = replace(spec, kernel=replace(spec.kernel, features=8), heads=1, layers=1)
-    model, x = fresh(spec), numbers(1, LONG, spec.width, dtype=torch.float32)
-    with Largest() as largest:
-        y, _ = model(x, Index.range(1, LONG))
+    model, x = new_model(spec), numbers(1, LONG, spec.width, dtype=torch.float32)
+    with LargestTensor() as largest:
+        y, _ = model(x, TokenIndex.range(1, LONG))
         y.sum().backward()
     assert LONG * spec.width <= largest.size < LONG**2 / 3
 
@@ -176,11 +178,11 @@ def test_memory_is_below_quadratic(spec):
 
 @each(SPECS)
 def test_cache_size_is_constant_over_an_episode(spec):
-    model, x = fresh(spec), numbers(2, LENGTH, spec.width, dtype=torch.float32)
+    model, x = new_model(spec), numbers(2, LENGTH, spec.width, dtype=torch.float32)
     sizes = []
     for capacity in (1, 1000):
         cache = model.cache(model.initial_state(2), capacity)
-        act(model, World(x, Index.range(2, LENGTH), None), cache)
+        act(model, Segment(x, TokenIndex.range(2, LENGTH), None), cache)
         sizes.append([part.shape for layer in cache.layers for part in layer.sums] + [cache.index.shape])
     assert sizes[0] == sizes[1]
 
@@ -188,8 +190,8 @@ def test_cache_size_is_constant_over_an_episode(spec):
 @each(SPECS)
 def test_acting_equals_learning_over_a_long_episode(spec):
     """Float32 is accurate long after the gates have decayed the first tokens."""
-    model, length = fresh(replace(spec, layers=1)), 300
-    run = World(numbers(1, length, spec.width, dtype=torch.float32), Index.range(1, length), None)
+    model, length = new_model(replace(spec, layers=1)), 300
+    run = Segment(numbers(1, length, spec.width, dtype=torch.float32), TokenIndex.range(1, length), None)
     acted, _ = act(model, run, model.cache(model.initial_state(1), 1))
     torch.testing.assert_close(acted, model(run.x, run.index)[0], rtol=0, atol=1e-4)
 
@@ -197,13 +199,13 @@ def test_acting_equals_learning_over_a_long_episode(spec):
 @each(WITH_MEMORY)
 def test_cache_continues_the_last_episode_of_a_state(spec):
     """The state holds two episodes and ends with an empty slot."""
-    model = fresh(spec).double()
-    index = Index(torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]), torch.tensor([[0, 0, 0, 1, 1, 1, EMPTY, 1]]))
-    index = Index(torch.where(index.episode == EMPTY, 0, index.position), index.episode)
-    run = World(numbers(1, 8, spec.width), index, None)
+    model = new_model(spec).double()
+    index = TokenIndex(torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]), torch.tensor([[0, 0, 0, 1, 1, 1, EMPTY, 1]]))
+    index = TokenIndex(torch.where(index.episode == EMPTY, 0, index.position), index.episode)
+    run = Segment(numbers(1, 8, spec.width), index, None)
     _, state = model(run.x[:, :7], run.part(0, 7).index)
     y, _ = model(run.x[:, 7:], run.part(7, 8).index, state)
-    agree(act(model, run.part(7, 8), model.cache(state, 7))[0], y)
+    assert_close_for_dtype(act(model, run.part(7, 8), model.cache(state, 7))[0], y)
 
 
 # Performer.
@@ -219,8 +221,10 @@ def estimates(q: Tensor, k: Tensor, projections: Tensor) -> Tensor:
     module.projection.copy_(projections.flatten(0, 1))
     a = q / SIZE**0.25
     lost = (module.projection @ a).max() - a @ a / 2
-    keys = module.heard(k.view(1, 1, 1, SIZE))
-    pairs = module.asking(q.view(1, 1, 1, SIZE)) * keys.features * (lost + keys.scale[..., None]).exp()
+    keys = module.key_features(k.view(1, 1, 1, SIZE))
+    pairs = (
+        module.query_features(q.view(1, 1, 1, SIZE)) * keys.features * (lost + keys.scale[..., None]).exp()
+    )
     return pairs.view(DRAWS, ROWS).mean(1)
 
 
@@ -275,16 +279,16 @@ def test_large_queries_and_keys_are_stable(dtype, scale, few, chunks):
     chunks(few)
     module = Performer().build(16, 2)
     q, k, v = ((scale * numbers(1, 2, LENGTH, 8, seed=n)).to(dtype).requires_grad_() for n in range(3))
-    index = Index.range(1, LENGTH)
-    y = module(q, k, v / scale, None, Relation(index, index, Full(), True, dtype), 0.0)
+    index = TokenIndex.range(1, LENGTH)
+    y = module(q, k, v / scale, None, AttentionMask(index, index, Full(), True, dtype), 0.0)
     least, most = ((v / scale).cummax(2).values, -(-v / scale).cummax(2).values)[::-1]
     assert ((y >= least - 0.05) & (y <= most + 0.05)).all()
     y.float().sum().backward()
     assert all(x.grad.isfinite().all() for x in (q, k, v))
-    memory, steps = module.begin(k[:, :, :0], v[:, :, :0], Index.empty(1, 0)), []
+    memory, steps = module.prefill(k[:, :, :0], v[:, :, :0], TokenIndex.empty(1, 0)), []
     for t in range(LENGTH):
         one = [x.detach()[:, :, t : t + 1] for x in (q, k, v / scale)]
-        steps.append(module.recur(*one, Index.range(1, 1, start=t), memory))
+        steps.append(module.step(*one, TokenIndex.range(1, 1, start=t), memory))
     torch.testing.assert_close(
         torch.cat(steps, dim=2), y.detach(), rtol=0, atol=1e-5 if dtype is torch.float32 else 0.02
     )
@@ -338,7 +342,7 @@ def test_seed_determines_draws_and_layers_differ(kernel, name):
 def test_waves_estimate_the_gaussian_kernel():
     module = RFA(100_000, sigma=0.7).build(4, 1).double()
     q, k = numbers(1, 1, 5, 4), numbers(1, 1, 5, 4, seed=1)
-    results = module.asking(q) @ module.heard(k).features.mT
+    results = module.query_features(q) @ module.key_features(k).features.mT
     a, b = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
     expected = (-(a[..., :, None, :] - b[..., None, :, :]).square().sum(-1) / (2 * 0.7**2)).exp()
     torch.testing.assert_close(results, expected, rtol=0, atol=5 / 100_000**0.5)
@@ -356,7 +360,12 @@ def test_quotient_is_exact_above_noise_and_continuous_below():
 
 @pytest.mark.parametrize("gate", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize("features", [None, 32])
-@given(drawn=segmented(), sigma=st.floats(0.25, 2.0), width=st.sampled_from([8, 64]), seed=st.integers(0, 99))
+@given(
+    drawn=segmented_index(),
+    sigma=st.floats(0.25, 2.0),
+    width=st.sampled_from([8, 64]),
+    seed=st.integers(0, 99),
+)
 @settings(max_examples=15)
 def test_acting_equals_learning_for_any_sigma(gate, features, drawn, sigma, width, seed):
     """Outputs agree to 1e-5 in float32, although sums cancel for small sigma."""
@@ -366,7 +375,7 @@ def test_acting_equals_learning_for_any_sigma(gate, features, drawn, sigma, widt
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = spec.build()
-    run = World(numbers(*index.shape, width, seed=seed, dtype=torch.float32), index, None)
+    run = Segment(numbers(*index.shape, width, seed=seed, dtype=torch.float32), index, None)
     with torch.no_grad():
         learned, _ = model(run.x, run.index)
         acted, _ = act(model, run, model.cache(model.initial_state(index.shape[0]), sum(lengths)))
@@ -378,8 +387,8 @@ def test_rounding_of_inputs_is_not_amplified_by_the_length(gate):
     """Inputs that differ by float32 rounding give close outputs over hundreds of tokens."""
     module = RFA(16, sigma=0.25, gate=gate).build(16, 1).double()
     length = 400
-    index = Index.range(1, length)
-    relation = Relation(index, index, Full(), True, torch.float64)
+    index = TokenIndex.range(1, length)
+    relation = AttentionMask(index, index, Full(), True, torch.float64)
     results = []
     for rounding in (0.0, 6e-8):
         q, k, v = (
@@ -387,7 +396,7 @@ def test_rounding_of_inputs_is_not_amplified_by_the_length(gate):
             for n in range(3)
         )
         k = torch.cat([k, numbers(1, 1, length, 1, seed=3)], dim=-1) if gate else k
-        features, keys = module.meet(q, k, relation)
+        features, keys = module.before_gathering(q, k, relation)
         results.append(module(features, keys, v, None, relation, 0.0))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
 
@@ -398,7 +407,7 @@ def test_cumulative_sums_by_episode_and_position():
     episode = torch.tensor([[0, 1, 0, EMPTY, 1, 0, 0]])
     x = numbers(1, 2, 7)
     x[..., 3] = 1e30
-    y = cumulated(x, Index(position, episode))
+    y = cumulative_sum_by_episode(x, TokenIndex(position, episode))
     for i in (0, 1, 2, 4, 5, 6):
         same = (episode[0] == episode[0, i]) & (position[0] <= position[0, i])
         torch.testing.assert_close(y[..., i], x[..., same].sum(-1))
@@ -408,16 +417,16 @@ def test_cumulative_sums_by_episode_and_position():
 def test_gates_are_accurate_over_thousands_of_tokens_in_float32(few, chunks, monkeypatch):
     """Sums of log gates reach thousands, where plain float32 rounding would be visible."""
     chunks(few)
-    monkeypatch.setattr(linear_attention, "CHUNK", 128)
+    monkeypatch.setattr(linear_attention, "CAUSAL_CHUNK", 128)
     module = RFA(16, sigma=2.0, gate=True).build(8, 1).double()
     length, queries = 4096, 64 if few else 4096
     q, k, v = (numbers(1, 1, length, 8, seed=n) for n in range(3))
-    q, index = q[:, :, -queries:], Index.range(1, length)
+    q, index = q[:, :, -queries:], TokenIndex.range(1, length)
     k = torch.cat([k, numbers(1, 1, length, 1, seed=3)], dim=-1)
     results = []
     for dtype in (torch.float64, torch.float32):
-        relation = Relation(index.last(queries), index, Full(), True, dtype)
-        features, keys = module.to(dtype).meet(q.to(dtype), k.to(dtype), relation)
+        relation = AttentionMask(index.last(queries), index, Full(), True, dtype)
+        features, keys = module.to(dtype).before_gathering(q.to(dtype), k.to(dtype), relation)
         results.append(module(features, keys, v.to(dtype), None, relation, 0.0).double())
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
 
@@ -427,11 +436,11 @@ def test_saturated_gates_are_finite(gate_bias):
     """Saturated gates keep everything or nothing, without NaN."""
     model = replace(SMALL, kernel=RFA(32, sigma=2.0, gate=True, gate_bias=gate_bias)).build()
     x = numbers(2, LENGTH, SMALL.width, dtype=torch.float32).requires_grad_()
-    y, _ = model(x, Index.range(2, LENGTH))
+    y, _ = model(x, TokenIndex.range(2, LENGTH))
     acted, _ = act(
-        model, World(x.detach(), Index.range(2, LENGTH), None), model.cache(model.initial_state(2), 1)
+        model, Segment(x.detach(), TokenIndex.range(2, LENGTH), None), model.cache(model.initial_state(2), 1)
     )
-    agree(acted, y.detach())
+    assert_close_for_dtype(acted, y.detach())
     y.sum().backward()
     assert x.grad.isfinite().all()
 

@@ -10,38 +10,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlxf.attention import Full, Index, Linformer, Softmax, Strided, TransformerSpec, Window
-from rlxf.attention.index import EMPTY
-from rlxf.attention.kernels.linformer import LinformerAverage, in_blocks_from_the_start
-from rlxf.attention.relation import Relation
+from rlxf.attention import Full, Linformer, Softmax, Strided, TokenIndex, TransformerSpec, Window
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.kernels.linformer import LinformerAttention, starts_at_block_boundary
+from rlxf.attention.token_index import EMPTY
 from tests.attention.oracle import close, put
-from tests.attention.specs import DEFAULT, fresh
-from tests.attention.test_gathering import Largest
+from tests.attention.specs import DEFAULT, new_model
+from tests.attention.test_gathering import LargestTensor
 from tests.attention.worlds import ANYWHERE, index_of, numbers
 
 METHODS = ("learned", "convolution", "mean", "max")
 HEADS, SIZE = 2, 3
 
 
-def kernel(spec: Linformer) -> LinformerAverage:
+def kernel(spec: Linformer) -> LinformerAttention:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return spec.build(HEADS * SIZE, HEADS).double()
 
 
-def tensors(index: Index) -> list[Tensor]:
+def tensors(index: TokenIndex) -> list[Tensor]:
     """Return random queries, keys and values."""
     return [numbers(index.shape[0], HEADS, index.shape[1], SIZE, seed=seed) for seed in range(3)]
 
 
-def self_relation(index: Index, causal: bool = True) -> Relation:
-    return Relation(index, index, Full(), causal, torch.float64)
+def self_relation(index: TokenIndex, causal: bool = True) -> AttentionMask:
+    return AttentionMask(index, index, Full(), causal, torch.float64)
 
 
 # The causal form against a reference loop.
 
 
-def summaries(module: LinformerAverage, x: Tensor, head: int, keys: bool) -> list[Tensor]:
+def summaries(module: LinformerAttention, x: Tensor, head: int, keys: bool) -> list[Tensor]:
     """Compute the summaries of the n tokens x (n, D) of a block by loops."""
     spec, projection = module.spec, module.of_keys if keys else module.of_values
     piece = spec.length // spec.k
@@ -56,7 +56,9 @@ def summaries(module: LinformerAverage, x: Tensor, head: int, keys: bool) -> lis
     return [sum(weight[:, :, t - part.start] @ x[t] for t in part) for part in parts]
 
 
-def reference(module: LinformerAverage, q: Tensor, k: Tensor, v: Tensor, index: Index, pattern) -> Tensor:
+def reference(
+    module: LinformerAttention, q: Tensor, k: Tensor, v: Tensor, index: TokenIndex, pattern
+) -> Tensor:
     """Compute causal Linformer one query at a time; 0 at empty slots."""
     tokens_of_row = [
         list(zip(index.episode[b].tolist(), index.position[b].tolist(), strict=True)) for b in range(len(q))
@@ -71,7 +73,7 @@ def reference(module: LinformerAverage, q: Tensor, k: Tensor, v: Tensor, index: 
             for slot, (other, key_position) in enumerate(tokens_of_row[b])
             if other == episode
             and key_position <= here
-            and pattern.allows(torch.tensor(here), torch.tensor(key_position))
+            and pattern.mask_mod(torch.tensor(here), torch.tensor(key_position))
         }
         keys, values = [], []
         for start in range(0, here + 1, size):
@@ -102,12 +104,12 @@ def test_causal_form_equals_reference_loop(method, pattern, moves):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("start", "length"), [(0, 16), (8, 18), (0, 11)])
 def test_blockwise_path_equals_general_path(method, start, length, monkeypatch):
-    module, index = kernel(Linformer(4, 2, method)), Index.range(2, length, start)
+    module, index = kernel(Linformer(4, 2, method)), TokenIndex.range(2, length, start)
     relation, results = self_relation(index), []
-    assert in_blocks_from_the_start(relation, 4)
+    assert starts_at_block_boundary(relation, 4)
     for once in (False, True):
         if once:
-            monkeypatch.setattr("rlxf.attention.kernels.linformer.in_blocks_from_the_start", lambda *_: False)
+            monkeypatch.setattr("rlxf.attention.kernels.linformer.starts_at_block_boundary", lambda *_: False)
         inputs = [x.requires_grad_() for x in tensors(index)]
         y = module(*inputs, None, relation, 0.0)
         wanted = [*inputs, *module.parameters()]
@@ -116,17 +118,19 @@ def test_blockwise_path_equals_general_path(method, start, length, monkeypatch):
         close(fast, dense, 1e-10)
 
 
-EPISODES = Index(torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5]]), torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]]))
-PADDED = Index(torch.arange(-3, 9)[None], torch.tensor([[EMPTY] * 3 + [0] * 9]))
+EPISODES = TokenIndex(
+    torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5]]), torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]])
+)
+PADDED = TokenIndex(torch.arange(-3, 9)[None], torch.tensor([[EMPTY] * 3 + [0] * 9]))
 
 
 @pytest.mark.parametrize(
     "index",
-    [EPISODES, PADDED, Index.range(1, 12, start=2), Index.range(1, 8)],
+    [EPISODES, PADDED, TokenIndex.range(1, 12, start=2), TokenIndex.range(1, 8)],
     ids=["two", "padded", "cut", "few"],
 )
 def test_irregular_rows_use_the_general_path(index):
-    assert not in_blocks_from_the_start(self_relation(index), 4)
+    assert not starts_at_block_boundary(self_relation(index), 4)
 
 
 # Encoders.
@@ -141,7 +145,7 @@ def test_unused_positions_have_no_effect(method):
     )
     for one, other in zip(short.parameters(), long.parameters(), strict=True):
         put(other[:, :6] if method == "learned" else other, one)
-    inputs, relation = tensors(Index.range(2, 5)), self_relation(Index.range(2, 5), causal=False)
+    inputs, relation = tensors(TokenIndex.range(2, 5)), self_relation(TokenIndex.range(2, 5), causal=False)
     close(long(*inputs, None, relation, 0.0), short(*inputs, None, relation, 0.0), 1e-12)
 
 
@@ -159,24 +163,24 @@ def test_episodes_of_a_row_are_projected_separately(method):
 @pytest.mark.parametrize("causal", [False, True])
 def test_encoder_rejects_sequences_longer_than_length(causal):
     spec = replace(DEFAULT, kernel=Linformer(5, 2), causal=causal)
-    model, x = fresh(spec), numbers(1, 6, spec.width, dtype=torch.float32)
-    model(x[:, :5], Index.range(1, 5))
+    model, x = new_model(spec), numbers(1, 6, spec.width, dtype=torch.float32)
+    model(x[:, :5], TokenIndex.range(1, 5))
     if causal:
-        model(x, Index.range(1, 6))
+        model(x, TokenIndex.range(1, 6))
         return
     with pytest.raises(
         ValueError, match=r"length=5.* supports sequences of at most 5 tokens, got position 5"
     ):
-        model(x, Index.range(1, 6))
+        model(x, TokenIndex.range(1, 6))
 
 
 @pytest.mark.parametrize(("method", "k"), [("learned", 4), ("convolution", 64), ("mean", 64), ("max", 64)])
 def test_memory_is_below_quadratic(method, k):
     length = 512
     spec = replace(DEFAULT, layers=1, heads=1, causal=False, kernel=Linformer(length, k, method))
-    model, x = fresh(spec), numbers(1, length, spec.width, dtype=torch.float32)
-    with Largest() as largest:
-        model(x, Index.range(1, length))[0].sum().backward()
+    model, x = new_model(spec), numbers(1, length, spec.width, dtype=torch.float32)
+    with LargestTensor() as largest:
+        model(x, TokenIndex.range(1, length))[0].sum().backward()
     assert length * spec.width <= largest.size < length**2 / 3
 
 
@@ -198,8 +202,8 @@ def test_number_of_projections(method, sharing, matrices):
 
 
 def test_shared_projection_is_one_parameter():
-    model = fresh(replace(DEFAULT, kernel=Linformer(2, 1, sharing="layer")))
-    index = Index.range(1, 6)
+    model = new_model(replace(DEFAULT, kernel=Linformer(2, 1, sharing="layer")))
+    index = TokenIndex.range(1, 6)
     model(numbers(1, 6, 8, dtype=torch.float32), index)[0].sum().backward()
     first, second = (block.attention.kernel for block in model.blocks)
     assert first.of_keys is first.of_values is second.of_keys is second.of_values
@@ -216,21 +220,25 @@ def test_number_of_summaries_per_layer():
 
 @pytest.mark.parametrize("method", ["convolution", "mean", "max"])
 def test_summary_weight_is_split_evenly(method):
-    index = Index.range(1, 8)
+    index = TokenIndex.range(1, 8)
     q, k, _ = tensors(index)
-    weights = kernel(Linformer(8, 2, method)).look(q, k, None, self_relation(index, causal=False), 0.0)
+    weights = kernel(Linformer(8, 2, method)).inspect_weights(
+        q, k, None, self_relation(index, causal=False), 0.0
+    )
     close(weights.sum(-1), torch.ones(1, HEADS, 8, dtype=torch.float64))
     pieces = weights.unflatten(-1, (2, 4))
     close(pieces, pieces[..., :1].expand_as(pieces), 1e-12)
 
 
 def test_dropout_drops_summaries():
-    index = Index.range(1, 8)
+    index = TokenIndex.range(1, 8)
     q, k, _ = tensors(index)
     module, relation = kernel(Linformer(8, 4, "mean")), self_relation(index, causal=False)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        dropped = module.look(q, k, None, relation, 0.5) / module.look(q, k, None, relation, 0.0)
+        dropped = module.inspect_weights(q, k, None, relation, 0.5) / module.inspect_weights(
+            q, k, None, relation, 0.0
+        )
     assert set(dropped.round(decimals=9).unique().tolist()) == {0.0, 2.0}
 
 

@@ -4,14 +4,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlxf.attention import XL, Index, State
-from rlxf.attention.index import EMPTY
-from tests.attention.worlds import ANYWHERE, numbers, segmented
+from rlxf.attention import XL, State, TokenIndex
+from rlxf.attention.token_index import EMPTY
+from tests.attention.worlds import ANYWHERE, numbers, segmented_index
 
 LAYERS, WIDTH = 2, 3
 
 
-@given(drawn=segmented(moves=ANYWHERE), length=st.integers(1, 8), start=st.integers(0, 8))
+@given(drawn=segmented_index(moves=ANYWHERE), length=st.integers(1, 8), start=st.integers(0, 8))
 @settings(max_examples=50)
 def test_xl_keeps_the_last_tokens_oldest_first(drawn, length, start):
     index, lengths = drawn
@@ -22,7 +22,7 @@ def test_xl_keeps_the_last_tokens_oldest_first(drawn, length, start):
     kept, start_of_segment = [empty_slot] * start, 0
     for length_of_segment in lengths:
         segment = slice(start_of_segment, start_of_segment + length_of_segment)
-        part = Index(index.position[:, segment], index.episode[:, segment])
+        part = TokenIndex(index.position[:, segment], index.episode[:, segment])
         state = XL(length)(state, hidden[:, :, segment], part)
         kept += [
             (hidden[:, :, t], index.episode[:, t])

@@ -18,7 +18,6 @@ from rlxf.attention import (
     FixedColumns,
     Floater,
     GRUGate,
-    Index,
     Linformer,
     Local1D,
     Local2D,
@@ -27,11 +26,12 @@ from rlxf.attention import (
     Routing,
     Softmax,
     Strided,
+    TokenIndex,
     TransformerSpec,
     Window,
 )
-from rlxf.attention.checks import MOST, MOST_SEED
-from rlxf.attention.techniques import HEADS, TECHNIQUES, technique_from_json
+from rlxf.attention.registry import HEADS, TECHNIQUES, technique_from_json
+from rlxf.attention.validation import MAX_INT, MAX_SEED
 
 OPTIONS = [
     (axis, technique, option.name)
@@ -92,8 +92,8 @@ def test_too_large_numbers_raise(axis, technique, name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Window(MOST + 2), f"Window size must be at most {MOST + 1}, got {MOST + 2}"),
-        (lambda: BigBird(seed=2**63), f"BigBird seed must be at most {MOST_SEED}, got {2**63}"),
+        (lambda: Window(MAX_INT + 2), f"Window size must be at most {MAX_INT + 1}, got {MAX_INT + 2}"),
+        (lambda: BigBird(seed=2**63), f"BigBird seed must be at most {MAX_SEED}, got {2**63}"),
         (lambda: BigBird(random=2**16 + 1), "BigBird random must be at most 65536, got 65537"),
         (lambda: BigBirdETC(block=0), "BigBirdETC block must be at least 1, got 0"),
         (lambda: BigBirdETC(farthest=2.5), "BigBirdETC farthest must be a whole number, got 2.5"),
@@ -112,19 +112,19 @@ def test_values_out_of_range_raise(make, message):
 
 
 LARGE = [
-    Window(MOST + 1),
-    Dilated(MOST, MOST, plain_heads=1),
-    Local1D(MOST, MOST),
-    Local2D(MOST, MOST, 1, MOST, MOST),
-    Local2D(MOST, MOST, MOST, MOST, MOST),
-    Strided(MOST, form="text"),
-    Strided(MOST, way="merged"),
-    FixedColumns(MOST, MOST),
-    Blockwise(MOST, 8),
-    Longformer(MOST - 1, MOST, farthest=MOST),
-    BigBird(MOST, seed=MOST_SEED),
+    Window(MAX_INT + 1),
+    Dilated(MAX_INT, MAX_INT, plain_heads=1),
+    Local1D(MAX_INT, MAX_INT),
+    Local2D(MAX_INT, MAX_INT, 1, MAX_INT, MAX_INT),
+    Local2D(MAX_INT, MAX_INT, MAX_INT, MAX_INT, MAX_INT),
+    Strided(MAX_INT, form="text"),
+    Strided(MAX_INT, way="merged"),
+    FixedColumns(MAX_INT, MAX_INT),
+    Blockwise(MAX_INT, 8),
+    Longformer(MAX_INT - 1, MAX_INT, farthest=MAX_INT),
+    BigBird(MAX_INT, seed=MAX_SEED),
     BigBird(8, random=2**16),
-    BigBirdETC(MOST, farthest=MOST),
+    BigBirdETC(MAX_INT, farthest=MAX_INT),
 ]
 
 
@@ -133,14 +133,14 @@ def test_largest_sizes_do_not_overflow(pattern):
     i = torch.arange(100)
     for layer in range(2):
         for rule in pattern.for_layer(layer).for_heads(2):
-            visible = i[rule.allows(i[:, None], i).expand(100, 100).any(0)]
-            candidates = rule.keys(i, i)
+            visible = i[rule.mask_mod(i[:, None], i).expand(100, 100).any(0)]
+            candidates = rule.candidate_keys(i, i)
             assert torch.isin(visible, candidates).all()
             assert rule.group(i).shape == i.shape
 
 
 @pytest.mark.parametrize("kernel", [LSH, Routing, RFA, Performer])
 def test_largest_seed_is_accepted(kernel):
-    spec = TransformerSpec(width=8, heads=2, kernel=kernel(seed=MOST_SEED))
-    y, _ = spec.build()(torch.ones(1, 3, 8), Index.range(1, 3))
+    spec = TransformerSpec(width=8, heads=2, kernel=kernel(seed=MAX_SEED))
+    y, _ = spec.build()(torch.ones(1, 3, 8), TokenIndex.range(1, 3))
     assert y.isfinite().all()

@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 from rlxf.attention import (
-    Cache,
     DynamicSpan,
+    ExitTargets,
     Fixed,
-    Index,
+    KVCache,
     RoPE,
     Routing,
+    TokenIndex,
     Transformer,
     TransformerSpec,
     Universal,
-    Verdict,
 )
-from rlxf.attention.techniques import OPTIONAL, TECHNIQUES
-from tests.attention.passes import act, agree
-from tests.attention.specs import DEFAULT, LINFORMER, SHORT, fresh
-from tests.attention.worlds import END, GAP, ON, RESET, World, index_of, numbers, world
+from rlxf.attention.registry import OPTIONAL, TECHNIQUES
+from tests.attention.passes import act, assert_close_for_dtype
+from tests.attention.specs import DEFAULT, LINFORMER, SHORT, new_model
+from tests.attention.worlds import END, GAP, ON, RESET, Segment, index_of, numbers, random_segment
 
 Choice = dict[str, Any]
 """Axis -> technique."""
@@ -92,8 +92,8 @@ def check_pair(choice: Choice, causal: bool) -> None:
 @cache
 def check_spec(spec: TransformerSpec) -> None:
     """Train for some updates; for causal specs check that acting equals learning and exits agree."""
-    model = fresh(spec).double()
-    first, second = world(spec, RUN).cut([HALF, RUN.shape[1] - HALF])
+    model = new_model(spec).double()
+    first, second = random_segment(spec, RUN).cut([HALF, RUN.shape[1] - HALF])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     for _ in range(UPDATES):
         train_step(model, first, second)
@@ -107,41 +107,45 @@ def check_spec(spec: TransformerSpec) -> None:
         cache = model.cache(start, start.index.shape[1] + second.length)
         if spec.depth != Fixed():
             check_independent_exits(model, second, cache.copy())
-        agree(act(model, second, cache)[0][second.filled], y[second.filled].detach())
+        assert_close_for_dtype(act(model, second, cache)[0][second.filled], y[second.filled].detach())
 
 
-def train_step(model: Transformer, first: World, second: World) -> None:
+def train_step(model: Transformer, first: Segment, second: Segment) -> None:
     """Backpropagate the loss with penalty and exit loss, and check that all numbers are finite."""
     _, state = model(first.x, first.index)
     exits = model.exits(second.x, second.index, state)
     seen, penalty = exits.outputs[:, second.filled], model.penalty()
-    loss = (exits.shares[:, None, None] * seen * numbers(*seen.shape, seed=1)).sum()
-    lesson = None if exits.lesson is None else exits.lesson(verdict(exits.outputs.detach(), second.index))
+    loss = (exits.loss_weights[:, None, None] * seen * numbers(*seen.shape, seed=1)).sum()
+    lesson = (
+        None
+        if exits.auxiliary_loss is None
+        else exits.auxiliary_loss(verdict(exits.outputs.detach(), second.index))
+    )
     sum(part for part in (loss, penalty, lesson) if part is not None).backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert gradients
     assert all(number.isfinite().all() for number in (seen, loss, *gradients))
 
 
-def verdict(outputs: Tensor, index: Index) -> Verdict:
+def verdict(outputs: Tensor, index: TokenIndex) -> ExitTargets:
     """Return exit targets for outputs (N, B, T, C)."""
     right = outputs[..., 0] > 0
-    return Verdict(-outputs.square().mean(dim=-1), right, right == right[-1], index)
+    return ExitTargets(-outputs.square().mean(dim=-1), right, right == right[-1], index)
 
 
-def check_independent_exits(model: Transformer, run: World, cache: Cache) -> None:
+def check_independent_exits(model: Transformer, run: Segment, cache: KVCache) -> None:
     """Rows may exit after different passes; their outputs are independent of each other."""
     rows = range(len(run.x))
     together = early(model, run, cache.copy(), slice(None))
     alone = [early(model, run, cache.rows(torch.tensor([row])), slice(row, row + 1)) for row in rows]
-    agree(together[run.filled], torch.cat(alone)[run.filled])
+    assert_close_for_dtype(together[run.filled], torch.cat(alone)[run.filled])
 
 
-def early(model: Transformer, run: World, cache: Cache, rows: slice) -> Tensor:
+def early(model: Transformer, run: Segment, cache: KVCache, rows: slice) -> Tensor:
     """Return the outputs (B, T, C) of steps with early exits."""
     steps = []
     for t in range(run.length):
-        here = Index(run.index.position[rows, t : t + 1], run.index.episode[rows, t : t + 1])
+        here = TokenIndex(run.index.position[rows, t : t + 1], run.index.episode[rows, t : t + 1])
         steps.append(model.early_step(run.x[rows, t], here, cache, lambda y: y[..., 0].sigmoid()))
     return torch.stack(steps, dim=1)
 
@@ -149,15 +153,15 @@ def early(model: Transformer, run: World, cache: Cache, rows: slice) -> Tensor:
 @pytest.mark.parametrize("kernel", [DynamicSpan(6, 3, penalty=0.5), Routing(3, commitment=0.5)], ids=repr)
 def test_penalty_counts_each_pass_of_a_shared_layer(kernel):
     """The penalty equals that of a stack of layers with the same weights."""
-    shared = fresh(replace(SMALL, kernel=kernel, position=RoPE(), depth=Universal(), final_norm=False))
-    apart = fresh(replace(shared.spec, depth=Fixed()))
+    shared = new_model(replace(SMALL, kernel=kernel, position=RoPE(), depth=Universal(), final_norm=False))
+    apart = new_model(replace(shared.spec, depth=Fixed()))
     for block in apart.blocks:
         block.load_state_dict(shared.blocks[0].state_dict())
-    run, penalties = world(SMALL, RUN, torch.float32), []
+    run, penalties = random_segment(SMALL, RUN, torch.float32), []
     for model in (shared, apart):
         for _ in range(2):
             model(run.x, run.index)  # the penalty of this pass is not queried
         model(run.x, run.index)
         penalties.append(model.penalty())
         assert model.penalty() is None
-    agree(penalties[0], penalties[1])
+    assert_close_for_dtype(penalties[0], penalties[1])

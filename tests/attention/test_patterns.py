@@ -24,8 +24,8 @@ from rlxf.attention import (
     Window,
 )
 from rlxf.attention.patterns.base import UNLIMITED, GlobalTokens, Pattern
-from rlxf.attention.patterns.draws import draw
-from rlxf.attention.techniques import TECHNIQUES
+from rlxf.attention.patterns.big_bird import hash_uniform
+from rlxf.attention.registry import TECHNIQUES
 
 HEADS, LAYERS, LENGTH = 3, 2, 96
 
@@ -76,7 +76,7 @@ RULES = list(dict.fromkeys(rule for pattern in PATTERNS for rule in rules(patter
 
 def all_pairs(rule: Pattern, length: int = LENGTH) -> Tensor:
     position = torch.arange(length)
-    return rule.allows(position[:, None], position).expand(length, length)
+    return rule.mask_mod(position[:, None], position).expand(length, length)
 
 
 def test_every_pattern_is_covered():
@@ -87,7 +87,7 @@ def test_every_pattern_is_covered():
 def test_reach_is_the_largest_distance(pattern):
     distance = (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)).abs()
     farthest = max(int(distance[all_pairs(rule)].max()) for rule in rules(pattern))
-    assert farthest == pattern.reach or (pattern.reach == UNLIMITED and farthest >= LENGTH // 2)
+    assert farthest == pattern.max_distance or (pattern.max_distance == UNLIMITED and farthest >= LENGTH // 2)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -97,10 +97,10 @@ def test_candidate_keys_contain_all_visible_keys(rule, data):
     i = torch.tensor(sorted(data.draw(st.sets(st.integers(0, LENGTH - 1), min_size=1, max_size=9))))
     first = data.draw(st.integers(0, LENGTH - 1))
     candidates = torch.arange(first, data.draw(st.integers(first, LENGTH)))
-    keys = rule.keys(i, candidates)
+    keys = rule.candidate_keys(i, candidates)
     assert set(keys.tolist()) <= set(candidates.tolist())
     assert (keys.diff() > 0).all()
-    seen = candidates[rule.allows(i[:, None], candidates).expand(len(i), len(candidates)).any(0)]
+    seen = candidates[rule.mask_mod(i[:, None], candidates).expand(len(i), len(candidates)).any(0)]
     assert set(seen.tolist()) <= set(keys.tolist())
 
 
@@ -115,19 +115,19 @@ def test_groups_are_small_and_independent_of_other_queries(rule):
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize("times", [1, 3, 1000])
 def test_pattern_is_invariant_under_its_period(rule, times):
-    if rule.period is None:
+    if rule.shift_period is None:
         return
     i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
-    moved = times * rule.period
+    moved = times * rule.shift_period
     assert torch.equal(
-        rule.allows(i + moved, j + moved).expand(LENGTH, LENGTH), rule.allows(i, j).expand(LENGTH, LENGTH)
+        rule.mask_mod(i + moved, j + moved).expand(LENGTH, LENGTH), rule.mask_mod(i, j).expand(LENGTH, LENGTH)
     )
 
 
 def test_period_of_joined_patterns():
-    assert (Window(9) & Strided(4)).period == 1
-    assert (Local1D(6, 4) | FixedColumns(4, 2)).period == 12
-    assert (Window(9) & BigBird(4, 3, 2, 1)).period is None
+    assert (Window(9) & Strided(4)).shift_period == 1
+    assert (Local1D(6, 4) | FixedColumns(4, 2)).shift_period == 12
+    assert (Window(9) & BigBird(4, 3, 2, 1)).shift_period is None
 
 
 def test_joined_patterns_combine_masks():
@@ -156,7 +156,7 @@ def test_joined_patterns_json_round_trips():
 def blocks(pattern: BigBird, count: int, head: int) -> Tensor:
     first = torch.arange(count) * pattern.block
     rules = pattern.for_heads(head + 1)
-    return rules[head % len(rules)].allows(first[:, None], first)
+    return rules[head % len(rules)].mask_mod(first[:, None], first)
 
 
 @given(
@@ -193,7 +193,7 @@ def test_random_blocks_are_uniform():
 def test_blocks_of_global_tokens_are_not_drawn():
     pattern = BigBirdETC(2, 1, random=2, global_tokens=5)
     local = pattern.local.for_heads(1)[0]
-    seen = local.allows(torch.arange(40)[:, None], torch.arange(40))
+    seen = local.mask_mod(torch.arange(40)[:, None], torch.arange(40))
     assert not seen[6:, :4].any()
     assert (seen[8:, 4:].sum(1) == 6).all()
 
@@ -206,7 +206,7 @@ def test_draws_depend_on_seed_and_head_but_not_length():
 
 
 def test_draws_are_uniform():
-    drawn = draw(3, torch.arange(200)[:, None], torch.arange(100))
+    drawn = hash_uniform(3, torch.arange(200)[:, None], torch.arange(100))
     counts = (drawn.flatten() * 20).long().bincount(minlength=20)
     assert ((counts - 1000).abs() < 6 * 1000**0.5).all()
     assert abs(torch.corrcoef(torch.stack([drawn[:, :-1].flatten(), drawn[:, 1:].flatten()]))[0, 1]) < 0.03

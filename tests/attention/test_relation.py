@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlxf.attention import Full, Index, Window, XLRelative
-from rlxf.attention.index import EMPTY
+from rlxf.attention import Full, TokenIndex, Window, XLRelative
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.xl_relative import XLRelativeBias
-from rlxf.attention.relation import Relation
+from rlxf.attention.token_index import EMPTY
 from tests.attention.oracle import close
 from tests.attention.worlds import ANYWHERE, index_of, numbers
 
@@ -23,31 +23,31 @@ JUMPS = (0, 0, 0, 0, 1, 2, -1)
 
 
 @st.composite
-def indices(draw: st.DrawFn, slots: int, batch: int) -> Index:
+def indices(draw: st.DrawFn, slots: int, batch: int) -> TokenIndex:
     """Strategy for indices that are close to contiguous."""
     moves = st.tuples(st.sampled_from(STEPS), st.sampled_from(JUMPS))
     rows = st.lists(st.lists(moves, min_size=slots, max_size=slots), min_size=batch, max_size=batch)
     position, episode = torch.tensor(draw(rows)).cumsum(dim=1).unbind(-1)
     holes = draw(st.lists(st.integers(0, slots - 1), max_size=2))
     episode[:, holes] = EMPTY
-    return Index(position, episode.clamp(min=EMPTY))
+    return TokenIndex(position, episode.clamp(min=EMPTY))
 
 
-def segments(slots: int, batch: int) -> st.SearchStrategy[Index]:
+def segments(slots: int, batch: int) -> st.SearchStrategy[TokenIndex]:
     one = st.lists(st.sampled_from(ANYWHERE), min_size=slots, max_size=slots)
     return st.lists(one, min_size=batch, max_size=batch).map(index_of)
 
 
 @st.composite
-def relations(draw: st.DrawFn) -> Relation:
+def relations(draw: st.DrawFn) -> AttentionMask:
     queries, memory, batch = draw(st.integers(1, 5)), draw(st.integers(0, 5)), draw(st.integers(1, 2))
     key = draw(st.one_of(indices(queries + memory, batch), segments(queries + memory, batch)))
     query = draw(st.one_of(st.just(key.last(queries)), indices(queries, batch)))
     pattern = draw(st.one_of(st.just(Full()), st.integers(1, 8).map(Window)))
-    return Relation(query, key, pattern, draw(st.booleans()), torch.float64)
+    return AttentionMask(query, key, pattern, draw(st.booleans()), torch.float64)
 
 
-def pairs(relation: Relation) -> list[tuple[int, int, int]]:
+def pairs(relation: AttentionMask) -> list[tuple[int, int, int]]:
     """Return (row, query, key) of all visible pairs, by the definition."""
     visible, (batch, queries), keys = [], relation.query.shape, relation.key.shape[1]
     for b in range(batch):
@@ -55,7 +55,7 @@ def pairs(relation: Relation) -> list[tuple[int, int, int]]:
             for k in range(keys):
                 i, j = int(relation.query.position[b, q]), int(relation.key.position[b, k])
                 same = relation.query.episode[b, q] == relation.key.episode[b, k] != EMPTY
-                if same and abs(i - j) <= relation.pattern.reach and (i >= j or not relation.causal):
+                if same and abs(i - j) <= relation.pattern.max_distance and (i >= j or not relation.causal):
                     visible.append((b, q, k))
     return visible
 
@@ -67,7 +67,7 @@ def test_mask_equals_definition(relation):
     assert {tuple(pair) for pair in relation.allowed.nonzero().tolist()} == seen
     alone = {(b, q) for b, q in torch.ones(relation.query.shape).nonzero().tolist()}
     blind = alone - {(b, q) for b, q, _ in seen}
-    visible = [] if relation.blind is None else relation.blind.nonzero().tolist()
+    visible = [] if relation.fully_masked is None else relation.fully_masked.nonzero().tolist()
     assert {tuple(pair) for pair in visible} == blind
     hidden = torch.full((*relation.query.shape, relation.key.shape[1]), -torch.inf, dtype=torch.float64)
     for b, q in blind:
@@ -122,16 +122,16 @@ def test_key_scores_and_spread_equal_definition(relation):
 def test_by_distance_equals_definition(relation):
     (batch, queries), keys = relation.query.shape, relation.key.shape[1]
     weights = numbers(batch, HEADS, queries, keys)
-    if relation.blind is None:
+    if relation.fully_masked is None:
         weights = weights.masked_fill(~relation.allowed[:, None], 0.0)
     else:
-        weights = weights.masked_fill(~(relation.allowed | relation.blind[..., None])[:, None], 0.0)
+        weights = weights.masked_fill(~(relation.allowed | relation.fully_masked[..., None])[:, None], 0.0)
     distances = relation.distances.tolist()
     expected = torch.zeros(batch, HEADS, queries, len(distances), dtype=torch.float64)
     for b, i, j in pairs(relation):
         column = distances.index(int(relation.query.position[b, i] - relation.key.position[b, j]))
         expected[b, :, i, column] += weights[b, :, i, j]
-    close(relation.by_distance(weights), expected, 1e-12)
+    close(relation.key_to_distance(weights), expected, 1e-12)
 
 
 @cache
@@ -146,7 +146,7 @@ def relative_position() -> XLRelativeBias:
 @given(index=st.integers(2, 8).flatmap(lambda slots: indices(slots, 2)))
 @settings(max_examples=200)
 def test_unbroken_implies_contiguous_episodes(index):
-    if index.unbroken:
+    if index.contiguous:
         for b in range(index.shape[0]):
             slots = [slot for slot in range(index.shape[1]) if index.episode[b, slot] != EMPTY]
             for one in slots:
@@ -159,8 +159,8 @@ def test_unbroken_implies_contiguous_episodes(index):
 @settings(max_examples=100)
 def test_segments_after_empty_memory_are_aligned(memory, index):
     """A contiguous segment after empty memory uses the shifted view, which is faster than a gather."""
-    key = Index.empty(2, memory).concatenate(index)
-    relation = Relation(index, key, Full(), True, torch.float32)
+    key = TokenIndex.empty(2, memory).concatenate(index)
+    relation = AttentionMask(index, key, Full(), True, torch.float32)
     assert relation.aligned != any(has_hole(episodes) for episodes in index.episode.tolist())
 
 

@@ -18,10 +18,10 @@ from rlxf.attention import (
     XL,
     AdaptiveSpan,
     DynamicSpan,
-    Index,
     Reversible,
     Routing,
     T5Bias,
+    TokenIndex,
     Transformer,
     TransformerSpec,
     Tupe,
@@ -30,12 +30,12 @@ from rlxf.attention import (
     Window,
     XLRelative,
 )
-from rlxf.attention.passes import SegmentPasses
-from rlxf.attention.reversible_passes import Sublayer, _Through
+from rlxf.attention.layer_stack import SegmentStack
+from rlxf.attention.reversible_stack import Sublayer, _Through
 from tests.attention.oracle import close, load
-from tests.attention.passes import agree, learn
-from tests.attention.specs import fresh
-from tests.attention.worlds import numbers, random_index, world
+from tests.attention.passes import assert_close_for_dtype, learn
+from tests.attention.specs import new_model
+from tests.attention.worlds import numbers, random_index, random_segment
 
 SPEC = TransformerSpec(width=8, heads=2, layers=4, feed_forward=12, residual=Reversible())
 SPECS = {
@@ -84,7 +84,7 @@ def train_segments(model: Transformer, length: int) -> tuple[Tensor, ...]:
     torch.manual_seed(3)
     model.train()
     model.zero_grad()
-    run = world(model.spec, random_index(2, 2 * length))
+    run = random_segment(model.spec, random_index(2, 2 * length))
     x = run.x.clone().requires_grad_()
     y, state = learn(model, run.with_tokens(x), [length, length])
     y = torch.where(run.filled[..., None], y, 0.0)
@@ -97,11 +97,11 @@ def train_segments(model: Transformer, length: int) -> tuple[Tensor, ...]:
 @each
 @pytest.mark.parametrize("length", [6, 300])
 def test_reversible_equals_stored_activations(spec, length, monkeypatch):
-    model = fresh(spec).double()
+    model = new_model(spec).double()
     actual = train_segments(model, length)
-    monkeypatch.setattr(Transformer, "_passes", lambda self, **args: SegmentPasses(**args))
+    monkeypatch.setattr(Transformer, "_passes", lambda self, **args: SegmentStack(**args))
     for part, reference in zip(actual, train_segments(model, length), strict=True):
-        agree(part, reference)
+        assert_close_for_dtype(part, reference)
 
 
 BATCH, LENGTH, WIDTH = 2, 256, 64
@@ -143,8 +143,8 @@ class AllocationRecorder(TorchDispatchMode):
 
 def stored_bytes(spec: TransformerSpec, layers: int, method: Callable[..., Tensor]) -> int:
     """Return the bytes that the graph of the outputs stores, without weights and inputs."""
-    model = fresh(replace(spec, layers=layers))
-    run = world(spec, Index.range(BATCH, LENGTH), torch.float32)
+    model = new_model(replace(spec, layers=layers))
+    run = random_segment(spec, TokenIndex.range(BATCH, LENGTH), torch.float32)
     args = run.x, run.index, model.initial_state(BATCH) if spec.memory else None
     method(model, *args)  # fill the caches
     with AllocationRecorder() as recorder:
@@ -169,7 +169,7 @@ def test_stored_bytes_grow_with_depth_without_reversible_layers():
 @pytest.mark.parametrize("method", [METHODS["exits"], METHODS["outputs"]], ids=["exits", "outputs"])
 @pytest.mark.parametrize("spec", STACKS.values(), ids=STACKS)
 def test_layer_inputs_are_freed_immediately(spec, method):
-    model, run, inputs = fresh(spec), world(spec, Index.range(BATCH, 16), torch.float32), []
+    model, run, inputs = new_model(spec), random_segment(spec, TokenIndex.range(BATCH, 16), torch.float32), []
     alive = []
 
     def record(norm: nn.Module, args: tuple[Tensor]) -> None:
@@ -177,7 +177,7 @@ def test_layer_inputs_are_freed_immediately(spec, method):
         inputs.append(weakref.ref(args[0]))
 
     for block in model.blocks:
-        block.join_attention.norm.register_forward_pre_hook(record)
+        block.attention_norm.norm.register_forward_pre_hook(record)
     y = method(model, run.x, run.index, model.initial_state(BATCH) if spec.memory else None)
     assert y.requires_grad
     assert len(inputs) >= spec.layers
@@ -186,21 +186,21 @@ def test_layer_inputs_are_freed_immediately(spec, method):
 
 @each
 def test_layer_inputs_equal_those_without_gradient(spec):
-    model, run = fresh(spec).double(), world(spec, random_index(2, 6))
+    model, run = new_model(spec).double(), random_segment(spec, random_index(2, 6))
     with torch.no_grad():
         reference = model.eval().encode(run.x, run.index)[1]
     actual = model.encode(run.x, run.index)[1]
     assert len(actual) == len(reference) == spec.layers
     for part, expected in zip(actual, reference, strict=True):
-        agree(part, expected)
+        assert_close_for_dtype(part, expected)
 
 
 def test_cluster_updates_equal_those_without_reversible_layers():
     spec = replace(SPEC, kernel=Routing(clusters=2, commitment=0.0), layers=2)
     changed = []
     for residual in (Reversible(), TransformerSpec().residual):
-        model = fresh(replace(spec, residual=residual)).train()
-        run = world(spec, random_index(2, 8), torch.float32)
+        model = new_model(replace(spec, residual=residual)).train()
+        run = random_segment(spec, random_index(2, 8), torch.float32)
         before = {name: buffer.clone() for name, buffer in model.named_buffers()}
         y, _ = model(run.x, run.index)
         y.square().sum().backward()

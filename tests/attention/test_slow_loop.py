@@ -14,19 +14,19 @@ from rlxf.attention import (
     DistanceAware,
     ETCLabels,
     Full,
-    Index,
     RoPE,
     ShawRelative,
     Softmax,
     T5Bias,
+    TokenIndex,
     Tupe,
     Window,
     XLRelative,
 )
 from rlxf.attention.attention import Attention
-from rlxf.attention.positions.base import Embedding, LayerPosition
-from rlxf.attention.relation import Relation
-from rlxf.attention.techniques import TECHNIQUES
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.positions.base import LayerPosition, PositionEmbedding
+from rlxf.attention.registry import TECHNIQUES
 from tests.attention import slow
 from tests.attention.oracle import close
 from tests.attention.worlds import ANYWHERE, index_of, numbers
@@ -53,33 +53,34 @@ def test_every_attention_position_has_a_reference_loop():
         technique
         for technique in TECHNIQUES["position"].values()
         for embedding in [type(technique().build_embedding(WIDTH, HEADS))]
-        if embedding.forward is not Embedding.forward or embedding.signal is not Embedding.signal
+        if embedding.forward is not PositionEmbedding.forward
+        or embedding.signal is not PositionEmbedding.signal
     }
     assert set(slow.SCORES) - {type(None)} == set(TECHNIQUES["position"].values()) - outside
     assert {type(position) for position in POSITIONS.values()} == set(slow.SCORES)
     assert all(type(technique().build(WIDTH, HEADS)) is LayerPosition for technique in outside)
 
 
-def scattered(slots: int) -> st.SearchStrategy[Index]:
+def scattered(slots: int) -> st.SearchStrategy[TokenIndex]:
     """Strategy for arbitrary positions and episodes in any slot, which need the gather."""
     one = st.lists(st.tuples(st.integers(0, 15), st.integers(-1, 1)), min_size=slots, max_size=slots)
     rows = st.lists(one, min_size=2, max_size=2).map(torch.tensor)
-    return rows.map(lambda both: Index(both[..., 0], both[..., 1]))
+    return rows.map(lambda both: TokenIndex(both[..., 0], both[..., 1]))
 
 
-def contiguous(slots: int) -> st.SearchStrategy[Index]:
+def contiguous(slots: int) -> st.SearchStrategy[TokenIndex]:
     """Strategy for contiguous segments with episode boundaries, which allow the shifted view."""
     one = st.lists(st.sampled_from(ANYWHERE), min_size=slots, max_size=slots)
     return st.lists(one, min_size=2, max_size=2).map(index_of)
 
 
 @st.composite
-def relations(draw: st.DrawFn) -> Relation:
+def relations(draw: st.DrawFn) -> AttentionMask:
     queries, memory = draw(st.integers(1, 5)), draw(st.integers(0, 4))
     kind = draw(st.sampled_from([scattered, contiguous]))
     key = draw(kind(queries + memory))
     pattern = draw(st.one_of(st.just(Full()), st.integers(1, 8).map(Window)))
-    return Relation(key.last(queries), key, pattern, draw(st.booleans()), torch.float64)
+    return AttentionMask(key.last(queries), key, pattern, draw(st.booleans()), torch.float64)
 
 
 def attention(position, softmax1: bool, causal: bool) -> Attention:
@@ -96,8 +97,8 @@ def attention(position, softmax1: bool, causal: bool) -> Attention:
     return module
 
 
-def rule(relation: Relation):
-    reach = relation.pattern.reach
+def rule(relation: AttentionMask):
+    reach = relation.pattern.max_distance
     return lambda i, j: abs(i - j) <= reach and (i >= j or not relation.causal)
 
 

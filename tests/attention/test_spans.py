@@ -12,18 +12,18 @@ from rlxf.attention import (
     BigBirdETC,
     DynamicSpan,
     Full,
-    Index,
     Longformer,
     Strided,
+    TokenIndex,
     Tupe,
     Window,
 )
-from rlxf.attention import relation as relations
-from rlxf.attention.kernels.adaptive_span import AdaptiveSpanAverage
-from rlxf.attention.kernels.dynamic_span import DynamicSpanAverage
+from rlxf.attention import attention_mask as relations
+from rlxf.attention.kernels.adaptive_span import AdaptiveSpanAttention
+from rlxf.attention.kernels.dynamic_span import DynamicSpanAttention
 from rlxf.attention.patterns.base import UNLIMITED
 from tests.attention.specs import DEFAULT as SPEC
-from tests.attention.specs import fresh
+from tests.attention.specs import new_model
 from tests.attention.worlds import numbers
 
 LENGTH = 40
@@ -35,20 +35,20 @@ PATTERNS = [Full(), Window(30), Strided(4), ETC(3, 2), BigBirdETC(4, 1, 2, 2), L
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("small", [0, 1 << 16], ids=["gathered", "all pairs"])
 def test_keys_beyond_the_reach_have_no_effect(kernel, pattern, causal, small, monkeypatch):
-    monkeypatch.setattr(relations, "SMALL", small)
-    model = fresh(replace(SPEC, kernel=kernel, pattern=pattern, causal=causal)).double()
-    x, index = numbers(1, LENGTH, SPEC.width).double(), Index.range(1, LENGTH)
+    monkeypatch.setattr(relations, "MIN_SPARSE_PAIRS", small)
+    model = new_model(replace(SPEC, kernel=kernel, pattern=pattern, causal=causal)).double()
+    x, index = numbers(1, LENGTH, SPEC.width).double(), TokenIndex.range(1, LENGTH)
     near, _ = model(x, index)
-    for average in (DynamicSpanAverage, AdaptiveSpanAverage):
-        monkeypatch.setattr(average, "reach", UNLIMITED)
+    for average in (DynamicSpanAttention, AdaptiveSpanAttention):
+        monkeypatch.setattr(average, "max_distance", UNLIMITED)
     far, _ = model(x, index)
     torch.testing.assert_close(near, far)
 
 
 def test_reach_bounds_the_pattern():
-    model = fresh(replace(SPEC, kernel=DynamicSpan(5, 3), memory=XL(30)))
-    index = Index.range(1, LENGTH)
-    assert {relation.pattern.reach for relation in model.relations(index, index)} == {8}
+    model = new_model(replace(SPEC, kernel=DynamicSpan(5, 3), memory=XL(30)))
+    index = TokenIndex.range(1, LENGTH)
+    assert {relation.pattern.max_distance for relation in model.attention_masks(index, index)} == {8}
 
 
 @pytest.mark.parametrize("kernel", [AdaptiveSpan, DynamicSpan])
@@ -59,9 +59,9 @@ def test_limit_plus_ramp_is_bounded(kernel):
 
 def test_global_tokens_use_positions():
     spec = replace(SPEC, pattern=ETC(3, 4), position=Tupe(16), causal=False)
-    model = fresh(spec).double()
-    model(numbers(1, 12, SPEC.width), Index.range(1, 12))
+    model = new_model(spec).double()
+    model(numbers(1, 12, SPEC.width), TokenIndex.range(1, 12))
     with pytest.raises(
         ValueError, match=r"position 19 .* the extra global tokens of a bidirectional pattern"
     ):
-        model(numbers(1, 16, SPEC.width), Index.range(1, 16))
+        model(numbers(1, 16, SPEC.width), TokenIndex.range(1, 16))

@@ -5,15 +5,15 @@ from dataclasses import replace
 import torch
 from torch.nn import functional as F
 
-from rlxf.attention import Fixed, Index, XLRelative
+from rlxf.attention import Fixed, TokenIndex, XLRelative
 from rlxf.attention.feed_forward import FeedForward
-from rlxf.attention.linear import orthogonal_linear
+from rlxf.attention.init import orthogonal_linear
 from tests.attention.oracle import close
 from tests.attention.passes import act
-from tests.attention.specs import CAUSAL, DEFAULT, GTRXL, MEMORY, built, each, fresh
-from tests.attention.worlds import numbers, world
+from tests.attention.specs import CAUSAL, DEFAULT, GTRXL, MEMORY, each, new_model, shared_model
+from tests.attention.worlds import numbers, random_segment
 
-RUN = world(DEFAULT, Index.range(2, 6), torch.float32)
+RUN = random_segment(DEFAULT, TokenIndex.range(2, 6), torch.float32)
 
 
 def output(model):
@@ -21,7 +21,7 @@ def output(model):
 
 
 def test_pre_norm_does_not_normalize_the_stream():
-    model = fresh(replace(DEFAULT, final_norm=False))
+    model = new_model(replace(DEFAULT, final_norm=False))
     with torch.no_grad():
         for block in model.blocks:
             for linear in (block.attention.out, block.feed_forward.outer):
@@ -38,8 +38,8 @@ def test_post_norm_normalizes_the_stream():
 
 
 def test_dropout_is_active_in_training_only():
-    model = fresh(replace(DEFAULT, dropout=0.5))
-    plain = fresh(DEFAULT)
+    model = new_model(replace(DEFAULT, dropout=0.5))
+    plain = new_model(DEFAULT)
     plain.load_state_dict(model.state_dict())
     assert torch.equal(output(model.eval()), output(plain))
     with torch.random.fork_rng():
@@ -65,19 +65,19 @@ def test_stacked_projections_are_initialized_orthogonally():
 
 
 def test_seed_determines_weights():
-    one, same, other = (fresh(GTRXL, seed).state_dict() for seed in (0, 0, 1))
+    one, same, other = (new_model(GTRXL, seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
 def test_fixed_depth_runs_every_layer_once_in_order():
-    assert [Fixed().layer_of(number) for number in range(3)] == [0, 1, 2]
+    assert [Fixed().layer_of_pass(number) for number in range(3)] == [0, 1, 2]
 
 
 @each(CAUSAL)
 def test_acting_has_no_gradient(spec):
-    model = fresh(spec)
-    run = world(spec, Index.range(2, 3), torch.float32)
+    model = new_model(spec)
+    run = random_segment(spec, TokenIndex.range(2, 3), torch.float32)
     nothing = model.initial_state(2)
     y, hidden = act(model, run, model.cache(nothing, nothing.index.shape[1] + 3, run.context))
     assert not y.requires_grad
@@ -86,8 +86,8 @@ def test_acting_has_no_gradient(spec):
 
 def test_cache_reuses_its_buffers():
     """The ring buffer is overwritten in place and keeps its size."""
-    model = built(GTRXL)
-    run = world(GTRXL, Index.range(2, 5 * MEMORY))
+    model = shared_model(GTRXL)
+    run = random_segment(GTRXL, TokenIndex.range(2, 5 * MEMORY))
     cache = model.cache(model.initial_state(2), MEMORY + 1)
     first = [layer.keys.data_ptr() for layer in cache.layers]
     act(model, run, cache)
@@ -97,7 +97,7 @@ def test_cache_reuses_its_buffers():
 
 def test_relative_positions_are_shift_invariant():
     spec = replace(GTRXL, position=XLRelative())
-    run = world(spec, Index.range(2, 6))
-    y, _ = built(spec)(run.x, run.index)
-    z, _ = built(spec)(run.x, Index.range(2, 6, start=1000))
+    run = random_segment(spec, TokenIndex.range(2, 6))
+    y, _ = shared_model(spec)(run.x, run.index)
+    z, _ = shared_model(spec)(run.x, TokenIndex.range(2, 6, start=1000))
     close(z, y)

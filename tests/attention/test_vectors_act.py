@@ -21,19 +21,19 @@ class Transitions:
     count = int(VECTOR["cfg_max_steps"])
     filled = torch.ones(STATES.shape[:2], dtype=torch.bool)
 
-    def enter(self, number: int, x: Tensor) -> Tensor:
+    def start_pass(self, number: int, x: Tensor) -> Tensor:
         return x
 
     def run(self, number: int, x: Tensor) -> Tensor:
         return (x @ TRANSITION + x.mean(dim=1, keepdim=True)).tanh()
 
-    def leave_out(self, number: int, x: Tensor) -> None:
+    def skip(self, number: int, x: Tensor) -> None:
         """Do nothing: there are no later tokens."""
 
-    def read(self, x: Tensor) -> Tensor:
+    def attention_input(self, x: Tensor) -> Tensor:
         return x
 
-    def asking(self, x: Tensor) -> Tensor:
+    def select_outputs(self, x: Tensor) -> Tensor:
         return x
 
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from rlxf.attention import ALiBi, Full, Index, Softmax
+from rlxf.attention import ALiBi, Full, Softmax, TokenIndex
 from rlxf.attention.attention import Attention
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.alibi import slopes
-from rlxf.attention.relation import Relation
 from tests.attention.oracle import close, fill, load
 
 VECTOR = load("alibi")
@@ -28,7 +28,7 @@ def test_attention(causal, out):
     attention = Attention(heads * size, heads, ALiBi(), Softmax(), 0.0).double()
     fill(attention.qkv, identity.repeat(3, 1))
     fill(attention.out, identity)
-    index = Index.range(batch, length)
-    relation = Relation(index, index, Full(), causal, torch.float64)
+    index = TokenIndex.range(batch, length)
+    relation = AttentionMask(index, index, Full(), causal, torch.float64)
     y = attention.cross(q.transpose(1, 2).flatten(2), (k, v), relation)
     close(y, VECTOR[out].transpose(1, 2).flatten(2), 1e-7)

@@ -6,10 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlxf.attention import Compressive, Index
-from rlxf.attention.memory.compression import attention_received, compression, content_attention, most_used
+from rlxf.attention import Compressive, TokenIndex
+from rlxf.attention.memory.compression import (
+    MEASURES,
+    ReconstructionInput,
+    attention_received,
+    compression,
+    content_attention,
+    most_used,
+)
 from rlxf.attention.memory.compressive import LayerCompression
-from rlxf.attention.memory.reconstruction import MEASURES, Compressed
 from tests.attention.oracle import close, load, put
 
 VECTOR = load("compressive")
@@ -86,12 +92,14 @@ def test_attention_over_memory_and_compressed_memory():
         close(output.detach(), VECTOR[f"out_attn_{name}"])
 
 
-def compressed(module: LayerCompression, layer: Layer, memory: Tensor = MEMORY, h: Tensor = H) -> Compressed:
+def compressed(
+    module: LayerCompression, layer: Layer, memory: Tensor = MEMORY, h: Tensor = H
+) -> ReconstructionInput:
     """Return the vector's memory as blocks that all queries see compressed."""
     blocks = memory.unflatten(1, (-1, RATIO))
     summaries = module(blocks.flatten(0, 1), layer).unflatten(0, blocks.shape[:2])
     seen = torch.ones(len(h), h.shape[1], blocks.shape[1], dtype=torch.bool)
-    return Compressed(blocks, summaries, h, seen, layer)
+    return ReconstructionInput(blocks, summaries, h, seen, layer)
 
 
 @pytest.mark.parametrize(("measure", "name"), [("mean-square", "mse"), ("norm", "l2")])
@@ -125,15 +133,15 @@ def test_memory_queues():
     values = torch.arange(1.0, 1.0 + segments * RATIO, dtype=torch.float64)
     for segment in range(segments):
         length = (segment + 1) * RATIO
-        state = SimpleNamespace(hidden=values[None, None, :length, None], index=Index.range(1, length))
-        recall = memory.recall(state, Index.range(1, 1, start=length), layers)
+        state = SimpleNamespace(hidden=values[None, None, :length, None], index=TokenIndex.range(1, length))
+        recall = memory.view(state, TokenIndex.range(1, 1, start=length), layers)
         keys = recall.key
         first = torch.arange(keys.shape[1]) < recall.ends.shape[1]
         position = torch.tensor(length)
         seen = torch.where(
             first,
-            memory.shows_summary(position, keys.position[0]),
-            memory.shows_token(position, keys.position[0]),
+            memory.sees_compressed(position, keys.position[0]),
+            memory.sees_raw(position, keys.position[0]),
         )
         contents = recall.tokens(0, torch.zeros(1, 1, 1, dtype=torch.float64))[0, :, 0]
         expected = VECTOR["out_fifo"][segment]

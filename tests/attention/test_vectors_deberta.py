@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlxf.attention import Deberta, Index, TransformerSpec
+from rlxf.attention import Deberta, TokenIndex, TransformerSpec
 from tests.attention.oracle import close, fill, load, put
 
 VECTOR = load("deberta")
@@ -33,15 +33,15 @@ def attended(form: str, projections: list[Tensor], biases: list[Tensor]) -> tupl
     fill(attention.position.of_keys, of_keys)
     fill(attention.position.of_queries, of_queries, biases[3])
     fill(attention.out, torch.eye(WIDTH, dtype=torch.float64))
-    relation = model.relation(*indices())
+    relation = model.attention_mask(*indices())
     return attention(VECTOR["in_x"], None, relation), attention.weights(VECTOR["in_x"], None, relation)
 
 
-def indices() -> tuple[Index, Index]:
+def indices() -> tuple[TokenIndex, TokenIndex]:
     """Return queries and keys; the vector masks keys at the end of some rows."""
-    index = Index.range(BATCH, LENGTH)
+    index = TokenIndex.range(BATCH, LENGTH)
     hidden = ~VECTOR["in_mask"][:, 0].any(dim=1)
-    return index, Index(index.position, index.episode.masked_fill(hidden, -1))
+    return index, TokenIndex(index.position, index.episode.masked_fill(hidden, -1))
 
 
 def code_v1(form: str) -> tuple[Tensor, Tensor]:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from rlxf.attention import DistanceAware, Full, Index
+from rlxf.attention import DistanceAware, Full, TokenIndex
 from rlxf.attention.attention import Attention
-from rlxf.attention.relation import Relation
+from rlxf.attention.attention_mask import AttentionMask
 from tests.attention.oracle import close, load, put
 from tests.attention.passes import over_heads
 
@@ -30,8 +30,8 @@ def test_weights_of_distances():
 @pytest.mark.parametrize(("causal", "out"), [(False, "out"), (True, "out_causal")])
 def test_attention(causal, out):
     q, k, v = (VECTOR[f"in_{name}"] for name in "qkv")
-    module, index = attention(), Index.range(BATCH, LENGTH)
-    relation = Relation(index, index, Full(), causal, q.dtype)
+    module, index = attention(), TokenIndex.range(BATCH, LENGTH)
+    relation = AttentionMask(index, index, Full(), causal, q.dtype)
     y = module.attend(q, k, v, relation, module.position.table(relation.distances, None))
     close(y, VECTOR[out].transpose(1, 2).flatten(2))
 

@@ -4,18 +4,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlxf.attention import CALM, DepthAdaptive, Index, Verdict
-from rlxf.attention.depth.calm import lead
+from rlxf.attention import CALM, DepthAdaptive, ExitTargets, TokenIndex
+from rlxf.attention.depth.calm import probability_margin
 from tests.attention.oracle import close, fill, load, put
 
 ADAPTIVE, CONFIDENT = load("depth_adaptive"), load("calm_ltt")
 STATES = ADAPTIVE["in_h"]
 PASSES, TOKENS, WIDTH = STATES.shape
-VERDICT = Verdict(
+VERDICT = ExitTargets(
     ADAPTIVE["out_LL"][:, None],
     ADAPTIVE["out_C"][:, None] > 0.5,
     ADAPTIVE["out_C"][:, None] > 0.5,
-    Index.range(1, TOKENS),
+    TokenIndex.range(1, TOKENS),
 )
 
 
@@ -30,7 +30,7 @@ def test_sequence():
     opening = ADAPTIVE["in_encoder"].mean(dim=0).expand(1, TOKENS, -1)
     close(module.log_q(opening, STATES[:, None]).exp()[0], ADAPTIVE["out_q_seq"].expand(TOKENS, -1))
     loss = ADAPTIVE["out_xent_seq_lik"]
-    close(module.lesson(opening, STATES[:, None], VERDICT), loss)
+    close(module.auxiliary_loss(opening, STATES[:, None], VERDICT), loss)
 
 
 def test_multinomial():
@@ -44,7 +44,7 @@ def test_geometric():
     put(module.w, ADAPTIVE["w_geo"])
     put(module.b, ADAPTIVE["w_geo_b"])
     close(module.log_q(None, STATES[:, None]).exp()[0], ADAPTIVE["out_q_geo"].T)
-    close(module.lesson(None, STATES[:, None], VERDICT), ADAPTIVE["out_xent_tok_geo_lik"].mean())
+    close(module.auxiliary_loss(None, STATES[:, None], VERDICT), ADAPTIVE["out_xent_tok_geo_lik"].mean())
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_oracles(by, oracle, name):
 
 
 def test_softmax_response():
-    close(lead([CONFIDENT["in_logits"].softmax(dim=-1)]), CONFIDENT["out_softmax_diff"])
+    close(probability_margin([CONFIDENT["in_logits"].softmax(dim=-1)]), CONFIDENT["out_softmax_diff"])
 
 
 def confidences(confidence: str) -> Tensor:
@@ -83,7 +83,7 @@ def test_exit_after_the_first_confident_pass():
     confidences = CONFIDENT["out_softmax_diff"][:-1]
     for threshold, expected in zip(CONFIDENT["in_lambdas"], CONFIDENT["out_exits"], strict=True):
         module = CALM("softmax", float(threshold)).build(1, PASSES).double()
-        rule = module.rule(torch.zeros(0), None)
+        rule = module.exit_rule(torch.zeros(0), None)
         exits = torch.stack(
             [rule(n, value, value, lambda value=value: value) for n, value in enumerate(confidences)]
         )

@@ -23,7 +23,7 @@ def build_embedding(substeps: int) -> FloaterEmbedding:
 
 def points(substeps: int) -> Tensor:
     """Return the flow from each of the vector's starts; it does not depend on the embedding's p(0)."""
-    return build_embedding(substeps).flow(VECTOR["w_p0"][None], LENGTH)
+    return build_embedding(substeps).extend(VECTOR["w_p0"][None], LENGTH)
 
 
 def test_authors_solver():
@@ -38,7 +38,7 @@ def test_finer_steps_approach_the_exact_solution():
 
 def test_tokens_get_the_vector_of_their_position():
     embedding = build_embedding(substeps=2)
-    whole = embedding.flow(embedding.start[None], LENGTH)
+    whole = embedding.extend(embedding.start[None], LENGTH)
     position = torch.tensor([[LENGTH - 1, 0, 2], [1, 1, 3]])
     x = torch.zeros(2, 3, WIDTH, dtype=torch.float64)
     close(embedding(x, position), whole[position], 1e-12)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention import ETC, BigBird, Dilated, ETCLabels, Full, Index, Longformer, TransformerSpec
-from rlxf.attention.index import EMPTY
+from rlxf.attention import ETC, BigBird, Dilated, ETCLabels, Full, Longformer, TokenIndex, TransformerSpec
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.global_attention import build_self_attention
 from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Pattern
 from rlxf.attention.positions.base import Position
-from rlxf.attention.relation import Relation
-from rlxf.attention.sides import self_attention
+from rlxf.attention.token_index import EMPTY
 from tests.attention.oracle import Vector, close, fill, load, put
 
 LONGFORMER, LABELLED, BIGBIRD = load("longformer"), load("etc"), load("bigbird")
@@ -20,11 +20,11 @@ LONGFORMER, LABELLED, BIGBIRD = load("longformer"), load("etc"), load("bigbird")
 def attention(pattern: Pattern, width: int, heads: int, position: Position | None = None) -> nn.Module:
     sizes = {"width": width, "heads": heads}
     spec = TransformerSpec(**sizes, causal=False, pattern=pattern, position=position)
-    return self_attention(spec).double()
+    return build_self_attention(spec).double()
 
 
-def relation(pattern: Pattern, index: Index, heads: int, causal: bool = False) -> Relation:
-    return Relation(index, index, pattern, causal, torch.float64, heads=heads)
+def relation(pattern: Pattern, index: TokenIndex, heads: int, causal: bool = False) -> AttentionMask:
+    return AttentionMask(index, index, pattern, causal, torch.float64, heads=heads)
 
 
 def stacked(vector: Vector, weights: list[str], biases: list[str]) -> tuple[Tensor, Tensor]:
@@ -46,7 +46,7 @@ LOCAL = stacked(LONGFORMER, [f"w_{name}" for name in QKV], [f"w_b_{name}" for na
 GLOBAL = stacked(LONGFORMER, [f"w_{name}_global" for name in QKV], [f"w_b_{name}_global" for name in QKV])
 
 
-def global_first(mask: Tensor) -> tuple[Index, int]:
+def global_first(mask: Tensor) -> tuple[TokenIndex, int]:
     """Return an index in which the marked tokens have the first positions, and their number.
 
     The other tokens keep their distances; the position of a global token has no effect.
@@ -55,7 +55,7 @@ def global_first(mask: Tensor) -> tuple[Index, int]:
     count = int(is_global.sum(1).max())
     later = torch.arange(mask.shape[1]) + count
     position = torch.where(is_global, is_global.cumsum(1) - 1, later)
-    return Index(position, torch.where(mask < 0, EMPTY, 0)), count
+    return TokenIndex(position, torch.where(mask < 0, EMPTY, 0)), count
 
 
 def test_longformer():
@@ -78,7 +78,7 @@ def test_longformer_without_global_tokens():
 def test_dilated_windows(causal, out):
     heads = OneForEachHead(tuple(Dilated(HALF + 1, dilation) for dilation in DILATION))
     close(windowed(heads, causal), LONGFORMER[f"out_formula_{out}"])
-    allowed = relation(heads, Index.range(1, X.shape[1]), HEADS).allowed_by_head[0]
+    allowed = relation(heads, TokenIndex.range(1, X.shape[1]), HEADS).allowed_by_head[0]
     assert torch.equal(allowed, LONGFORMER["out_mask_dilated"])
 
 
@@ -86,7 +86,7 @@ def windowed(pattern: Pattern, causal: bool) -> Tensor:
     module = attention(Full(), X.shape[2], HEADS)
     fill(module.qkv, *LOCAL)
     identity(module.out)
-    return module(X, None, relation(pattern, Index.range(*X.shape[:2]), HEADS, causal))
+    return module(X, None, relation(pattern, TokenIndex.range(*X.shape[:2]), HEADS, causal))
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def test_etc():
         put(side.position.keys, swapped(LABELLED[f"w_rel_{name}"]))
         put(side.position.numbers, swapped(LABELLED[f"w_bias_{name}"]))
     x = torch.cat([FIRST, LONG], dim=1)
-    mask = relation(pattern, Index.range(*x.shape[:2]), SIDES)
+    mask = relation(pattern, TokenIndex.range(*x.shape[:2]), SIDES)
     assert torch.equal(mask.allowed[0, COUNT:], LABELLED["cfg_mask_long"])
     assert mask.allowed[0, :COUNT].all()
     index, labels = torch.arange(x.shape[1]), LABELLED["cfg_labels_long"]
@@ -169,13 +169,13 @@ class LastAndGiven(BlockPattern):
     head: int | None = None
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         return UNLIMITED
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         return tuple(LastAndGiven(self.block, head) for head in range(heads))
 
-    def meets(self, a: Tensor, b: Tensor) -> Tensor:
+    def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
         none = torch.full((1, RANDOM_BLOCKS.shape[2]), EMPTY)
         drawn = torch.cat([none, RANDOM_BLOCKS[self.head], none])
         last = len(drawn) - 1
@@ -189,8 +189,8 @@ def test_big_bird():
     names = ("q", "k", "v")
     fill(module.qkv, *stacked(BIGBIRD, [f"w_{name}" for name in names], [f"w_b{name}" for name in names]))
     identity(module.out)
-    whole = Index.range(*token.shape)
+    whole = TokenIndex.range(*token.shape)
     assert torch.equal(relation(pattern, whole, heads).allowed_by_head[0], BIGBIRD["out_mask"])
-    index = Index(whole.position, torch.where(token, 0, EMPTY))
+    index = TokenIndex(whole.position, torch.where(token, 0, EMPTY))
     y = module(x, None, relation(pattern, index, heads))
     close(y[token], BIGBIRD["out"][token])

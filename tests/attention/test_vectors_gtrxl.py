@@ -7,15 +7,15 @@ from torch import Tensor
 from rlxf.attention import (
     GRUGate,
     HighwayGate,
-    Index,
     InputGate,
     OutputGate,
     SigTanhGate,
+    TokenIndex,
     TransformerSpec,
     XLRelative,
 )
-from rlxf.attention.block import Block
-from rlxf.attention.relation import Relation
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.layer import Block
 from rlxf.attention.residuals.base import Gate
 from rlxf.attention.residuals.gru import GRU
 from tests.attention.oracle import close, fill, load, named, put
@@ -76,15 +76,15 @@ def block_output() -> Tensor:
     shape = {"width": x.shape[-1], "heads": VECTOR["w_u"].shape[0], "feed_forward": inner}
     block = TransformerSpec(position=XLRelative(), residual=GRUGate(), **shape).build().double().blocks[0]
     load_attention(block)
-    load_gru(block.join_attention.residual, "gate1")
-    load_gru(block.join_feed_forward.residual, "gate2")
-    fill(block.join_attention.norm, *named(VECTOR, "layernorm1."))
-    fill(block.join_feed_forward.norm, *named(VECTOR, "layernorm2."))
+    load_gru(block.attention_norm.residual, "gate1")
+    load_gru(block.feed_forward_norm.residual, "gate2")
+    fill(block.attention_norm.norm, *named(VECTOR, "layernorm1."))
+    fill(block.feed_forward_norm.norm, *named(VECTOR, "layernorm2."))
     fill(block.feed_forward.inner, *named(VECTOR, "mlp.0.0."))
     fill(block.feed_forward.outer, *named(VECTOR, "mlp.2.0."))
-    key = Index.range(x.shape[0], memory.shape[1] + x.shape[1])
-    relation = Relation(key.last(x.shape[1]), key, TransformerSpec().pattern, True, x.dtype)
-    return block.think(block.attend(x, memory, relation)).transpose(0, 1)
+    key = TokenIndex.range(x.shape[0], memory.shape[1] + x.shape[1])
+    relation = AttentionMask(key.last(x.shape[1]), key, TransformerSpec().pattern, True, x.dtype)
+    return block.feed(block.attend(x, memory, relation)).transpose(0, 1)
 
 
 def test_block_reproduces_the_paper():

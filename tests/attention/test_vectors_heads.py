@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from rlxf.attention.heads.datastore import Datastore, Neighbours
+from rlxf.attention.heads.datastore import Datastore, Neighbours, TorchSearch
 from rlxf.attention.heads.knn_lm import KNNLM
-from rlxf.attention.heads.search import TorchSearch
-from rlxf.attention.heads.spalm import SPALM, gathered
+from rlxf.attention.heads.spalm import SPALM, aggregate_neighbours
 from tests.attention.oracle import close, load, put
 
 KNN, GATED = load("knnlm"), load("spalm")
@@ -27,18 +26,18 @@ def find_neighbors() -> Neighbours:
 
 
 def test_knn_distribution():
-    close(lm().among(find_neighbors(), SIZE).double(), KNN["out_pknn"], 1e-6)
+    close(lm().neighbour_distribution(find_neighbors(), SIZE).double(), KNN["out_pknn"], 1e-6)
 
 
 def test_knn_distribution_of_unsquared_distances():
     neighbors = find_neighbors()
     plain = Neighbours(neighbors.squared.sqrt(), neighbors.values)
-    close(lm().among(plain, SIZE).double(), KNN["out_pknn_unsquared"], 1e-6)
+    close(lm().neighbour_distribution(plain, SIZE).double(), KNN["out_pknn_unsquared"], 1e-6)
 
 
 def test_log_probability_of_the_target_equals_the_authors_code():
     target = KNN["in_target"][:, None]
-    ours = lm().among(find_neighbors(), SIZE).gather(1, target)[:, 0].log().double()
+    ours = lm().neighbour_distribution(find_neighbors(), SIZE).gather(1, target)[:, 0].log().double()
     has_neighbors = KNN["out_authors_logp"] > NO_NEIGHBOR / 2
     assert (
         ours[~has_neighbors & (target[:, 0] != 0)] == -torch.inf
@@ -47,7 +46,7 @@ def test_log_probability_of_the_target_equals_the_authors_code():
 
 
 def test_mixture():
-    mixed = lm().mixed(KNN["in_plm"].log(), lm().among(find_neighbors(), SIZE).double())
+    mixed = lm().mixed(KNN["in_plm"].log(), lm().neighbour_distribution(find_neighbors(), SIZE).double())
     close(mixed.exp(), KNN["out_mix"], 1e-6)
 
 
@@ -55,7 +54,7 @@ def test_features_of_neighbors():
     h, y = GATED["in_h"], GATED["in_neighbour_embeddings"]
     reader = SPALM().build(h.shape[1]).double()
     put(reader.gate, GATED["w_g"])
-    close(gathered(h, y), GATED["out_m"])
+    close(aggregate_neighbours(h, y), GATED["out_m"])
     close(reader.openness(h)[:, None], GATED["out_g"])
     close(reader.features(h, y), GATED["out_z"])
 

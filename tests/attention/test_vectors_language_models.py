@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention import Index, LearnedAbsolute, Transformer, TransformerSpec
-from rlxf.attention.block import Block
+from rlxf.attention import LearnedAbsolute, TokenIndex, Transformer, TransformerSpec
+from rlxf.attention.layer import Block
 from tests.attention.oracle import Vector, close, count, fill, load, number_of, put
 
 BERT, GPT2 = load("bert_mlm"), load("gpt2_lm")
@@ -42,10 +42,10 @@ def fill_bert(block: Block, layer: str) -> None:
     weights, biases = zip(*projections, strict=True)
     fill(block.attention.qkv, torch.cat(weights), torch.cat(biases))
     fill(block.attention.out, *pair(BERT, f"{layer}__attention__output__dense"))
-    fill(block.join_attention.norm, *pair(BERT, f"{layer}__attention__output__LayerNorm"))
+    fill(block.attention_norm.norm, *pair(BERT, f"{layer}__attention__output__LayerNorm"))
     fill(block.feed_forward.inner, *pair(BERT, f"{layer}__intermediate__dense"))
     fill(block.feed_forward.outer, *pair(BERT, f"{layer}__output__dense"))
-    fill(block.join_feed_forward.norm, *pair(BERT, f"{layer}__output__LayerNorm"))
+    fill(block.feed_forward_norm.norm, *pair(BERT, f"{layer}__output__LayerNorm"))
 
 
 def embedded(ids: Tensor) -> Tensor:
@@ -57,8 +57,8 @@ def embedded(ids: Tensor) -> Tensor:
 
 
 def bert_logits(ids: Tensor, mask: Tensor) -> Tensor:
-    index = Index.range(*ids.shape)
-    y, _ = bert().encode(embedded(ids), Index(index.position, torch.where(mask, 0, -1)))
+    index = TokenIndex.range(*ids.shape)
+    y, _ = bert().encode(embedded(ids), TokenIndex(index.position, torch.where(mask, 0, -1)))
     hidden = F.gelu(F.linear(y, *pair(BERT, "cls__predictions__transform__dense")))
     hidden = norm(hidden, "cls__predictions__transform__LayerNorm")
     return F.linear(
@@ -96,8 +96,8 @@ def gpt2() -> Transformer:
 
 
 def fill_gpt2(block: Block, layer: str) -> None:
-    fill(block.join_attention.norm, *pair(GPT2, f"{layer}__ln_1"))
-    fill(block.join_feed_forward.norm, *pair(GPT2, f"{layer}__ln_2"))
+    fill(block.attention_norm.norm, *pair(GPT2, f"{layer}__ln_1"))
+    fill(block.feed_forward_norm.norm, *pair(GPT2, f"{layer}__ln_2"))
     linears = {
         "attn__c_attn": block.attention.qkv,
         "attn__c_proj": block.attention.out,
@@ -111,7 +111,7 @@ def fill_gpt2(block: Block, layer: str) -> None:
 
 def test_gpt2_logits_and_next_token_loss():
     ids, words = GPT2["in_ids"], GPT2["w_transformer__wte__weight"]
-    y, _ = gpt2().encode(words[ids], Index.range(*ids.shape))
+    y, _ = gpt2().encode(words[ids], TokenIndex.range(*ids.shape))
     logits = y @ words.T
     close(logits, GPT2["out_logits"], 1e-6)
     loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention import Full, Index, Linformer
+from rlxf.attention import Full, Linformer, TokenIndex
 from rlxf.attention.attention import Attention
-from rlxf.attention.relation import Relation
+from rlxf.attention.attention_mask import AttentionMask
 from tests.attention.oracle import close, fill, load, put
 from tests.attention.worlds import numbers
 
@@ -18,8 +18,8 @@ HEADS = sum(key.startswith("w_none_learnable_q") for key in VECTOR)
 
 
 def attend(module: Attention, x: Tensor) -> Tensor:
-    index = Index.range(*x.shape[:2])
-    return module(x, None, Relation(index, index, Full(), False, x.dtype))
+    index = TokenIndex.range(*x.shape[:2])
+    return module(x, None, AttentionMask(index, index, Full(), False, x.dtype))
 
 
 def attention(kernel: Linformer, weights: list[Tensor], out: Tensor, bias: Tensor) -> Attention:
@@ -74,9 +74,9 @@ def pooled_sizes() -> tuple[int, int]:
 def test_pooling_equals_torch(method, pool):
     length, k = pooled_sizes()
     q, keys, values = (numbers(2, HEADS, length, 3, seed=seed) for seed in range(3))
-    index = Index.range(2, length)
+    index = TokenIndex.range(2, length)
     kernel = Linformer(length, k, method).build(3 * HEADS, HEADS)
-    output = kernel(q, keys, values, None, Relation(index, index, Full(), False, q.dtype), 0.0)
+    output = kernel(q, keys, values, None, AttentionMask(index, index, Full(), False, q.dtype), 0.0)
     pooled = [pool(x.flatten(0, 1).mT, length // k).mT.unflatten(0, (2, HEADS)) for x in (keys, values)]
     close(output, F.scaled_dot_product_attention(q, *pooled), 1e-12)
 
@@ -84,8 +84,8 @@ def test_pooling_equals_torch(method, pool):
 def test_mean_equals_a_block_projection():
     length, k = pooled_sizes()
     q, keys, values = (numbers(2, HEADS, length, 3, seed=seed) for seed in range(3))
-    index = Index.range(2, length)
-    relation = Relation(index, index, Full(), False, q.dtype)
+    index = TokenIndex.range(2, length)
+    relation = AttentionMask(index, index, Full(), False, q.dtype)
     mean, learned = (
         Linformer(length, k, method, "none").build(3 * HEADS, HEADS).double()
         for method in ("mean", "learned")
@@ -100,8 +100,8 @@ def test_identity_projection_equals_softmax_attention():
     """With E = F = I, Linformer equals softmax attention."""
     length = 7
     q, keys, values = (numbers(2, HEADS, length, 3, seed=seed) for seed in range(3))
-    index = Index.range(2, length)
+    index = TokenIndex.range(2, length)
     kernel = Linformer(length, length, sharing="key-value").build(3 * HEADS, HEADS).double()
     put(kernel.of_keys.weight, torch.eye(length, dtype=q.dtype)[None])
-    output = kernel(q, keys, values, None, Relation(index, index, Full(), False, q.dtype), 0.0)
+    output = kernel(q, keys, values, None, AttentionMask(index, index, Full(), False, q.dtype), 0.0)
     close(output, F.scaled_dot_product_attention(q, keys, values), 1e-12)

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from rlxf.attention import KNN, Full, Index, Softmax
-from rlxf.attention.memorizing import MemorizingAttention
-from rlxf.attention.memory.far import FarRelation
-from rlxf.attention.memory.nearest import by_torch
+from rlxf.attention import KNN, Full, Softmax, TokenIndex
+from rlxf.attention.memory.knn_attention import KNNAttention
+from rlxf.attention.memory.knn_search import KNNMask, search_torch
 from tests.attention.oracle import close, fill, load, put
 
 VECTOR = load("memorizing")
@@ -16,20 +15,20 @@ TOP = VECTOR["in_top_idx"].shape[-1]
 FAR = KEYS.shape[1]
 
 
-def attention(gate: Tensor) -> MemorizingAttention:
+def attention(gate: Tensor) -> KNNAttention:
     """Return a module with the vector's weights; its output is the concatenation of the heads."""
-    module = MemorizingAttention(HEADS * SIZE, HEADS, None, Softmax(), 0.0, TOP).double()
+    module = KNNAttention(HEADS * SIZE, HEADS, None, Softmax(), 0.0, TOP).double()
     put(module.log_scale, VECTOR["w_scale"])
     put(module.gate, gate)
     fill(module.out, torch.eye(HEADS * SIZE, dtype=X.dtype))
     return module
 
 
-def relation() -> FarRelation:
+def relation() -> KNNMask:
     """Return a mask in which all of memory is far, and segment tokens see earlier ones."""
     memory = KNN(LENGTH, FAR + LENGTH, TOP)
-    far, near = Index.range(BATCH, FAR), Index.range(BATCH, LENGTH, start=FAR + LENGTH)
-    return FarRelation(near, near, Full(), True, X.dtype, heads=HEADS, memory=memory, far=far)
+    far, near = TokenIndex.range(BATCH, FAR), TokenIndex.range(BATCH, LENGTH, start=FAR + LENGTH)
+    return KNNMask(near, near, Full(), True, X.dtype, heads=HEADS, memory=memory, far=far)
 
 
 def by_head(x: Tensor) -> Tensor:
@@ -39,11 +38,11 @@ def by_head(x: Tensor) -> Tensor:
 def heads_output(gate: Tensor) -> Tensor:
     """Return the output of each head, (B, H, T, D); all heads share the package's single key and value."""
     module, seen = attention(gate), relation()
-    q = module._marked(by_head(X @ VECTOR["w_q"]), X)
+    q = module._with_query_extras(by_head(X @ VECTOR["w_q"]), X)
     k, v = (by_head(part) for part in (X @ VECTOR["w_kv"]).chunk(2, dim=-1))
-    k, v = module.heard((k, v), seen.key.position)
+    k, v = module.prepare_keys((k, v), seen.key.position)
     far = module.far((by_head(KEYS), by_head(VALUES)))
-    return module._with_far(q, module.averaged(q, k, v, seen), far, seen).detach()
+    return module._add_far(q, module.segment_average(q, k, v, seen), far, seen).detach()
 
 
 def test_gated_combination_of_local_and_memory_attention():
@@ -58,6 +57,6 @@ def test_local_and_memory_attention_separately():
 
 def test_nearest_keys_are_selected():
     module = attention(VECTOR["w_gate"])
-    q = module._marked(by_head(X @ VECTOR["w_q"]), X)
-    chosen = by_torch(q, module.far((by_head(KEYS), by_head(VALUES)))[0], relation().findable(), TOP)
+    q = module._with_query_extras(by_head(X @ VECTOR["w_q"]), X)
+    chosen = search_torch(q, module.far((by_head(KEYS), by_head(VALUES)))[0], relation().far_mask(), TOP)
     assert torch.equal(chosen.sort().values, VECTOR["in_top_idx"].sort().values)

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention import Full, Index, Softmax
+from rlxf.attention import Full, Softmax, TokenIndex
 from rlxf.attention.attention import Attention
-from rlxf.attention.index import EMPTY
-from rlxf.attention.relation import Relation
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.token_index import EMPTY
 from tests.attention.oracle import close, fill, load
 
 VECTOR = load("mha")
@@ -26,22 +26,22 @@ def attention(softmax1: bool = False) -> Attention:
     return module
 
 
-def padded(padding: Tensor) -> Index:
+def padded(padding: Tensor) -> TokenIndex:
     """Return an index in which padding is an empty slot, with episode -1."""
-    index = Index.range(*padding.shape)
-    return Index(index.position, index.episode.masked_fill(padding, EMPTY))
+    index = TokenIndex.range(*padding.shape)
+    return TokenIndex(index.position, index.episode.masked_fill(padding, EMPTY))
 
 
-def relation(query: Index, key: Index, causal: bool) -> Relation:
-    return Relation(query, key, Full(), causal, torch.float64)
+def relation(query: TokenIndex, key: TokenIndex, causal: bool) -> AttentionMask:
+    return AttentionMask(query, key, Full(), causal, torch.float64)
 
 
-def self_relation(causal: bool) -> Relation:
-    index = Index.range(*X.shape[:2])
+def self_relation(causal: bool) -> AttentionMask:
+    index = TokenIndex.range(*X.shape[:2])
     return relation(index, index, causal)
 
 
-def probabilities(module: Attention, context: Tensor, mask: Relation) -> Tensor:
+def probabilities(module: Attention, context: Tensor, mask: AttentionMask) -> Tensor:
     """Return the weights (B, H, Tq, Tk).
 
     They are averages of values that form an identity matrix, D columns at a time.
@@ -79,7 +79,7 @@ def test_causal_self_attention_with_padding():
 
 def test_cross_attention_to_a_padded_context():
     module, context = attention(), VECTOR["in_c"]
-    across = relation(Index.range(*X.shape[:2]), padded(VECTOR["in_pad"]), causal=False)
+    across = relation(TokenIndex.range(*X.shape[:2]), padded(VECTOR["in_pad"]), causal=False)
     close(module.cross(X, module.project(context), across), VECTOR["out_cross"])
     close(probabilities(module, context, across), VECTOR["out_cross_probs"])
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlxf.attention import Blockwise, FixedColumns, Index, Local1D, Local2D, Strided
+from rlxf.attention import Blockwise, FixedColumns, Local1D, Local2D, Strided, TokenIndex
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.patterns.base import Pattern
-from rlxf.attention.relation import Relation
 from tests.attention.oracle import Vector, close, load
 from tests.attention.passes import over_heads
 
@@ -14,14 +14,16 @@ IMAGE, SPARSE, BLOCKWISE = load("image_transformer"), load("sparse_transformer")
 SINGLE = 1e-5  # Image Transformer's code computes in float32.
 
 
-def related(pattern: Pattern, position: Tensor, causal: bool, batch: int = 1, heads: int = 1) -> Relation:
+def related(
+    pattern: Pattern, position: Tensor, causal: bool, batch: int = 1, heads: int = 1
+) -> AttentionMask:
     """Return the attention mask of tokens of one episode at positions (T,), in any order."""
     position = position.expand(batch, -1)
-    index = Index(position, torch.zeros_like(position))
-    return Relation(index, index, pattern, causal, torch.float64, heads=heads)
+    index = TokenIndex(position, torch.zeros_like(position))
+    return AttentionMask(index, index, pattern, causal, torch.float64, heads=heads)
 
 
-def attended(vector: Vector, name: str, relation: Relation, scale: float = 1.0) -> Tensor:
+def attended(vector: Vector, name: str, relation: AttentionMask, scale: float = 1.0) -> Tensor:
     """Return the attention output of q, k and v of a vector, (B, H, T, D)."""
     q, k, v = (vector[f"in_{kind}{name}"].double().flatten(2, -2) for kind in "qkv")
     y = over_heads(q, None).attend(q * scale, k, v, relation, None)
@@ -31,7 +33,7 @@ def attended(vector: Vector, name: str, relation: Relation, scale: float = 1.0) 
 # Image Transformer: its queries are not scaled, ours are divided by sqrt(D).
 
 
-def relation_1d(margin: str, causal: bool, length: int) -> Relation:
+def relation_1d(margin: str, causal: bool, length: int) -> AttentionMask:
     pattern = Local1D(int(IMAGE["cfg_block_1d"]), int(IMAGE[margin]))
     return related(pattern, torch.arange(length), causal, *IMAGE["in_q1"].shape[:2])
 
@@ -80,7 +82,7 @@ L, C = int(SPARSE["cfg_l"]), int(SPARSE["cfg_c"])
 HEADS = SPARSE["in_q"].shape[1]
 
 
-def sparse(pattern: Pattern, heads: int = 1) -> Relation:
+def sparse(pattern: Pattern, heads: int = 1) -> AttentionMask:
     return related(pattern, torch.arange(SPARSE["in_q"].shape[2]), True, heads=heads)
 
 

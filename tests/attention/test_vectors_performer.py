@@ -2,9 +2,9 @@
 
 import torch
 
-from rlxf.attention import Full, Index, Performer
-from rlxf.attention.kernels.performer import PerformerAverage
-from rlxf.attention.relation import Relation
+from rlxf.attention import Full, Performer, TokenIndex
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.kernels.performer import PerformerAttention
 from tests.attention.oracle import close, load, put
 
 VECTOR = load("performer")
@@ -12,7 +12,7 @@ FEATURES, SIZE = VECTOR["w_projection"].shape
 Q, K, V = (VECTOR[f"in_{name}"] for name in "qkv")
 
 
-def kernel(kind: str = "exp") -> PerformerAverage:
+def kernel(kind: str = "exp") -> PerformerAttention:
     heads = Q.shape[1]
     module = Performer(FEATURES, kind).build(heads * SIZE, heads).double()
     put(module.projection, VECTOR["w_projection"])
@@ -20,8 +20,8 @@ def kernel(kind: str = "exp") -> PerformerAverage:
 
 
 def average(causal: bool) -> torch.Tensor:
-    index = Index.range(Q.shape[0], Q.shape[2])
-    return kernel()(Q, K, V, None, Relation(index, index, Full(), causal, torch.float64), 0.0)
+    index = TokenIndex.range(Q.shape[0], Q.shape[2])
+    return kernel()(Q, K, V, None, AttentionMask(index, index, Full(), causal, torch.float64), 0.0)
 
 
 def exact(x: torch.Tensor) -> torch.Tensor:
@@ -43,4 +43,4 @@ def test_causal():
 
 
 def test_rectified_features():
-    close(kernel("relu").asking(Q), VECTOR["out_relu_feat_q"])
+    close(kernel("relu").query_features(Q), VECTOR["out_relu_feat_q"])

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention import LSH, Full, Index
-from rlxf.attention.kernels.lsh import LSHAverage
-from rlxf.attention.relation import Relation
-from rlxf.attention.shared import SharedAttention
+from rlxf.attention import LSH, Full, TokenIndex
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.kernels.lsh import LSHAttention
+from rlxf.attention.shared_qk import SharedQKAttention
 from tests.attention.oracle import close, fill, load, put
 
 VECTOR = load("reformer_lsh")
@@ -17,24 +17,24 @@ HEADS, SIZE, ROUNDS, HALF = ROTATIONS.shape
 X = VECTOR["in_x"]
 
 
-def attention(chunk: int | None) -> SharedAttention:
+def attention(chunk: int | None) -> SharedQKAttention:
     """Return a module with the vector's weights; its output is the concatenation of the heads."""
-    module = SharedAttention(HEADS * SIZE, HEADS, None, LSH(ROUNDS, 2 * HALF, chunk), 0.0).double()
+    module = SharedQKAttention(HEADS * SIZE, HEADS, None, LSH(ROUNDS, 2 * HALF, chunk), 0.0).double()
     put(module.kernel.rotations, ROTATIONS)
     fill(module.qkv, torch.cat([VECTOR["w_qk"].T, VECTOR["w_v"].T]))
     module.out = nn.Identity()
     return module
 
 
-def relation(causal: bool) -> Relation:
-    index = Index.range(*X.shape[:2])
-    return Relation(index, index, Full(), causal, torch.float64, heads=HEADS)
+def relation(causal: bool) -> AttentionMask:
+    index = TokenIndex.range(*X.shape[:2])
+    return AttentionMask(index, index, Full(), causal, torch.float64, heads=HEADS)
 
 
 def test_buckets():
     module = attention(None)
     q = module.split(module.qkv(X))[0]
-    signed_buckets = module.kernel.query_notes(q).long()
+    signed_buckets = module.kernel.projected_query_extras(q).long()
     buckets = torch.where(signed_buckets > 0, signed_buckets - 1, HALF - 1 - signed_buckets)
     expected = VECTOR["out_buckets_full"].transpose(2, 3) % (2 * HALF)
     assert torch.equal(buckets, expected)
@@ -49,8 +49,8 @@ def test_chunks():
 def test_whole_buckets_equal_the_papers_sum_over_rounds(causal):
     module = attention(None)
     q, v = module.split(module.qkv(X))
-    assert isinstance(module.kernel, LSHAverage)
-    buckets = module.kernel.query_notes(q)
+    assert isinstance(module.kernel, LSHAttention)
+    buckets = module.kernel.projected_query_extras(q)
     expected = torch.zeros_like(q)
     for b, h, i in torch.cartesian_prod(*map(torch.arange, q.shape[:3])).tolist():
         expected[b, h, i] = attend(q[b, h], v[b, h], buckets[b, h], i, causal)

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from rlxf.attention import RFA, Full, Index
-from rlxf.attention.kernels.rfa import GatedRFAAverage, RFAAverage
-from rlxf.attention.relation import Relation
+from rlxf.attention import RFA, Full, TokenIndex
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.kernels.rfa import GatedRFAAttention, RFAAttention
 from tests.attention.oracle import close, fill, load, put
 
 VECTOR = load("rfa")
@@ -19,12 +19,12 @@ def heads(x: Tensor) -> Tensor:
     return x.permute(1, 2, 0, 3)
 
 
-def causal_relation(length: int, batch: int) -> Relation:
-    index = Index.range(batch, length)
-    return Relation(index, index, Full(), True, torch.float64)
+def causal_relation(length: int, batch: int) -> AttentionMask:
+    index = TokenIndex.range(batch, length)
+    return AttentionMask(index, index, Full(), True, torch.float64)
 
 
-def kernel(gate: bool = False) -> RFAAverage:
+def kernel(gate: bool = False) -> RFAAttention:
     module = RFA(DRAWS, fixed=True, gate=gate).build(HEADS * SIZE, HEADS).double()
     put(module.waves, VECTOR["w_random"])
     return module
@@ -40,11 +40,13 @@ def test_gated_recurrence():
     """Queries are used as the gate's input tokens, and the gate of a head reads only its own features."""
     q, k, v = (heads(VECTOR[f"in_{name}"]) for name in "qkv")
     module = kernel(gate=True)
-    assert isinstance(module, GatedRFAAverage)
+    assert isinstance(module, GatedRFAAttention)
     fill(module.gate, torch.block_diag(*VECTOR["w_gate"]), VECTOR["w_gate_b"])
-    gate_logits = module.key_marks(q.transpose(1, 2).flatten(2))
+    gate_logits = module.key_extras(q.transpose(1, 2).flatten(2))
     relation = causal_relation(q.shape[2], q.shape[0])
-    y = module(*module.meet(q, torch.cat([k, gate_logits], dim=-1), relation), v, None, relation, 0.0)
+    y = module(
+        *module.before_gathering(q, torch.cat([k, gate_logits], dim=-1), relation), v, None, relation, 0.0
+    )
     close(y.permute(2, 0, 1, 3), VECTOR["out_formula_gated"])
 
 
@@ -56,5 +58,5 @@ def test_features_equal_the_authors_up_to_scale():
         module = RFA(DRAWS, fixed=True).build(x.numel(), len(x)).double()
         put(module.waves, VECTOR["w_random"].repeat(len(x) // HEADS, 1, 1))
         put(module.frequency, (length / (length + AUTHORS_LENGTH)).expand_as(module.frequency))
-        phi = module.asking(x[None, :, None]).view_as(VECTOR[f"out_phi_{name}"])
+        phi = module.query_features(x[None, :, None]).view_as(VECTOR[f"out_phi_{name}"])
         close(phi * AUTHORS_SCALE * DRAWS**0.5, VECTOR[f"out_phi_{name}"])

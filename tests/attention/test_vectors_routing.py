@@ -5,34 +5,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention import Full, Index, Routing
-from rlxf.attention.index import EMPTY
-from rlxf.attention.kernels.routing import RoutingAverage
-from rlxf.attention.relation import Relation
+from rlxf.attention import Full, Routing, TokenIndex
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.kernels.routing import RoutingAttention
+from rlxf.attention.token_index import EMPTY
 from tests.attention.oracle import close, load, put
 
 VECTOR = load("routing")
 Q, K, V = (VECTOR[f"in_{name}"] for name in "qkv")
 MEANS, WINDOW = VECTOR["w_means"], int(VECTOR["cfg_window"])
 HEADS, CLUSTERS, SIZE = MEANS.shape
-INDEX = Index.range(Q.shape[0], Q.shape[2])
+INDEX = TokenIndex.range(Q.shape[0], Q.shape[2])
 
 
-def kernel(window: int | None = WINDOW, **options: float) -> RoutingAverage:
+def kernel(window: int | None = WINDOW, **options: float) -> RoutingAttention:
     module = Routing(CLUSTERS, window, **options).build(HEADS * SIZE, HEADS).double()
     put(module.centroids, MEANS)
     return module
 
 
-def relation(index: Index = INDEX, causal: bool = False) -> Relation:
-    return Relation(index, index, Full(), causal, torch.float64, heads=HEADS)
+def relation(index: TokenIndex = INDEX, causal: bool = False) -> AttentionMask:
+    return AttentionMask(index, index, Full(), causal, torch.float64, heads=HEADS)
 
 
-def attend(module: RoutingAverage, mask: Relation, q: Tensor = Q, k: Tensor = K) -> Tensor:
+def attend(module: RoutingAttention, mask: AttentionMask, q: Tensor = Q, k: Tensor = K) -> Tensor:
     """Call the kernel as `Attention` does."""
-    queries = torch.cat([q, module.query_notes(q)], dim=-1)
-    keys = torch.cat([k, module.key_notes(k)], dim=-1)
-    return module(*module.meet(queries, keys, mask), V, None, mask, 0.0)
+    queries = torch.cat([q, module.projected_query_extras(q)], dim=-1)
+    keys = torch.cat([k, module.projected_key_extras(k)], dim=-1)
+    return module(*module.before_gathering(queries, keys, mask), V, None, mask, 0.0)
 
 
 def test_clusters_of_even_size():
@@ -91,7 +91,7 @@ def test_empty_slots_do_not_affect_centroids_and_penalty():
     for noise in (0.0, 1e4):
         module = kernel(window=None)
         real = INDEX.position[:, None, :, None] < 5
-        index = Index(INDEX.position, torch.where(INDEX.position < 5, 0, EMPTY))
+        index = TokenIndex(INDEX.position, torch.where(INDEX.position < 5, 0, EMPTY))
         attend(module, relation(index), torch.where(real, Q, noise), torch.where(real, K, -noise))
         module.after_update()
         results.append((module.penalty(), module.centroids))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlxf.attention import Full, Index, ShawRelative
-from rlxf.attention.relation import Relation
+from rlxf.attention import Full, ShawRelative, TokenIndex
+from rlxf.attention.attention_mask import AttentionMask
 from tests.attention.oracle import close, load, put
 from tests.attention.passes import over_heads
 
@@ -17,8 +17,8 @@ def test_attention(causal, out):
     attention = over_heads(q, ShawRelative(int(VECTOR["cfg_max_relative"])))
     put(attention.position.of_keys, VECTOR["w_rel_k"])
     put(attention.position.of_values, VECTOR["w_rel_v"])
-    index = Index.range(q.shape[0], q.shape[2])
-    relation = Relation(index, index, Full(), causal, q.dtype)
+    index = TokenIndex.range(q.shape[0], q.shape[2])
+    relation = AttentionMask(index, index, Full(), causal, q.dtype)
     table = attention.position.table(relation.distances, None)
     y = attention.attend(q, k, v, relation, table)
     close(y, VECTOR[out].double().transpose(1, 2).flatten(2), SINGLE)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlxf.attention import Index, T5Bias, TransformerSpec
+from rlxf.attention import T5Bias, TokenIndex, TransformerSpec
 from tests.attention.oracle import close, fill, load, put
 
 VECTOR = load("t5_bias")
@@ -38,8 +38,8 @@ def test_bias_and_attention(side, causal):
     q_weight = weights["q"] * (width / heads) ** 0.5
     fill(attention.qkv, torch.cat([q_weight.T, weights["k"].T, weights["v"].T]))
     fill(attention.out, weights["o"].T)
-    index = Index.range(batch, length)
-    relation = model.relation(index, index)
+    index = TokenIndex.range(batch, length)
+    relation = model.attention_mask(index, index)
     expected, bias = VECTOR[f"out_bias_{side}"], relation.bias
     close(bias.where(relation.allowed[:1, None], 0.0), expected.where(relation.allowed[:1, None], 0.0))
     close(attention(x, None, relation), VECTOR[f"out_attn_{side}"])

@@ -3,20 +3,20 @@
 import pytest
 import torch
 
-from rlxf.attention import Context, EncoderDecoder, Index, TransformerSpec
-from rlxf.attention.block import Block
-from rlxf.attention.index import EMPTY
+from rlxf.attention import Context, EncoderDecoder, TokenIndex, TransformerSpec
+from rlxf.attention.layer import Block
+from rlxf.attention.token_index import EMPTY
 from tests.attention.oracle import Vector, close, count, fill, load, named, number_of
 
 
 def load_block(block: Block, vector: Vector, layer: str) -> None:
     fill(block.attention.qkv, *named(vector, f"{layer}.self_attn.in_proj_"))
     fill(block.attention.out, *named(vector, f"{layer}.self_attn.out_proj."))
-    fill(block.join_attention.norm, *named(vector, f"{layer}.norm1."))
+    fill(block.attention_norm.norm, *named(vector, f"{layer}.norm1."))
     fill(block.feed_forward.inner, *named(vector, f"{layer}.linear1."))
     fill(block.feed_forward.outer, *named(vector, f"{layer}.linear2."))
     last = "norm2" if block.cross is None else "norm3"
-    fill(block.join_feed_forward.norm, *named(vector, f"{layer}.{last}."))
+    fill(block.feed_forward_norm.norm, *named(vector, f"{layer}.{last}."))
 
 
 def load_cross(block: Block, vector: Vector, layer: str) -> None:
@@ -48,9 +48,9 @@ def oracle(request) -> tuple[EncoderDecoder, Vector]:
     return model, vector
 
 
-def source_index(vector: Vector) -> Index:
-    index = Index.range(*vector["in_src_pad"].shape)
-    return Index(index.position, index.episode.masked_fill(vector["in_src_pad"], EMPTY))
+def source_index(vector: Vector) -> TokenIndex:
+    index = TokenIndex.range(*vector["in_src_pad"].shape)
+    return TokenIndex(index.position, index.episode.masked_fill(vector["in_src_pad"], EMPTY))
 
 
 def test_encoder(oracle):
@@ -66,14 +66,14 @@ def test_decoder_alone(oracle):
     model, vector = oracle
     context = Context(vector["out_memory"], source_index(vector))
     target = vector["in_tgt"]
-    out, _ = model.decoder(target, Index.range(*target.shape[:2]), context=context)
+    out, _ = model.decoder(target, TokenIndex.range(*target.shape[:2]), context=context)
     close(out, vector["out_decoder"])
 
 
 def test_encoder_and_decoder(oracle):
     model, vector = oracle
     target = vector["in_tgt"]
-    out = model(vector["in_src"], source_index(vector), target, Index.range(*target.shape[:2]))
+    out = model(vector["in_src"], source_index(vector), target, TokenIndex.range(*target.shape[:2]))
     close(out, vector["out_decoder"])
 
 
@@ -84,6 +84,6 @@ def test_decoder_token_by_token(oracle):
     batch, length = target.shape[:2]
     cache = model.decoder.cache(model.decoder.initial_state(batch), length, context)
     steps = [
-        model.decoder.step(target[:, t], Index.range(batch, 1, start=t), cache)[0] for t in range(length)
+        model.decoder.step(target[:, t], TokenIndex.range(batch, 1, start=t), cache)[0] for t in range(length)
     ]
     close(torch.stack(steps, dim=1), vector["out_decoder"])

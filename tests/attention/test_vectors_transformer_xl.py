@@ -5,8 +5,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from rlxf.attention import XL, Index, State, Transformer, TransformerSpec, XLRelative
-from rlxf.attention.relation import Relation
+from rlxf.attention import XL, State, TokenIndex, Transformer, TransformerSpec, XLRelative
+from rlxf.attention.attention_mask import AttentionMask
 from tests.attention.oracle import Vector, close, count, fill, load, named, put
 
 ATTENTION = load("transformer_xl_attention")
@@ -31,9 +31,9 @@ def test_attention_over_memory_in_a_post_norm_layer():
     fill(block.attention.position.r, ATTENTION["w_r"].T)
     put(block.attention.position.u, ATTENTION["w_u"])
     put(block.attention.position.v, ATTENTION["w_v"])
-    fill(block.join_attention.norm, ATTENTION["w_ln_g"], ATTENTION["w_ln_b"])
-    key = Index.range(batch, memory.shape[1] + length)
-    relation = Relation(key.last(length), key, spec.pattern, True, x.dtype)
+    fill(block.attention_norm.norm, ATTENTION["w_ln_g"], ATTENTION["w_ln_b"])
+    key = TokenIndex.range(batch, memory.shape[1] + length)
+    relation = AttentionMask(key.last(length), key, spec.pattern, True, x.dtype)
     close(block.attend(x, memory, relation), batch_first(ATTENTION["out"]), AUTHORS)
 
 
@@ -53,10 +53,10 @@ def load_block(block, vector: Vector, layer: str) -> None:
     fill(block.attention.position.r, *named(vector, f"{layer}.dec_attn.r_net."))
     put(block.attention.position.u, vector["w_r_w_bias_T_out_in"])
     put(block.attention.position.v, vector["w_r_r_bias_T_out_in"])
-    fill(block.join_attention.norm, *named(vector, f"{layer}.dec_attn.layer_norm."))
+    fill(block.attention_norm.norm, *named(vector, f"{layer}.dec_attn.layer_norm."))
     fill(block.feed_forward.inner, *named(vector, f"{layer}.pos_ff.CoreNet.0."))
     fill(block.feed_forward.outer, *named(vector, f"{layer}.pos_ff.CoreNet.3."))
-    fill(block.join_feed_forward.norm, *named(vector, f"{layer}.pos_ff.layer_norm."))
+    fill(block.feed_forward_norm.norm, *named(vector, f"{layer}.pos_ff.layer_norm."))
 
 
 def tokens() -> Tensor:
@@ -69,7 +69,7 @@ def segments(model: Transformer) -> list[tuple[Tensor, State]]:
     x, length = tokens(), MODEL["out_hidden"].shape[1]
     results, state = [], None
     for start, end in pairwise(range(0, x.shape[1] + 1, length)):
-        index = Index.range(x.shape[0], length, start=start)
+        index = TokenIndex.range(x.shape[0], length, start=start)
         y, state = model(x[:, start:end], index, state)
         results.append((y, state))
     return results
@@ -90,7 +90,7 @@ def test_memories_are_the_inputs_of_the_layers():
 
 def test_one_long_segment():
     x = tokens()
-    y, _ = build(memory=1)(x, Index.range(*x.shape[:2]))
+    y, _ = build(memory=1)(x, TokenIndex.range(*x.shape[:2]))
     close(y, batch_first(MODEL["out_long_hidden"]), AUTHORS)
 
 

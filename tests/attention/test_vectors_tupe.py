@@ -1,13 +1,13 @@
 """TUPE's position terms, TUPE-A and TUPE-R, and its attention reproduce the authors' code."""
 
-from rlxf.attention import Index, Transformer, TransformerSpec, Tupe
+from rlxf.attention import TokenIndex, Transformer, TransformerSpec, Tupe
 from tests.attention.oracle import close, fill, load, number_after, put
 
 VECTOR = load("tupe")
 LENGTH, BATCH, WIDTH = VECTOR["in_x"].shape
 BUCKETS, HEADS = VECTOR["w_rel_table"].shape[0] - 1, VECTOR["w_rel_table"].shape[1]
 MAX_DISTANCE = number_after("max", "tupe")
-INDEX = Index.range(BATCH, LENGTH)
+INDEX = TokenIndex.range(BATCH, LENGTH)
 
 
 def build_model(buckets: int | None) -> Transformer:
@@ -24,12 +24,12 @@ def build_model(buckets: int | None) -> Transformer:
 
 
 def test_absolute_terms():
-    bias = build_model(None).relation(INDEX, INDEX).bias
+    bias = build_model(None).attention_mask(INDEX, INDEX).bias
     close(bias, VECTOR["out_bias_A"].expand_as(bias))
 
 
 def test_absolute_and_relative_terms():
-    bias = build_model(BUCKETS).relation(INDEX, INDEX).bias
+    bias = build_model(BUCKETS).attention_mask(INDEX, INDEX).bias
     close(bias, VECTOR["out_bias_R"].expand_as(bias))
 
 
@@ -38,5 +38,5 @@ def test_attention():
     attention = model.blocks[0].attention
     fill(attention.qkv, VECTOR["w_in_proj"].T, VECTOR["w_in_proj_b"])
     fill(attention.out, VECTOR["w_out"].T, VECTOR["w_out_b"])
-    y = attention(VECTOR["in_x"].transpose(0, 1), None, model.relation(INDEX, INDEX))
+    y = attention(VECTOR["in_x"].transpose(0, 1), None, model.attention_mask(INDEX, INDEX))
     close(y, VECTOR["out_attn"])

@@ -8,8 +8,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlxf.attention import Context, Index, TransformerSpec
-from rlxf.attention.index import EMPTY
+from rlxf.attention import Context, TokenIndex, TransformerSpec
+from rlxf.attention.token_index import EMPTY
 
 BATCH = 2
 CONTEXT = 5
@@ -32,18 +32,18 @@ def row(moves: Sequence[str]) -> tuple[list[int], list[int]]:
     return [slot[0] for slot in slots], [slot[1] for slot in slots]
 
 
-def index_of(rows: Sequence[Sequence[str]]) -> Index:
+def index_of(rows: Sequence[Sequence[str]]) -> TokenIndex:
     """Create an index with one batch row per list of moves."""
     positions, episodes = zip(*(row(moves) for moves in rows), strict=True)
-    return Index(torch.tensor(positions), torch.tensor(episodes))
+    return TokenIndex(torch.tensor(positions), torch.tensor(episodes))
 
 
 @dataclass(frozen=True)
-class World:
+class Segment:
     """Tokens x (B, T, C), their index, and a decoder's context."""
 
     x: Tensor
-    index: Index
+    index: TokenIndex
     context: Context | None
 
     @property
@@ -55,17 +55,17 @@ class World:
         """Mask of the slots that hold a token, (B, T) bool."""
         return self.index.episode != EMPTY
 
-    def part(self, start: int, end: int) -> "World":
+    def part(self, start: int, end: int) -> "Segment":
         # Contiguous, because BLAS rounds strided views differently and some tests compare bits.
-        index = Index(self.index.position[:, start:end], self.index.episode[:, start:end])
-        return World(self.x[:, start:end].contiguous(), index, self.context)
+        index = TokenIndex(self.index.position[:, start:end], self.index.episode[:, start:end])
+        return Segment(self.x[:, start:end].contiguous(), index, self.context)
 
-    def cut(self, lengths: Sequence[int]) -> "Iterator[World]":
+    def cut(self, lengths: Sequence[int]) -> "Iterator[Segment]":
         """Yield consecutive segments of the given lengths."""
         for start, end in pairwise(accumulate(lengths, initial=0)):
             yield self.part(start, end)
 
-    def with_tokens(self, x: Tensor) -> "World":
+    def with_tokens(self, x: Tensor) -> "Segment":
         return replace(self, x=x)
 
 
@@ -75,22 +75,24 @@ def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> T
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def context_for(spec: TransformerSpec, index: Index, dtype: torch.dtype = torch.float64) -> Context | None:
+def context_for(
+    spec: TransformerSpec, index: TokenIndex, dtype: torch.dtype = torch.float64
+) -> Context | None:
     """Return context tokens of some of the episodes, with empty slots; other episodes have no context."""
     if not spec.cross_attention:
         return None
     batch = index.shape[0]
     episode = (torch.arange(CONTEXT) % 3).expand(batch, -1) - 1
-    where = Index(torch.arange(CONTEXT).expand(batch, -1), episode)
+    where = TokenIndex(torch.arange(CONTEXT).expand(batch, -1), episode)
     return Context(numbers(batch, CONTEXT, spec.width, seed=1, dtype=dtype), where)
 
 
-def world(spec: TransformerSpec, index: Index, dtype: torch.dtype = torch.float64) -> World:
+def random_segment(spec: TransformerSpec, index: TokenIndex, dtype: torch.dtype = torch.float64) -> Segment:
     """Return random tokens for an index."""
-    return World(numbers(*index.shape, spec.width, dtype=dtype), index, context_for(spec, index, dtype))
+    return Segment(numbers(*index.shape, spec.width, dtype=dtype), index, context_for(spec, index, dtype))
 
 
-def random_index(batch: int, length: int, seed: int = 0, moves: Sequence[str] = BETWEEN) -> Index:
+def random_index(batch: int, length: int, seed: int = 0, moves: Sequence[str] = BETWEEN) -> TokenIndex:
     """Return a random index from a seed, for tests that need a fixed number of trials."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(len(moves), (batch, length), generator=generator).tolist()
@@ -98,7 +100,7 @@ def random_index(batch: int, length: int, seed: int = 0, moves: Sequence[str] = 
 
 
 @st.composite
-def segmented(draw: st.DrawFn, moves: Sequence[str] = BETWEEN) -> tuple[Index, list[int]]:
+def segmented_index(draw: st.DrawFn, moves: Sequence[str] = BETWEEN) -> tuple[TokenIndex, list[int]]:
     """Strategy for an index and the lengths of the segments that it is split into."""
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
     one = st.lists(st.sampled_from(moves), min_size=sum(lengths), max_size=sum(lengths))

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.agents.calibration import Calibration
 from rlxf.cli import main
-from rlxf.cli.calibrate import Calibrate, _describe
+from rlxf.cli.commands.calibrate import Calibrate, _describe
 from rlxf.training import read_archive
 from tests.cli.running import refused, train
 from tests.datasets import ID, record_cartpole
@@ -84,12 +84,12 @@ def test_decision_transformer_is_calibrated_on_data(offline, data, capsys):
 
 
 def test_errors_are_one_line(offline, finished, capsys):
-    train("--run", "lasting", *CALM, "--across-episodes")
+    train("--run", "lasting", *CALM, "--persist-memory-across-episodes")
     train("--run", "adaptive", "--core.depth", "depth-adaptive", "--core.layers", "2")
     for args, message in (
         ([str(finished)], "has a threshold to calibrate, this one has depth=Fixed()"),
         (["adaptive"], "has a threshold to calibrate, this one has depth=DepthAdaptive("),
-        (["lasting"], "with across_episodes=True each episode depends on the previous ones"),
+        (["lasting"], "with persist_memory_across_episodes=True each episode depends on the previous ones"),
         ([offline, "--alpha", "1"], "alpha must lie between 0 and 1, got 1"),
         ([offline, "--delta", "nan"], "delta must be finite, got nan"),
         (["lasting", "--episodes", "0"], "episodes must be at least 1, got 0"),

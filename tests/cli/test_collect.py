@@ -136,7 +136,7 @@ def test_normalizers_of_stable_baselines3_are_applied(sb3_agents, monkeypatch):
             ["--env", "Acrobot-v1", "--sb3.trust"],
             "first.zip cannot be imported: Observation spaces do not match",
         ),
-        ([*MAZE, "--sb3.trust", "--sb3.algorithm", "dt"], "algorithm 'dt' is not known"),
+        ([*MAZE, "--sb3.trust", "--sb3.algorithm", "dt"], "algorithm 'dt' is unknown"),
     ],
     ids=["trust", "normalizers", "no env", "another env", "algorithm"],
 )

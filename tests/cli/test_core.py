@@ -22,12 +22,12 @@ from rlxf.attention import (
     Tupe,
     Window,
 )
-from rlxf.attention.patterns.window import bounded
-from rlxf.attention.techniques import OPTIONAL, TECHNIQUES, technique_to_json
-from rlxf.cli.core import SIZES
-from rlxf.cli.mistakes import BUILDING, in_one_line
-from rlxf.cli.pattern_picture import read_pattern
-from rlxf.cli.program import parse
+from rlxf.attention.patterns.window import limit_distance
+from rlxf.attention.registry import OPTIONAL, TECHNIQUES, technique_to_json
+from rlxf.cli.entry_point import parse
+from rlxf.cli.error_reporting import PREPARATION_ERRORS, report_errors
+from rlxf.cli.spec_options import SCALAR_OPTIONS
+from rlxf.cli.technique_tables import read_pattern
 from tests.cli.running import TASK, TINY, wrong_usage
 
 ALL = [(axis, technique) for axis, techniques in TECHNIQUES.items() for technique in techniques.values()]
@@ -56,7 +56,7 @@ def test_default_core_equals_that_of_the_agent():
 
 def test_every_field_of_the_spec_is_an_option_except_those_fixed_by_agents():
     names = {field.name for field in fields(TransformerSpec)}
-    assert {*SIZES, *TECHNIQUES, "causal", "cross_attention"} == names
+    assert {*SCALAR_OPTIONS, *TECHNIQUES, "causal", "cross_attention"} == names
 
 
 @pytest.mark.parametrize(("axis", "technique"), ALL, ids=value_id)
@@ -77,8 +77,8 @@ def free(axis: str, technique: type, *args: str) -> TransformerSpec:
 @pytest.mark.parametrize("pattern", TECHNIQUES["pattern"].values(), ids=value_id)
 def test_patterns_are_bounded_by_the_memory(pattern):
     chosen = core("--core.memory.length", "9", "--core.pattern", pattern.__name__).pattern
-    assert chosen == bounded(pattern(), 9)
-    assert chosen.reach <= 9
+    assert chosen == limit_distance(pattern(), 9)
+    assert chosen.max_distance <= 9
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_errors_of_invalid_choices(args, message, capsys, tmp_path):
 @pytest.mark.parametrize(("axis", "technique"), ALL, ids=value_id)
 def test_agents_support_a_technique_or_reject_it_in_one_line(axis, technique, capsys):
     try:
-        with in_one_line(*BUILDING):
+        with report_errors(*PREPARATION_ERRORS):
             sizes = without_length(TINY) if technique is Compressive else TINY
             parse(["train", "gtrxl", *TASK, *sizes, f"--core.{axis}", technique.__name__]).prepare()
     except SystemExit:

@@ -70,8 +70,12 @@ def test_teachers_with_a_datastore_are_rejected(agent, offline, capsys):
     if agent is GTrXLPPO:
         main(["train", "gtrxl", "--env", "CartPole-v1", *TINY, "--run", "cartpole"])
     run = offline if agent is DecisionTransformer else Path("cartpole")
-    agent.load(run / "checkpoint.zip", device="cpu").remember(ID, KNNLM(k=1)).save(run / "checkpoint.zip")
-    assert "call the teacher's forget() first" in refused(capsys, "distill", str(run), "--steps", "16")
+    agent.load(run / "checkpoint.zip", device="cpu").attach_datastore(ID, KNNLM(k=1)).save(
+        run / "checkpoint.zip"
+    )
+    assert "call the teacher's detach_datastore() first" in refused(
+        capsys, "distill", str(run), "--steps", "16"
+    )
     assert not Path(f"{run}-student").exists()
 
 

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlxf import DecisionTransformer, GTrXLPPO, evaluate
 from rlxf.cli import main
-from rlxf.cli.evaluate import Evaluate
+from rlxf.cli.commands.evaluate import Evaluate
 from rlxf.collection import collect
 from rlxf.envs import TMazeVector, make_vec_env
 from tests.cli.running import refused, train
@@ -58,9 +58,9 @@ def test_observations_are_extended_as_in_training(args, capsys):
 
 
 def test_memory_is_kept_across_episodes(capsys):
-    train("--run", "lasting", "--across-episodes", "--previous-transition")
+    train("--run", "lasting", "--persist-memory-across-episodes", "--previous-transition")
     agent = GTrXLPPO.load("lasting/checkpoint.zip")
-    assert agent.across_episodes
+    assert agent.persist_memory_across_episodes
     assert "previous_done" in agent.observation_space.spaces
     main(["evaluate", "lasting", "--episodes", "4", "--n-envs", "2", "--no-progress-bar"])
     assert "Evaluation over 4 episodes" in capsys.readouterr().out

@@ -2,27 +2,27 @@
 
 import pytest
 
-from rlxf.cli.job import FILE, Job
+from rlxf.cli.torchrun_job import FILE, TorchrunJob
 
-JOB = Job("this", frozenset({"host 1 2"}))
+JOB = TorchrunJob("this", frozenset({"host 1 2"}))
 
 
 def test_a_job_recognizes_its_runs(tmp_path):
-    assert not JOB.began(tmp_path)
+    assert not JOB.started(tmp_path)
     JOB.mark(tmp_path)
-    assert JOB.began(tmp_path)
-    assert not Job("other", JOB.agents).began(tmp_path)
-    assert not Job("this", frozenset({"host 1 3"})).began(tmp_path)
-    assert Job("this", frozenset({"host 1 3", "host 1 2"})).began(tmp_path)
+    assert JOB.started(tmp_path)
+    assert not TorchrunJob("other", JOB.agents).started(tmp_path)
+    assert not TorchrunJob("this", frozenset({"host 1 3"})).started(tmp_path)
+    assert TorchrunJob("this", frozenset({"host 1 3", "host 1 2"})).started(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"name": "this"}', '{"name": "this", "agents": "host 1 2"}'])
 def test_invalid_marker_files_are_ignored(tmp_path, text):
     (tmp_path / FILE).write_text(text)
-    assert not JOB.began(tmp_path)
+    assert not JOB.started(tmp_path)
 
 
 def test_a_job_without_known_agents_recognizes_no_run(tmp_path):
-    job = Job("this", frozenset())
+    job = TorchrunJob("this", frozenset())
     job.mark(tmp_path)
-    assert not job.began(tmp_path)
+    assert not job.started(tmp_path)

@@ -7,22 +7,22 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from rlxf.agents.gtrxl.callbacks import AttentionMapCallback, HistogramCallback, MemoryCallback
-from rlxf.cli.looks import Looks
-from rlxf.cli.task import Task
+from rlxf.cli.options.env_options import EnvOptions
+from rlxf.cli.options.logging_options import TensorBoardOptions
 from rlxf.envs import TMaze
 from rlxf.evaluation import VideoCallback
 from tests.cli.running import TASK, TINY, refused, train
 
-TMAZE = Task(env="rlxf/TMaze-v0", env_kwargs={"corridor_length": 3})
+TMAZE = EnvOptions(env="rlxf/TMaze-v0", env_kwargs={"corridor_length": 3})
 
 
-def make_callbacks(options: Looks, task: Task = TMAZE) -> list:
+def make_callbacks(options: TensorBoardOptions, task: EnvOptions = TMAZE) -> list:
     with options.callbacks(task, every_steps=7) as callbacks:
         return callbacks
 
 
 def test_default_callbacks():
-    callbacks = make_callbacks(Looks())
+    callbacks = make_callbacks(TensorBoardOptions())
     assert [type(callback) for callback in callbacks] == [
         AttentionMapCallback,
         MemoryCallback,
@@ -36,29 +36,29 @@ def test_default_callbacks():
 
 def test_each_callback_can_be_turned_off():
     none = {"attention_maps_every": None, "memory_every": None, "histograms_every": None, "videos": False}
-    assert make_callbacks(Looks(**none)) == []
+    assert make_callbacks(TensorBoardOptions(**none)) == []
     for name in none:
-        one_enabled = Looks(**{other: value for other, value in none.items() if other != name})
+        one_enabled = TensorBoardOptions(**{other: value for other, value in none.items() if other != name})
         assert len(make_callbacks(one_enabled)) == 1
 
 
 def test_videos_use_the_observations_of_the_agent():
-    task = Task(env="CartPole-v1", previous_reward=True)
-    video = make_callbacks(Looks(), task)[-1]
+    task = EnvOptions(env="CartPole-v1", previous_reward=True)
+    video = make_callbacks(TensorBoardOptions(), task)[-1]
     assert video.env.observation_space == task.make(1, None).observation_space
 
 
 def test_the_environment_of_videos_is_closed(monkeypatch):
     closed = []
     monkeypatch.setattr(TMaze, "close", lambda self: closed.append(self))
-    with Looks().callbacks(TMAZE, every_steps=7) as callbacks:
+    with TensorBoardOptions().callbacks(TMAZE, every_steps=7) as callbacks:
         assert not closed
     assert closed == [callbacks[-1].env.unwrapped]
 
 
 @pytest.mark.filterwarnings("ignore:.*render_mode='rgb_array' that is not in the possible")
 def test_missing_rendering_disables_videos_with_a_message(capsys):
-    assert len(make_callbacks(Looks(), Task(env="popgym-AutoencodeEasy-v0"))) == 3
+    assert len(make_callbacks(TensorBoardOptions(), EnvOptions(env="popgym-AutoencodeEasy-v0"))) == 3
     output = " ".join(capsys.readouterr().out.split())
     assert "no videos: popgym-AutoencodeEasy-v0 cannot render images: " in output
 

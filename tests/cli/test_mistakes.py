@@ -7,13 +7,13 @@ import warnings
 
 import pytest
 
-from rlxf.cli import program
-from rlxf.cli.mistakes import in_one_line
+from rlxf.cli import entry_point
+from rlxf.cli.error_reporting import report_errors
 from rlxf.envs import FaultyEnvironmentError
 
 
 def exit_status(capsys, error: BaseException, *reported: type[Exception]) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as exit_info, in_one_line(*reported):
+    with pytest.raises(SystemExit) as exit_info, report_errors(*reported):
         raise error
     return exit_info.value.code, capsys.readouterr().err
 
@@ -31,7 +31,7 @@ def test_ctrl_c_exits_with_130(capsys):
 
 
 def test_other_errors_propagate():
-    with pytest.raises(ValueError, match="slip"), in_one_line(OSError):
+    with pytest.raises(ValueError, match="slip"), report_errors(OSError):
         raise ValueError("slip")
 
 
@@ -51,8 +51,8 @@ class Fails:
 
 
 def run(monkeypatch, command: Fails) -> None:
-    monkeypatch.setattr(program, "parse", lambda args: command)
-    program.main([])
+    monkeypatch.setattr(entry_point, "parse", lambda args: command)
+    entry_point.main([])
 
 
 @pytest.mark.parametrize("kind", [ValueError, TypeError, OSError, ImportError, NotImplementedError])

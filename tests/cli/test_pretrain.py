@@ -12,8 +12,8 @@ import torch
 from rlxf import DecisionTransformer
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.cli import main
-from rlxf.cli.offline_learner import WindowOptions
-from rlxf.cli.pretrained import begin_with
+from rlxf.cli.options.offline_options import WindowOptions
+from rlxf.cli.run_loading import load_initial_weights
 from tests.cli.running import TASK, refused
 from tests.cli.running import TINY as TINY_ONLINE
 from tests.datasets import ID, record_cartpole
@@ -38,7 +38,7 @@ def pretraining(data):
 
 def test_every_parameter_of_the_pretraining_is_an_option():
     window_options = {field.name for field in fields(WindowOptions)}
-    other_options = {"dataset", "chosen", "seed", "core", "download"}
+    other_options = {"dataset", "mask_probability", "seed", "core", "download"}
     python_only = {"tensorboard_log", "verbose", "_init_setup_model"}
     assert (
         set(inspect.signature(MaskedPretraining).parameters) == window_options | other_options | python_only
@@ -48,12 +48,12 @@ def test_every_parameter_of_the_pretraining_is_an_option():
 def test_files_of_a_run_and_transfer_of_weights(pretraining, data):
     config = json.loads((pretraining / "config.json").read_text())
     source = MaskedPretraining.load(pretraining / "checkpoint.zip", device="cpu")
-    assert (config["agent"], config["dataset"], config["chosen"]) == ("pretraining", [data], 0.15)
+    assert (config["agent"], config["dataset"], config["mask_probability"]) == ("pretraining", [data], 0.15)
     assert (source.num_timesteps, source.core.causal) == (4, False)
     assert (pretraining / "progress.csv").exists()
 
     agent = DecisionTransformer(data, 4, core=source.core.from_dict(config["core"] | {"causal": True}))
-    begin_with(agent, pretraining)
+    load_initial_weights(agent, pretraining)
     expected, loaded = (each.policy.transformer.state_dict() for each in (source, agent))
     assert all(torch.equal(expected[name], loaded[name]) for name in expected)
 
@@ -78,7 +78,10 @@ def test_incompatible_weights_are_rejected_and_no_folder_is_created(pretraining,
     [
         (["--dataset", "test/missing-v0"], "dataset 'test/missing-v0' is not in"),
         (["--dataset", ID, "--updates", "0"], "updates must be at least 1, got 0"),
-        (["--dataset", ID, "--chosen", "0"], "chosen must be more than 0 and at most 1, got 0"),
+        (
+            ["--dataset", ID, "--mask-probability", "0"],
+            "mask_probability must be more than 0 and at most 1, got 0",
+        ),
     ],
 )
 def test_errors_are_one_line_and_no_folder_is_created(data, capsys, args, message):

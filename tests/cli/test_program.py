@@ -13,8 +13,8 @@ from pkgutil import resolve_name
 import pytest
 
 import rlxf
-from rlxf.cli.commands import COMMANDS, SUMMARIES
-from rlxf.cli.program import main, parse
+from rlxf.cli.command_table import COMMANDS, SUMMARIES
+from rlxf.cli.entry_point import main, parse
 from tests.cli.running import train
 from tests.datasets import record_cartpole
 from tests.sources import parsed
@@ -121,7 +121,7 @@ def test_a_closed_pipe_exits_silently(words):
 @pytest.mark.parametrize("command", WITHOUT_TORCH)
 def test_help_loads_no_torch(command):
     code = (
-        "import sys; from rlxf.cli.program import parse\n"
+        "import sys; from rlxf.cli.entry_point import parse\n"
         f"try: parse({[*command.split(), '--help']})\n"
         "except SystemExit: sys.exit('torch' in sys.modules)"
     )

@@ -10,10 +10,10 @@ import pytest
 from rich.live import Live
 
 from rlxf import DecisionTransformer, GTrXLPPO
-from rlxf.cli import main, progress, screen
-from rlxf.cli.periodic_evaluation import interval
-from rlxf.cli.progress import Lines, Panel, Standing
-from rlxf.cli.screen import Screen
+from rlxf.cli import main, output, progress
+from rlxf.cli.options.logging_options import interval
+from rlxf.cli.output import PipeSafeConsole
+from rlxf.cli.progress import LineDisplay, PanelDisplay, ProgressState
 from tests.cli.running import refused, train
 from tests.datasets import ID, record_cartpole
 
@@ -27,7 +27,7 @@ OFFLINE = shlex.split(
 @pytest.fixture(autouse=True)
 def at_each_step(monkeypatch):
     """Show progress at each step instead of every few seconds."""
-    monkeypatch.setattr(Lines, "every_seconds", 0.0)
+    monkeypatch.setattr(LineDisplay, "every_seconds", 0.0)
 
 
 @pytest.fixture
@@ -90,12 +90,12 @@ def test_progress_can_be_turned_off(quiet, capsys):
 
 def test_panel_is_redrawn_in_place():
     shown = io.StringIO()
-    terminal = Screen(file=shown, force_terminal=True, width=120)
+    terminal = PipeSafeConsole(file=shown, force_terminal=True, width=120)
     figures = {"return": "0.5"}
     with Live(console=terminal, auto_refresh=False) as live:
         for done in (10, 20):
-            Panel(live).show(
-                Standing("steps", done, 40, 10.0, figures, "evaluation at 10: 0.4; best 0.4 at 10")
+            PanelDisplay(live).show(
+                ProgressState("steps", done, 40, 10.0, figures, "evaluation at 10: 0.4; best 0.4 at 10")
             )
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
     assert "steps 20/40" in plain
@@ -106,17 +106,17 @@ def test_panel_is_redrawn_in_place():
 
 def test_other_output_is_printed_above_the_block(capsys):
     """Rich clears the block, prints the text, and draws the block again below."""
-    with screen.block() as live:
+    with output.live_block() as live:
         live.console.file = io.StringIO()
-        screen.show("a line")
+        output.print_out("a line")
         assert live.console.file.getvalue() == "a line\n"
-    screen.show("afterwards")
+    output.print_out("afterwards")
     assert capsys.readouterr().out == "afterwards\n"
 
 
 def test_lines_are_printed_without_a_terminal(capsys):
     with progress.view() as view:
-        assert isinstance(view, Lines)
+        assert isinstance(view, LineDisplay)
 
 
 def test_progress_does_not_affect_training(tmp_path):

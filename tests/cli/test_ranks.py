@@ -13,7 +13,7 @@ import pytest
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.cli import main
 from rlxf.training import CheckpointFolder, read_archive
-from rlxf.training.joining import here
+from rlxf.training.distributed.init import process_group
 from tests.cli.running import TASK, TINY
 from tests.cli.test_resume import rows, scalars
 from tests.datasets import ID, record_cartpole
@@ -77,7 +77,7 @@ def at_step(monkeypatch, agent, step, action):
     train = agent.train
 
     def watched(self, *args):
-        if self.num_timesteps >= step and here().rank == here().count - 1:
+        if self.num_timesteps >= step and process_group().rank == process_group().count - 1:
             action()
         train(self, *args)
 
@@ -157,7 +157,7 @@ def set_job(monkeypatch, job):
     """Set the id of the torchrun job, and optionally its agent."""
     monkeypatch.setenv(JOB, job[JOB])
     if "AGENT" in job:
-        monkeypatch.setattr("rlxf.cli.job._agent", lambda: job["AGENT"])
+        monkeypatch.setattr("rlxf.cli.torchrun_job._agent", lambda: job["AGENT"])
 
 
 def test_environments_must_be_divisible_among_processes(capfd):

@@ -14,13 +14,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlxf import DecisionTransformer
 from rlxf.cli import main
-from rlxf.cli.program import parse
-from rlxf.cli.resumable import Start
-from rlxf.cli.train_dt import TrainDecisionTransformer
-from rlxf.envs.trajectories import cache
+from rlxf.cli.commands.train_dt import TrainDecisionTransformer
+from rlxf.cli.entry_point import parse
+from rlxf.cli.training_session import Start
+from rlxf.data import cache
 from rlxf.training import RunFolder
-from rlxf.training.checkpoints import Checkpoints, InBackground
-from rlxf.training.plain_json import dump_json, load_json
+from rlxf.training.checkpoints import BackgroundWriter, CheckpointWriter
+from rlxf.training.strict_json import dump_json, load_json
 from tests.cli import running
 from tests.cli.running import refused
 from tests.datasets import ID, record_cartpole
@@ -57,7 +57,7 @@ def whole(minari_root, trained):
 @pytest.fixture(autouse=True)
 def in_foreground(monkeypatch):
     """Write checkpoints in the main thread, because no thread finishes after a simulated crash."""
-    monkeypatch.setattr(InBackground, "start", lambda self, work: work())
+    monkeypatch.setattr(BackgroundWriter, "start", lambda self, work: work())
 
 
 @pytest.fixture
@@ -109,7 +109,9 @@ def assert_same_runs(one, other):
 def test_a_killed_run_ends_like_an_uninterrupted_one(whole, at_update, monkeypatch, number):
     at_update(number, [die])
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.resumable.keep", lambda *_: None)  # a killed process saves nothing
+        patch.setattr(
+            "rlxf.cli.training_session.save_agent", lambda *_: None
+        )  # a killed process saves nothing
         with pytest.raises(SystemError):
             main(["train", "dt", *TINY, "--run", "cut"])
     assert not Path("cut/checkpoint.zip").exists()
@@ -130,14 +132,14 @@ def test_a_signal_stops_the_run_resumably(whole, at_update, capsys, name):
 
 
 def test_a_signal_before_the_first_update_stops_the_run_resumably(whole, monkeypatch):
-    begin = Checkpoints._on_training_start
+    begin = CheckpointWriter._on_training_start
 
     def at_once(self):
         begin(self)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "_on_training_start", at_once)
+        patch.setattr(CheckpointWriter, "_on_training_start", at_once)
         with pytest.raises(SystemExit) as left:
             main(["train", "dt", *TINY, "--run", "cut"])
     assert left.value.code == 75
@@ -182,7 +184,7 @@ def test_the_previous_checkpoint_replaces_a_damaged_one(whole, at_update, capsys
 
 def test_a_run_killed_after_its_last_update_is_completed(whole, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.resumable.keep", lambda *_: die())
+        patch.setattr("rlxf.cli.training_session.save_agent", lambda *_: die())
         with pytest.raises(SystemError):
             main(["train", "dt", *TINY, "--run", "cut"])
     main(["resume", "cut", "--no-progress-bar"])
@@ -208,7 +210,7 @@ def test_errors_of_runs_that_cannot_be_resumed(minari_root, capsys, tmp_path):
 
 
 def test_runs_of_the_demonstration_cannot_be_resumed(tmp_path, capsys):
-    for make_run in (remembering.make_run, asking.make_run):
+    for make_run in (remembering.make_run, asking.create_run):
         run = make_run(tmp_path / make_run.__module__, 10, 0)
         message = refused(capsys, "resume", str(run.path))
         assert f"{run.path} was made by scripts/demo.sh, which saves no checkpoints" in message
@@ -249,7 +251,7 @@ def last_error_line(capsys, *words):
 def test_a_run_killed_before_its_first_checkpoint_starts_over(whole, at_update, monkeypatch):
     at_update(4, [die])
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.resumable.keep", lambda *_: None)
+        patch.setattr("rlxf.cli.training_session.save_agent", lambda *_: None)
         with pytest.raises(SystemError):
             main(["train", "dt", *TINY, "--run", "cut", "--checkpoint-seconds", "999"])
     assert not RunFolder.reopen("cut").checkpoints.files()
@@ -276,7 +278,7 @@ def test_a_signal_during_the_final_evaluation_stops_the_run_resumably(whole, mon
         raise AssertionError("the signal was ignored")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.train_dt.evaluate", interrupted)
+        patch.setattr("rlxf.cli.commands.train_dt.evaluate", interrupted)
         with pytest.raises(SystemExit) as left:
             main(["train", "dt", *TINY, "--run", "cut"])
     assert left.value.code == 75
@@ -292,7 +294,7 @@ def test_an_old_checkpoint_is_not_used_as_the_result(whole, at_update, monkeypat
     with pytest.raises(SystemExit):
         main(["train", "dt", *TINY, "--run", "cut"])
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.resumable.keep", lambda *_: die())
+        patch.setattr("rlxf.cli.training_session.save_agent", lambda *_: die())
         with pytest.raises(SystemError):
             main(["resume", "cut", "--no-progress-bar"])
     assert RunFolder.reopen("cut").checkpoints.file(UPDATES).is_file()
@@ -344,7 +346,7 @@ def test_a_signal_before_the_training_removes_the_folder(whole, monkeypatch, mod
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"rlxf.cli.{module}.as_table", interrupted)
+        patch.setattr(f"rlxf.cli.commands.{module}.as_table", interrupted)
         with pytest.raises(SystemExit) as left:
             main([*words, "--run", "cut"])
     assert left.value.code == 143
@@ -402,7 +404,7 @@ def test_configurations_beyond_the_memory_budget_are_rejected(altered, capsys, p
         ("gtrxl", {"n_envs": 2.5}, "has n_envs = 2.5, which must be an integer"),
         ("gtrxl", {"total_timesteps": None}, "has total_timesteps = None, which must be an integer"),
         ("gtrxl", {"gamma": [0.9]}, "has gamma = [0.9], which must be a number"),
-        ("gtrxl", {"refresh": 1}, "has refresh = 1, which must be true or false"),
+        ("gtrxl", {"recompute_memory": 1}, "has recompute_memory = 1, which must be true or false"),
         ("gtrxl", {"env_timeout": "long"}, "has env_timeout = 'long', which must be a number"),
         ("dt", {"updates": True}, "has updates = True, which must be an integer"),
         ("dt", {"context_length": {}}, "has context_length = {}, which must be an integer"),

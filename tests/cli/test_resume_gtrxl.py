@@ -11,10 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlxf import GTrXLPPO
 from rlxf.cli import main
-from rlxf.cli.program import parse
-from rlxf.cli.train_gtrxl import TrainGTrXL
+from rlxf.cli.commands.train_gtrxl import TrainGTrXL
+from rlxf.cli.entry_point import parse
 from rlxf.training import RunFolder
-from rlxf.training.checkpoints import InBackground
+from rlxf.training.checkpoints import BackgroundWriter
 from tests.cli.running import refused
 from tests.cli.test_resume import die, rows, scalars
 
@@ -47,7 +47,7 @@ def whole(trained):
 @pytest.fixture(autouse=True)
 def in_foreground(monkeypatch):
     """Write checkpoints in the main thread, because no thread finishes after a simulated crash."""
-    monkeypatch.setattr(InBackground, "start", lambda self, work: work())
+    monkeypatch.setattr(BackgroundWriter, "start", lambda self, work: work())
 
 
 @pytest.fixture
@@ -97,7 +97,9 @@ def assert_same_runs(one, other):
 def test_a_killed_run_ends_like_an_uninterrupted_one(whole, at_update, monkeypatch, number):
     at_update(number, [die])
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.resumable.keep", lambda *_: None)  # a killed process saves nothing
+        patch.setattr(
+            "rlxf.cli.training_session.save_agent", lambda *_: None
+        )  # a killed process saves nothing
         with pytest.raises(SystemError):
             main(["train", "gtrxl", *TINY, "--run", "cut"])
     assert not Path("cut/checkpoint.zip").exists()
@@ -131,7 +133,7 @@ def test_a_signal_during_the_last_update_stops_the_run(whole, at_update, capsys)
 
 def test_a_run_killed_after_its_last_update_is_completed(whole, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.resumable.keep", lambda *_: die())
+        patch.setattr("rlxf.cli.training_session.save_agent", lambda *_: die())
         with pytest.raises(SystemError):
             main(["train", "gtrxl", *TINY, "--run", "cut"])
     main(["resume", "cut", "--no-progress-bar"])
@@ -153,7 +155,7 @@ def test_resume_repeats_a_failed_evaluation(whole, monkeypatch, capsys):
         raise OSError("no display")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.train_gtrxl.evaluate", fail)
+        patch.setattr("rlxf.cli.commands.train_gtrxl.evaluate", fail)
         assert "resume with: rlxf resume cut" in refused(capsys, "train", "gtrxl", *TINY, "--run", "cut")
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))

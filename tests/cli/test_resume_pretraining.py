@@ -10,10 +10,10 @@ import pytest
 
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.cli import main
-from rlxf.cli.pretrain import Pretrain
-from rlxf.cli.program import parse
+from rlxf.cli.commands.pretrain import Pretrain
+from rlxf.cli.entry_point import parse
 from rlxf.training import RunFolder
-from rlxf.training.checkpoints import InBackground
+from rlxf.training.checkpoints import BackgroundWriter
 from tests.cli.running import refused
 from tests.cli.test_resume import rows, scalars
 from tests.datasets import ID, record_cartpole
@@ -22,7 +22,7 @@ from tests.ranks import on_ranks
 UPDATES = 5
 TINY = shlex.split(
     f"pretrain --dataset {ID} --updates {UPDATES} --log-interval 2 --context-length 4 --batch-size 4"
-    " --checkpoint-seconds 0 --chosen 0.4 --no-progress-bar --core.width 8 --core.layers 1"
+    " --checkpoint-seconds 0 --mask-probability 0.4 --no-progress-bar --core.width 8 --core.layers 1"
     " --core.dropout 0.2 --learning-rate linear:0.01:0.001"
 )
 
@@ -39,7 +39,9 @@ def whole(minari_root):
 def before_update(monkeypatch):
     """Function that calls an action before an update."""
     train = MaskedPretraining.train
-    monkeypatch.setattr(InBackground, "start", lambda self, work: work())  # no thread finishes after a crash
+    monkeypatch.setattr(
+        BackgroundWriter, "start", lambda self, work: work()
+    )  # no thread finishes after a crash
 
     def arrange(number, action):
         def watched(self, windows, learning_rate):
@@ -71,7 +73,9 @@ def test_a_stopped_and_killed_run_ends_like_an_uninterrupted_one(whole, before_u
     assert "stopped by SIGTERM; resume with: rlxf resume cut" in capsys.readouterr().err
     before_update(3, die)
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.resumable.keep", lambda *_: None)  # a killed process saves nothing
+        patch.setattr(
+            "rlxf.cli.training_session.save_agent", lambda *_: None
+        )  # a killed process saves nothing
         with pytest.raises(SystemError):
             main(["resume", "cut", "--no-progress-bar"])
     before_update(-1, die)

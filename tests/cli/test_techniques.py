@@ -7,15 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from rlxf.agents.contexts import WAYS
+from rlxf.agents.contexts import CONTEXT_MERGERS
 from rlxf.attention import ALiBi, Dilated, FixedColumns, Linformer, TransformerSpec, Window
 from rlxf.attention.positions.base import Position
-from rlxf.attention.techniques import HEADS, OPTIONAL, TECHNIQUES
+from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES
 from rlxf.cli import main
-from rlxf.cli.pattern_picture import panels, read_pattern, seen
-from rlxf.cli.questions import QUESTIONS, summary
-from rlxf.cli.technique_pairs import pairs
-from rlxf.cli.techniques import with_memory
+from rlxf.cli.commands.techniques import with_memory
+from rlxf.cli.help_text import QUESTIONS, summary
+from rlxf.cli.technique_tables import distinct_masks, mask_image, pairs, read_pattern
 from tests.cli.running import refused
 
 
@@ -41,7 +40,7 @@ def test_output_heads_and_context_techniques_are_listed(capsys, monkeypatch):
     main(["techniques"])
     shown = capsys.readouterr().out.split("head: how does a trained agent use")[1]
     assert "context: how does a trained agent combine several contexts" in shown
-    for name, head in (HEADS | WAYS).items():
+    for name, head in (HEADS | CONTEXT_MERGERS).items():
         row = shown.split(f"│ {name}(")[1].split(head.paper)[0]
         assert f"causal form: {head.causal}; cost: {head.cost}" in row
 
@@ -106,16 +105,16 @@ def test_every_pattern_can_be_drawn(name, tmp_path, capsys):
 
 
 def test_image_shows_the_mask():
-    shown = torch.from_numpy(seen(Window(3), 9))
+    shown = torch.from_numpy(mask_image(Window(3), 9))
     i, j = torch.arange(9)[:, None], torch.arange(9)
     assert torch.equal(shown > 0, (i - j).abs() < 3)
     assert torch.equal(shown == 2, ((i - j).abs() < 3) & (j <= i))
 
 
 def test_distinct_masks_of_layers_and_heads_are_drawn_once():
-    assert list(panels(Dilated(3, 2))) == [Dilated(3, 2)]
-    assert len(panels(FixedColumns(8, 1, summaries=3))) == 3
-    assert list(panels(FixedColumns(8, 1, way="interleaved")).values()) == [
+    assert list(distinct_masks(Dilated(3, 2))) == [Dilated(3, 2)]
+    assert len(distinct_masks(FixedColumns(8, 1, summaries=3))) == 3
+    assert list(distinct_masks(FixedColumns(8, 1, way="interleaved")).values()) == [
         "layer 0, head 0",
         "layer 1, head 0",
     ]

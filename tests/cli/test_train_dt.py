@@ -19,14 +19,14 @@ from rlxf.agents.decision_transformer import KZL, ODT, Imitation
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.objectives import OBJECTIVES
 from rlxf.cli import main
-from rlxf.cli.offline_learner import OfflineLearner
-from rlxf.cli.program import parse
-from rlxf.cli.train_dt import TrainDecisionTransformer
+from rlxf.cli.commands.train_dt import TrainDecisionTransformer
+from rlxf.cli.entry_point import parse
+from rlxf.cli.options.offline_options import OfflineOptions
 from rlxf.training import RunFolder
 from tests.cli.running import refused
 from tests.datasets import ID, random_episodes, record, record_cartpole
 
-SETTABLE = {field.name for field in fields(OfflineLearner)}
+SETTABLE = {field.name for field in fields(OfflineOptions)}
 TINY = shlex.split(
     "--updates 4 --log-interval 2 --episodes 3 --context-length 4 --batch-size 4 --no-progress-bar"
     " --core.width 8 --core.layers 1 --core.position rope --evaluate-every 0"
@@ -48,7 +48,7 @@ def train(*args):
 def test_options_have_the_names_and_defaults_of_the_agent(name):
     default = inspect.signature(DecisionTransformer).parameters[name].default
     expected = Imitation() if name == "objective" else default
-    assert OfflineLearner().arguments()[name] == expected
+    assert OfflineOptions().arguments()[name] == expected
 
 
 def test_every_parameter_of_the_agent_is_an_option():
@@ -66,7 +66,7 @@ def test_every_objective_can_be_chosen(name):
 @pytest.mark.parametrize(("name", "published"), [("kzl", KZL), ("odt", ODT)])
 def test_published_settings_can_be_chosen(name, published):
     options = parse(["train", "dt", "--dataset", "x", "--settings", name])
-    others = {each: value for each, value in OfflineLearner().arguments().items() if each not in published}
+    others = {each: value for each, value in OfflineOptions().arguments().items() if each not in published}
     assert options.learner.arguments() | {"core": options.core} == published | others
     assert options.settings == name
 
@@ -236,7 +236,7 @@ def test_error_of_a_full_disk_says_how_to_resume(data, capsys, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("rlxf.cli.resumable.keep", full)
+    monkeypatch.setattr("rlxf.cli.training_session.save_agent", full)
     message = refused(capsys, "train", "dt", *TINY, "--dataset", data, "--run", "run")
     assert "the run in run failed: [Errno 28] No space left on device. Fix the cause" in message
     assert message.endswith("resume with: rlxf resume run\n")

@@ -16,16 +16,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlxf import GTrXLPPO, TransformerSpec
 from rlxf.agents.gtrxl.policy import POLICIES
-from rlxf.attention.techniques import TECHNIQUES
+from rlxf.attention.registry import TECHNIQUES
 from rlxf.cli import main
-from rlxf.cli.learner import Learner
-from rlxf.cli.program import parse
-from rlxf.cli.task import Task
+from rlxf.cli.entry_point import parse
+from rlxf.cli.options.env_options import EnvOptions
+from rlxf.cli.options.ppo_options import PPOOptions
 from rlxf.envs import make_vec_env
 from rlxf.training import load_normalizer, schedule_to_json
 from tests.cli.running import TASK, TINY, refused, train
 
-SETTABLE = {f.name for f in fields(Learner)}
+SETTABLE = {f.name for f in fields(PPOOptions)}
 
 
 # Options
@@ -34,7 +34,7 @@ SETTABLE = {f.name for f in fields(Learner)}
 @pytest.mark.parametrize("name", sorted(SETTABLE))
 def test_options_have_the_names_and_defaults_of_the_agent(name):
     default = inspect.signature(GTrXLPPO).parameters[name].default
-    assert schedule_or_self(Learner().arguments()[name]) == schedule_or_self(default)
+    assert schedule_or_self(PPOOptions().arguments()[name]) == schedule_or_self(default)
 
 
 def schedule_or_self(value):
@@ -211,7 +211,7 @@ def test_failure_in_a_later_rollout_saves_the_progress(poisoned, capsys, tmp_pat
 
 def test_every_environment_is_closed(monkeypatch):
     made, closed = [], []
-    make = Task.make
+    make = EnvOptions.make
 
     def watched(self, *args):
         env = make(self, *args)
@@ -219,7 +219,7 @@ def test_every_environment_is_closed(monkeypatch):
         env.close = lambda: closed.append(env)
         return env
 
-    monkeypatch.setattr(Task, "make", watched)
+    monkeypatch.setattr(EnvOptions, "make", watched)
     train("--evaluate-every", "32")
     assert len(made) == 4, "training, evaluations, and the final ones of the last and the best checkpoint"
     assert closed == made[1:] + made[:1]
@@ -292,9 +292,11 @@ def test_training_normalizes_rewards_and_reports_raw_ones(monkeypatch, tmp_path)
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     gymnasium.register("tests/Paid-v0", Paid)
     rewards = []
-    original = GTrXLPPO._paid
+    original = GTrXLPPO._bootstrap
     monkeypatch.setattr(
-        GTrXLPPO, "_paid", lambda self, reward, *rest: rewards.append(reward) or original(self, reward, *rest)
+        GTrXLPPO,
+        "_bootstrap",
+        lambda self, reward, *rest: rewards.append(reward) or original(self, reward, *rest),
     )
     words = [
         "--env",

@@ -22,7 +22,7 @@ PLAY = ["--episodes", "2", "--no-progress-bar"]
 def module(tmp_path, monkeypatch):
     """Id of an environment that is registered by a module of the user."""
     (tmp_path / "my_tasks.py").write_text(
-        "import gymnasium\ngymnasium.register('my/Maze-v0', entry_point='rlxf.envs.tmaze:TMaze')\n"
+        "import gymnasium\ngymnasium.register('my/Maze-v0', entry_point='rlxf.envs.tmaze.env:TMaze')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield "my_tasks:my/Maze-v0"
@@ -51,7 +51,7 @@ def test_modules_are_imported_from_the_command_line_or_with_trust(module, capsys
 
 
 def test_trust_option_of_configurations(module, capsys):
-    from rlxf.cli.task import trust_option
+    from rlxf.cli.options.env_options import trust_option
 
     assert trust_option({"env": module, "env_kwargs": {}}) == " --trust"
     assert trust_option({"env": "CartPole-v1", "trust_data": True}) == " --trust"

@@ -13,10 +13,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import GTrXLPPO
 from rlxf.collection import collect
+from rlxf.data import ReferenceScores, load_trajectories, reference_scores
 from rlxf.envs import FaultyEnvironmentError, make_vec_env
-from rlxf.envs.trajectories import ReferenceScores, load_trajectories, reference_scores
 from tests.collection.worlds import Diary, Failing, Pointer
-from tests.evaluation.askable import Obedient, Purse
+from tests.evaluation.askable import ActionRewardEnv, TargetFollower
 from tests.evaluation.tasks import vec
 
 ID = "test/diary-v0"
@@ -195,12 +195,14 @@ def test_agent_is_not_called_if_all_actions_are_random():
 
 
 def test_return_conditioned_agent_is_recorded_for_each_target():
-    dataset = record(Obedient(), vec(Purse(), Purse()), episodes=6, target_returns=[3, 1, 2])
+    dataset = record(
+        TargetFollower(), vec(ActionRewardEnv(), ActionRewardEnv()), episodes=6, target_returns=[3, 1, 2]
+    )
     returns = [episode.rewards.sum() for episode in dataset.iterate_episodes()]
     assert returns == pytest.approx([3, 3, 1, 1, 2, 2])
-    assert "2 episodes of Obedient with target return 3" in dataset.storage.metadata["description"]
-    space, inner = dataset.observation_space, Purse().observation_space
-    assert (space, dataset.action_space) == (inner, Purse().action_space)
+    assert "2 episodes of TargetFollower with target return 3" in dataset.storage.metadata["description"]
+    space, inner = dataset.observation_space, ActionRewardEnv().observation_space
+    assert (space, dataset.action_space) == (inner, ActionRewardEnv().action_space)
 
 
 # Seeds

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlxf.collection import disk_space
+from rlxf.collection import storage
 from tests.datasets import VECTOR, data_file, random_episodes, record
 
 IMAGE = spaces.Box(0, 255, (24, 24, 3), np.uint8)
@@ -20,7 +20,7 @@ SPACES = {
 def allocated(monkeypatch):
     """Sizes in bytes that were allocated."""
     sizes = []
-    monkeypatch.setattr(disk_space.os, "posix_fallocate", lambda handle, start, bytes: sizes.append(bytes))
+    monkeypatch.setattr(storage.os, "posix_fallocate", lambda handle, start, bytes: sizes.append(bytes))
     return sizes
 
 
@@ -28,11 +28,11 @@ def allocated(monkeypatch):
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 def test_hdf5_needs_at_most_the_allocated_space(space, lengths, allocated, minari_root, tmp_path):
     episodes = random_episodes(lengths, space)
-    disk_space.check_space(tmp_path, episodes)
+    storage.check_space(tmp_path, episodes)
     written = data_file(record(episodes, observation_space=space, jpeg_encoding=False)).stat().st_size
     assert written <= allocated[0]
 
 
 def test_allocated_file_is_removed(tmp_path):
-    disk_space.check_space(tmp_path, random_episodes((3, 1)))
+    storage.check_space(tmp_path, random_episodes((3, 1)))
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ def test_only_episodes_lost_to_a_failure_are_left_out(tmp_path):
     with closing(breaking(tmp_path, "step raises", "step dies", restarts=9)) as env:
         recorder = Recorder(env)
         recorder.reset()
-        while env.restarts < 2 or env.absent() or len(ended) < 30:
+        while env.restarts < 2 or env.failed_envs() or len(ended) < 30:
             *_, infos = recorder.step(np.zeros(3, np.int64))
             ended += [(i, info["episode"]) for i, info in enumerate(infos) if "episode" in info]
             recorded += recorder.take()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from rlxf.envs import FaultyEnvironmentError
-from rlxf.envs.finite import check_finite
+from rlxf.envs.step_checks import check_finite
 
 GOOD = np.zeros((3, 2, 2), np.float32)
 

@@ -8,7 +8,7 @@ from gymnasium.wrappers import FilterObservation
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs import make_vec_env
-from rlxf.envs.memory_tasks import minigrid_view
+from rlxf.envs.make import minigrid_view
 
 TASKS = [
     "popgym-RepeatPreviousEasy-v0",

@@ -4,14 +4,14 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlxf.envs import PreviousTransition, Replayable, make_vec_env
-from rlxf.envs.replayable import MOST_STEPS
+from rlxf.envs import ActionReplay, PreviousTransition, make_vec_env
+from rlxf.envs.wrappers.action_replay import MAX_RECORDED_STEPS
 
 ACTIONS = np.random.default_rng(0).integers(2, size=300).tolist()
 
 
 def cartpole():
-    return Replayable(gymnasium.make("CartPole-v1"))
+    return ActionReplay(gymnasium.make("CartPole-v1"))
 
 
 def played(env, actions):
@@ -82,11 +82,11 @@ def test_reset_with_options_and_long_episodes_are_not_replayable(monkeypatch):
     env.reset(seed=1, options={"low": -0.01})
     assert "options" in env.record()["lost"]
     env.reset()
-    monkeypatch.setattr("rlxf.envs.replayable.MOST_STEPS", 2)
+    monkeypatch.setattr("rlxf.envs.wrappers.action_replay.MAX_RECORDED_STEPS", 2)
     for _ in range(3):
         env.step(0)
     assert "longer than 2 steps" in env.record()["lost"]
-    assert MOST_STEPS >= 10_000
+    assert MAX_RECORDED_STEPS >= 10_000
 
 
 def test_episodes_without_a_seed_differ():
@@ -107,9 +107,9 @@ def test_observations_do_not_depend_on_the_number_of_environments(n_envs):
 
 
 def test_previous_transition_persists_across_episodes_with_replayable():
-    """`Replayable` resets the inner environment with a seed, which must not clear the outer wrappers."""
+    """`ActionReplay` resets the inner environment with a seed, which must not clear the outer wrappers."""
     env = make_vec_env("CartPole-v1", 1, seed=7, previous_transition=True)
     env.reset()
     done = [env.step(np.array([1]))[0]["previous_done"][0, 0] for _ in range(40)]
     assert sum(done) > 1
-    assert env.env_is_wrapped(PreviousTransition) == env.env_is_wrapped(Replayable) == [True]
+    assert env.env_is_wrapped(PreviousTransition) == env.env_is_wrapped(ActionReplay) == [True]

@@ -6,7 +6,7 @@ import pytest
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf.envs import make_vec_env
-from rlxf.envs.resting import awake_at_the_end, rest
+from rlxf.envs.stateful_env import pause_envs, resume_envs_at_exit
 from rlxf.evaluation import evaluate
 from tests.evaluation.tasks import Countdown, Idle
 
@@ -36,7 +36,7 @@ def env():
 
 def test_paused_environment_is_not_stepped(env):
     before = env.reset()
-    rest(env, [1])
+    pause_envs(env, [1])
     for _ in range(5):
         observations, rewards, dones, _ = env.step(np.ones(3, int))
         assert np.array_equal(observations[1], before[1])
@@ -48,7 +48,7 @@ def test_paused_environment_is_not_stepped(env):
 def test_pausing_does_not_change_the_other_environments(env):
     reference = make_vec_env("CartPole-v1", 3, seed=0)
     assert np.array_equal(env.reset(), reference.reset())
-    rest(env, [0])
+    pause_envs(env, [0])
     for _ in range(30):  # episodes end meanwhile
         actual, expected = env.step(np.ones(3, int)), reference.step(np.ones(3, int))
         for one, other in zip(actual[:3], expected[:3], strict=True):
@@ -58,7 +58,7 @@ def test_pausing_does_not_change_the_other_environments(env):
 
 def test_reset_resumes_all_environments(env):
     env.reset()
-    rest(env, [0, 2])
+    pause_envs(env, [0, 2])
     env.reset()
     env.step(np.zeros(3, int))
     assert steps_of(env) == [1, 1, 1]
@@ -67,7 +67,7 @@ def test_reset_resumes_all_environments(env):
 def test_environments_without_the_wrapper_are_stepped():
     env = DummyVecEnv([lambda: Stepped(gymnasium.make("CartPole-v1"))])
     env.reset()
-    rest(env, [0])
+    pause_envs(env, [0])
     env.step(np.zeros(1, int))
     assert steps_of(env) == [1]
 
@@ -104,9 +104,9 @@ def test_original_error_is_raised_even_if_resuming_fails(env, monkeypatch):
         raise ValueError("no reply")
 
     monkeypatch.setattr(env, "env_method", fails)
-    with pytest.raises(KeyboardInterrupt), awake_at_the_end(env):
+    with pytest.raises(KeyboardInterrupt), resume_envs_at_exit(env):
         raise KeyboardInterrupt
-    with pytest.raises(ValueError, match="no reply"), awake_at_the_end(env):
+    with pytest.raises(ValueError, match="no reply"), resume_envs_at_exit(env):
         pass
 
 

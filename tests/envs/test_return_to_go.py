@@ -11,9 +11,9 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
+from rlxf.data import observation_encoder
 from rlxf.envs import as_vec_env
-from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned, shown_space
-from rlxf.envs.trajectories import observation_encoder
+from rlxf.envs.wrappers.return_to_go import ReturnToGo, encoded_observation_space, is_return_conditioned
 from tests.envs.counters import Counter
 
 TARGETS = [100.0, -7.5]
@@ -164,7 +164,7 @@ def test_encoder_of_the_wrapped_observation_equals_that_of_the_data(space):
     env = ReturnToGo(DummyVecEnv([lambda: Dice(observation_space=space)]), 0.0)
     plain = DummyVecEnv([lambda: Dice(observation_space=space)])
     env.seed(3), plain.seed(3)
-    encoded = observation_encoder(shown_space(space))(env.reset()["observation"])
+    encoded = observation_encoder(encoded_observation_space(space))(env.reset()["observation"])
     np.testing.assert_array_equal(encoded, observation_encoder(space)(plain.reset()))
 
 

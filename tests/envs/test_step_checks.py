@@ -12,8 +12,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf import GTrXLPPO
 from rlxf.envs import FaultyEnvironmentError
-from rlxf.envs.bounds import warn_outside
-from rlxf.envs.step_checks import CheckedSteps, observation_fault, with_checked_steps
+from rlxf.envs.step_checks import CheckedSteps, observation_fault, warn_outside, with_checked_steps
 from tests.agents.gtrxl.worlds import small_agent
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)

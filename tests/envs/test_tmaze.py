@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stable_baselines3.common.env_checker import check_env as check_env_sb3
 
 from rlxf.envs import TMaze
-from rlxf.envs.tmaze_rules import DOWN, LEFT, RIGHT, UP
+from rlxf.envs.tmaze.env import DOWN, LEFT, RIGHT, UP
 
 STEPS = {RIGHT: (1, 0), UP: (0, 1), LEFT: (-1, 0), DOWN: (0, -1)}
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlxf.envs import TMaze, TMazeVector
-from rlxf.envs.tmaze_rules import DOWN, RIGHT, UP
+from rlxf.envs.tmaze.env import DOWN, RIGHT, UP
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP]
 
@@ -156,7 +156,7 @@ def test_loaded_state_continues_equally(steps):
     for action in actions[:steps]:
         env.step(action)
     other = TMazeVector(5, corridor_length=4, active=True)
-    other.take_up(json.loads(json.dumps(env.state())))
+    other.load_state(json.loads(json.dumps(env.state())))
     for action in actions[steps:]:
         (expected, *expected_rest, _), (actual, *rest, _) = env.step(action), other.step(action)
         assert np.array_equal(actual, expected)

@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 
 from rlxf import GTrXLPPO, evaluate
 from rlxf.envs import BrokenEnvironmentError
-from rlxf.envs.watched_processes import watch_processes
+from rlxf.envs.workers.process_watch import watch_processes
 
 pytestmark = pytest.mark.faults
 

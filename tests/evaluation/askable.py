@@ -3,11 +3,11 @@
 import numpy as np
 from gymnasium import spaces
 
-from rlxf.envs.trajectories import ReferenceScores
+from rlxf.data import ReferenceScores
 from tests.evaluation.tasks import Countdown, vec
 
 
-class Purse(Countdown):
+class ActionRewardEnv(Countdown):
     """Environment with episodes of four steps; the reward is the action, a number from 0 to 1."""
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class Purse(Countdown):
         return float(np.clip(action[0], 0, 1))
 
 
-class Obedient:
+class TargetFollower:
     """Agent that spreads the return-to-go evenly over the remaining steps; its data have returns 1 to 3."""
 
     return_range = (1.0, 3.0)
@@ -26,7 +26,7 @@ class Obedient:
     num_timesteps = 7
 
     def make_env(self, n_envs, seed):
-        return vec(*(Purse() for _ in range(n_envs)))
+        return vec(*(ActionRewardEnv() for _ in range(n_envs)))
 
     def predict(self, observation, state=None, episode_start=None, deterministic=False):
         return observation["return_to_go"] / (4 - observation["time_step"]), None

@@ -13,7 +13,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecNormalize
 
 from rlxf.evaluation import EvaluationCallback, evaluate
-from tests.evaluation.askable import Purse
+from tests.evaluation.askable import ActionRewardEnv
 from tests.evaluation.tasks import Countdown, vec
 
 
@@ -80,7 +80,7 @@ class Learner(BaseAlgorithm):
 def test_best_agent_by_the_first_target_is_saved(tmp_path):
     best = tmp_path / "best.zip"
     callback = EvaluationCallback(
-        vec(Purse()), 1, every_steps=1, target_returns=[0.2, 0.1], n_envs=1, best_path=best
+        vec(ActionRewardEnv()), 1, every_steps=1, target_returns=[0.2, 0.1], n_envs=1, best_path=best
     )
     Learner([0.2, 0.9, 0.5, 0.9, 0.1]).learn(5, callback)
     assert callback.best_step == max(callback.reports, key=lambda step: callback.reports[step].mean) == 2
@@ -90,7 +90,11 @@ def test_best_agent_by_the_first_target_is_saved(tmp_path):
 def test_on_new_best_is_called_for_each_new_best():
     best_means = []
     callback = EvaluationCallback(
-        vec(Purse()), 1, 1, target_returns=[0.2], on_new_best=lambda: best_means.append(callback.best)
+        vec(ActionRewardEnv()),
+        1,
+        1,
+        target_returns=[0.2],
+        on_new_best=lambda: best_means.append(callback.best),
     )
     Learner([0.2, 0.9, 0.5, 0.95]).learn(4, callback)
     assert best_means == sorted(best_means)
@@ -121,7 +125,7 @@ def test_evaluation_does_not_change_the_training(deterministic):
 
 
 def test_nothing_is_saved_without_a_path():
-    callback = EvaluationCallback(vec(Purse()), 1, every_steps=2, target_returns=[0.2])
+    callback = EvaluationCallback(vec(ActionRewardEnv()), 1, every_steps=2, target_returns=[0.2])
     Learner([0.2, 0.9]).learn(2, callback)
     assert callback.best_step == 2
 

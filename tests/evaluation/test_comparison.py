@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rlxf.envs.trajectories import ReferenceScores
+from rlxf.data import ReferenceScores
 from rlxf.evaluation import Report, compare
 from tests.evaluation.test_report import _text as text
 

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from rlxf.evaluation import display
-from rlxf.evaluation.display import draw_off_screen
+from rlxf.evaluation import video
+from rlxf.evaluation.video import draw_off_screen
 
 SCRIPT = """
 import gymnasium
-from rlxf.evaluation.film import check_can_film
-check_can_film(gymnasium.make("CartPole-v1", render_mode="rgb_array"))
+from rlxf.evaluation.video import check_rendering
+check_rendering(gymnasium.make("CartPole-v1", render_mode="rgb_array"))
 """
 NAMES = ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "SDL_VIDEODRIVER", "SDL_AUDIODRIVER")
 
@@ -53,7 +53,7 @@ def environment(monkeypatch):
     ],
 )
 def test_dummy_driver_is_set_only_without_a_display(environment, platform, given, driver):
-    environment.setattr(display.sys, "platform", platform)
+    environment.setattr(video.sys, "platform", platform)
     for name, value in given.items():
         environment.setenv(name, value)
     draw_off_screen()

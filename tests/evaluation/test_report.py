@@ -9,7 +9,7 @@ from stable_baselines3.common.logger import configure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from rlxf.envs.trajectories import ReferenceScores
+from rlxf.data import ReferenceScores
 from rlxf.evaluation import Report
 
 RETURNS = np.array([1.0, 2.0, 4.0, 9.0])

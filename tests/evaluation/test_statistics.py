@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlxf.evaluation.statistics import bootstrap_interval, interquartile_mean
+from rlxf.evaluation.report import bootstrap_interval, interquartile_mean
 
 values = st.lists(st.floats(-1e6, 1e6, allow_subnormal=False), min_size=1, max_size=40)
 few = settings(max_examples=30, deadline=None)

@@ -11,9 +11,9 @@ from stable_baselines3.common.vec_env import VecMonitor
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from rlxf.envs.return_to_go import ReturnToGo
+from rlxf.envs.wrappers.return_to_go import ReturnToGo
 from rlxf.evaluation import Report, TargetSweep, evaluate
-from tests.evaluation.askable import Obedient, Purse
+from tests.evaluation.askable import ActionRewardEnv, TargetFollower
 from tests.evaluation.tasks import Lottery, vec
 from tests.evaluation.test_report import _text as text
 
@@ -28,7 +28,7 @@ def sweep_of(achieved: dict[float, float]):
 
 @pytest.mark.parametrize("n_envs", [1, 3])
 def test_each_target_is_evaluated(n_envs):
-    sweep = evaluate(Obedient(), episodes=6, target_returns=[3, 1.5, 2], n_envs=n_envs)
+    sweep = evaluate(TargetFollower(), episodes=6, target_returns=[3, 1.5, 2], n_envs=n_envs)
     assert sweep.targets.tolist() == [3, 1.5, 2]
     assert sweep.achieved.tolist() == pytest.approx([3, 1.5, 2])
     assert all(each.episodes == 6 for each in sweep.reports.values())
@@ -37,13 +37,13 @@ def test_each_target_is_evaluated(n_envs):
 
 
 def test_environments_in_return_to_go_are_used():
-    env = VecMonitor(ReturnToGo(vec(Purse(), Purse()), 0.0))
-    sweep = evaluate(Obedient(), env, 4, target_returns=[2, 3])
+    env = VecMonitor(ReturnToGo(vec(ActionRewardEnv(), ActionRewardEnv()), 0.0))
+    sweep = evaluate(TargetFollower(), env, 4, target_returns=[2, 3])
     assert sweep.achieved.tolist() == pytest.approx([2, 3])
 
 
 def test_all_targets_use_the_same_episodes():
-    sweep = evaluate(Obedient(), vec(Gift(), Gift()), 8, target_returns=[3, 1])
+    sweep = evaluate(TargetFollower(), vec(Gift(), Gift()), 8, target_returns=[3, 1])
     assert (sweep.reports[3].returns == sweep.reports[1].returns).all()
     assert np.ptp(sweep.first.returns) > 0
 
@@ -53,11 +53,11 @@ class Gift(Lottery):
 
     def __init__(self):
         super().__init__()
-        self.action_space = Purse().action_space
+        self.action_space = ActionRewardEnv().action_space
 
 
 def test_score_has_the_reference_scores_of_the_data():
-    sweep = evaluate(Obedient(), episodes=2, target_returns=[3, 2])
+    sweep = evaluate(TargetFollower(), episodes=2, target_returns=[3, 2])
     assert [each.normalized_score for each in sweep.reports.values()] == pytest.approx([100, 50])
     table = " ".join(text(sweep.table()).split())
     assert "0 is a return of 1, 100 one of 3" in table
@@ -65,7 +65,7 @@ def test_score_has_the_reference_scores_of_the_data():
 
 
 def test_score_of_other_agents_has_the_reference_scores_of_the_environment():
-    class Named(Purse):
+    class Named(ActionRewardEnv):
         spec = type("Spec", (), {"id": "Hopper-v5"})()
 
     class Idle:
@@ -75,17 +75,17 @@ def test_score_of_other_agents_has_the_reference_scores_of_the_environment():
     result = evaluate(Idle(), vec(Named()), 1)
     assert result.normalized_score == pytest.approx(100 * 20.272305 / (3234.3 + 20.272305))
     assert "D4RL" in result.references.source
-    assert evaluate(Idle(), vec(Purse()), 1).normalized_score is None
+    assert evaluate(Idle(), vec(ActionRewardEnv()), 1).normalized_score is None
 
 
 def test_target_outside_the_data_warns_with_their_range():
     with pytest.warns(UserWarning, match=r"target returns 0\.5, 4 are outside .* data, 1 to 3"):
-        sweep = evaluate(Obedient(), episodes=1, target_returns=[0.5, 1, 3, 4])
+        sweep = evaluate(TargetFollower(), episodes=1, target_returns=[0.5, 1, 3, 4])
     assert sweep.achieved.tolist() == pytest.approx([0.5, 1, 3, 4])
 
 
 def test_unknown_data_range_does_not_warn():
-    class Free(Obedient):
+    class Free(TargetFollower):
         return_range = None
 
     with warnings.catch_warnings():
@@ -96,7 +96,7 @@ def test_unknown_data_range_does_not_warn():
 @pytest.mark.parametrize("targets", [[], [1, np.nan], [np.inf], [2, 2.0]], ids=str)
 def test_invalid_targets_raise(targets):
     with pytest.raises(ValueError, match=r"target_returns must be .* finite numbers without duplicates, got"):
-        evaluate(Obedient(), episodes=1, target_returns=targets)
+        evaluate(TargetFollower(), episodes=1, target_returns=targets)
 
 
 # Statistics and outputs of the sweep
@@ -126,7 +126,7 @@ def test_scalars_are_those_of_the_first_target():
 
 def test_tensorboard_has_every_target(tmp_path):
     with SummaryWriter(str(tmp_path)) as writer:
-        sweep = evaluate(Obedient(), episodes=2, target_returns=[3, 1.5], logger=writer)
+        sweep = evaluate(TargetFollower(), episodes=2, target_returns=[3, 1.5], logger=writer)
     events = EventAccumulator(str(tmp_path)).Reload()
     logged = {tag: events.Scalars(tag)[-1] for tag in events.Tags()["scalars"]}
     assert {event.step for event in logged.values()} == {7}
@@ -145,9 +145,9 @@ def image(folder):
 
 def test_tensorboard_has_the_figure(tmp_path):
     with SummaryWriter(str(tmp_path / "writer")) as writer:
-        evaluate(Obedient(), episodes=2, target_returns=[3, 1.5], logger=writer)
+        evaluate(TargetFollower(), episodes=2, target_returns=[3, 1.5], logger=writer)
     logger = configure(str(tmp_path / "logger"), ["tensorboard", "csv", "json", "log"])
-    evaluate(Obedient(), episodes=2, target_returns=[3, 1.5], logger=logger)
+    evaluate(TargetFollower(), episodes=2, target_returns=[3, 1.5], logger=logger)
     logger.close()
     for event in (image(tmp_path / "writer"), image(tmp_path / "logger")):
         assert event.step == 7
@@ -163,7 +163,7 @@ def test_no_figure_for_a_single_target_or_without_tensorboard(tmp_path, monkeypa
 
 
 def test_json_round_trip():
-    data = json.loads(evaluate(Obedient(), episodes=2, target_returns=[3, 2]).to_json())
+    data = json.loads(evaluate(TargetFollower(), episodes=2, target_returns=[3, 2]).to_json())
     assert [row["target"] for row in data["targets"]] == [3, 2]
     assert data["targets"][1]["returns"] == pytest.approx([2, 2])
     assert data["data_range"] == [1, 3]
@@ -173,7 +173,7 @@ def test_json_round_trip():
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_plot_writes_a_file(tmp_path, suffix):
     path = tmp_path / f"sweep.{suffix}"
-    evaluate(Obedient(), episodes=2, target_returns=[3, 2, 1]).plot(path)
+    evaluate(TargetFollower(), episodes=2, target_returns=[3, 2, 1]).plot(path)
     assert path.stat().st_size > 1000
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlxf.envs.infos import LOST
-from rlxf.evaluation.tally import Tally, monitored_score, own_score, quotas
+from rlxf.evaluation.episode_counter import EpisodeCounter, accumulated_score, monitored_score, quotas
 
 counts = st.integers(1, 300)
 
@@ -23,7 +23,7 @@ def test_equals_a_loop_over_single_environments(data, n_envs, episodes):
     """Random rewards, ends and filler rows, compared with sums for one environment at a time."""
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     steps = []
-    tally = Tally(quotas(episodes, n_envs), own_score)
+    tally = EpisodeCounter(quotas(episodes, n_envs), accumulated_score)
     while tally.missing.any():
         rewards, dones, filler = rng.normal(size=n_envs), rng.random(n_envs) < 0.4, rng.random(n_envs) < 0.2
         infos = [{"filler": True} if row else {} for row in filler]
@@ -48,7 +48,7 @@ def _single(steps, i, quota):
 
 
 def test_lost_life_does_not_end_an_episode():
-    tally = Tally(np.array([1]), monitored_score)
+    tally = EpisodeCounter(np.array([1]), monitored_score)
     life_lost, episode_ended = {}, {"episode": {"r": 21.5, "l": 4}}
     tally.add(np.array([1.0]), np.array([True]), [life_lost])
     assert tally.missing[0] == 1
@@ -60,21 +60,21 @@ def test_lost_life_does_not_end_an_episode():
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_non_finite_reward_raises_with_environment_and_step(value):
-    tally = Tally(np.array([1, 1]), own_score)
+    tally = EpisodeCounter(np.array([1, 1]), accumulated_score)
     tally.add(np.zeros(2), np.zeros(2, dtype=bool), [{}, {}])
     with pytest.raises(ValueError, match=rf"got {value} from environment 1 at step 2"):
         tally.add(np.array([0.0, value]), np.zeros(2, dtype=bool), [{}, {}])
 
 
 def test_non_finite_reward_of_a_filler_row_is_ignored():
-    tally = Tally(np.array([1]), own_score)
+    tally = EpisodeCounter(np.array([1]), accumulated_score)
     tally.add(np.array([np.nan]), np.array([False]), [{"filler": True}])
     tally.add(np.array([2.0]), np.array([True]), [{}])
     assert tally.report().returns.tolist() == [2.0]
 
 
 def test_episode_lost_to_a_failure_is_not_counted():
-    tally = Tally(np.array([1]), own_score)
+    tally = EpisodeCounter(np.array([1]), accumulated_score)
     lost = {"filler": True, LOST: True}
     for reward, done, info in [(5.0, False, {}), (0.0, False, lost), (0.0, True, lost), (2.0, True, {})]:
         tally.add(np.array([reward]), np.array([done]), [info])

@@ -12,10 +12,8 @@ from stable_baselines3.common.logger import Video, configure
 from stable_baselines3.common.vec_env import VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlxf.evaluation import film as film_module
-from rlxf.evaluation.film import SIDE, film
-from rlxf.evaluation.gif import attach_gifs, encode_gif
-from rlxf.evaluation.video import VideoCallback
+from rlxf.evaluation import video as film_module
+from rlxf.evaluation.video import MAX_FRAME_SIZE, VideoCallback, attach_gifs, encode_gif, record_frames
 from tests.evaluation.tasks import Countdown, Counter, Idle, vec
 
 SIZE = (6, 8)
@@ -60,7 +58,7 @@ def shades(frames) -> list[int]:
 
 
 def test_video_has_a_frame_of_every_state():
-    frames = film(Idle(), Drawn(4), seed=0, deterministic=True)
+    frames = record_frames(Idle(), Drawn(4), seed=0, deterministic=True)
     assert frames.shape == (5, *SIZE, 3)
     assert shades(frames) == [0, 1, 2, 3, 4]
 
@@ -74,38 +72,40 @@ def test_agent_keeps_its_state_during_a_video():
             assert action == self.time
             return super().step(action)
 
-    assert len(film(Counter(), CountsAloud(4), seed=0, deterministic=True)) == 5
+    assert len(record_frames(Counter(), CountsAloud(4), seed=0, deterministic=True)) == 5
 
 
 def test_video_of_an_endless_episode_ends(monkeypatch):
-    monkeypatch.setattr(film_module, "LONGEST", 7)
-    assert len(film(Idle(), Drawn(10**9), seed=0, deterministic=True)) == 8
+    monkeypatch.setattr(film_module, "MAX_STEPS", 7)
+    assert len(record_frames(Idle(), Drawn(10**9), seed=0, deterministic=True)) == 8
 
 
 def test_large_frames_are_reduced():
-    height, width = film(Idle(), Drawn(1, size=(SIDE, 2 * SIDE + 1)), 0, True).shape[1:3]
-    assert (height, width) == (-(-SIDE // 3), -(-(2 * SIDE + 1) // 3))
-    assert max(height, width) <= SIDE
+    height, width = record_frames(
+        Idle(), Drawn(1, size=(MAX_FRAME_SIZE, 2 * MAX_FRAME_SIZE + 1)), 0, True
+    ).shape[1:3]
+    assert (height, width) == (-(-MAX_FRAME_SIZE // 3), -(-(2 * MAX_FRAME_SIZE + 1) // 3))
+    assert max(height, width) <= MAX_FRAME_SIZE
 
 
 def test_observations_are_normalised_as_in_training():
     train_env = VecNormalize(vec(Countdown(9)))
     train_env.obs_rms.mean[:], train_env.obs_rms.var[:] = 1.0, 4.0
     agent = Recording(train_env)
-    film(agent, Drawn(3), seed=0, deterministic=True)
+    record_frames(agent, Drawn(3), seed=0, deterministic=True)
     np.testing.assert_allclose(agent.observations, [-0.5, 0.0, 0.5], atol=1e-6)
     assert train_env.obs_rms.mean == 1.0
 
 
 def test_seed_determines_the_video():
     env = gymnasium.make("rlxf/TMaze-v0", corridor_length=3, render_mode="rgb_array")
-    videos = [film(Idle(), env, seed, deterministic=True) for seed in (0, 0, *range(1, 9))]
+    videos = [record_frames(Idle(), env, seed, deterministic=True) for seed in (0, 0, *range(1, 9))]
     assert np.array_equal(videos[0], videos[1])
     assert not all(np.array_equal(videos[0], other) for other in videos[2:])
 
 
 def test_gif_has_all_frames_and_pauses_at_the_last():
-    frames = film(Idle(), Drawn(4), seed=0, deterministic=True)
+    frames = record_frames(Idle(), Drawn(4), seed=0, deterministic=True)
     gif = Image.open(BytesIO(encode_gif(frames, fps=5)))
     decoded, durations = [], []
     for number in range(gif.n_frames):

@@ -10,9 +10,9 @@ from stable_baselines3.common.vec_env import VecNormalize
 from rlxf import GTrXLPPO, collect, evaluate
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.envs import make_vec_env
-from rlxf.envs.return_to_go import ReturnToGo
+from rlxf.envs.wrappers.return_to_go import ReturnToGo
 from rlxf.training import load_normalizer, save_normalizer
-from tests.evaluation.askable import Obedient, Purse
+from tests.evaluation.askable import ActionRewardEnv, TargetFollower
 from tests.evaluation.tasks import Countdown, Idle, vec
 
 SIZES = {"n_steps": 16, "segment_length": 4, "batch_size": 16, "seed": 3, "device": "cpu"}
@@ -108,8 +108,8 @@ def test_targets_for_an_unconditioned_agent_raise():
 
 
 def test_targets_for_an_agent_with_the_space_of_return_to_go():
-    class Conditioned(Obedient):
+    class Conditioned(TargetFollower):
         return_range = None
-        observation_space = ReturnToGo(vec(Purse()), 1.0).observation_space
+        observation_space = ReturnToGo(vec(ActionRewardEnv()), 1.0).observation_space
 
-    assert evaluate(Conditioned(), vec(Purse()), 2, target_returns=[1.0]).targets.tolist() == [1.0]
+    assert evaluate(Conditioned(), vec(ActionRewardEnv()), 2, target_returns=[1.0]).targets.tolist() == [1.0]

@@ -84,9 +84,9 @@ ATTACKS = {
     "trust that the file claims": config(
         "dt", RESUME, MODULE, env="stranger.notes:CartPole-v1", trust_data=True, trust=True
     ),
-    "environment that is no text": config("gtrxl", EVALUATE, "names no env but", env=["os", "system"]),
+    "environment that is no text": config("gtrxl", EVALUATE, "must be a Gymnasium id", env=["os", "system"]),
     "agent that is code": config("gtrxl", EVALUATE, "is a run of", agent="os:system"),
-    "agent that is code, resume": config("gtrxl", RESUME, "is of agent", agent="stranger.notes:Agent"),
+    "agent that is code, resume": config("gtrxl", RESUME, "is a run of agent", agent="stranger.notes:Agent"),
     "dataset in another folder": config("dt", RESUME, "is not a Minari id", dataset=["../../victims"]),
     "core that is code": config("gtrxl", RESUME, "", core={"name": "os.system"}),
     "policy that is code": config("gtrxl", RESUME, "", policy="stranger.notes.Policy"),

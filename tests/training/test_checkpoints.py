@@ -6,16 +6,16 @@ import threading
 import pytest
 import torch
 
-from rlxf.training import Archive, CheckpointFolder, Checkpoints, read_archive
-from rlxf.training.checkpoints import InBackground
-from rlxf.training.stopping import Stop
+from rlxf.training import Archive, CheckpointFolder, CheckpointWriter, read_archive
+from rlxf.training.checkpoints import BackgroundWriter
+from rlxf.training.signals import StopRequest
 
 
 class Learner:
     """Agent with a single weight vector that equals its number of steps."""
 
     def __init__(self):
-        self.num_timesteps, self._n_updates, self.at_rest = 0, 0, True
+        self.num_timesteps, self._n_updates, self.resumable = 0, 0, True
         self.weight = torch.zeros(3)
 
     def snapshot(self):
@@ -43,7 +43,7 @@ def write_checkpoint(folder, step):
 
 def test_checkpoint_contains_the_state_at_its_step(tmp_path):
     folder = CheckpointFolder(tmp_path / "checkpoints", keep=9)
-    Learner().learn(4, Checkpoints(folder, every_seconds=0))
+    Learner().learn(4, CheckpointWriter(folder, every_seconds=0))
     for file in folder.files():
         archive = read_archive(file)
         step = archive.documents["agent"]["step"]
@@ -69,14 +69,14 @@ def test_other_files_in_the_folder_are_kept(tmp_path):
 
 def test_no_checkpoint_before_the_period_has_passed(tmp_path):
     folder = CheckpointFolder(tmp_path)
-    Learner().learn(4, Checkpoints(folder, every_seconds=1000))
+    Learner().learn(4, CheckpointWriter(folder, every_seconds=1000))
     assert folder.files() == [folder.file(4)]  # only the checkpoint at the end
 
 
 def test_no_checkpoint_while_training_cannot_be_resumed(tmp_path):
     learner = Learner()
-    learner.at_rest = False
-    Learner.learn(learner, 4, Checkpoints(CheckpointFolder(tmp_path), every_seconds=0))
+    learner.resumable = False
+    Learner.learn(learner, 4, CheckpointWriter(CheckpointFolder(tmp_path), every_seconds=0))
     assert not list(tmp_path.iterdir())
 
 
@@ -108,18 +108,18 @@ def test_full_disk_is_reported_and_other_checkpoints_are_kept(tmp_path, monkeypa
 
     monkeypatch.setattr("rlxf.training.checkpoints.write_archive", full)
     with pytest.raises(OSError, match="No space left"):
-        Learner().learn(4, Checkpoints(folder, every_seconds=0))
+        Learner().learn(4, CheckpointWriter(folder, every_seconds=0))
     assert folder.files() == [folder.file(1)]
 
 
 def test_stop_request_saves_a_checkpoint_first(tmp_path):
-    class StopAtStepThree(Checkpoints):
+    class StopAtStepThree(CheckpointWriter):
         def _on_step(self):
             if self.num_timesteps == 3:
                 self.stop.by = signal.SIGTERM
             return super()._on_step()
 
-    learner, folder, stop = Learner(), CheckpointFolder(tmp_path), Stop()
+    learner, folder, stop = Learner(), CheckpointFolder(tmp_path), StopRequest()
     checkpoints = StopAtStepThree(folder, every_seconds=1000, stop=stop)
     learner.learn(9, checkpoints)
     assert checkpoints.stopped
@@ -128,16 +128,16 @@ def test_stop_request_saves_a_checkpoint_first(tmp_path):
 
 
 def test_stop_request_during_a_rollout_saves_after_the_rollout(tmp_path):
-    learner, folder, stop = Learner(), CheckpointFolder(tmp_path), Stop()
-    checkpoints = Checkpoints(folder, every_seconds=1000, stop=stop)
+    learner, folder, stop = Learner(), CheckpointFolder(tmp_path), StopRequest()
+    checkpoints = CheckpointWriter(folder, every_seconds=1000, stop=stop)
     checkpoints.init_callback(learner)
     checkpoints.on_training_start({}, {})
-    learner.at_rest, learner.num_timesteps = False, 5
+    learner.resumable, learner.num_timesteps = False, 5
     stop.by = signal.SIGUSR1
     assert checkpoints.on_step()  # during a rollout, training continues
-    learner.at_rest, learner.num_timesteps = True, 6
+    learner.resumable, learner.num_timesteps = True, 6
     checkpoints.on_rollout_start()
-    learner.at_rest, learner.num_timesteps = False, 7
+    learner.resumable, learner.num_timesteps = False, 7
     assert not checkpoints.on_step()
     checkpoints.on_training_end()
     assert folder.files() == [folder.file(6)]
@@ -147,7 +147,7 @@ def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     may_write = threading.Event()
     monkeypatch.setattr(CheckpointFolder, "write", lambda *_: may_write.wait())
 
-    class CheckedAtEnd(Checkpoints):
+    class CheckedAtEnd(CheckpointWriter):
         def _on_training_end(self):
             assert self._writer.busy  # all steps are done before the first checkpoint is written
             may_write.set()
@@ -157,7 +157,7 @@ def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
 
 
 def test_background_error_is_raised_once():
-    background = InBackground()
+    background = BackgroundWriter()
     background.start(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         background.wait()
@@ -170,4 +170,4 @@ def test_invalid_arguments_are_rejected(tmp_path):
         CheckpointFolder(tmp_path, keep=0)
     for seconds in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="every_seconds must be at least 0"):
-            Checkpoints(CheckpointFolder(tmp_path), every_seconds=seconds)
+            CheckpointWriter(CheckpointFolder(tmp_path), every_seconds=seconds)

@@ -19,7 +19,7 @@ from rlxf.training import (
     save_normalizer,
     write_archive,
 )
-from rlxf.training.contents import describe, describe_file
+from rlxf.training.compat import describe, describe_file
 from tests.datasets import record_random
 
 SMALL = {"memory_length": 4, "n_steps": 8, "segment_length": 8, "batch_size": 16, "n_envs": 2}

@@ -7,8 +7,16 @@ from stable_baselines3.common.logger import TensorBoardOutputFormat
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf.training import CheckpointError
-from rlxf.training.continued_log import STEP, ContinuedCSV, ContinuedTensorBoard, ProgressCSV
-from rlxf.training.log_files import LogFiles, LogPosition, cut_events, replaced_events
+from rlxf.training.resumed_logger import (
+    STEP,
+    LogFiles,
+    LogPosition,
+    ProgressCSV,
+    ResumedCSV,
+    ResumedTensorBoard,
+    cut_events,
+    replaced_events,
+)
 
 
 def write(log, steps, value=1.0, **more):
@@ -27,7 +35,7 @@ def test_rows_after_the_position_are_removed(tmp_path):
     log = ProgressCSV(path)
     write(log, range(5), value=2)
     log.close()
-    log = ContinuedCSV(path, LogPosition(rows=3))
+    log = ResumedCSV(path, LogPosition(rows=3))
     write(log, range(3, 8))
     log.close()
     assert [float(row["loss"]) for row in rows(path)] == [0, 2, 4, 3, 4, 5, 6, 7]
@@ -38,7 +46,7 @@ def test_columns_can_be_added(tmp_path):
     log = ProgressCSV(path)
     write(log, range(2), text='with "quotes", and\na line')
     log.close()
-    log = ContinuedCSV(path, LogPosition(rows=2))
+    log = ResumedCSV(path, LogPosition(rows=2))
     write(log, [2], text="plain")
     log.write({STEP: 3, "eval": 0.5}, {STEP: None, "eval": None}, 3)
     log.close()
@@ -50,7 +58,7 @@ def test_columns_can_be_added(tmp_path):
 def test_incomplete_last_row_is_ignored(tmp_path):
     path = tmp_path / "progress.csv"
     path.write_text(f"{STEP},loss\n0,1\n1,2\n2,")
-    ContinuedCSV(path, LogPosition(rows=9)).close()
+    ResumedCSV(path, LogPosition(rows=9)).close()
     assert path.read_text() == f"{STEP},loss\n0,1\n1,2\n"
 
 
@@ -79,7 +87,7 @@ def test_resumed_log_equals_that_of_an_uninterrupted_run(tmp_path):
         write(log, range(3))
     write(cut, [3, 4], only_here=1)
     cut.close()
-    cut = ContinuedCSV(tmp_path / "cut.csv", LogPosition(rows=3))
+    cut = ResumedCSV(tmp_path / "cut.csv", LogPosition(rows=3))
     for log in (whole, cut):
         write(log, range(3, 6), new=0.5)
         log.close()
@@ -91,7 +99,7 @@ def test_empty_or_missing_file_is_created(tmp_path, made):
     path = tmp_path / "progress.csv"
     if made:
         path.touch()
-    log = ContinuedCSV(path, LogPosition())
+    log = ResumedCSV(path, LogPosition())
     write(log, [7])
     log.close()
     assert rows(path) == [{STEP: "7", "loss": "7.0"}]
@@ -102,8 +110,8 @@ def test_continuation_from_the_start_removes_everything(tmp_path):
     log.close()
     write(log := TensorBoardOutputFormat(str(tmp_path)), range(3))
     log.close()
-    ContinuedCSV(tmp_path / "progress.csv", LogPosition()).close()
-    ContinuedTensorBoard(tmp_path, LogPosition(), step=0).close()
+    ResumedCSV(tmp_path / "progress.csv", LogPosition()).close()
+    ResumedTensorBoard(tmp_path, LogPosition(), step=0).close()
     assert (tmp_path / "progress.csv").read_bytes() == b""
     assert not EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
 
@@ -119,10 +127,10 @@ def test_tensorboard_has_no_duplicate_points(tmp_path):
     position = LogPosition.from_json(LogFiles(tmp_path, "progress.csv").state())
     write(log, range(3, 6), value=2)
     log.close()
-    killed_again = ContinuedTensorBoard(tmp_path, position, step=3)
+    killed_again = ResumedTensorBoard(tmp_path, position, step=3)
     write(killed_again, range(3, 5))
     killed_again.close()
-    log = ContinuedTensorBoard(tmp_path, position, step=3)
+    log = ResumedTensorBoard(tmp_path, position, step=3)
     write(log, range(4, 8))
     log.close()
     assert points(tmp_path) == [(step, step * (2 if step < 4 else 1)) for step in range(8)]

@@ -3,29 +3,29 @@
 import pytest
 
 from rlxf.training import CheckpointError
-from rlxf.training.described import VERSION, blaming_the_file, check_known, described
+from rlxf.training.compat import VERSION, check_known, checkpoint_errors, checkpoint_errors_unless_overridden
 
 
 @pytest.mark.parametrize("error", [AttributeError, KeyError, RuntimeError, TypeError, ValueError])
 def test_errors_become_checkpoint_errors(error):
-    with pytest.raises(CheckpointError, match=r"cannot build its agent.*width"), described():
+    with pytest.raises(CheckpointError, match=r"cannot build its agent.*width"), checkpoint_errors():
         raise error("width")
 
 
 def test_checkpoint_errors_propagate_unchanged():
-    with pytest.raises(CheckpointError, match=r"^pass policy=Mine$"), described():
+    with pytest.raises(CheckpointError, match=r"^pass policy=Mine$"), checkpoint_errors():
         raise CheckpointError("pass policy=Mine")
 
 
 def test_unrelated_errors_propagate_unchanged():
-    with pytest.raises(ZeroDivisionError), described():
+    with pytest.raises(ZeroDivisionError), checkpoint_errors():
         raise ZeroDivisionError
 
 
 def test_errors_propagate_if_the_user_passed_settings():
-    with pytest.raises(ValueError, match=r"^gamma$"), blaming_the_file({"gamma": 7}):
+    with pytest.raises(ValueError, match=r"^gamma$"), checkpoint_errors_unless_overridden({"gamma": 7}):
         raise ValueError("gamma")
-    with pytest.raises(CheckpointError, match="gamma"), blaming_the_file({}):
+    with pytest.raises(CheckpointError, match="gamma"), checkpoint_errors_unless_overridden({}):
         raise ValueError("gamma")
 
 

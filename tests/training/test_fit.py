@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from rlxf.training import CheckpointError
-from rlxf.training.fit import check_weights_fit
-from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
+from rlxf.training.state_checks import check_weights_fit, optimizer_state, optimizer_tensors
 
 
 @pytest.fixture

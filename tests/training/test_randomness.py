@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlxf.training import CheckpointError
-from rlxf.training.randomness import generator_states, set_generator_states
+from rlxf.training.state_checks import get_rng_states, set_rng_states
 
 
 def draws():
@@ -27,16 +27,16 @@ def test_restored_generators_repeat_their_draws(before):
     for _ in range(before):  # with and without a cached normal deviate
         random.gauss(0, 1)
         np.random.normal()  # noqa: NPY002
-    states = generator_states()
+    states = get_rng_states()
     expected = draws()
     assert draws() != expected
-    set_generator_states(states)
+    set_rng_states(states)
     assert draws() == expected
 
 
 def test_reading_states_does_not_change_them():
-    states = generator_states()
-    again = generator_states()
+    states = get_rng_states()
+    again = get_rng_states()
     assert states.keys() == again.keys()
     assert all(torch.equal(states[name].nan_to_num(), again[name].nan_to_num()) for name in states)
 
@@ -67,10 +67,10 @@ def test_reading_states_does_not_change_them():
     ],
 )
 def test_invalid_state_is_rejected(name, value):
-    states = generator_states() | {name: value}
+    states = get_rng_states() | {name: value}
     if value is None:
         del states[name]
     with pytest.raises(
         CheckpointError, match="generators contain no valid states of random number generators"
     ):
-        set_generator_states(states)
+        set_rng_states(states)

@@ -12,12 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import rlxf.training
-from rlxf.agents.losses import average
-from rlxf.training import Archive, joining
-from rlxf.training.fresh_store import fresh_part
-from rlxf.training.joining import here, join
-from rlxf.training.rank_group import PATIENCE, _connection_errors
+import rlxf.training.distributed
+from rlxf.agents.common.losses import masked_mean
+from rlxf.training import Archive
+from rlxf.training.distributed import init
+from rlxf.training.distributed.init import init_process_group, process_group
+from rlxf.training.distributed.rank_group import TIMEOUT, _connection_errors
+from rlxf.training.distributed.rendezvous import unused_prefix
 from tests.ranks import new_store, on_ranks
 
 ROWS = 4
@@ -25,15 +26,15 @@ ROWS = 4
 
 def test_join_without_torchrun_gives_a_single_process(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert join() is here()
-    assert (here().rank, here().count, here().writes) == (0, 1, True)
+    assert init_process_group() is process_group()
+    assert (process_group().rank, process_group().count, process_group().writes) == (0, 1, True)
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert join().count == 1
+    assert init_process_group().count == 1
 
 
 def test_part_rejects_totals_that_are_not_divisible():
     def work():
-        return here().part("n_envs", 6), here().part("n_envs", 7)
+        return process_group().part("n_envs", 6), process_group().part("n_envs", 7)
 
     for error in on_ranks(2, work):
         assert error.startswith("ValueError: n_envs is 7 in total, which is not divisible by the 2 processes")
@@ -56,17 +57,17 @@ def network():
 
 def backward(net, x, weight):
     y = net[2](net[1](net[0](x)))[:, 0]
-    parts = {"loss": average(y.square(), weight), "mean": average(y, weight)}
-    pooled = here().pooled(parts, weight.sum())
+    parts = {"loss": masked_mean(y.square(), weight), "mean": masked_mean(y, weight)}
+    pooled = process_group().reduce_means(parts, weight.sum())
     pooled["loss"].backward()
-    here().add_gradients(net.parameters())
+    process_group().all_reduce_gradients(net.parameters())
     gradients = [None if p.grad is None else p.grad.numpy() for p in net.parameters()]
     return gradients, {name: part.item() for name, part in pooled.items()}
 
 
 def test_gradients_and_means_equal_those_of_one_process():
     expected, parts = backward(network(), *numbers())
-    for gradients, means in on_ranks(2, lambda: backward(network(), *numbers(here().rank))):
+    for gradients, means in on_ranks(2, lambda: backward(network(), *numbers(process_group().rank))):
         for one, other in zip(gradients, expected, strict=True):
             assert (one is None) == (other is None)
             if one is not None:
@@ -77,9 +78,9 @@ def test_gradients_and_means_equal_those_of_one_process():
 def test_gradient_of_a_single_rank_reaches_all_ranks():
     def work():
         net = network()
-        if here().rank == 1:
+        if process_group().rank == 1:
             (2 * net[3]["unused"]).sum().backward()
-        here().add_gradients(net.parameters())
+        process_group().all_reduce_gradients(net.parameters())
         return net[3]["unused"].grad.tolist(), net[0].weight.grad
 
     assert on_ranks(2, work) == [([2.0, 2.0], None)] * 2
@@ -87,20 +88,25 @@ def test_gradient_of_a_single_rank_reaches_all_ranks():
 
 def test_nan_of_one_rank_reaches_all_ranks():
     def work():
-        parts = {"loss": torch.tensor([1.0, float("nan")][here().rank], requires_grad=True)}
-        return bool(here().pooled(parts, torch.tensor(1.0))["loss"].isnan())
+        parts = {"loss": torch.tensor([1.0, float("nan")][process_group().rank], requires_grad=True)}
+        return bool(process_group().reduce_means(parts, torch.tensor(1.0))["loss"].isnan())
 
     assert on_ranks(2, work) == [True, True]
 
 
 def test_rows_and_indices_of_ranks():
     def work():
-        own = torch.arange(3.0)[:, None] + 10 * here().rank
-        every = here().gathered(own)
-        alone = here().among_all(own)
-        same = torch.equal(here().own(alone), own) and torch.equal(here().own(every), own)
-        chosen = here().own_numbers(torch.tensor([4, 0, 2, 5]), 3)
-        return every[:, 0].tolist(), same, chosen.tolist(), here().gathered(own[:2, 0] > 0).tolist()
+        own = torch.arange(3.0)[:, None] + 10 * process_group().rank
+        every = process_group().all_gather(own)
+        alone = process_group().embed_rows(own)
+        same = torch.equal(process_group().own(alone), own) and torch.equal(process_group().own(every), own)
+        chosen = process_group().local_indices(torch.tensor([4, 0, 2, 5]), 3)
+        return (
+            every[:, 0].tolist(),
+            same,
+            chosen.tolist(),
+            process_group().all_gather(own[:2, 0] > 0).tolist(),
+        )
 
     every = [0.0, 1.0, 2.0, 10.0, 11.0, 12.0]
     bits = [False, True, True, True]
@@ -109,20 +115,20 @@ def test_rows_and_indices_of_ranks():
 
 def test_gathered_archives_may_have_different_sizes():
     def work():
-        rank = here().rank
+        rank = process_group().rank
         own = Archive({"name": "x" * rank}, {"group": {"t": torch.full((rank + 1,), rank)}, "other": {}})
-        return [(a.documents, a.tensors["group"]["t"].tolist()) for a in here().gathered_archives(own)]
+        return [(a.documents, a.tensors["group"]["t"].tolist()) for a in process_group().gather_archives(own)]
 
     assert on_ranks(2, work) == [[({"name": ""}, [0]), ({"name": "x"}, [1, 1])]] * 2
 
 
 def test_agree_broadcasts_weights_and_generators_and_own_draws_differ():
     def work():
-        torch.manual_seed(here().rank)
-        net, order = nn.Linear(2, 2), torch.Generator().manual_seed(here().rank)
-        here().agree(net, order)
-        here().agree_generators()
-        with here().own_draws(order):
+        torch.manual_seed(process_group().rank)
+        net, order = nn.Linear(2, 2), torch.Generator().manual_seed(process_group().rank)
+        process_group().broadcast_module(net, order)
+        process_group().broadcast_rng_state()
+        with process_group().rank_rng(order):
             own = torch.rand(()).item()
         return net.weight.tolist(), torch.rand((), generator=order).item(), torch.rand(()).item(), own
 
@@ -132,15 +138,17 @@ def test_agree_broadcasts_weights_and_generators_and_own_draws_differ():
 
 
 def test_check_same_reports_different_numbers():
-    for error in on_ranks(2, lambda: here().check_same({"n_envs": 2, "steps": here().rank})):
+    for error in on_ranks(
+        2, lambda: process_group().check_equal_on_ranks({"n_envs": 2, "steps": process_group().rank})
+    ):
         assert error == "ValueError: steps must be the same in all processes, got [0, 1] by rank"
 
 
 def killed():
-    here().wait()
-    if here().rank == 1:
+    process_group().wait()
+    if process_group().rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    here().wait()
+    process_group().wait()
 
 
 @pytest.mark.faults
@@ -156,7 +164,10 @@ def test_restarted_processes_connect_through_the_old_store():
     with new_store() as store:
         for count in (2, 3, 2):
             assert on_ranks(count, killed, store=store)[1] is None
-            assert on_ranks(count, lambda: here().largest(here().rank), store=store) == [count - 1] * count
+            assert (
+                on_ranks(count, lambda: process_group().all_reduce_max(process_group().rank), store=store)
+                == [count - 1] * count
+            )
 
 
 @pytest.mark.faults
@@ -165,10 +176,12 @@ def test_request_of_a_dead_process_does_not_block_the_rendezvous():
         impatient = dist.TCPStore("127.0.0.1", store.port, is_master=False)
         impatient.set_timeout(timedelta(milliseconds=50))
         with pytest.raises(dist.DistStoreError):
-            fresh_part(impatient, 1, 2, PATIENCE)  # rank 0 died before it answered
+            unused_prefix(impatient, 1, 2, TIMEOUT)  # rank 0 died before it answered
         with pytest.raises(ConnectionError, match=r"of rank \[1, 2\] did not connect"):
-            fresh_part(store, 0, 3, timedelta(milliseconds=50))
-        assert on_ranks(3, lambda: here().largest(here().rank), store=store) == [2] * 3
+            unused_prefix(store, 0, 3, timedelta(milliseconds=50))
+        assert (
+            on_ranks(3, lambda: process_group().all_reduce_max(process_group().rank), store=store) == [2] * 3
+        )
 
 
 GLOO_ERROR = "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms"
@@ -198,9 +211,9 @@ def test_other_errors_propagate_unchanged(error):
 
 
 def test_single_process_does_not_import_rank_group(monkeypatch):
-    for name in ("joining", "rank_group"):
-        monkeypatch.delitem(sys.modules, f"rlxf.training.{name}", raising=False)
-    monkeypatch.setattr(rlxf.training, "joining", joining)  # restored after the test
+    for name in ("init", "rank_group"):
+        monkeypatch.delitem(sys.modules, f"rlxf.training.distributed.{name}", raising=False)
+    monkeypatch.setattr(rlxf.training.distributed, "init", init)  # restored after the test
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert importlib.import_module("rlxf.training.joining").join().count == 1
-    assert "rlxf.training.rank_group" not in sys.modules
+    assert importlib.import_module("rlxf.training.distributed.init").init_process_group().count == 1
+    assert "rlxf.training.distributed.rank_group" not in sys.modules

@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf.training import Archive, CheckpointFolder, RunFolder, run_folder
-from rlxf.training.log_files import LogPosition
+from rlxf.training.resumed_logger import LogPosition
 from tests.training.samples import files_in
 
 CONFIG = {"agent": "gtrxl", "env": "rlxf/TMaze-v0", "seed": 3}

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rlxf.training.stopping import SIGNALS, Stopped, handled, raise_stopped, stop_on_signals
+from rlxf.training.signals import SIGNALS, Interrupted, raise_interrupted, signal_handler, stop_on_signals
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
@@ -55,7 +55,7 @@ def test_no_effect_in_another_thread():
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_raise_stopped_interrupts_at_once(number):
     before = signal.getsignal(number)
-    with pytest.raises(Stopped) as stopped, handled(raise_stopped):
+    with pytest.raises(Interrupted) as stopped, signal_handler(raise_interrupted):
         os.kill(os.getpid(), number)
     assert stopped.value.by is number
     assert signal.getsignal(number) is before

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from rlxf.agents.common.weight_transfer import check_same_core, core_difference
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.agents.handover import check_alike, core_difference
 from rlxf.attention import XL, Add, GRUGate
 from rlxf.utils.differences import first_difference
 
@@ -44,9 +44,9 @@ def test_difference_of_two_cores_names_one_option(changes, expected):
     other = replace(CORE, **changes)
     assert core_difference(CORE, other) == expected
     if expected is None:
-        check_alike(CORE, other)
+        check_same_core(CORE, other)
         return
     name, theirs, ours = expected
     message = f"their core has {name}={theirs}, the agent's has {name}={ours}; build both with the same core"
     with pytest.raises(ValueError, match=message):
-        check_alike(CORE, other)
+        check_same_core(CORE, other)

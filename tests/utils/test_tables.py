@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from rlxf.agents.calibration import Calibration
-from rlxf.envs.trajectories import ReferenceScores
+from rlxf.data import ReferenceScores
 from rlxf.evaluation import Report, TargetSweep, compare
 from rlxf.utils.tables import Table
 

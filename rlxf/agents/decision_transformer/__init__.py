@@ -3,7 +3,7 @@
 from rlxf.agents.decision_transformer.core import decision_transformer
 from rlxf.agents.decision_transformer.learner import DecisionTransformer
 from rlxf.agents.decision_transformer.objectives import Imitation, MaximumEntropy
-from rlxf.agents.decision_transformer.settings import KZL, ODT
+from rlxf.agents.decision_transformer.presets import KZL, ODT
 
 __all__ = [
     "DecisionTransformer",

@@ -1,39 +1,52 @@
-"""Checkpoint files of offline algorithms: JSON documents and safetensors, no executable content."""
+"""Checkpoint files of offline agents, and the HParams tab."""
 
 import inspect
 import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from rlxf.agents.acting_memory import state_memory, window_memory
-from rlxf.agents.actions import action_form
-from rlxf.agents.decision_transformer.core import remembered_steps
-from rlxf.agents.decision_transformer.facts import Facts
+from rlxf.agents.common.actions import action_encoder
+from rlxf.agents.common.arguments import PROGRESS, SEED, setting_rules
+from rlxf.agents.common.policy_state import state_memory, window_memory
+from rlxf.agents.common.retrieval import DATASTORE_GROUP, ActionDatastore, check_datastore
+from rlxf.agents.decision_transformer.core import memory_steps
 from rlxf.agents.decision_transformer.objectives import objective_from_json, objective_to_json
-from rlxf.agents.memory import MEMORY, Memory
-from rlxf.agents.remembering import check_remembered
-from rlxf.agents.stored_settings import PROGRESS, SEED, setting_rules
+from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.attention import TransformerSpec
 from rlxf.training import (
     Archive,
     read_archive,
     schedule_from_json,
     schedule_to_json,
+    schedule_to_text,
     write_archive,
 )
-from rlxf.training.contents import check_no_folder, misplaced
-from rlxf.training.described import VERSION, check_known, described
-from rlxf.training.field_rules import NOTHING, check_fields, number, whole
-from rlxf.training.fit import check_layers, check_weights_fit, misfit
-from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
+from rlxf.training.compat import (
+    VERSION,
+    check_known,
+    check_not_a_folder,
+    checkpoint_errors,
+    wrong_content_error,
+)
+from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboard
+from rlxf.training.state_checks import (
+    check_layers,
+    check_weights_fit,
+    optimizer_state,
+    optimizer_tensors,
+    weights_mismatch,
+)
+from rlxf.training.strict_json import NOTHING, check_fields, number, whole
 from rlxf.utils.permissions import make_folder
 
 if TYPE_CHECKING:
-    from rlxf.agents.decision_transformer.window_learner import WindowLearner
+    from rlxf.agents.offline.algorithm import OfflineAlgorithm
+
 
 GROUPS = {"policy", "optimizer", "random"}
 BOUNDS = {
@@ -44,7 +57,7 @@ BOUNDS = {
     "max_grad_norm": number(above=0),
     "return_scale": number(above=0),
     "episode_length": whole(1),
-    "chosen": number(0, 1),
+    "mask_probability": number(0, 1),
     "seed": SEED,
     "verbose": whole(0),
 }
@@ -72,7 +85,7 @@ def checkpoint_path(path: str | os.PathLike[str]) -> Path:
     return path if path.suffix else path.with_suffix(".zip")
 
 
-def contents(agent: "WindowLearner", more: Mapping[str, Mapping[str, Tensor]]) -> Archive:
+def build_archive(agent: "OfflineAlgorithm", more: Mapping[str, Mapping[str, Tensor]]) -> Archive:
     """Return the checkpoint of the agent, with ``more`` groups of tensors added."""
     documents: dict[str, Any] = {"agent": describe(agent)}
     tensors: dict[str, Any] = {
@@ -82,12 +95,12 @@ def contents(agent: "WindowLearner", more: Mapping[str, Mapping[str, Tensor]]) -
         "random": {"order": agent.order.get_state()},
     }
     if agent.memory is not None:
-        documents[MEMORY], tensors[MEMORY] = agent.memory.to_json(), agent.memory.tensors()
+        documents[DATASTORE_GROUP], tensors[DATASTORE_GROUP] = agent.memory.to_json(), agent.memory.tensors()
     return Archive(documents, tensors)
 
 
 def save(archive: Archive, path: str | os.PathLike[str]) -> None:
-    """Write the result of `contents` to a file atomically.
+    """Write the result of `build_archive` to a file atomically.
 
     Raises:
         OSError: if the disk is full or the folder is not writable; an existing file stays unchanged.
@@ -104,19 +117,19 @@ def read(path: str | os.PathLike[str], name: str, sha256: str | None = None) -> 
         IsADirectoryError: if the path is a folder.
         CheckpointError: if the file is truncated, altered, or not a checkpoint of an agent of this name.
     """
-    check_no_folder(path, checkpoint_path(path))
+    check_not_a_folder(path, checkpoint_path(path))
     archive = read_archive(checkpoint_path(path), sha256=sha256)
     agent: Any = archive.documents.get("agent")
     named = isinstance(agent, dict) and agent.get("name") == name
     if not named or not archive.tensors.keys() >= GROUPS:
-        raise misplaced(checkpoint_path(path), archive, f"{name} agent")
+        raise wrong_content_error(checkpoint_path(path), archive, f"{name} agent")
     check_fields(agent.get("settings"), {}, "settings")
     check_fields(agent.get("progress"), PROGRESS, "progress")
     return archive
 
 
-@described()
-def settings(archive: Archive, agent: type["WindowLearner"]) -> dict[str, Any]:
+@checkpoint_errors()
+def read_settings(archive: Archive, agent: type["OfflineAlgorithm"]) -> dict[str, Any]:
     """Return the constructor's arguments from the file.
 
     Raises:
@@ -131,30 +144,30 @@ def settings(archive: Archive, agent: type["WindowLearner"]) -> dict[str, Any]:
     return stored
 
 
-@described()
-def facts(archive: Archive) -> Facts:
+@checkpoint_errors()
+def read_dataset_info(archive: Archive) -> DatasetInfo:
     """Return the dataset information in the file."""
-    return Facts.from_json(archive.documents["agent"]["facts"], archive.tensor_bytes)
+    return DatasetInfo.from_json(archive.documents["agent"]["facts"], archive.tensor_bytes)
 
 
-def acting_bytes(archive: Archive, stored: Mapping[str, Any]) -> dict[str, int]:
+def inference_memory(archive: Archive, stored: Mapping[str, Any]) -> dict[str, int]:
     """Return upper bounds on the bytes of memory that an agent with these settings needs to act, by purpose.
 
     Args:
         archive: checkpoint; its dataset information gives the spaces.
-        stored: the constructor's arguments, as returned by `settings`.
+        stored: the constructor's arguments, as returned by `read_settings`.
     """
-    info, core = facts(archive), stored["core"]
-    numbers = math.prod(info.encoder.shape) + action_form(info.action_space).width
-    steps = stored["context_length"] + remembered_steps(core)
+    info, core = read_dataset_info(archive), stored["core"]
+    numbers = math.prod(info.encoder.shape) + action_encoder(info.action_space).width
+    steps = stored["context_length"] + memory_steps(core)
     return {
         "acting with the core's memory": state_memory(core),
         "the context of an episode": window_memory(steps, numbers, core.width),
     }
 
 
-@described()
-def restore(agent: "WindowLearner", archive: Archive) -> None:
+@checkpoint_errors()
+def restore(agent: "OfflineAlgorithm", archive: Archive) -> None:
     """Load weights, optimizer state, random generator and progress into an agent of the same architecture.
 
     Raises:
@@ -167,34 +180,36 @@ def restore(agent: "WindowLearner", archive: Archive) -> None:
     _restore_order(agent, archive)
     for name in PROGRESS:
         setattr(agent, name, archive.documents["agent"]["progress"][name])
-    if MEMORY in archive.tensors:
+    if DATASTORE_GROUP in archive.tensors:
         agent.memory = _memory(agent, archive)
 
 
-def _memory(agent: "WindowLearner", archive: Archive) -> Memory:
-    memory = Memory.restored(archive.documents[MEMORY], archive.tensors[MEMORY], agent.device)
-    check_remembered(memory, agent.core.width, action_form(agent.facts.action_space))
+def _memory(agent: "OfflineAlgorithm", archive: Archive) -> ActionDatastore:
+    memory = ActionDatastore.from_tensors(
+        archive.documents[DATASTORE_GROUP], archive.tensors[DATASTORE_GROUP], agent.device
+    )
+    check_datastore(memory, agent.core.width, action_encoder(agent.facts.action_space))
     return memory
 
 
-def _restore_order(agent: "WindowLearner", archive: Archive) -> None:
+def _restore_order(agent: "OfflineAlgorithm", archive: Archive) -> None:
     try:
         agent.order.set_state(archive.tensors["random"]["order"])
     except RuntimeError as error:
-        raise misfit(f"in random, 'order' is not a generator state ({error})") from error
+        raise weights_mismatch(f"in random, 'order' is not a generator state ({error})") from error
 
 
-def constructor_settings(agent: "WindowLearner") -> dict[str, Any]:
+def constructor_settings(agent: "OfflineAlgorithm") -> dict[str, Any]:
     """Return the constructor's arguments by name, except data, environment and device."""
     return {name: getattr(agent, name) for name in setting_names(type(agent))}
 
 
-def setting_names(agent: type["WindowLearner"]) -> list[str]:
+def setting_names(agent: type["OfflineAlgorithm"]) -> list[str]:
     """Return the names of the constructor's arguments that are saved."""
     return [name for name in inspect.signature(agent.__init__).parameters if name not in NOT_SETTINGS]
 
 
-def describe(agent: "WindowLearner") -> dict[str, Any]:
+def describe(agent: "OfflineAlgorithm") -> dict[str, Any]:
     """Return name, settings, dataset information and progress of an agent as JSON."""
     values = constructor_settings(agent)
     values |= {name: write(values[name]) for name, write in TO_JSON.items() if name in values}
@@ -205,3 +220,35 @@ def describe(agent: "WindowLearner") -> dict[str, Any]:
         "facts": agent.facts.to_json(),
         "progress": {name: getattr(agent, name) for name in PROGRESS},
     }
+
+
+NO_HYPERPARAMETERS = ("verbose", "core")
+Plain = bool | int | float | str
+
+
+def record_hyperparameters(agent: "OfflineAlgorithm") -> None:
+    """Write the agent's `hyperparameters` to its logger, if that writes TensorBoard events."""
+    if writes_tensorboard(agent.logger):
+        write_hyperparameters(agent.logger, hyperparameters(agent))
+
+
+def hyperparameters(agent: "OfflineAlgorithm") -> dict[str, Plain]:
+    """Return the agent's hyperparameters, defaults included, as numbers or short texts.
+
+    In addition to the constructor's arguments: algorithm, datasets, environment and the fields of the core.
+    """
+    settings = constructor_settings(agent)
+    values = {name: value for name, value in settings.items() if name not in NO_HYPERPARAMETERS}
+    values |= {field.name: getattr(agent.core, field.name) for field in fields(agent.core)}
+    values |= {
+        "algorithm": type(agent).__name__,
+        "dataset": ", ".join(agent.facts.dataset_ids),
+        "env": agent.facts.env_id,
+        "learning_rate": schedule_to_text(agent.learning_rate),
+        "feed_forward": agent.core.inner_width,
+    }
+    return {name: _plain(value) for name, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> Plain:
+    return value if isinstance(value, Plain) else repr(value)

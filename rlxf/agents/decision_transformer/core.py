@@ -58,13 +58,13 @@ def resolve_core(core: TransformerSpec | None) -> TransformerSpec:
     return core
 
 
-def remembered_steps(core: TransformerSpec) -> int:
+def memory_steps(core: TransformerSpec) -> int:
     """Return the number of steps, of three tokens each, that fill the core's memory; 0 without memory."""
     return 0 if core.memory is None else -(-core.memory.holds // 3)
 
 
 @torch.no_grad()
-def start_as_gpt2(module: nn.Module) -> None:
+def init_gpt2_weights(module: nn.Module) -> None:
     """Initialize linear and embedding weights from ``N(0, 0.02^2)`` and biases with 0.
 
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
@@ -77,8 +77,8 @@ def start_as_gpt2(module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def shrink_branches(transformer: Transformer) -> None:
-    """Scale the output projections of the 2 L sublayers by ``1 / sqrt(2 L)``; source: `start_as_gpt2`."""
+def scale_residual_projections(transformer: Transformer) -> None:
+    """Scale the output projections of the 2 L sublayers by ``1 / sqrt(2 L)``; source: `init_gpt2_weights`."""
     for name, part in transformer.named_modules():
         if name.endswith((".attention.out", ".feed_forward.outer")) and isinstance(part, nn.Linear):
             part.weight /= (2 * transformer.spec.layers) ** 0.5

@@ -5,20 +5,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rlxf.agents.common.distillation import Distillation, HiddenStateDistance
+from rlxf.agents.common.losses import masked_mean
+from rlxf.agents.common.retrieval import check_teacher_without_datastore
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.decision_transformer.settings import other_spaces
-from rlxf.agents.decision_transformer.steps import TOKENS, Steps
-from rlxf.agents.decision_transformer.update import Update
-from rlxf.agents.distillation import Distillation, HiddenStates
-from rlxf.agents.losses import average
-from rlxf.agents.remembering import check_teaches_by_itself
-from rlxf.envs.trajectories import Trajectories, WindowBatch, Windows
+from rlxf.agents.decision_transformer.presets import space_mismatches
+from rlxf.agents.offline.context_window import TOKENS, ContextWindow
+from rlxf.agents.offline.optimizer_step import OfflineUpdate
+from rlxf.data import Trajectories, WindowBatch, Windows
 
 if TYPE_CHECKING:
     from rlxf.agents.decision_transformer.learner import DecisionTransformer
 
 
-class DistillationUpdate(Update):
+class DistillationUpdate(OfflineUpdate):
     """Update that minimizes the `Distillation` loss on the steps in the context of both student and teacher.
 
     Each model reads as many steps as it acts from, all from one segment of an episode. A teacher with a
@@ -40,12 +40,14 @@ class DistillationUpdate(Update):
         _check_teacher(student, teacher)
         super().__init__(student.policy, student.optimizer, student.max_grad_norm)
         self.student, self.teacher = student.policy, teacher.policy.eval()
-        self.steps_read = tuple(each.context_length + each.policy.remembered for each in (student, teacher))
+        self.steps_read = tuple(
+            each.context_length + each.policy.burn_in_steps for each in (student, teacher)
+        )
         self.window = student.context_length
         self.both = min(student.context_length, teacher.context_length)
         self.distillation = distillation
         widths = student.core.width, teacher.core.width
-        self.hidden = HiddenStates(*widths, student.order, student.device)
+        self.hidden = HiddenStateDistance(*widths, student.order, student.device)
 
     def windows(self, trajectories: Trajectories) -> Windows:
         """Return windows of the student's length; their burn-in covers the longer of the two contexts."""
@@ -55,16 +57,16 @@ class DistillationUpdate(Update):
         """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows."""
         steps = self._steps(self.student, batch, self.steps_read[0])
         exits = self.student.exits(steps, slice(1 - TOKENS * self.both, None, TOKENS))
-        teacher_outputs, teacher_actions = self._teacher_targets(batch, len(exits.shares))
-        weight = batch.mask[:, -self.both :] * exits.shares[:, None, None]
+        teacher_outputs, teacher_actions = self._teacher_targets(batch, len(exits.loss_weights))
+        weight = batch.mask[:, -self.both :] * exits.loss_weights[:, None, None]
         head, temperature = self.student.loss.head, self.distillation.temperature
         divergence = head.distance(exits.outputs, self.teacher.loss.head, teacher_outputs, temperature)
-        actions = average(divergence, weight)
-        hidden = average(self.hidden.distance(exits.outputs, teacher_outputs), weight)
+        actions = masked_mean(divergence, weight)
+        hidden = masked_mean(self.hidden.distance(exits.outputs, teacher_outputs), weight)
         loss = actions + self.distillation.hidden_coef * hidden
         parts = {"loss": loss, "distillation_loss": actions, "hidden_loss": hidden}
         last = steps.between(steps.mask.shape[1] - self.both, steps.mask.shape[1])
-        return self.student.with_penalty(self.student.with_lesson(parts, exits, teacher_actions, last))
+        return self.student.add_penalty(self.student.add_exit_loss(parts, exits, teacher_actions, last))
 
     @torch.no_grad()
     def _teacher_targets(self, batch: WindowBatch, passes: int) -> tuple[Tensor, Tensor]:
@@ -83,18 +85,18 @@ class DistillationUpdate(Update):
     @classmethod
     def _read(cls, model: DecisionTransformerModel, batch: WindowBatch, steps: int) -> Tensor:
         """Return the inputs of the head at the last K steps, (B, K, C)."""
-        return model.read(cls._steps(model, batch, steps))
+        return model.outputs(cls._steps(model, batch, steps))
 
     @staticmethod
-    def _steps(model: DecisionTransformerModel, batch: WindowBatch, steps: int) -> Steps:
+    def _steps(model: DecisionTransformerModel, batch: WindowBatch, steps: int) -> ContextWindow:
         """Return the last ``steps`` steps of the windows as inputs of a model."""
         columns = batch.mask.shape[1]
         return model.steps(batch).between(columns - steps, columns)
 
 
 def _check_teacher(student: "DecisionTransformer", teacher: "DecisionTransformer") -> None:
-    check_teaches_by_itself(teacher.memory)
-    for kind, mismatch in other_spaces(teacher, student):
+    check_teacher_without_datastore(teacher.memory)
+    for kind, mismatch in space_mismatches(teacher, student):
         raise ValueError(f"the {kind} of teacher and student must match: {mismatch}")
     teacher_head, student_head = (type(each.policy.loss.head).__name__ for each in (teacher, student))
     if teacher_head != student_head:

@@ -1,23 +1,49 @@
-"""Action heads: distributions over actions given the output at a state token."""
+"""Pure tensor functions of the Decision Transformer objectives and the warm-up schedule."""
 
+import math
 from abc import ABC, abstractmethod
 from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from rlxf.agents.actions import BoxActions, ChoiceActions, picked
-from rlxf.agents.decision_transformer.objective import (
-    entropies,
-    log_slope,
-    normal_log_prob,
-    unsquashed,
-)
-from rlxf.agents.distillation import gaussian_kl, softened_kl
-from rlxf.agents.losses import cross_entropies, squared_error
+from rlxf.agents.common.actions import BoxActions, DiscreteActions, select_choices
+from rlxf.agents.common.distillation import categorical_kl, gaussian_kl
+from rlxf.agents.common.losses import cross_entropies, squared_error
+
+LARGEST = 1 - 1e-6
+"""Largest absolute value of a squashed action before atanh, which is infinite at 1."""
+
+
+def normal_log_prob(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
+    """Compute ``log N(x; mean, std)`` elementwise."""
+    return -0.5 * ((x - mean) / log_std.exp()).square() - log_std - 0.5 * math.log(2 * math.pi)
+
+
+def log_tanh_derivative(u: Tensor) -> Tensor:
+    """Compute ``log tanh'(u) = log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u))``, stable for large u."""
+    return 2 * (math.log(2) - u - F.softplus(-2 * u))
+
+
+def clamped_atanh(action: Tensor) -> Tensor:
+    """Compute ``atanh`` of actions clamped to [-(1 - 1e-6), 1 - 1e-6]."""
+    return action.clamp(-LARGEST, LARGEST).atanh()
+
+
+def categorical_entropy(logits: tuple[Tensor, ...]) -> Tensor:
+    """Compute ``-sum_i sum_c p_i(c) log p_i(c)``: n tensors of logits (..., N_i) -> (...)."""
+    logs = [x.log_softmax(dim=-1) for x in logits]
+    return torch.stack([-(log.exp() * log).sum(dim=-1) for log in logs]).sum(0)
+
+
+def warmup_factor(update: int, updates: int) -> float:
+    """Compute the learning-rate factor ``min(1, (update + 1) / updates)``; ``update`` counts from 0."""
+    return min(1.0, (update + 1) / max(1, updates))
+
 
 LOG_STD = (-5.0, 2.0)
-"""Range of the log standard deviation of `Gaussian`, as in the code of Zheng et al. 2022."""
+"""Range of the log standard deviation of `SquashedGaussianHead`, as in the code of Zheng et al. 2022."""
 
 
 class Head(nn.Module, ABC):
@@ -36,11 +62,11 @@ class Head(nn.Module, ABC):
         """Compute the distillation distance of this head at y (..., C) from the teacher's head -> (...).
 
         ``teacher_y`` (..., C') are the teacher's outputs. The teacher receives no gradient. See
-        `rlxf.agents.distillation.Distillation`.
+        `rlxf.agents.common.distillation.Distillation`.
         """
 
 
-class RandomHead(Head):
+class StochasticHead(Head):
     """Base class of stochastic heads."""
 
     @abstractmethod
@@ -48,7 +74,7 @@ class RandomHead(Head):
         """Compute the entropy of the actions for y (..., C) -> (...), in nats."""
 
 
-class Point(Head):
+class DeterministicHead(Head):
     """Deterministic head ``a = centre + radius tanh(W y + b)``; without tanh where the space is unbounded.
 
     The error is the squared error between actions scaled to [-1, 1].
@@ -67,7 +93,7 @@ class Point(Head):
 
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         """See `Head`."""
-        return self.actions.back(self._scaled(y))
+        return self.actions.unscale(self._scaled(y))
 
     def distance(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
         """Compute the squared error; the temperature is ignored."""
@@ -80,7 +106,7 @@ class Point(Head):
         return torch.where(self.actions.bounded, u.tanh(), u)
 
 
-class Gaussian(RandomHead):
+class SquashedGaussianHead(StochasticHead):
     r"""Squashed Gaussian head ``a = centre + radius tanh(u)``, ``u ~ N(mu(y), sigma(y))``.
 
     Unbounded dimensions have no tanh. The error is the negative log-likelihood of actions scaled to [-1, 1].
@@ -98,11 +124,11 @@ class Gaussian(RandomHead):
     def error(self, y: Tensor, actions: Tensor) -> Tensor:
         """See `Head`."""
         scaled = self.actions(actions)
-        u = torch.where(self.actions.bounded, unsquashed(scaled), scaled)
+        u = torch.where(self.actions.bounded, clamped_atanh(scaled), scaled)
         return -self._log_prob(*self._moments(y), u)
 
     def entropy(self, y: Tensor) -> Tensor:
-        """See `RandomHead`."""
+        """See `StochasticHead`."""
         mean, log_std = self._moments(y)
         return -self._log_prob(mean, log_std, mean + log_std.exp() * torch.randn_like(mean))
 
@@ -110,7 +136,7 @@ class Gaussian(RandomHead):
         """See `Head`."""
         mean, log_std = self._moments(y)
         u = mean if deterministic else mean + log_std.exp() * torch.randn_like(mean)
-        return self.actions.back(torch.where(self.actions.bounded, u.tanh(), u))
+        return self.actions.unscale(torch.where(self.actions.bounded, u.tanh(), u))
 
     def distance(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
         """See `Head`."""
@@ -124,39 +150,39 @@ class Gaussian(RandomHead):
         return mean, low + 0.5 * (high - low) * (raw.tanh() + 1)
 
     def _log_prob(self, mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
-        squashing = torch.where(self.actions.bounded, log_slope(u), 0)
+        squashing = torch.where(self.actions.bounded, log_tanh_derivative(u), 0)
         return (normal_log_prob(mean, log_std, u) - squashing).sum(dim=-1)
 
 
-class Categorical(RandomHead):
+class CategoricalHead(StochasticHead):
     """Categorical head ``p = softmax(W y + b)``, one distribution per discrete component of an action.
 
     The error is the cross-entropy.
     """
 
-    def __init__(self, width: int, actions: ChoiceActions):
+    def __init__(self, width: int, actions: DiscreteActions):
         super().__init__()
         self.actions = actions
         self.net = nn.Linear(width, actions.width)
 
     def error(self, y: Tensor, actions: Tensor) -> Tensor:
         """See `Head`."""
-        return cross_entropies(self.logits(y), self.actions.choices(actions))
+        return cross_entropies(self.logits(y), self.actions.to_choices(actions))
 
     def entropy(self, y: Tensor) -> Tensor:
-        """See `RandomHead`."""
-        return entropies(self.logits(y))
+        """See `StochasticHead`."""
+        return categorical_entropy(self.logits(y))
 
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         """See `Head`."""
-        return self.actions.back(picked(self.logits(y), deterministic))
+        return self.actions.from_choices(select_choices(self.logits(y), deterministic))
 
     def distance(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
         """Compute the sum of the distances of the discrete components."""
         with torch.no_grad():
             target = teacher.logits(teacher_y)
         pairs = zip(self.logits(y), target, strict=True)
-        return torch.stack([softened_kl(own, other, temperature) for own, other in pairs]).sum(0)
+        return torch.stack([categorical_kl(own, other, temperature) for own, other in pairs]).sum(0)
 
     def logits(self, y: Tensor) -> tuple[Tensor, ...]:
         """Compute the logits (..., A) of each discrete component for y (..., C)."""

@@ -19,79 +19,83 @@ from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from torch import nn
 
-from rlxf.agents.actions import to_environment
-from rlxf.agents.arguments import explain_unknown
 from rlxf.agents.calibration import (
     THRESHOLDS,
     Calibration,
+    calm_depth,
+    check_levels,
     check_thresholds,
-    confidence_of,
-    forget_calibration,
+    reset_calibration,
 )
+from rlxf.agents.common.actions import to_environment
+from rlxf.agents.common.arguments import reject_unknown_arguments
+from rlxf.agents.common.distillation import Distillation
+from rlxf.agents.common.policy_state import MissingStateWarning
+from rlxf.agents.common.retrieval import (
+    DiscreteRetrievalPolicy,
+    RetrievalPolicy,
+    check_no_datastore,
+    check_no_early_exit,
+)
+from rlxf.agents.common.sb3_arguments import OFFLINE_SB3_ARGUMENTS, SB3_ONLINE_ARGUMENTS
+from rlxf.agents.common.weight_transfer import transfer_weights
 from rlxf.agents.decision_transformer import checkpoint
-from rlxf.agents.decision_transformer.acting import (
-    Shown,
-    encode_observations,
-    no_steps,
-    one_step_on,
-    read_shown,
-    started,
-)
-from rlxf.agents.decision_transformer.calibrating import calibrated
+from rlxf.agents.decision_transformer.calibration import calibrate_exits
 from rlxf.agents.decision_transformer.core import resolve_core
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
-from rlxf.agents.decision_transformer.env_version import warn_of_other_version
-from rlxf.agents.decision_transformer.evaluations import evaluations
-from rlxf.agents.decision_transformer.heads import Categorical, Head, RandomHead
+from rlxf.agents.decision_transformer.episode_collector import ReplayBuffer
+from rlxf.agents.decision_transformer.evaluations import find_eval_callbacks
+from rlxf.agents.decision_transformer.heads import CategoricalHead, Head, StochasticHead
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.objectives import Imitation, Objective
-from rlxf.agents.decision_transformer.online_state import (
+from rlxf.agents.decision_transformer.online_finetuning import (
+    OnlineFinetuning,
     load_online_state,
     online_state,
     read_online_run,
 )
-from rlxf.agents.decision_transformer.remembering import remembered, with_memory
-from rlxf.agents.decision_transformer.replay import Replay
-from rlxf.agents.decision_transformer.resuming import go_on
-from rlxf.agents.decision_transformer.rounds import Rounds
-from rlxf.agents.decision_transformer.sb3_arguments import SB3_ARGUMENTS, SB3_ONLINE_ARGUMENTS
-from rlxf.agents.decision_transformer.settings import check_same_data, check_sizes
-from rlxf.agents.decision_transformer.steps import Steps
-from rlxf.agents.decision_transformer.update import Update
-from rlxf.agents.decision_transformer.window_learner import WindowLearner
-from rlxf.agents.distillation import Distillation
-from rlxf.agents.handover import hand_over
-from rlxf.agents.learn_then_test import check_levels
-from rlxf.agents.remembering import Remembering, RememberingChoices, check_depth, check_forgotten
-from rlxf.agents.stateless import StatelessCalls
+from rlxf.agents.decision_transformer.policy_state import (
+    ConditionedObservation,
+    append_step,
+    empty_context,
+    encode_conditioned_observation,
+    encode_observations,
+    episode_start_mask,
+)
+from rlxf.agents.decision_transformer.presets import check_sizes, check_weight_compatibility
+from rlxf.agents.decision_transformer.retrieval import build_retrieval_memory, retrieval_head
+from rlxf.agents.offline.algorithm import OfflineAlgorithm
+from rlxf.agents.offline.context_window import ContextWindow
+from rlxf.agents.offline.dataset_info import warn_on_version_mismatch
+from rlxf.agents.offline.optimizer_step import OfflineUpdate
+from rlxf.agents.offline.resume import restore_training_state
 from rlxf.attention import KNNLM, TransformerSpec
-from rlxf.attention.checks import check_whole
 from rlxf.attention.heads.base import OutputHead
-from rlxf.envs.arguments import make_single
-from rlxf.envs.make import copies, make_vec_env
-from rlxf.envs.replayable import Replayable
-from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
-from rlxf.envs.side_by_side import side_by_side
-from rlxf.envs.trajectories import (
+from rlxf.attention.validation import check_int
+from rlxf.data import (
     DatasetError,
     ReferenceScores,
     Trajectories,
     Windows,
     action_encoder,
     as_trajectories,
-    check_fits,
+    check_spaces_match,
 )
-from rlxf.envs.trajectories.source import Dataset
-from rlxf.envs.vector import as_vec_env
-from rlxf.envs.watched_processes import watch_processes
+from rlxf.data.dataset_source import Dataset
+from rlxf.envs.make import make_copies, make_vec_env
+from rlxf.envs.specs import make_single
+from rlxf.envs.vector import as_vec_env, make_sync_vec_env
+from rlxf.envs.workers.process_watch import watch_processes
+from rlxf.envs.wrappers.action_replay import ActionReplay
+from rlxf.envs.wrappers.return_to_go import ReturnToGo, is_return_conditioned
 from rlxf.training import Archive
-from rlxf.training.checkpoints import copied
+from rlxf.training.checkpoints import clone_tensors
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl import GTrXLPPO
 
 
-class DecisionTransformer(WindowLearner):
+class DecisionTransformer(OfflineAlgorithm):
     """Decision Transformer: an agent conditioned on a target return and trained offline on Minari datasets.
 
     It has the interface of Stable-Baselines3: ``learn``, ``predict``, ``save``, ``load``, callbacks and
@@ -141,10 +145,10 @@ class DecisionTransformer(WindowLearner):
 
     NAME = "DecisionTransformer"
     policy: DecisionTransformerModel
-    _rounds: Rounds | None = None
+    _rounds: OnlineFinetuning | None = None
     """State of the current `learn_online`; None outside of it."""
 
-    @explain_unknown(SB3_ARGUMENTS)
+    @reject_unknown_arguments(OFFLINE_SB3_ARGUMENTS)
     def __init__(
         self,
         dataset: Dataset | Sequence[Dataset] | Trajectories | None,
@@ -169,7 +173,7 @@ class DecisionTransformer(WindowLearner):
     ):
         self.objective = Imitation() if objective is None else objective
         self.trust = trust
-        self._stateless, self._other_versions = StatelessCalls(stacklevel=5), set[str]()
+        self._stateless, self._other_versions = MissingStateWarning(stacklevel=5), set[str]()
         super().__init__(
             DecisionTransformerModel,
             dataset,
@@ -205,7 +209,7 @@ class DecisionTransformer(WindowLearner):
             self.episode_length,
         )
 
-    def take_weights(self, source: "WindowLearner | GTrXLPPO") -> Self:
+    def load_pretrained(self, source: "OfflineAlgorithm | GTrXLPPO") -> Self:
         """Copy the weights of another model, before `learn`. Heads are not copied.
 
         A `MaskedPretraining` or a `DecisionTransformer` gives transformer, token embeddings and feature
@@ -218,19 +222,19 @@ class DecisionTransformer(WindowLearner):
                 changed. Cores must be equal except for causal, memory, pattern and dropout. Also if the agent
                 has a datastore (`remember`).
         """
-        check_forgotten(self.memory)
-        if not isinstance(source, WindowLearner):
-            hand_over(source, self.policy)
-            forget_calibration(self.policy.transformer)
+        check_no_datastore(self.memory)
+        if not isinstance(source, OfflineAlgorithm):
+            transfer_weights(source, self.policy)
+            reset_calibration(self.policy.transformer)
             return self
-        check_same_data(source, self)
-        hand_over(source, self.policy, ("transformer", "tokens", "features"))
-        forget_calibration(self.policy.transformer)
+        check_weight_compatibility(source, self)
+        transfer_weights(source, self.policy, ("transformer", "tokens", "features"))
+        reset_calibration(self.policy.transformer)
         assert source.return_scale is not None
         self.return_scale = self.policy.tokens.return_scale = source.return_scale
         return self
 
-    def learn_from(
+    def distill(
         self,
         teacher: "DecisionTransformer",
         steps: int,
@@ -260,14 +264,14 @@ class DecisionTransformer(WindowLearner):
             ValueError: if a number is less than 1, the agent was loaded without a dataset, the teacher has
                 other spaces, another kind of head or another device, or the teacher has a datastore.
         """
-        self.ranks.check_alone("learn_from")
+        self.ranks.check_single_process("distill")
         update = DistillationUpdate(self, teacher, distillation or Distillation())
         windows = update.windows(self._data())
         return self._learn(
             update, windows, steps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
         )
 
-    @explain_unknown(SB3_ONLINE_ARGUMENTS)
+    @reject_unknown_arguments(SB3_ONLINE_ARGUMENTS)
     def learn_online(
         self,
         steps: int,
@@ -310,11 +314,13 @@ class DecisionTransformer(WindowLearner):
             tb_log_name: name of the run in TensorBoard.
             reset_num_timesteps: restart the step count and schedules; False to continue them.
             progress_bar: show a progress bar.
-            resume_from: a file that `rlxf.training.Checkpoints` wrote during `learn_online`, or a folder of
+            resume_from: a file that `rlxf.training.CheckpointWriter` wrote during `learn_online`, or a
+            folder of
                 them, whose newest intact file is used. Training continues from there, within the current
                 episodes, to ``steps`` steps in total. On one machine the result is bitwise equal to that of
                 an uninterrupted run. Agent, dataset and arguments must be the same. Environments made here
-                are `Replayable`. Environments that are neither `Replayable` nor `Resumable` are reset, with a
+                are `ActionReplay`. Environments that are neither `ActionReplay` nor `Resumable` are reset,
+                with a
                 warning. Sets the global generators of torch, numpy and Python.
 
         Raises:
@@ -326,11 +332,11 @@ class DecisionTransformer(WindowLearner):
             CheckpointError: if the file is truncated, altered or of another format, or was not written
                 during `learn_online`.
         """
-        self.ranks.check_alone("learn_online")
+        self.ranks.check_single_process("learn_online")
         check_sizes(steps=steps, round_steps=round_steps, round_updates=round_updates)
         check_sizes(replay_episodes=replay_episodes, log_interval=log_interval)
-        replay = Replay(self._data(), replay_episodes)
-        if not isinstance(self.policy.loss.head, RandomHead):
+        replay = ReplayBuffer(self._data(), replay_episodes)
+        if not isinstance(self.policy.loss.head, StochasticHead):
             raise ValueError(
                 "learn_online needs a stochastic policy: train the agent with objective=MaximumEntropy()"
             )
@@ -344,49 +350,49 @@ class DecisionTransformer(WindowLearner):
         if run is not None:
             checkpoint.restore(self, run)
             steps, reset_num_timesteps = steps - self.num_timesteps, False
-        with self._playing_in(env, n_envs, target_return):
+        with self._collecting_in(env, n_envs, target_return):
             total_timesteps, callback = self._setup_learn(
                 steps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
-            self._update = Update(self.policy, self.optimizer, self.max_grad_norm)
-            rounds = Rounds(self, replay, options, log_interval)
+            self._update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)
+            rounds = OnlineFinetuning(self, replay, options, log_interval)
             callback.on_training_start(locals(), globals())
             if run is not None:
                 load_online_state(rounds, run)
-                go_on(self._update, run)
+                restore_training_state(self._update, run)
             self._play_and_learn(rounds, total_timesteps, callback)
         return self
 
-    def _play_and_learn(self, rounds: Rounds, total_timesteps: int, callback: BaseCallback) -> None:
+    def _play_and_learn(self, rounds: OnlineFinetuning, total_timesteps: int, callback: BaseCallback) -> None:
         """Run rounds until the requested number of steps is reached or a callback stops the training."""
-        self._rounds, self.at_rest = rounds, True
+        self._rounds, self.resumable = rounds, True
         try:
             while self.num_timesteps < total_timesteps:
-                rounds.learn_if_due()
+                rounds.update_if_due()
                 rounds.play()
                 callback.update_locals(locals())
                 if not callback.on_step():
                     break
             else:
-                rounds.learn_if_due()
-                rounds.learn_rest()
+                rounds.update_if_due()
+                rounds.update_remainder()
             callback.on_training_end()
         finally:
-            self._rounds, self.at_rest = None, False
+            self._rounds, self.resumable = None, False
 
     def snapshot(self) -> Archive:
         """Return a copy of the content of `save` and of the state of a current `learn_online`.
 
-        For `rlxf.training.Checkpoints`.
+        For `rlxf.training.CheckpointWriter`.
         """
         own = super().snapshot()
         if self._rounds is None:
             return own
         online = online_state(self._rounds)
-        return Archive(own.documents | online.documents, own.tensors | copied(online.tensors))
+        return Archive(own.documents | online.documents, own.tensors | clone_tensors(online.tensors))
 
     @contextmanager
-    def _playing_in(
+    def _collecting_in(
         self, env: str | gymnasium.Env | VectorEnv | VecEnv | None, n_envs: int, target_return: float
     ) -> Iterator[None]:
         """Set the agent's environments for the duration of the context; close those made here at its end."""
@@ -403,17 +409,17 @@ class DecisionTransformer(WindowLearner):
     def _environments(self, env: str | gymnasium.Env | VectorEnv | VecEnv | None, n_envs: int) -> VecEnv:
         """Return the environments of `learn_online` as a VecEnv."""
         if env is None:
-            return self.make_env(n_envs, self.seed, view=Replayable)
+            return self.make_env(n_envs, self.seed, view=ActionReplay)
         if isinstance(env, str):
             return make_vec_env(env, n_envs, self.seed)
         if isinstance(env, VectorEnv):
             return as_vec_env(env)
         if isinstance(env, gymnasium.Env):
-            return side_by_side([lambda: Replayable(Monitor(env))])
+            return make_sync_vec_env([lambda: ActionReplay(Monitor(env))])
         watch_processes(env)
         return env
 
-    def remember(
+    def attach_datastore(
         self,
         dataset: Dataset | Sequence[Dataset] | Trajectories,
         head: OutputHead | None = None,
@@ -448,31 +454,31 @@ class DecisionTransformer(WindowLearner):
                 different depths.
             ImportError: if the head needs faiss, which is not installed.
         """
-        check_depth(self.core.depth)
+        check_no_early_exit(self.core.depth)
         data = as_trajectories(dataset, download)
-        self.memory = remembered(self, data, KNNLM() if head is None else head, progress_bar)
+        self.memory = build_retrieval_memory(self, data, KNNLM() if head is None else head, progress_bar)
         return self
 
-    def forget(self) -> Self:
+    def detach_datastore(self) -> Self:
         """Detach the datastore of `remember`."""
         self.memory = None
         return self
 
     @property
-    def head(self) -> Head | Remembering:
+    def head(self) -> Head | RetrievalPolicy:
         """Action head of the policy; with a datastore, the head that also retrieves from it."""
         own = self.policy.loss.head
-        return own if self.memory is None else with_memory(own, self.memory)
+        return own if self.memory is None else retrieval_head(own, self.memory)
 
     def _learn(
-        self, update: Update, windows: Windows, steps: int, callback: MaybeCallback, *others: Any
+        self, update: OfflineUpdate, windows: Windows, steps: int, callback: MaybeCallback, *others: Any
     ) -> Self:
-        """Run `WindowLearner._learn` with an environment set, which SB3's `EvalCallback` needs.
+        """Run `OfflineAlgorithm._learn` with an environment set, which SB3's `EvalCallback` needs.
 
         If the agent has none, it is the environment of the first `EvalCallback`.
         """
         before = self.env
-        eval_envs = [] if before is not None else [each.eval_env for each in evaluations(callback)]
+        eval_envs = [] if before is not None else [each.eval_env for each in find_eval_callbacks(callback)]
         try:
             for env in eval_envs[:1]:
                 self.set_env(env)
@@ -481,12 +487,12 @@ class DecisionTransformer(WindowLearner):
             self.env = before
 
     def _setup_learn(self, *args: Any, **options: Any) -> tuple[int, BaseCallback]:
-        check_forgotten(self.memory)
+        check_no_datastore(self.memory)
         return super()._setup_learn(*args, **options)
 
     def train(self, windows: Windows, learning_rate: float) -> None:
         """Run one update; a calibrated exit threshold is reset first, with a warning."""
-        forget_calibration(self.policy.transformer)
+        reset_calibration(self.policy.transformer)
         super().train(windows, learning_rate)
 
     def encode(
@@ -507,7 +513,7 @@ class DecisionTransformer(WindowLearner):
 
         Args:
             observation: observation of `rlxf.envs.ReturnToGo`, of a single environment or of E environments.
-            state: the `Steps` returned by the previous call; None at the beginning.
+            state: the `ContextWindow` returned by the previous call; None at the beginning.
             episode_start: (E,) bool, True for the first observation of an episode. Observations with time
                 step 0 always start an episode.
             deterministic: return the most likely action instead of a sample. With `Imitation`, Box actions
@@ -533,7 +539,7 @@ class DecisionTransformer(WindowLearner):
         return (actions if encoded.batched else actions[0]), state
 
     @torch.no_grad()
-    def choices(
+    def action_logits(
         self,
         observation: NDArray[Any] | dict[str, NDArray[Any]],
         state: Any = None,
@@ -549,7 +555,7 @@ class DecisionTransformer(WindowLearner):
         if not isinstance(self.action_space, spaces.Discrete):
             raise TypeError(f"choices needs Discrete actions, got {self.action_space}")
         _, state = self._append_observation(observation, state, episode_start)
-        head: Categorical | RememberingChoices = self.head  # type: ignore[assignment]
+        head: CategoricalHead | DiscreteRetrievalPolicy = self.head  # type: ignore[assignment]
         (logits,) = head.logits(self.policy.newest(state))
         return logits, state
 
@@ -589,20 +595,20 @@ class DecisionTransformer(WindowLearner):
                 or a threshold, alpha, delta or steps is out of range.
             TypeError: if one of them is not a number.
         """
-        depth, candidates = confidence_of(self.policy.transformer), tuple(thresholds)
+        depth, candidates = calm_depth(self.policy.transformer), tuple(thresholds)
         check_thresholds(candidates)
         check_levels(alpha, delta)
-        check_whole("steps", steps)
+        check_int("steps", steps)
         data = self._data() if dataset is None else as_trajectories(dataset, False)
-        windows = Windows(data, 1, burn_in=self.context_length + self.policy.remembered - 1)
+        windows = Windows(data, 1, burn_in=self.context_length + self.policy.burn_in_steps - 1)
         generator = torch.Generator().manual_seed(self.seed or 0)
-        calibration = calibrated(
+        calibration = calibrate_exits(
             self.policy.eval(), windows, candidates, alpha, delta, steps, generator, self.device
         )
         depth.threshold.fill_(calibration.threshold)
         return calibration
 
-    def acting_depth(self) -> float | None:
+    def mean_predict_depth(self) -> float | None:
         """Return the mean number of layers per token in `predict` since the last call or start of `evaluate`.
 
         None if the depth is fixed or there was no prediction. See `ACT`, `CALM` and `DepthAdaptive`.
@@ -610,27 +616,29 @@ class DecisionTransformer(WindowLearner):
         depth = self.policy.transformer.acting_depth()
         return None if depth is None else depth.item()
 
-    def took(self, state: Steps, actions: torch.Tensor) -> Steps:
+    def observe_action(self, state: ContextWindow, actions: torch.Tensor) -> ContextWindow:
         """Return the state after a step with actions (E,), unchanged; the next observation contains them."""
         return state
 
     def _append_observation(
         self, observation: NDArray[Any] | dict[str, NDArray[Any]], state: Any, episode_start: Any
-    ) -> tuple[Shown, Steps]:
+    ) -> tuple[ConditionedObservation, ContextWindow]:
         """Encode the observation and append it to the context; return both."""
-        encoded = read_shown(observation, self.facts, self.device)
-        start = started(encoded, episode_start)
+        encoded = encode_conditioned_observation(observation, self.facts, self.device)
+        start = episode_start_mask(encoded, episode_start)
         if self.policy.training:  # eval() visits each module, which takes a tenth of the time of a step
             self.policy.eval()
-        self._stateless.note(state, None if episode_start is None and not start.all() else bool(start.all()))
-        length = self.context_length + self.policy.remembered
-        state = no_steps(self.policy, encoded, length) if state is None else state
+        self._stateless.record(
+            state, None if episode_start is None and not start.all() else bool(start.all())
+        )
+        length = self.context_length + self.policy.burn_in_steps
+        state = empty_context(self.policy, encoded, length) if state is None else state
         if len(state.mask) != len(start):
             raise ValueError(
                 f"the state is of {len(state.mask)} environments, the observation of {len(start)}; "
                 f"pass state=None to start with an empty context"
             )
-        return encoded, one_step_on(self.policy, state, encoded, start)
+        return encoded, append_step(self.policy, state, encoded, start)
 
     def make_env(
         self,
@@ -664,7 +672,7 @@ class DecisionTransformer(WindowLearner):
                 f"pass one, for example evaluate(agent, env='CartPole-v1')"
             )
         make = partial(make_single, spec, **(env_kwargs or {}))
-        env = copies(make, n_envs, seed, view)
+        env = make_copies(make, n_envs, seed, view)
         try:
             self.check_env(env)
         except DatasetError:
@@ -686,8 +694,8 @@ class DecisionTransformer(WindowLearner):
         """
         wrapper = unwrap_vec_wrapper(env, ReturnToGo)
         unwrapped = env if wrapper is None else wrapper.venv
-        check_fits(self.facts, unwrapped.observation_space, unwrapped.action_space)
-        warn_of_other_version(self.facts.env_id, unwrapped, self._other_versions)
+        check_spaces_match(self.facts, unwrapped.observation_space, unwrapped.action_space)
+        warn_on_version_mismatch(self.facts.env_id, unwrapped, self._other_versions)
 
     @property
     def return_range(self) -> tuple[float, float]:

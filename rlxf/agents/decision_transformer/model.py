@@ -6,16 +6,16 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlxf.agents.actions import action_form
-from rlxf.agents.decision_transformer.heads import Categorical, Head
+from rlxf.agents.common.actions import action_encoder
+from rlxf.agents.common.losses import check_exit_confidence
+from rlxf.agents.decision_transformer.heads import CategoricalHead, Head
 from rlxf.agents.decision_transformer.objectives import Objective
-from rlxf.agents.decision_transformer.steps import TOKENS, Steps
-from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
-from rlxf.agents.leaving import check_choices
-from rlxf.attention import Index, State, TransformerSpec, Verdict
-from rlxf.attention.depth.calm import lead
-from rlxf.attention.depth.exits import Exits
-from rlxf.envs.trajectories import WindowBatch
+from rlxf.agents.offline.context_window import TOKENS, ContextWindow
+from rlxf.agents.offline.trajectory_model import TrajectoryModel
+from rlxf.attention import ExitTargets, State, TokenIndex, TransformerSpec
+from rlxf.attention.depth.calm import probability_margin
+from rlxf.attention.depth.early_exit import ExitOutputs
+from rlxf.data import WindowBatch
 
 STATE_TOKENS = slice(1, None, TOKENS)
 """Slice of the state tokens, which predict actions: they attend to return and state, not to the action."""
@@ -51,8 +51,8 @@ class DecisionTransformerModel(TrajectoryModel):
         return_scale: float,
         episode_length: int,
     ):
-        check_choices(core.depth, action_space)
-        actions = action_form(action_space)
+        check_exit_confidence(core.depth, action_space)
+        actions = action_encoder(action_space)
         super().__init__(observation_shape, actions, normalization, core, return_scale, episode_length)
         self.loss = objective.build(core.width, actions)
         self.start(self.loss)
@@ -62,16 +62,16 @@ class DecisionTransformerModel(TrajectoryModel):
 
         The transformer's penalty, such as that of adaptive spans, is added to the loss of the objective.
         """
-        steps, first = self.steps(batch), self.remembered
+        steps, first = self.steps(batch), self.burn_in_steps
         exits = self.exits(steps, STATE_TOKENS)
         actions, mask = batch.actions[:, first:], batch.mask[:, first:]
-        actions = actions.expand(len(exits.shares), *actions.shape)
-        parts = self.loss(exits.outputs, actions, mask * exits.shares[:, None, None])
+        actions = actions.expand(len(exits.loss_weights), *actions.shape)
+        parts = self.loss(exits.outputs, actions, mask * exits.loss_weights[:, None, None])
         last = steps.between(first, steps.mask.shape[1])
-        return self.with_penalty(self.with_lesson(parts, exits, actions, last))
+        return self.add_penalty(self.add_exit_loss(parts, exits, actions, last))
 
-    def with_lesson(
-        self, parts: dict[str, Tensor], exits: Exits, actions: Tensor, steps: Steps
+    def add_exit_loss(
+        self, parts: dict[str, Tensor], exits: ExitOutputs, actions: Tensor, steps: ContextWindow
     ) -> dict[str, Tensor]:
         """Add the loss of exit prediction, if the depth has one, to the parts of a loss.
 
@@ -81,30 +81,30 @@ class DecisionTransformerModel(TrajectoryModel):
             actions: the correct actions, (N, B, K, ...).
             steps: steps (B, K) of the state tokens.
         """
-        if exits.lesson is None:
+        if exits.auxiliary_loss is None:
             return parts
-        lesson = exits.lesson(self._exit_targets(exits.outputs.detach(), actions, steps))
+        lesson = exits.auxiliary_loss(self._exit_targets(exits.outputs.detach(), actions, steps))
         return parts if lesson is None else parts | {"loss": parts["loss"] + lesson, "exit_lesson": lesson}
 
     def weight(self, batch: WindowBatch) -> Tensor:
         """Count the real (unpadded) steps in the loss."""
-        return batch.mask[:, self.remembered :].sum()
+        return batch.mask[:, self.burn_in_steps :].sum()
 
     @torch.no_grad()
-    def _exit_targets(self, outputs: Tensor, actions: Tensor, steps: Steps) -> Verdict:
+    def _exit_targets(self, outputs: Tensor, actions: Tensor, steps: ContextWindow) -> ExitTargets:
         """Compute the exit targets for the outputs (N, B, K, C) of N layers."""
         head: Head = self.loss.head
         chosen = head.choose(outputs, deterministic=True)
-        correct, same = (self.tokens.actions.alike(chosen, other) for other in (actions, chosen[-1:]))
+        correct, same = (self.tokens.actions.same_action(chosen, other) for other in (actions, chosen[-1:]))
         index = steps.index.at(STATE_TOKENS)
-        index = Index(index.position // TOKENS, index.episode)
-        return Verdict(-head.error(outputs, actions), correct, same, index)
+        index = TokenIndex(index.position // TOKENS, index.episode)
+        return ExitTargets(-head.error(outputs, actions), correct, same, index)
 
-    def exits(self, steps: Steps, output_slice: slice) -> Exits:
+    def exits(self, steps: ContextWindow, output_slice: slice) -> ExitOutputs:
         """Return the outputs after each layer at the tokens of the slice ``output_slice``."""
         return self.transformer.exits(**self._transformer_inputs(steps), wanted=output_slice)
 
-    def read(self, steps: Steps, output_slice: slice = STATE_TOKENS) -> Tensor:
+    def outputs(self, steps: ContextWindow, output_slice: slice = STATE_TOKENS) -> Tensor:
         """Return the outputs at the tokens of the slice ``output_slice``.
 
         At the state tokens these are the inputs of the head, (B, W - remembered, C).
@@ -112,36 +112,36 @@ class DecisionTransformerModel(TrajectoryModel):
         return self.transformer.outputs(**self._transformer_inputs(steps), wanted=output_slice)
 
     @torch.no_grad()
-    def newest(self, steps: Steps) -> Tensor:
+    def newest(self, steps: ContextWindow) -> Tensor:
         """Return the output at the newest state token of each row, (B, C), to act by.
 
         Unlike `read`, this method exits early where the depth allows it.
         """
-        y = self.transformer.early(
-            **self._transformer_inputs(steps), wanted=NEWEST_STATE_TOKEN, judge=self.lead
+        y = self.transformer.early_outputs(
+            **self._transformer_inputs(steps), wanted=NEWEST_STATE_TOKEN, judge=self.confidence_margin
         )
         return y[:, 0]
 
-    def lead(self, y: Tensor) -> Tensor:
+    def confidence_margin(self, y: Tensor) -> Tensor:
         """Compute the margin between the most and the second most likely action for outputs (..., C)."""
-        assert isinstance(self.loss.head, Categorical)
-        return lead([logits.softmax(dim=-1) for logits in self.loss.head.logits(y)])
+        assert isinstance(self.loss.head, CategoricalHead)
+        return probability_margin([logits.softmax(dim=-1) for logits in self.loss.head.logits(y)])
 
-    def _transformer_inputs(self, steps: Steps) -> dict[str, Any]:
+    def _transformer_inputs(self, steps: ContextWindow) -> dict[str, Any]:
         """Return the arguments of the transformer: tokens, their index and the memory of earlier steps."""
         index, state = steps.index, None
-        if self.remembered:
-            state = self._burn_in(steps.between(self._padding(steps), self.remembered))
-            steps = steps.between(self.remembered, steps.mask.shape[1])
+        if self.burn_in_steps:
+            state = self._burn_in(steps.between(self._padding(steps), self.burn_in_steps))
+            steps = steps.between(self.burn_in_steps, steps.mask.shape[1])
         tokens = self.tokens(steps)
         return {"x": tokens, "index": index.last(tokens.shape[1]), "state": state}
 
-    def _padding(self, steps: Steps) -> int:
+    def _padding(self, steps: ContextWindow) -> int:
         """Count the burn-in columns that hold no step of any row; episodes may be shorter than the memory."""
-        return int((steps.mask[:, : self.remembered].cumsum(1).sum(0) == 0).sum())
+        return int((steps.mask[:, : self.burn_in_steps].cumsum(1).sum(0) == 0).sum())
 
     @torch.no_grad()
-    def _burn_in(self, steps: Steps) -> State | None:
+    def _burn_in(self, steps: ContextWindow) -> State | None:
         if not steps.mask.shape[1]:
             return None
-        return self.transformer.remember(self.tokens(steps), steps.index)
+        return self.transformer.next_state(self.tokens(steps), steps.index)

@@ -7,9 +7,15 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from rlxf.agents.actions import BoxActions, ChoiceActions
-from rlxf.agents.decision_transformer.heads import Categorical, Gaussian, Head, Point, RandomHead
-from rlxf.agents.losses import average
+from rlxf.agents.common.actions import BoxActions, DiscreteActions
+from rlxf.agents.common.losses import masked_mean
+from rlxf.agents.decision_transformer.heads import (
+    CategoricalHead,
+    DeterministicHead,
+    Head,
+    SquashedGaussianHead,
+    StochasticHead,
+)
 
 
 @dataclass(frozen=True)
@@ -23,10 +29,12 @@ class Imitation:
 
     paper: ClassVar[str] = "Chen et al. 2021, arXiv:2106.01345"
 
-    def build(self, width: int, actions: BoxActions | ChoiceActions) -> "ImitationLoss":
+    def build(self, width: int, actions: BoxActions | DiscreteActions) -> "ImitationLoss":
         """Build the loss and its head."""
         return ImitationLoss(
-            Point(width, actions) if isinstance(actions, BoxActions) else Categorical(width, actions)
+            DeterministicHead(width, actions)
+            if isinstance(actions, BoxActions)
+            else CategoricalHead(width, actions)
         )
 
 
@@ -59,9 +67,13 @@ class MaximumEntropy:
         if self.target_entropy is not None and not math.isfinite(self.target_entropy):
             raise ValueError(f"target_entropy must be finite, or None, got {self.target_entropy}")
 
-    def build(self, width: int, actions: BoxActions | ChoiceActions) -> "MaximumEntropyLoss":
+    def build(self, width: int, actions: BoxActions | DiscreteActions) -> "MaximumEntropyLoss":
         """Build the loss and its head."""
-        head = Gaussian(width, actions) if isinstance(actions, BoxActions) else Categorical(width, actions)
+        head = (
+            SquashedGaussianHead(width, actions)
+            if isinstance(actions, BoxActions)
+            else CategoricalHead(width, actions)
+        )
         target = _default_target_entropy(actions) if self.target_entropy is None else self.target_entropy
         return MaximumEntropyLoss(head, self.temperature, target)
 
@@ -75,13 +87,13 @@ class ImitationLoss(nn.Module):
 
     def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
         """Compute "loss" from y (..., C), the actions of the dataset, and weights (...), 0 for padding."""
-        return {"loss": average(self.head.error(y, actions), weight)}
+        return {"loss": masked_mean(self.head.error(y, actions), weight)}
 
 
 class MaximumEntropyLoss(nn.Module):
     """Loss of `MaximumEntropy` with its action head and log lambda."""
 
-    def __init__(self, head: RandomHead, temperature: float, target_entropy: float):
+    def __init__(self, head: StochasticHead, temperature: float, target_entropy: float):
         super().__init__()
         self.head = head
         self.target_entropy = target_entropy
@@ -92,8 +104,8 @@ class MaximumEntropyLoss(nn.Module):
 
         Padding has weight 0.
         """
-        error = average(self.head.error(y, actions), weight)
-        entropy = average(self.head.entropy(y), weight)
+        error = masked_mean(self.head.error(y, actions), weight)
+        entropy = masked_mean(self.head.entropy(y), weight)
         temperature = self.log_temperature.exp()
         dual = temperature * (entropy.detach() - self.target_entropy)
         loss = error - temperature.detach() * entropy + dual
@@ -128,7 +140,7 @@ def objective_from_json(data: dict[str, Any]) -> Objective:
     return OBJECTIVES[name](**options)
 
 
-def _default_target_entropy(actions: BoxActions | ChoiceActions) -> float:
+def _default_target_entropy(actions: BoxActions | DiscreteActions) -> float:
     if isinstance(actions, BoxActions):
         return -float(actions.width)
     return 0.2 * sum(map(math.log, actions.sizes))

@@ -1,4 +1,4 @@
-"""Checkpoint files of GTrXLPPO agents: JSON and safetensors, without executable content."""
+"""Checkpoint files of GTrXLPPO: contents, checks and loading."""
 
 import inspect
 import os
@@ -10,13 +10,14 @@ import torch
 from gymnasium import Space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 
-from rlxf.agents.actions import action_form
+from rlxf.agents.common.actions import action_encoder
+from rlxf.agents.common.arguments import PROGRESS, SEED, setting_rules
+from rlxf.agents.common.policy_state import state_memory
+from rlxf.agents.common.retrieval import DATASTORE_GROUP, ActionDatastore, check_datastore
+from rlxf.agents.common.weight_transfer import core_error_context
 from rlxf.agents.gtrxl.policy import POLICIES
-from rlxf.agents.gtrxl.remembering import with_memory
+from rlxf.agents.gtrxl.retrieval import retrieval_policy
 from rlxf.agents.gtrxl.value_head import check_statistics
-from rlxf.agents.memory import MEMORY, Memory
-from rlxf.agents.remembering import check_remembered
-from rlxf.agents.stored_settings import PROGRESS, SEED, setting_rules
 from rlxf.attention import TransformerSpec
 from rlxf.training import (
     Archive,
@@ -29,15 +30,28 @@ from rlxf.training import (
     space_to_json,
     write_archive,
 )
-from rlxf.training.contents import check_no_folder, misplaced
-from rlxf.training.described import VERSION, check_known, described
-from rlxf.training.field_rules import MAPPING, NOTHING, check_fields, number, whole
-from rlxf.training.fit import check_layers, check_weights_fit
-from rlxf.training.optimizer_state import optimizer_state, optimizer_tensors
+from rlxf.training.compat import (
+    VERSION,
+    check_known,
+    check_not_a_folder,
+    checkpoint_errors,
+    checkpoint_errors_unless_overridden,
+    wrong_content_error,
+)
+from rlxf.training.state_checks import (
+    check_buildable,
+    check_layers,
+    check_weights_fit,
+    optimizer_state,
+    optimizer_tensors,
+)
+from rlxf.training.strict_json import MAPPING, NOTHING, check_fields, number, whole
 from rlxf.utils.permissions import make_folder
 
 if TYPE_CHECKING:
+    from rlxf.agents.gtrxl.policy import GTrXLPolicy
     from rlxf.agents.gtrxl.ppo import GTrXLPPO
+
 
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
 BOUNDS = {
@@ -85,12 +99,12 @@ def checkpoint_path(path: str | os.PathLike[str]) -> Path:
     return path if path.suffix else path.with_suffix(".zip")
 
 
-def contents(agent: "GTrXLPPO") -> Archive:
+def build_archive(agent: "GTrXLPPO") -> Archive:
     """Return the contents of an agent's checkpoint; tensors are not copied."""
     documents: dict[str, Any] = {"agent": describe(agent)}
     tensors = {"policy": agent.policy.state_dict(), "optimizer": optimizer_tensors(agent.policy.optimizer)}
     if agent.memory is not None:
-        documents[MEMORY], tensors[MEMORY] = agent.memory.to_json(), agent.memory.tensors()
+        documents[DATASTORE_GROUP], tensors[DATASTORE_GROUP] = agent.memory.to_json(), agent.memory.tensors()
     return Archive(documents, tensors)
 
 
@@ -100,12 +114,12 @@ def save(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: if the disk is full or the folder is not writable; an existing file remains unchanged.
     """
-    archive = contents(agent)
+    archive = build_archive(agent)
     make_folder(checkpoint_path(path).parent, exist_ok=True)
     write_archive(checkpoint_path(path), archive.documents, archive.tensors)
 
 
-def read(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
+def read_checkpoint(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
     """Read and check the file of a GTrXLPPO agent.
 
     Args:
@@ -117,19 +131,19 @@ def read(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
         IsADirectoryError: if the path is a folder.
         CheckpointError: if the file is truncated, altered, or not of a GTrXLPPO agent.
     """
-    check_no_folder(path, checkpoint_path(path))
+    check_not_a_folder(path, checkpoint_path(path))
     archive = read_archive(checkpoint_path(path), sha256=sha256)
     agent: Any = archive.documents.get("agent")
     named = isinstance(agent, dict) and agent.get("name") == "GTrXLPPO"
     if not named or not {"policy", "optimizer"} <= archive.tensors.keys():
-        raise misplaced(checkpoint_path(path), archive, "GTrXLPPO agent")
+        raise wrong_content_error(checkpoint_path(path), archive, "GTrXLPPO agent")
     check_fields(agent.get("settings"), {}, "settings")
     check_fields(agent.get("progress"), PROGRESS, "progress")
     return archive
 
 
-@described()
-def settings(archive: Archive, agent: type["GTrXLPPO"]) -> dict[str, Any]:
+@checkpoint_errors()
+def read_settings(archive: Archive, agent: type["GTrXLPPO"]) -> dict[str, Any]:
     """Return the constructor arguments stored in the file.
 
     Raises:
@@ -145,7 +159,7 @@ def settings(archive: Archive, agent: type["GTrXLPPO"]) -> dict[str, Any]:
     return stored
 
 
-@described()
+@checkpoint_errors()
 def policy_class(archive: Archive) -> str:
     """Return the name of the policy class.
 
@@ -158,7 +172,7 @@ def policy_class(archive: Archive) -> str:
     return str(name)
 
 
-@described()
+@checkpoint_errors()
 def decode_policy_kwargs(stored: dict[str, Any]) -> dict[str, Any]:
     """Return the stored policy_kwargs with class names replaced by the classes.
 
@@ -168,8 +182,8 @@ def decode_policy_kwargs(stored: dict[str, Any]) -> dict[str, Any]:
     return {name: _decode(value, f"policy_kwargs[{name!r}]") for name, value in stored.items()}
 
 
-@described()
-def spaces(archive: Archive) -> tuple[Space[Any], Space[Any]]:
+@checkpoint_errors()
+def read_spaces(archive: Archive) -> tuple[Space[Any], Space[Any]]:
     """Return the observation and the action space of the agent's training."""
     stored, size = archive.documents["agent"], archive.tensor_bytes
     return space_from_json(stored["observation_space"], size), space_from_json(stored["action_space"], size)
@@ -178,14 +192,14 @@ def spaces(archive: Archive) -> tuple[Space[Any], Space[Any]]:
 def check_spaces_match(agent: "GTrXLPPO", archive: Archive) -> None:
     """Raise ValueError unless the environment has the spaces of the checkpoint."""
     given = agent.observation_space, agent.action_space
-    for kind, expected, actual in zip(("observation", "action"), spaces(archive), given, strict=True):
+    for kind, expected, actual in zip(("observation", "action"), read_spaces(archive), given, strict=True):
         if expected != actual:
             raise ValueError(
                 f"the checkpoint was trained on another {kind} space: {describe_difference(expected, actual)}"
             )
 
 
-@described()
+@checkpoint_errors()
 def restore(agent: "GTrXLPPO", archive: Archive) -> None:
     """Load weights, optimizer state, progress and datastore of a file into an agent with the same settings.
 
@@ -196,13 +210,15 @@ def restore(agent: "GTrXLPPO", archive: Archive) -> None:
     for name in PROGRESS:
         setattr(agent, name, archive.documents["agent"]["progress"][name])
     agent.normalized_observations = bool(archive.documents["agent"]["normalized_observations"])
-    if MEMORY in archive.tensors:
-        agent.policy.remembering = with_memory(agent.policy, _memory(agent, archive))
+    if DATASTORE_GROUP in archive.tensors:
+        agent.policy.retrieval = retrieval_policy(agent.policy, _memory(agent, archive))
 
 
-def _memory(agent: "GTrXLPPO", archive: Archive) -> Memory:
-    memory = Memory.restored(archive.documents[MEMORY], archive.tensors[MEMORY], agent.device)
-    check_remembered(memory, agent.core.width, action_form(agent.action_space))
+def _memory(agent: "GTrXLPPO", archive: Archive) -> ActionDatastore:
+    memory = ActionDatastore.from_tensors(
+        archive.documents[DATASTORE_GROUP], archive.tensors[DATASTORE_GROUP], agent.device
+    )
+    check_datastore(memory, agent.core.width, action_encoder(agent.action_space))
     return memory
 
 
@@ -222,7 +238,7 @@ def parameters(agent: "GTrXLPPO", archive: Archive) -> dict[str, Any]:
 def constructor_settings(agent: "GTrXLPPO") -> dict[str, Any]:
     """Return the constructor arguments by name, except policy, environment and device."""
     names = setting_names(type(agent))
-    attributes = {"stats_window_size": "_stats_window_size", "n_envs": "all_envs"}
+    attributes = {"stats_window_size": "_stats_window_size", "n_envs": "n_envs_total"}
     return {name: getattr(agent, attributes.get(name, name)) for name in names}
 
 
@@ -281,3 +297,61 @@ def _decode(value: Any, where: str) -> Any:
     if value.keys() == {"class"}:
         return CLASSES[value["class"]]
     return {key: _decode(part, f"{where}[{key!r}]") for key, part in value.items()}
+
+
+def load_agent(
+    agent_class: "type[GTrXLPPO]",
+    path: str | os.PathLike[str],
+    env: Any,
+    device: torch.device | str,
+    policy: "str | type[GTrXLPolicy] | None",
+    settings: dict[str, Any],
+    sha256: str | None = None,
+) -> Any:
+    """Load an agent; arguments and errors are those of `GTrXLPPO.load`.
+
+    Before any weight is allocated, the shapes required by the settings are compared with the tensors in the
+    file. This check is skipped if ``policy`` or ``policy_kwargs`` are passed.
+    """
+    archive = read_checkpoint(path, sha256)
+    own = read_settings(archive, agent_class)
+    stored = own | settings
+    if "policy_kwargs" not in settings:
+        stored["policy_kwargs"] = decode_policy_kwargs(stored["policy_kwargs"])
+    named = policy or policy_class(archive)
+    given = [name for name, value in {"env": env, "policy": policy}.items() if value is not None]
+    with core_error_context(own["core"], settings.get("core")):
+        if not {"policy", "policy_kwargs"} & {*given, *settings}:
+            with checkpoint_errors_unless_overridden(settings):
+                check_buildable(
+                    lambda: _weightless(agent_class, archive, named, stored),
+                    archive.tensors["policy"],
+                    {"acting with the core's memory": state_memory(stored["core"])},
+                )
+        with checkpoint_errors_unless_overridden([*given, *settings]):
+            agent = _built(agent_class, archive, named, env, device, stored)
+        restore(agent, archive)
+    return agent
+
+
+def _weightless(agent_class: "type[GTrXLPPO]", archive: Archive, policy: Any, stored: dict[str, Any]) -> Any:
+    """Build only the policy, on the meta device."""
+    return _built(agent_class, archive, policy, None, "meta", stored | {"verbose": 0}).policy
+
+
+def _built(
+    agent_class: "type[GTrXLPPO]",
+    archive: Archive,
+    policy: Any,
+    env: Any,
+    device: torch.device | str,
+    stored: dict[str, Any],
+) -> Any:
+    """Build an agent with these settings and new weights."""
+    agent = agent_class(policy, env, device=device, **stored, _init_setup_model=False)
+    if env is None:
+        agent.observation_space, agent.action_space = read_spaces(archive)
+        agent.n_envs = agent.ranks.part("n_envs", stored["n_envs"])
+    check_spaces_match(agent, archive)
+    agent._setup_model()
+    return agent

@@ -14,12 +14,12 @@ from rlxf.attention import (
     Window,
     XLRelative,
 )
-from rlxf.attention.patterns.window import bounded
+from rlxf.attention.patterns.window import limit_distance
 from rlxf.attention.residuals.base import Residual
-from rlxf.envs.ids import spec_of
+from rlxf.envs.specs import spec_of
 
 MEMORY_LENGTH = 128
-ENDING = (LearnedAbsolute, Multiplicative, Tupe, Floater)
+LIMITED_POSITIONS = (LearnedAbsolute, Multiplicative, Tupe, Floater)
 """Positional encodings with a limited number of positions, or with a cost that grows with the position."""
 
 
@@ -79,11 +79,12 @@ def resolve_core(core: TransformerSpec | None, memory_length: int | None) -> Tra
     return core
 
 
-def check_endless(core: TransformerSpec) -> None:
+def check_unlimited_positions(core: TransformerSpec) -> None:
     """Raise ValueError unless positions are unlimited and of constant cost (memory across episodes)."""
-    if isinstance(core.position, ENDING):
+    if isinstance(core.position, LIMITED_POSITIONS):
         raise ValueError(
-            f"with across_episodes=True positions grow without limit, but {core.position} has a limit or "
+            f"with persist_memory_across_episodes=True positions grow without limit, but {core.position} has "
+            f"a limit or "
             f"becomes slower with them; use a relative position, e.g. position=XLRelative()"
         )
 
@@ -111,10 +112,10 @@ def _check_core(core: TransformerSpec) -> None:
         )
     if core.memory is None:
         raise ValueError("GTrXLPPO needs a core with memory, e.g. memory=XL(128), pattern=Window(129)")
-    if core.memory.shows(core.pattern).reach > core.memory.length:
+    if core.memory.visible_pattern(core.pattern).max_distance > core.memory.length:
         raise ValueError(
             f"{core.pattern} reaches farther back than {core.memory}, so acting and training would differ; "
-            f"use pattern={bounded(core.pattern, core.memory.length)}"
+            f"use pattern={limit_distance(core.pattern, core.memory.length)}"
         )
     if core.dropout:
         raise ValueError(

@@ -9,16 +9,15 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
-from rlxf.agents.distillation import Distillation, HiddenStates
+from rlxf.agents.common.distillation import Distillation, HiddenStateDistance
+from rlxf.agents.common.losses import masked_mean
+from rlxf.agents.common.retrieval import check_teacher_without_datastore
 from rlxf.agents.gtrxl.distributions import divergence
-from rlxf.agents.gtrxl.exits import added_parts
-from rlxf.agents.gtrxl.lessons import Lesson
+from rlxf.agents.gtrxl.early_exit import auxiliary_losses
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
-from rlxf.agents.gtrxl.rollout import Segments
-from rlxf.agents.gtrxl.update import Update
-from rlxf.agents.losses import average
-from rlxf.agents.remembering import check_teaches_by_itself
-from rlxf.attention import Index
+from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch
+from rlxf.agents.gtrxl.training_algorithm import PolicyUpdate, TrainingAlgorithm
+from rlxf.attention import TokenIndex
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl.ppo import GTrXLPPO
@@ -27,7 +26,7 @@ Actor = Literal["student", "teacher"]
 
 
 @dataclass(frozen=True, eq=False)
-class TaughtSegments:
+class DistillationBatch:
     """Minibatch of a distillation update.
 
     Args:
@@ -35,17 +34,17 @@ class TaughtSegments:
         wanted: (N, C'), outputs of the teacher at these steps.
     """
 
-    segments: Segments
+    segments: SegmentBatch
     wanted: Tensor
 
     @property
     def weight(self) -> Tensor:
-        """Weights of the steps, (N,), see `Segments`."""
+        """Weights of the steps, (N,), see `SegmentBatch`."""
         return self.segments.weight
 
 
 @dataclass(frozen=True)
-class Likeness:
+class DistillationLoss:
     """Loss of `Distillation` plus PPO's value loss, which uses returns.
 
     Both apply to the output of the last pass. Auxiliary losses of the transformer are added, e.g. those for
@@ -60,21 +59,21 @@ class Likeness:
 
     distillation: Distillation
     teacher: GTrXLPolicy
-    hidden: HiddenStates
+    hidden: HiddenStateDistance
     vf_coef: float
 
-    def __call__(self, policy: GTrXLPolicy, batch: TaughtSegments) -> dict[str, Tensor]:
+    def __call__(self, policy: GTrXLPolicy, batch: DistillationBatch) -> dict[str, Tensor]:
         """Return means over the steps of weight 1 in a minibatch: "loss" and its terms."""
         segments, weight = batch.segments, batch.segments.weight
-        exits = policy.exits(segments.obs, segments.previous, segments.index, segments.state)
-        added = added_parts(policy, exits, segments, self.vf_coef)
+        exits = policy.exit_outputs(segments.obs, segments.previous, segments.index, segments.state)
+        added = auxiliary_losses(policy, exits, segments, self.vf_coef)
         latent = exits.outputs[-1].flatten(0, 1)
         student, values = policy.heads(latent)
         with torch.no_grad():
             teacher, _ = self.teacher.heads(batch.wanted)
-        kl = average(divergence(student, teacher, self.distillation.temperature), weight)
-        hidden = average(self.hidden.distance(latent, batch.wanted), weight)
-        value_loss = average((segments.returns - values).square(), weight)
+        kl = masked_mean(divergence(student, teacher, self.distillation.temperature), weight)
+        hidden = masked_mean(self.hidden.distance(latent, batch.wanted), weight)
+        value_loss = masked_mean((segments.returns - values).square(), weight)
         loss = kl + self.distillation.hidden_coef * hidden + self.vf_coef * value_loss
         parts = {"distillation_loss": kl, "hidden_loss": hidden, "value_loss": value_loss}
         for part in added.values():
@@ -84,10 +83,10 @@ class Likeness:
         return {"loss": loss} | parts | added
 
 
-class DistillationUpdate(Update):
+class DistillationUpdate(PolicyUpdate):
     """Update of the student together with the projection of hidden states."""
 
-    objective: Likeness
+    objective: DistillationLoss
 
     def _step(self, parts: dict[str, Tensor]) -> None:
         self.objective.hidden.optimizer.zero_grad()
@@ -95,7 +94,7 @@ class DistillationUpdate(Update):
         self.objective.hidden.optimizer.step()
 
 
-class Teaching(Lesson):
+class DistillationTraining(TrainingAlgorithm):
     """Training by distillation: a teacher processes the same steps with its own memory.
 
     The environments must be reset before the first rollout, because the teacher has no memory of earlier
@@ -118,28 +117,28 @@ class Teaching(Lesson):
         self.teacher, self.distillation, self.actor = teacher.policy, distillation, actor
         self.teacher.set_training_mode(False)
         widths = student.core.width, teacher.core.width
-        self.hidden = HiddenStates(*widths, student.order, student.device)
-        self._acting = self.teacher.begin(student.n_envs)
+        self.hidden = HiddenStateDistance(*widths, student.order, student.device)
+        self._acting = self.teacher.initial_state(student.n_envs)
         self._outputs: list[Tensor] = []
 
-    def begin(self) -> None:
+    def start_rollout(self) -> None:
         """Clear the stored teacher outputs, also those of a rollout without an update."""
         self._outputs.clear()
 
-    def choose(self, obs: PyTorchObs, index: Index, own: Distribution) -> Tensor:
+    def choose(self, obs: PyTorchObs, index: TokenIndex, own: Distribution) -> Tensor:
         """Choose actions by `Actor`, and store the teacher's output."""
         self._acting.action = self._acting.action.masked_fill(index.position == 0, 0.0)
         output, _ = self.teacher.act(obs, self._acting, index)
         self._outputs.append(output)
         distribution, _ = self.teacher.heads(output)
         actions = {"student": own, "teacher": distribution}[self.actor].get_actions()
-        self._acting.took(self.teacher.encode_actions(actions), index)
+        self._acting.observe_action(self.teacher.encode_actions(actions), index)
         return actions
 
     def learn(self, agent: "GTrXLPPO") -> dict[str, float]:
         """Train for ``n_epochs`` passes over the segments."""
         outputs = torch.stack(self._outputs, dim=1)
-        objective = Likeness(self.distillation, self.teacher, self.hidden, agent.objective().vf_coef)
+        objective = DistillationLoss(self.distillation, self.teacher, self.hidden, agent.objective().vf_coef)
         update = DistillationUpdate(agent.policy, objective, agent.max_grad_norm, target_kl=None)
         for _ in range(agent.n_epochs):
             agent._n_updates += 1
@@ -147,27 +146,28 @@ class Teaching(Lesson):
         return update.means()
 
     @staticmethod
-    def _minibatches(agent: "GTrXLPPO", outputs: Tensor) -> Iterator[TaughtSegments]:
+    def _minibatches(agent: "GTrXLPPO", outputs: Tensor) -> Iterator[DistillationBatch]:
         """Yield all segments in random order with the teacher's outputs (E, steps, C')."""
         buffer = agent.rollout_buffer
         for chosen in buffer.shuffled(agent.batch_size // agent.segment_length, agent.order):
-            yield TaughtSegments(buffer.segments(chosen, buffer.advantages), buffer.rows(outputs, chosen))
+            yield DistillationBatch(buffer.segments(chosen, buffer.advantages), buffer.rows(outputs, chosen))
 
 
 def _check_teacher(student: "GTrXLPPO", teacher: "GTrXLPPO") -> None:
     if teacher is student:
         raise ValueError("teacher and student are the same agent: pass another agent as the teacher")
-    check_teaches_by_itself(teacher.memory)
+    check_teacher_without_datastore(teacher.memory)
     for kind in ("observation_space", "action_space"):
         expected, actual = getattr(student, kind), getattr(teacher, kind)
         if expected != actual:
             raise ValueError(
                 f"the teacher's {kind} is {actual}, the student's is {expected}: they must match"
             )
-    if teacher.across_episodes != student.across_episodes:
+    if teacher.persist_memory_across_episodes != student.persist_memory_across_episodes:
         raise ValueError(
-            f"the teacher has across_episodes={teacher.across_episodes}, the student "
-            f"across_episodes={student.across_episodes}: they must match"
+            f"the teacher has persist_memory_across_episodes={teacher.persist_memory_across_episodes}, the "
+            f"student "
+            f"persist_memory_across_episodes={student.persist_memory_across_episodes}: they must match"
         )
     if teacher.device != student.device:
         raise ValueError(

@@ -10,9 +10,9 @@ from stable_baselines3.common.distributions import (
 )
 from torch import Tensor
 
-from rlxf.agents.distillation import gaussian_kl, softened_kl
+from rlxf.agents.common.distillation import categorical_kl, gaussian_kl
 
-ALIKE = 0.5
+SAME_ACTION_STDS = 0.5
 """Largest difference of Gaussian means that count as the same action, in standard deviations."""
 
 
@@ -20,8 +20,8 @@ def divergence(student: Distribution, teacher: Distribution, temperature: float)
     """``T^2 KL(teacher || student)`` of action distributions at temperature T: (N,). See `Distillation`."""
     if isinstance(student, DiagGaussianDistribution):
         return gaussian_kl(_moments(student), _moments(teacher), temperature)
-    pairs = zip(choices(student), choices(teacher), strict=True)
-    return torch.stack([softened_kl(own, target, temperature) for own, target in pairs]).sum(0)
+    pairs = zip(choice_logits(student), choice_logits(teacher), strict=True)
+    return torch.stack([categorical_kl(own, target, temperature) for own, target in pairs]).sum(0)
 
 
 def _moments(distribution: Distribution) -> tuple[Tensor, Tensor]:
@@ -31,7 +31,7 @@ def _moments(distribution: Distribution) -> tuple[Tensor, Tensor]:
     return normal.mean, normal.stddev.log()
 
 
-def choices(distribution: Distribution) -> list[Tensor]:
+def choice_logits(distribution: Distribution) -> list[Tensor]:
     """Return the logits (N, A) of each choice; a bit is a choice between two."""
     if isinstance(distribution, CategoricalDistribution):
         return [distribution.distribution.logits]
@@ -42,11 +42,13 @@ def choices(distribution: Distribution) -> list[Tensor]:
     return list(torch.stack([torch.zeros_like(on), on], dim=-1).unbind(1))
 
 
-def would_do_the_same(one: Distribution, other: Distribution) -> Tensor:
-    """Return whether the most likely actions are the same, (N,) bool; for Box actions see `ALIKE`."""
+def same_most_likely_action(one: Distribution, other: Distribution) -> Tensor:
+    """Return whether the most likely actions are the same, (N,) bool; for Box actions see
+    `SAME_ACTION_STDS`.
+    """
     if isinstance(other, DiagGaussianDistribution):
         mean, log_std = _moments(other)
         distance = (_moments(one)[0] - mean).abs() / log_std.exp()
-        return (distance <= ALIKE).all(dim=-1)
-    pairs = zip(choices(one), choices(other), strict=True)
+        return (distance <= SAME_ACTION_STDS).all(dim=-1)
+    pairs = zip(choice_logits(one), choice_logits(other), strict=True)
     return torch.stack([x.argmax(-1) == y.argmax(-1) for x, y in pairs]).all(0)

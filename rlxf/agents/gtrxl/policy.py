@@ -23,18 +23,18 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
-from rlxf.agents.arguments import explain_unknown
-from rlxf.agents.gtrxl.acting import Acting, ActingAcrossEpisodes
-from rlxf.agents.gtrxl.distributions import choices
-from rlxf.agents.gtrxl.exits import check_exits, lead_of
-from rlxf.agents.gtrxl.sb3_arguments import SB3_POLICY_ARGUMENTS
+from rlxf.agents.common.arguments import reject_unknown_arguments
+from rlxf.agents.common.policy_state import MissingStateWarning
+from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
+from rlxf.agents.common.sb3_arguments import SB3_POLICY_ARGUMENTS
+from rlxf.agents.gtrxl.distributions import choice_logits
+from rlxf.agents.gtrxl.early_exit import check_exits, exit_margin
+from rlxf.agents.gtrxl.policy_state import PersistentPolicyState, RecurrentPolicyState
 from rlxf.agents.gtrxl.value_head import PopArtHead
-from rlxf.agents.remembering import Remembering, RememberingChoices
-from rlxf.agents.stateless import StatelessCalls
-from rlxf.attention import Cache, Index, State, TransformerSpec
-from rlxf.attention.depth.exits import Exits
-from rlxf.attention.linear import orthogonal_linear
-from rlxf.envs.trajectories.flatten import first_choice
+from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
+from rlxf.attention.depth.early_exit import ExitOutputs
+from rlxf.attention.init import orthogonal_linear
+from rlxf.data.space_utils import discrete_start
 
 
 class GTrXLPolicy(BasePolicy):
@@ -53,7 +53,7 @@ class GTrXLPolicy(BasePolicy):
         core: specification of the transformer.
         previous_action: add the previous action to the token. Without it, the history in memory lacks the
             sampled actions.
-        across_episodes: memory persists across episodes.
+        persist_memory_across_episodes: memory persists across episodes.
         reconstruct: add a head that predicts the flattened observation from the output.
         log_std_init: initial log standard deviation of Box actions.
         features_extractor_class: SB3's features extractor; None for the default of the policy.
@@ -69,10 +69,10 @@ class GTrXLPolicy(BasePolicy):
     """
 
     extractor_class: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
-    remembering: Remembering | None = None
+    retrieval: RetrievalPolicy | None = None
     """Retrieval policy used by `predict` after `GTrXLPPO.remember`; None to use `heads`."""
 
-    @explain_unknown(SB3_POLICY_ARGUMENTS)
+    @reject_unknown_arguments(SB3_POLICY_ARGUMENTS)
     def __init__(
         self,
         observation_space: spaces.Space,
@@ -80,7 +80,7 @@ class GTrXLPolicy(BasePolicy):
         lr_schedule: Schedule,
         core: TransformerSpec,
         previous_action: bool = True,
-        across_episodes: bool = False,
+        persist_memory_across_episodes: bool = False,
         reconstruct: bool = False,
         log_std_init: float = 0.0,
         features_extractor_class: type[BaseFeaturesExtractor] | None = None,
@@ -101,8 +101,8 @@ class GTrXLPolicy(BasePolicy):
             optimizer_kwargs=optimizer_kwargs,
         )
         check_exits(core, action_space)
-        self._stateless = StatelessCalls(stacklevel=7)
-        self.core, self.across_episodes = core, across_episodes
+        self._stateless = MissingStateWarning(stacklevel=7)
+        self.core, self.persist_memory_across_episodes = core, persist_memory_across_episodes
         self.features_extractor = self.make_features_extractor()
         features = self.features_extractor.features_dim
         self.token = _scaled(orthogonal_linear(features, core.width), max(1, core.width / features) ** 0.5)
@@ -142,19 +142,19 @@ class GTrXLPolicy(BasePolicy):
         self.action_net.apply(lambda module: self.init_weights(module, gain=0.01))
         self.init_weights(self.value_net, gain=0.01)
 
-    def begin(self, batch: int) -> Acting:
+    def initial_state(self, batch: int) -> RecurrentPolicyState:
         """Return the initial state for ``batch`` environments before their first episode."""
         none = torch.full((batch,), -1, dtype=torch.long, device=self.device)
         action = torch.zeros(batch, self.encoded_action_width, device=self.device)
-        kind = ActingAcrossEpisodes if self.across_episodes else Acting
-        return kind(self.remember(self.transformer.initial_state(batch)), none, none, action)
+        kind = PersistentPolicyState if self.persist_memory_across_episodes else RecurrentPolicyState
+        return kind(self.build_cache(self.transformer.initial_state(batch)), none, none, action)
 
-    def remember(self, state: State) -> Cache:
+    def build_cache(self, state: State) -> KVCache:
         """Return the KV cache of a memory, projected with the current weights."""
         return self.transformer.cache(state, state.index.shape[1] + 1)
 
     @torch.no_grad()
-    def act(self, obs: PyTorchObs, acting: Acting, index: Index) -> tuple[Tensor, Tensor]:
+    def act(self, obs: PyTorchObs, acting: RecurrentPolicyState, index: TokenIndex) -> tuple[Tensor, Tensor]:
         """Run the transformer for one step of E environments; the cache of ``acting`` is updated in place.
 
         Args:
@@ -168,17 +168,17 @@ class GTrXLPolicy(BasePolicy):
         return self.transformer.step(self.tokens(obs, acting.action), index, acting.cache)
 
     @torch.no_grad()
-    def act_early(self, obs: PyTorchObs, acting: Acting, index: Index) -> Tensor:
+    def act_early(self, obs: PyTorchObs, acting: RecurrentPolicyState, index: TokenIndex) -> Tensor:
         """Run the transformer like `act`, but with early exits; return only the outputs (E, C)."""
         tokens = self.tokens(obs, acting.action)
-        return self.transformer.early_step(tokens, index, acting.cache, partial(lead_of, self))
+        return self.transformer.early_step(tokens, index, acting.cache, partial(exit_margin, self))
 
-    def exits(self, obs: PyTorchObs, previous: Tensor, index: Index, state: State) -> Exits:
+    def exit_outputs(self, obs: PyTorchObs, previous: Tensor, index: TokenIndex, state: State) -> ExitOutputs:
         """Return the outputs of a batch of segments like `read`, at all N exits: (N, B, T, C)."""
         tokens = self.tokens(obs, previous).unflatten(0, tuple(index.shape))
         return self.transformer.exits(tokens, index, state)
 
-    def read(self, obs: PyTorchObs, previous: Tensor, index: Index, state: State) -> Tensor:
+    def segment_outputs(self, obs: PyTorchObs, previous: Tensor, index: TokenIndex, state: State) -> Tensor:
         """Run the transformer on a batch of segments, with gradient.
 
         Args:
@@ -231,10 +231,10 @@ class GTrXLPolicy(BasePolicy):
     def predict(  # type: ignore[override]
         self,
         observation: np.ndarray | dict[str, np.ndarray],
-        state: Acting | None = None,
+        state: RecurrentPolicyState | None = None,
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
-    ) -> tuple[np.ndarray, Acting]:
+    ) -> tuple[np.ndarray, RecurrentPolicyState]:
         """Choose actions, as in SB3; ``state`` holds the memory.
 
         Args:
@@ -264,12 +264,12 @@ class GTrXLPolicy(BasePolicy):
         return (chosen if batched else chosen.squeeze(axis=0)), acting
 
     @torch.no_grad()
-    def choices(
+    def action_logits(
         self,
         observation: np.ndarray | dict[str, np.ndarray],
-        state: Acting | None = None,
+        state: RecurrentPolicyState | None = None,
         episode_start: np.ndarray | None = None,
-    ) -> tuple[Tensor, Acting]:
+    ) -> tuple[Tensor, RecurrentPolicyState]:
         """Return the logits (E, A) from which `predict` chooses, and the state; arguments as in `predict`.
 
         To continue from the state, pass it to `took` with the actions that were taken.
@@ -280,19 +280,19 @@ class GTrXLPolicy(BasePolicy):
         if not isinstance(self.action_space, spaces.Discrete):
             raise TypeError(f"choices needs a Discrete action space, got {self.action_space}")
         latent, acting, _ = self._early_output(observation, state, episode_start)
-        if self.remembering is None:
-            return choices(self.heads(latent)[0])[0], acting
-        assert isinstance(self.remembering, RememberingChoices)
-        return self.remembering.logits(latent)[0], acting
+        if self.retrieval is None:
+            return choice_logits(self.heads(latent)[0])[0], acting
+        assert isinstance(self.retrieval, DiscreteRetrievalPolicy)
+        return self.retrieval.logits(latent)[0], acting
 
     @torch.no_grad()
     def forward(
         self,
         obs: PyTorchObs,
-        state: Acting | None = None,
+        state: RecurrentPolicyState | None = None,
         episode_starts: Tensor | None = None,
         deterministic: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor, Acting]:
+    ) -> tuple[Tensor, Tensor, Tensor, RecurrentPolicyState]:
         """Choose actions and estimate values for one step, like SB3's ``RecurrentPPO``, without gradient.
 
         Unlike `predict`, this method takes tensors, does not clip Box actions, and uses all layers. It does
@@ -318,8 +318,8 @@ class GTrXLPolicy(BasePolicy):
 
     @torch.no_grad()
     def get_distribution(
-        self, obs: PyTorchObs, state: Acting | None = None, episode_starts: Tensor | None = None
-    ) -> tuple[Distribution, Acting]:
+        self, obs: PyTorchObs, state: RecurrentPolicyState | None = None, episode_starts: Tensor | None = None
+    ) -> tuple[Distribution, RecurrentPolicyState]:
         """Return the action distribution of one step, and the next state; arguments as in `forward`.
 
         To continue from the state, pass it to `took` with the actions that were taken.
@@ -329,21 +329,21 @@ class GTrXLPolicy(BasePolicy):
 
     @torch.no_grad()
     def predict_values(
-        self, obs: PyTorchObs, state: Acting | None = None, episode_starts: Tensor | None = None
+        self, obs: PyTorchObs, state: RecurrentPolicyState | None = None, episode_starts: Tensor | None = None
     ) -> Tensor:
         """Return the values (E,) of one step; arguments as in `forward`."""
         return self._evaluated(obs, state, episode_starts)[1]
 
     def _evaluated(
-        self, obs: PyTorchObs, state: Acting | None, episode_starts: Tensor | None
-    ) -> tuple[Distribution, Tensor, Acting]:
+        self, obs: PyTorchObs, state: RecurrentPolicyState | None, episode_starts: Tensor | None
+    ) -> tuple[Distribution, Tensor, RecurrentPolicyState]:
         """Return distribution, values (E,) and state after a step with all layers."""
         acting, start = self._continue(state, episode_starts, _batch_size(obs))
         latent, _ = self.act(obs, acting, acting.advance(start))
         distribution, values = self.heads(latent)
         return distribution, values, acting
 
-    def took(self, state: Acting, actions: Tensor) -> Acting:
+    def observe_action(self, state: RecurrentPolicyState, actions: Tensor) -> RecurrentPolicyState:
         """Return the state after a step in which actions (E,) were taken."""
         return replace(state, action=self.encode_actions(actions))
 
@@ -351,30 +351,30 @@ class GTrXLPolicy(BasePolicy):
     def _early_output(
         self,
         observation: np.ndarray | dict[str, np.ndarray],
-        state: Acting | None,
+        state: RecurrentPolicyState | None,
         episode_start: np.ndarray | None,
-    ) -> tuple[Tensor, Acting, bool]:
+    ) -> tuple[Tensor, RecurrentPolicyState, bool]:
         """Return early-exit outputs (E, C), the state, and whether the observation had a batch axis."""
         if self.training:  # set_training_mode visits every module, which takes time in every step
             self.set_training_mode(False)
         obs, batched = self.obs_to_tensor(observation)
-        self._stateless.note(state, None if episode_start is None else bool(np.all(episode_start)))
+        self._stateless.record(state, None if episode_start is None else bool(np.all(episode_start)))
         acting, start = self._continue(state, episode_start, _batch_size(obs))
         latent = self.act_early(obs, acting, acting.advance(start))
         return latent, acting, batched
 
     def _chosen(self, latent: Tensor, deterministic: bool) -> Tensor:
         """Return actions (E, ...) for outputs (E, C)."""
-        if self.remembering is not None:
-            return self.remembering.choose(latent, deterministic)
+        if self.retrieval is not None:
+            return self.retrieval.choose(latent, deterministic)
         return self.heads(latent)[0].get_actions(deterministic=deterministic)
 
     def _continue(
-        self, state: Acting | None, episode_start: np.ndarray | Tensor | None, batch: int
-    ) -> tuple[Acting, Tensor]:
+        self, state: RecurrentPolicyState | None, episode_start: np.ndarray | Tensor | None, batch: int
+    ) -> tuple[RecurrentPolicyState, Tensor]:
         """Return a copy of the state, and which environments start an episode, (E,) bool."""
         if state is None:
-            return self.begin(batch), torch.ones(batch, dtype=torch.bool, device=self.device)
+            return self.initial_state(batch), torch.ones(batch, dtype=torch.bool, device=self.device)
         if state.position.shape[0] != batch:
             raise ValueError(
                 f"the state is of {state.position.shape[0]} environments, the observation of {batch}; "
@@ -392,7 +392,7 @@ class GTrXLPolicy(BasePolicy):
         array = actions.cpu().numpy().reshape(-1, *self.action_space.shape)  # type: ignore[misc]
         if isinstance(self.action_space, spaces.Box):
             return np.clip(array, self.action_space.low, self.action_space.high)
-        return array + first_choice(self.action_space)
+        return array + discrete_start(self.action_space)
 
     def save(self, path: str) -> None:
         """Raise TypeError, since SB3 would pickle the policy; use `GTrXLPPO.save` instead."""
@@ -405,7 +405,7 @@ class GTrXLPolicy(BasePolicy):
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         """Return actions for first steps of episodes, without memory."""
-        acting = self.begin(_batch_size(observation))
+        acting = self.initial_state(_batch_size(observation))
         start = torch.ones_like(acting.episode, dtype=torch.bool)
         latent, _ = self.act(observation, acting, acting.advance(start))
         return self._chosen(latent, deterministic)
@@ -447,7 +447,7 @@ SB3_POLICIES: dict[str, type[BasePolicy]] = {
 """Policies under the names of ``PPO`` and ``RecurrentPPO``: "MlpPolicy", "MlpLstmPolicy" ..."""
 
 
-def policy_for(observation_space: spaces.Space) -> str:
+def default_policy_name(observation_space: spaces.Space) -> str:
     """Return the name of the policy for an observation space."""
     if isinstance(observation_space, spaces.Dict):
         return MultiInputGTrXLPolicy.__name__

@@ -25,69 +25,70 @@ from stable_baselines3.common.utils import (
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import Tensor
 
-from rlxf.agents.arguments import explain_unknown, load_settings
 from rlxf.agents.calibration import (
     THRESHOLDS,
     Calibration,
+    calm_depth,
+    check_levels,
     check_thresholds,
-    confidence_of,
-    forget_calibration,
+    reset_calibration,
 )
-from rlxf.agents.devices import check_device
-from rlxf.agents.distillation import Distillation
-from rlxf.agents.finite import naming
-from rlxf.agents.gtrxl import checkpoint, loading, resuming
-from rlxf.agents.gtrxl.acting import Acting, without
-from rlxf.agents.gtrxl.alarms import Alarms
-from rlxf.agents.gtrxl.calibrating import Rehearsal, calibrated, check_independent
-from rlxf.agents.gtrxl.core import check_endless, check_episode_length, resolve_core
-from rlxf.agents.gtrxl.distillation import Actor, Teaching
-from rlxf.agents.gtrxl.ended import Ended
-from rlxf.agents.gtrxl.hyperparameters import record_hyperparameters
-from rlxf.agents.gtrxl.lessons import Lesson, Rewards
-from rlxf.agents.gtrxl.past import Past, steps_that_count
-from rlxf.agents.gtrxl.policy import POLICIES, SB3_POLICIES, GTrXLPolicy
-from rlxf.agents.gtrxl.remembering import remembered
-from rlxf.agents.gtrxl.rollout import SegmentBuffer
-from rlxf.agents.gtrxl.sb3_arguments import SB3_ARGUMENTS
-from rlxf.agents.gtrxl.settings import (
+from rlxf.agents.common.arguments import check_device, load_settings, reject_unknown_arguments
+from rlxf.agents.common.distillation import Distillation
+from rlxf.agents.common.distributed import sync_normalization_statistics, sync_processes
+from rlxf.agents.common.numerics import (
+    check_initial_observations,
+    check_step_results,
+    normalizes_observations,
+    numerical_error_context,
+    restore_stats_on_error,
+)
+from rlxf.agents.common.retrieval import ActionDatastore, check_no_datastore, check_no_early_exit
+from rlxf.agents.common.sb3_arguments import PPO_SB3_ARGUMENTS
+from rlxf.agents.common.weight_transfer import transfer_weights
+from rlxf.agents.gtrxl import checkpoint, resume
+from rlxf.agents.gtrxl.calibration import CalibrationRollout, calibrate_thresholds, check_independent_episodes
+from rlxf.agents.gtrxl.config import (
     as_training_env,
     check_coefficients,
+    check_compressive_blocks,
     check_has_env,
     check_policy,
     check_schedule,
     check_sizes,
     check_value_clipping,
-    check_whole_blocks,
     default_batch_size,
     default_n_steps,
-    policy_named,
+    policy_class_by_name,
+    record_hyperparameters,
     stack_observations,
     warn_of_filler_rows,
     warn_of_flattened_images,
 )
-from rlxf.agents.gtrxl.update import Objective
-from rlxf.agents.guards import check_first, check_step, normalizes_observations, unspoiled
-from rlxf.agents.handover import hand_over
-from rlxf.agents.learn_then_test import check_levels
-from rlxf.agents.memory import Memory
-from rlxf.agents.remembering import check_depth, check_forgotten
-from rlxf.agents.together import agreed_statistics, begin_together
-from rlxf.attention import KNNLM, Index, State, TransformerSpec
-from rlxf.attention.checks import check_whole
+from rlxf.agents.gtrxl.core import check_episode_length, check_unlimited_positions, resolve_core
+from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics
+from rlxf.agents.gtrxl.distillation import Actor, DistillationTraining
+from rlxf.agents.gtrxl.memory_recompute import RecentSteps, memory_receptive_field
+from rlxf.agents.gtrxl.policy import POLICIES, SB3_POLICIES, GTrXLPolicy
+from rlxf.agents.gtrxl.policy_state import RecurrentPolicyState, mark_filler_rows
+from rlxf.agents.gtrxl.retrieval import build_retrieval_policy
+from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
+from rlxf.agents.gtrxl.training_algorithm import PPOLoss, PPOTraining, TrainingAlgorithm
+from rlxf.attention import KNNLM, State, TokenIndex, TransformerSpec
 from rlxf.attention.heads.base import OutputHead
-from rlxf.envs.finite import check_finite
+from rlxf.attention.validation import check_int
+from rlxf.data import Trajectories, as_trajectories
+from rlxf.data.dataset_source import Dataset
 from rlxf.envs.infos import LOST
-from rlxf.envs.trajectories import Trajectories, as_trajectories
-from rlxf.envs.trajectories.source import Dataset
-from rlxf.envs.watched_processes import watch_processes
-from rlxf.envs.workers import trouble
+from rlxf.envs.step_checks import check_finite
+from rlxf.envs.workers import restart_counts
+from rlxf.envs.workers.process_watch import watch_processes
 from rlxf.training import Archive
-from rlxf.training.checkpoints import copied
-from rlxf.training.joining import here
+from rlxf.training.checkpoints import clone_tensors
+from rlxf.training.distributed.init import process_group
 
 if TYPE_CHECKING:
-    from rlxf.agents.decision_transformer.window_learner import WindowLearner
+    from rlxf.agents.offline.algorithm import OfflineAlgorithm
 
 LEARNING_RATE = LinearSchedule(1e-3, 0.0, 1.0)
 ENTROPY_COEFFICIENT = LinearSchedule(0.03, 0.0, 1.0)
@@ -142,12 +143,14 @@ class GTrXLPPO(OnPolicyAlgorithm):
             deviation of the advantages, by which they are divided. It limits the amplification of noise when
             advantages are small.
         previous_action: add the previous action to the input of each step.
-        across_episodes: memory persists across episodes (RL^2): a step attends to the previous M steps of its
+        persist_memory_across_episodes: memory persists across episodes (RL^2): a step attends to the
+        previous M steps of its
             environment regardless of their episodes, and positions continue to count. This suits tasks that
             stay the same for several episodes and must be identified in the first of them (Duan et al. 2016,
             arXiv:1611.02779). Returns still end with each episode. Memory is cleared when `learn` resets the
             environments.
-        refresh: recompute the memory with the new weights after each update, from the observations of the
+        recompute_memory: recompute the memory with the new weights after each update, from the observations
+        of the
             last ``L M`` steps, with L layers. The memory then equals that of a forward pass over the episode
             with the current weights. Otherwise hidden states of earlier rollouts stay as computed with
             earlier weights. The cost is a forward pass over up to ``L M`` steps of each environment per
@@ -180,7 +183,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = POLICIES | SB3_POLICIES
     policy: GTrXLPolicy  # type: ignore[assignment]
 
-    @explain_unknown(SB3_ARGUMENTS)
+    @reject_unknown_arguments(PPO_SB3_ARGUMENTS)
     def __init__(
         self,
         policy: str | type[GTrXLPolicy],
@@ -204,8 +207,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         target_kl: float | None = None,
         advantage_epsilon: float = 0.05,
         previous_action: bool = True,
-        across_episodes: bool = False,
-        refresh: bool = False,
+        persist_memory_across_episodes: bool = False,
+        recompute_memory: bool = False,
         reconstruction_coef: float = 0.0,
         n_envs: int = 32,
         core: TransformerSpec | None = None,
@@ -240,16 +243,19 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if env is None and _init_setup_model:
             raise ValueError("env is None: pass a Gymnasium id, an environment, a VecEnv or a VectorEnv")
         self.core = resolve_core(core, memory_length)
-        self.across_episodes, self.refresh = across_episodes, refresh
-        if across_episodes:
-            check_endless(self.core)
+        self.persist_memory_across_episodes, self.recompute_memory = (
+            persist_memory_across_episodes,
+            recompute_memory,
+        )
+        if persist_memory_across_episodes:
+            check_unlimited_positions(self.core)
         self.segment_length, self.batch_size, self.n_epochs = segment_length, batch_size, n_epochs
         self.clip_range, self.target_kl = clip_range, target_kl
         self.clip_range_vf, self.normalize_advantage = clip_range_vf, normalize_advantage
         self.advantage_epsilon, self.reconstruction_coef = advantage_epsilon, reconstruction_coef
         self.critic_lambda, self.previous_action = critic_lambda, previous_action
         torch.set_flush_denormal(True)
-        self.ranks = here()
+        self.ranks = process_group()
         training_env = as_training_env(env, n_envs, seed)
         super().__init__(
             policy,  # type: ignore[arg-type]  # SB3 annotates its own actor-critic policy
@@ -281,7 +287,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         check_episode_length(self.core, env)
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
-        return policy_named(policy_name)
+        return policy_class_by_name(policy_name)
 
     def set_env(self, env: str | Env | VecEnv | VectorEnv, force_reset: bool = True) -> None:
         """Replace the training environment; spaces and number of environments must be the same.
@@ -305,12 +311,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
                 opened.
             ValueError: if the agent remembers trajectories.
         """
-        check_forgotten(self.memory)
+        check_no_datastore(self.memory)
         if not isinstance(load_path_or_dict, dict):
-            load_path_or_dict = checkpoint.parameters(self, checkpoint.read(load_path_or_dict))
+            load_path_or_dict = checkpoint.parameters(self, checkpoint.read_checkpoint(load_path_or_dict))
         super().set_parameters(load_path_or_dict, exact_match, device)
 
-    def take_weights(self, source: "GTrXLPPO | WindowLearner") -> Self:
+    def load_pretrained(self, source: "GTrXLPPO | OfflineAlgorithm") -> Self:
         """Load the transformer weights of another agent or of a pre-training run; call it before `learn`.
 
         The embeddings of observations and actions, and the heads, are not loaded: here a step is one token,
@@ -325,9 +331,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
                 Cores must be equal except for causal, memory, pattern, dropout and feed_forward_chunk. The
                 message names the first difference.
         """
-        check_forgotten(self.memory)
-        hand_over(source, self.policy)
-        forget_calibration(self.policy.transformer)
+        check_no_datastore(self.memory)
+        transfer_weights(source, self.policy)
+        reset_calibration(self.policy.transformer)
         return self
 
     def set_random_seed(self, seed: int | None = None) -> None:
@@ -349,12 +355,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
             UserWarning: additionally once, if memory persists across episodes and an observation of the
                 agent's environments holds filler rows (NEXT_STEP), which are then treated as steps.
         """
-        if self.across_episodes and not self._warned_of_filler and self.env is not None:
+        if self.persist_memory_across_episodes and not self._warned_of_filler and self.env is not None:
             self._warned_of_filler = warn_of_filler_rows(self.env, observation)
         return self.policy.predict(observation, state, episode_start, deterministic)
 
     @property
-    def all_envs(self) -> int:
+    def n_envs_total(self) -> int:
         """Number of environments of all processes; ``n_envs`` is that of this process."""
         return self.n_envs * self.ranks.count
 
@@ -376,13 +382,13 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self.lr_schedule,
             core=self.core,
             previous_action=self.previous_action,
-            across_episodes=self.across_episodes,
+            persist_memory_across_episodes=self.persist_memory_across_episodes,
             reconstruct=self.reconstruction_coef > 0,
             **self.policy_kwargs,
         ).to(self.device)
-        self._lesson: Lesson = Rewards()
-        self._alarms, self._ended = Alarms(self.action_space), Ended()
-        self._resting, self.iterations = False, 0
+        self._algorithm: TrainingAlgorithm = PPOTraining()
+        self._diagnostics, self._ended = TrainingDiagnostics(self.action_space), EpisodeStatistics()
+        self._between_rollouts, self.iterations = False, 0
         self.normalized_observations = False
 
     @cached_property
@@ -399,11 +405,11 @@ class GTrXLPPO(OnPolicyAlgorithm):
             self.device,
         )
 
-    def _begin_anew(self) -> None:
+    def _reset_memory(self) -> None:
         """Clear the memory after a reset of the environments; no filler row follows."""
-        self.rollout_buffer.forget()
-        self._past = Past.before(self.rollout_buffer)
-        self._acting = self.policy.begin(self.n_envs)
+        self.rollout_buffer.clear_memory()
+        self._past = RecentSteps.before(self.rollout_buffer)
+        self._acting = self.policy.initial_state(self.n_envs)
         self._filler = torch.zeros(self.n_envs, dtype=torch.bool, device=self.device)
 
     @torch.no_grad()
@@ -412,12 +418,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
     ) -> bool:
         """Take ``n_rollout_steps`` steps in every environment; return False if a callback stops training."""
         self.policy.set_training_mode(False)
-        self._acting.cache = self.policy.remember(self._begin(rollout_buffer))
-        self._lesson.begin()
+        self._acting.cache = self.policy.build_cache(self._begin(rollout_buffer))
+        self._algorithm.start_rollout()
         callback.on_rollout_start()
-        self.ranks.agree_generators()
-        self._resting = False
-        with unspoiled(env):
+        self.ranks.broadcast_rng_state()
+        self._between_rollouts = False
+        with restore_stats_on_error(env):
             for _ in range(n_rollout_steps):
                 if not self._act(env, callback, rollout_buffer):
                     return False
@@ -425,28 +431,32 @@ class GTrXLPPO(OnPolicyAlgorithm):
         critic_lambda = self.gae_lambda if self.critic_lambda is None else self.critic_lambda
         rollout_buffer.finish(next_values, self.gamma, self.gae_lambda, critic_lambda)
         self._ended.tell(self.ranks, super()._update_info_buffer)
-        for name, value in trouble(env).items():
-            counts = self.ranks.gathered(torch.tensor([value], device=self.device))
+        for name, value in restart_counts(env).items():
+            counts = self.ranks.all_gather(torch.tensor([value], device=self.device))
             self.logger.record(f"env/{name}", int(counts.sum()))
         callback.on_rollout_end()
         return True
 
     def _begin(self, buffer: SegmentBuffer) -> State:
-        """Start a rollout, and return its memory, recomputed with the current weights if ``refresh``."""
-        if not self.refresh:
-            return buffer.begin()
-        self._past = self.past
-        buffer.begin()
-        state = self._past.read(self.policy, self.segment_length)
+        """Start a rollout, and return its memory, recomputed with the current weights if
+        ``recompute_memory``.
+        """
+        if not self.recompute_memory:
+            return buffer.start_rollout()
+        self._past = self.recent_steps
+        buffer.start_rollout()
+        state = self._past.recompute_memory(self.policy, self.segment_length)
         buffer.replace_memory(state)
         return state
 
     @property
-    def past(self) -> Past:
-        """Inputs of the last steps, including the current rollout; empty unless ``refresh`` is True."""
-        if not self.refresh:
+    def recent_steps(self) -> RecentSteps:
+        """Inputs of the last steps, including the current rollout; empty unless ``recompute_memory`` is
+        True.
+        """
+        if not self.recompute_memory:
             return self._past
-        return self._past.followed_by(self.rollout_buffer, steps_that_count(self.core))
+        return self._past.followed_by(self.rollout_buffer, memory_receptive_field(self.core))
 
     def _act(self, env: VecEnv, callback: BaseCallback, rollout_buffer: SegmentBuffer) -> bool:
         """Take a step in every environment; return False if a callback stops training."""
@@ -455,14 +465,14 @@ class GTrXLPPO(OnPolicyAlgorithm):
         previous = self._acting.action
         with torch.inference_mode():
             latent, hidden = self.policy.act(obs, self._acting, index)
-            distribution, values = self.policy.heads(self.ranks.among_all(latent))
-            actions = self._lesson.choose(obs, index, distribution)
+            distribution, values = self.policy.heads(self.ranks.embed_rows(latent))
+            actions = self._algorithm.choose(obs, index, distribution)
             log_probs = distribution.log_prob(actions)
             actions, values, log_probs = map(self.ranks.own, (actions, values, log_probs))
-            self._acting.took(self.policy.encode_actions(actions), index)
+            self._acting.observe_action(self.policy.encode_actions(actions), index)
         new_obs, rewards, dones, infos = env.step(self.policy.to_environment(actions))
-        self.num_timesteps += self.all_envs
-        check_step(env, new_obs, rewards, self._env_steps, self._env_numbers, dones=dones)
+        self.num_timesteps += self.n_envs_total
+        check_step_results(env, new_obs, rewards, self._env_steps, self._env_numbers, dones=dones)
         callback.update_locals(locals())
         keep_training = callback.on_step()  # a stopped step is stored too, since `learn` may be called again
         self._update_info_buffer(infos, dones)
@@ -478,8 +488,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return keep_training
 
     def _handle_crashes(
-        self, lost: np.ndarray, values: Tensor, rewards: Tensor, ends: Tensor, index: Index
-    ) -> tuple[Tensor, Tensor, Index]:
+        self, lost: np.ndarray, values: Tensor, rewards: Tensor, ends: Tensor, index: TokenIndex
+    ) -> tuple[Tensor, Tensor, TokenIndex]:
         """Return rewards, episode ends and index corrected for crashed environments, and reset their memory.
 
         The result of the first lost step is unknown. V(s) replaces its reward, so its advantage is 0, and the
@@ -494,13 +504,13 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """
         rows = torch.as_tensor(lost, device=self.device)
         crashed = rows & ~self._filler
-        self._acting.begin_anew(rows)
-        return torch.where(crashed, values, rewards), ends | crashed, without(index, crashed)
+        self._acting.reset(rows)
+        return torch.where(crashed, values, rewards), ends | crashed, mark_filler_rows(index, crashed)
 
-    def _next_index(self) -> Index:
+    def _next_index(self) -> TokenIndex:
         """Return the index (E, 1) of the next step; filler rows are empty slots before the next episode."""
         start = torch.as_tensor(self._last_episode_starts, dtype=torch.bool, device=self.device)
-        return without(self._acting.advance(start & ~self._filler), self._filler)
+        return mark_filler_rows(self._acting.advance(start & ~self._filler), self._filler)
 
     def _bootstrap(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> Tensor:
         """Return the rewards (E,), plus gamma V(last observation) for truncated episodes."""
@@ -517,14 +527,14 @@ class GTrXLPPO(OnPolicyAlgorithm):
     @property
     def _env_steps(self) -> int:
         """Number of steps that each environment has taken."""
-        return self.num_timesteps // self.all_envs
+        return self.num_timesteps // self.n_envs_total
 
     @property
     def _env_numbers(self) -> range:
         """Numbers of this process's environments among those of all processes."""
         return self.ranks.numbers(self.n_envs)
 
-    def _values_ahead(self, acting: Acting, obs: Any) -> Tensor:
+    def _values_ahead(self, acting: RecurrentPolicyState, obs: Any) -> Tensor:
         """Return V(obs), (E,), for obs as the next step of ``acting``, which is modified."""
         index = acting.advance(torch.zeros_like(acting.episode, dtype=torch.bool))
         latent, _ = self.policy.act(self._as_tensor(obs), acting, index)
@@ -539,23 +549,23 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         """Prepare training as in SB3; also check the first observations and log hyperparameters."""
-        check_forgotten(self.memory)
-        if self.across_episodes and self.env is not None:
-            check_whole_blocks(self.core, self.env)
+        check_no_datastore(self.memory)
+        if self.persist_memory_across_episodes and self.env is not None:
+            check_compressive_blocks(self.core, self.env)
         if self.env is not None:
             self.check_env(self.env)
-        agreed_statistics(self.env, self.ranks)
+        sync_normalization_statistics(self.env, self.ranks)
         self.normalized_observations = normalizes_observations(self.env, self.normalized_observations)
         watch_processes(self.env)
         before = self._last_obs
-        with unspoiled(self.env):
+        with restore_stats_on_error(self.env):
             result = super()._setup_learn(*args, **kwargs)
             assert self._last_obs is not None
-            check_first(self.env, self._last_obs, self._env_steps, self._env_numbers)
+            check_initial_observations(self.env, self._last_obs, self._env_steps, self._env_numbers)
         record_hyperparameters(self)
-        self._alarms = Alarms(self.action_space)
+        self._diagnostics = TrainingDiagnostics(self.action_space)
         if self._last_obs is not before:
-            self._begin_anew()
+            self._reset_memory()
         return result
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
@@ -563,7 +573,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if self.ranks.count == 1 or dones is None:
             super()._update_info_buffer(infos, dones)
         else:
-            self._ended.note(infos, dones)
+            self._ended.record(infos, dones)
 
     def _as_tensor(self, obs: Any) -> PyTorchObs:
         """Return observations on the device in the buffer's memory layout, on which rounding depends."""
@@ -578,29 +588,32 @@ class GTrXLPPO(OnPolicyAlgorithm):
         Raises:
             NumericalError: before the optimizer step, if returns, a loss or a gradient are NaN or infinite.
         """
-        if not self.ranks.gathered(self.rollout_buffer.weight).any():
+        if not self.ranks.all_gather(self.rollout_buffer.weight).any():
             return  # all steps were lost because environments crashed
-        forget_calibration(self.policy.transformer)
+        reset_calibration(self.policy.transformer)
         buffer = self.rollout_buffer
-        with naming(f"the update after step {self.num_timesteps}"), self.ranks.own_draws(self.order):
+        with (
+            numerical_error_context(f"the update after step {self.num_timesteps}"),
+            self.ranks.rank_rng(self.order),
+        ):
             buffer.check_finite(self._env_numbers)
             self.policy.set_training_mode(True)
             self._update_learning_rate(self.policy.optimizer)
             self.policy.value_net.update(self._real(buffer.returns))
-            metrics = self._lesson.learn(self)
+            metrics = self._algorithm.learn(self)
         self._log_update(metrics)
-        self._alarms.look(self, metrics)
+        self._diagnostics.check(self, metrics)
 
     def _real(self, x: Tensor) -> Tensor:
         """Return the values of x (E, steps) of all processes at steps of weight 1, (N,)."""
-        weight = self.ranks.gathered(self.rollout_buffer.weight)
-        return self.ranks.gathered(x)[weight == 1]
+        weight = self.ranks.all_gather(self.rollout_buffer.weight)
+        return self.ranks.all_gather(x)[weight == 1]
 
-    def objective(self) -> Objective:
+    def objective(self) -> PPOLoss:
         """Return the current PPO objective, given the schedules and the scale of recent returns."""
         progress = self._current_progress_remaining
         deviation, bound = float(self.policy.value_net.deviation), self.clip_range_vf_schedule
-        return Objective(
+        return PPOLoss(
             clip_range=self.clip_range_schedule(progress),
             clip_range_vf=None if bound is None else bound(progress) * deviation,
             ent_coef=self.ent_coef_schedule(progress),
@@ -640,12 +653,13 @@ class GTrXLPPO(OnPolicyAlgorithm):
             tb_log_name: name of the run in TensorBoard.
             reset_num_timesteps: restart the step counter and the schedules; False to continue them.
             progress_bar: show a progress bar.
-            resume_from: a file of `rlxf.training.Checkpoints`, or their folder, whose newest complete file is
+            resume_from: a file of `rlxf.training.CheckpointWriter`, or their folder, whose newest complete
+            file is
                 used. Training resumes in the middle of the episodes up to ``total_timesteps`` in total. On
                 the same machine the result is bit-identical to an uninterrupted run. The agent must have the
-                same arguments and environments. Environments must be `Replayable` or `Resumable`, like those
-                of `rlxf.envs.make_vec_env`; others start new episodes with a warning. Sets the global random
-                number generators of torch, numpy and Python.
+                same arguments and environments. Environments must be `ActionReplay` or `StatefulVectorEnv`,
+                like those of `rlxf.envs.make_vec_env`; others start new episodes with a warning. Sets the
+                global random number generators of torch, numpy and Python.
 
         Raises:
             ValueError: before the first step, if the agent was loaded without an environment, a schedule is
@@ -663,29 +677,29 @@ class GTrXLPPO(OnPolicyAlgorithm):
         for name in checkpoint.SCHEDULES:
             if getattr(self, name) is not None:
                 check_schedule(name, getattr(self, name), progress=0.0)
-        run = None if resume_from is None else resuming.read_run(self, resume_from, total_timesteps)
+        run = None if resume_from is None else resume.read_run(self, resume_from, total_timesteps)
         self.iterations = 0 if reset_num_timesteps else self.iterations
         if run is not None:
-            resuming.take_up(self, run)
+            resume.load_state(self, run)
             total_timesteps, reset_num_timesteps = total_timesteps - self.num_timesteps, False
-        begin_together(self, n_envs=self.n_envs)
+        sync_processes(self, n_envs=self.n_envs)
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
         callback.on_training_start(locals(), globals())
         if run is not None:
-            resuming.go_on(self, run)
+            resume.restore_generators(self, run)
         try:
             self._iterate(total_timesteps, callback, log_interval)
             callback.on_training_end()
         finally:
-            self._resting = False
+            self._between_rollouts = False
         return self
 
     def _iterate(self, total_timesteps: int, callback: BaseCallback, log_interval: int) -> None:
         """Alternate rollouts and updates until ``total_timesteps``, or until a callback stops training."""
         assert self.env is not None
-        self._resting = True
+        self._between_rollouts = True
         while self.num_timesteps < total_timesteps:
             if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):
                 break
@@ -694,24 +708,24 @@ class GTrXLPPO(OnPolicyAlgorithm):
             if self.iterations % log_interval == 0:
                 self.dump_logs(self.iterations)
             self.train()
-            self._resting = True
+            self._between_rollouts = True
 
     @property
-    def at_rest(self) -> bool:
+    def resumable(self) -> bool:
         """True if a `snapshot` allows exact resumption, which is the case between two rollouts of PPO."""
-        return self._resting and isinstance(self._lesson, Rewards)
+        return self._between_rollouts and isinstance(self._algorithm, PPOTraining)
 
     def snapshot(self) -> Archive:
         """Return a copy of what `save` writes and of the state that `learn` needs to resume.
 
-        Used by `rlxf.training.Checkpoints`.
+        Used by `rlxf.training.CheckpointWriter`.
         """
-        archive = checkpoint.contents(self)
-        documents, tensors = resuming.resumption(self)
-        return Archive(archive.documents | documents, copied(archive.tensors | tensors))
+        archive = checkpoint.build_archive(self)
+        documents, tensors = resume.resume_state(self)
+        return Archive(archive.documents | documents, clone_tensors(archive.tensors | tensors))
 
     def load_training_state(self, path: str | os.PathLike[str]) -> Self:
-        """Restore the state in a file of `rlxf.training.Checkpoints`, without further training.
+        """Restore the state in a file of `rlxf.training.CheckpointWriter`, without further training.
 
         Weights, optimizer, progress, statistics of ``VecNormalize``, pending log values, and the global
         random number generators of torch, numpy and Python are restored. The environments are not changed: to
@@ -723,12 +737,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
         Raises:
             FileNotFoundError, CheckpointError, ValueError: as `learn` with ``resume_from``.
         """
-        archive = resuming.read_alike(self, path)
-        resuming.restore(self, archive)
-        resuming.go_on(self, archive)
+        archive = resume.read_matching_run(self, path)
+        resume.restore(self, archive)
+        resume.restore_generators(self, archive)
         return self
 
-    def learn_from(
+    def distill(
         self,
         teacher: "GTrXLPPO",
         total_timesteps: int,
@@ -764,17 +778,17 @@ class GTrXLPPO(OnPolicyAlgorithm):
             ValueError: if spaces or device of the teacher differ, the teacher remembers trajectories, or
                 actor is unknown.
         """
-        self.ranks.check_alone("learn_from")
-        self._lesson = Teaching(self, teacher, distillation or Distillation(), actor)
+        self.ranks.check_single_process("distill")
+        self._algorithm = DistillationTraining(self, teacher, distillation or Distillation(), actor)
         self._last_obs = None  # makes SB3 reset the environments
         try:
             return self.learn(
                 total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
             )
         finally:
-            self._lesson = Rewards()
+            self._algorithm = PPOTraining()
 
-    def remember(
+    def attach_datastore(
         self,
         dataset: Dataset | Sequence[Dataset] | Trajectories,
         head: OutputHead | None = None,
@@ -811,20 +825,22 @@ class GTrXLPPO(OnPolicyAlgorithm):
                 the same depth.
             ImportError: if head needs faiss, which is not installed.
         """
-        check_depth(self.core.depth)
+        check_no_early_exit(self.core.depth)
         data = as_trajectories(dataset, download)
-        self.policy.remembering = remembered(self, data, KNNLM() if head is None else head, progress_bar)
+        self.policy.retrieval = build_retrieval_policy(
+            self, data, KNNLM() if head is None else head, progress_bar
+        )
         return self
 
-    def forget(self) -> Self:
+    def detach_datastore(self) -> Self:
         """Remove the datastore of `remember`."""
-        self.policy.remembering = None
+        self.policy.retrieval = None
         return self
 
     @property
-    def memory(self) -> Memory | None:
+    def memory(self) -> ActionDatastore | None:
         """Datastore of `remember`; None if there is none."""
-        return None if self.policy.remembering is None else self.policy.remembering.memory
+        return None if self.policy.retrieval is None else self.policy.retrieval.memory
 
     def calibrate(
         self,
@@ -866,11 +882,11 @@ class GTrXLPPO(OnPolicyAlgorithm):
                 episodes are out of range.
             TypeError: if one of them is not a number.
         """
-        check_independent(self)
-        depth, candidates = confidence_of(self.policy.transformer), tuple(thresholds)
+        check_independent_episodes(self)
+        depth, candidates = calm_depth(self.policy.transformer), tuple(thresholds)
         check_thresholds(candidates)
         check_levels(alpha, delta)
-        check_whole("episodes", episodes)
+        check_int("episodes", episodes)
         vec_env = self._wrap_env(as_training_env(env, self.n_envs, seed), verbose=0, monitor_wrapper=False)
         with closing(vec_env) if isinstance(env, str) else nullcontext():
             check_for_correct_spaces(vec_env, self.observation_space, self.action_space)
@@ -879,12 +895,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
                 vec_env.seed(seed)
             self.policy.set_training_mode(False)
             normalization = None if unwrap_vec_normalize(vec_env) else self.get_vec_normalize_env()
-            rehearsal = Rehearsal(self.policy, vec_env, candidates, normalization)
-            calibration = calibrated(rehearsal, episodes, alpha, delta)
+            rehearsal = CalibrationRollout(self.policy, vec_env, candidates, normalization)
+            calibration = calibrate_thresholds(rehearsal, episodes, alpha, delta)
         depth.threshold.fill_(calibration.threshold)
         return calibration
 
-    def acting_depth(self) -> float | None:
+    def mean_predict_depth(self) -> float | None:
         """Return the mean number of passes per token in `predict` since the last call.
 
         The start of `evaluate` also resets the count.
@@ -947,7 +963,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         check_device(device)
         settings = load_settings(settings)
         policy = settings.pop("policy", None) if policy is None else policy
-        agent: Self = loading.loaded(cls, path, env, device, policy, settings, sha256)
+        agent: Self = checkpoint.load_agent(cls, path, env, device, policy, settings, sha256)
         return agent
 
 

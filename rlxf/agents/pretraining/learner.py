@@ -8,19 +8,18 @@ import torch
 from stable_baselines3.common.type_aliases import Schedule
 from torch import nn
 
-from rlxf.agents.arguments import explain_unknown
+from rlxf.agents.common.arguments import reject_unknown_arguments
+from rlxf.agents.common.sb3_arguments import OFFLINE_SB3_ARGUMENTS
 from rlxf.agents.decision_transformer import decision_transformer
-from rlxf.agents.decision_transformer.sb3_arguments import SB3_ARGUMENTS
-from rlxf.agents.decision_transformer.window_learner import WindowLearner
-from rlxf.agents.pretraining.masking import MaskedWindows, Masking
-from rlxf.agents.pretraining.model import MaskedModel
+from rlxf.agents.offline.algorithm import OfflineAlgorithm
+from rlxf.agents.pretraining.model import MaskedModel, MaskedWindows, Masking
 from rlxf.attention import TransformerSpec
-from rlxf.envs.trajectories import Trajectories, Windows
-from rlxf.envs.trajectories.source import Dataset
-from rlxf.training.joining import here
+from rlxf.data import Trajectories, Windows
+from rlxf.data.dataset_source import Dataset
+from rlxf.training.distributed.init import process_group
 
 
-class MaskedPretraining(WindowLearner):
+class MaskedPretraining(OfflineAlgorithm):
     """Masked pre-training (as in BERT) on the returns-to-go, observations and actions of trajectories.
 
     The model is bidirectional, so it cannot act. ``agent.take_weights(pretraining)`` copies its weights to a
@@ -32,7 +31,8 @@ class MaskedPretraining(WindowLearner):
     Args:
         dataset: a Minari id, a ``MinariDataset``, a sequence of these, or `Trajectories`.
         context_length: number of steps K in a window, three tokens each.
-        chosen: probability that a token is chosen for prediction. Of the chosen tokens 80% are masked, 10%
+        mask_probability: probability that a token is chosen for prediction. Of the chosen tokens 80% are
+        masked, 10%
             are replaced by another token of the batch, and 10% stay unchanged.
         learning_rate: learning rate of AdamW; a number, or a schedule of the remaining progress, from 1 to 0.
         batch_size: number of windows in an update.
@@ -59,12 +59,12 @@ class MaskedPretraining(WindowLearner):
     NAME = "MaskedPretraining"
     policy: MaskedModel
 
-    @explain_unknown(SB3_ARGUMENTS)
+    @reject_unknown_arguments(OFFLINE_SB3_ARGUMENTS)
     def __init__(
         self,
         dataset: Dataset | Sequence[Dataset] | Trajectories | None,
         context_length: int = 20,
-        chosen: float = 0.15,
+        mask_probability: float = 0.15,
         learning_rate: float | Schedule = 1e-4,
         batch_size: int = 64,
         weight_decay: float = 1e-4,
@@ -80,10 +80,10 @@ class MaskedPretraining(WindowLearner):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        if not 0 < chosen <= 1:
-            raise ValueError(f"chosen must be more than 0 and at most 1, got {chosen}")
-        here().check_alone("MaskedPretraining")
-        self.chosen = chosen
+        if not 0 < mask_probability <= 1:
+            raise ValueError(f"mask_probability must be more than 0 and at most 1, got {mask_probability}")
+        process_group().check_single_process("MaskedPretraining")
+        self.mask_probability = mask_probability
         super().__init__(
             MaskedModel,
             dataset,
@@ -95,7 +95,7 @@ class MaskedPretraining(WindowLearner):
             max_grad_norm=max_grad_norm,
             return_scale=return_scale,
             episode_length=episode_length,
-            core=looking_both_ways(decision_transformer() if core is None else core),
+            core=bidirectional(decision_transformer() if core is None else core),
             download=download,
             tensorboard_log=tensorboard_log,
             verbose=verbose,
@@ -118,7 +118,7 @@ class MaskedPretraining(WindowLearner):
 
     def _batch(self, windows: Windows) -> MaskedWindows:
         batch = windows.sample(self.batch_size, self.order)
-        masking = Masking.draw(batch.mask, self.chosen, self.order)
+        masking = Masking.draw(batch.mask, self.mask_probability, self.order)
         return MaskedWindows(batch, masking).to(self.device)
 
     def predict(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -129,7 +129,7 @@ class MaskedPretraining(WindowLearner):
         )
 
 
-def looking_both_ways(core: TransformerSpec) -> TransformerSpec:
+def bidirectional(core: TransformerSpec) -> TransformerSpec:
     """Return a bidirectional version of an agent's core, without memory.
 
     Raises:

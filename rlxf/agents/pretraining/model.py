@@ -1,5 +1,6 @@
-"""Bidirectional transformer that predicts masked tokens of trajectories."""
+"""Model of masked pre-training: masks of tokens, predictions and losses."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -7,15 +8,83 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlxf.agents.actions import action_form
+from rlxf.agents.common.actions import action_encoder
+from rlxf.agents.common.losses import masked_mean, squared_error
 from rlxf.agents.decision_transformer.core import STD
 from rlxf.agents.decision_transformer.objectives import Imitation
-from rlxf.agents.decision_transformer.steps import TOKENS, Steps
-from rlxf.agents.decision_transformer.trajectory_model import TrajectoryModel
-from rlxf.agents.losses import average, squared_error
-from rlxf.agents.pretraining.masking import MaskedWindows, Masking
+from rlxf.agents.offline.context_window import TOKENS, ContextWindow
+from rlxf.agents.offline.trajectory_model import TrajectoryModel
 from rlxf.attention import TransformerSpec
-from rlxf.attention.depth.exits import Exits
+from rlxf.attention.depth.early_exit import ExitOutputs
+from rlxf.data import WindowBatch
+
+MASKED, RANDOM = 0.8, 0.1
+"""Fractions of the chosen tokens replaced by a mask and by a random token; the others stay unchanged."""
+
+
+@dataclass(frozen=True, eq=False)
+class Masking:
+    """Masking of the three tokens of each of W steps in B windows.
+
+    Args:
+        chosen: bool (B, W, 3), tokens to predict; never padding.
+        masked: bool (B, W, 3), chosen tokens that are replaced by a mask.
+        swapped: bool (B, W, 3), chosen tokens that are replaced by a token of the same kind of another step.
+        other: int64 (B, W, 3), index of that step in the flattened (B * W) steps of the batch.
+    """
+
+    chosen: Tensor
+    masked: Tensor
+    swapped: Tensor
+    replacement_step: Tensor
+
+    @classmethod
+    def draw(cls, mask: Tensor, share: float, generator: torch.Generator) -> "Masking":
+        """Choose each real token with probability ``share``, and draw its replacement.
+
+        Of the chosen tokens 80% are masked, 10% are replaced by a random token of the batch, and 10% stay
+        unchanged. The model therefore also sees real and wrong tokens at the positions that it predicts.
+
+        Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1.
+
+        Args:
+            mask: bool (B, W), True for real steps; on the device of the generator, the CPU.
+            share: probability that a token is chosen; 0.15 in the paper.
+            generator: random generator of all draws.
+        """
+        shape = (*mask.shape, TOKENS)
+        chosen = (torch.rand(shape, generator=generator) < share) & mask[..., None]
+        uniform = torch.rand(shape, generator=generator)
+        steps = mask.flatten().nonzero()[:, 0]
+        other = steps[torch.randint(len(steps), shape, generator=generator)]
+        masked = chosen & (uniform < MASKED)
+        swapped = chosen & (uniform >= MASKED) & (uniform < MASKED + RANDOM)
+        return cls(chosen, masked, swapped, other)
+
+    def to(self, device: torch.device | str) -> "Masking":
+        """Return a copy on another device."""
+        parts = (self.chosen, self.masked, self.swapped, self.replacement_step)
+        return Masking(*(part.to(device) for part in parts))
+
+    def hide(self, contents: Tensor, masks: Tensor) -> Tensor:
+        """Replace masked and swapped tokens in contents (B, W, 3, C); ``masks`` (3, C) has one per kind."""
+        kinds = torch.arange(TOKENS, device=contents.device)
+        others = contents.flatten(0, 1)[self.replacement_step, kinds]
+        hidden = torch.where(self.swapped[..., None], others, contents)
+        return torch.where(self.masked[..., None], masks, hidden)
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedWindows:
+    """Batch of masked pre-training: windows and the masking of their tokens."""
+
+    windows: WindowBatch
+    masking: Masking
+
+    def to(self, device: torch.device | str) -> "MaskedWindows":
+        """Return a copy on another device."""
+        return MaskedWindows(self.windows.to(device), self.masking.to(device))
+
 
 KINDS = ("return", "state", "action")
 
@@ -49,7 +118,7 @@ class MaskedModel(TrajectoryModel):
         return_scale: float,
         episode_length: int,
     ):
-        actions = action_form(action_space)
+        actions = action_encoder(action_space)
         super().__init__(observation_shape, actions, normalization, core, return_scale, episode_length)
         self.masks = nn.Parameter(torch.randn(TOKENS, core.width) * STD)
         self.return_head = nn.Linear(core.width, 1)
@@ -61,22 +130,22 @@ class MaskedModel(TrajectoryModel):
         """Return the "loss" and the mean error of each kind of token, over the chosen tokens of B windows."""
         exits = self.exits(self.steps(batch.windows), batch.masking)
         outputs = exits.outputs.unflatten(2, (-1, TOKENS))
-        layers = zip(exits.shares, outputs, strict=True)
+        layers = zip(exits.loss_weights, outputs, strict=True)
         errors = torch.stack([weight * self._errors(y, batch) for weight, y in layers]).sum(dim=0)
         chosen = batch.masking.chosen.to(errors.dtype)
         kinds = zip(KINDS, errors.unbind(-1), chosen.unbind(-1), strict=True)
-        parts = {f"{kind}_loss": average(error, weight) for kind, error, weight in kinds}
-        return self.with_penalty({"loss": average(errors, chosen)} | parts)
+        parts = {f"{kind}_loss": masked_mean(error, weight) for kind, error, weight in kinds}
+        return self.add_penalty({"loss": masked_mean(errors, chosen)} | parts)
 
     def weight(self, batch: MaskedWindows) -> Tensor:
         """Count the chosen tokens."""
         return batch.masking.chosen.sum()
 
-    def read(self, steps: Steps, masking: Masking | None = None) -> Tensor:
+    def outputs(self, steps: ContextWindow, masking: Masking | None = None) -> Tensor:
         """Return the outputs at all tokens, (B, 3 W, C); ``masking=None`` masks no token."""
         return self.exits(steps, masking).outputs[-1]
 
-    def exits(self, steps: Steps, masking: Masking | None) -> Exits:
+    def exits(self, steps: ContextWindow, masking: Masking | None) -> ExitOutputs:
         """Return the outputs at all tokens after each of N layers that permit an exit, (N, B, 3 W, C)."""
         contents = self.tokens.contents(steps)
         if masking is not None:

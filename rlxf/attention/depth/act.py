@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.checks import check_finite_number, check_not_negative
-from rlxf.attention.depth.base import Judge, Passes, Processor, Taken
+from rlxf.attention.depth.base import ConfidenceFn, DepthController, DepthCounter, LayerPasses
 from rlxf.attention.depth.universal import Universal
+from rlxf.attention.validation import check_finite_number, check_not_negative
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class ACT(Universal):
         if not 0 < self.epsilon < 1:
             raise ValueError(f"epsilon must lie between 0 and 1, got {self.epsilon}")
 
-    def build(self, width: int, passes: int) -> "Pondering":
-        return Pondering(self, width)
+    def build(self, width: int, passes: int) -> "ACTController":
+        return ACTController(self, width)
 
 
-class Pondering(Processor):
+class ACTController(DepthController):
     """Controller of the passes of `ACT`; ``w`` (C) and ``b`` compute the halting probability."""
 
     def __init__(self, spec: ACT, width: int):
@@ -69,36 +69,40 @@ class Pondering(Processor):
         self.b = nn.Parameter(torch.tensor(float(spec.bias)))
         self._ponder: Tensor | None = None
         self._count: tuple[Tensor, Tensor] | None = None
-        self._taken = Taken()
+        self._taken = DepthCounter()
 
-    def forward(self, x: Tensor, passes: Passes) -> Tensor:
-        halting = Halting(passes.filled, self.spec.epsilon, x.dtype)
+    def forward(self, x: Tensor, passes: LayerPasses) -> Tensor:
+        halting = HaltingState(passes.filled, self.spec.epsilon, x.dtype)
         y = self._run_passes(x, passes, halting, lambda running: running)
         self._record(halting, passes.filled)
         return y
 
     @torch.no_grad()
-    def early(self, x: Tensor, passes: Passes, judge: Judge | None) -> Tensor:
+    def early_exit(self, x: Tensor, passes: LayerPasses, judge: ConfidenceFn | None) -> Tensor:
         """Run passes until the tokens whose outputs are requested have halted, and count their passes."""
-        halting = Halting(passes.filled, self.spec.epsilon, x.dtype)
-        y = self._run_passes(x, passes, halting, passes.asking)
-        self._taken.add(passes.asking(halting.count).sum(), passes.asking(passes.filled).sum())
+        halting = HaltingState(passes.filled, self.spec.epsilon, x.dtype)
+        y = self._run_passes(x, passes, halting, passes.select_outputs)
+        self._taken.add(
+            passes.select_outputs(halting.count).sum(), passes.select_outputs(passes.filled).sum()
+        )
         return y
 
     def _run_passes(
-        self, x: Tensor, passes: Passes, halting: "Halting", select: Callable[[Tensor], Tensor]
+        self, x: Tensor, passes: LayerPasses, halting: "HaltingState", select: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Run passes as long as a token of those that ``select`` returns is running; return the outputs."""
-        y = torch.zeros_like(passes.asking(x))
+        y = torch.zeros_like(passes.select_outputs(x))
         for number in range(passes.count):
-            inputs = passes.enter(number, x)
+            inputs = passes.start_pass(number, x)
             if not select(halting.running).any():
-                passes.leave_out(number, inputs)
+                passes.skip(number, inputs)
                 continue
             running, last = halting.running, number == passes.count - 1
-            weight = halting.weigh((passes.read(inputs) @ self.w + self.b).sigmoid(), last)
+            weight = halting.step((passes.attention_input(inputs) @ self.w + self.b).sigmoid(), last)
             after = passes.run(number, inputs)
-            y = y + passes.asking(weight)[..., None] * (after if last else passes.asking(after))
+            y = y + passes.select_outputs(weight)[..., None] * (
+                after if last else passes.select_outputs(after)
+            )
             x = x if last else torch.where(running[..., None], after, x)
         return y
 
@@ -114,17 +118,17 @@ class Pondering(Processor):
         passes, tokens = self._count
         return passes / tokens.clamp(min=1)
 
-    def acting_depth(self) -> Tensor | None:
+    def mean_acting_depth(self) -> Tensor | None:
         return self._taken.mean()
 
-    def _record(self, halting: "Halting", filled: Tensor) -> None:
+    def _record(self, halting: "HaltingState", filled: Tensor) -> None:
         tokens = filled.sum()
         self._count = halting.count.sum(), tokens
         if torch.is_grad_enabled():
             self._ponder = (halting.count + halting.remainder).sum() / tokens.clamp(min=1)
 
 
-class Halting:
+class HaltingState:
     """Halting state: which tokens continue, and the weights of their passes.
 
     Args:
@@ -140,7 +144,7 @@ class Halting:
         self.count = self.total.to(torch.promote_types(dtype, torch.float32))  # bfloat16 is exact up to 256
         self.remainder = torch.zeros_like(self.total)
 
-    def weigh(self, p: Tensor, last: bool) -> Tensor:
+    def step(self, p: Tensor, last: bool) -> Tensor:
         """Return the weights (B, T) of the next pass for halting probabilities p (B, T).
 
         In the last pass all tokens halt.

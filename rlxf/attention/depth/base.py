@@ -6,14 +6,14 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.index import Index
 from rlxf.attention.technique import Technique
+from rlxf.attention.token_index import TokenIndex
 
-Judge = Callable[[Tensor], Tensor]
+ConfidenceFn = Callable[[Tensor], Tensor]
 """Confidence function: outputs (..., C) -> lead of the most likely choice, (...); see `lead`."""
 
 
-class Passes(Protocol):
+class LayerPasses(Protocol):
     """Passes of tokens through layers in one call of a transformer.
 
     All tokens enter every pass, in order, even if they skip its computation: keys and values for later tokens
@@ -26,7 +26,7 @@ class Passes(Protocol):
         ...
 
     @property
-    def index(self) -> Index:
+    def index(self) -> TokenIndex:
         """Positions and episodes of the tokens, (B, T)."""
         ...
 
@@ -35,11 +35,11 @@ class Passes(Protocol):
         """Mask of tokens, as opposed to empty slots, (B, T) bool."""
         ...
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_all(self, x: Tensor) -> Tensor:
         """Run all passes, each once, on x (B, T, C) and return the selected outputs, (B, Tq, C)."""
         ...
 
-    def enter(self, number: int, x: Tensor) -> Tensor:
+    def start_pass(self, number: int, x: Tensor) -> Tensor:
         """Return the input x (B, T, C) of pass ``number``, and add it to the memory of that pass."""
         ...
 
@@ -47,20 +47,20 @@ class Passes(Protocol):
         """Run the layer of a pass on all tokens: (B, T, C), in the last pass (B, Tq, C)."""
         ...
 
-    def leave_out(self, number: int, x: Tensor) -> None:
+    def skip(self, number: int, x: Tensor) -> None:
         """Skip a pass that no token needs, and store its input x for later tokens."""
         ...
 
-    def read(self, x: Tensor) -> Tensor:
+    def attention_input(self, x: Tensor) -> Tensor:
         """Return the input of attention for the residual stream x: (B, T, C)."""
         ...
 
-    def asking(self, x: Tensor) -> Tensor:
+    def select_outputs(self, x: Tensor) -> Tensor:
         """Select the tokens whose outputs are requested, (B, Tq, ...), of all tokens (B, T, ...)."""
         ...
 
 
-class Taken:
+class DepthCounter:
     """Mean number of passes of acting tokens since the last call of `mean`."""
 
     def __init__(self) -> None:
@@ -78,14 +78,14 @@ class Taken:
         return torch.as_tensor(passes / tokens) if tokens else None
 
 
-class Processor(nn.Module):
+class DepthController(nn.Module):
     """Controller of the passes. By default each token takes each pass once."""
 
-    def forward(self, x: Tensor, passes: Passes) -> Tensor:
+    def forward(self, x: Tensor, passes: LayerPasses) -> Tensor:
         """Process tokens x (B, T, C) and return the selected outputs, (B, Tq, C)."""
-        return passes.through(x)
+        return passes.run_all(x)
 
-    def early(self, x: Tensor, passes: Passes, judge: Judge | None) -> Tensor:
+    def early_exit(self, x: Tensor, passes: LayerPasses, judge: ConfidenceFn | None) -> Tensor:
         """Compute `forward` for acting tokens, with early exits; by default without them.
 
         Args:
@@ -107,7 +107,7 @@ class Processor(nn.Module):
         """Return the mean number of passes per token in the last forward pass; None for a fixed depth."""
         return None
 
-    def acting_depth(self) -> Tensor | None:
+    def mean_acting_depth(self) -> Tensor | None:
         """Return the mean number of passes of acting tokens (`early`) since the last call.
 
         None for a fixed depth.
@@ -116,14 +116,14 @@ class Processor(nn.Module):
 
 
 class Depth(Technique):
-    """Base of the depth techniques: frozen dataclasses that build a `Processor`."""
+    """Base of the depth techniques: frozen dataclasses that build a `DepthController`."""
 
     causal: ClassVar[str] = "token by token"
 
-    def layer_of(self, number: int) -> int:
+    def layer_of_pass(self, number: int) -> int:
         """Return the layer, counted from 0, whose weights a pass uses."""
         return number
 
-    def build(self, width: int, passes: int) -> Processor:
+    def build(self, width: int, passes: int) -> DepthController:
         """Return the module; it usually has no parameters."""
-        return Processor()
+        return DepthController()

@@ -9,10 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_finite_number, check_not_negative, check_word
-from rlxf.attention.depth.base import Passes
-from rlxf.attention.depth.exits import ExitDepth, Exiting, Lead, Rule, Verdict, shared
-from rlxf.attention.technique import Choices
+from rlxf.attention.depth.base import LayerPasses
+from rlxf.attention.depth.early_exit import (
+    ConfidenceGetter,
+    EarlyExitController,
+    ExitDepth,
+    ExitRule,
+    ExitTargets,
+    normalized_loss_weights,
+)
+from rlxf.attention.technique import SpecView
+from rlxf.attention.validation import check_choice, check_finite_number, check_not_negative
 
 Confidence = Literal["softmax", "state", "classifier"]
 
@@ -22,7 +29,7 @@ class CALM(ExitDepth):
     r"""Early exit after the first pass n = 1 ... N whose confidence is at least the threshold, while acting.
 
     - "softmax": the difference of the two largest probabilities of the choices predicted from the output:
-      `lead`;
+      `probability_margin`;
     - "state": ``cos(h^(n-1), h^n)``, from the second pass on, so there must be three passes;
     - "classifier": ``sigma(w . h^n + b)``, which is trained to predict whether the choice after pass n equals
       the choice after the last pass. Its gradient does not reach the rest of the transformer.
@@ -52,13 +59,13 @@ class CALM(ExitDepth):
     exit_coef: float = 1.0
 
     def __post_init__(self) -> None:
-        check_word("CALM confidence", self.confidence, get_args(Confidence))
+        check_choice("CALM confidence", self.confidence, get_args(Confidence))
         check_finite_number("CALM threshold", self.threshold)
         check_not_negative("CALM exit_coef", self.exit_coef)
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"CALM threshold must be from 0 to 1, got {self.threshold}")
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         super().check(choices)
         if self.confidence == "state" and choices.layers < 3:
             raise ValueError(
@@ -66,14 +73,14 @@ class CALM(ExitDepth):
                 f"{choices.layers}; set layers=3 or choose another confidence"
             )
 
-    def build(self, width: int, passes: int) -> "Confident":
-        return MEASURES[self.confidence](self, width)
+    def build(self, width: int, passes: int) -> "CALMController":
+        return CONFIDENCE_MEASURES[self.confidence](self, width)
 
-    def shares(self, passes: int) -> Tensor:
-        return shared(torch.arange(1, passes + 1, dtype=torch.float64), self.exit_coef)
+    def loss_weights(self, passes: int) -> Tensor:
+        return normalized_loss_weights(torch.arange(1, passes + 1, dtype=torch.float64), self.exit_coef)
 
 
-class Confident(Exiting):
+class CALMController(EarlyExitController):
     """Base of the three confidence measures; ``threshold`` is that of the spec until calibration."""
 
     threshold: Tensor
@@ -82,55 +89,57 @@ class Confident(Exiting):
         super().__init__()
         self.register_buffer("threshold", torch.tensor(float(spec.threshold)))
 
-    def rule(self, x: Tensor, passes: Passes) -> Rule:
+    def exit_rule(self, x: Tensor, passes: LayerPasses) -> ExitRule:
         return lambda *arguments: self.confidence(*arguments) >= self.threshold
 
     @abstractmethod
-    def confidence(self, number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
-        """Return the confidence of each token after a pass, (B, T); arguments as in `Rule`."""
+    def confidence(self, number: int, before: Tensor, after: Tensor, lead: ConfidenceGetter) -> Tensor:
+        """Return the confidence of each token after a pass, (B, T); arguments as in `ExitRule`."""
 
-    def lesson(self, opening: Tensor | None, states: Tensor, verdict: Verdict) -> Tensor | None:
+    def auxiliary_loss(self, opening: Tensor | None, states: Tensor, verdict: ExitTargets) -> Tensor | None:
         """Return None: nothing is learned."""
         return None
 
 
-class SoftmaxResponse(Confident):
+class SoftmaxResponse(CALMController):
     """Confidence measure "softmax": the lead of the most likely choice."""
 
-    def confidence(self, number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
+    def confidence(self, number: int, before: Tensor, after: Tensor, lead: ConfidenceGetter) -> Tensor:
         return lead()
 
 
-class StateSaturation(Confident):
+class StateSaturation(CALMController):
     """Confidence measure "state": the cosine similarity of the states before and after a pass.
 
     It is -1 after the first pass.
     """
 
-    def confidence(self, number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
+    def confidence(self, number: int, before: Tensor, after: Tensor, lead: ConfidenceGetter) -> Tensor:
         if number == 0:
             return torch.full(after.shape[:-1], -1.0, dtype=after.dtype, device=after.device)
         return F.cosine_similarity(before, after, dim=-1)
 
 
-class LearnedConfidence(Confident):
+class LearnedConfidence(CALMController):
     """Confidence measure "classifier": ``net`` (C -> 1) is w and b, shared by all passes."""
 
     def __init__(self, spec: CALM, width: int):
         super().__init__(spec, width)
         self.net = nn.Linear(width, 1)
 
-    def confidence(self, number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
+    def confidence(self, number: int, before: Tensor, after: Tensor, lead: ConfidenceGetter) -> Tensor:
         return self.net(after)[..., 0].sigmoid()
 
-    def lesson(self, opening: Tensor | None, states: Tensor, verdict: Verdict) -> Tensor:
+    def auxiliary_loss(self, opening: Tensor | None, states: Tensor, verdict: ExitTargets) -> Tensor:
         """Return the cross-entropy of the classifier, averaged over all passes but the last and tokens."""
         logits = self.net(states[:-1].detach())[..., 0]
-        losses = F.binary_cross_entropy_with_logits(logits, verdict.same[:-1].to(logits), reduction="none")
+        losses = F.binary_cross_entropy_with_logits(
+            logits, verdict.agrees_with_last[:-1].to(logits), reduction="none"
+        )
         return verdict.average(losses)
 
 
-def lead(probabilities: Sequence[Tensor]) -> Tensor:
+def probability_margin(probabilities: Sequence[Tensor]) -> Tensor:
     """Return the probability of the most likely joint choice minus that of the second most likely.
 
     It is ``prod_i p_i (1 - max_i q_i / p_i)``, with p_i and q_i the largest and second largest probability of
@@ -150,7 +159,7 @@ def lead(probabilities: Sequence[Tensor]) -> Tensor:
     return torch.stack(best).prod(dim=0) * (1 - torch.stack(ratios).amax(dim=0))
 
 
-MEASURES: dict[Confidence, type[Confident]] = {
+CONFIDENCE_MEASURES: dict[Confidence, type[CALMController]] = {
     "softmax": SoftmaxResponse,
     "state": StateSaturation,
     "classifier": LearnedConfidence,

@@ -8,9 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_finite_number, check_not_negative, check_word
-from rlxf.attention.depth.base import Passes
-from rlxf.attention.depth.exits import ExitDepth, Exiting, Lead, Rule, Verdict, shared
+from rlxf.attention.depth.base import LayerPasses
+from rlxf.attention.depth.early_exit import (
+    ConfidenceGetter,
+    EarlyExitController,
+    ExitDepth,
+    ExitRule,
+    ExitTargets,
+    normalized_loss_weights,
+)
+from rlxf.attention.validation import check_choice, check_finite_number, check_not_negative
 
 By = Literal["sequence", "multinomial", "geometric"]
 Oracle = Literal["likelihood", "correctness"]
@@ -60,8 +67,8 @@ class DepthAdaptive(ExitDepth):
     exit_coef: float = 1.0
 
     def __post_init__(self) -> None:
-        check_word("DepthAdaptive by", self.by, get_args(By))
-        check_word("DepthAdaptive oracle", self.oracle, get_args(Oracle))
+        check_choice("DepthAdaptive by", self.by, get_args(By))
+        check_choice("DepthAdaptive oracle", self.oracle, get_args(Oracle))
         check_not_negative("DepthAdaptive penalty", self.penalty)
         check_finite_number("DepthAdaptive sigma", self.sigma)
         check_not_negative("DepthAdaptive exit_coef", self.exit_coef)
@@ -69,20 +76,20 @@ class DepthAdaptive(ExitDepth):
             raise ValueError(f"DepthAdaptive sigma must be more than 0, got {self.sigma}")
 
     @property
-    def by_step(self) -> bool:
+    def exits_token_by_token(self) -> bool:
         """True unless the exit depends on the mean of a sequence."""
         return self.by != "sequence"
 
-    def build(self, width: int, passes: int) -> "Adaptive":
+    def build(self, width: int, passes: int) -> "DepthAdaptiveController":
         return CLASSIFIERS[self.by](self, width, passes)
 
-    def shares(self, passes: int) -> Tensor:
+    def loss_weights(self, passes: int) -> Tensor:
         """Return equal loss weights, the paper's "aligned training"."""
-        return shared(torch.ones(passes, dtype=torch.float64), self.exit_coef)
+        return normalized_loss_weights(torch.ones(passes, dtype=torch.float64), self.exit_coef)
 
-    def targets(self, verdict: Verdict) -> Tensor:
+    def targets(self, verdict: ExitTargets) -> Tensor:
         """Return the oracle's pass of each token, from 0: (B, T) int64."""
-        score = verdict.likelihood if self.oracle == "likelihood" else verdict.right.to(verdict.likelihood)
+        score = verdict.likelihood if self.oracle == "likelihood" else verdict.correct.to(verdict.likelihood)
         episode, position = verdict.index.episode, verdict.index.position
         weights = ((episode[:, :, None] == episode[:, None]) & verdict.filled[:, :, None]).to(score)
         if self.by != "sequence":
@@ -91,14 +98,14 @@ class DepthAdaptive(ExitDepth):
         return (score[:, :, None] @ weights - self.penalty * count[:, None, None, None]).argmax(dim=0)[:, 0]
 
 
-class Adaptive(Exiting):
+class DepthAdaptiveController(EarlyExitController):
     """Base of the three classifiers."""
 
     def __init__(self, spec: DepthAdaptive):
         super().__init__()
         self.spec = spec
 
-    def lesson(self, opening: Tensor | None, states: Tensor, verdict: Verdict) -> Tensor:
+    def auxiliary_loss(self, opening: Tensor | None, states: Tensor, verdict: ExitTargets) -> Tensor:
         """Return ``-log q(oracle)``, averaged over the tokens."""
         log_q = self.log_q(opening, states.detach())
         losses = F.nll_loss(log_q.movedim(-1, 1), self.spec.targets(verdict), reduction="none")
@@ -109,7 +116,7 @@ class Adaptive(Exiting):
         """Return log q of each token, (B, T, N)."""
 
 
-class Multinomial(Adaptive):
+class MultinomialClassifier(DepthAdaptiveController):
     """Classifier "multinomial": ``net`` (C -> N) is W and b."""
 
     def __init__(self, spec: DepthAdaptive, width: int, passes: int):
@@ -119,10 +126,10 @@ class Multinomial(Adaptive):
     def log_q(self, opening: Tensor | None, states: Tensor) -> Tensor:
         return self.net(states[0]).log_softmax(dim=-1)
 
-    def rule(self, x: Tensor, passes: Passes) -> Rule:
+    def exit_rule(self, x: Tensor, passes: LayerPasses) -> ExitRule:
         chosen: list[Tensor] = []
 
-        def exits(number: int, before: Tensor, after: Tensor, lead: Lead) -> Tensor:
+        def exits(number: int, before: Tensor, after: Tensor, lead: ConfidenceGetter) -> Tensor:
             if number == 0:
                 chosen.append(self.net(after).argmax(dim=-1))
             return chosen[0] <= number
@@ -130,27 +137,27 @@ class Multinomial(Adaptive):
         return exits
 
 
-class OfSequence(Multinomial):
-    """Classifier "sequence": `Multinomial` for the mean of the episode's tokens so far."""
+class SequenceClassifier(MultinomialClassifier):
+    """Classifier "sequence": `MultinomialClassifier` for the mean of the episode's tokens so far."""
 
-    def opening(self, x: Tensor, passes: Passes) -> Tensor:
+    def initial_features(self, x: Tensor, passes: LayerPasses) -> Tensor:
         """Return the mean over the episode's tokens so far."""
         episode = passes.index.episode
         same = (episode[:, :, None] == episode[:, None]) & passes.filled[:, None]
         visible = same.tril().to(x.dtype)
-        mean = visible @ passes.read(x) / visible.sum(dim=-1, keepdim=True).clamp(min=1)
-        return passes.asking(mean).detach()
+        mean = visible @ passes.attention_input(x) / visible.sum(dim=-1, keepdim=True).clamp(min=1)
+        return passes.select_outputs(mean).detach()
 
     def log_q(self, opening: Tensor | None, states: Tensor) -> Tensor:
         assert opening is not None
         return self.net(opening).log_softmax(dim=-1)
 
-    def rule(self, x: Tensor, passes: Passes) -> Rule:
-        chosen = self.net(self.opening(x, passes)).argmax(dim=-1)
+    def exit_rule(self, x: Tensor, passes: LayerPasses) -> ExitRule:
+        chosen = self.net(self.initial_features(x, passes)).argmax(dim=-1)
         return lambda number, before, after, lead: chosen <= number
 
 
-class Geometric(Adaptive):
+class GeometricClassifier(DepthAdaptiveController):
     """Classifier "geometric": ``w`` (N - 1, C) and ``b`` (N - 1,) of each pass but the last."""
 
     def __init__(self, spec: DepthAdaptive, width: int, passes: int):
@@ -164,12 +171,12 @@ class Geometric(Adaptive):
         before = F.pad(log_continue, (1, 0))
         return before + F.pad(F.logsigmoid(logits), (0, 1))
 
-    def rule(self, x: Tensor, passes: Passes) -> Rule:
+    def exit_rule(self, x: Tensor, passes: LayerPasses) -> ExitRule:
         return lambda number, before, after, lead: after @ self.w[number] + self.b[number] > 0
 
 
-CLASSIFIERS: dict[By, type[Multinomial | Geometric]] = {
-    "sequence": OfSequence,
-    "multinomial": Multinomial,
-    "geometric": Geometric,
+CLASSIFIERS: dict[By, type[MultinomialClassifier | GeometricClassifier]] = {
+    "sequence": SequenceClassifier,
+    "multinomial": MultinomialClassifier,
+    "geometric": GeometricClassifier,
 }

@@ -19,6 +19,6 @@ class Universal(Depth):
     paper: ClassVar[str] = "Dehghani et al. 2019, arXiv:1807.03819"
     cost: ClassVar[str] = "L"
 
-    def layer_of(self, number: int) -> int:
+    def layer_of_pass(self, number: int) -> int:
         """Return 0: all passes use the first layer."""
         return 0

@@ -6,9 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from rlxf.attention.checks import check_finite_number, check_whole, check_word
-from rlxf.attention.heads.datastore import Neighbours
-from rlxf.attention.heads.search import SEARCHES
+from rlxf.attention.heads.datastore import SEARCHES, Neighbours
+from rlxf.attention.validation import check_choice, check_finite_number, check_int
 
 
 @dataclass(frozen=True)
@@ -34,26 +33,26 @@ class OutputHead(ABC):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        check_whole(f"{name} k", self.k)
+        check_int(f"{name} k", self.k)
         check_finite_number(f"{name} temperature", self.temperature)
         if self.temperature <= 0:
             raise ValueError(f"{name} temperature must be above 0, got {self.temperature}")
-        check_word(f"{name} index", self.index, tuple(SEARCHES))
+        check_choice(f"{name} index", self.index, tuple(SEARCHES))
 
     def weights(self, near: Neighbours) -> Tensor:
         """Return the weights of the neighbours, ``exp(-d_i^2 / T)`` divided by their sum, (B, k)."""
         return (-near.squared / self.temperature).softmax(dim=1)
 
     @abstractmethod
-    def build(self, width: int) -> "HeadReader":
+    def build(self, width: int) -> "OutputHeadModule":
         """Build the module for transformer outputs of the given width."""
 
 
-class HeadReader(nn.Module, ABC):
+class OutputHeadModule(nn.Module, ABC):
     """Base of the modules that output heads build."""
 
     @abstractmethod
-    def share(self, h: Tensor) -> Tensor:
+    def neighbour_weight(self, h: Tensor) -> Tensor:
         """Return the mixing weight of the neighbours for continuous values: h (B, C) -> (B,), from 0 to 1."""
 
     @abstractmethod

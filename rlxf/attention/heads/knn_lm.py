@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_finite_number
-from rlxf.attention.heads.base import HeadReader, OutputHead
+from rlxf.attention.heads.base import OutputHead, OutputHeadModule
 from rlxf.attention.heads.datastore import Neighbours
+from rlxf.attention.validation import check_finite_number
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class KNNLM(OutputHead):
         if not 0 <= self.weight <= 1:
             raise ValueError(f"KNNLM weight (lambda) must be from 0 to 1, got {self.weight}")
 
-    def build(self, width: int) -> "KNNLMReader":
+    def build(self, width: int) -> "KNNLMModule":
         """See `OutputHead`."""
-        return KNNLMReader(self)
+        return KNNLMModule(self)
 
-    def among(self, near: Neighbours, size: int) -> Tensor:
+    def neighbour_distribution(self, near: Neighbours, size: int) -> Tensor:
         """Return p_kNN of each of V = ``size`` values, (B, V)."""
         weights = self.weights(near)
         return weights.new_zeros(len(weights), size).scatter_add(1, near.values, weights)
@@ -58,18 +58,18 @@ class KNNLM(OutputHead):
         return torch.logaddexp(log_p + (1 - share).log(), p_near.log() + share.log())
 
 
-class KNNLMReader(HeadReader):
+class KNNLMModule(OutputHeadModule):
     """Module of a `KNNLM` head. It has no parameters."""
 
     def __init__(self, spec: KNNLM):
         super().__init__()
         self.spec = spec
 
-    def share(self, h: Tensor) -> Tensor:
+    def neighbour_weight(self, h: Tensor) -> Tensor:
         """Return lambda for each output."""
         return h.new_full(h.shape[:1], self.spec.weight)
 
     def log_prob(self, h: Tensor, near: Neighbours, weight: Tensor, bias: Tensor) -> Tensor:
-        """See `HeadReader`."""
+        """See `OutputHeadModule`."""
         log_p = F.linear(h, weight, bias).log_softmax(dim=1)
-        return self.spec.mixed(log_p, self.spec.among(near, len(weight)))
+        return self.spec.mixed(log_p, self.spec.neighbour_distribution(near, len(weight)))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.heads.base import HeadReader, OutputHead
+from rlxf.attention.heads.base import OutputHead, OutputHeadModule
 from rlxf.attention.heads.datastore import Neighbours
 
 
@@ -37,12 +37,12 @@ class SPALM(OutputHead):
 
     paper: ClassVar[str] = "Yogatama et al. 2021, arXiv:2102.02557"
 
-    def build(self, width: int) -> "SPALMReader":
+    def build(self, width: int) -> "SPALMModule":
         """See `OutputHead`."""
-        return SPALMReader(width)
+        return SPALMModule(width)
 
 
-class SPALMReader(HeadReader):
+class SPALMModule(OutputHeadModule):
     """Module of a `SPALM` head with the gate weights w_g (C,)."""
 
     def __init__(self, width: int):
@@ -53,22 +53,22 @@ class SPALMReader(HeadReader):
         """Return the gate g: h (..., C) -> (...)."""
         return (h @ self.gate).sigmoid()
 
-    def share(self, h: Tensor) -> Tensor:
+    def neighbour_weight(self, h: Tensor) -> Tensor:
         """Return 1 - g."""
         return 1 - self.openness(h)
 
     def features(self, h: Tensor, y: Tensor) -> Tensor:
         """Return z of outputs h (B, C) and the features y (B, k, C) of their neighbours' values."""
         g = self.openness(h)[:, None]
-        return (1 - g) * gathered(h, y) + g * h
+        return (1 - g) * aggregate_neighbours(h, y) + g * h
 
     def log_prob(self, h: Tensor, near: Neighbours, weight: Tensor, bias: Tensor) -> Tensor:
-        """See `HeadReader`."""
+        """See `OutputHeadModule`."""
         z = self.features(h, weight[near.values])
         return F.linear(z, weight, bias).log_softmax(dim=1)
 
 
-def gathered(h: Tensor, y: Tensor) -> Tensor:
+def aggregate_neighbours(h: Tensor, y: Tensor) -> Tensor:
     """Compute ``m = sum_i softmax_i(y_i . h) y_i``: h (B, C) and y (B, k, C) -> (B, C)."""
     attention = torch.einsum("bkc,bc->bk", y, h).softmax(dim=1)
     return torch.einsum("bk,bkc->bc", attention, y)

@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.checks import check_finite_number
 from rlxf.attention.kernels.base import PairwiseKernel
-from rlxf.attention.kernels.span import SpanAverage, check_span
+from rlxf.attention.kernels.span import SpanAttention, check_span
+from rlxf.attention.validation import check_finite_number
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class AdaptiveSpan(PairwiseKernel):
         if not 0 <= start <= self.limit:
             raise ValueError(f"AdaptiveSpan start must be in [0, limit {self.limit}], got {start}")
 
-    def build(self, width: int, heads: int) -> "AdaptiveSpanAverage":
-        return AdaptiveSpanAverage(self, heads)
+    def build(self, width: int, heads: int) -> "AdaptiveSpanAttention":
+        return AdaptiveSpanAttention(self, heads)
 
 
-class AdaptiveSpanAverage(SpanAverage):
+class AdaptiveSpanAttention(SpanAttention):
     """Module of `AdaptiveSpan` in one layer; ``span`` (H,) is z / S."""
 
     def __init__(self, spec: AdaptiveSpan, heads: int):
@@ -79,7 +79,7 @@ class AdaptiveSpanAverage(SpanAverage):
         return self.span.clamp(0, 1) * self.spec.limit
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """Largest distance, in tokens, at which a head gives weight."""
         return math.ceil(float(self.z.detach().max())) + self.spec.ramp
 

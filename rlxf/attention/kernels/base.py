@@ -10,17 +10,17 @@ from torch.nn import functional as F
 
 from rlxf.attention.patterns.base import UNLIMITED
 from rlxf.attention.patterns.full import Full
-from rlxf.attention.technique import Choices, Technique
+from rlxf.attention.technique import SpecView, Technique
 
 if TYPE_CHECKING:
-    from rlxf.attention.index import Index
-    from rlxf.attention.relation import Relation, Share
+    from rlxf.attention.attention_mask import AttentionMask, HeadGroup
+    from rlxf.attention.token_index import TokenIndex
 
-Linear = Callable[[Tensor, Tensor, Tensor], Tensor]
+LinearFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Function ``linear(x, weight, bias)``; a layer whose norm is not yet applied to x passes its own."""
 
 
-class LayerKernel(nn.Module, ABC):
+class AttentionKernel(nn.Module, ABC):
     """Attention kernel of one layer: a weighted average of values that is linear in the values.
 
     A kernel may compute extra features of a token next to its query, key and value. The E extra features of a
@@ -30,7 +30,7 @@ class LayerKernel(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: "Relation", dropout: float
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: "AttentionMask", dropout: float
     ) -> Tensor:
         """Compute the weighted average of the values.
 
@@ -46,33 +46,35 @@ class LayerKernel(nn.Module, ABC):
             (B, H, Tq, V).
         """
 
-    def query_marks(self, x: Tensor) -> Tensor | None:
+    def query_extras(self, x: Tensor) -> Tensor | None:
         """Return the extra features of queries for tokens x (B, T, C): (B, H, T, E), or None."""
         return None
 
-    def key_marks(self, x: Tensor, linear: Linear = F.linear) -> Tensor | None:
+    def key_extras(self, x: Tensor, linear: LinearFn = F.linear) -> Tensor | None:
         """Return the extra features of keys for tokens x (B, T, C): (B, H, T, F), or None."""
         return None
 
-    def query_notes(self, q: Tensor) -> Tensor | None:
+    def projected_query_extras(self, q: Tensor) -> Tensor | None:
         """Return extra features computed from projected queries q (B, H, T, D), before positions change them.
 
         The result (B, H, T, E) is appended after `query_marks`; None for none.
         """
         return None
 
-    def key_notes(self, k: Tensor) -> Tensor | None:
+    def projected_key_extras(self, k: Tensor) -> Tensor | None:
         """Return extra features computed from projected keys k (B, H, T, D); see `query_notes`."""
         return None
 
-    def meet(self, q: Tensor, k: Tensor, relation: "Relation") -> tuple[Tensor, Tensor]:
+    def before_gathering(self, q: Tensor, k: Tensor, relation: "AttentionMask") -> tuple[Tensor, Tensor]:
         """Transform queries and keys while the full sequence is available, before sparse gathering.
 
         Used by terms of a pair that depend on the tokens between query and key.
         """
         return q, k
 
-    def look(self, q: Tensor, k: Tensor, bias: Tensor | None, relation: "Relation", dropout: float) -> Tensor:
+    def inspect_weights(
+        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: "AttentionMask", dropout: float
+    ) -> Tensor:
         """Return the weights of all pairs, (B, H, Tq, Tk), for inspection.
 
         By default they are the average of one-hot values, in the dtype of q. Arguments as in `forward`.
@@ -80,22 +82,22 @@ class LayerKernel(nn.Module, ABC):
         y: Tensor = self(q, k, one_hot(q, k), bias, relation, dropout)
         return y
 
-    def shares(self, relation: "Relation") -> "tuple[Share, ...] | None":
+    def head_groups(self, relation: "AttentionMask") -> "tuple[HeadGroup, ...] | None":
         """Return the groups of queries that keys are gathered for; None to compute all pairs at once."""
-        return relation.shares
+        return relation.head_groups
 
-    def share(self, first: "LayerKernel") -> None:
+    def tie_weights(self, first: "AttentionKernel") -> None:
         """Tie the weights that all layers share to the first layer's kernel; by default none."""
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """Largest distance, in tokens, at which a key can have weight.
 
         Pairs farther apart need not be computed.
         """
         return UNLIMITED
 
-    def begin_pass(self) -> None:
+    def reset_penalty(self) -> None:
         """Discard the terms of `penalty` from earlier segments; called before a pass with gradient."""
 
     def penalty(self) -> Tensor | None:
@@ -116,33 +118,33 @@ class LayerKernel(nn.Module, ABC):
         """
 
 
-class LayerPairwise(LayerKernel):
+class PairwiseAttentionKernel(AttentionKernel):
     """Kernel that computes the weight of each pair of query and key."""
 
     @abstractmethod
     def weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: "Relation", dropout: float
+        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: "AttentionMask", dropout: float
     ) -> Tensor:
         """Return the weights by which `forward` averages values, (B, H, Tq, Tk); arguments alike."""
 
 
-class LayerMemory(ABC):
+class RecurrentKernelState(ABC):
     """Recurrent state of a kernel in one layer: a constant-size summary of an episode's keys and values."""
 
     @abstractmethod
-    def rows(self, rows: Tensor) -> "LayerMemory":
+    def rows(self, rows: Tensor) -> "RecurrentKernelState":
         """Return a copy of the selected rows (N,) int64 of the batch."""
 
 
-class LayerRecurrent(LayerKernel):
-    """Kernel that can act from a `LayerMemory` in place of all keys and values.
+class RecurrentAttentionKernel(AttentionKernel):
+    """Kernel that can act from a `RecurrentKernelState` in place of all keys and values.
 
     This is valid as long as each token sees all earlier tokens of its episode; other patterns hide keys by
     position.
     """
 
     @abstractmethod
-    def begin(self, k: Tensor, v: Tensor, index: "Index") -> LayerMemory:
+    def prefill(self, k: Tensor, v: Tensor, index: "TokenIndex") -> RecurrentKernelState:
         """Return the recurrent state after S tokens, oldest first.
 
         Args:
@@ -152,7 +154,9 @@ class LayerRecurrent(LayerKernel):
         """
 
     @abstractmethod
-    def recur(self, q: Tensor, k: Tensor, v: Tensor, index: "Index", memory: LayerMemory) -> Tensor:
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, index: "TokenIndex", memory: RecurrentKernelState
+    ) -> Tensor:
         """Compute the output of one token, which sees itself, and add the token to the state in place.
 
         Args:
@@ -175,12 +179,12 @@ class Kernel(Technique, ABC):
     """
 
     @abstractmethod
-    def build(self, width: int, heads: int) -> LayerKernel:
+    def build(self, width: int, heads: int) -> AttentionKernel:
         """Return the module of one layer."""
 
     @property
-    def prices_tokens(self) -> bool:
-        """True if `LayerKernel.penalty` depends on the tokens."""
+    def loss_depends_on_tokens(self) -> bool:
+        """True if `AttentionKernel.penalty` depends on the tokens."""
         return False
 
     def for_layers(self, layers: int) -> "tuple[Kernel, ...]":
@@ -196,7 +200,7 @@ class RecurrentKernel(Kernel):
     """Kernel with a constant cost per acting step at any episode length, if the pattern is `Full`."""
 
     @abstractmethod
-    def build(self, width: int, heads: int) -> LayerRecurrent:
+    def build(self, width: int, heads: int) -> RecurrentAttentionKernel:
         """Return the module of one layer."""
 
 
@@ -204,11 +208,11 @@ class PairwiseKernel(Kernel):
     """Kernel that accepts a bias for each pair of query and key."""
 
     @abstractmethod
-    def build(self, width: int, heads: int) -> LayerPairwise:
+    def build(self, width: int, heads: int) -> PairwiseAttentionKernel:
         """Return the module of one layer."""
 
 
-def check_whole_sequence(kernel: Kernel, option: str, choices: Choices) -> None:
+def check_sees_whole_sequence(kernel: Kernel, option: str, choices: SpecView) -> None:
     """Raise ValueError unless a kernel that partitions the whole sequence may see all of it.
 
     Args:
@@ -231,6 +235,6 @@ def check_whole_sequence(kernel: Kernel, option: str, choices: Choices) -> None:
 def one_hot(q: Tensor, k: Tensor) -> Tensor:
     """Return one-hot values (B, H, Tk, Tk) that identify the keys (B, H, Tk, D).
 
-    They have the dtype of q: keys are wider where `LayerKernel.meet` adds logarithms to them.
+    They have the dtype of q: keys are wider where `AttentionKernel.before_gathering` adds logarithms to them.
     """
     return torch.eye(k.shape[2], dtype=q.dtype, device=k.device).expand(*k.shape[:2], -1, -1)

@@ -6,10 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.index import EMPTY
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.base import PairwiseKernel
-from rlxf.attention.kernels.span import SpanAverage, check_span
-from rlxf.attention.relation import Relation
+from rlxf.attention.kernels.span import SpanAttention, check_span
+from rlxf.attention.token_index import EMPTY
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class DynamicSpan(PairwiseKernel):
         check_span(self)
 
     @property
-    def prices_tokens(self) -> bool:
+    def loss_depends_on_tokens(self) -> bool:
         return self.penalty > 0
 
-    def build(self, width: int, heads: int) -> "DynamicSpanAverage":
-        return DynamicSpanAverage(self, width, heads)
+    def build(self, width: int, heads: int) -> "DynamicSpanAttention":
+        return DynamicSpanAttention(self, width, heads)
 
 
-class DynamicSpanAverage(SpanAverage):
+class DynamicSpanAttention(SpanAttention):
     """Module of `DynamicSpan` in one layer.
 
     ``span`` (C -> H) holds v and b. Both start at 0, which makes z = S / 2.
@@ -65,11 +65,11 @@ class DynamicSpanAverage(SpanAverage):
         self._mean_z: list[Tensor] = []
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """Largest distance, in tokens, at which a token can give weight: S + R."""
         return self.spec.limit + self.spec.ramp
 
-    def query_marks(self, x: Tensor) -> Tensor:
+    def query_extras(self, x: Tensor) -> Tensor:
         """Return z of each token x (B, T, C), in tokens: (B, H, T, 1)."""
         z: Tensor = self.span(x).sigmoid() * self.spec.limit
         return z.transpose(1, 2)[..., None]
@@ -77,14 +77,14 @@ class DynamicSpanAverage(SpanAverage):
     def split(self, q: Tensor) -> tuple[Tensor, Tensor]:
         return q[..., :-1], q[..., -1:]
 
-    def meet(self, q: Tensor, k: Tensor, relation: Relation) -> tuple[Tensor, Tensor]:
+    def before_gathering(self, q: Tensor, k: Tensor, relation: AttentionMask) -> tuple[Tensor, Tensor]:
         """Record the mean z of a pass with gradient, for `penalty`."""
         if self.spec.penalty > 0 and torch.is_grad_enabled():
             filled = relation.query.episode != EMPTY
             self._mean_z.append((q[..., -1].mean(1) * filled).sum() / filled.sum().clamp(min=1))
         return q, k
 
-    def begin_pass(self) -> None:
+    def reset_penalty(self) -> None:
         self._mean_z = []
 
     def penalty(self) -> Tensor | None:

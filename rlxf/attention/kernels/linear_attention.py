@@ -9,21 +9,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.checks import MOST_SEED
-from rlxf.attention.index import EMPTY, Index
-from rlxf.attention.kernels.base import LayerMemory, LayerRecurrent, RecurrentKernel
-from rlxf.attention.kernels.reading import read
-from rlxf.attention.kernels.sums import LOWEST, Keys, Sums, over_pairs, over_past, with_ones
+from rlxf.attention.attention_mask import AttentionMask, HeadGroup
+from rlxf.attention.kernels.base import RecurrentAttentionKernel, RecurrentKernel, RecurrentKernelState
+from rlxf.attention.kernels.kv_state import (
+    LOWEST_SCALE,
+    KeyFeatures,
+    KVState,
+    append_ones,
+    causal_sums,
+    pairwise_sums,
+    scan_chunk,
+)
 from rlxf.attention.patterns.full import Full
-from rlxf.attention.relation import Relation, Share
+from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.attention.validation import MAX_SEED
 
-CHUNK = 128
+CAUSAL_CHUNK = 128
 """Tokens per chunk of causal attention; pairs are computed only within a chunk."""
 
-STRETCH = 256
+BIDIRECTIONAL_CHUNK = 256
 """Tokens per chunk of bidirectional attention, which computes no pairs; a chunk fits a processor's cache."""
 
-SMALL = 1 << 16
+MAX_PAIRS = 1 << 16
 """Number of query-key pairs up to which computing all pairs at once is faster."""
 
 
@@ -31,18 +38,20 @@ Seeded = TypeVar("Seeded", bound=RecurrentKernel)
 """Kernel with a ``seed``."""
 
 
-def with_own_seeds(kernel: Seeded, layers: int) -> tuple[Seeded, ...]:
+def with_seed_per_layer(kernel: Seeded, layers: int) -> tuple[Seeded, ...]:
     """Return the kernel of each layer, with consecutive seeds that start at the kernel's own."""
     options: Any = kernel
-    return tuple(replace(options, seed=(options.seed + layer) % (MOST_SEED + 1)) for layer in range(layers))
+    return tuple(replace(options, seed=(options.seed + layer) % (MAX_SEED + 1)) for layer in range(layers))
 
 
-class LinearAttention(LayerRecurrent):
+class LinearAttention(RecurrentAttentionKernel):
     """``o_i = sum_j w_ij v_j / sum_j w_ij`` over visible keys j, with ``w_ij = phi(q_i) . phi(k_j)``.
 
     There are three implementations. The first computes all pairs, for any pattern, memory and episodes. The
-    second uses `Sums`, in time and memory linear in the length, where each token of a row sees all of the row
-    or its past. The third processes one token at a time, with `Sums` as recurrent state. The last two compute
+    second uses `KVState`, in time and memory linear in the length, where each token of a row sees all of the
+    row
+    or its past. The third processes one token at a time, with `KVState` as recurrent state. The last two
+    compute
     no weights, so the transformer's dropout has no effect on this average.
     """
 
@@ -54,51 +63,53 @@ class LinearAttention(LayerRecurrent):
 
     @abstractmethod
     def quotient(self, result: Tensor) -> Tensor:
-        """Compute the average (..., V) from the result (..., V + 2) of `over_pairs` or `over_past`.
+        """Compute the average (..., V) from the result (..., V + 2) of `pairwise_sums` or `causal_sums`.
 
         That result contains the numerator, the denominator, and the sum of squared norms of key features.
         """
 
-    def wide(self, x: Tensor) -> Tensor:
+    def promote(self, x: Tensor) -> Tensor:
         """Convert x to at least `precision`, which exponents and long sums need."""
         return x.to(torch.promote_types(x.dtype, self.precision))
 
     @abstractmethod
-    def asking(self, q: Tensor) -> Tensor:
+    def query_features(self, q: Tensor) -> Tensor:
         """Return phi of queries (B, H, T, D), up to a factor for each query: (B, H, T, M)."""
 
     @abstractmethod
-    def heard(self, k: Tensor) -> Keys:
+    def key_features(self, k: Tensor) -> KeyFeatures:
         """Return phi of keys (B, H, T, D + F), which `among` has transformed."""
 
-    def among(self, k: Tensor, index: Index) -> Tensor:
+    def contextualize_keys(self, k: Tensor, index: TokenIndex) -> Tensor:
         """Transform keys (B, H, S, D + F) by terms that depend on the other keys; by default not at all."""
         return k
 
-    def fading(self, k: Tensor) -> Tensor:
+    def log_decay(self, k: Tensor) -> Tensor:
         """Return the log decay of all earlier keys by each key (B, H, S, D + F): (B, H, S) float64.
 
         It is 0 by default.
         """
         return k.new_zeros(k.shape[:-1], dtype=torch.float64)
 
-    def shares(self, relation: Relation) -> tuple[Share, ...] | None:
-        return None if is_one_stretch(relation) else super().shares(relation)
+    def head_groups(self, relation: AttentionMask) -> tuple[HeadGroup, ...] | None:
+        return None if is_single_contiguous_episode(relation) else super().head_groups(relation)
 
-    def meet(self, q: Tensor, k: Tensor, relation: Relation) -> tuple[Tensor, Tensor]:
-        return q, self.among(k, relation.key)
+    def before_gathering(self, q: Tensor, k: Tensor, relation: AttentionMask) -> tuple[Tensor, Tensor]:
+        return q, self.contextualize_keys(k, relation.key)
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: Relation, dropout: float
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
     ) -> Tensor:
-        values = with_ones(self.wide(v))
-        if is_one_stretch(relation):
+        values = append_ones(self.promote(v))
+        if is_single_contiguous_episode(relation):
             sums = self._by_sums(q, k, values, relation)
         else:
-            sums = over_pairs(self.asking(q), self.heard(k), values, relation.allowed_by_head)
+            sums = pairwise_sums(
+                self.query_features(q), self.key_features(k), values, relation.allowed_by_head
+            )
         return self.quotient(sums).to(v.dtype)
 
-    def _by_sums(self, q: Tensor, k: Tensor, values: Tensor, relation: Relation) -> Tensor:
+    def _by_sums(self, q: Tensor, k: Tensor, values: Tensor, relation: AttentionMask) -> Tensor:
         empty = relation.key.episode == EMPTY
         values = values.masked_fill(empty[:, None, :, None], 0.0)
         attend = self._causal if relation.causal else self._bidirectional
@@ -106,46 +117,53 @@ class LinearAttention(LayerRecurrent):
 
     def _causal(self, q: Tensor, k: Tensor, values: Tensor, empty: Tensor) -> Iterator[Tensor]:
         """Yield the results of queries over the keys up to their own; queries are the last of the keys."""
-        earlier, size = k.shape[2] - q.shape[2], CHUNK
-        sizes = [*pieces(earlier, size), *pieces(q.shape[2], size)]
+        earlier, size = k.shape[2] - q.shape[2], CAUSAL_CHUNK
+        sizes = [*chunk_sizes(earlier, size), *chunk_sizes(q.shape[2], size)]
         parts = zip(k.split(sizes, 2), values.split(sizes, 2), empty.split(sizes, 1), strict=True)
-        sums = Sums.none(self.features, values)
-        for _ in pieces(earlier, size):
+        sums = KVState.none(self.features, values)
+        for _ in chunk_sizes(earlier, size):
             sums = self._updated(sums, *next(parts))
         for queries in q.split(size, 2):
-            result, sums = read(self, queries, *next(parts), sums)
+            result, sums = scan_chunk(self, queries, *next(parts), sums)
             yield result
 
     def _bidirectional(self, q: Tensor, k: Tensor, values: Tensor, empty: Tensor) -> Iterator[Tensor]:
         """Yield the results of queries over all keys."""
-        sums = Sums.none(self.features, values)
-        for part in zip(k.split(STRETCH, 2), values.split(STRETCH, 2), empty.split(STRETCH, 1), strict=True):
+        sums = KVState.none(self.features, values)
+        for part in zip(
+            k.split(BIDIRECTIONAL_CHUNK, 2),
+            values.split(BIDIRECTIONAL_CHUNK, 2),
+            empty.split(BIDIRECTIONAL_CHUNK, 1),
+            strict=True,
+        ):
             sums = self._updated(sums, *part)
-        for queries in q.split(STRETCH, 2):
-            result = self.asking(queries) @ sums.total
+        for queries in q.split(BIDIRECTIONAL_CHUNK, 2):
+            result = self.query_features(queries) @ sums.total
             yield torch.cat([result, sums.energy.expand(-1, -1, result.shape[2], -1)], dim=-1)
 
-    def _updated(self, sums: Sums, k: Tensor, values: Tensor, empty: Tensor) -> Sums:
-        return sums.plus(self.heard(k).without(empty), values)
+    def _updated(self, sums: KVState, k: Tensor, values: Tensor, empty: Tensor) -> KVState:
+        return sums.plus(self.key_features(k).exclude(empty), values)
 
-    def begin(self, k: Tensor, v: Tensor, index: Index) -> "Remembered":
+    def prefill(self, k: Tensor, v: Tensor, index: TokenIndex) -> "LinearAttentionState":
         """Return the recurrent state. Later tokens can only see the last episode, so others are excluded."""
-        none = Sums.none(self.features, with_ones(self.wide(v)))
-        memory = Remembered(none, latest(index))
+        none = KVState.none(self.features, append_ones(self.promote(v)))
+        memory = LinearAttentionState(none, last_episode(index))
         keys, values, _ = self._scaled_to_last(k, v, index.episode != memory.episode[:, None], index)
         memory.sums = none.plus(keys, values)
         return memory
 
-    def recur(self, q: Tensor, k: Tensor, v: Tensor, index: Index, memory: LayerMemory) -> Tensor:
-        assert isinstance(memory, Remembered)
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, index: TokenIndex, memory: RecurrentKernelState
+    ) -> Tensor:
+        assert isinstance(memory, LinearAttentionState)
         keys, values, log_decay = self._scaled_to_last(k, v, index.episode == EMPTY, index)
         before = memory.before(index, log_decay)
         memory.sums = before.plus(keys, values)
-        return self.quotient(over_past(self.asking(q), keys, values, before)[0]).to(v.dtype)
+        return self.quotient(causal_sums(self.query_features(q), keys, values, before)[0]).to(v.dtype)
 
     def _scaled_to_last(
-        self, k: Tensor, v: Tensor, excluded: Tensor, index: Index
-    ) -> tuple[Keys, Tensor, Tensor]:
+        self, k: Tensor, v: Tensor, excluded: Tensor, index: TokenIndex
+    ) -> tuple[KeyFeatures, Tensor, Tensor]:
         """Return keys scaled to the last of S tokens, their values, and their joint log decay (B, H).
 
         Args:
@@ -154,15 +172,15 @@ class LinearAttention(LayerRecurrent):
             excluded: tokens to exclude, (B, S) bool.
             index: position and episode of the tokens.
         """
-        values = with_ones(self.wide(v)).masked_fill(excluded[:, None, :, None], 0.0)
-        log_decay = self.fading(k).masked_fill(excluded[:, None], 0.0).sum(-1)
-        keys = self.heard(self.among(k, index))
+        values = append_ones(self.promote(v)).masked_fill(excluded[:, None, :, None], 0.0)
+        log_decay = self.log_decay(k).masked_fill(excluded[:, None], 0.0).sum(-1)
+        keys = self.key_features(self.contextualize_keys(k, index))
         scale = (keys.scale + log_decay[..., None]).to(values.dtype)
-        return Keys(keys.features, scale).without(excluded), values, log_decay
+        return KeyFeatures(keys.features, scale).exclude(excluded), values, log_decay
 
 
 @dataclass(eq=False)
-class Remembered(LayerMemory):
+class LinearAttentionState(RecurrentKernelState):
     """Recurrent state of one layer: a summary of all tokens of an episode.
 
     Args:
@@ -170,13 +188,13 @@ class Remembered(LayerMemory):
         episode: (B,) int64, number of the episode; `EMPTY` if there is none yet.
     """
 
-    sums: Sums
+    sums: KVState
     episode: Tensor
 
-    def rows(self, rows: Tensor) -> "Remembered":
-        return Remembered(Sums(*(part[rows] for part in self.sums)), self.episode[rows])
+    def rows(self, rows: Tensor) -> "LinearAttentionState":
+        return LinearAttentionState(KVState(*(part[rows] for part in self.sums)), self.episode[rows])
 
-    def before(self, index: Index, log_decay: Tensor) -> Sums:
+    def before(self, index: TokenIndex, log_decay: Tensor) -> KVState:
         """Return the state that the next token (B, 1) sees: decayed, or empty for a new episode.
 
         Args:
@@ -187,31 +205,31 @@ class Remembered(LayerMemory):
         other = (episode != self.episode)[:, None]
         self.episode = episode
         total, scale, energy = self.sums
-        scale = (scale + log_decay).to(scale.dtype).masked_fill(other, LOWEST)
+        scale = (scale + log_decay).to(scale.dtype).masked_fill(other, LOWEST_SCALE)
         reset = other[..., None, None]
-        return Sums(total.masked_fill(reset, 0.0), scale, energy.masked_fill(reset, 0.0))
+        return KVState(total.masked_fill(reset, 0.0), scale, energy.masked_fill(reset, 0.0))
 
 
-def is_one_stretch(relation: Relation) -> bool:
+def is_single_contiguous_episode(relation: AttentionMask) -> bool:
     """Return whether there are many tokens, and each sees all other tokens of its row, or its past.
 
     This requires the rule `Full` and one episode in each row, apart from empty slots. In a causal transformer
     positions must be consecutive, and the queries must be the last keys. A selection of queries is computed
     pair by pair.
     """
-    large = relation.query.shape[1] * relation.key.shape[1] > SMALL
+    large = relation.query.shape[1] * relation.key.shape[1] > MAX_PAIRS
     if not large or relation.tables is not None or list(relation.rules) != [Full()]:
         return False
     return has_one_episode(relation) and (relation.aligned or not relation.causal)
 
 
-def has_one_episode(relation: Relation) -> bool:
+def has_one_episode(relation: AttentionMask) -> bool:
     """Return whether all tokens of a row belong to one episode."""
     episode = relation.key.concatenate(relation.query).episode
     return bool(((episode == EMPTY) | (episode == episode.amax(1, keepdim=True))).all())
 
 
-def latest(index: Index) -> Tensor:
+def last_episode(index: TokenIndex) -> Tensor:
     """Return the episode of the last token of each row, (B,); `EMPTY` for a row without tokens."""
     slot = torch.arange(index.shape[1] + 1, device=index.episode.device)
     filled = F.pad(index.episode != EMPTY, (1, 0))
@@ -219,6 +237,6 @@ def latest(index: Index) -> Tensor:
     return F.pad(index.episode, (1, 0), value=EMPTY).gather(1, last)[:, 0]
 
 
-def pieces(length: int, size: int) -> list[int]:
+def chunk_sizes(length: int, size: int) -> list[int]:
     """Split ``length`` into chunks of at most ``size``."""
     return [min(size, length - start) for start in range(0, length, size)]

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_flag, check_whole, check_word
+from rlxf.attention.attention_mask import AttentionMask, HeadGroup
 from rlxf.attention.dropout import dropout as drop_some
-from rlxf.attention.index import EMPTY, Index
-from rlxf.attention.kernels.base import Kernel, LayerKernel, one_hot
+from rlxf.attention.kernels.base import AttentionKernel, Kernel, one_hot
+from rlxf.attention.kernels.position_blocks import PositionBlocks
 from rlxf.attention.kernels.projections import PROJECTIONS, Projection
-from rlxf.attention.kernels.stretches import Stretches
 from rlxf.attention.patterns.full import Full
-from rlxf.attention.relation import Relation, Share
-from rlxf.attention.technique import Choices
+from rlxf.attention.technique import SpecView
+from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.attention.validation import check_bool, check_choice, check_int
 
 Method = Literal["learned", "convolution", "mean", "max"]
 Sharing = Literal["none", "head", "key-value", "layer"]
@@ -68,10 +68,10 @@ class Linformer(Kernel):
     bias: bool = False
 
     def __post_init__(self) -> None:
-        check_whole("Linformer length", self.length)
-        check_word("Linformer method", self.method, get_args(Method))
-        check_word("Linformer sharing", self.sharing, get_args(Sharing))
-        check_flag("Linformer bias", self.bias)
+        check_int("Linformer length", self.length)
+        check_choice("Linformer method", self.method, get_args(Method))
+        check_choice("Linformer sharing", self.sharing, get_args(Sharing))
+        check_bool("Linformer bias", self.bias)
         if isinstance(self.k, list):  # from JSON
             object.__setattr__(self, "k", tuple(self.k))
         for k in self.k if isinstance(self.k, tuple) else (self.k,):
@@ -84,7 +84,7 @@ class Linformer(Kernel):
             )
 
     def _check_summaries(self, k: int) -> None:
-        check_whole("Linformer k", k)
+        check_int("Linformer k", k)
         if k > self.length:
             raise ValueError(f"Linformer k must be at most length={self.length}, got {k}")
         if self.method != "learned" and self.length % k:
@@ -101,7 +101,7 @@ class Linformer(Kernel):
             )
         return tuple(replace(self, k=k) for k in self.k)
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         """Raise ValueError for cross-attention, or if a query may not see all projected tokens."""
         if choices.cross_attention:
             raise ValueError(
@@ -114,11 +114,11 @@ class Linformer(Kernel):
                 f"part of it; choose Full() or another kernel"
             )
 
-    def build(self, width: int, heads: int) -> "LinformerAverage":
-        return LinformerAverage(self, width // heads, heads)
+    def build(self, width: int, heads: int) -> "LinformerAttention":
+        return LinformerAttention(self, width // heads, heads)
 
 
-class LinformerAverage(LayerKernel):
+class LinformerAttention(AttentionKernel):
     """Module of `Linformer` in one layer: ``of_keys`` is E, ``of_values`` F."""
 
     def __init__(self, spec: Linformer, size: int, heads: int):
@@ -131,51 +131,53 @@ class LinformerAverage(LayerKernel):
         tied = spec.sharing in ("key-value", "layer")
         self.of_values: Projection = self.of_keys if tied else PROJECTIONS[spec.method](*arguments)
 
-    def share(self, first: LayerKernel) -> None:
+    def tie_weights(self, first: AttentionKernel) -> None:
         if self.spec.sharing == "layer":
-            assert isinstance(first, LinformerAverage)
+            assert isinstance(first, LinformerAttention)
             self.of_keys = self.of_values = first.of_keys
 
-    def shares(self, relation: Relation) -> tuple[Share, ...] | None:
+    def head_groups(self, relation: AttentionMask) -> tuple[HeadGroup, ...] | None:
         """Return the groups of queries; None in a bidirectional pass, where all share one projection."""
-        return super().shares(relation) if relation.causal else None
+        return super().head_groups(relation) if relation.causal else None
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: Relation, dropout: float
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
     ) -> Tensor:
         return self._average(q, k, v, relation, dropout, self.of_values)
 
-    def look(self, q: Tensor, k: Tensor, bias: Tensor | None, relation: Relation, dropout: float) -> Tensor:
+    def inspect_weights(
+        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
+    ) -> Tensor:
         """Return the weights of tokens: the weight of a summary is distributed over its tokens.
 
         Learned projections distribute it by F, which may be negative; the others distribute it evenly.
         """
-        return self._average(q, k, one_hot(q, k), relation, dropout, self.of_values.look)
+        return self._average(q, k, one_hot(q, k), relation, dropout, self.of_values.token_shares)
 
     def _average(
-        self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, dropout: float, summarize: Summarize
+        self, q: Tensor, k: Tensor, v: Tensor, relation: AttentionMask, dropout: float, summarize: Summarize
     ) -> Tensor:
         if not relation.causal:
             return self._bidirectional(q, k, v, relation, dropout, summarize)
-        if in_blocks_from_the_start(relation, self.spec.length):
+        if starts_at_block_boundary(relation, self.spec.length):
             return self._causal_blockwise(q, k, v, dropout, summarize)
         return self._causal(q, k, v, relation, dropout, summarize)
 
     def _bidirectional(
-        self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, dropout: float, summarize: Summarize
+        self, q: Tensor, k: Tensor, v: Tensor, relation: AttentionMask, dropout: float, summarize: Summarize
     ) -> Tensor:
         """Attend from each query to the summaries of its episode."""
-        blocks = Stretches.of_episodes(relation.key, self._positions(relation.key))
-        nonempty = self.of_keys.something(blocks.filled)
+        blocks = PositionBlocks.of_episodes(relation.key, self._positions(relation.key))
+        nonempty = self.of_keys.nonempty(blocks.filled)
         episodes, query_episode = relation.key.episodes[:, None], relation.query.episode[..., None]
         own = (query_episode == episodes) | (query_episode == EMPTY)
         keys, values = self._summaries(k, v, blocks, summarize)
         if bool(own.all()) and bool(nonempty.all()):
-            return softmax_average(q, keys, values, None, dropout)
+            return softmax_attention(q, keys, values, None, dropout)
         allowed = (own[..., None] & nonempty[:, None]).flatten(2)[:, None]
-        return attend(q, keys, values, allowed, dropout)
+        return masked_softmax_attention(q, keys, values, allowed, dropout)
 
-    def _positions(self, index: Index) -> int:
+    def _positions(self, index: TokenIndex) -> int:
         """Return the number of positions of the longest episode, rounded up to whole groups."""
         longest = int(index.position.masked_fill(index.episode == EMPTY, 0).max()) + 1
         if longest > self.spec.length:
@@ -183,26 +185,26 @@ class LinformerAverage(LayerKernel):
                 f"{self.spec} supports sequences of at most {self.spec.length} tokens, got position "
                 f"{longest - 1}; choose a larger length"
             )
-        return -(-longest // self.of_keys.piece) * self.of_keys.piece
+        return -(-longest // self.of_keys.group_size) * self.of_keys.group_size
 
     def _causal(
-        self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, dropout: float, summarize: Summarize
+        self, q: Tensor, k: Tensor, v: Tensor, relation: AttentionMask, dropout: float, summarize: Summarize
     ) -> Tensor:
         """Attend from each query to summaries of fully visible blocks, and to all other tokens."""
-        blocks = Stretches.of_whole_blocks(relation.key, self.spec.length)
+        blocks = PositionBlocks.of_complete_blocks(relation.key, self.spec.length)
         allowed, tokens = relation.allowed_by_head, k.shape[2]
         if not blocks.slots.numel():
-            return attend(q, k, v, allowed, dropout)
-        seen = blocks.seen_by(allowed) & self._ends_before(blocks, relation)
+            return masked_softmax_attention(q, k, v, allowed, dropout)
+        seen = blocks.fully_visible(allowed) & self._ends_before(blocks, relation)
         alone = allowed & ~blocks.spread(seen, tokens)
         keys, values = self._summaries(k, v, blocks, summarize)
         keys, values = torch.cat([k, keys], dim=2), torch.cat([v, values], dim=2)
         count = (keys.shape[2] - tokens) // seen.shape[-1]
         allowed = torch.cat([alone, seen.repeat_interleave(count, dim=-1)], dim=-1)
-        return attend(q, keys, values, allowed, dropout)
+        return masked_softmax_attention(q, keys, values, allowed, dropout)
 
     @staticmethod
-    def _ends_before(blocks: Stretches, relation: Relation) -> Tensor:
+    def _ends_before(blocks: PositionBlocks, relation: AttentionMask) -> Tensor:
         """Return whether each block ends before the position of the query, (B, 1, Tq, N) bool."""
         last = relation.key.position.gather(1, blocks.slots[..., -1].clamp(min=0))
         return (last[:, None] < relation.query.position[..., None])[:, None]
@@ -213,7 +215,7 @@ class LinformerAverage(LayerKernel):
         """Compute `_causal` where each row is one episode that starts at the start of a block."""
         size = self.spec.length
         whole = torch.arange(k.shape[2] // size * size, device=k.device)
-        blocks = Stretches(whole.view(1, -1, size).expand(len(k), -1, -1))
+        blocks = PositionBlocks(whole.view(1, -1, size).expand(len(k), -1, -1))
         keys, values = self._summaries(k, v, blocks, summarize)
         count, outputs = keys.shape[2] // blocks.slots.shape[1], []
         for number, queries in enumerate(q.split(size, dim=2)):
@@ -221,18 +223,22 @@ class LinformerAverage(LayerKernel):
             seen_keys = torch.cat([keys[:, :, before], k[:, :, own]], dim=2)
             seen_values = torch.cat([values[:, :, before], v[:, :, own]], dim=2)
             allowed = torch.ones(queries.shape[2], seen_keys.shape[2], dtype=torch.bool, device=k.device)
-            outputs.append(attend(queries, seen_keys, seen_values, allowed.tril(number * count), dropout))
+            outputs.append(
+                masked_softmax_attention(
+                    queries, seen_keys, seen_values, allowed.tril(number * count), dropout
+                )
+            )
         return torch.cat(outputs, dim=2)
 
     def _summaries(
-        self, k: Tensor, v: Tensor, blocks: Stretches, summarize: Summarize
+        self, k: Tensor, v: Tensor, blocks: PositionBlocks, summarize: Summarize
     ) -> tuple[Tensor, Tensor]:
         """Return the summaries of keys and of values, (B, H, N k, D)."""
         filled = blocks.filled
-        return self.of_keys(blocks.lay_out(k), filled), summarize(blocks.lay_out(v), filled)
+        return self.of_keys(blocks.gather(k), filled), summarize(blocks.gather(v), filled)
 
 
-def in_blocks_from_the_start(relation: Relation, size: int) -> bool:
+def starts_at_block_boundary(relation: AttentionMask, size: int) -> bool:
     """Return whether each row of a long pass is one episode from the start of a block.
 
     All rows must have the same positions.
@@ -247,16 +253,16 @@ def in_blocks_from_the_start(relation: Relation, size: int) -> bool:
     return first % size == 0 and bool(consecutive.all())
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, dropout: float) -> Tensor:
+def masked_softmax_attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, dropout: float) -> Tensor:
     """Compute softmax attention to the keys that are ``allowed``, (B, H, Tq, Tk) or broadcastable to it.
 
     A query without visible keys attends to all keys, as softmax would be nan; its output is undefined.
     """
     allowed = allowed | ~allowed.any(-1, keepdim=True)
-    return softmax_average(q, k, v, torch.where(allowed, 0.0, -torch.inf).to(q.dtype), dropout)
+    return softmax_attention(q, k, v, torch.where(allowed, 0.0, -torch.inf).to(q.dtype), dropout)
 
 
-def softmax_average(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """Compute ``softmax(q k / sqrt(D) + mask) v`` with attention dropout."""
     if not dropout:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)

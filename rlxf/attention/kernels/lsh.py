@@ -1,20 +1,63 @@
-"""Reformer's LSH attention: tokens attend to tokens with the same hash."""
+"""Chunks of sorted tokens, as in published code of Reformer."""
 
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_seed, check_whole
-from rlxf.attention.kernels.base import PairwiseKernel, check_whole_sequence
-from rlxf.attention.kernels.buckets import BucketAverage, Meets, shared_rounds
-from rlxf.attention.kernels.chunks import times_in_chunks
+from rlxf.attention.attention_mask import AttentionMask, find_slots
+from rlxf.attention.kernels.base import PairwiseKernel, check_sees_whole_sequence
+from rlxf.attention.kernels.bucket_layout import BucketAttention, ComparePositions, count_shared_rounds
 from rlxf.attention.patterns.base import GlobalTokens
-from rlxf.attention.relation import Relation, find_slots
-from rlxf.attention.technique import Choices
+from rlxf.attention.technique import SpecView
+from rlxf.attention.token_index import TokenIndex
+from rlxf.attention.validation import check_int, check_seed
 
-SLAB = 1 << 18
+
+def count_in_chunks(buckets: Tensor, relation: AttentionMask, chunk: int) -> Tensor:
+    """Count how often each key is in the query's chunk or in the previous chunk, over all rounds.
+
+    In each round the tokens of an episode are sorted by bucket and position and cut into chunks; the last
+    chunk may be shorter. The chunk before the first chunk of a round is the last chunk of the previous round.
+    The chunk before the very first chunk is the very last.
+
+    Args:
+        buckets: buckets of the keys, (B, H, Tk, R) int64.
+        relation: attention mask; the queries are among the keys.
+        chunk: tokens per chunk.
+
+    Returns:
+        (B, H, Tq, Tk) int64; undefined for pairs of different episodes.
+    """
+    own, previous = _chunks(buckets, relation.key, chunk)
+    slot = find_slots(relation.key, relation.query).clamp(min=0)[:, None, :, None]
+    slot = slot.expand(-1, own.shape[1], -1, own.shape[3])
+    return _equal(own.gather(2, slot), own) + _equal(previous.gather(2, slot), own)
+
+
+def _chunks(buckets: Tensor, index: TokenIndex, chunk: int) -> tuple[Tensor, Tensor]:
+    """Return the chunk of each token and the previous chunk, (B, H, T, R), numbered across rounds."""
+    rounds = buckets.shape[-1]
+    episode, span = index.episode, int(index.position.max()) + 1
+    bucket = episode[:, None, :, None] * (int(buckets.max()) + 1) + buckets
+    rank = (bucket * span + index.position[:, None, :, None]).argsort(2).argsort(2)
+    earlier = (episode[:, None] < episode[:, :, None]).sum(-1)
+    length = (episode[:, None] == episode[:, :, None]).sum(-1)
+    chunks = ((length + chunk - 1) // chunk)[:, None, :, None]
+    number = (rank - earlier[:, None, :, None]) // chunk
+    number = number + chunks * torch.arange(rounds, device=buckets.device)
+    return number, (number - 1) % (rounds * chunks)
+
+
+def _equal(a: Tensor, b: Tensor) -> Tensor:
+    """Count how many of the numbers a (..., Tq, R) are among those of b (..., Tk, R): (..., Tq, Tk)."""
+    pairs = product(a.unbind(-1), b.unbind(-1))
+    return torch.stack([x[..., :, None] == y[..., None, :] for x, y in pairs]).sum(0)
+
+
+FEATURES_PER_STEP = 1 << 18
 """Number of rotated features that are computed at a time."""
 
 
@@ -67,15 +110,15 @@ class LSH(PairwiseKernel):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("LSH rounds", self.rounds)
-        check_whole("LSH buckets", self.buckets, least=2)
+        check_int("LSH rounds", self.rounds)
+        check_int("LSH buckets", self.buckets, least=2)
         check_seed("LSH seed", self.seed)
         if self.chunk is not None:
-            check_whole("LSH chunk", self.chunk)
+            check_int("LSH chunk", self.chunk)
         if self.buckets % 2:
             raise ValueError(f"LSH buckets must be even, got {self.buckets}")
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         """Raise ValueError unless all tokens can share one projection of queries and keys."""
         if choices.cross_attention:
             raise ValueError(
@@ -88,14 +131,14 @@ class LSH(PairwiseKernel):
                 f"for global tokens; choose another pattern or kernel"
             )
         if self.chunk is not None:
-            check_whole_sequence(self, "chunk", choices)
+            check_sees_whole_sequence(self, "chunk", choices)
 
-    def build(self, width: int, heads: int) -> "LSHAverage":
-        kind = LSHAverage if self.chunk is None else ChunkedLSH
+    def build(self, width: int, heads: int) -> "LSHAttention":
+        kind = LSHAttention if self.chunk is None else ChunkedLSHAttention
         return kind(self, heads, width // heads)
 
 
-class LSHAverage(BucketAverage):
+class LSHAttention(BucketAttention):
     """Module of `LSH` in one layer; ``rotations`` (H, D, R, b / 2) are fixed."""
 
     def __init__(self, spec: LSH, heads: int, size: int):
@@ -106,13 +149,13 @@ class LSHAverage(BucketAverage):
         self.register_buffer("rotations", torch.randn(shape, generator=generator))
         self.rotations: Tensor
 
-    def query_notes(self, q: Tensor) -> Tensor:
+    def projected_query_extras(self, q: Tensor) -> Tensor:
         """Return the buckets of queries (B, H, T, D): (B, H, T, R); those of keys are the same.
 
         Column m of R and its negative are the buckets ``m + 1`` and ``-(m + 1)``: bfloat16 represents those
         of up to 512 buckets exactly.
         """
-        size = max(1, SLAB // (q.shape[0] * self.rotations[:, 0].numel()))
+        size = max(1, FEATURES_PER_STEP // (q.shape[0] * self.rotations[:, 0].numel()))
         return torch.cat([self._hash(tokens) for tokens in q.split(size, dim=2)], dim=2)
 
     @torch.no_grad()
@@ -124,15 +167,21 @@ class LSHAverage(BucketAverage):
         negative = rotated.gather(-1, largest[..., None])[..., 0] < 0
         return torch.where(negative, -1 - largest, 1 + largest).to(x.dtype)
 
-    def counts(self, query_buckets: Tensor, key_buckets: Tensor, relation: Relation) -> Tensor:
-        return _itself_last(shared_rounds(query_buckets, key_buckets) > 0, relation)
+    def counts(self, query_buckets: Tensor, key_buckets: Tensor, relation: AttentionMask) -> Tensor:
+        return _itself_last(count_shared_rounds(query_buckets, key_buckets) > 0, relation)
 
-    def meets(self, relation: Relation) -> Meets:
+    def compare_positions(self, relation: AttentionMask) -> ComparePositions:
         """Return the comparison: all other tokens, or earlier ones in a causal transformer."""
         return torch.gt if relation.causal else torch.ne
 
-    def among_buckets(
-        self, q: Tensor, query_buckets: Tensor, k: Tensor, key_buckets: Tensor, v: Tensor, relation: Relation
+    def sorted_forward(
+        self,
+        q: Tensor,
+        query_buckets: Tensor,
+        k: Tensor,
+        key_buckets: Tensor,
+        v: Tensor,
+        relation: AttentionMask,
     ) -> Tensor:
         """Compute `forward` by sorting tokens; a token without other visible tokens attends to itself."""
         output, seen = self.found(q, query_buckets, k, key_buckets, v, relation)
@@ -141,21 +190,21 @@ class LSHAverage(BucketAverage):
         return torch.where(seen | (slot < 0), output, own)
 
 
-class ChunkedLSH(LSHAverage):
+class ChunkedLSHAttention(LSHAttention):
     """Module of `LSH` with ``chunk`` in one layer."""
 
-    def counts(self, query_buckets: Tensor, key_buckets: Tensor, relation: Relation) -> Tensor:
+    def counts(self, query_buckets: Tensor, key_buckets: Tensor, relation: AttentionMask) -> Tensor:
         half, chunk = self.spec.buckets // 2, self.spec.chunk
         assert chunk is not None
         buckets = torch.where(key_buckets > 0, key_buckets - 1, half - 1 - key_buckets).long()
-        return _itself_last(times_in_chunks(buckets, relation, chunk), relation)
+        return _itself_last(count_in_chunks(buckets, relation, chunk), relation)
 
-    def sorts(self, relation: Relation) -> bool:
+    def uses_sorting(self, relation: AttentionMask) -> bool:
         """Return False: all pairs are computed."""
         return False
 
 
-def _itself_last(counts: Tensor, relation: Relation) -> Tensor:
+def _itself_last(counts: Tensor, relation: AttentionMask) -> Tensor:
     """Mask counts (B, H, Tq, Tk); a token counts itself once if no other key counts, else not at all."""
     itself = relation.allowed_by_head & (relation.distance == 0)[:, None]
     counts = counts * (relation.allowed_by_head & ~itself)

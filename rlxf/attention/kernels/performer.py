@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_seed, check_whole, check_word
 from rlxf.attention.kernels.base import RecurrentKernel
-from rlxf.attention.kernels.linear_attention import LinearAttention, with_own_seeds
-from rlxf.attention.kernels.sums import Keys
+from rlxf.attention.kernels.kv_state import KeyFeatures
+from rlxf.attention.kernels.linear_attention import LinearAttention, with_seed_per_layer
+from rlxf.attention.validation import check_choice, check_int, check_seed
 
-DEPTH = 40.0
+MAX_EXPONENT_RANGE = 40.0
 """Features are at least ``e^-40`` of the token's largest feature, so that every visible key has weight."""
 
-LEAST = 1e-30
+MIN_DENOMINATOR = 1e-30
 """Lower bound of denominators; that of a query with visible keys is always larger."""
 
-RELU_LEAST = 1e-3
+RELU_OFFSET = 1e-3
 """Constant that the authors add to rectified features."""
 
 
@@ -71,20 +71,20 @@ class Performer(RecurrentKernel):
 
     def __post_init__(self) -> None:
         check_seed("Performer seed", self.seed)
-        check_word("Performer kind", self.kind, ("exp", "relu"))
+        check_choice("Performer kind", self.kind, ("exp", "relu"))
         for name in ("features", "redraw"):
             if getattr(self, name) is not None:
-                check_whole(f"Performer {name}", getattr(self, name))
+                check_int(f"Performer {name}", getattr(self, name))
 
     def for_layers(self, layers: int) -> tuple["Performer", ...]:
         """Return a kernel for each layer, with its own seed."""
-        return with_own_seeds(self, layers)
+        return with_seed_per_layer(self, layers)
 
-    def build(self, width: int, heads: int) -> "PerformerAverage":
-        return {"exp": PerformerAverage, "relu": ReLUAverage}[self.kind](self, width // heads)
+    def build(self, width: int, heads: int) -> "PerformerAttention":
+        return {"exp": PerformerAttention, "relu": ReLUPerformerAttention}[self.kind](self, width // heads)
 
 
-class PerformerAverage(LinearAttention):
+class PerformerAttention(LinearAttention):
     """Module of `Performer` in one layer: ``projection`` (M, D) is P, ``updates`` counts optimizer steps."""
 
     projection: Tensor
@@ -97,26 +97,26 @@ class PerformerAverage(LinearAttention):
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.register_buffer("projection", self._drawn(size, 0))
 
-    def asking(self, q: Tensor) -> Tensor:
+    def query_features(self, q: Tensor) -> Tensor:
         """Return the features of queries, ``exp(P q' - max P q')``."""
         projected = self._projected(q)
         return _exponential(projected.sub_(projected.detach().amax(-1, keepdim=True)))
 
-    def heard(self, k: Tensor) -> Keys:
+    def key_features(self, k: Tensor) -> KeyFeatures:
         """Return the features of keys, whose scale is the largest exponent."""
         projected = self._projected(k)
-        half = self.wide(k).square().sum(-1, keepdim=True) / (2 * k.shape[-1] ** 0.5)
+        half = self.promote(k).square().sum(-1, keepdim=True) / (2 * k.shape[-1] ** 0.5)
         top = projected.detach().amax(-1, keepdim=True)
         features = _exponential(projected.sub_(top + (half - half.detach())))
-        return Keys(features, (top - half.detach())[..., 0])
+        return KeyFeatures(features, (top - half.detach())[..., 0])
 
     def quotient(self, result: Tensor) -> Tensor:
         """Divide numerator by denominator: features are positive, so it is 0 only without visible keys."""
-        return result[..., :-2] / result[..., -2:-1].clamp(min=LEAST)
+        return result[..., :-2] / result[..., -2:-1].clamp(min=MIN_DENOMINATOR)
 
     def _projected(self, x: Tensor) -> Tensor:
         """Return P x' (B, H, T, M)."""
-        return self.wide(x) @ (self.projection.to(self.wide(x).dtype).T * x.shape[-1] ** -0.25)
+        return self.promote(x) @ (self.projection.to(self.promote(x).dtype).T * x.shape[-1] ** -0.25)
 
     @torch.no_grad()
     def after_update(self) -> None:
@@ -127,18 +127,18 @@ class PerformerAverage(LinearAttention):
             self.projection.copy_(self._drawn(self.projection.shape[1], draws))
 
     def _drawn(self, size: int, draws: int) -> Tensor:
-        generator = torch.Generator().manual_seed(mixed(self.spec.seed, draws))
+        generator = torch.Generator().manual_seed(mix_seed(self.spec.seed, draws))
         return orthogonal_rows(self.features, size, generator)
 
 
-class ReLUAverage(PerformerAverage):
-    """`PerformerAverage` with rectified features."""
+class ReLUPerformerAttention(PerformerAttention):
+    """`PerformerAttention` with rectified features."""
 
-    def asking(self, q: Tensor) -> Tensor:
-        return self._projected(q).relu() + RELU_LEAST
+    def query_features(self, q: Tensor) -> Tensor:
+        return self._projected(q).relu() + RELU_OFFSET
 
-    def heard(self, k: Tensor) -> Keys:
-        return Keys(self.asking(k), k.new_zeros(k.shape[:-1], dtype=self.wide(k).dtype))
+    def key_features(self, k: Tensor) -> KeyFeatures:
+        return KeyFeatures(self.query_features(k), k.new_zeros(k.shape[:-1], dtype=self.promote(k).dtype))
 
 
 def orthogonal_rows(rows: int, size: int, generator: torch.Generator) -> Tensor:
@@ -158,10 +158,10 @@ def orthogonal_rows(rows: int, size: int, generator: torch.Generator) -> Tensor:
 
 
 def _exponential(x: Tensor) -> Tensor:
-    """Return e^x for x of at most 0, with x below -`DEPTH` replaced by -`DEPTH`."""
-    return F.threshold(x, -DEPTH, -DEPTH).exp_()
+    """Return e^x for x of at most 0, with x below -`MAX_EXPONENT_RANGE` replaced by -`MAX_EXPONENT_RANGE`."""
+    return F.threshold(x, -MAX_EXPONENT_RANGE, -MAX_EXPONENT_RANGE).exp_()
 
 
-def mixed(seed: int, draws: int) -> int:
+def mix_seed(seed: int, draws: int) -> int:
     """Mix a seed and the number of draws into one seed, as a CPU generator uses only 32 bits of its seed."""
     return Random(f"{seed} {draws}").getrandbits(32)

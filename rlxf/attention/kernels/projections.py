@@ -15,7 +15,7 @@ class Projection(nn.Module, ABC):
 
     def __init__(self, piece: int):
         super().__init__()
-        self.piece = piece
+        self.group_size = piece
 
     @abstractmethod
     def forward(self, x: Tensor, filled: Tensor) -> Tensor:
@@ -30,15 +30,15 @@ class Projection(nn.Module, ABC):
         """
 
     @abstractmethod
-    def look(self, x: Tensor, filled: Tensor) -> Tensor:
+    def token_shares(self, x: Tensor, filled: Tensor) -> Tensor:
         """Return the share of each token in the summaries, for one-hot x; arguments as in `forward`."""
 
     @abstractmethod
-    def something(self, filled: Tensor) -> Tensor:
+    def nonempty(self, filled: Tensor) -> Tensor:
         """Return whether each summary includes a token: (B, N, n) -> (B, N, k) bool."""
 
 
-class Learned(Projection):
+class LearnedProjection(Projection):
     """Learned projection ``E x + b``.
 
     The weight (h, n, k) is E transposed, for each head or one for all heads; the bias (h, k) is optional. The
@@ -51,53 +51,53 @@ class Learned(Projection):
         self.bias = nn.Parameter(torch.zeros(heads, summaries)) if bias else None
 
     def forward(self, x: Tensor, filled: Tensor) -> Tensor:
-        y = self.look(x, filled)
+        y = self.token_shares(x, filled)
         return y if self.bias is None else y + self.bias.repeat(1, x.shape[1])[..., None]
 
-    def look(self, x: Tensor, filled: Tensor) -> Tensor:
+    def token_shares(self, x: Tensor, filled: Tensor) -> Tensor:
         weight = self.weight[:, : x.shape[2]]
         if len(weight) == 1:
             return torch.einsum("nk,bmnhd->bhmkd", weight[0], x).flatten(2, 3)
         return torch.einsum("hnk,bmnhd->bhmkd", weight, x).flatten(2, 3)
 
-    def something(self, filled: Tensor) -> Tensor:
+    def nonempty(self, filled: Tensor) -> Tensor:
         return filled.any(-1, keepdim=True).expand(-1, -1, self.weight.shape[2])
 
 
-class Mean(Projection):
+class MeanPooling(Projection):
     """Mean of the tokens of each group of n / k positions."""
 
     def __init__(self, length: int, summaries: int, heads: int, size: int, bias: bool):
         super().__init__(length // summaries)
 
-    def pieces(self, x: Tensor) -> Tensor:
+    def groups(self, x: Tensor) -> Tensor:
         """Split each block into groups: (B, N, n, ...) -> (B, N, k, n / k, ...)."""
-        return x.unflatten(2, (-1, self.piece))
+        return x.unflatten(2, (-1, self.group_size))
 
     def forward(self, x: Tensor, filled: Tensor) -> Tensor:
-        return self.look(x, filled)
+        return self.token_shares(x, filled)
 
-    def look(self, x: Tensor, filled: Tensor) -> Tensor:
+    def token_shares(self, x: Tensor, filled: Tensor) -> Tensor:
         """Return the mean of each group.
 
-        `Max` and `Convolution`, in which a token has no exact share, use it too.
+        `MaxPooling` and `ConvolutionProjection`, in which a token has no exact share, use it too.
         """
-        count = self.pieces(filled).sum(3).clamp(min=1)[..., None, None]
-        return by_head(self.pieces(x).sum(3) / count)
+        count = self.groups(filled).sum(3).clamp(min=1)[..., None, None]
+        return by_head(self.groups(x).sum(3) / count)
 
-    def something(self, filled: Tensor) -> Tensor:
-        return self.pieces(filled).any(3)
+    def nonempty(self, filled: Tensor) -> Tensor:
+        return self.groups(filled).any(3)
 
 
-class Max(Mean):
+class MaxPooling(MeanPooling):
     """Maximum over the tokens of each group, feature by feature."""
 
     def forward(self, x: Tensor, filled: Tensor) -> Tensor:
-        largest = self.pieces(x.masked_fill(~filled[..., None, None], -torch.inf)).amax(3)
-        return by_head(largest.masked_fill(~self.something(filled)[..., None, None], 0.0))
+        largest = self.groups(x.masked_fill(~filled[..., None, None], -torch.inf)).amax(3)
+        return by_head(largest.masked_fill(~self.nonempty(filled)[..., None, None], 0.0))
 
 
-class Convolution(Mean):
+class ConvolutionProjection(MeanPooling):
     """Convolution ``sum_t W_t x_t + b`` over each group, with kernel and stride n / k.
 
     weight (h, D, D, n / k), for each head or one for all heads, is laid out as in torch's Conv1d; bias (h,
@@ -106,12 +106,12 @@ class Convolution(Mean):
 
     def __init__(self, length: int, summaries: int, heads: int, size: int, bias: bool):
         super().__init__(length, summaries, heads, size, bias)
-        self.weight = orthogonal(heads, size, size, self.piece)
+        self.weight = orthogonal(heads, size, size, self.group_size)
         self.bias = nn.Parameter(torch.zeros(heads, size)) if bias else None
 
     def forward(self, x: Tensor, filled: Tensor) -> Tensor:
         weight = self.weight.expand(x.shape[3], -1, -1, -1)
-        y = torch.einsum("hoit,bmpthi->bhmpo", weight, self.pieces(x)).flatten(2, 3)
+        y = torch.einsum("hoit,bmpthi->bhmpo", weight, self.groups(x)).flatten(2, 3)
         return y if self.bias is None else y + self.bias[:, None]
 
 
@@ -128,10 +128,10 @@ def by_head(x: Tensor) -> Tensor:
     return x.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
-PROJECTIONS: dict[str, type[Learned] | type[Mean]] = {
-    "learned": Learned,
-    "convolution": Convolution,
-    "mean": Mean,
-    "max": Max,
+PROJECTIONS: dict[str, type[LearnedProjection] | type[MeanPooling]] = {
+    "learned": LearnedProjection,
+    "convolution": ConvolutionProjection,
+    "mean": MeanPooling,
+    "max": MaxPooling,
 }
 """Projection classes by the name of the method."""

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_finite_number, check_flag, check_seed, check_whole
-from rlxf.attention.index import Index
-from rlxf.attention.kernels.base import Linear, RecurrentKernel
-from rlxf.attention.kernels.linear_attention import LinearAttention, with_own_seeds
-from rlxf.attention.kernels.sums import Keys
-from rlxf.attention.technique import Choices
+from rlxf.attention.kernels.base import LinearFn, RecurrentKernel
+from rlxf.attention.kernels.kv_state import KeyFeatures
+from rlxf.attention.kernels.linear_attention import LinearAttention, with_seed_per_layer
+from rlxf.attention.technique import SpecView
+from rlxf.attention.token_index import TokenIndex
+from rlxf.attention.validation import check_bool, check_finite_number, check_int, check_seed
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class RFA(RecurrentKernel):
 
     def __post_init__(self) -> None:
         check_seed("RFA seed", self.seed)
-        check_flag("RFA fixed", self.fixed)
-        check_flag("RFA gate", self.gate)
+        check_bool("RFA fixed", self.fixed)
+        check_bool("RFA gate", self.gate)
         if self.features is not None:
-            check_whole("RFA features", self.features)
+            check_int("RFA features", self.features)
         check_finite_number("RFA sigma", self.sigma)
         check_finite_number("RFA gate_bias", self.gate_bias)
         if self.sigma <= 0:
@@ -84,9 +84,9 @@ class RFA(RecurrentKernel):
 
     def for_layers(self, layers: int) -> tuple["RFA", ...]:
         """Return a kernel for each layer, with its own seed."""
-        return with_own_seeds(self, layers)
+        return with_seed_per_layer(self, layers)
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         """Raise ValueError if the gate is combined with a bidirectional transformer or cross-attention."""
         if self.gate and not choices.causal:
             raise ValueError(f"{self} has a gate over past tokens and requires causal=True; set gate=False")
@@ -96,11 +96,11 @@ class RFA(RecurrentKernel):
                 f"sequence; set gate=False"
             )
 
-    def build(self, width: int, heads: int) -> "RFAAverage":
-        return GatedRFAAverage(self, width, heads) if self.gate else RFAAverage(self, width, heads)
+    def build(self, width: int, heads: int) -> "RFAAttention":
+        return GatedRFAAttention(self, width, heads) if self.gate else RFAAttention(self, width, heads)
 
 
-class RFAAverage(LinearAttention):
+class RFAAttention(LinearAttention):
     """Module of `RFA` in one layer.
 
     W is ``waves`` (H, D, d) times ``frequency`` (H, 1, d), which starts at 1 / sigma.
@@ -123,13 +123,13 @@ class RFAAverage(LinearAttention):
         else:
             self.frequency = nn.Parameter(frequency)
 
-    def asking(self, q: Tensor) -> Tensor:
-        w = self.wide(self.waves) * self.frequency
-        angle = F.normalize(self.wide(q), dim=-1) @ w.mT
+    def query_features(self, q: Tensor) -> Tensor:
+        w = self.promote(self.waves) * self.frequency
+        angle = F.normalize(self.promote(q), dim=-1) @ w.mT
         return torch.cat([angle.sin(), angle.cos()], dim=-1) * w.shape[1] ** -0.5
 
-    def heard(self, k: Tensor) -> Keys:
-        return Keys(self.asking(k), k.new_zeros(k.shape[:-1], dtype=self.wide(k).dtype))
+    def key_features(self, k: Tensor) -> KeyFeatures:
+        return KeyFeatures(self.query_features(k), k.new_zeros(k.shape[:-1], dtype=self.promote(k).dtype))
 
     def quotient(self, result: Tensor) -> Tensor:
         """Divide numerator by the denominator d so that the result is continuous at d = 0; see `RFA`."""
@@ -138,8 +138,8 @@ class RFAAverage(LinearAttention):
         return numerator * denominator / torch.maximum(denominator.square(), noise)
 
 
-class GatedRFAAverage(RFAAverage):
-    """`RFAAverage` with a gate, ``gate`` (C -> H), computed from the token.
+class GatedRFAAttention(RFAAttention):
+    """`RFAAttention` with a gate, ``gate`` (C -> H), computed from the token.
 
     The extra feature of a key is the logit of its gate. `among` replaces it with the logarithm of the key's
     weight, ``l_j = log(1 - g_j) - log g_j - ... - log g_1``, summed from the first available token of the
@@ -153,26 +153,26 @@ class GatedRFAAverage(RFAAverage):
         nn.init.zeros_(self.gate.weight)
         nn.init.constant_(self.gate.bias, spec.gate_bias)
 
-    def key_marks(self, x: Tensor, linear: Linear = F.linear) -> Tensor:
+    def key_extras(self, x: Tensor, linear: LinearFn = F.linear) -> Tensor:
         """Return the logit of g for each token x (B, T, C): (B, H, T, 1)."""
         return linear(x, self.gate.weight, self.gate.bias).transpose(1, 2)[..., None]
 
-    def fading(self, k: Tensor) -> Tensor:
+    def log_decay(self, k: Tensor) -> Tensor:
         """Return log g of each key."""
         return F.logsigmoid(k[..., -1].double())
 
-    def among(self, k: Tensor, index: Index) -> Tensor:
+    def contextualize_keys(self, k: Tensor, index: TokenIndex) -> Tensor:
         """Replace the gate logit of each key with the value and the gradient carrier of l."""
-        log_weight = F.logsigmoid(-k[..., -1].double()) - cumulated(self.fading(k), index)
+        log_weight = F.logsigmoid(-k[..., -1].double()) - cumulative_sum_by_episode(self.log_decay(k), index)
         value = log_weight.detach()
         return torch.cat([k[..., :-1], torch.stack([value, log_weight - value], dim=-1)], dim=-1)
 
-    def heard(self, k: Tensor) -> Keys:
+    def key_features(self, k: Tensor) -> KeyFeatures:
         k, value, zero = k[..., :-2], k[..., -2], k[..., -1:]
-        return Keys(self.asking(k) * zero.exp(), value.detach())
+        return KeyFeatures(self.query_features(k) * zero.exp(), value.detach())
 
 
-def cumulated(x: Tensor, index: Index) -> Tensor:
+def cumulative_sum_by_episode(x: Tensor, index: TokenIndex) -> Tensor:
     """Return the sum of x_t over the tokens t up to i of the episode of i, by position, (B, H, S).
 
     Episodes may be interleaved, and slots may be in any order. The sums over 1, 2, 4, ... tokens are added

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_finite_number, check_not_negative, check_seed, check_whole
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.dropout import dropout as drop_some
-from rlxf.attention.index import EMPTY, Index
-from rlxf.attention.kernels.base import PairwiseKernel, check_whole_sequence
-from rlxf.attention.kernels.buckets import BucketAverage, Meets, shared_rounds
-from rlxf.attention.relation import Relation
-from rlxf.attention.technique import Choices
+from rlxf.attention.kernels.base import PairwiseKernel, check_sees_whole_sequence
+from rlxf.attention.kernels.bucket_layout import BucketAttention, ComparePositions, count_shared_rounds
+from rlxf.attention.technique import SpecView
+from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.attention.validation import check_finite_number, check_int, check_not_negative, check_seed
 
 
 @dataclass(frozen=True)
@@ -69,30 +69,30 @@ class Routing(PairwiseKernel):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("Routing clusters", self.clusters)
+        check_int("Routing clusters", self.clusters)
         check_seed("Routing seed", self.seed)
         if self.window is not None:
-            check_whole("Routing window", self.window)
+            check_int("Routing window", self.window)
         check_finite_number("Routing decay", self.decay)
         check_not_negative("Routing commitment", self.commitment)
         if not 0 <= self.decay < 1:
             raise ValueError(f"Routing decay must be in [0, 1), got {self.decay}")
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         """Raise ValueError unless clusters of even size may be chosen from the whole sequence."""
         if self.window is not None:
-            check_whole_sequence(self, "window", choices)
+            check_sees_whole_sequence(self, "window", choices)
 
     @property
-    def prices_tokens(self) -> bool:
+    def loss_depends_on_tokens(self) -> bool:
         return self.commitment > 0
 
-    def build(self, width: int, heads: int) -> "RoutingAverage":
-        kind = RoutingAverage if self.window is None else BalancedRouting
+    def build(self, width: int, heads: int) -> "RoutingAttention":
+        kind = RoutingAttention if self.window is None else BalancedRoutingAttention
         return kind(self, heads, width // heads)
 
 
-class RoutingAverage(BucketAverage):
+class RoutingAttention(BucketAttention):
     """Module of `Routing` in one layer; ``centroids`` (H, n, D) have length 1."""
 
     def __init__(self, spec: Routing, heads: int, size: int):
@@ -108,19 +108,19 @@ class RoutingAverage(BucketAverage):
         self._key_clusters: tuple[Tensor, Tensor] | None = None
         self._commitment_losses: list[Tensor] = []
 
-    def query_notes(self, q: Tensor) -> Tensor:
+    def projected_query_extras(self, q: Tensor) -> Tensor:
         """Return the cluster of each query (B, H, T, D): (B, H, T, 1)."""
-        extras, clusters = self.read(q)
+        extras, clusters = self.assign_clusters(q)
         self._query_clusters = (q, clusters) if self._learning else None
         return extras
 
-    def key_notes(self, k: Tensor) -> Tensor:
+    def projected_key_extras(self, k: Tensor) -> Tensor:
         """Return the cluster of each key; see `query_notes`."""
-        extras, clusters = self.read(k)
+        extras, clusters = self.assign_clusters(k)
         self._key_clusters = (k, clusters) if self._learning else None
         return extras
 
-    def read(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def assign_clusters(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the extra features of queries or keys (B, H, T, D), and their clusters (B, H, T) int64."""
         clusters = self.clusters(x)
         return clusters[..., None].to(x.dtype), clusters
@@ -135,20 +135,20 @@ class RoutingAverage(BucketAverage):
         wide = torch.promote_types(x.dtype, torch.float32)
         return x.to(wide) @ self.centroids.to(wide).transpose(1, 2)
 
-    def counts(self, query_buckets: Tensor, key_buckets: Tensor, relation: Relation) -> Tensor:
-        return shared_rounds(query_buckets, key_buckets) * relation.allowed_by_head
+    def counts(self, query_buckets: Tensor, key_buckets: Tensor, relation: AttentionMask) -> Tensor:
+        return count_shared_rounds(query_buckets, key_buckets) * relation.allowed_by_head
 
-    def meets(self, relation: Relation) -> Meets:
+    def compare_positions(self, relation: AttentionMask) -> ComparePositions:
         """Return the comparison: all tokens, or all but later ones in a causal transformer."""
         return torch.ge if relation.causal else _all_pairs
 
-    def meet(self, q: Tensor, k: Tensor, relation: Relation) -> tuple[Tensor, Tensor]:
+    def before_gathering(self, q: Tensor, k: Tensor, relation: AttentionMask) -> tuple[Tensor, Tensor]:
         """Accumulate cluster sums and the commitment loss in a training pass with gradient."""
         if self._query_clusters is not None and self._key_clusters is not None:
             both = ((*self._query_clusters, relation.query), (*self._key_clusters, relation.key))
             terms = [self._accumulate(x, clusters, index.episode != EMPTY) for x, clusters, index in both]
             error, number = (torch.stack(parts).sum() for parts in zip(*terms, strict=True))
-            if self.spec.prices_tokens:
+            if self.spec.loss_depends_on_tokens:
                 self._commitment_losses.append(error / number.clamp(min=1))
         self._query_clusters = self._key_clusters = None
         return q, k
@@ -176,7 +176,7 @@ class RoutingAverage(BucketAverage):
     def _learning(self) -> bool:
         return self.training and torch.is_grad_enabled()
 
-    def begin_pass(self) -> None:
+    def reset_penalty(self) -> None:
         self._commitment_losses = []
 
     def penalty(self) -> Tensor | None:
@@ -201,23 +201,23 @@ def _all_pairs(query: Tensor, key: Tensor) -> Tensor:
     return (query >= 0) & (key >= 0)
 
 
-class BalancedRouting(RoutingAverage):
+class BalancedRoutingAttention(RoutingAttention):
     """Module of `Routing` with ``window`` in one layer: time and memory grow with n w^2 pairs."""
 
     def __init__(self, spec: Routing, heads: int, size: int):
         super().__init__(spec, heads, size)
         self.rounds = spec.clusters
 
-    def read(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def assign_clusters(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the similarities of queries or keys to the centroids, (B, H, T, n), and their clusters."""
         similarity = self.similarity(F.normalize(x.detach(), dim=-1))
         return similarity.to(x.dtype), similarity.argmax(-1)
 
-    def shares(self, relation: Relation) -> None:
+    def head_groups(self, relation: AttentionMask) -> None:
         """Return None: clusters are chosen from whole rows."""
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: Relation, dropout: float
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
     ) -> Tensor:
         query_slots, key_slots, weights = self._by_cluster(q, k, bias, relation, dropout)
         outputs = weights @ _gather(v, key_slots)
@@ -225,7 +225,7 @@ class BalancedRouting(RoutingAverage):
         return v.new_zeros(*q.shape[:3], v.shape[-1]).scatter_add(2, slots, outputs.flatten(2, 3))
 
     def weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: Relation, dropout: float
+        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
     ) -> Tensor:
         query_slots, key_slots, weights = self._by_cluster(q, k, bias, relation, dropout)
         pairs = query_slots[..., :, None] * k.shape[2] + key_slots[..., None, :]
@@ -233,7 +233,7 @@ class BalancedRouting(RoutingAverage):
         return all_weights.scatter_add(2, pairs.flatten(2), weights.flatten(2)).unflatten(2, (q.shape[2], -1))
 
     def _by_cluster(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: Relation, dropout: float
+        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Choose the tokens of each cluster and compute their weights.
 
@@ -241,7 +241,7 @@ class BalancedRouting(RoutingAverage):
             The slots of the queries (B, H, n, W) and of the keys (B, H, n, V) of each cluster, and the weight
             of each key in the mean over the query's clusters, (B, H, n, W, V): 0 for masked pairs.
         """
-        if relation.asking is not None:
+        if relation.query_slice is not None:
             raise ValueError(
                 f"{self.spec} requires the outputs of all queries of a pass, got a selection of queries"
             )
@@ -262,7 +262,7 @@ class BalancedRouting(RoutingAverage):
         cluster_weight = _cluster_weight(query_slots, ~fully_masked[..., 0], q.shape[2], q.dtype)
         return query_slots, key_slots, drop_some(weights * cluster_weight[..., None], dropout)
 
-    def _nearest_tokens(self, similarity: Tensor, index: Index) -> tuple[Tensor, Tensor]:
+    def _nearest_tokens(self, similarity: Tensor, index: TokenIndex) -> tuple[Tensor, Tensor]:
         """Select the w tokens of each episode that are nearest to each centroid, by similarity (B, H, T, n).
 
         Returns:

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from rlxf.attention.checks import check_flag
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.dropout import dropout as drop_some
-from rlxf.attention.kernels.base import LayerPairwise, PairwiseKernel
-from rlxf.attention.relation import Relation
+from rlxf.attention.kernels.base import PairwiseAttentionKernel, PairwiseKernel
+from rlxf.attention.validation import check_bool
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Softmax(PairwiseKernel):
     softmax1: bool = False
 
     def __post_init__(self) -> None:
-        check_flag("Softmax softmax1", self.softmax1)
+        check_bool("Softmax softmax1", self.softmax1)
 
-    def build(self, width: int, heads: int) -> "SoftmaxAverage":
-        return SoftmaxAverage(self.softmax1)
+    def build(self, width: int, heads: int) -> "SoftmaxAttention":
+        return SoftmaxAttention(self.softmax1)
 
 
-class SoftmaxAverage(LayerPairwise):
+class SoftmaxAttention(PairwiseAttentionKernel):
     """Module of `Softmax` in one layer; it has no parameters."""
 
     def __init__(self, softmax1: bool = False):
@@ -51,15 +51,15 @@ class SoftmaxAverage(LayerPairwise):
         self.softmax1 = softmax1
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: Relation, dropout: float
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
     ) -> Tensor:
         if bias is None and not self.softmax1 and not dropout:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=relation.mask)
         weights = self.weights(q, k, bias, relation, dropout)
-        return averaged(weights, v)
+        return weighted_average(weights, v)
 
     def weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: Relation, dropout: float
+        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
     ) -> Tensor:
         bias = torch.zeros_like(relation.mask) if bias is None else bias
         scores: Tensor = _Scores.apply(  # type: ignore[no-untyped-call]
@@ -74,7 +74,7 @@ class SoftmaxAverage(LayerPairwise):
         return F.pad(scores, (0, 1)).softmax(dim=-1)[..., :-1]
 
 
-def averaged(weights: Tensor, v: Tensor) -> Tensor:
+def weighted_average(weights: Tensor, v: Tensor) -> Tensor:
     """Multiply weights (B, H, Tq, Tk) by values (B, H, Tk, V): (B, H, Tq, V)."""
     return torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).unflatten(0, weights.shape[:2])
 

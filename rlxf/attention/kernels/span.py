@@ -6,12 +6,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_flag, check_not_negative, check_whole
-from rlxf.attention.kernels.softmax import SoftmaxAverage, averaged
-from rlxf.attention.relation import Relation
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.kernels.softmax import SoftmaxAttention, weighted_average
+from rlxf.attention.validation import check_bool, check_int, check_not_negative
 
 
-class Span(Protocol):
+class SpanOptions(Protocol):
     """Options of a span; see `AdaptiveSpan` and `DynamicSpan`."""
 
     @property
@@ -27,24 +27,24 @@ class Span(Protocol):
     def include_self(self) -> bool: ...
 
 
-def check_span(span: Span) -> None:
+def check_span(span: SpanOptions) -> None:
     """Raise TypeError or ValueError unless the options of a span are in range."""
     name = type(span).__name__
-    check_whole(f"{name} limit", span.limit)
-    check_whole(f"{name} ramp", span.ramp)
-    check_whole(f"{name} limit + ramp", span.limit + span.ramp)
+    check_int(f"{name} limit", span.limit)
+    check_int(f"{name} ramp", span.ramp)
+    check_int(f"{name} limit + ramp", span.limit + span.ramp)
     check_not_negative(f"{name} penalty", span.penalty)
-    check_flag(f"{name} include_self", span.include_self)
+    check_bool(f"{name} include_self", span.include_self)
 
 
-class SpanAverage(SoftmaxAverage):
+class SpanAttention(SoftmaxAttention):
     """``a_ij = m(i - j) exp(s_ij) / sum_k m(i - k) exp(s_ik)``, ``m(x) = min(max((R + z - x) / R, 0), 1)``.
 
     ``log m`` is added to the scores; a key with m = 0 is masked. Without ``include_self`` the token itself is
     masked as well.
     """
 
-    def __init__(self, spec: Span):
+    def __init__(self, spec: SpanOptions):
         super().__init__()
         self.spec = spec
 
@@ -53,12 +53,12 @@ class SpanAverage(SoftmaxAverage):
         """Split q (B, H, Tq, D + E) into queries and z in tokens, (B or 1, H, Tq or 1, 1)."""
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: Relation, dropout: float
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
     ) -> Tensor:
-        return averaged(self.weights(q, k, bias, relation, dropout), v)
+        return weighted_average(self.weights(q, k, bias, relation, dropout), v)
 
     def weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: Relation, dropout: float
+        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
     ) -> Tensor:
         """Return the weights; those of a query without a visible key within its span are 0."""
         q, z = self.split(q)

@@ -1,16 +1,121 @@
-"""Base class of memory techniques."""
+"""Interface of memories, the state that they keep, and the view that a segment has of it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from rlxf.attention.index import Index
-from rlxf.attention.memory.recall import Recall
-from rlxf.attention.memory.state import State, joined
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.patterns.base import Pattern
-from rlxf.attention.technique import Choices, Technique
+from rlxf.attention.technique import SpecView, Technique
+from rlxf.attention.token_index import EMPTY, TokenIndex
+
+NO_EPISODE = torch.iinfo(torch.long).max
+"""Sentinel that is larger than any episode number."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Memory of a transformer: the inputs of each layer for the last M tokens.
+
+    Args:
+        hidden: (L, B, M, C), oldest first, without gradient.
+        index: (B, M), positions and episodes of these tokens; episode -1 marks an empty slot.
+        older: state of one layer, (1, B, N, C), for the N tokens before them; None without kNN memory.
+    """
+
+    hidden: Tensor
+    index: TokenIndex
+    older: "State | None" = None
+
+    @classmethod
+    def empty(cls, layers: int, batch: int, length: int, like: Tensor, width: int) -> "State":
+        """Create a state of empty slots with the dtype and device of ``like``."""
+        hidden = torch.zeros(layers, batch, length, width, dtype=like.dtype, device=like.device)
+        return cls(hidden, TokenIndex.empty(batch, length, like.device))
+
+    def at(self, tokens: slice) -> "State":
+        """Return the selected tokens, as views and without ``older``."""
+        return State(self.hidden[:, :, tokens], self.index.at(tokens))
+
+    def last(self, length: int) -> "State":
+        """Return the last tokens, at most ``length``, as views and without ``older``."""
+        return self.at(slice(max(0, self.index.shape[1] - length), None))
+
+    def relevant_to(self, index: TokenIndex) -> "State":
+        """Drop the oldest slots, up to the first whose episode can occur at ``index`` (B, T); as views."""
+        queried, stored = index.episode, self.index.episode
+        first = queried.masked_fill(queried == EMPTY, NO_EPISODE).amin(1, keepdim=True)
+        relevant = (stored != EMPTY) & (stored >= first) & (stored <= queried.amax(1, keepdim=True))
+        unused = relevant.any(0).cumsum(0) == 0
+        return self.last(len(unused) - int(unused.sum()))
+
+    def rows(self, rows: Tensor) -> "State":
+        """Return the selected rows of the batch; ``rows`` is a bool (B,) mask or int64 (N,) row numbers."""
+        older = None if self.older is None else self.older.rows(rows)
+        return State(self.hidden[:, rows], self.index.rows(rows), older)
+
+
+def concatenate_states(states: Sequence[State]) -> State:
+    """Concatenate states along time."""
+    index = reduce(TokenIndex.concatenate, (state.index for state in states))
+    return State(torch.cat([state.hidden for state in states], dim=2), index)
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryView:
+    """View of a memory state for a segment. This base class shows every token of the state unchanged.
+
+    Args:
+        state: memory state; None for no memory.
+        index: (B, T), positions and episodes of the segment's tokens.
+    """
+
+    state: State | None
+    index: TokenIndex
+
+    @property
+    def key(self) -> TokenIndex:
+        """Index of the keys, (B, M + T): memory first, then the segment."""
+        return self.index if self.state is None else self.state.index.concatenate(self.index)
+
+    def adapt_masks(self, relations: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
+        """Return the attention masks of each pass, adapted to this memory.
+
+        Args:
+            relations: masks of each pass, as derived from index and pattern.
+        """
+        return relations
+
+    def tokens(self, number: int, x: Tensor) -> Tensor | None:
+        """Return the memory tokens of pass ``number``, (B, M, C), without gradient; None for no memory.
+
+        Args:
+            number: number of the pass.
+            x: inputs of the pass for the segment, (B, T, C).
+        """
+        return None if self.state is None else self.state.hidden[number]
+
+    def weights_by_token(self, number: int, weights: Tensor) -> Tensor:
+        """Convert weights over the keys of a pass to weights over tokens of state and segment.
+
+        Returns:
+            (B, H, Tq, M + T).
+        """
+        return weights
+
+    @property
+    def has_penalty(self) -> bool:
+        """Return whether this memory has an auxiliary loss."""
+        return False
+
+    def penalty(self, hidden: Sequence[Tensor]) -> Tensor | None:
+        """Return the auxiliary loss, a scalar, given the inputs (B, T, C) of each pass; None for none."""
+        return None
 
 
 class Memory(Technique, ABC):
@@ -21,7 +126,7 @@ class Memory(Technique, ABC):
     def length(self) -> int:
         """Number of tokens M in a state."""
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         """Raise ValueError unless this memory is compatible with the other settings of a transformer."""
         if not choices.causal:
             raise ValueError(f"memory {self} needs causal=True: stored tokens cannot attend to future ones")
@@ -39,7 +144,7 @@ class Memory(Technique, ABC):
         """Return an empty state with the dtype and device of ``like``."""
         return State.empty(layers, batch, self.length, like, width)
 
-    def shows(self, pattern: Pattern) -> Pattern:
+    def visible_pattern(self, pattern: Pattern) -> Pattern:
         """Return the pattern of tokens that are visible raw or compressed; by default ``pattern``."""
         return pattern
 
@@ -47,7 +152,7 @@ class Memory(Technique, ABC):
         """Build the trainable module that a layer needs for this memory; None by default."""
         return None
 
-    def recall(self, state: State | None, index: Index, layers: Sequence[Any]) -> Recall:
+    def view(self, state: State | None, index: TokenIndex, layers: Sequence[Any]) -> MemoryView:
         """Create the view of a state for a segment.
 
         Args:
@@ -55,9 +160,9 @@ class Memory(Technique, ABC):
             index: (B, T), positions and episodes of the segment's tokens.
             layers: layer of each pass, a `Block`.
         """
-        return Recall(state, index)
+        return MemoryView(state, index)
 
-    def __call__(self, state: State, hidden: Tensor, index: Index) -> State:
+    def __call__(self, state: State, hidden: Tensor, index: TokenIndex) -> State:
         """Return the state after a segment: the last M tokens of old state and segment, without gradient.
 
         Args:
@@ -66,4 +171,4 @@ class Memory(Technique, ABC):
             index: (B, T), positions and episodes of the segment's tokens.
         """
         new = State(hidden.detach(), index).last(self.length)
-        return joined([state.last(self.length - new.index.shape[1]), new])
+        return concatenate_states([state.last(self.length - new.index.shape[1]), new])

@@ -6,27 +6,28 @@ from typing import Any, ClassVar, get_args
 
 from torch import Tensor, nn
 
-from rlxf.attention.checks import check_finite_number, check_whole, check_word
-from rlxf.attention.index import Index
 from rlxf.attention.kernels.adaptive_span import AdaptiveSpan
 from rlxf.attention.kernels.dynamic_span import DynamicSpan
 from rlxf.attention.kernels.softmax import Softmax
-from rlxf.attention.memory.base import Memory
-from rlxf.attention.memory.compression import Method, attention_received, compression
-from rlxf.attention.memory.compressive_recall import CompressiveRecall
-from rlxf.attention.memory.reconstruction import (
+from rlxf.attention.memory.base import Memory, State
+from rlxf.attention.memory.compression import (
     LOSSES,
     MEASURES,
-    Compressed,
-    Content,
+    ContentLayer,
     Loss,
     Measure,
-    reaching_only,
+    Method,
+    ReconstructionInput,
+    attention_received,
+    compression,
+    restrict_gradient,
 )
-from rlxf.attention.memory.state import State
+from rlxf.attention.memory.compressive_view import CompressiveView
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.full import Full
-from rlxf.attention.technique import Choices
+from rlxf.attention.technique import SpecView
+from rlxf.attention.token_index import TokenIndex
+from rlxf.attention.validation import check_choice, check_finite_number, check_int
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,14 @@ class Compressive(Memory):
 
     def __post_init__(self) -> None:
         for name in ("recent", "compressed", "ratio"):
-            check_whole(f"Compressive {name}", getattr(self, name))
+            check_int(f"Compressive {name}", getattr(self, name))
         for name, words in (("method", Method), ("loss", Loss), ("measure", Measure)):
-            check_word(f"Compressive {name}", getattr(self, name), get_args(words))
+            check_choice(f"Compressive {name}", getattr(self, name), get_args(words))
         check_finite_number("Compressive loss_coef", self.loss_coef)
         if self.loss_coef <= 0:
             raise ValueError(f"Compressive loss_coef must be above 0, got {self.loss_coef}")
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         """Raise ValueError unless the pattern is `Full` and the kernel is a softmax.
 
         The memory itself defines the visible tokens, and a softmax weighs raw and compressed tokens alike.
@@ -119,15 +120,15 @@ class Compressive(Memory):
     @property
     def length(self) -> int:
         """Tokens in a state, M + N c + c - 1: they contain all blocks that are visible to the next token."""
-        return self.reach + self.ratio - 1
+        return self.max_distance + self.ratio - 1
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """Maximum distance, in tokens, to the end of a visible block: M + N c."""
         return self.recent + self.compressed * self.ratio
 
     @property
-    def raw(self) -> int:
+    def raw_length(self) -> int:
         """Maximum number of earlier tokens that are visible raw: M + c - 1."""
         return self.recent + self.ratio - 1
 
@@ -136,40 +137,40 @@ class Compressive(Memory):
         """Number of compressed blocks in a cache: the visible ones, and those that will become visible."""
         return self.compressed + self.recent // self.ratio + 1
 
-    def shows(self, pattern: Pattern) -> Pattern:
+    def visible_pattern(self, pattern: Pattern) -> Pattern:
         """See `Memory`."""
-        return UpToBlock(self.reach, self.ratio)
+        return BlockWindow(self.max_distance, self.ratio)
 
-    def shows_token(self, i: Tensor, j: Tensor) -> Tensor:
+    def sees_raw(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether position i sees the token at position j <= i raw."""
         return i - end_of_block(j, self.ratio) <= self.recent
 
-    def shows_summary(self, i: Tensor, end: Tensor) -> Tensor:
+    def sees_compressed(self, i: Tensor, end: Tensor) -> Tensor:
         """Return whether position i sees the compressed block that ends at position ``end``."""
-        return (i - end > self.recent) & (i - end <= self.reach)
+        return (i - end > self.recent) & (i - end <= self.max_distance)
 
     def build(self, width: int) -> "LayerCompression":
         """See `Memory`."""
         return LayerCompression(self, width)
 
-    def recall(self, state: State | None, index: Index, layers: Sequence[Any]) -> CompressiveRecall:
+    def view(self, state: State | None, index: TokenIndex, layers: Sequence[Any]) -> CompressiveView:
         """See `Memory`."""
-        return CompressiveRecall(state, index, self, layers)
+        return CompressiveView(state, index, self, layers)
 
 
 @dataclass(frozen=True)
-class UpToBlock(Pattern):
+class BlockWindow(Pattern):
     """Pattern of the tokens whose block of ``size`` ends at most ``farthest`` positions before the query."""
 
     farthest: int
     size: int
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """Maximum distance, to the first token of the farthest block."""
         return self.farthest + self.size - 1
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """See `Pattern`."""
         return i - end_of_block(j, self.size) <= self.farthest
 
@@ -189,7 +190,7 @@ class LayerCompression(nn.Module):
         learns = any(True for _ in self.compression.parameters())
         self.reconstruction = LOSSES[spec.loss](width, spec.ratio) if learns else None
 
-    def forward(self, tokens: Tensor, layer: Content) -> Tensor:
+    def forward(self, tokens: Tensor, layer: ContentLayer) -> Tensor:
         """Compress blocks of tokens (N, c, C) -> (N, C)."""
 
         def usage(x: Tensor) -> Tensor:
@@ -198,7 +199,7 @@ class LayerCompression(nn.Module):
         y: Tensor = self.compression(tokens, usage)
         return y[:, 0]
 
-    def penalty(self, compressed: Compressed) -> Tensor | None:
+    def penalty(self, compressed: ReconstructionInput) -> Tensor | None:
         """Return the auxiliary loss of one pass, whose gradient reaches only this module.
 
         None if the method has no parameters, 0 if no query sees a compressed block: all ranks of a process
@@ -209,4 +210,4 @@ class LayerCompression(nn.Module):
         if not bool(compressed.seen.any()):
             return compressed.summaries.new_zeros(())
         loss = MEASURES[self.spec.measure](self.reconstruction(compressed))
-        return reaching_only(self.spec.loss_coef * loss, self.parameters())
+        return restrict_gradient(self.spec.loss_coef * loss, self.parameters())

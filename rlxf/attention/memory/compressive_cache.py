@@ -8,38 +8,38 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.attention import LayerCache
-from rlxf.attention.cache import Cache
-from rlxf.attention.context import ProjectedContext
-from rlxf.attention.index import EMPTY, Index
-from rlxf.attention.kernels.stretches import MISSING, Stretches
-from rlxf.attention.memory.compressive_recall import (
-    CompressedRelation,
+from rlxf.attention.attention_mask import AttentionMask, DistanceTables, find_slots
+from rlxf.attention.cache import KVCache
+from rlxf.attention.encoder_context import ProjectedContext
+from rlxf.attention.kernels.position_blocks import MISSING, PositionBlocks
+from rlxf.attention.memory.base import State
+from rlxf.attention.memory.compressive_view import (
+    CompressedMask,
     CompressingLayer,
-    compressed,
-    index_at,
-    laid_out,
+    compress_blocks,
+    gather_blocks,
+    gather_index,
 )
-from rlxf.attention.memory.state import State
-from rlxf.attention.relation import Relation, Tables, find_slots
+from rlxf.attention.token_index import EMPTY, TokenIndex
 
 if TYPE_CHECKING:
     from rlxf.attention.memory.compressive import Compressive
 
 
-class ActingLayer(CompressingLayer, Protocol):
+class CachingLayer(CompressingLayer, Protocol):
     """Interface of a layer that compresses its inputs and has a KV cache."""
 
-    def heard(self, x: Tensor, index: Index) -> tuple[Tensor, Tensor]:
+    def prepare_keys(self, x: Tensor, index: TokenIndex) -> tuple[Tensor, Tensor]:
         """Return position-encoded keys and values (B, H, S, D) of tokens x (B, S, C) at an index (B, S)."""
         ...
 
-    def cache(self, memory: Tensor, index: Index, tables: Tables) -> LayerCache:
+    def cache(self, memory: Tensor, index: TokenIndex, tables: DistanceTables) -> LayerCache:
         """Create the KV cache of the memory tokens (B, S, C)."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
-class Arrival:
+class StepTargets:
     """Targets of the inputs of one step.
 
     Args:
@@ -54,12 +54,13 @@ class Arrival:
     places: Tensor
     whole: Tensor
     slots: Tensor
-    ends: Index
+    ends: TokenIndex
 
 
 @dataclass(eq=False)
-class CompressiveCache(Cache):
-    """`Cache` whose first N' slots hold compressed blocks; it also stores the inputs of the incomplete block.
+class CompressiveCache(KVCache):
+    """`KVCache` whose first N' slots hold compressed blocks; it also stores the inputs of the incomplete
+    block.
 
     Block k of an episode uses slot k mod N', with N' = `Compressive.waiting`.
 
@@ -72,62 +73,64 @@ class CompressiveCache(Cache):
     """
 
     memory: "Compressive"
-    blocks: Sequence[ActingLayer]
+    blocks: Sequence[CachingLayer]
     inputs: Tensor
-    standing: Index
-    arrival: Arrival | None = None
+    standing: TokenIndex
+    targets: StepTargets | None = None
 
     @classmethod
-    def begin(
+    def from_state(
         cls,
         memory: "Compressive",
-        blocks: Sequence[ActingLayer],
+        blocks: Sequence[CachingLayer],
         state: State,
         capacity: int,
-        tables: Tables,
+        tables: DistanceTables,
         context: ProjectedContext | None,
     ) -> "CompressiveCache":
         """Create a cache from a state.
 
         ``capacity`` beyond the state's length plus 1 adds slots, as room for empty slots inside episodes.
         """
-        recent = state.last(min(memory.raw, state.index.shape[1]))
-        size = memory.raw + 1 + max(0, capacity - state.index.shape[1] - 1)
+        recent = state.last(min(memory.raw_length, state.index.shape[1]))
+        size = memory.raw_length + 1 + max(0, capacity - state.index.shape[1] - 1)
         free_slots = size - recent.index.shape[1]
         complete, incomplete = blocks_of(state.index, memory)
         free = State.empty(
             len(blocks), len(recent.index.episode), free_slots, state.hidden, state.hidden.shape[-1]
         )
-        ends = index_at(state.index, complete.slots[..., -1])
+        ends = gather_index(state.index, complete.slots[..., -1])
         index = ends.concatenate(recent.index).concatenate(free.index)
         layers = [
-            layer.cache(torch.cat([compressed(layer, laid_out(h, complete)), r, f], dim=1), index, tables)
+            layer.cache(
+                torch.cat([compress_blocks(layer, gather_blocks(h, complete)), r, f], dim=1), index, tables
+            )
             for layer, h, r, f in zip(blocks, state.hidden, recent.hidden, free.hidden, strict=True)
         ]
-        inputs = torch.stack([laid_out(h, incomplete)[:, 0] for h in state.hidden])
-        standing = index_at(state.index, incomplete.slots[:, 0])
+        inputs = torch.stack([gather_blocks(h, incomplete)[:, 0] for h in state.hidden])
+        standing = gather_index(state.index, incomplete.slots[:, 0])
         return cls(
             layers, index, recent.index.shape[1] % size, tables, context, memory, blocks, inputs, standing
         )
 
-    def related(self, relations: Sequence[Relation]) -> Sequence[Relation]:
-        """See `Cache`."""
-        return CompressedRelation.of(relations, self.memory, self.memory.waiting)
+    def adapt_masks(self, relations: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
+        """See `KVCache`."""
+        return CompressedMask.of(relations, self.memory, self.memory.waiting)
 
-    def write(self, index: Index) -> int:
+    def write(self, index: TokenIndex) -> int:
         """Store the index of the next token and of the block that it completes, and return its slot."""
         first, ratio = self.memory.waiting, self.memory.ratio
         slot = first + self.slot
         self.slot = (self.slot + 1) % (self.index.shape[1] - first)
-        put(self.index, slice(None), slot, index.at(slice(0, 1)))
+        write_index(self.index, slice(None), slot, index.at(slice(0, 1)))
         position, episode = index.position[:, 0], index.episode[:, 0]
         rows = (episode != EMPTY).nonzero()[:, 0]
         places = position[rows] % ratio
-        put(self.standing, rows, places, index.rows(rows))
+        write_index(self.standing, rows, places, index.rows(rows))
         whole = rows[self._is_whole(position, episode)[rows]]
         slots = position[whole] // ratio % first
-        self.arrival = Arrival(rows, places, whole, slots, index.rows(whole))
-        put(self.index, whole, slots, index.rows(whole))
+        self.targets = StepTargets(rows, places, whole, slots, index.rows(whole))
+        write_index(self.index, whole, slots, index.rows(whole))
         return slot
 
     def _is_whole(self, position: Tensor, episode: Tensor) -> Tensor:
@@ -138,21 +141,21 @@ class CompressiveCache(Cache):
         present &= self.standing.episode == episode[:, None]
         return present.all(1) & (position % ratio == ratio - 1)
 
-    def enter(self, number: int, x: Tensor) -> None:
+    def observe_input(self, number: int, x: Tensor) -> None:
         """Store the input x (B, 1, C) of a pass and compress the blocks that it completes."""
-        assert self.arrival is not None
-        arrival, layer, ring = self.arrival, self.blocks[number], self.layers[number]
+        assert self.targets is not None
+        arrival, layer, ring = self.targets, self.blocks[number], self.layers[number]
         self.inputs[number, arrival.rows, arrival.places] = x[arrival.rows, 0]
         if not len(arrival.whole):
             return
         assert isinstance(ring, LayerCache)
-        summaries = compressed(layer, self.inputs[number, arrival.whole][:, None])
-        k, v = layer.heard(summaries, arrival.ends)
+        summaries = compress_blocks(layer, self.inputs[number, arrival.whole][:, None])
+        k, v = layer.prepare_keys(summaries, arrival.ends)
         ring.keys[arrival.whole, :, arrival.slots] = k[:, :, 0]
         ring.values[arrival.whole, :, arrival.slots] = v[:, :, 0]
 
     def rows(self, rows: Tensor) -> "CompressiveCache":
-        """See `Cache`."""
+        """See `KVCache`."""
         selected = super().rows(rows)
         return CompressiveCache(
             selected.layers,
@@ -167,13 +170,13 @@ class CompressiveCache(Cache):
         )
 
 
-def put(index: Index, rows: Tensor | slice, slots: Tensor | int, tokens: Index) -> None:
+def write_index(index: TokenIndex, rows: Tensor | slice, slots: Tensor | int, tokens: TokenIndex) -> None:
     """Write the index of tokens (R, 1) to one slot in each of the given rows, in place."""
     index.position[rows, slots] = tokens.position[:, 0]
     index.episode[rows, slots] = tokens.episode[:, 0]
 
 
-def blocks_of(index: Index, memory: "Compressive") -> tuple[Stretches, Stretches]:
+def blocks_of(index: TokenIndex, memory: "Compressive") -> tuple[PositionBlocks, PositionBlocks]:
     """Return the last complete blocks of the current episode of each row, and its incomplete block.
 
     Complete blocks are (B, N', c) in the order of their cache slots; blocks with missing tokens are left out.
@@ -186,17 +189,17 @@ def blocks_of(index: Index, memory: "Compressive") -> tuple[Stretches, Stretches
     number = current - 1 - (current - 1 - slots) % count
     offsets = torch.arange(ratio, device=current.device)
     positions = torch.cat([number, current], dim=1)[..., None] * ratio + offsets
-    tokens = Index(positions.flatten(1), newest.episode.expand(batch, positions[0].numel()))
+    tokens = TokenIndex(positions.flatten(1), newest.episode.expand(batch, positions[0].numel()))
     token_slots = find_slots(index, tokens).view_as(positions)
     absent = (newest.episode == EMPTY)[..., None] | (positions < 0)
     complete, incomplete = token_slots.masked_fill(absent, MISSING).split([count, 1], dim=1)
     lacking = (complete == MISSING).any(-1, keepdim=True)
-    return Stretches(complete.masked_fill(lacking, MISSING)), Stretches(incomplete)
+    return PositionBlocks(complete.masked_fill(lacking, MISSING)), PositionBlocks(incomplete)
 
 
-def last_tokens(index: Index) -> Index:
+def last_tokens(index: TokenIndex) -> TokenIndex:
     """Return the index of the last token of each row, (B, 1); empty for rows without tokens."""
     slots = torch.arange(index.shape[1], device=index.episode.device)
     filled = torch.where(index.episode == EMPTY, MISSING, slots)
     last = torch.cat([torch.full_like(index.episode[:, :1], MISSING), filled], dim=1)
-    return index_at(index, last.amax(1, keepdim=True))
+    return gather_index(index, last.amax(1, keepdim=True))

@@ -1,21 +1,72 @@
-"""kNN memory: one layer also retrieves, from many older tokens, those whose keys are nearest to its query."""
+"""Memory of distant tokens that each query reads through its nearest keys (Memorizing Transformers)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from rlxf.attention.checks import check_whole, check_word
-from rlxf.attention.index import Index
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.softmax import Softmax
-from rlxf.attention.memory.base import Memory
-from rlxf.attention.memory.knn_recall import KNNRecall
-from rlxf.attention.memory.nearest import NEAREST, Finder
-from rlxf.attention.memory.state import State, joined
+from rlxf.attention.memory.base import Memory, MemoryView, State, concatenate_states
+from rlxf.attention.memory.knn_search import SEARCH_FUNCTIONS, KNNMask, SearchBackend
 from rlxf.attention.memory.xl import XL
 from rlxf.attention.patterns.base import GlobalTokens
-from rlxf.attention.technique import Choices
+from rlxf.attention.technique import SpecView
+from rlxf.attention.token_index import TokenIndex
+from rlxf.attention.validation import check_choice, check_int
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True, eq=False)
+class KNNView(MemoryView):
+    """View of a kNN memory for a segment, with far tokens in pass ``number``.
+
+    Args:
+        memory: memory technique, which defines the far tokens.
+        number: number of the pass with kNN attention.
+    """
+
+    memory: "KNN"
+    number: int
+
+    @cached_property
+    def far(self) -> TokenIndex:
+        """Index of the tokens at a distance of more than M slots from the segment's last token, (B, F)."""
+        older = None if self.state is None else self.state.older
+        tokens = self.key if older is None else older.index.concatenate(self.key)
+        return tokens.at(slice(0, max(0, tokens.shape[1] - self.memory.length - 1)))
+
+    def adapt_masks(self, relations: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
+        """See `MemoryView`."""
+        return KNNMask.extend(relations, self.number, self.memory, self.far)
+
+    def tokens(self, number: int, x: Tensor) -> Tensor | None:
+        """Return the memory tokens of a pass; in the kNN layer far tokens come first, (B, F + M, C)."""
+        near = super().tokens(number, x)
+        if number != self.number:
+            return near
+        memory = [] if near is None else [near]
+        older = [] if self.state is None or self.state.older is None else [self.state.older.hidden[0]]
+        tokens = torch.cat([*older, *memory, x.detach()], dim=1)
+        return torch.cat([tokens[:, : self.far.shape[1]], *memory], dim=1)
+
+    def weights_by_token(self, number: int, weights: Tensor) -> Tensor:
+        """Convert weights over keys to weights over tokens of state and segment.
+
+        Weights of far tokens before the M tokens that all layers store are dropped.
+        """
+        if number != self.number:
+            return weights
+        far, near = weights.split([self.far.shape[1], self.key.shape[1]], dim=-1)
+        older = 0 if self.state is None or self.state.older is None else self.state.older.index.shape[1]
+        retrieved = far[..., older:]
+        return near + F.pad(retrieved, (0, near.shape[-1] - retrieved.shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -57,18 +108,18 @@ class KNN(Memory):
     far: int = 8192
     top: int = 32
     layer: int | None = None
-    index: Finder = "torch"
+    index: SearchBackend = "torch"
 
     def __post_init__(self) -> None:
         for name in ("length", "far", "top"):
-            check_whole(f"KNN memory {name}", getattr(self, name))
+            check_int(f"KNN memory {name}", getattr(self, name))
         if self.layer is not None:
-            check_whole("KNN layer", self.layer)
-        check_word("KNN index", self.index, tuple(NEAREST))
+            check_int("KNN layer", self.layer)
+        check_choice("KNN index", self.index, tuple(SEARCH_FUNCTIONS))
         if self.top > self.far:
             raise ValueError(f"KNN top must be at most far={self.far}, got {self.top}")
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         """Raise ValueError unless kernel, pattern and depth are compatible.
 
         The kNN layer needs a softmax kernel, one projection for all tokens, and weights of its own.
@@ -87,7 +138,7 @@ class KNN(Memory):
         if self.layer is not None and self.layer > choices.layers:
             raise ValueError(f"layer of {self} must be at most the number of layers, {choices.layers}")
         depth: Any = choices.depth
-        if depth.layer_of(choices.layers - 1) != choices.layers - 1:
+        if depth.layer_of_pass(choices.layers - 1) != choices.layers - 1:
             raise ValueError(
                 f"{self} requires a layer that is used by one pass only, but {choices.depth} reuses layers; "
                 f"use depth=Fixed()"
@@ -106,7 +157,7 @@ class KNN(Memory):
         """Maximum distance, in tokens, in the kNN layer: M + N."""
         return self.length + self.far
 
-    def shows_far(self, i: Tensor, j: Tensor) -> Tensor:
+    def sees_far(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether the token at position j is a far token for position i: distance M + 1 to M + N."""
         return (i - j > self.length) & (i - j <= self.holds)
 
@@ -115,21 +166,21 @@ class KNN(Memory):
         older = State.empty(1, batch, self.far, like, width)
         return replace(super().empty(layers, batch, like, width), older=older)
 
-    def recall(self, state: State | None, index: Index, layers: Sequence[Any]) -> KNNRecall:
+    def view(self, state: State | None, index: TokenIndex, layers: Sequence[Any]) -> KNNView:
         """Create the view of a state for a segment.
 
         Far slots before all episodes of the segment are dropped, because there may be thousands of them.
         """
         if state is not None and state.older is not None:
-            state = replace(state, older=state.older.met_by(index))
-        return KNNRecall(state, index, self, self.number(len(layers)))
+            state = replace(state, older=state.older.relevant_to(index))
+        return KNNView(state, index, self, self.number(len(layers)))
 
-    def __call__(self, state: State, hidden: Tensor, index: Index) -> State:
+    def __call__(self, state: State, hidden: Tensor, index: TokenIndex) -> State:
         """Return the state after a segment; the kNN layer also keeps the N tokens before the last M."""
         after = super().__call__(state, hidden, index)
         layer = [self.number(len(hidden))]
         older = [] if state.older is None else [state.older]
         parts = [*older, State(state.hidden[layer], state.index), State(hidden[layer].detach(), index)]
-        tokens = joined(parts)
+        tokens = concatenate_states(parts)
         count = tokens.index.shape[1] - after.index.shape[1]
         return replace(after, older=tokens.at(slice(0, count)).last(self.far))

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.attention import LayerCache
-from rlxf.attention.cache import Cache
-from rlxf.attention.index import Index
-from rlxf.attention.memory.far import FarRelation
-from rlxf.attention.memory.state import State, joined
-from rlxf.attention.relation import Relation
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.cache import KVCache
+from rlxf.attention.memory.base import State, concatenate_states
+from rlxf.attention.memory.knn_search import KNNMask
+from rlxf.attention.token_index import TokenIndex
 
 if TYPE_CHECKING:
     from rlxf.attention.memory.knn import KNN
@@ -21,7 +21,7 @@ SPARE = 8
 """The far buffer has 1 / SPARE more slots than retrievable tokens, so that it is rarely compacted."""
 
 
-class FindingLayer(Protocol):
+class KNNLayer(Protocol):
     """Interface of the kNN layer."""
 
     def far_cache(self, near: LayerCache, tokens: Tensor) -> LayerCache:
@@ -30,15 +30,15 @@ class FindingLayer(Protocol):
 
 
 @dataclass(eq=False)
-class Written:
+class WriteCounter:
     """Number of slots of a far buffer that any of the caches that share it has written."""
 
     slots: int
 
 
 @dataclass(eq=False)
-class KNNCache(Cache):
-    """`Cache` with a far buffer in the kNN layer, for all tokens that are or become far.
+class KNNCache(KVCache):
+    """`KVCache` with a far buffer in the kNN layer, for all tokens that are or become far.
 
     Copies share the far buffer of thousands of tokens, and each slot is written once (copy on write). A cache
     whose next slot was written by another copy, or whose buffer is full, moves the retrievable tokens to a
@@ -55,32 +55,32 @@ class KNNCache(Cache):
 
     memory: "KNN"
     number: int
-    far: Index
+    far: TokenIndex
     far_slot: int
     reach: int
-    written: Written
+    written: WriteCounter
 
     @classmethod
-    def begin(cls, near: Cache, layer: FindingLayer, memory: "KNN", state: State) -> "KNNCache":
+    def from_state(cls, near: KVCache, layer: KNNLayer, memory: "KNN", state: State) -> "KNNCache":
         """Create a cache from a state and the cache of its local tokens."""
         number = memory.number(len(near.layers))
         older = [] if state.older is None else [state.older]
-        stored = joined([*older, State(state.hidden[[number]], state.index)])
+        stored = concatenate_states([*older, State(state.hidden[[number]], state.index)])
         spare = max(1, near.index.shape[1] - state.index.shape[1])
         slot = stored.index.shape[1]
         reach = max(slot, memory.holds) + spare - 1
         free_slots = reach + 1 - slot + reach // SPARE
         free = State.empty(1, len(near.index.episode), free_slots, state.hidden, state.hidden.shape[-1])
-        buffer = joined([stored, free])
+        buffer = concatenate_states([stored, free])
         layers = list(near.layers)
         local = layers[number]
         assert isinstance(local, LayerCache)
         layers[number] = layer.far_cache(local, buffer.hidden[0])
         ring = near.index, near.slot, near.tables, near.context
-        return cls(layers, *ring, memory, number, buffer.index, slot, reach, Written(slot))
+        return cls(layers, *ring, memory, number, buffer.index, slot, reach, WriteCounter(slot))
 
-    def write(self, index: Index) -> int:
-        """See `Cache`."""
+    def write(self, index: TokenIndex) -> int:
+        """See `KVCache`."""
         if self.far_slot < self.written.slots or self.far_slot == self.far.shape[1]:
             self._move()
         slot = self.far_slot
@@ -98,24 +98,24 @@ class KNNCache(Cache):
         kept = slice(max(0, self.far_slot - self.reach), self.far_slot)
         self.far_slot -= kept.start
         batch, size = self.far.shape
-        empty = Index.empty(batch, size - self.far_slot, self.far.position.device)
-        self.far, self.written = self.far.at(kept).concatenate(empty), Written(self.far_slot)
+        empty = TokenIndex.empty(batch, size - self.far_slot, self.far.position.device)
+        self.far, self.written = self.far.at(kept).concatenate(empty), WriteCounter(self.far_slot)
         layers: list[Any] = list(self.layers)
         layers[self.number] = layers[self.number].moved(kept)
         self.layers = layers
 
-    def related(self, relations: Sequence[Relation]) -> Sequence[Relation]:
-        """See `Cache`."""
-        return FarRelation.among(relations, self.number, self.memory, self.far, self.far_slot - 1)
+    def adapt_masks(self, relations: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
+        """See `KVCache`."""
+        return KNNMask.extend(relations, self.number, self.memory, self.far, self.far_slot - 1)
 
     def rows(self, rows: Tensor) -> "KNNCache":
-        """See `Cache`."""
+        """See `KVCache`."""
         local = super().rows(rows)
         selected = replace(self, layers=local.layers, index=local.index, context=local.context)
-        return replace(selected, far=self.far.rows(rows), written=Written(self.far_slot))
+        return replace(selected, far=self.far.rows(rows), written=WriteCounter(self.far_slot))
 
     def copy(self) -> "KNNCache":
         """Return a copy of all rows that shares the far buffer."""
         layers: Sequence[Any] = self.layers
-        index, far = (Index(x.position.clone(), x.episode.clone()) for x in (self.index, self.far))
+        index, far = (TokenIndex(x.position.clone(), x.episode.clone()) for x in (self.index, self.far))
         return replace(self, layers=[layer.copy() for layer in layers], index=index, far=far)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlxf.attention.checks import check_whole
 from rlxf.attention.memory.base import Memory
+from rlxf.attention.validation import check_int
 
 
 @dataclass(frozen=True)
@@ -30,4 +30,4 @@ class XL(Memory):
     length: int = 128
 
     def __post_init__(self) -> None:
-        check_whole("XL memory length", self.length)
+        check_int("XL memory length", self.length)

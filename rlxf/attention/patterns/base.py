@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_whole
 from rlxf.attention.technique import Technique
+from rlxf.attention.validation import check_int
 
 UNLIMITED = 2**62
 """Reach of a pattern without a bound."""
 
-GROUP = 64
+GROUP_SIZE = 64
 """Default number of queries in a group; enough to use matrix products efficiently."""
 
 
@@ -31,18 +31,18 @@ class Pattern(Technique, ABC):
 
     @property
     @abstractmethod
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """Largest distance, in tokens, at which a query may see a key; `UNLIMITED` without a bound."""
 
     @abstractmethod
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether query position i may see key position j; the two broadcast.
 
         If the pattern differs by layer or head, the actual rules are those of `for_layer` and `for_heads`.
         """
 
     @property
-    def period(self) -> int | None:
+    def shift_period(self) -> int | None:
         """Number of tokens by which i and j can be shifted together without effect; None if unknown.
 
         It is 1 if only distances count. A layout computed for one part of an episode is reused for others
@@ -61,11 +61,12 @@ class Pattern(Technique, ABC):
     def group(self, i: Tensor) -> Tensor:
         """Return the group number of each query position (N,); keys are gathered once for a group.
 
-        This is fast if the queries of a group see about the same keys and are not many more than `GROUP`.
+        This is fast if the queries of a group see about the same keys and are not many more than
+        `GROUP_SIZE`.
         """
-        return i.div(GROUP, rounding_mode="floor")
+        return i.div(GROUP_SIZE, rounding_mode="floor")
 
-    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
         """Return the positions ``among`` that some query of a group may see, or a superset of them.
 
         By default the rule is evaluated for each pair.
@@ -74,7 +75,7 @@ class Pattern(Technique, ABC):
             i: query positions of a group, (G,).
             among: key positions, (N,), ascending.
         """
-        return among[self.allows(i[:, None], among).expand(len(i), len(among)).any(0)]
+        return among[self.mask_mod(i[:, None], among).expand(len(i), len(among)).any(0)]
 
     def __and__(self, other: "Pattern") -> "Both":
         return Both(self, other)
@@ -107,9 +108,9 @@ class _Combined(Pattern):
                 )
 
     @property
-    def period(self) -> int | None:
+    def shift_period(self) -> int | None:
         """Least common multiple of both periods."""
-        first, second = self.first.period, self.second.period
+        first, second = self.first.shift_period, self.second.shift_period
         return None if first is None or second is None else lcm(first, second)
 
     def for_layer(self, layer: int) -> Pattern:
@@ -118,7 +119,7 @@ class _Combined(Pattern):
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         first, second = self.first.for_heads(heads), self.second.for_heads(heads)
         number = max(len(first), len(second))
-        pairs = zip(spread(first, number), spread(second, number), strict=True)
+        pairs = zip(repeat_for_heads(first, number), repeat_for_heads(second, number), strict=True)
         return tuple(type(self)(*pair) for pair in pairs)
 
     def group(self, i: Tensor) -> Tensor:
@@ -126,7 +127,7 @@ class _Combined(Pattern):
         return self.first.group(i)
 
 
-def spread(patterns: tuple[Pattern, ...], number: int) -> tuple[Pattern, ...]:
+def repeat_for_heads(patterns: tuple[Pattern, ...], number: int) -> tuple[Pattern, ...]:
     """Repeat a pattern for all heads until there are ``number`` patterns."""
     return patterns * (number // len(patterns))
 
@@ -136,16 +137,16 @@ class Both(_Combined):
     """Intersection ``first & second``: a key is visible if both patterns allow it."""
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """The smaller of both reaches."""
-        return min(self.first.reach, self.second.reach)
+        return min(self.first.max_distance, self.second.max_distance)
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return first(i, j) and second(i, j)."""
-        return self.first.allows(i, j) & self.second.allows(i, j)
+        return self.first.mask_mod(i, j) & self.second.mask_mod(i, j)
 
-    def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        return self.second.keys(i, self.first.keys(i, among))
+    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
+        return self.second.candidate_keys(i, self.first.candidate_keys(i, among))
 
 
 @dataclass(frozen=True)
@@ -153,16 +154,16 @@ class Either(_Combined):
     """Union ``first | second``: a key is visible if one of the patterns allows it."""
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """The larger of both reaches."""
-        return max(self.first.reach, self.second.reach)
+        return max(self.first.max_distance, self.second.max_distance)
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return first(i, j) or second(i, j)."""
-        return self.first.allows(i, j) | self.second.allows(i, j)
+        return self.first.mask_mod(i, j) | self.second.mask_mod(i, j)
 
-    def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        return torch.cat([self.first.keys(i, among), self.second.keys(i, among)]).unique()
+    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
+        return torch.cat([self.first.candidate_keys(i, among), self.second.candidate_keys(i, among)]).unique()
 
 
 class BlockPattern(Pattern):
@@ -171,21 +172,21 @@ class BlockPattern(Pattern):
     block: int
 
     @abstractmethod
-    def meets(self, a: Tensor, b: Tensor) -> Tensor:
+    def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
         """Return whether queries of block a may see keys of block b; the two broadcast."""
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        return self.meets(*(x.div(self.block, rounding_mode="floor") for x in (i, j)))
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
+        return self.block_mask_mod(*(x.div(self.block, rounding_mode="floor") for x in (i, j)))
 
     def group(self, i: Tensor) -> Tensor:
         """Return the block of each position, with large blocks divided into groups."""
-        return i.div(self.block, rounding_mode="floor") * self.block + i % self.block // GROUP
+        return i.div(self.block, rounding_mode="floor") * self.block + i % self.block // GROUP_SIZE
 
-    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
         a, blocks = (x.div(self.block, rounding_mode="floor") for x in (i, among))
         a = a.unique_consecutive()
         b, block = blocks.unique_consecutive(return_inverse=True)
-        return among[self.meets(a[:, None], b).expand(len(a), len(b)).any(0)[block]]
+        return among[self.block_mask_mod(a[:, None], b).expand(len(a), len(b)).any(0)[block]]
 
 
 class GlobalTokens(Pattern):
@@ -209,14 +210,14 @@ class GlobalTokens(Pattern):
         return UNLIMITED if self.farthest is None else self.farthest
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """Equal to `far`."""
         return self.far
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether i or j is global and their distance is at most `far`, or `local` allows the pair."""
         either = (i < self.global_tokens) | (j < self.global_tokens)
-        return (either & ((i - j).abs() <= self.far)) | self.local.allows(i, j)
+        return (either & ((i - j).abs() <= self.far)) | self.local.mask_mod(i, j)
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         others, globals_ = self.sides
@@ -225,12 +226,12 @@ class GlobalTokens(Pattern):
     @property
     def sides(self) -> tuple[Pattern, Pattern]:
         """Rule of the tokens that are not global, and rule of the global tokens."""
-        others = OthersLook(self.global_tokens, self.far, self.local)
-        return others, GlobalsLook(self.global_tokens, self.far)
+        others = LocalQueries(self.global_tokens, self.far, self.local)
+        return others, GlobalQueries(self.global_tokens, self.far)
 
 
 @dataclass(frozen=True)
-class OthersLook(Pattern):
+class LocalQueries(Pattern):
     """Keys visible to tokens that are not global: global tokens within distance ``far``, and local ones."""
 
     global_tokens: int
@@ -238,54 +239,54 @@ class OthersLook(Pattern):
     local: Pattern
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """The larger of ``far`` and the local reach."""
-        return max(self.far, self.local.reach)
+        return max(self.far, self.local.max_distance)
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         is_global = (j < self.global_tokens) & ((i - j).abs() <= self.far)
-        return (i >= self.global_tokens) & (is_global | self.local.allows(i, j))
+        return (i >= self.global_tokens) & (is_global | self.local.mask_mod(i, j))
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         return tuple(
-            OthersLook(self.global_tokens, self.far, pattern) for pattern in self.local.for_heads(heads)
+            LocalQueries(self.global_tokens, self.far, pattern) for pattern in self.local.for_heads(heads)
         )
 
     def group(self, i: Tensor) -> Tensor:
         """Return local groups; global tokens, which see nothing here, form a group of their own."""
         return torch.where(i < self.global_tokens, -1, self.local.group(i))
 
-    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
         queries = i[i >= self.global_tokens]
         if not len(queries):
             return among[:0]
-        first = between(max(0, int(queries.min()) - self.far), self.global_tokens - 1, among)
-        return torch.cat([first, self.local.keys(queries, among)]).unique()
+        first = positions_between(max(0, int(queries.min()) - self.far), self.global_tokens - 1, among)
+        return torch.cat([first, self.local.candidate_keys(queries, among)]).unique()
 
 
 @dataclass(frozen=True)
-class GlobalsLook(Pattern):
+class GlobalQueries(Pattern):
     """Keys visible to global tokens: all within distance ``far``."""
 
     global_tokens: int
     far: int
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """Equal to ``far``."""
         return self.far
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         return (i < self.global_tokens) & ((i - j).abs() <= self.far)
 
     def group(self, i: Tensor) -> Tensor:
         """Return groups of global tokens; the other tokens, which see nothing here, form one group."""
         return torch.where(i < self.global_tokens, super().group(i), -1)
 
-    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
         queries = i[i < self.global_tokens]
         return (
-            between(int(queries.min()) - self.far, int(queries.max()) + self.far, among)
+            positions_between(int(queries.min()) - self.far, int(queries.max()) + self.far, among)
             if len(queries)
             else among[:0]
         )
@@ -294,12 +295,12 @@ class GlobalsLook(Pattern):
 def check_global_tokens(pattern: GlobalTokens) -> None:
     """Raise TypeError or ValueError unless the number of global tokens and the bound are in range."""
     name = type(pattern).__name__
-    check_whole(f"{name} global_tokens", pattern.global_tokens)
+    check_int(f"{name} global_tokens", pattern.global_tokens)
     if pattern.farthest is not None:
-        check_whole(f"{name} farthest", pattern.farthest)
+        check_int(f"{name} farthest", pattern.farthest)
 
 
-def between(first: int, last: int, among: Tensor) -> Tensor:
+def positions_between(first: int, last: int, among: Tensor) -> Tensor:
     """Return the positions in [first, last] of the ascending positions ``among``."""
     ends = [max(first, -UNLIMITED), min(last + 1, UNLIMITED)]  # range of int64
     start, end = torch.searchsorted(among, torch.tensor(ends, device=among.device)).tolist()

@@ -1,4 +1,4 @@
-"""BigBird: sliding window, random blocks and global blocks."""
+"""Hash-based random numbers that depend only on a seed and positions; equal in acting and learning."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,11 +7,38 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_seed, check_whole
 from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Pattern
-from rlxf.attention.patterns.draws import draw
+from rlxf.attention.validation import check_int, check_seed
 
-MOST_DRAWN = 2**16
+MASK = 2**63 - 1
+
+
+def hash_uniform(seed: int, *numbers: Tensor | int) -> Tensor:
+    """Return a uniform number in [0, 1) for each tuple of integers, float64; they broadcast.
+
+    Multiplications and shifts mix all bits, as in SplitMix64.
+
+    Source: Steele et al. 2014, "Fast splittable pseudorandom number generators", section 5.
+    """
+    state = torch.tensor(seed)
+    for number in numbers:
+        state = _mixed(state + torch.as_tensor(number) * -7046029254386353131 + 1)
+    return (state & MASK).double() / 2.0**63
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Mix the bits of x int64; overflow is intended."""
+    x = (x ^ _right(x, 30)) * -4658895280553007687
+    x = (x ^ _right(x, 27)) * -7723592293110705685
+    return x ^ _right(x, 31)
+
+
+def _right(x: Tensor, bits: int) -> Tensor:
+    """Shift right and fill with zeros."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+MAX_RANDOM_BLOCKS = 2**16
 """Largest number of random blocks per block; drawn blocks are stored as numbers for each head."""
 
 
@@ -57,29 +84,29 @@ class BigBird(BlockPattern):
 
     def __post_init__(self) -> None:
         _ = self.local
-        check_whole("BigBird global_blocks", self.global_blocks, least=0)
+        check_int("BigBird global_blocks", self.global_blocks, least=0)
 
     @property
-    def local(self) -> "NearAndRandom":
+    def local(self) -> "WindowAndRandomBlocks":
         """Window and random blocks."""
-        return NearAndRandom(self.block, self.window, self.random, self.seed, self.global_blocks)
+        return WindowAndRandomBlocks(self.block, self.window, self.random, self.seed, self.global_blocks)
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """`UNLIMITED`, or the reach of the window if there are no other blocks."""
-        return UNLIMITED if self.global_blocks else self.local.reach
+        return UNLIMITED if self.global_blocks else self.local.max_distance
 
-    def meets(self, a: Tensor, b: Tensor) -> Tensor:
+    def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the rule of head 0; other heads draw other blocks."""
-        return (a < self.global_blocks) | (b < self.global_blocks) | self.local.meets(a, b)
+        return (a < self.global_blocks) | (b < self.global_blocks) | self.local.block_mask_mod(a, b)
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        everywhere = FirstBlocks(self.block, self.global_blocks)
+        everywhere = GlobalBlocks(self.block, self.global_blocks)
         return tuple(Either(local, everywhere) for local in self.local.for_heads(heads))
 
 
 @dataclass(frozen=True)
-class NearAndRandom(BlockPattern):
+class WindowAndRandomBlocks(BlockPattern):
     """Window around a block, and blocks drawn for it among the non-global ones; see `BigBird`."""
 
     block: int
@@ -89,35 +116,35 @@ class NearAndRandom(BlockPattern):
     global_blocks: int
 
     def __post_init__(self) -> None:
-        check_whole("BigBird block", self.block)
-        check_whole("BigBird window", self.window)
-        check_whole("BigBird random", self.random, least=0, most=MOST_DRAWN)
+        check_int("BigBird block", self.block)
+        check_int("BigBird window", self.window)
+        check_int("BigBird random", self.random, least=0, most=MAX_RANDOM_BLOCKS)
         check_seed("BigBird seed", self.seed)
         if self.window % 2 == 0:
             raise ValueError(f"BigBird window must be odd, got {self.window}")
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """`UNLIMITED`, or the reach of the window if no blocks are drawn."""
         return UNLIMITED if self.random else (self.window // 2 + 1) * self.block - 1
 
-    def meets(self, a: Tensor, b: Tensor) -> Tensor:
+    def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the rule of head 0."""
-        return DrawnByHead(self, 0).meets(a, b) if self.random else self.near(a, b)
+        return HeadRandomBlocks(self, 0).block_mask_mod(a, b) if self.random else self.near(a, b)
 
     def near(self, a: Tensor, b: Tensor) -> Tensor:
         """Return whether block b is in the window of block a."""
         return (a - b).abs() <= self.window // 2
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        return (self,) if self.random == 0 else tuple(DrawnByHead(self, head) for head in range(heads))
+        return (self,) if self.random == 0 else tuple(HeadRandomBlocks(self, head) for head in range(heads))
 
 
 @dataclass(frozen=True)
-class DrawnByHead(BlockPattern):
-    """Window and random blocks of one head of `NearAndRandom`."""
+class HeadRandomBlocks(BlockPattern):
+    """Window and random blocks of one head of `WindowAndRandomBlocks`."""
 
-    of: NearAndRandom
+    of: WindowAndRandomBlocks
     head: int
 
     @property
@@ -126,22 +153,22 @@ class DrawnByHead(BlockPattern):
         return self.of.block
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """`UNLIMITED`."""
         return UNLIMITED
 
-    def meets(self, a: Tensor, b: Tensor) -> Tensor:
+    def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
         return self.of.near(a, b) | self._drew(a, b)
 
     def _drew(self, a: Tensor, b: Tensor) -> Tensor:
         """Return whether block b is drawn for block a."""
         last = int(a.max()) if a.numel() else 0
-        chosen = drawn(self.of, self.head, 1 << last.bit_length()).to(a.device)
+        chosen = draw_blocks(self.of, self.head, 1 << last.bit_length()).to(a.device)
         return (chosen[a] == b[..., None]).any(-1)
 
 
 @lru_cache(maxsize=64)
-def drawn(rule: NearAndRandom, head: int, blocks: int) -> Tensor:
+def draw_blocks(rule: WindowAndRandomBlocks, head: int, blocks: int) -> Tensor:
     """Draw (blocks, random) int64 blocks for each of the first blocks.
 
     If fewer than ``random`` blocks precede the window, the others are those directly after it.
@@ -150,22 +177,22 @@ def drawn(rule: NearAndRandom, head: int, blocks: int) -> Tensor:
     near, first = rule.window // 2, rule.global_blocks
     before = (a - near - first).clamp(min=0)
     start, end = number * before // rule.random, (number + 1) * before // rule.random
-    chosen = first + start + (draw(rule.seed, head, number, a) * (end - start)).long()
+    chosen = first + start + (hash_uniform(rule.seed, head, number, a) * (end - start)).long()
     missing = end == start
     return torch.where(missing, (a + near).clamp(min=first - 1) + missing.cumsum(1), chosen)
 
 
 @dataclass(frozen=True)
-class FirstBlocks(BlockPattern):
+class GlobalBlocks(BlockPattern):
     """The first blocks of an episode see all blocks and are seen by all."""
 
     block: int
     blocks: int
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """`UNLIMITED`."""
         return UNLIMITED
 
-    def meets(self, a: Tensor, b: Tensor) -> Tensor:
+    def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
         return (a < self.blocks) | (b < self.blocks)

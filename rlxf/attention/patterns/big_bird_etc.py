@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlxf.attention.checks import check_whole
 from rlxf.attention.patterns.base import Pattern, check_global_tokens
-from rlxf.attention.patterns.big_bird import NearAndRandom
+from rlxf.attention.patterns.big_bird import WindowAndRandomBlocks
 from rlxf.attention.patterns.etc import ExtraTokens
-from rlxf.attention.patterns.window import bounded
+from rlxf.attention.patterns.window import limit_distance
+from rlxf.attention.validation import check_int
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class BigBirdETC(ExtraTokens):
     farthest: int | None = None
 
     def __post_init__(self) -> None:
-        check_whole("BigBirdETC block", self.block)  # global tokens are counted in blocks
+        check_int("BigBirdETC block", self.block)  # global tokens are counted in blocks
         check_global_tokens(self)
         _ = self.local  # checks the other options
 
     @property
     def local(self) -> Pattern:
         """Window and random blocks."""
-        local = NearAndRandom(
+        local = WindowAndRandomBlocks(
             self.block, self.window, self.random, self.seed, self.global_tokens // self.block
         )
-        return bounded(local, self.farthest)
+        return limit_distance(local, self.farthest)

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_whole
 from rlxf.attention.patterns.base import BlockPattern, Pattern
+from rlxf.attention.validation import check_int
 
-MOST_BLOCKS = 2**16
+MAX_BLOCKS = 2**16
 """Largest number of blocks of a permutation; permutations are stored as numbers for each head."""
 
 
@@ -45,8 +45,8 @@ class Blockwise(BlockPattern):
     permutations: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        check_whole("Blockwise block", self.block)
-        check_whole("Blockwise blocks", self.blocks, most=MOST_BLOCKS)
+        check_int("Blockwise block", self.block)
+        check_int("Blockwise blocks", self.blocks, most=MAX_BLOCKS)
         self._check_permutations()
         object.__setattr__(
             self, "permutations", tuple(tuple(permutation) for permutation in self.permutations)
@@ -62,11 +62,11 @@ class Blockwise(BlockPattern):
                 )
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """``blocks * block - 1``."""
         return self.blocks * self.block - 1
 
-    def meets(self, a: Tensor, b: Tensor) -> Tensor:
+    def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
         """Return whether some head allows the pair; see `for_heads`."""
         return a.div(self.blocks, rounding_mode="floor") == b.div(self.blocks, rounding_mode="floor")
 
@@ -91,11 +91,11 @@ class PermutedBlocks(BlockPattern):
     permutation: tuple[int, ...]
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """Reach of the block whose keys are farthest away."""
         farthest = max(abs(a - b) for a, b in enumerate(self.permutation))
         return (farthest + 1) * self.block - 1
 
-    def meets(self, a: Tensor, b: Tensor) -> Tensor:
+    def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
         inside = a % len(self.permutation)
         return b == a - inside + torch.tensor(self.permutation, device=a.device)[inside]

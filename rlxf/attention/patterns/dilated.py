@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_whole
-from rlxf.attention.patterns.base import GROUP, Pattern, between
+from rlxf.attention.patterns.base import GROUP_SIZE, Pattern, positions_between
+from rlxf.attention.validation import check_int
 
 
 @dataclass(frozen=True)
@@ -37,23 +37,23 @@ class Dilated(Pattern):
     plain_heads: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("Dilated size", self.size)
-        check_whole("Dilated dilation", self.dilation)
-        check_whole("Dilated plain_heads", self.plain_heads, least=0)
+        check_int("Dilated size", self.size)
+        check_int("Dilated dilation", self.dilation)
+        check_int("Dilated plain_heads", self.plain_heads, least=0)
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """``(size - 1) * dilation``."""
         return (self.size - 1) * self.dilation
 
     @property
-    def period(self) -> int:
+    def shift_period(self) -> int:
         """Always 1: only distances count."""
         return 1
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return the rule of a dilated head."""
-        return ((i - j).abs() <= self.reach) & ((i - j) % self.dilation == 0)
+        return ((i - j).abs() <= self.max_distance) & ((i - j) % self.dilation == 0)
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         if self.plain_heads == 0:
@@ -63,8 +63,8 @@ class Dilated(Pattern):
 
     def group(self, i: Tensor) -> Tensor:
         """Return groups of queries with the same remainder of i / dilation, which see the same keys."""
-        return i.div(GROUP * self.dilation, rounding_mode="floor") * self.dilation + i % self.dilation
+        return i.div(GROUP_SIZE * self.dilation, rounding_mode="floor") * self.dilation + i % self.dilation
 
-    def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        near = between(int(i.min()) - self.reach, int(i.max()) + self.reach, among)
+    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
+        near = positions_between(int(i.min()) - self.max_distance, int(i.max()) + self.max_distance, among)
         return near[torch.isin(near % self.dilation, (i % self.dilation).unique())]

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlxf.attention.checks import check_whole
 from rlxf.attention.patterns.base import GlobalTokens, Pattern, check_global_tokens
-from rlxf.attention.patterns.window import Window, bounded
+from rlxf.attention.patterns.window import Window, limit_distance
+from rlxf.attention.validation import check_int
 
 
 class ExtraTokens(GlobalTokens):
@@ -50,10 +50,10 @@ class ETC(ExtraTokens):
     farthest: int | None = None
 
     def __post_init__(self) -> None:
-        check_whole("ETC radius", self.radius, least=0)
+        check_int("ETC radius", self.radius, least=0)
         check_global_tokens(self)
 
     @property
     def local(self) -> Pattern:
         """Window of the tokens that are not global."""
-        return bounded(Window(self.radius + 1), self.farthest)
+        return limit_distance(Window(self.radius + 1), self.farthest)

@@ -5,9 +5,9 @@ from typing import ClassVar, get_args
 
 from torch import Tensor
 
-from rlxf.attention.checks import check_whole, check_word
-from rlxf.attention.patterns.base import GROUP, UNLIMITED, BlockPattern, Either, Pattern
-from rlxf.attention.patterns.strided import Way
+from rlxf.attention.patterns.base import GROUP_SIZE, UNLIMITED, BlockPattern, Either, Pattern
+from rlxf.attention.patterns.strided import Combination
+from rlxf.attention.validation import check_choice, check_int
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class FixedColumns(Pattern):
     cost: ClassVar[str] = "L (stride + L columns / stride) pairs"
     stride: int = 32
     columns: int = 4
-    way: Way = "merged"
+    way: Combination = "merged"
     summaries: int = 1
 
     def __post_init__(self) -> None:
         for name in ("stride", "columns", "summaries"):
-            check_whole(f"FixedColumns {name}", getattr(self, name))
-        check_word("FixedColumns way", self.way, get_args(Way))
+            check_int(f"FixedColumns {name}", getattr(self, name))
+        check_choice("FixedColumns way", self.way, get_args(Combination))
         if self.summaries * self.columns > self.stride:
             raise ValueError(
                 f"FixedColumns requires summaries * columns <= stride, "
@@ -58,80 +58,80 @@ class FixedColumns(Pattern):
     def rules(self) -> tuple[Pattern, Pattern]:
         """Rules A1 and A2."""
         last = self.stride
-        return OwnBlock(self.stride), Columns(self.stride, last - self.summaries * self.columns, last)
+        return SameBlock(self.stride), Columns(self.stride, last - self.summaries * self.columns, last)
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """`UNLIMITED`."""
         return UNLIMITED
 
     @property
-    def period(self) -> int:
+    def shift_period(self) -> int:
         """Length of a block."""
         return self.stride
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether A1 or A2 allows the pair."""
-        return Either(*self.rules).allows(i, j)
+        return Either(*self.rules).mask_mod(i, j)
 
     def for_layer(self, layer: int) -> Pattern:
         if self.way != "interleaved":
             return self
-        return self.rules[0] if layer % 2 == 0 else Summaries(replace(self, way="merged"))
+        return self.rules[0] if layer % 2 == 0 else SummaryColumns(replace(self, way="merged"))
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         if self.way == "heads":
-            return tuple((self.rules[0], self.summary(head // 2))[head % 2] for head in range(heads))
+            return tuple((self.rules[0], self.head_columns(head // 2))[head % 2] for head in range(heads))
         if self.summaries == 1:
             return (Either(*self.rules),)
-        return tuple(Either(self.rules[0], self.summary(head)) for head in range(heads))
+        return tuple(Either(self.rules[0], self.head_columns(head)) for head in range(heads))
 
-    def summary(self, head: int) -> Pattern:
+    def head_columns(self, head: int) -> Pattern:
         """Return A2 of a head."""
         last = self.stride - head % self.summaries * self.columns
         return Columns(self.stride, last - self.columns, last)
 
 
 @dataclass(frozen=True)
-class Summaries(Pattern):
+class SummaryColumns(Pattern):
     """Rule A2 of a `FixedColumns`."""
 
     of: FixedColumns
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """`UNLIMITED`."""
         return UNLIMITED
 
     @property
-    def period(self) -> int:
+    def shift_period(self) -> int:
         """Length of a block."""
         return self.of.stride
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
-        return self.of.rules[1].allows(i, j)
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
+        return self.of.rules[1].mask_mod(i, j)
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        return tuple(self.of.summary(head) for head in range(heads if self.of.summaries > 1 else 1))
+        return tuple(self.of.head_columns(head) for head in range(heads if self.of.summaries > 1 else 1))
 
 
 @dataclass(frozen=True)
-class OwnBlock(BlockPattern):
+class SameBlock(BlockPattern):
     """Pattern in which i and j are in the same block."""
 
     block: int
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """``block - 1``."""
         return self.block - 1
 
     @property
-    def period(self) -> int:
+    def shift_period(self) -> int:
         """Length of a block."""
         return self.block
 
-    def meets(self, a: Tensor, b: Tensor) -> Tensor:
+    def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
         return a == b
 
 
@@ -144,21 +144,21 @@ class Columns(Pattern):
     last: int
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """`UNLIMITED`."""
         return UNLIMITED
 
     @property
-    def period(self) -> int:
+    def shift_period(self) -> int:
         """Length of a block."""
         return self.stride
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         return (i == i) & (j % self.stride >= self.first) & (j % self.stride < self.last)
 
     def group(self, i: Tensor) -> Tensor:
         """Return the block of each position, with large blocks divided into groups."""
-        return i.div(self.stride, rounding_mode="floor") * self.stride + i % self.stride // GROUP
+        return i.div(self.stride, rounding_mode="floor") * self.stride + i % self.stride // GROUP_SIZE
 
-    def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        return among[self.allows(among, among)]
+    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
+        return among[self.mask_mod(among, among)]

@@ -21,19 +21,19 @@ class Full(Pattern):
     cost: ClassVar[str] = "L^2 pairs"
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """`UNLIMITED`."""
         return UNLIMITED
 
     @property
-    def period(self) -> int:
+    def shift_period(self) -> int:
         """Always 1: only distances count."""
         return 1
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return True for every pair."""
         return torch.ones((), dtype=torch.bool, device=i.device)
 
-    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
         """Return all keys."""
         return among

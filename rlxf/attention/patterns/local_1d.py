@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rlxf.attention.checks import check_whole
-from rlxf.attention.patterns.base import GROUP, Pattern, between
+from rlxf.attention.patterns.base import GROUP_SIZE, Pattern, positions_between
+from rlxf.attention.validation import check_int
 
 
 @dataclass(frozen=True)
@@ -37,28 +37,28 @@ class Local1D(Pattern):
     margin: int = 64
 
     def __post_init__(self) -> None:
-        check_whole("Local1D block", self.block)
-        check_whole("Local1D margin", self.margin, least=0)
+        check_int("Local1D block", self.block)
+        check_int("Local1D margin", self.margin, least=0)
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """``block - 1 + margin``."""
         return self.block - 1 + self.margin
 
     @property
-    def period(self) -> int:
+    def shift_period(self) -> int:
         """Length of a block."""
         return self.block
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         start = i - i % self.block
         return (j >= start - self.margin) & (j < start + self.block + self.margin)
 
     def group(self, i: Tensor) -> Tensor:
         """Return the block of each position, with large blocks divided into groups."""
-        return i.div(self.block, rounding_mode="floor") * self.block + i % self.block // GROUP
+        return i.div(self.block, rounding_mode="floor") * self.block + i % self.block // GROUP_SIZE
 
-    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
         first, last = int(i.min()), int(i.max())
         start, end = first - first % self.block, last - last % self.block + self.block
-        return between(start - self.margin, end + self.margin - 1, among)
+        return positions_between(start - self.margin, end + self.margin - 1, among)

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rlxf.attention.checks import check_whole
-from rlxf.attention.patterns.base import GROUP, Pattern, between
+from rlxf.attention.patterns.base import GROUP_SIZE, Pattern, positions_between
+from rlxf.attention.validation import check_int
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,16 @@ class Local2D(Pattern):
 
     def __post_init__(self) -> None:
         for name in ("width", "rows", "columns"):
-            check_whole(f"Local2D {name}", getattr(self, name))
+            check_int(f"Local2D {name}", getattr(self, name))
         for name in ("margin_rows", "margin_columns"):
-            check_whole(f"Local2D {name}", getattr(self, name), least=0)
+            check_int(f"Local2D {name}", getattr(self, name), least=0)
         if self.width % self.columns:
             raise ValueError(
                 f"Local2D columns must divide width, got columns={self.columns} and width={self.width}"
             )
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """Distance from the first pixel of a rectangle to the last visible pixel below it, on the right."""
         size, rectangles_per_row = self.rows * self.columns, self.width // self.columns
         down, right = -(-self.margin_rows // self.rows), -(-self.margin_columns // self.columns)
@@ -69,7 +69,7 @@ class Local2D(Pattern):
         """Return the end of the margin within its rectangle, ``blocks`` rectangles farther on."""
         return size - 1 if blocks == 0 else margin - (blocks - 1) * size - 1
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         top, left = self._corner(i)
         row, column = self._pixel(j)
         vertical = (row >= top - self.margin_rows) & (row < top + self.rows + self.margin_rows)
@@ -81,10 +81,12 @@ class Local2D(Pattern):
     def group(self, i: Tensor) -> Tensor:
         """Return the rectangle of each position, with large rectangles divided into groups."""
         size = self.rows * self.columns
-        return i.div(size, rounding_mode="floor") * size + i % size // GROUP
+        return i.div(size, rounding_mode="floor") * size + i % size // GROUP_SIZE
 
-    def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        return super().keys(i, between(int(i.min()) - self.reach, int(i.max()) + self.reach, among))
+    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
+        return super().candidate_keys(
+            i, positions_between(int(i.min()) - self.max_distance, int(i.max()) + self.max_distance, among)
+        )
 
     def _corner(self, i: Tensor) -> tuple[Tensor, Tensor]:
         """Return row and column of the first pixel of the rectangle."""

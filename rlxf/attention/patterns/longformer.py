@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlxf.attention.checks import check_whole
 from rlxf.attention.patterns.base import GlobalTokens, Pattern, check_global_tokens
 from rlxf.attention.patterns.dilated import Dilated
-from rlxf.attention.patterns.window import bounded
+from rlxf.attention.patterns.window import limit_distance
+from rlxf.attention.validation import check_int
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Longformer(GlobalTokens):
     farthest: int | None = None
 
     def __post_init__(self) -> None:
-        check_whole("Longformer window", self.window, least=2)
-        check_whole("Longformer dilation", self.dilation)
-        check_whole("Longformer plain_heads", self.plain_heads, least=0)
+        check_int("Longformer window", self.window, least=2)
+        check_int("Longformer dilation", self.dilation)
+        check_int("Longformer plain_heads", self.plain_heads, least=0)
         check_global_tokens(self)
         if self.window % 2:
             raise ValueError(f"Longformer window must be even, got {self.window}")
@@ -55,4 +55,4 @@ class Longformer(GlobalTokens):
     @property
     def local(self) -> Pattern:
         """Window of the tokens that are not global."""
-        return bounded(Dilated(self.window // 2 + 1, self.dilation, self.plain_heads), self.farthest)
+        return limit_distance(Dilated(self.window // 2 + 1, self.dilation, self.plain_heads), self.farthest)

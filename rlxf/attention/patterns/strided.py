@@ -6,13 +6,13 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_whole, check_word
-from rlxf.attention.patterns.base import GROUP, UNLIMITED, Either, Pattern
+from rlxf.attention.patterns.base import GROUP_SIZE, UNLIMITED, Either, Pattern
 from rlxf.attention.patterns.window import Window
+from rlxf.attention.validation import check_choice, check_int
 
-Way = Literal["interleaved", "merged", "heads"]
+Combination = Literal["interleaved", "merged", "heads"]
 """Combination of two rules: alternating by layer, both in every head, or alternating by head."""
-Form = Literal["code", "text"]
+WindowForm = Literal["code", "text"]
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Strided(Pattern):
     causal: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "L (stride + L / stride) pairs"
     stride: int = 32
-    way: Way = "interleaved"
-    form: Form = "code"
+    way: Combination = "interleaved"
+    form: WindowForm = "code"
 
     def __post_init__(self) -> None:
-        check_whole("Strided stride", self.stride)
-        check_word("Strided way", self.way, get_args(Way))
-        check_word("Strided form", self.form, get_args(Form))
+        check_int("Strided stride", self.stride)
+        check_choice("Strided way", self.way, get_args(Combination))
+        check_choice("Strided form", self.form, get_args(WindowForm))
 
     @property
     def rules(self) -> tuple[Pattern, Pattern]:
@@ -56,18 +56,18 @@ class Strided(Pattern):
         return Window(self.stride if self.form == "code" else self.stride + 1), Column(self.stride)
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """`UNLIMITED`."""
         return UNLIMITED
 
     @property
-    def period(self) -> int:
+    def shift_period(self) -> int:
         """Always 1: only distances count."""
         return 1
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether A1 or A2 allows the pair."""
-        return Either(*self.rules).allows(i, j)
+        return Either(*self.rules).mask_mod(i, j)
 
     def for_layer(self, layer: int) -> Pattern:
         return self.rules[layer % 2] if self.way == "interleaved" else self
@@ -75,8 +75,8 @@ class Strided(Pattern):
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         return tuple(self.rules[head % 2] for head in range(heads)) if self.way == "heads" else (self,)
 
-    def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        return Either(*self.rules).keys(i, among)
+    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
+        return Either(*self.rules).candidate_keys(i, among)
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,16 @@ class Column(Pattern):
     stride: int
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """`UNLIMITED`."""
         return UNLIMITED
 
     @property
-    def period(self) -> int:
+    def shift_period(self) -> int:
         """Always 1: only distances count."""
         return 1
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         return (i - j) % self.stride == 0
 
     def group(self, i: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class Column(Pattern):
 
         All queries of a column see the same keys.
         """
-        return i.div(GROUP * self.stride, rounding_mode="floor") * self.stride + i % self.stride
+        return i.div(GROUP_SIZE * self.stride, rounding_mode="floor") * self.stride + i % self.stride
 
-    def keys(self, i: Tensor, among: Tensor) -> Tensor:
+    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
         return among[torch.isin(among % self.stride, (i % self.stride).unique())]

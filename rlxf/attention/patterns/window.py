@@ -5,9 +5,9 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from rlxf.attention.checks import MOST, check_whole
-from rlxf.attention.patterns.base import GlobalTokens, Pattern, between
+from rlxf.attention.patterns.base import GlobalTokens, Pattern, positions_between
 from rlxf.attention.patterns.full import Full
+from rlxf.attention.validation import MAX_INT, check_int
 
 
 @dataclass(frozen=True)
@@ -34,29 +34,29 @@ class Window(Pattern):
     size: int = 129
 
     def __post_init__(self) -> None:
-        check_whole("Window size", self.size, most=MOST + 1)
+        check_int("Window size", self.size, most=MAX_INT + 1)
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         """``size - 1``."""
         return self.size - 1
 
     @property
-    def period(self) -> int:
+    def shift_period(self) -> int:
         """Always 1: only distances count."""
         return 1
 
-    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether ``|i - j| < size``."""
         return (i - j).abs() < self.size
 
-    def keys(self, i: Tensor, among: Tensor) -> Tensor:
-        return between(int(i.min()) - self.reach, int(i.max()) + self.reach, among)
+    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
+        return positions_between(int(i.min()) - self.max_distance, int(i.max()) + self.max_distance, among)
 
 
-def bounded(pattern: Pattern, farthest: int | None) -> Pattern:
+def limit_distance(pattern: Pattern, farthest: int | None) -> Pattern:
     """Return the pattern without keys farther away than ``farthest`` tokens; None for no bound."""
-    if farthest is None or pattern.reach <= farthest:
+    if farthest is None or pattern.max_distance <= farthest:
         return pattern
     if isinstance(pattern, GlobalTokens):
         options: Any = pattern

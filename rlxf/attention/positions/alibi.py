@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import LayerPosition, PairwisePosition
-from rlxf.attention.relation import Relation
 
 
 def slopes(heads: int) -> Tensor:
@@ -46,6 +46,6 @@ class ALiBiBias(LayerPosition):
         super().__init__()
         self.register_buffer("slopes", slopes(heads), persistent=False)
 
-    def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, relation: AttentionMask, table: Tensor | None) -> Tensor:
         """Return ``-slope_h * |i - j|`` (B, H, Tq, Tk)."""
         return -self.slopes.to(q.dtype)[:, None, None] * relation.distance[:, None].abs().to(q.dtype)

@@ -4,18 +4,18 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from rlxf.attention.kernels.base import LayerKernel, PairwiseKernel
-from rlxf.attention.relation import Relation
-from rlxf.attention.technique import Choices, Technique
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.kernels.base import AttentionKernel, PairwiseKernel
+from rlxf.attention.technique import SpecView, Technique
 
 
-class Embedding(nn.Module):
+class PositionEmbedding(nn.Module):
     """Part of a position technique that all layers share: input embedding or score bias.
 
     By default it does nothing. A technique overrides the methods that it needs.
     """
 
-    dearer_gathered: ClassVar[float] = 1.0
+    gather_cost: ClassVar[float] = 1.0
     """Cost of a pair with gathered keys, relative to its cost where all pairs are computed."""
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class Embedding(nn.Module):
         """
         return None
 
-    def bias(self, relation: Relation) -> Tensor | None:
+    def bias(self, relation: AttentionMask) -> Tensor | None:
         """Return the bias on the scores of every layer, (B or 1, H, Tq, Tk), or None.
 
         ``relation.table`` is the result of `table`.
@@ -60,11 +60,11 @@ class LayerPosition(nn.Module):
         """Return tensors that depend only on distances (R,), or None.
 
         They are computed once per pass, or once for many acting steps. ``shared`` is the result of
-        `Embedding.table`.
+        `PositionEmbedding.table`.
         """
         return None
 
-    def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, relation: AttentionMask, table: Tensor | None) -> Tensor | None:
         """Return the bias on the scores: by default the bias that all layers share.
 
         q (B, H, Tq, D) before `query`, k (B, H, Tk, D) after `key` -> (B or 1, H, Tq, Tk) or None.
@@ -73,12 +73,12 @@ class LayerPosition(nn.Module):
 
     def average(
         self,
-        kernel: LayerKernel,
+        kernel: AttentionKernel,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         bias: Tensor | None,
-        relation: Relation,
+        relation: AttentionMask,
         table: Tensor | None,
         dropout: float,
     ) -> Tensor:
@@ -105,9 +105,9 @@ class Position(Technique):
         """Number of positions, in tokens, from 0; None if unlimited."""
         return None
 
-    def build_embedding(self, width: int, heads: int) -> Embedding:
+    def build_embedding(self, width: int, heads: int) -> PositionEmbedding:
         """Return the module that all layers share."""
-        return Embedding()
+        return PositionEmbedding()
 
     def build(self, width: int, heads: int) -> LayerPosition:
         """Return the module in the attention of one layer."""
@@ -122,7 +122,7 @@ class PairwisePosition(Position):
 
     cost: ClassVar[str] = "pairs seen"
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         """Raise ValueError unless the kernel computes each pair."""
         if not isinstance(choices.kernel, PairwiseKernel):
             raise ValueError(

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.checks import check_whole, check_word
-from rlxf.attention.linear import orthogonal_linear
-from rlxf.attention.positions.base import Embedding, LayerPosition, PairwisePosition
-from rlxf.attention.relation import Relation
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.init import orthogonal_linear
+from rlxf.attention.positions.base import LayerPosition, PairwisePosition, PositionEmbedding
+from rlxf.attention.validation import check_choice, check_int
 
 Form = Literal["code", "paper"]
 
@@ -42,24 +42,24 @@ class Deberta(PairwisePosition):
     form: Form = "code"
 
     def __post_init__(self) -> None:
-        check_whole("Deberta max_distance", self.max_distance)
-        check_word("Deberta form", self.form, get_args(Form))
+        check_int("Deberta max_distance", self.max_distance)
+        check_choice("Deberta form", self.form, get_args(Form))
 
     def build_embedding(self, width: int, heads: int) -> "DebertaVectors":
         return DebertaVectors(self, width)
 
-    def build(self, width: int, heads: int) -> "DebertaScores":
-        return DebertaScores(self, width, heads)
+    def build(self, width: int, heads: int) -> "DebertaBias":
+        return DebertaBias(self, width, heads)
 
     def row(self, distances: Tensor) -> Tensor:
         """Return the row of P for distances i - j."""
         return (distances + self.max_distance).clamp(0, 2 * self.max_distance - 1)
 
 
-class DebertaVectors(Embedding):
+class DebertaVectors(PositionEmbedding):
     """Vectors P (2 k, C) of a `Deberta`, for all layers."""
 
-    dearer_gathered = 2.0  # two terms by distance, which are shifted views where all pairs are computed
+    gather_cost = 2.0  # two terms by distance, which are shifted views where all pairs are computed
 
     def __init__(self, spec: Deberta, width: int):
         super().__init__()
@@ -70,7 +70,7 @@ class DebertaVectors(Embedding):
         return self.weight
 
 
-class DebertaScores(LayerPosition):
+class DebertaBias(LayerPosition):
     """Module of `Deberta` in one layer: W_kr (C, C), and W_qr (C, C) with its bias."""
 
     def __init__(self, spec: Deberta, width: int, heads: int):
@@ -92,7 +92,7 @@ class DebertaScores(LayerPosition):
         tables = torch.stack([keys, queries]) * (3 * shared.shape[1] / self.heads) ** -0.5
         return tables.unflatten(-1, (self.heads, -1)).permute(0, 2, 3, 1)
 
-    def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, relation: AttentionMask, table: Tensor | None) -> Tensor:
         """Return the second and the third term (B, H, Tq, Tk), for q (B, H, Tq, D) and k (B, H, Tk, D)."""
         assert table is not None
         return relation.scores(q, table[0]) + relation.key_scores(k, table[1])

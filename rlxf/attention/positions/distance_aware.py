@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import LayerPosition, PairwisePosition
-from rlxf.attention.relation import Relation
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class DistanceAware(PairwisePosition):
     paper: ClassVar[str] = "Wu et al. 2021, arXiv:2010.06925"
     causal: ClassVar[str] = "ours"
 
-    def build(self, width: int, heads: int) -> "DistanceWeights":
-        return DistanceWeights(heads)
+    def build(self, width: int, heads: int) -> "DistanceAwareBias":
+        return DistanceAwareBias(heads)
 
 
-class DistanceWeights(LayerPosition):
+class DistanceAwareBias(LayerPosition):
     """Module of `DistanceAware` in one layer: alpha (H,) and beta (H,)."""
 
     def __init__(self, heads: int):
@@ -46,7 +46,7 @@ class DistanceWeights(LayerPosition):
         beta = self.beta[:, None]
         return (1 + beta.exp()) * (x - beta).sigmoid()
 
-    def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, relation: AttentionMask, table: Tensor | None) -> Tensor:
         """Return the difference of ``ReLU(s) f`` and ``s = q_i . k_j / sqrt(D)``: (B, H, Tq, Tk)."""
         assert table is not None
         s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5

@@ -6,10 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.checks import check_whole
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import LayerPosition, PairwisePosition
-from rlxf.attention.relation import Relation
-from rlxf.attention.technique import Choices
+from rlxf.attention.technique import SpecView
+from rlxf.attention.validation import check_int
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class ETCLabels(PairwisePosition):
     segment: int | None = None
 
     def __post_init__(self) -> None:
-        check_whole("ETCLabels max_distance", self.max_distance)
-        check_whole("ETCLabels global_tokens", self.global_tokens, least=0)
+        check_int("ETCLabels max_distance", self.max_distance)
+        check_int("ETCLabels global_tokens", self.global_tokens, least=0)
         if self.segment is not None:
-            check_whole("ETCLabels segment", self.segment)
+            check_int("ETCLabels segment", self.segment)
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         """Raise ValueError unless kernel and number of global tokens fit; see `ETCLabels`."""
         super().check(choices)
         count = getattr(choices.pattern, "global_tokens", self.global_tokens)
@@ -61,8 +61,8 @@ class ETCLabels(PairwisePosition):
                 f"set ETCLabels global_tokens={count}"
             )
 
-    def build(self, width: int, heads: int) -> "LabelTables":
-        return LabelTables(self, width // heads, heads)
+    def build(self, width: int, heads: int) -> "ETCLabelBias":
+        return ETCLabelBias(self, width // heads, heads)
 
     def label(self, i: Tensor, j: Tensor) -> Tensor:
         """Return the label (...) int64 of query positions i and key positions j, which broadcast."""
@@ -80,7 +80,7 @@ class ETCLabels(PairwisePosition):
         return other + (token.div(self.segment, rounding_mode="floor") == torch.minimum(i, j))
 
 
-class LabelTables(LayerPosition):
+class ETCLabelBias(LayerPosition):
     """Module of `ETCLabels` in one layer: ``keys`` (2 K + 3, H, D) and ``numbers`` (2 K + 3, H)."""
 
     def __init__(self, spec: ETCLabels, size: int, heads: int):
@@ -90,7 +90,7 @@ class LabelTables(LayerPosition):
         self.keys = nn.Parameter(torch.zeros(labels, heads, size))
         self.numbers = nn.Parameter(torch.zeros(labels, heads))
 
-    def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, relation: AttentionMask, table: Tensor | None) -> Tensor:
         """Return ``(q_i . a_l + b_l) / sqrt(D)`` (B, H, Tq, Tk) for q (B, H, Tq, D)."""
         label_scores = q @ self.keys.permute(1, 2, 0) + self.numbers.T[:, None]
         label = self.spec.label(relation.query.position[..., None], relation.key.position[:, None])

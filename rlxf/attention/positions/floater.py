@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.checks import check_finite_number, check_whole
-from rlxf.attention.positions.base import Embedding, Position
+from rlxf.attention.positions.base import Position, PositionEmbedding
+from rlxf.attention.validation import check_finite_number, check_int
 
-MOST_STEP = 100.0
+MAX_STEP = 100.0
 """Largest step; with longer ones, position vectors soon overflow float32."""
 
 INITIAL_SCALE = 0.1
@@ -53,17 +53,17 @@ class Floater(Position):
 
     def __post_init__(self) -> None:
         check_finite_number("Floater step", self.step)
-        check_whole("Floater substeps", self.substeps)
+        check_int("Floater substeps", self.substeps)
         if self.step <= 0:
             raise ValueError(f"Floater step must be above 0, got {self.step}")
-        if self.step > MOST_STEP:
-            raise ValueError(f"Floater step must be at most {MOST_STEP}, got {self.step}")
+        if self.step > MAX_STEP:
+            raise ValueError(f"Floater step must be at most {MAX_STEP}, got {self.step}")
 
     def build_embedding(self, width: int, heads: int) -> "FloaterEmbedding":
         return FloaterEmbedding(self, width)
 
 
-class FloaterEmbedding(Embedding):
+class FloaterEmbedding(PositionEmbedding):
     """Module of `Floater`: p(0) (C,), W_1 and W_2 (C, C + 1)."""
 
     def __init__(self, spec: Floater, width: int):
@@ -79,10 +79,12 @@ class FloaterEmbedding(Embedding):
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
         length = int(position.max()) + 1
-        points = self.flow(self.start[None], length) if torch.is_grad_enabled() else self._cached_flow(length)
+        points = (
+            self.extend(self.start[None], length) if torch.is_grad_enabled() else self._cached_flow(length)
+        )
         return x + nn.functional.embedding(position, points)
 
-    def flow(self, points: Tensor, length: int) -> Tensor:
+    def extend(self, points: Tensor, length: int) -> Tensor:
         """Extend p (N, C) of positions 0 ... N - 1 to at least ``length`` positions."""
         trajectory = [points[-1]]
         for t in range(len(points) - 1, length - 1):
@@ -92,9 +94,9 @@ class FloaterEmbedding(Embedding):
     def _cached_flow(self, length: int) -> Tensor:
         """Compute `flow` without gradient, from the last position computed with the current weights."""
         last = self._last
-        if last is None or not last.made_by(self.parameters()):
+        if last is None or not last.is_current(self.parameters()):
             last = Trajectory([weight.detach().clone() for weight in self.parameters()], self.start[None])
-        self._last = Trajectory(last.weights, self.flow(last.points, length))
+        self._last = Trajectory(last.weights, self.extend(last.points, length))
         return self._last.points
 
     def advance(self, s: float, p: Tensor) -> Tensor:
@@ -127,11 +129,11 @@ class Trajectory:
     weights: list[Tensor]
     points: Tensor
 
-    def made_by(self, weights: Iterable[Tensor]) -> bool:
+    def is_current(self, weights: Iterable[Tensor]) -> bool:
         """Return whether the trajectory was computed with these weights."""
-        return all(same(own, other) for own, other in zip(self.weights, weights, strict=True))
+        return all(identical(own, other) for own, other in zip(self.weights, weights, strict=True))
 
 
-def same(a: Tensor, b: Tensor) -> bool:
+def identical(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors have the same device, dtype and values."""
     return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)

@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.checks import check_whole
-from rlxf.attention.positions.base import Embedding, Position
+from rlxf.attention.positions.base import Position, PositionEmbedding
+from rlxf.attention.validation import check_int
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LearnedAbsolute(Position):
     max_length: int = 1024
 
     def __post_init__(self) -> None:
-        check_whole("LearnedAbsolute max_length", self.max_length)
+        check_int("LearnedAbsolute max_length", self.max_length)
 
     @property
     def max_positions(self) -> int:
@@ -39,7 +39,7 @@ class LearnedAbsolute(Position):
         return LearnedEmbedding(self, width)
 
 
-class LearnedEmbedding(Embedding):
+class LearnedEmbedding(PositionEmbedding):
     """Learned table p (max_length, C) of a `LearnedAbsolute`."""
 
     def __init__(self, spec: LearnedAbsolute, width: int):

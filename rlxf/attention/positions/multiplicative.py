@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.checks import check_whole
-from rlxf.attention.positions.base import Embedding, Position
+from rlxf.attention.positions.base import Position, PositionEmbedding
 from rlxf.attention.positions.learned_absolute import check_positions
+from rlxf.attention.validation import check_int
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Multiplicative(Position):
     max_length: int = 1024
 
     def __post_init__(self) -> None:
-        check_whole("Multiplicative max_length", self.max_length)
+        check_int("Multiplicative max_length", self.max_length)
 
     @property
     def max_positions(self) -> int:
@@ -43,7 +43,7 @@ class Multiplicative(Position):
         return MultiplicativeEmbedding(self, width)
 
 
-class MultiplicativeEmbedding(Embedding):
+class MultiplicativeEmbedding(PositionEmbedding):
     """Learned table p (max_length, C) of a `Multiplicative`."""
 
     def __init__(self, spec: Multiplicative, width: int):

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_finite_number, check_word
 from rlxf.attention.positions.base import LayerPosition, Position
 from rlxf.attention.positions.sinusoidal import check_base, frequencies
-from rlxf.attention.technique import Choices
+from rlxf.attention.technique import SpecView
+from rlxf.attention.validation import check_choice, check_finite_number
 
 Scaling = Literal["linear", "ntk"]
 
@@ -51,9 +51,9 @@ class RoPE(Position):
         check_finite_number("RoPE factor", self.factor)
         if self.factor < 1:
             raise ValueError(f"RoPE factor must be at least 1, got {self.factor}")
-        check_word("RoPE scaling", self.scaling, get_args(Scaling))
+        check_choice("RoPE scaling", self.scaling, get_args(Scaling))
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         """Raise ValueError unless the features of a head form enough pairs."""
         size = choices.width // choices.heads
         if size % 2:

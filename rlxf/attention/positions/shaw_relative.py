@@ -6,10 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.checks import check_whole
-from rlxf.attention.kernels.base import LayerKernel, LayerPairwise
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.kernels.base import AttentionKernel, PairwiseAttentionKernel
 from rlxf.attention.positions.base import LayerPosition, PairwisePosition
-from rlxf.attention.relation import Relation
+from rlxf.attention.validation import check_int
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ShawRelative(PairwisePosition):
     max_distance: int = 16
 
     def __post_init__(self) -> None:
-        check_whole("ShawRelative max_distance", self.max_distance)
+        check_int("ShawRelative max_distance", self.max_distance)
 
     def build(self, width: int, heads: int) -> "ShawTables":
         return ShawTables(self, width // heads)
@@ -58,24 +58,24 @@ class ShawTables(LayerPosition):
         row = self.spec.row(distances)
         return torch.stack([self.of_keys[row] * self.of_keys.shape[1] ** -0.5, self.of_values[row]])
 
-    def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, relation: AttentionMask, table: Tensor | None) -> Tensor:
         """Return ``q_i . a^K_ij / sqrt(D)`` (B, H, Tq, Tk) for q (B, H, Tq, D)."""
         assert table is not None
         return relation.scores(q, table[0].T.expand(q.shape[1], -1, -1))
 
     def average(
         self,
-        kernel: LayerKernel,
+        kernel: AttentionKernel,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         bias: Tensor | None,
-        relation: Relation,
+        relation: AttentionMask,
         table: Tensor | None,
         dropout: float,
     ) -> Tensor:
         """Return ``sum_j w_ij v_j + sum_r w_ir a^V_r``, with w_ir the sum of weights at distance r."""
         assert table is not None
-        assert isinstance(kernel, LayerPairwise)
+        assert isinstance(kernel, PairwiseAttentionKernel)
         weights = kernel.weights(q, k, bias, relation, dropout)
-        return weights @ v + relation.by_distance(weights) @ table[1]
+        return weights @ v + relation.key_to_distance(weights) @ table[1]

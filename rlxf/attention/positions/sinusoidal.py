@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.checks import check_finite_number
-from rlxf.attention.positions.base import Embedding, Position
-from rlxf.attention.technique import Choices
+from rlxf.attention.positions.base import Position, PositionEmbedding
+from rlxf.attention.technique import SpecView
+from rlxf.attention.validation import check_finite_number
 
 
 def frequencies(width: int, base: float, device: torch.device | None = None) -> Tensor:
@@ -24,7 +24,7 @@ def check_base(technique: str, base: float) -> None:
         raise ValueError(f"{technique} base must be above 1, got {base}")
 
 
-def check_even_width(position: Position, choices: Choices) -> None:
+def check_even_width(position: Position, choices: SpecView) -> None:
     """Raise ValueError if the width is odd: the position has a sine and a cosine for each frequency."""
     if choices.width % 2:
         raise ValueError(f"{type(position).__name__} needs an even width, got {choices.width}")
@@ -52,7 +52,7 @@ class Sinusoidal(Position):
     def __post_init__(self) -> None:
         check_base("Sinusoidal", self.base)
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         """Raise ValueError if the width is odd."""
         check_even_width(self, choices)
 
@@ -65,7 +65,7 @@ class Sinusoidal(Position):
         return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
 
 
-class SinusoidalEmbedding(Embedding):
+class SinusoidalEmbedding(PositionEmbedding):
     """Module of `Sinusoidal`."""
 
     def __init__(self, spec: Sinusoidal):

@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.checks import check_whole
-from rlxf.attention.positions.base import Embedding, PairwisePosition
-from rlxf.attention.relation import Relation
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.positions.base import PairwisePosition, PositionEmbedding
+from rlxf.attention.validation import check_int
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class T5Bias(PairwisePosition):
         In a causal transformer later keys, which are masked, get bucket 0.
         """
         if causal:
-            return one_sided(distance.clamp(min=0), self.buckets, self.max_distance)
-        return two_sided(distance, self.buckets, self.max_distance)
+            return one_sided_buckets(distance.clamp(min=0), self.buckets, self.max_distance)
+        return two_sided_buckets(distance, self.buckets, self.max_distance)
 
 
 def check_buckets(technique: str, buckets: int, max_distance: int) -> None:
@@ -59,15 +59,15 @@ def check_buckets(technique: str, buckets: int, max_distance: int) -> None:
         TypeError: if an option is not an integer.
         ValueError: if buckets is odd or less than 4, or max_distance <= buckets // 2.
     """
-    check_whole(f"{technique} buckets", buckets, least=4)
-    check_whole(f"{technique} max_distance", max_distance)
+    check_int(f"{technique} buckets", buckets, least=4)
+    check_int(f"{technique} max_distance", max_distance)
     if buckets % 2:
         raise ValueError(f"{technique} buckets must be even, got {buckets}")
     if max_distance <= buckets // 2:
         raise ValueError(f"{technique} max_distance must exceed {buckets // 2}, got {max_distance}")
 
 
-def one_sided(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
+def one_sided_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     """Return the bucket of each distance; distances are at least 0."""
     exact = buckets // 2
     ratio = math.log(max_distance / exact)
@@ -76,13 +76,13 @@ def one_sided(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     return torch.where(distance < exact, distance, far)
 
 
-def two_sided(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
+def two_sided_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     """Return the bucket of each distance; the upper half is for keys after the query."""
     side = buckets // 2
-    return one_sided(distance.abs(), side, max_distance) + side * (distance < 0)
+    return one_sided_buckets(distance.abs(), side, max_distance) + side * (distance < 0)
 
 
-class T5BiasTable(Embedding):
+class T5BiasTable(PositionEmbedding):
     """Learned table b (n, H) of a `T5Bias`, for all layers."""
 
     def __init__(self, spec: T5Bias, heads: int):
@@ -94,6 +94,6 @@ class T5BiasTable(Embedding):
         """Return the bias (H, R) of distances (R,)."""
         return self.weight[self.spec.bucket(distances, causal)].T
 
-    def bias(self, relation: Relation) -> Tensor:
+    def bias(self, relation: AttentionMask) -> Tensor:
         assert relation.table is not None
         return relation.spread(relation.table)

@@ -6,15 +6,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.checks import check_whole
-from rlxf.attention.index import Index
-from rlxf.attention.linear import orthogonal_linear
-from rlxf.attention.positions.base import Embedding, LayerPosition, PairwisePosition
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.init import orthogonal_linear
+from rlxf.attention.positions.base import LayerPosition, PairwisePosition, PositionEmbedding
 from rlxf.attention.positions.learned_absolute import check_positions
-from rlxf.attention.positions.t5_bias import check_buckets, two_sided
-from rlxf.attention.relation import Relation
+from rlxf.attention.positions.t5_bias import check_buckets, two_sided_buckets
+from rlxf.attention.token_index import TokenIndex
+from rlxf.attention.validation import check_int
 
-EXTRA = ", including the extra global tokens of a bidirectional pattern"
+EXTRA_TOKENS_NOTE = ", including the extra global tokens of a bidirectional pattern"
 """Message part about extra global tokens, which have the first positions; see `LearnedTokens`."""
 
 
@@ -52,8 +52,8 @@ class Tupe(PairwisePosition):
     max_distance: int = 128
 
     def __post_init__(self) -> None:
-        check_whole("Tupe max_length", self.max_length)
-        check_whole("Tupe max_distance", self.max_distance)
+        check_int("Tupe max_length", self.max_length)
+        check_int("Tupe max_distance", self.max_distance)
         if self.buckets is not None:
             check_buckets("Tupe", self.buckets, self.max_distance)
 
@@ -76,7 +76,7 @@ class TupeContent(LayerPosition):
         return q * 2**-0.5
 
 
-class TupePositions(Embedding):
+class TupePositions(PositionEmbedding):
     """Vectors, their norm, U_Q and U_K of a TUPE-A.
 
     Rows 0 and 1 of the vectors (max_length + 1, C) are for theta_1 and theta_2; position t has row t + 1.
@@ -96,17 +96,17 @@ class TupePositions(Embedding):
         scale = (2 * self.weight.shape[1] / self.heads) ** -0.5
         return torch.stack([self.of_queries(p) * scale, self.of_keys(p)])
 
-    def bias(self, relation: Relation) -> Tensor:
+    def bias(self, relation: AttentionMask) -> Tensor:
         """Return the position terms, (B, H, Tq, Tk)."""
         assert relation.table is not None
-        check_positions(self.spec, self.spec.max_length, relation.query.position, EXTRA)
-        check_positions(self.spec, self.spec.max_length, relation.key.position, EXTRA)
+        check_positions(self.spec, self.spec.max_length, relation.query.position, EXTRA_TOKENS_NOTE)
+        check_positions(self.spec, self.spec.max_length, relation.key.position, EXTRA_TOKENS_NOTE)
         q, k = relation.table
         scores = self._rows(q, relation.query) @ self._rows(k, relation.key).transpose(-1, -2)
         theta = (q[:2] * k[:2]).unflatten(-1, (self.heads, -1)).sum(-1)
-        return untied(relation, scores, *theta)
+        return untie_first_token(relation, scores, *theta)
 
-    def _rows(self, table: Tensor, index: Index) -> Tensor:
+    def _rows(self, table: Tensor, index: TokenIndex) -> Tensor:
         """Return rows of a table (max_length + 1, C) for an index (B, T): (B, H, T, D)."""
         rows = nn.functional.embedding(index.position + 1, table)
         return rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -124,15 +124,17 @@ class TupeDistances(TupePositions):
         assert spec.buckets is not None
         self.buckets = nn.Parameter(torch.zeros(spec.buckets + 1, heads))
 
-    def bias(self, relation: Relation) -> Tensor:
+    def bias(self, relation: AttentionMask) -> Tensor:
         """Return the position terms and the distance bias, (B, H, Tq, Tk)."""
         size = self.buckets.shape[0] - 1
-        bucket_bias = self.buckets[two_sided(relation.distances, size, self.spec.max_distance)]
+        bucket_bias = self.buckets[two_sided_buckets(relation.distances, size, self.spec.max_distance)]
         scores = relation.spread(bucket_bias.T)
-        return super().bias(relation) + untied(relation, scores, self.buckets[size // 2], self.buckets[size])
+        return super().bias(relation) + untie_first_token(
+            relation, scores, self.buckets[size // 2], self.buckets[size]
+        )
 
 
-def untied(relation: Relation, scores: Tensor, first: Tensor, others: Tensor) -> Tensor:
+def untie_first_token(relation: AttentionMask, scores: Tensor, first: Tensor, others: Tensor) -> Tensor:
     """Return scores (B or 1, H, Tq, Tk) with those of the first token replaced: (B, H, Tq, Tk).
 
     Args:

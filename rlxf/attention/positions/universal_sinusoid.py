@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.positions.base import Embedding, Position
+from rlxf.attention.positions.base import Position, PositionEmbedding
 from rlxf.attention.positions.sinusoidal import Sinusoidal, check_base, check_even_width
-from rlxf.attention.technique import Choices
+from rlxf.attention.technique import SpecView
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class UniversalSinusoid(Position):
     def __post_init__(self) -> None:
         check_base("UniversalSinusoid", self.base)
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         """Raise ValueError if the width is odd."""
         check_even_width(self, choices)
 
@@ -38,7 +38,7 @@ class UniversalSinusoid(Position):
         return UniversalSinusoidEmbedding(self)
 
 
-class UniversalSinusoidEmbedding(Embedding):
+class UniversalSinusoidEmbedding(PositionEmbedding):
     """Module of `UniversalSinusoid`."""
 
     def __init__(self, spec: UniversalSinusoid):

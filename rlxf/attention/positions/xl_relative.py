@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.linear import orthogonal_linear
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.init import orthogonal_linear
 from rlxf.attention.positions.base import LayerPosition, PairwisePosition
 from rlxf.attention.positions.sinusoidal import check_base, check_even_width, frequencies
-from rlxf.attention.relation import Relation
-from rlxf.attention.technique import Choices
+from rlxf.attention.technique import SpecView
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class XLRelative(PairwisePosition):
     def __post_init__(self) -> None:
         check_base("XLRelative", self.base)
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         """Raise ValueError if the width is odd, or without a `PairwiseKernel`."""
         super().check(choices)
         check_even_width(self, choices)
@@ -69,7 +69,7 @@ class XLRelativeBias(LayerPosition):
         r = self.r(self.spec.encode(distances, heads * size).to(self.u.dtype))
         return (r * size**-0.5).unflatten(-1, (heads, size)).permute(1, 2, 0)
 
-    def bias(self, q: Tensor, k: Tensor, relation: Relation, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, relation: AttentionMask, table: Tensor | None) -> Tensor:
         """Return ``(q_i + v) . (W_r r_{i-j}) / sqrt(D)`` (B, H, Tq, Tk) for q (B, H, Tq, D)."""
         assert table is not None
         return relation.scores(q + self.v[:, None], table)

@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.checks import check_finite_number
 from rlxf.attention.technique import Technique
+from rlxf.attention.validation import check_finite_number
 
 
 class Residual(Technique, ABC):
@@ -24,21 +24,21 @@ class Residual(Technique, ABC):
     def build(self, width: int, heads: int) -> nn.Module:
         """Return the module with ``forward(x, y)``, (..., C) and (..., C) -> (..., C)."""
 
-    def opened(self, x: Tensor) -> Tensor:
+    def init_stream(self, x: Tensor) -> Tensor:
         """Return the residual stream before the first layer, for tokens (..., C)."""
         return x
 
-    def read(self, stream: Tensor) -> Tensor:
+    def attention_input(self, stream: Tensor) -> Tensor:
         """Return the input of attention, (..., C)."""
         return stream
 
-    def closed(self, stream: Tensor) -> Tensor:
+    def output(self, stream: Tensor) -> Tensor:
         """Return the output after the last layer, (..., C)."""
         return stream
 
 
 @dataclass(frozen=True)
-class Biased(Residual):
+class BiasedGate(Residual):
     """Base of the gates with a bias b.
 
     Args:

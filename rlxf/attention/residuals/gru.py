@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.linear import stacked
-from rlxf.attention.residuals.base import Biased, Gate
+from rlxf.attention.init import stacked_orthogonal
+from rlxf.attention.residuals.base import BiasedGate, Gate
 
 
 @dataclass(frozen=True)
-class GRUGate(Biased):
+class GRUGate(BiasedGate):
     r"""``g(x, y) = (1 - z) * x + z * h``, a gated recurrent unit.
-
     ``r = sigmoid(W_r y + U_r x)``, ``z = sigmoid(W_z y + U_z x - b)``, ``h = tanh(W_g y + U_g (r * x))``,
     with elementwise ``*``.
 
@@ -45,9 +44,9 @@ class GRU(Gate):
 
     def __init__(self, spec: GRUGate, width: int):
         super().__init__()
-        self.w = stacked(3, width, width)
-        self.u = stacked(2, width, width)
-        self.u_g = stacked(1, width, width)
+        self.w = stacked_orthogonal(3, width, width)
+        self.u = stacked_orthogonal(2, width, width)
+        self.u_g = stacked_orthogonal(1, width, width)
         self.b = spec.start(width)
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:

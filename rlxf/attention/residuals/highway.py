@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.linear import stacked
-from rlxf.attention.residuals.base import Biased, Gate
+from rlxf.attention.init import stacked_orthogonal
+from rlxf.attention.residuals.base import BiasedGate, Gate
 
 
 @dataclass(frozen=True)
-class HighwayGate(Biased):
+class HighwayGate(BiasedGate):
     """``g(x, y) = s * x + (1 - s) * y`` with ``s = sigmoid(W_g x + b)``.
 
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2, after Srivastava et al. 2015.
@@ -37,7 +37,7 @@ class Highway(Gate):
 
     def __init__(self, spec: HighwayGate, width: int):
         super().__init__()
-        self.w = stacked(1, width, width)
+        self.w = stacked_orthogonal(1, width, width)
         self.b = spec.start(width)
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.linear import stacked
+from rlxf.attention.init import stacked_orthogonal
 from rlxf.attention.residuals.base import Gate, Residual
 
 
@@ -31,7 +31,7 @@ class Input(Gate):
 
     def __init__(self, width: int):
         super().__init__()
-        self.w = stacked(1, width, width)
+        self.w = stacked_orthogonal(1, width, width)
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
         return F.linear(x, self.w).sigmoid() * x + y

@@ -6,12 +6,12 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.linear import stacked
-from rlxf.attention.residuals.base import Biased, Gate
+from rlxf.attention.init import stacked_orthogonal
+from rlxf.attention.residuals.base import BiasedGate, Gate
 
 
 @dataclass(frozen=True)
-class OutputGate(Biased):
+class OutputGate(BiasedGate):
     """``g(x, y) = x + sigmoid(W_g x - b) * y``.
 
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2.
@@ -36,7 +36,7 @@ class Output(Gate):
 
     def __init__(self, spec: OutputGate, width: int):
         super().__init__()
-        self.w = stacked(1, width, width)
+        self.w = stacked_orthogonal(1, width, width)
         self.b = spec.start(width)
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlxf.attention.residuals.add import Sum
 from rlxf.attention.residuals.base import Residual
-from rlxf.attention.technique import Choices
+from rlxf.attention.technique import SpecView
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Reversible(Residual):
     paper: ClassVar[str] = "Kitaev et al. 2020, arXiv:2001.04451"
     cost: ClassVar[str] = "L, a third more to learn"
 
-    def check(self, choices: Choices) -> None:
+    def check(self, choices: SpecView) -> None:
         """Raise ValueError unless inputs of layers can be recomputed from their outputs."""
         if choices.norm == "post":
             raise ValueError(f"{self} cannot invert a norm after the residual connection; use norm='pre'")
@@ -41,7 +41,7 @@ class Reversible(Residual):
                 f"cross_attention=True; choose another residual"
             )
         kernel: Any = choices.kernel
-        if kernel.prices_tokens:
+        if kernel.loss_depends_on_tokens:
             raise ValueError(
                 f"{self} runs layers twice, and the auxiliary loss of {kernel} depends on tokens; set its "
                 f"coefficient to 0, or choose another residual or kernel"
@@ -51,14 +51,14 @@ class Reversible(Residual):
         """Return the sum of one stream and the sublayer output of the other."""
         return Sum()
 
-    def opened(self, x: Tensor) -> Tensor:
+    def init_stream(self, x: Tensor) -> Tensor:
         """Concatenate both streams: (..., 2 C)."""
         return torch.cat([x, x], dim=-1)
 
-    def read(self, stream: Tensor) -> Tensor:
+    def attention_input(self, stream: Tensor) -> Tensor:
         """Return x_2."""
         return stream.chunk(2, dim=-1)[1]
 
-    def closed(self, stream: Tensor) -> Tensor:
+    def output(self, stream: Tensor) -> Tensor:
         """Return the mean of both streams."""
         return stream.unflatten(-1, (2, -1)).mean(dim=-2)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-LONGEST_BACK_OFF = 60.0
+MAX_BACK_OFF = 60.0
 """Maximum delay of a restart in seconds."""
 GOOD_STEPS = 1000
 """Steps after a failure that reset the failure count, for tasks whose episodes never end."""
@@ -28,7 +28,7 @@ class Workers:
         restarts: maximum number of failures in a row of an environment. A finished episode, or `GOOD_STEPS`
             steps, reset the count.
         back_off: seconds from the first failure to the restart. It doubles with each failure in a row, up to
-            `LONGEST_BACK_OFF`.
+            `MAX_BACK_OFF`.
 
     Raises:
         ValueError: if a number is out of range.
@@ -53,9 +53,9 @@ class Workers:
 
     def delay(self, breaks: int) -> float:
         """Return the seconds from the last of ``breaks`` failures in a row to the restart."""
-        return float(min(self.back_off * 2.0 ** (breaks - 1), LONGEST_BACK_OFF))
+        return float(min(self.back_off * 2.0 ** (breaks - 1), MAX_BACK_OFF))
 
-    def shares(self, n_envs: int) -> list[range]:
+    def split_envs(self, n_envs: int) -> list[range]:
         """Return the environments of each process.
 
         Raises:

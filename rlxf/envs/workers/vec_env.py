@@ -12,11 +12,11 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from stable_baselines3.common.vec_env.util import dict_to_obs, obs_space_info
 
 from rlxf.envs.infos import BROKEN, LOST, row_of
-from rlxf.envs.workers.crew import Crew, broken_error, closed_if_it_fails, named
 from rlxf.envs.workers.options import Workers
-from rlxf.envs.workers.serving import Call, Fault, Make, call
+from rlxf.envs.workers.worker_main import Call, CallFailure, Make, call
+from rlxf.envs.workers.worker_pool import WorkerPool, close_on_error, env_label, failure_error
 
-STANDING = ("seed", "restarts", "lost_steps")
+RESTART_STATE_KEYS = ("seed", "restarts", "lost_steps")
 """Keys of the restart state of an environment."""
 REPLAYED = 1000
 """Number of replayed steps for which `WorkerVecEnv.replay` adds one ``workers.timeout``."""
@@ -74,13 +74,13 @@ class WorkerVecEnv(VecEnv):
     """
 
     def __init__(self, makes: Sequence[Make], workers: Workers):
-        self.crew = Crew(makes, workers)
+        self.pool = WorkerPool(makes, workers)
         self._lost_steps = [0] * len(makes)
         self._was_reset = False
         self._is_lost = np.zeros(len(makes), np.bool_)
         self._stepped: list[int] = []
         self._first_results: dict[int, Any] = {}
-        with closed_if_it_fails(self.crew):
+        with close_on_error(self.pool):
             spaces = self._call_all({i: call("spaces") for i in range(len(makes))})
             super().__init__(len(makes), *spaces[0])
         zeros = create_empty_array(self.observation_space, 1, np.zeros)
@@ -89,7 +89,7 @@ class WorkerVecEnv(VecEnv):
     @property
     def restarts(self) -> int:
         """Number of restarts of all environments."""
-        return sum(self.crew.restarts)
+        return sum(self.pool.restarts)
 
     @property
     def lost_steps(self) -> int:
@@ -101,7 +101,7 @@ class WorkerVecEnv(VecEnv):
         self._wait_for(range(self.num_envs))
         self._first_results.clear()
         for i, seed in enumerate(self._seeds):
-            self.crew.seeds[i] = self.crew.seeds[i] if seed is None else seed
+            self.pool.seeds[i] = self.pool.seeds[i] if seed is None else seed
         arguments = zip(self._seeds, self._options, strict=True)
         results = self._call_all({i: call("reset", *each) for i, each in enumerate(arguments)})
         self._was_reset = True
@@ -112,43 +112,48 @@ class WorkerVecEnv(VecEnv):
             self._last_observations[i], self.reset_infos[i] = observation, info
         self._first_results.clear()
         self._is_lost[:] = False
-        return stacked(self._last_observations)
+        return concatenate_observations(self._last_observations)
 
     def step_async(self, actions: NDArray[Any]) -> None:
         """Send the actions, (N, ...), to the environments that are not lost."""
         lost = self._first_results.keys() | set(np.flatnonzero(self._is_lost).tolist())
-        self._stepped = sorted(self.crew.up - lost)
-        self.crew.ask({i: call("step", actions[i : i + 1]) for i in self._stepped})
+        self._stepped = sorted(self.pool.available - lost)
+        self.pool.send_calls({i: call("step", actions[i : i + 1]) for i in self._stepped})
 
     def step_wait(self) -> VecEnvStepReturn:
         """Return the results of the step; the class docstring describes those of failed environments."""
-        results = self._restart_failed(self.crew.answers(self.crew.workers.timeout))
+        results = self._restart_failed(self.pool.answers(self.pool.workers.timeout))
         self._collect_restarted()
         while not (self._stepped or self._first_results):
-            self.crew.wait()
+            self.pool.wait()
             self._collect_restarted()
         rows = [
             self._played_row(i, results[i]) if i in results else self._lost_row(i)
             for i in range(self.num_envs)
         ]
         observations, rewards, dones, infos = zip(*rows, strict=True)
-        return stacked(observations), np.array(rewards, np.float32), np.array(dones), list(infos)
+        return (
+            concatenate_observations(observations),
+            np.array(rewards, np.float32),
+            np.array(dones),
+            list(infos),
+        )
 
     def close(self) -> None:
         """Close the environments, and end the processes."""
-        self.crew.close()
+        self.pool.close()
 
     def get_images(self) -> list[Any]:
         """Return one image of each environment, for ``render_mode="rgb_array"``."""
-        return self._query(None, call("query", "get_images"), self.crew.workers.timeout)
+        return self._query(None, call("query", "get_images"), self.pool.workers.timeout)
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """Return the attribute of each selected environment."""
-        return self._query(indices, call("query", "get_attr", attr_name), self.crew.workers.timeout)
+        return self._query(indices, call("query", "get_attr", attr_name), self.pool.workers.timeout)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute in each selected environment; a later restart loses it."""
-        self._query(indices, call("execute", "set_attr", attr_name, value), self.crew.workers.timeout)
+        self._query(indices, call("execute", "set_attr", attr_name, value), self.pool.workers.timeout)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
@@ -164,34 +169,34 @@ class WorkerVecEnv(VecEnv):
             BrokenEnvironmentError: if the environment fails more often in a row than ``workers.restarts``.
         """
         query = call("query", "env_method", method_name, *method_args, **method_kwargs)
-        return self._query(indices, query, self.crew.start_timeout)
+        return self._query(indices, query, self.pool.start_timeout)
 
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper], indices: VecEnvIndices = None
     ) -> list[bool]:
         """Return whether each selected environment is wrapped in the class."""
         query = call("query", "env_is_wrapped", wrapper_class)
-        return self._query(indices, query, self.crew.workers.timeout)
+        return self._query(indices, query, self.pool.workers.timeout)
 
-    def absent(self) -> dict[int, dict[str, Any]]:
-        """Return the state, for `take_up`, of the environments that failed and have no new episode yet.
+    def failed_envs(self) -> dict[int, dict[str, Any]]:
+        """Return the state, for `load_state`, of the environments that failed and have no new episode yet.
 
         Returns:
             By environment: "absent", whether a step reported the failure already, and "shown", the arrays of
             its last observation, (1, ...), by the key of a Dict, the index in a Tuple, or "".
         """
-        self._restart_failed(self.crew.dead())
-        lost = set(range(self.num_envs)) - self.crew.up | set(self._first_results)
+        self._restart_failed(self.pool.find_dead())
+        lost = set(range(self.num_envs)) - self.pool.available | set(self._first_results)
         return {i: {"absent": bool(self._is_lost[i]), "shown": self._arrays(i)} for i in sorted(lost)}
 
     def standing(self) -> list[dict[str, Any]]:
         """Return seed, restarts and lost steps of each environment as JSON, for `stand_behind`."""
-        seeds = [None if seed is None else int(seed) for seed in self.crew.seeds]
-        rows = zip(seeds, self.crew.restarts, self._lost_steps, strict=True)
-        return [dict(zip(STANDING, numbers, strict=True)) for numbers in rows]
+        seeds = [None if seed is None else int(seed) for seed in self.pool.seeds]
+        rows = zip(seeds, self.pool.restarts, self._lost_steps, strict=True)
+        return [dict(zip(RESTART_STATE_KEYS, numbers, strict=True)) for numbers in rows]
 
     def replay(self, records: Mapping[int, dict[str, Any]]) -> dict[int, str | None]:
-        """Replay episodes in parallel, with `rlxf.envs.Replayable.replay` of each environment.
+        """Replay episodes in parallel, with `rlxf.envs.ActionReplay.replay` of each environment.
 
         The timeout of a process is ``workers.start_timeout`` for each of its environments, plus
         ``workers.timeout`` for each `REPLAYED` steps of all episodes.
@@ -206,24 +211,24 @@ class WorkerVecEnv(VecEnv):
         self._wait_for(records)
         calls = {i: call("query", "env_method", "replay", record) for i, record in records.items()}
         steps = sum(len(record["actions"]) for record in records.values())
-        self.crew.ask(calls)
-        results = self.crew.answers(self.crew.start_timeout + self.crew.workers.timeout * steps / REPLAYED)
+        self.pool.send_calls(calls)
+        results = self.pool.answers(self.pool.start_timeout + self.pool.workers.timeout * steps / REPLAYED)
         self._restart_failed(results)
-        faults = {i: result for i, result in results.items() if isinstance(result, Fault)}
-        return results | {i: f"{named([i])} {fault.cause}" for i, fault in faults.items()}
+        faults = {i: result for i, result in results.items() if isinstance(result, CallFailure)}
+        return results | {i: f"{env_label([i])} {fault.cause}" for i, fault in faults.items()}
 
-    def stand_behind(self, standing: Sequence[Mapping[str, Any]]) -> None:
+    def load_restart_state(self, standing: Sequence[Mapping[str, Any]]) -> None:
         """Load seeds, restarts and lost steps from `standing`; the current episodes are unchanged."""
-        rows = zip(*([each[name] for name in STANDING] for each in standing), strict=True)
-        self.crew.seeds[:], self.crew.restarts[:], self._lost_steps[:] = rows
+        rows = zip(*([each[name] for name in RESTART_STATE_KEYS] for each in standing), strict=True)
+        self.pool.seeds[:], self.pool.restarts[:], self._lost_steps[:] = rows
 
-    def take_up(self, absent: Mapping[int, Mapping[str, Any]]) -> None:
+    def load_state(self, absent: Mapping[int, Mapping[str, Any]]) -> None:
         """Resume without a reset; the environments in ``absent`` start new episodes."""
         self._was_reset = True
         for i, each in absent.items():
-            self._is_lost[i], self.crew.causes[i] = each["absent"], "had failed when the run was saved"
+            self._is_lost[i], self.pool.causes[i] = each["absent"], "had failed when the run was saved"
             self._last_observations[i] = self._observation_from(each["shown"])
-        self._first_results |= self._call_all({i: self.crew.fresh_reset(i) for i in absent})
+        self._first_results |= self._call_all({i: self.pool.new_reset_call(i) for i in absent})
 
     def _arrays(self, i: int) -> dict[str, np.ndarray]:
         observation, (keys, *_) = self._last_observations[i], obs_space_info(self.observation_space)
@@ -237,14 +242,14 @@ class WorkerVecEnv(VecEnv):
     def _played_row(self, i: int, result: tuple[VecEnvStepReturn, dict[str, Any]]) -> Row:
         (observation, rewards, dones, infos), self.reset_infos[i] = result
         self._last_observations[i] = observation
-        self.crew.played(i, ended=bool(dones[0]))
+        self.pool.count_step(i, ended=bool(dones[0]))
         return Row(observation, rewards[0], bool(dones[0]), infos[0])
 
     def _lost_row(self, i: int) -> Row:
         self._lost_steps[i] += 1
         if self._is_lost[i] and i in self._first_results:
             return self._last_lost_row(i)
-        cause = {} if self._is_lost[i] else {BROKEN: self.crew.causes[i]}
+        cause = {} if self._is_lost[i] else {BROKEN: self.pool.causes[i]}
         self._is_lost[i] = True
         info = {"filler": True, LOST: True, "filler_next": True} | cause
         return Row(self._last_observations[i], 0.0, False, info)
@@ -257,12 +262,12 @@ class WorkerVecEnv(VecEnv):
 
     def _call_all(self, calls: Mapping[int, Call]) -> dict[int, Any]:
         """Return the results of slow calls; before the first reset, a fault raises an error."""
-        self.crew.ask(calls)
-        results = self.crew.answers(self.crew.start_timeout)
-        faults = {i: result for i, result in results.items() if isinstance(result, Fault)}
+        self.pool.send_calls(calls)
+        results = self.pool.answers(self.pool.start_timeout)
+        faults = {i: result for i, result in results.items() if isinstance(result, CallFailure)}
         if faults and not self._was_reset:
             fault = faults[min(faults)]
-            raise broken_error([i for i, other in faults.items() if other is fault], fault)
+            raise failure_error([i for i, other in faults.items() if other is fault], fault)
         return self._restart_failed(results)
 
     def _query(self, indices: VecEnvIndices, query: Call, seconds: float) -> list[Any]:
@@ -271,8 +276,8 @@ class WorkerVecEnv(VecEnv):
         replies: dict[int, Any] = {}
         while missing := [i for i in selected if i not in replies]:
             self._wait_for(missing)
-            self.crew.ask(dict.fromkeys(missing, query))
-            replies |= self._check_replies(self.crew.answers(seconds))
+            self.pool.send_calls(dict.fromkeys(missing, query))
+            replies |= self._check_replies(self.pool.answers(seconds))
         return [replies[i] for i in selected]
 
     def _check_replies(self, results: Mapping[int, Any]) -> dict[int, Any]:
@@ -280,36 +285,38 @@ class WorkerVecEnv(VecEnv):
 
         An environment that raises in a query is not restarted.
         """
-        fatal = {i: result for i, result in results.items() if isinstance(result, Fault) and result.fatal}
+        fatal = {
+            i: result for i, result in results.items() if isinstance(result, CallFailure) and result.fatal
+        }
         self._restart_failed(fatal)
         replies = {i: result for i, result in results.items() if i not in fatal}
         for i, reply in replies.items():
-            if isinstance(reply, Fault):
-                error = broken_error([i], reply)
+            if isinstance(reply, CallFailure):
+                error = failure_error([i], reply)
                 raise (AttributeError if reply.error == "AttributeError" else RuntimeError)(
                     str(error)
                 ) from error
         return replies
 
     def _wait_for(self, environments: Iterable[int]) -> None:
-        while not self.crew.up.issuperset(environments):
-            self.crew.wait()
+        while not self.pool.available.issuperset(environments):
+            self.pool.wait()
             self._collect_restarted()
 
     def _collect_restarted(self) -> None:
         """Store the first results of the environments that have restarted."""
-        self._first_results |= self._restart_failed(self.crew.returned())
+        self._first_results |= self._restart_failed(self.pool.returned())
 
     def _restart_failed(self, results: Mapping[int, Any]) -> dict[int, Any]:
         """Schedule restarts for the faults among the results, and return the other results."""
-        faults = {i: result for i, result in results.items() if isinstance(result, Fault)}
-        self.crew.restart(faults)
+        faults = {i: result for i, result in results.items() if isinstance(result, CallFailure)}
+        self.pool.restart(faults)
         for i in faults:
             self._first_results.pop(i, None)
         return {i: result for i, result in results.items() if i not in faults}
 
 
-def trouble(env: VecEnv) -> dict[str, int]:
+def restart_counts(env: VecEnv) -> dict[str, int]:
     """Return the numbers of restarts and lost steps, by name; empty without worker processes."""
     inner = env.unwrapped
     if not isinstance(inner, WorkerVecEnv):
@@ -317,7 +324,7 @@ def trouble(env: VecEnv) -> dict[str, int]:
     return {"restarts": inner.restarts, "lost_steps": inner.lost_steps}
 
 
-def stacked(rows: Sequence[Any]) -> VecEnvObs:
+def concatenate_observations(rows: Sequence[Any]) -> VecEnvObs:
     """Concatenate the observations (1, ...) of N environments to a batch (N, ...)."""
     if isinstance(rows[0], dict):
         return {key: np.concatenate([row[key] for row in rows]) for key in rows[0]}

@@ -17,12 +17,12 @@ from typing import Any
 
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 
-from rlxf.envs.workers import serving
-from rlxf.envs.workers.serving import FORGET, Call, Fault, Make, end_group, serve
+from rlxf.envs.workers import worker_main
+from rlxf.envs.workers.worker_main import CLOSE, Call, CallFailure, Make, end_group, serve
 
-PATIENCE = 5.0
+CLOSE_TIMEOUT = 5.0
 """Timeout in seconds for a process to close its environments."""
-STALL = 60.0
+STALL_TIMEOUT = 60.0
 """Timeout in seconds of a read or write on the pipe, for a process that stops in the middle of a message."""
 
 
@@ -55,7 +55,7 @@ class Worker:
         self.end = util.Finalize(self, _end, (self._process, self.pipe), exitpriority=10)
         """End the process at once."""
 
-    def ask(self, calls: Mapping[int, Call]) -> None:
+    def send_calls(self, calls: Mapping[int, Call]) -> None:
         """Send calls by environment; the next `answers` returns only their results."""
         self._sent_at = monotonic()
         self._number += 1
@@ -63,7 +63,8 @@ class Worker:
             self.pipe.send((self._number, dict(calls)))
 
     def answers(self, deadline: float) -> dict[int, Any]:
-        """Return the result of each call, or its `Fault`; a fatal fault is returned for all environments.
+        """Return the result of each call, or its `CallFailure`; a fatal fault is returned for all
+        environments.
 
         Args:
             deadline: time until which to wait, by ``time.monotonic``.
@@ -76,7 +77,7 @@ class Worker:
         except BlockingIOError:
             pass  # the process stopped in the middle of its reply
         except (EOFError, OSError):
-            self._process.join(PATIENCE)
+            self._process.join(CLOSE_TIMEOUT)
             return self._lost(f"lost the process, which ended with exit code {self._process.exitcode}")
         waited = monotonic() - self._sent_at
         return self._lost(f"did not answer for {waited:.1f} s, so the process was killed")
@@ -95,17 +96,17 @@ class Worker:
             return False
         return True
 
-    def leave(self, environments: Iterable[int]) -> None:
+    def remove_envs(self, environments: Iterable[int]) -> None:
         """Close these environments; end the process if no environment is left."""
         self.environments -= set(environments)
         if self.environments:
-            self.ask(dict.fromkeys(environments, FORGET))
+            self.send_calls(dict.fromkeys(environments, CLOSE))
         else:
             self.end()
 
-    def dismiss(self) -> None:
+    def request_close(self) -> None:
         """Request the process to close its environments; `wait` must follow."""
-        self.ask(dict.fromkeys(self.environments, FORGET))
+        self.send_calls(dict.fromkeys(self.environments, CLOSE))
 
     def wait(self, deadline: float) -> None:
         """Wait until the process has closed its environments or the deadline has passed; then end it.
@@ -123,7 +124,7 @@ class Worker:
 
     def _lost(self, cause: str) -> dict[int, Any]:
         self.end()
-        return dict.fromkeys(self.environments, Fault(cause, fatal=True))
+        return dict.fromkeys(self.environments, CallFailure(cause, fatal=True))
 
 
 def _context() -> Any:
@@ -131,15 +132,15 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([serving.__name__, "rlxf.envs.make"])
+    context.set_forkserver_preload([worker_main.__name__, "rlxf.envs.make"])
     return context
 
 
 def _set_stall_timeout(pipe: Connection) -> None:
-    """Make reads and writes raise `BlockingIOError` after `STALL` seconds; only on Unix."""
+    """Make reads and writes raise `BlockingIOError` after `STALL_TIMEOUT` seconds; only on Unix."""
     if not hasattr(socket, "AF_UNIX"):
         return
-    limit = struct.pack("ll", int(STALL), int(STALL % 1 * 1e6))
+    limit = struct.pack("ll", int(STALL_TIMEOUT), int(STALL_TIMEOUT % 1 * 1e6))
     with socket.socket(fileno=os.dup(pipe.fileno())) as end:
         end.setblocking(True)  # socket.setdefaulttimeout may have changed the default
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -165,5 +166,5 @@ def _end(process: BaseProcess, pipe: Connection) -> None:
     assert process.pid is not None
     end_group(process.pid)
     process.kill()  # it may not have created its group yet
-    process.join(PATIENCE)
+    process.join(CLOSE_TIMEOUT)
     pipe.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlxf.envs.trajectories import load_trajectories
+from rlxf.data import load_trajectories
 from tests.datasets import ID, record_cartpole
 
 

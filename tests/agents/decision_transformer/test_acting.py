@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlxf.envs.trajectories import Windows
+from rlxf.data import Windows
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
     CORES,
@@ -26,11 +26,11 @@ def training_pass(agent, data):
     agent.policy.eval()
     episode = np.repeat(np.arange(data.episodes), data.lengths)
     starts = np.maximum(np.arange(data.steps) - K + 1, data.offsets[episode])
-    windows = Windows(data, K, burn_in=agent.policy.remembered)
+    windows = Windows(data, K, burn_in=agent.policy.burn_in_steps)
     latent = []
     for step, start in enumerate(starts):
         batch = windows.starting_at([start])
-        y = agent.policy.read(agent.policy.steps(batch))
+        y = agent.policy.outputs(agent.policy.steps(batch))
         until_end = min(start + K, data.offsets[episode[step] + 1]) - 1 - step
         latent.append(y[0, y.shape[1] - 1 - until_end])
     chosen = agent.policy.loss.head.choose(torch.stack(latent), deterministic=True)
@@ -74,7 +74,7 @@ def test_acting_equals_learning_with_a_context_longer_than_any_episode():
     windows = Windows(agent.trajectories, LONGEST + 5)
     batch = windows.starting_at(agent.trajectories.offsets[:-1])
     with torch.no_grad():
-        y = agent.policy.eval().read(agent.policy.steps(batch))[batch.mask]
+        y = agent.policy.eval().outputs(agent.policy.steps(batch))[batch.mask]
         learned = agent.policy.loss.head.choose(y, deterministic=True).numpy()
     assert_same_actions(replayed(agent, agent.trajectories), learned, agent.action_space)
 

@@ -7,9 +7,9 @@ from stable_baselines3.common.vec_env import VecNormalize
 from rlxf import DecisionTransformer, TransformerSpec, evaluate
 from rlxf.agents.decision_transformer import MaximumEntropy
 from rlxf.attention import LearnedAbsolute
+from rlxf.data import DatasetError
 from rlxf.envs import FaultyEnvironmentError, make_vec_env
-from rlxf.envs.return_to_go import ReturnToGo
-from rlxf.envs.trajectories import DatasetError
+from rlxf.envs.wrappers.return_to_go import ReturnToGo
 from tests.agents.decision_transformer.worlds import SIZES, VECTOR, shown, small_agent, some_trajectories
 
 

@@ -28,7 +28,7 @@ def acted(agent, steps):
         state, action = None, None
         for now in range(int(DATA.offsets[episode]), step + 1):
             action, state = agent.predict(shown(DATA, np.array([now])), state, deterministic=True)
-            depth = agent.acting_depth()
+            depth = agent.mean_predict_depth()
         actions.append(int(action[0]))
         depths.append(depth)
     return np.array(actions), np.array(depths)
@@ -88,7 +88,7 @@ def test_without_a_valid_threshold_no_token_exits_early():
     calibration = one.calibrate(1e-6, 1e-6, (0.5, 0.0))
     assert not calibration.kept.any()
     one.predict(shown(DATA, np.array([0, 9])))
-    assert one.acting_depth() == 4
+    assert one.mean_predict_depth() == 4
 
 
 def test_equal_seeds_give_equal_risks():
@@ -115,7 +115,7 @@ def test_invalid_arguments_are_refused():
 
 
 def test_levels_are_validated_before_any_computation(monkeypatch):
-    monkeypatch.setattr("rlxf.agents.decision_transformer.learner.calibrated", lambda *_: 1 / 0)
+    monkeypatch.setattr("rlxf.agents.decision_transformer.learner.calibrate_exits", lambda *_: 1 / 0)
     for wrong in ({"alpha": 1.0}, {"delta": 0.0}):
         with pytest.raises(ValueError, match="must lie between 0 and 1"):
             agent().calibrate(**wrong)
@@ -133,4 +133,4 @@ def test_training_resets_the_threshold():
 
 def test_remember_refuses_early_exits():
     with pytest.raises(ValueError, match="exits early"):
-        agent().remember(DATA, KNNLM(2))
+        agent().attach_datastore(DATA, KNNLM(2))

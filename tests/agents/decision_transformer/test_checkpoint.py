@@ -7,7 +7,7 @@ import torch
 
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
-from rlxf.envs.trajectories import DatasetError, ReferenceScores
+from rlxf.data import DatasetError, ReferenceScores
 from rlxf.training import CheckpointError, CosineSchedule, read_archive, write_archive
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,

@@ -8,11 +8,11 @@ import torch
 from gymnasium import spaces
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rlxf.agents.common.distillation import Distillation
+from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
 from rlxf.agents.decision_transformer.model import STATE_TOKENS
-from rlxf.agents.distillation import Distillation
-from rlxf.agents.losses import average
 from rlxf.attention import ACT, CALM, KNNLM, SPALM, XL, DepthAdaptive, Window
 from tests.agents.decision_transformer.worlds import ACTIONS, IMAGE, VECTOR, K, small_agent, some_trajectories
 from tests.attention.oracle import close
@@ -78,7 +78,7 @@ def test_losses_are_positive_for_other_weights(head):
 def test_distillation_reduces_the_loss_and_keeps_the_teacher(head):
     student, teacher = pair(head, student={"learning_rate": 1e-2, "batch_size": 32, "max_grad_norm": 10.0})
     before, teacher_weights = losses(student, teacher)["distillation_loss"].item(), weights(teacher)
-    student.learn_from(teacher, 30)
+    student.distill(teacher, 30)
     assert losses(student, teacher)["distillation_loss"].item() < 0.7 * before
     assert same(teacher_weights, weights(teacher))
 
@@ -141,9 +141,9 @@ def test_all_exits_of_a_student_are_distilled(depth, head):
     outputs = model.exits(steps, STATE_TOKENS).outputs[:, :, -both:]
     targets = update._read(teacher.policy, batch, update.steps_read[1])
     distances = [model.loss.head.distance(y, teacher.policy.loss.head, targets, 2.0) for y in outputs]
-    weights_of_layers, mask = core.depth.shares(3).float(), batch.mask[:, -both:].float()
+    weights_of_layers, mask = core.depth.loss_weights(3).float(), batch.mask[:, -both:].float()
     pairs = zip(weights_of_layers, distances, strict=True)
-    close(sum(weight * average(x, mask) for weight, x in pairs), parts["distillation_loss"], 1e-5)
+    close(sum(weight * masked_mean(x, mask) for weight, x in pairs), parts["distillation_loss"], 1e-5)
     parts["exit_lesson"].backward()
     trained = {name for name, x in model.named_parameters() if x.grad is not None and x.grad.any()}
     assert trained
@@ -156,7 +156,7 @@ def test_exit_prediction_is_trained(depth):
     settings = {"core": core, "learning_rate": 1e-2, "batch_size": 32, "max_grad_norm": 10.0}
     student, teacher = pair(student=settings)
     before = losses(student, teacher)
-    student.learn_from(teacher, 40)
+    student.distill(teacher, 40)
     after = losses(student, teacher)
     assert after["exit_lesson"] < 0.95 * before["exit_lesson"]
     assert after["distillation_loss"] < 0.7 * before["distillation_loss"]
@@ -187,7 +187,7 @@ def test_training_context_equals_acting_context(lengths, memory):
         alone = agent.policy.steps(replace_length(window, first, newest))
         close(
             update._read(agent.policy, batch, steps)[:, -1],
-            agent.policy.read(alone)[:, -1],
+            agent.policy.outputs(alone)[:, -1],
             1e-5,
         )
 
@@ -202,7 +202,7 @@ def replace_length(windows, first, newest):
 def test_equal_seeds_give_bitwise_equal_weights():
     def learned(seed):
         student, teacher = pair(student={"seed": seed})
-        return weights(student.learn_from(teacher, 3))
+        return weights(student.distill(teacher, 3))
 
     first, again, other = learned(0), learned(0), learned(1)
     assert same(first, again)
@@ -211,18 +211,18 @@ def test_equal_seeds_give_bitwise_equal_weights():
 
 def test_a_distilled_student_can_be_saved_and_trained_further(tmp_path):
     student, teacher = pair()
-    student.learn_from(teacher, 3)
+    student.distill(teacher, 3)
     student.save(tmp_path / "student")
     loaded = type(student).load(tmp_path / "student", student.trajectories, device="cpu")
     assert same(weights(student), weights(loaded))
-    loaded.learn_from(teacher, 2, reset_num_timesteps=False)
+    loaded.distill(teacher, 2, reset_num_timesteps=False)
     loaded.learn(2, reset_num_timesteps=False)
     assert loaded.num_timesteps == 7
 
 
 def test_tensorboard_tags(tmp_path):
     student, teacher = pair(student={"tensorboard_log": str(tmp_path)})
-    student.learn_from(teacher, 4, log_interval=2)
+    student.distill(teacher, 4, log_interval=2)
     events = EventAccumulator(str(tmp_path / "DecisionTransformer_distilled_1")).Reload()
     tags = set(events.Tags()["scalars"])
     assert tags >= {"train/loss", "train/distillation_loss", "train/hidden_loss", "train/grad_norm"}
@@ -245,7 +245,7 @@ def test_tensorboard_tags(tmp_path):
         (
             some_trajectories(VECTOR, ACTIONS["Box"]),
             MaximumEntropy(),
-            "got Gaussian and Point: give both the same objective",
+            "got SquashedGaussianHead and DeterministicHead: give both the same objective",
         ),
     ],
     ids=["observations", "actions", "head"],
@@ -254,7 +254,7 @@ def test_an_incompatible_teacher_is_refused(data, objective, message):
     student = small_agent(some_trajectories(VECTOR, ACTIONS["Box"]))
     before = weights(student)
     with pytest.raises(ValueError, match=message):
-        student.learn_from(small_agent(data, objective=objective), 1)
+        student.distill(small_agent(data, objective=objective), 1)
     assert same(before, weights(student))
 
 
@@ -263,12 +263,12 @@ def test_an_incompatible_teacher_is_refused(data, objective, message):
 def test_a_teacher_with_a_datastore_is_refused(head, memory):
     """Its head's predictions differ from its actions, which also depend on the datastore."""
     student, teacher = pair(head)
-    teacher.remember(teacher.trajectories, memory)
+    teacher.attach_datastore(teacher.trajectories, memory)
     before = weights(student)
-    with pytest.raises(ValueError, match=r"call its forget\(\) first"):
-        student.learn_from(teacher, 1)
+    with pytest.raises(ValueError, match=r"call the teacher's detach_datastore\(\) first"):
+        student.distill(teacher, 1)
     assert same(before, weights(student))
-    student.learn_from(teacher.forget(), 1)
+    student.distill(teacher.detach_datastore(), 1)
     assert not same(before, weights(student))
 
 
@@ -277,5 +277,5 @@ def test_a_student_without_a_dataset_is_refused(tmp_path):
     student.save(tmp_path / "student")
     loaded = type(student).load(tmp_path / "student", device="cpu")
     with pytest.raises(ValueError, match="loaded without data"):
-        loaded.learn_from(teacher, 1)
+        loaded.distill(teacher, 1)
     assert np.isfinite(loaded.return_scale)

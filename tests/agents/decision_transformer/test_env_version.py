@@ -8,7 +8,7 @@ import pytest
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.decision_transformer import MaximumEntropy
 from rlxf.envs import make_vec_env
-from rlxf.envs.ids import env_id_of, is_other_version
+from rlxf.envs.specs import env_id_of, is_other_version
 from tests.agents.decision_transformer.worlds import K
 
 VERSION = "the data are from CartPole-v1, but the agent acts in CartPole-v0"

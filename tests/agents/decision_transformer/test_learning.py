@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
-from rlxf.envs.return_to_go import ReturnToGo
+from rlxf.envs.wrappers.return_to_go import ReturnToGo
 from rlxf.training import CosineSchedule, linear
 from tests.agents.decision_transformer.worlds import ACTIONS, VECTOR, shown, small_agent, some_trajectories
 

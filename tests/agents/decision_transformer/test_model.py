@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
-from rlxf.agents.decision_transformer.core import remembered_steps
+from rlxf.agents.decision_transformer.core import memory_steps
 from rlxf.attention import TransformerSpec
-from rlxf.attention.index import EMPTY
-from rlxf.envs.trajectories import Windows
+from rlxf.attention.token_index import EMPTY
+from rlxf.data import Windows
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
     CORES,
@@ -22,12 +22,12 @@ from tests.agents.decision_transformer.worlds import (
 
 
 def windows(agent, starts):
-    return Windows(agent.trajectories, K, burn_in=agent.policy.remembered).starting_at(starts)
+    return Windows(agent.trajectories, K, burn_in=agent.policy.burn_in_steps).starting_at(starts)
 
 
 @torch.no_grad()
 def outputs(agent, batch):
-    return agent.policy.eval().read(agent.policy.steps(batch))
+    return agent.policy.eval().outputs(agent.policy.steps(batch))
 
 
 @pytest.mark.parametrize("core", CORES)
@@ -35,7 +35,7 @@ def outputs(agent, batch):
 def test_outputs_are_causal(core, part):
     agent = small_agent(some_trajectories(lengths=(30,)), core=CORES[core])
     batch = windows(agent, [14])
-    first = agent.policy.remembered
+    first = agent.policy.burn_in_steps
     before = outputs(agent, batch)
     for k in range(K):
         changed = replace(batch, **{part: getattr(batch, part).clone()})
@@ -51,12 +51,12 @@ def test_outputs_are_causal(core, part):
 def test_burn_in_skips_columns_of_padding(core, starts, monkeypatch):
     agent = small_agent(core=replace(CORES[core], dropout=0.0))
     model, batch, calls = agent.policy, windows(agent, starts), []
-    remember = model.transformer.remember
-    monkeypatch.setattr(model.transformer, "remember", lambda *args: calls.append(args) or remember(*args))
+    remember = model.transformer.next_state
+    monkeypatch.setattr(model.transformer, "next_state", lambda *args: calls.append(args) or remember(*args))
     without_padding = outputs(agent, batch)
     assert [tokens.shape[1] for tokens, _ in calls] == [3 * max(starts)] * any(starts)
     monkeypatch.setattr(model, "_padding", lambda steps: 0)
-    real = batch.mask[:, model.remembered :]
+    real = batch.mask[:, model.burn_in_steps :]
     torch.testing.assert_close(without_padding[real], outputs(agent, batch)[real], rtol=1e-5, atol=1e-5)
 
 
@@ -116,12 +116,12 @@ def test_token_positions_count_from_the_first_unpadded_step():
 def test_burn_in_steps_fill_the_memory_without_gradient(steps):
     agent = small_agent(some_trajectories(lengths=(30,)), core=replace(CORES["memory"], memory=None))
     with_memory = small_agent(some_trajectories(lengths=(30,)), core=CORES["memory"])
-    assert with_memory.policy.remembered == remembered_steps(CORES["memory"]) == 3
-    assert agent.policy.remembered == 0
+    assert with_memory.policy.burn_in_steps == memory_steps(CORES["memory"]) == 3
+    assert agent.policy.burn_in_steps == 0
     batch = windows(with_memory, [20])
     context = with_memory.policy.steps(batch)
     context = replace(context, features=context.features.clone().requires_grad_())
-    with_memory.policy.eval().read(context).sum().backward()
+    with_memory.policy.eval().outputs(context).sum().backward()
     assert (context.features.grad[:, :3] == 0).all()
     assert (context.features.grad[:, 3:].abs().amax(dim=(0, 2)) > 0).all()
 

@@ -7,14 +7,17 @@ import torch
 from gymnasium import spaces
 from torch import distributions
 
-from rlxf.agents.actions import BoxActions, ChoiceActions
-from rlxf.agents.decision_transformer.heads import Categorical, Gaussian, Point
-from rlxf.agents.decision_transformer.objective import (
-    entropies,
-    log_slope,
+from rlxf.agents.common.actions import BoxActions, DiscreteActions
+from rlxf.agents.common.losses import cross_entropies, masked_mean
+from rlxf.agents.decision_transformer.heads import (
+    CategoricalHead,
+    DeterministicHead,
+    SquashedGaussianHead,
+    categorical_entropy,
+    clamped_atanh,
+    log_tanh_derivative,
     normal_log_prob,
-    unsquashed,
-    warm_up,
+    warmup_factor,
 )
 from rlxf.agents.decision_transformer.objectives import (
     Imitation,
@@ -22,7 +25,6 @@ from rlxf.agents.decision_transformer.objectives import (
     objective_from_json,
     objective_to_json,
 )
-from rlxf.agents.losses import average, cross_entropies
 
 BOX = spaces.Box(torch.tensor([-1.0, 0.0]).numpy(), torch.tensor([2.0, 10.0]).numpy())
 CHOICES = spaces.MultiDiscrete([2, 5])
@@ -41,13 +43,13 @@ def test_normal_log_prob_equals_torch():
 @pytest.mark.parametrize("u", [-40.0, -3.0, 0.0, 0.1, 40.0])
 def test_log_slope_is_exact_for_large_inputs(u):
     exact = 2 * (math.log(2) - abs(u) - math.log1p(math.exp(-2 * abs(u))))  # even in u
-    assert log_slope(torch.tensor(u, dtype=torch.float64)).item() == pytest.approx(exact, rel=1e-12)
+    assert log_tanh_derivative(torch.tensor(u, dtype=torch.float64)).item() == pytest.approx(exact, rel=1e-12)
 
 
 def test_unsquashed_inverts_tanh_and_is_finite_at_the_bounds():
     u = draw(100)
-    torch.testing.assert_close(unsquashed(u.tanh()), u)
-    assert unsquashed(torch.tensor([-1.0, 1.0, 1.5])).isfinite().all()
+    torch.testing.assert_close(clamped_atanh(u.tanh()), u)
+    assert clamped_atanh(torch.tensor([-1.0, 1.0, 1.5])).isfinite().all()
 
 
 def test_cross_entropies_and_entropies_equal_torch():
@@ -56,23 +58,23 @@ def test_cross_entropies_and_entropies_equal_torch():
     parts = [distributions.Categorical(logits=part) for part in logits]
     error = -sum(part.log_prob(choices[..., i]) for i, part in enumerate(parts))
     torch.testing.assert_close(cross_entropies(logits, choices), error)
-    torch.testing.assert_close(entropies(logits), sum(part.entropy() for part in parts))
+    torch.testing.assert_close(categorical_entropy(logits), sum(part.entropy() for part in parts))
 
 
 def test_average_ignores_padding():
     x, weight = torch.tensor([[1.0, 2.0], [3.0, 1e30]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]])
-    assert average(x, weight) == 2
-    assert average(x, torch.zeros_like(x)) == 0
+    assert masked_mean(x, weight) == 2
+    assert masked_mean(x, torch.zeros_like(x)) == 0
 
 
 def test_warm_up_is_linear():
-    assert [warm_up(update, 4) for update in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
-    assert warm_up(0, 0) == 1
+    assert [warmup_factor(update, 4) for update in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert warmup_factor(0, 0) == 1
 
 
 def gaussian():
     torch.manual_seed(0)
-    return Gaussian(6, BoxActions(BOX)).double()
+    return SquashedGaussianHead(6, BoxActions(BOX)).double()
 
 
 def squashed(head, y):
@@ -86,7 +88,7 @@ def test_the_error_of_the_gaussian_head_is_the_negative_log_likelihood():
     head, y = gaussian(), draw(7, 6)
     scaled = (draw(7, 2, seed=1)).tanh()
     expected = -squashed(head, y).log_prob(scaled).sum(-1)
-    torch.testing.assert_close(head.error(y, head.actions.back(scaled)), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(head.error(y, head.actions.unscale(scaled)), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_entropy_of_a_squashed_gaussian_is_estimated_without_bias():
@@ -110,18 +112,18 @@ def test_bounded_box_dimensions_are_scaled():
     form = BoxActions(space)
     actions = torch.tensor([[-2.0, 10.0, 7.0], [1.0, 5.0, -3.0]])
     torch.testing.assert_close(form(actions), torch.tensor([[-1.0, 1.0, 7.0], [0.5, 0.0, -3.0]]))
-    torch.testing.assert_close(form.back(form(actions)), actions)
+    torch.testing.assert_close(form.unscale(form(actions)), actions)
 
 
 def test_discrete_components_are_concatenated_one_hot():
-    form = ChoiceActions(CHOICES)
+    form = DiscreteActions(CHOICES)
     assert form(torch.tensor([[1, 3]])).tolist() == [[0, 1, 0, 0, 0, 1, 0]]
-    assert ChoiceActions(spaces.Discrete(3))(torch.tensor([2])).tolist() == [[0, 0, 1]]
+    assert DiscreteActions(spaces.Discrete(3))(torch.tensor([2])).tolist() == [[0, 0, 1]]
 
 
 def test_samples_follow_the_probabilities_of_the_head():
     torch.manual_seed(0)
-    head = Categorical(6, ChoiceActions(CHOICES)).double()
+    head = CategoricalHead(6, DiscreteActions(CHOICES)).double()
     y = draw(1, 6)
     chosen = head.choose(y.expand(20_000, 6), deterministic=False)
     expected = head.logits(y)[1].softmax(-1)[0]
@@ -130,7 +132,7 @@ def test_samples_follow_the_probabilities_of_the_head():
 
 
 def test_the_deterministic_head_ignores_sampling():
-    head, y = Point(6, BoxActions(BOX)), draw(4, 6).float()
+    head, y = DeterministicHead(6, BoxActions(BOX)), draw(4, 6).float()
     assert torch.equal(head.choose(y, deterministic=True), head.choose(y, deterministic=False))
 
 
@@ -151,7 +153,10 @@ def test_the_entropy_term_has_no_gradient_to_the_temperature():
         torch.manual_seed(0)
         loss = MaximumEntropy(temperature).build(6, BoxActions(BOX))
         loss(y, actions, weight)["loss"].backward()
-        error, entropy = average(loss.head.error(y, actions), weight), average(loss.head.entropy(y), weight)
+        error, entropy = (
+            masked_mean(loss.head.error(y, actions), weight),
+            masked_mean(loss.head.entropy(y), weight),
+        )
         gradients.append(loss.head.net.weight.grad)
         torch.manual_seed(0)
         again = MaximumEntropy(temperature).build(6, BoxActions(BOX))

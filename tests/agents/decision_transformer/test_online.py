@@ -11,12 +11,11 @@ from stable_baselines3.common.logger import configure
 
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
-from rlxf.agents.decision_transformer.collector import Collector
-from rlxf.agents.decision_transformer.replay import Episode, Replay
+from rlxf.agents.decision_transformer.episode_collector import Episode, EpisodeCollector, ReplayBuffer
+from rlxf.data import DatasetError
 from rlxf.envs import make_vec_env
-from rlxf.envs.return_to_go import ReturnToGo
-from rlxf.envs.trajectories import DatasetError
 from rlxf.envs.vector import as_vec_env
+from rlxf.envs.wrappers.return_to_go import ReturnToGo
 from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.agents.gtrxl.worlds import MIXED, next_step_scripts, scripts, shifted
 from tests.envs.workers.worlds import breaking
@@ -25,7 +24,7 @@ from tests.envs.workers.worlds import breaking
 def test_the_replay_holds_the_best_episodes_and_removes_the_worst_first():
     data = some_trajectories()
     order = np.argsort(data.returns)
-    replay = Replay(data, 3)
+    replay = ReplayBuffer(data, 3)
     np.testing.assert_allclose(replay.trajectories().returns, data.returns[order[1:]], atol=1e-6)
     new = Episode(data.observations[:2], data.actions[:2], np.array([1.0, 5.0], np.float32))
     replay.episodes.append(new)
@@ -34,7 +33,7 @@ def test_the_replay_holds_the_best_episodes_and_removes_the_worst_first():
 
 def test_the_replay_of_all_episodes_is_the_dataset_sorted_by_return():
     data = some_trajectories()
-    replayed = Replay(data, 100).trajectories()
+    replayed = ReplayBuffer(data, 100).trajectories()
     for i, e in enumerate(np.argsort(data.returns)):
         own, original = (slice(*d.offsets[n : n + 2]) for d, n in ((replayed, i), (data, e)))
         for name in ("observations", "actions", "rewards"):
@@ -62,7 +61,7 @@ def test_collected_episodes_equal_the_scripts(mode):
     next_step = mode is AutoresetMode.NEXT_STEP
     env = as_vec_env(next_step_scripts(shifted(3))) if next_step else scripts(shifted(3))
     player, rewarded = RecordingPlayer(), []
-    collector = Collector(player, ReturnToGo(env, 1.0))
+    collector = EpisodeCollector(player, ReturnToGo(env, 1.0))
     original = collector.env.step
 
     def step(actions):
@@ -86,8 +85,8 @@ def test_collected_episodes_equal_the_scripts(mode):
 def test_an_episode_of_a_crashed_environment_is_discarded(tmp_path):
     reported, collected = [], []
     with closing(breaking(tmp_path, "step raises")) as env:
-        collector = Collector(RecordingPlayer(), ReturnToGo(env, 1.0))
-        while not env.restarts or env.absent() or len(reported) < 20:
+        collector = EpisodeCollector(RecordingPlayer(), ReturnToGo(env, 1.0))
+        while not env.restarts or env.failed_envs() or len(reported) < 20:
             episodes, _, infos = collector.step()
             collected += [len(episode.rewards) for episode in episodes]
             reported += [info["episode"]["l"] for info in infos if "episode" in info]
@@ -150,7 +149,7 @@ def test_equal_seeds_give_bitwise_equal_weights(cartpole):
             cartpole, 4, 8, core=core, objective=MaximumEntropy(), seed=seed, device="cpu"
         )
         agent.learn_online(60, 20.0, n_envs=2, round_steps=20, round_updates=3)
-        return agent.policy.tokens.of_state.weight.detach().numpy()
+        return agent.policy.tokens.state_embedding.weight.detach().numpy()
 
     np.testing.assert_array_equal(learned(0), learned(0))
     assert (learned(0) != learned(1)).any()

@@ -14,12 +14,12 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
 from rlxf.agents.decision_transformer import learner as learner_module
-from rlxf.agents.decision_transformer.replay import Episode, Replay
+from rlxf.agents.decision_transformer.episode_collector import Episode, ReplayBuffer
 from rlxf.envs import make_vec_env
-from rlxf.training import CheckpointError, CheckpointFolder, Checkpoints, ResumeError
-from rlxf.training.checkpoints import InBackground
-from rlxf.training.randomness import generator_states
-from rlxf.training.stopping import Stop
+from rlxf.training import CheckpointError, CheckpointFolder, CheckpointWriter, ResumeError
+from rlxf.training.checkpoints import BackgroundWriter
+from rlxf.training.signals import StopRequest
+from rlxf.training.state_checks import get_rng_states
 from tests.agents.decision_transformer.test_resuming import RecordingWriter
 from tests.agents.decision_transformer.worlds import some_trajectories
 
@@ -34,7 +34,7 @@ ENVS = {
 
 @pytest.fixture(autouse=True)
 def _in_foreground(monkeypatch):
-    monkeypatch.setattr(InBackground, "start", lambda self, work: work())
+    monkeypatch.setattr(BackgroundWriter, "start", lambda self, work: work())
 
 
 @pytest.fixture
@@ -42,12 +42,12 @@ def replays(monkeypatch):
     """Return a list of the replay buffers of all training runs, in order."""
     created = []
 
-    class RecordedReplay(Replay):
+    class RecordedReplay(ReplayBuffer):
         def __init__(self, *args):
             super().__init__(*args)
             created.append(self)
 
-    monkeypatch.setattr(learner_module, "Replay", RecordedReplay)
+    monkeypatch.setattr(learner_module, "ReplayBuffer", RecordedReplay)
     return created
 
 
@@ -78,14 +78,14 @@ def interrupted(agent, folder, update, **changes):
 
     agent.train = interrupted_train
     with pytest.raises(InterruptedTrainingError):
-        agent.learn_online(STEPS, callback=Checkpoints(CheckpointFolder(folder), 0), **OPTIONS | changes)
+        agent.learn_online(STEPS, callback=CheckpointWriter(CheckpointFolder(folder), 0), **OPTIONS | changes)
     agent._logger.output_formats[0].lines.clear()
 
 
 def final_state(agent, replay):
     """Return the final state of a training run as tensors."""
     episodes = replay.trajectories()
-    tensors = dict(agent.policy.state_dict()) | generator_states() | {"order": agent.order.get_state()}
+    tensors = dict(agent.policy.state_dict()) | get_rng_states() | {"order": agent.order.get_state()}
     for number, state in agent.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer {number} {name}": torch.as_tensor(x) for name, x in state.items()}
     arrays = ("observations", "actions", "rewards", "return_to_go", "offsets")
@@ -139,8 +139,8 @@ def seeded(env):
 def test_a_run_stopped_by_a_signal_can_be_resumed(fresh, replays, tmp_path):
     uninterrupted = fresh().learn_online(STEPS, **OPTIONS)
     expected = final_state(uninterrupted, replays[-1])
-    stop = Stop()
-    saving = Checkpoints(CheckpointFolder(tmp_path), 999, stop=stop)
+    stop = StopRequest()
+    saving = CheckpointWriter(CheckpointFolder(tmp_path), 999, stop=stop)
     stopped = fresh()
 
     def request_stop(*_):
@@ -161,7 +161,7 @@ def test_environments_that_are_not_replayable_are_reset_with_a_warning(fresh, tm
 
     interrupted(fresh(), tmp_path, 7, env=plain())
     resumed = fresh()
-    with pytest.warns(UserWarning, match=r"environments are reset.*not in rlxf\.envs\.Replayable"):
+    with pytest.warns(UserWarning, match=r"environments are reset.*not wrapped in rlxf\.envs\.ActionReplay"):
         resumed.learn_online(STEPS, env=plain(), resume_from=tmp_path, **OPTIONS)
     assert resumed.num_timesteps == STEPS
 
@@ -179,10 +179,12 @@ def test_unsuitable_checkpoints_are_refused(fresh, tmp_path):
         ResumeError, match=r"written during learn_online: resume it with learn_online\(resume_from=\.\.\.\)"
     ):
         fresh().learn(STEPS, resume_from=tmp_path / "online")
-    fresh().learn_online(STEPS, callback=Checkpoints(CheckpointFolder(tmp_path / "whole"), 999), **OPTIONS)
+    fresh().learn_online(
+        STEPS, callback=CheckpointWriter(CheckpointFolder(tmp_path / "whole"), 999), **OPTIONS
+    )
     with pytest.raises(ResumeError, match="has reached 120 already, got steps=120"):
         fresh().learn_online(STEPS, resume_from=tmp_path / "whole", **OPTIONS)
-    fresh().learn(2, Checkpoints(CheckpointFolder(tmp_path / "offline"), 0))
+    fresh().learn(2, CheckpointWriter(CheckpointFolder(tmp_path / "offline"), 0))
     with pytest.raises(CheckpointError, match="was not written during learn_online"):
         fresh().learn_online(STEPS, resume_from=tmp_path / "offline", **OPTIONS)
 
@@ -191,12 +193,12 @@ def test_unsuitable_checkpoints_are_refused(fresh, tmp_path):
 @pytest.mark.parametrize("added", [0, 1, 3, 9])
 def test_replay_round_trip(capacity, added):
     data = some_trajectories()
-    replay = Replay(data, capacity)
+    replay = ReplayBuffer(data, capacity)
     for number in range(added):
         steps = slice(0, number % 3 + 1)
         rewards = np.full(number % 3 + 1, number, np.float32)
         replay.extend([Episode(data.observations[steps], data.actions[steps], rewards)])
-    restored = Replay(data, capacity)
+    restored = ReplayBuffer(data, capacity)
     restored.load_arrays(replay.arrays(), replay.added)
     for name in ("observations", "actions", "rewards", "return_to_go", "offsets"):
         loaded, original = (getattr(each.trajectories(), name) for each in (restored, replay))

@@ -11,8 +11,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from rlxf.agents.decision_transformer import MaximumEntropy
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import Compressive, Routing, TransformerSpec
-from rlxf.training import CheckpointFolder, Checkpoints, linear, stop_on_signals
-from rlxf.training.joining import here
+from rlxf.training import CheckpointFolder, CheckpointWriter, linear, stop_on_signals
+from rlxf.training.distributed.init import process_group
 from tests.agents.decision_transformer.worlds import ACTIONS, CORES, SIZES, small_agent, some_trajectories
 from tests.ranks import on_ranks
 
@@ -84,16 +84,16 @@ class SignalRankOne(BaseCallback):
     """Callback that sends a signal to one of the processes."""
 
     def _on_step(self):
-        if self.num_timesteps == 2 and here().rank == 1:
+        if self.num_timesteps == 2 and process_group().rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return True
 
 
 def interrupted(folder):
     with stop_on_signals() as stop:
-        saving = Checkpoints(CheckpointFolder(folder), every_seconds=0, stop=stop)
+        saving = CheckpointWriter(CheckpointFolder(folder), every_seconds=0, stop=stop)
         learner = agent().learn(STEPS, [SignalRankOne(), saving])
-    here().wait()
+    process_group().wait()
     return learner.num_timesteps, saving.stopped, int(stop.by)
 
 
@@ -108,7 +108,7 @@ def test_a_signal_to_one_rank_stops_both_and_one_or_two_resume(tmp_path):
 
 
 def test_two_ranks_resume_the_checkpoint_of_one(tmp_path):
-    saving = Checkpoints(CheckpointFolder(tmp_path), every_seconds=0)
+    saving = CheckpointWriter(CheckpointFolder(tmp_path), every_seconds=0)
     expected = weights(agent().learn(STEPS, saving))
     CheckpointFolder(tmp_path).file(STEPS).unlink()
     for actual, _, _ in on_ranks(2, lambda: learned(resume_from=tmp_path)):
@@ -122,7 +122,7 @@ def refusals():
         lambda: agent(batch_size=7),
         lambda: agent(core=routing).learn(1),
         lambda: agent(trajectories=data).learn_online(1, 1.0),
-        lambda: agent(trajectories=data).learn_from(agent(), 1),
+        lambda: agent(trajectories=data).distill(agent(), 1),
         lambda: MaskedPretraining(data),
     ):
         try:
@@ -135,7 +135,7 @@ def test_unsupported_methods_are_refused_under_torchrun():
     for division, kernel, *others in on_ranks(2, lambda: list(refusals())):
         assert "batch_size is 7 in total, which is not divisible by the 2 processes" in division
         assert "updates its centroids from the tokens of one process" in kernel
-        names = ("learn_online", "learn_from", "MaskedPretraining")
+        names = ("learn_online", "distill", "MaskedPretraining")
         assert others == [
             f"{name} supports a single process, got 2: start it without torchrun" for name in names
         ]
@@ -150,7 +150,7 @@ def test_nan_on_one_rank_stops_both():
     def work():
         learner = agent(trajectories=large_rewards)
         before = weights(learner)
-        if here().rank == 1:
+        if process_group().rank == 1:
             learner.policy.tokens.return_scale = float("nan")
         try:
             learner.learn(1)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rlxf import DecisionTransformer
-from rlxf.agents.decision_transformer import MaximumEntropy, remembering
+from rlxf.agents.decision_transformer import MaximumEntropy, retrieval
 from rlxf.attention import KNNLM, SPALM
-from rlxf.envs.trajectories import DatasetError
+from rlxf.data import DatasetError
 from rlxf.training import CheckpointError, read_archive, write_archive
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
@@ -42,7 +42,7 @@ def observation_at(data, *steps):
 @pytest.mark.parametrize("core", CORES)
 def test_keys_equal_the_inputs_of_the_head_while_acting(core):
     agent, data = small_agent(core=CORES[core]), others()
-    store = agent.remember(data, KNNLM(k=1)).memory.store
+    store = agent.attach_datastore(data, KNNLM(k=1)).memory.store
     for steps, _, state in replay(agent, data):
         with torch.no_grad():
             torch.testing.assert_close(store.keys[steps], agent.policy.newest(state), atol=1e-5, rtol=1e-5)
@@ -53,7 +53,7 @@ def test_keys_equal_the_inputs_of_the_head_while_acting(core):
 @pytest.mark.parametrize("length", [1, max(LENGTHS) + 5])
 def test_keys_equal_the_inputs_of_the_head_for_any_context_length(length):
     agent, data = small_agent(context_length=length), others()
-    keys = agent.remember(data, KNNLM(k=1)).memory.store.keys
+    keys = agent.attach_datastore(data, KNNLM(k=1)).memory.store.keys
     for steps, _, state in replay(agent, data):
         with torch.no_grad():
             torch.testing.assert_close(keys[steps], agent.policy.newest(state), atol=1e-5, rtol=1e-5)
@@ -61,7 +61,7 @@ def test_keys_equal_the_inputs_of_the_head_for_any_context_length(length):
 
 def test_keys_equal_the_inputs_of_the_head_for_images():
     agent = small_agent(some_trajectories(OBSERVATIONS["image"]))
-    keys = agent.remember(agent.trajectories, KNNLM(k=1)).memory.store.keys
+    keys = agent.attach_datastore(agent.trajectories, KNNLM(k=1)).memory.store.keys
     for steps, _, state in replay(agent, agent.trajectories):
         with torch.no_grad():
             torch.testing.assert_close(keys[steps], agent.policy.newest(state), atol=1e-5, rtol=1e-5)
@@ -70,7 +70,7 @@ def test_keys_equal_the_inputs_of_the_head_for_images():
 @pytest.mark.parametrize("space", ACTIONS)
 def test_weight_1_reproduces_the_logged_actions(space):
     agent, data = agent_for(space), others(space)
-    acted = replayed(agent.remember(data, KNNLM(k=1, weight=1.0)), data)
+    acted = replayed(agent.attach_datastore(data, KNNLM(k=1, weight=1.0)), data)
     done = data.actions + getattr(data.action_space, "start", 0)
     np.testing.assert_array_equal(acted.reshape(data.actions.shape), done)
 
@@ -79,7 +79,7 @@ def test_weight_1_reproduces_the_logged_actions(space):
 def test_weight_0_does_not_change_actions(space):
     agent, data = agent_for(space), others(space)
     alone = replayed(agent, data)
-    np.testing.assert_array_equal(replayed(agent.remember(data, KNNLM(k=4, weight=0.0)), data), alone)
+    np.testing.assert_array_equal(replayed(agent.attach_datastore(data, KNNLM(k=4, weight=0.0)), data), alone)
 
 
 @pytest.mark.parametrize("space", ["Box", "Discrete", "MultiDiscrete"])
@@ -89,7 +89,7 @@ def test_weight_0_does_not_change_samples(space):
     torch.manual_seed(0)
     alone, _ = agent.predict(observation, deterministic=False)
     torch.manual_seed(0)
-    agent.remember(data, KNNLM(k=4, weight=0.0))
+    agent.attach_datastore(data, KNNLM(k=4, weight=0.0))
     np.testing.assert_array_equal(agent.predict(observation, deterministic=False)[0], alone)
 
 
@@ -99,15 +99,15 @@ def test_remember_changes_actions_and_forget_restores_them(space, head):
     agent, data = agent_for(space), others(space)
     observation = observation_at(data, *range(data.steps))
     alone, _ = agent.predict(observation)
-    changed, _ = agent.remember(data, head).predict(observation)
+    changed, _ = agent.attach_datastore(data, head).predict(observation)
     assert (changed != alone).any()
     assert all(agent.action_space.contains(action) for action in changed)
-    np.testing.assert_array_equal(agent.forget().predict(observation)[0], alone)
+    np.testing.assert_array_equal(agent.detach_datastore().predict(observation)[0], alone)
 
 
 @pytest.mark.parametrize("head", HEADS, ids=repr)
 def test_retrieval_does_not_depend_on_the_batch_size(head):
-    agent, data = small_agent().remember(others(), head), others()
+    agent, data = small_agent().attach_datastore(others(), head), others()
     together, _ = agent.predict(observation_at(data, *range(9)))
     singly = [agent.predict(observation_at(data, step))[0][0] for step in range(9)]
     np.testing.assert_allclose(together, singly, atol=1e-5)
@@ -116,12 +116,12 @@ def test_retrieval_does_not_depend_on_the_batch_size(head):
 def test_discrete_predictions_are_a_mixture_of_categoricals():
     agent, data = agent_for("Discrete"), others("Discrete")
     observation = observation_at(data, *range(12))
-    own = agent.choices(observation)[0].softmax(dim=1)
+    own = agent.action_logits(observation)[0].softmax(dim=1)
     head = KNNLM(k=5, weight=0.4, temperature=3.0)
-    mixed = agent.remember(data, head).choices(observation)[0].exp()
+    mixed = agent.attach_datastore(data, head).action_logits(observation)[0].exp()
     store = agent.memory.store
     with torch.no_grad():
-        y = agent.policy.newest(agent.choices(observation)[1])
+        y = agent.policy.newest(agent.action_logits(observation)[1])
     for row in range(12):
         squared = (store.keys - y[row]).square().sum(dim=1)
         nearest = squared.argsort()[:5]
@@ -132,7 +132,7 @@ def test_discrete_predictions_are_a_mixture_of_categoricals():
 
 def test_a_gaussian_head_samples_from_the_mixture():
     agent, data = agent_for("Box", objective=MaximumEntropy()), others()
-    agent.remember(data, KNNLM(k=3, weight=0.25, temperature=9.0))
+    agent.attach_datastore(data, KNNLM(k=3, weight=0.25, temperature=9.0))
     torch.manual_seed(0)
     drawn, _ = agent.predict(observation_at(data, *[4] * 4000), deterministic=False)
     stored = {tuple(action) for action in data.actions.tolist()}
@@ -143,7 +143,7 @@ def test_a_gaussian_head_samples_from_the_mixture():
 
 def test_steps_with_a_return_near_the_target_are_nearer():
     data = others()
-    agent = small_agent().remember(data, KNNLM(k=1))
+    agent = small_agent().attach_datastore(data, KNNLM(k=1))
     observation = observation_at(data, 6)
     right, wrong = (
         agent.memory.near(
@@ -162,7 +162,7 @@ def _newest_output(agent, observation):
 def test_training_the_gate_does_not_change_the_policy():
     agent = agent_for("Discrete")
     before = {name: value.clone() for name, value in agent.policy.state_dict().items()}
-    agent.remember(others("Discrete"), SPALM(k=4))
+    agent.attach_datastore(others("Discrete"), SPALM(k=4))
     assert all(torch.equal(before[name], value) for name, value in agent.policy.state_dict().items())
     assert all(parameter.grad is None for parameter in agent.policy.parameters())
     assert agent.memory.reader.gate.abs().sum() > 0
@@ -170,7 +170,7 @@ def test_training_the_gate_does_not_change_the_policy():
 
 @pytest.mark.parametrize("space", ["Box", "Discrete", "MultiDiscrete"])
 def test_a_trained_gate_predicts_better_than_equal_weights(space):
-    agent = agent_for(space).remember(others(space), SPALM(k=4))
+    agent = agent_for(space).attach_datastore(others(space), SPALM(k=4))
     memory, every = agent.memory, torch.arange(len(agent.memory.store))
     near, h, actions = memory._elsewhere(every), memory.store.keys, memory.store.values
     with torch.no_grad():
@@ -180,26 +180,26 @@ def test_a_trained_gate_predicts_better_than_equal_weights(space):
 
 
 def test_an_agent_with_a_datastore_cannot_be_trained():
-    agent = small_agent().remember(others(), KNNLM(k=4))
-    with pytest.raises(ValueError, match=r"remembers trajectories cannot be trained.*forget\(\)"):
+    agent = small_agent().attach_datastore(others(), KNNLM(k=4))
+    with pytest.raises(ValueError, match=r"remembers trajectories cannot be trained.*detach_datastore\(\)"):
         agent.learn(1)
-    agent.forget().learn(1)
+    agent.detach_datastore().learn(1)
 
 
 def test_the_default_head_is_knn_lm():
-    assert small_agent().remember(some_trajectories(lengths=(40,))).memory.head == KNNLM()
+    assert small_agent().attach_datastore(some_trajectories(lengths=(40,))).memory.head == KNNLM()
 
 
 @pytest.mark.parametrize("head", HEADS, ids=repr)
 @pytest.mark.parametrize("space", ["Box", "Discrete"])
 def test_datastores_are_saved(tmp_path, space, head):
-    agent, data = agent_for(space).remember(others(space), head), others(space)
+    agent, data = agent_for(space).attach_datastore(others(space), head), others(space)
     for name in ("a.zip", "b.zip"):
         agent.save(tmp_path / name)
     loaded = DecisionTransformer.load(tmp_path / "a.zip", device="cpu")
     np.testing.assert_array_equal(replayed(loaded, data), replayed(agent, data))
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
-    loaded.forget().save(tmp_path / "c.zip")
+    loaded.detach_datastore().save(tmp_path / "c.zip")
     assert DecisionTransformer.load(tmp_path / "c.zip", device="cpu").memory is None
 
 
@@ -207,7 +207,7 @@ def test_faiss_gives_the_same_actions():
     pytest.importorskip("faiss")
     agent, data = small_agent(), others()
     exact, faiss = (
-        replayed(agent.remember(data, KNNLM(k=4, index=index)), data) for index in ("torch", "faiss")
+        replayed(agent.attach_datastore(data, KNNLM(k=4, index=index)), data) for index in ("torch", "faiss")
     )
     np.testing.assert_allclose(exact, faiss, atol=1e-5)
 
@@ -215,27 +215,27 @@ def test_faiss_gives_the_same_actions():
 def test_trajectories_of_other_spaces_are_refused():
     agent = small_agent()
     with pytest.raises(DatasetError, match="cannot remember test/small-v0: action space"):
-        agent.remember(others("Discrete"))
+        agent.attach_datastore(others("Discrete"))
     with pytest.raises(DatasetError, match="cannot remember test/small-v0: observation space"):
-        agent.remember(some_trajectories(OBSERVATIONS["image"]))
+        agent.attach_datastore(some_trajectories(OBSERVATIONS["image"]))
     assert agent.memory is None
 
 
 def test_more_neighbours_than_steps_are_refused():
     with pytest.raises(ValueError, match="KNNLM needs k=27 neighbours, but the data have only 26 steps"):
-        small_agent().remember(others(), KNNLM(k=27))
+        small_agent().attach_datastore(others(), KNNLM(k=27))
 
 
 def test_a_missing_faiss_is_reported_before_encoding(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    monkeypatch.setattr(remembering, "encoded", None)
+    monkeypatch.setattr(retrieval, "encode_dataset", None)
     with pytest.raises(ImportError, match=r"pip install .*\[knn\]'"):
-        small_agent().remember(others(), KNNLM(k=4, index="faiss"))
+        small_agent().attach_datastore(others(), KNNLM(k=4, index="faiss"))
 
 
 def test_a_gate_is_not_learned_from_one_episode():
     with pytest.raises(ValueError, match="without its largest group of 9 pairs the datastore has 0"):
-        small_agent().remember(some_trajectories(lengths=(9,)), SPALM(k=2))
+        small_agent().attach_datastore(some_trajectories(lengths=(9,)), SPALM(k=2))
 
 
 @pytest.mark.faults
@@ -255,7 +255,7 @@ def test_a_gate_is_not_learned_from_one_episode():
 )
 def test_a_file_with_an_invalid_datastore_is_refused(tmp_path, change, message):
     path = tmp_path / "agent.zip"
-    agent_for("Discrete").remember(others("Discrete"), SPALM(k=4)).save(path)
+    agent_for("Discrete").attach_datastore(others("Discrete"), SPALM(k=4)).save(path)
     archive = read_archive(path)
     change(archive.tensors["memory"], archive.documents["memory"])
     write_archive(path, archive.documents, archive.tensors)

@@ -14,7 +14,7 @@ from rlxf.attention import CALM, LSH, RFA, Performer, RoPE, Routing
 from rlxf.training import (
     CheckpointError,
     CheckpointFolder,
-    Checkpoints,
+    CheckpointWriter,
     linear,
     read_archive,
     write_archive,
@@ -161,7 +161,7 @@ def test_the_newest_checkpoint_of_a_folder_is_resumed(tmp_path):
     uninterrupted = small_agent(core=DROPOUT).learn(STEPS)
     folder = CheckpointFolder(tmp_path / "checkpoints", keep=STEPS)
     with_checkpoints = small_agent(core=DROPOUT)
-    with_checkpoints.learn(STEPS, Checkpoints(folder, every_seconds=0))
+    with_checkpoints.learn(STEPS, CheckpointWriter(folder, every_seconds=0))
     assert_same(uninterrupted, with_checkpoints)  # checkpoints do not affect the training
     for file in folder.files()[-2:]:  # simulates an earlier interruption
         file.unlink()

@@ -5,17 +5,13 @@ import re
 import pytest
 
 from rlxf import DecisionTransformer
-from rlxf.agents.decision_transformer.sb3_arguments import (
-    SB3_ARGUMENTS,
-    SB3_LEARN_ARGUMENTS,
-    SB3_ONLINE_ARGUMENTS,
-)
+from rlxf.agents.common.sb3_arguments import OFFLINE_SB3_ARGUMENTS, SB3_LEARN_ARGUMENTS, SB3_ONLINE_ARGUMENTS
 from rlxf.agents.pretraining import MaskedPretraining
 from tests.agents.decision_transformer.worlds import small_agent, some_trajectories
 
 
 @pytest.mark.parametrize("learner", [DecisionTransformer, MaskedPretraining])
-@pytest.mark.parametrize("name", SB3_ARGUMENTS)
+@pytest.mark.parametrize("name", OFFLINE_SB3_ARGUMENTS)
 def test_refused_arguments_have_a_one_line_message(learner, name):
     with pytest.raises(TypeError, match=rf"^{learner.__name__} takes no argument '{name}': [^\n]*$"):
         learner(some_trajectories(), **{name: object()})

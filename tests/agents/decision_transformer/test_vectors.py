@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rlxf.agents.decision_transformer import Imitation, decision_transformer
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.decision_transformer.steps import Steps
+from rlxf.agents.offline.context_window import ContextWindow
 from tests.attention.oracle import close, count, fill, load, put
 
 VECTOR = load("decision_transformer")
@@ -37,16 +37,16 @@ def model() -> DecisionTransformerModel:
     model = DecisionTransformerModel(shape, actions, nn.Identity(), core, Imitation(), 1.0, length)
     model = model.double().eval()
     put(model.tokens.time.weight, VECTOR["w_embed_timestep__weight"])
-    fill(model.tokens.of_return, *weights("embed_return"))
-    fill(model.tokens.of_state, *weights("embed_state"))
-    fill(model.tokens.of_action, *weights("embed_action"))
+    fill(model.tokens.return_embedding, *weights("embed_return"))
+    fill(model.tokens.state_embedding, *weights("embed_state"))
+    fill(model.tokens.action_embedding, *weights("embed_action"))
     fill(model.tokens.norm, *weights("embed_ln"))
     for number, block in enumerate(model.transformer.blocks):
         layer = f"encoder.h.{number}"
-        fill(block.join_attention.norm, *weights(f"{layer}.ln_1"))
+        fill(block.attention_norm.norm, *weights(f"{layer}.ln_1"))
         fill_transposed(block.attention.qkv, f"{layer}.attn.c_attn")
         fill_transposed(block.attention.out, f"{layer}.attn.c_proj")
-        fill(block.join_feed_forward.norm, *weights(f"{layer}.ln_2"))
+        fill(block.feed_forward_norm.norm, *weights(f"{layer}.ln_2"))
         fill_transposed(block.feed_forward.inner, f"{layer}.mlp.c_fc")
         fill_transposed(block.feed_forward.outer, f"{layer}.mlp.c_proj")
     fill(model.transformer.norm, *weights("encoder.ln_f"))
@@ -54,15 +54,15 @@ def model() -> DecisionTransformerModel:
     return model
 
 
-def steps() -> Steps:
+def steps() -> ContextWindow:
     mask = VECTOR["in_attention_mask"].bool()
     returns = VECTOR["in_returns_to_go"][..., 0]
-    return Steps(VECTOR["in_states"], VECTOR["in_actions"], returns, VECTOR["in_timesteps"], mask)
+    return ContextWindow(VECTOR["in_states"], VECTOR["in_actions"], returns, VECTOR["in_timesteps"], mask)
 
 
 def test_actions_equal_the_reference(model):
     mask = steps().mask
-    actions = model.loss.head.choose(model.read(steps()), deterministic=True)
+    actions = model.loss.head.choose(model.outputs(steps()), deterministic=True)
     assert not mask.all(), "the test vector must contain padding"
     close(actions[mask], VECTOR["out_action"][mask])
 
@@ -76,8 +76,8 @@ def test_all_reference_weights_for_actions_are_used(model):
 def test_padding_does_not_affect_outputs(model):
     original = steps()
     padding = ~original.mask
-    changed = Steps(*(part.clone() for part in vars(original).values()))
+    changed = ContextWindow(*(part.clone() for part in vars(original).values()))
     for part in (changed.features, changed.actions, changed.return_to_go):
         part[padding] = 1e4
     with torch.no_grad():
-        close(model.read(changed)[original.mask], model.read(original)[original.mask])
+        close(model.outputs(changed)[original.mask], model.outputs(original)[original.mask])

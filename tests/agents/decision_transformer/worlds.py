@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.attention import XL, ALiBi, GRUGate, LearnedAbsolute, RoPE, TransformerSpec, Window, XLRelative
-from rlxf.envs.trajectories import Trajectories, action_encoder, observation_encoder, return_to_go
-from rlxf.envs.trajectories.flatten import choice_sizes
+from rlxf.data import Trajectories, action_encoder, observation_encoder, return_to_go
+from rlxf.data.space_utils import discrete_sizes
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (36, 36, 2), np.uint8)
@@ -83,7 +83,7 @@ def rows(space: spaces.Space, number: int, rng: Any, is_action: bool = False) ->
         wide = isinstance(space, spaces.Box) and space.is_bounded()
         low, high = (space.low.ravel(), space.high.ravel()) if wide else (-1, 1)
         return rng.uniform(low, high, (number, *encoder.shape)).astype(np.float32)
-    sizes = choice_sizes(space) if is_action else 256
+    sizes = discrete_sizes(space) if is_action else 256
     shape = (number, *(encoder.shape or (1,)))
     return rng.integers(0, sizes, shape).reshape(number, *encoder.shape).astype(encoder.dtype)
 

@@ -14,8 +14,8 @@ from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 from torch.nn.functional import one_hot
 
 from rlxf import GTrXLPPO, evaluate
-from rlxf.attention import Compressive, Full, Index
-from rlxf.attention.techniques import TECHNIQUES
+from rlxf.attention import Compressive, Full, TokenIndex
+from rlxf.attention.registry import TECHNIQUES
 from rlxf.envs import PreviousTransition
 from rlxf.envs.vector import as_vec_env
 from tests.agents.gtrxl.test_predict import play
@@ -37,7 +37,7 @@ ENDING = ("LearnedAbsolute", "Multiplicative", "Tupe", "Floater")
 
 
 def persistent_agent(env, **changes):
-    return small_agent(env, across_episodes=True, **changes)
+    return small_agent(env, persist_memory_across_episodes=True, **changes)
 
 
 @settings(max_examples=4, deadline=None)
@@ -60,11 +60,11 @@ def chosen(axis, name):
 def test_limited_positions_are_rejected(name):
     core = replace(small_core(), position=chosen("position", name))
     if name in ENDING:
-        with pytest.raises(ValueError, match=rf"across_episodes=True positions grow .*{name}"):
+        with pytest.raises(ValueError, match=rf"persist_memory_across_episodes=True positions grow .*{name}"):
             persistent_agent(scripts(shifted(2)), core=core)
         return
     agent = persistent_agent(scripts(shifted(2)), core=core)
-    far = Index.range(2, 5, start=10**6)
+    far = TokenIndex.range(2, 5, start=10**6)
     with torch.no_grad():
         y, _ = agent.policy.transformer.encode(torch.randn(2, 5, core.width), far)
     assert y.isfinite().all()
@@ -100,7 +100,9 @@ def test_positions_continue_across_episodes():
 @pytest.mark.parametrize("across", [True, False])
 def test_earlier_episode_affects_actions_only_across_episodes(across):
     agent = small_agent(
-        scripts(shifted(1), action_space=ACTIONS["Box"]), across_episodes=across, previous_action=False
+        scripts(shifted(1), action_space=ACTIONS["Box"]),
+        persist_memory_across_episodes=across,
+        previous_action=False,
     )
     seen = np.random.default_rng(0).uniform(-1, 1, (6, 1, 3)).astype(np.float32)
     starts = np.arange(6)[:, None] % 3 == 0
@@ -127,7 +129,7 @@ def test_previous_action_persists_across_episodes():
 @pytest.mark.parametrize("world", [scripts, next_step_scripts])
 def test_previous_action_is_last_executed_action(world, across, ends):
     """Across episodes this includes the last action of the previous episode."""
-    agent = small_agent(world(ends), across_episodes=across)
+    agent = small_agent(world(ends), persist_memory_across_episodes=across)
     before = torch.zeros(ENVS, 3)
     for buffer in rollouts(agent, 3):
         executed, real = one_hot(buffer.actions, 3).float(), buffer.weight == 1
@@ -178,7 +180,7 @@ def test_truncated_step_is_bootstrapped_with_memory_of_all_episodes():
 
 @pytest.mark.parametrize("across", [True, False])
 def test_memory_persists_between_calls_of_learn_until_reset(across):
-    agent = small_agent(scripts([[0]] * 3), across_episodes=across)
+    agent = small_agent(scripts([[0]] * 3), persist_memory_across_episodes=across)
     agent.learn(3 * 16)
     agent.learn(3 * 16, reset_num_timesteps=False)
     assert agent.rollout_buffer.index.position.max() == 31
@@ -190,7 +192,7 @@ def test_memory_persists_between_calls_of_learn_until_reset(across):
 def test_setting_is_saved(tmp_path):
     persistent_agent(scripts(shifted(1))).save(tmp_path / "agent")
     loaded = GTrXLPPO.load(tmp_path / "agent", device="cpu")
-    assert loaded.across_episodes
+    assert loaded.persist_memory_across_episodes
     _, state = loaded.predict(np.zeros((1, 3), np.float32))
     _, state = loaded.predict(np.zeros((1, 3), np.float32), state, np.ones(1, bool))
     assert state.position.tolist() == [1]
@@ -199,9 +201,13 @@ def test_setting_is_saved(tmp_path):
 def test_teacher_and_student_need_same_setting():
     env = scripts(shifted(2))
     student, teacher = persistent_agent(env), small_agent(env)
-    with pytest.raises(ValueError, match="teacher has across_episodes=False, the student across_episodes=T"):
-        student.learn_from(teacher, 32)
-    student.learn_from(persistent_agent(scripts(shifted(2))), 32)
+    with pytest.raises(
+        ValueError,
+        match="teacher has persist_memory_across_episodes=False, the student "
+        "persist_memory_across_episodes=T",
+    ):
+        student.distill(teacher, 32)
+    student.distill(persistent_agent(scripts(shifted(2))), 32)
 
 
 class Levers(gymnasium.Env):
@@ -236,7 +242,7 @@ class Repeats:
 @pytest.mark.parametrize("across", [True, False])
 @pytest.mark.parametrize("world", [scripts, next_step_scripts])
 def test_evaluation_warns_of_filler_rows_across_episodes(world, across):
-    agent = small_agent(scripts(shifted(2)), across_episodes=across)
+    agent = small_agent(scripts(shifted(2)), persist_memory_across_episodes=across)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         evaluate(agent, world(shifted(2)), 2)
@@ -258,14 +264,14 @@ def count_filler_warnings(agent, env):
 @pytest.mark.parametrize("wrap", [lambda env: env, VecMonitor, VecNormalize])
 def test_predict_warns_once_of_filler_rows(wrap):
     env = wrap(as_vec_env(next_step_scripts(shifted(2))))
-    agent = small_agent(env, across_episodes=True)
+    agent = small_agent(env, persist_memory_across_episodes=True)
     assert count_filler_warnings(agent, env) == 1
     assert count_filler_warnings(agent, env) == 0
 
 
 @pytest.mark.parametrize("across", [True, False])
 def test_predict_does_not_warn_without_filler_rows(across):
-    agent = small_agent(as_vec_env(next_step_scripts(shifted(2))), across_episodes=across)
+    agent = small_agent(as_vec_env(next_step_scripts(shifted(2))), persist_memory_across_episodes=across)
     assert count_filler_warnings(agent, scripts(shifted(2))) == 0
     agent = small_agent(as_vec_env(next_step_scripts(shifted(2))))
     assert count_filler_warnings(agent, agent.env) == 0
@@ -274,7 +280,9 @@ def test_predict_does_not_warn_without_filler_rows(across):
 def test_evaluation_keeps_state_across_episodes():
     env = PreviousTransition(Levers(1))
     for across, positions in ((True, [0, 1, 2, 3]), (False, [0, 0, 0, 0])):
-        agent = small_agent(env, "MultiInputGTrXLPolicy", across_episodes=across, n_steps=4, batch_size=4)
+        agent = small_agent(
+            env, "MultiInputGTrXLPolicy", persist_memory_across_episodes=across, n_steps=4, batch_size=4
+        )
         player = Repeats(agent)
         evaluate(player, env, 4)
         assert player.seen == positions

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecMonitor
 
-from rlxf.agents.gtrxl.alarms import EntropyAlarm, ValueAlarm, least_entropy
+from rlxf.agents.gtrxl.diagnostics import EntropyCollapseCheck, ValueLossCheck, collapse_threshold
 from tests.agents.gtrxl.worlds import rollouts, scripts, shifted, small_agent
 
 
@@ -26,7 +26,7 @@ from tests.agents.gtrxl.worlds import rollouts, scripts, shifted, small_agent
     ids=str,
 )
 def test_collapse_threshold_of_each_space(space, expected):
-    assert least_entropy(space) == pytest.approx(expected, abs=1e-5)
+    assert collapse_threshold(space) == pytest.approx(expected, abs=1e-5)
 
 
 def warned(look, updates):
@@ -39,7 +39,7 @@ def warned(look, updates):
 
 def test_entropy_collapse_warns_once():
     collapsing = [(1.3, -5.0), (0.5, -5.0), (0.001, -6.0), (0.0005, -6.0)]
-    (message,) = warned(EntropyAlarm(spaces.Discrete(4)).look, collapsing)
+    (message,) = warned(EntropyCollapseCheck(spaces.Discrete(4)).check, collapsing)
     assert "entropy is 0.001 nats, and the mean return -6 is no better than the initial -5" in message
 
 
@@ -52,11 +52,11 @@ def test_entropy_collapse_warns_once():
     ],
 )
 def test_no_warning_without_entropy_collapse(updates):
-    assert warned(EntropyAlarm(spaces.Discrete(4)).look, updates) == []
+    assert warned(EntropyCollapseCheck(spaces.Discrete(4)).check, updates) == []
 
 
 def test_exploding_value_loss_warns_once():
-    (message,) = warned(ValueAlarm().look, [*[(1.0, 2.0)] * 10, (400.0, 2.0), (4000.0, 2.0)])
+    (message,) = warned(ValueLossCheck().check, [*[(1.0, 2.0)] * 10, (400.0, 2.0), (4000.0, 2.0)])
     assert "the value loss explodes: 400 is 200 times that of a constant prediction" in message
 
 
@@ -70,7 +70,7 @@ def test_exploding_value_loss_warns_once():
     ],
 )
 def test_no_warning_without_exploding_value_loss(updates):
-    assert warned(ValueAlarm().look, updates) == []
+    assert warned(ValueLossCheck().check, updates) == []
 
 
 def test_agent_with_corrupted_policy_and_values_warns():
@@ -88,7 +88,7 @@ def train_and_corrupt(agent):
 
 @torch.no_grad()
 def corrupt(agent):
-    agent._alarms.entropy.first_return = math.inf
+    agent._diagnostics.entropy.first_return = math.inf
     agent.policy.action_net.weight.zero_()
     agent.policy.action_net.bias.copy_(torch.tensor([0.0, 0.0, 100.0]))
     agent.policy.value_net.bias.add_(1e3)

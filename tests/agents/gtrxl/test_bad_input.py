@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.agents.gtrxl.policy import policy_for
+from rlxf.agents.gtrxl.policy import default_policy_name
 from rlxf.attention import XL, Full, Longformer, Performer, RoPE, TransformerSpec, Window
 from rlxf.envs import make_vec_env
 from rlxf.training import linear
@@ -196,7 +196,7 @@ def test_error_for_id_names_wrapper_that_makes_space_supported():
 
 @pytest.mark.parametrize("space", [TINY_IMAGE, spaces.Dict({"image": TINY_IMAGE})], ids=["image", "Dict"])
 def test_image_too_small_for_convolutions(space):
-    policy = policy_for(space)
+    policy = default_policy_name(space)
     with pytest.raises(ValueError, match=r"cannot read .*Box.*needs at least 36 x 36 pixels"):
         GTrXLPPO(policy, Scripted(observation_space=space))
 
@@ -240,7 +240,9 @@ def poisoned(step, where, value, observation_space=VECTOR, ends=NEVER):
 
 
 def poisoned_agent(step, where, value, observation_space=VECTOR, ends=NEVER):
-    return small_agent(poisoned(step, where, value, observation_space, ends), policy_for(observation_space))
+    return small_agent(
+        poisoned(step, where, value, observation_space, ends), default_policy_name(observation_space)
+    )
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -262,7 +264,7 @@ def test_nonfinite_reward_or_observation(where, value, observation_space):
 def test_nonfinite_values_do_not_change_statistics(where, observation_space):
     keys = ["vector"] if observation_space is SMALL_DICT else None
     env = VecNormalize(poisoned(21, where, np.nan, observation_space), norm_obs_keys=keys)
-    agent = small_agent(env, policy_for(observation_space)).learn(3 * 16)
+    agent = small_agent(env, default_policy_name(observation_space)).learn(3 * 16)
     trained = statistics(env)
     with pytest.raises(ValueError, match=rf"{where}.* of environment 1 is not finite at its step 21: nan"):
         agent.learn(3 * 32, reset_num_timesteps=False)

@@ -11,11 +11,11 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from rlxf.agents.gtrxl.update import Objective
-from rlxf.attention.index import EMPTY
+from rlxf.agents.gtrxl.training_algorithm import PPOLoss
+from rlxf.attention.token_index import EMPTY
 from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv, make_vec_env
 from rlxf.envs.infos import LOST
-from rlxf.training import CheckpointFolder, Checkpoints
+from rlxf.training import CheckpointFolder, CheckpointWriter
 from tests.agents.gtrxl.test_resuming import ROLLOUT, TOTAL, begin, cut_off, lines
 from tests.agents.gtrxl.worlds import all_segments, parameters, rollouts, same, scripts, shifted, small_agent
 from tests.envs.workers.worlds import breaking, made
@@ -44,7 +44,7 @@ def test_training_continues_after_each_kind_of_crash(tmp_path):
     with closing(breaking(tmp_path, *PLAN)) as env:
         agent = begin(lambda: env)
         before, watch = parameters(agent), Watch()
-        while len(list(tmp_path.iterdir())) < len(PLAN) or env.absent():
+        while len(list(tmp_path.iterdir())) < len(PLAN) or env.failed_envs():
             agent.learn(2 * ROLLOUT, watch, reset_num_timesteps=False)
         assert env.restarts == len(PLAN)
         assert env.lost_steps == watch.lost
@@ -61,7 +61,7 @@ def broken(request, tmp_path_factory):
     """Return an agent and a rollout in which an environment crashed and was restarted."""
     marks = tmp_path_factory.mktemp("marks")
     with closing(breaking(marks, "step dies")) as env:
-        agent, before = small_agent(env, across_episodes=request.param, n_steps=64), 0
+        agent, before = small_agent(env, persist_memory_across_episodes=request.param, n_steps=64), 0
         for buffer in rollouts(agent, 10**6):
             if (buffer.weight[1].diff() > 0).any():
                 break
@@ -101,7 +101,7 @@ def test_lost_step_is_bootstrapped_with_its_value(broken):
 def latents(agent, buffer):
     batch = all_segments(buffer)
     with torch.no_grad():
-        outputs = agent.policy.exits(batch.obs, batch.previous, batch.index, batch.state).outputs[-1]
+        outputs = agent.policy.exit_outputs(batch.obs, batch.previous, batch.index, batch.state).outputs[-1]
     return outputs.flatten(0, 1).unflatten(0, buffer.weight.shape)
 
 
@@ -133,7 +133,7 @@ def test_memory_is_cleared_by_a_crash(broken):
 
 def gradients(agent, batch):
     agent.policy.zero_grad()
-    Objective(0.2, None, 0.01, 0.5, 0.0)(agent.policy, batch)["loss"].backward()
+    PPOLoss(0.2, None, 0.01, 0.5, 0.0)(agent.policy, batch)["loss"].backward()
     return [p.grad.clone() for p in agent.policy.parameters() if p.grad is not None]
 
 
@@ -189,7 +189,7 @@ def test_worker_killed_between_rollouts_loses_only_its_episode(tmp_path):
     """The checkpoint is written, and a resumed run restarts only that episode."""
     with closing(breaking(tmp_path / "marks", number=3)) as env:
         agent = begin(lambda: env)
-        saving = Checkpoints(CheckpointFolder(tmp_path / "saved"), every_seconds=1e6)
+        saving = CheckpointWriter(CheckpointFolder(tmp_path / "saved"), every_seconds=1e6)
         agent.learn(2 * ROLLOUT, Killing(env, saving))
         saving._writer.wait()
     with closing(breaking(tmp_path / "marks", number=3)) as env:
@@ -217,7 +217,7 @@ class Killing(BaseCallback):
         return self.saving.on_step()
 
     def _on_training_end(self):
-        process = self.victim.crew._at[1]._process
+        process = self.victim.pool._workers_by_env[1]._process
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         self.saving.on_training_end()

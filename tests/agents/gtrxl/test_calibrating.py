@@ -117,7 +117,7 @@ def test_bad_input_is_rejected_before_first_step(fails, watched):
     assert not watched
 
 
-@pytest.mark.parametrize("go_on", ["learn", "learn_from"])
+@pytest.mark.parametrize("go_on", ["learn", "distill"])
 def test_training_resets_threshold(go_on):
     one = agent(CALM("classifier", 0.75))
     calibrate_small(one, alpha=0.9, delta=0.5)
@@ -151,14 +151,14 @@ def test_loading_weights_resets_threshold():
     one, other = agent(), agent()
     calibrate_small(one, alpha=0.9, delta=0.5)
     with pytest.warns(UserWarning, match="calibrated for weights that now change"):
-        other.take_weights(one)
+        other.load_pretrained(one)
     assert other.policy.transformer.depth.threshold == 1.0
 
 
 def test_memory_across_episodes_is_rejected():
     core = replace(small_core(), layers=3, depth=CALM("classifier"))
-    one = small_agent(scripts(shifted(3)), core=core, across_episodes=True)
-    with pytest.raises(ValueError, match="across_episodes=True each episode depends"):
+    one = small_agent(scripts(shifted(3)), core=core, persist_memory_across_episodes=True)
+    with pytest.raises(ValueError, match="persist_memory_across_episodes=True each episode depends"):
         calibrate_small(one)
 
 

@@ -10,10 +10,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.distributions import kl_divergence
 
 from rlxf import GTrXLPPO
-from rlxf.agents.distillation import Distillation
-from rlxf.agents.gtrxl.distillation import DistillationUpdate, Likeness, TaughtSegments, Teaching, divergence
+from rlxf.agents.common.distillation import Distillation
+from rlxf.agents.gtrxl.distillation import (
+    DistillationBatch,
+    DistillationLoss,
+    DistillationTraining,
+    DistillationUpdate,
+    divergence,
+)
 from rlxf.attention import ACT, CALM, KNNLM, SPALM, DepthAdaptive
-from rlxf.attention.index import EMPTY
+from rlxf.attention.token_index import EMPTY
 from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
@@ -44,7 +50,7 @@ def pair(env=None, actions="Discrete", **student):
 
 def collect_lessons(student, teacher, rollouts=1, actor="student"):
     """Collect rollouts without updates; return the algorithm, and inputs and teacher outputs of each."""
-    student._lesson = lesson = Teaching(student, teacher, Distillation(), actor)
+    student._algorithm = lesson = DistillationTraining(student, teacher, Distillation(), actor)
     _, callback = student._setup_learn(10**6)
     records = []
     for _ in range(rollouts):
@@ -57,16 +63,16 @@ def collect_lessons(student, teacher, rollouts=1, actor="student"):
     return lesson, records
 
 
-def minibatch(student, lesson) -> TaughtSegments:
+def minibatch(student, lesson) -> DistillationBatch:
     """Return the whole last rollout as a minibatch."""
     buffer = student.rollout_buffer
     outputs = torch.stack(lesson._outputs, dim=1)
     every = torch.arange(student.n_envs * student.n_steps // student.segment_length)
-    return TaughtSegments(buffer.segments(every, buffer.advantages), buffer.rows(outputs, every))
+    return DistillationBatch(buffer.segments(every, buffer.advantages), buffer.rows(outputs, every))
 
 
 def loss_of(student, teacher, lesson, batch=None, **options):
-    likeness = Likeness(Distillation(**options), teacher.policy, lesson.hidden, vf_coef=0.5)
+    likeness = DistillationLoss(Distillation(**options), teacher.policy, lesson.hidden, vf_coef=0.5)
     return likeness(student.policy, minibatch(student, lesson) if batch is None else batch)
 
 
@@ -78,7 +84,7 @@ def assert_teacher_equals_single_pass(student, teacher, actor="student"):
     )
     index = type(student.rollout_buffer.index)(position, episode)
     state = teacher.policy.transformer.initial_state(ENVS)
-    read = teacher.policy.read(obs.flatten(0, 1), previous.flatten(0, 1), index, state)
+    read = teacher.policy.segment_outputs(obs.flatten(0, 1), previous.flatten(0, 1), index, state)
     real = episode.flatten() >= 0
     close(outputs.flatten(0, 1)[real], read[real], 1e-5)
     return episode
@@ -95,7 +101,9 @@ def test_teacher_has_its_own_memory(world, actor):
 @pytest.mark.parametrize("world", WORLDS)
 def test_teacher_memory_persists_across_episodes(world):
     env = WORLDS[world](shifted(ENVS))
-    student, teacher = (small_agent(env, core=core, across_episodes=True) for core in (SMALL, LARGE))
+    student, teacher = (
+        small_agent(env, core=core, persist_memory_across_episodes=True) for core in (SMALL, LARGE)
+    )
     assert (assert_teacher_equals_single_pass(student, teacher) == EMPTY).any() == (world == "next step")
 
 
@@ -121,7 +129,7 @@ def test_distillation_reduces_divergence(actions, actor):
         loss_of(student, teacher, lesson, batch)["distillation_loss"].item(),
         parameters(teacher),
     )
-    student.learn_from(teacher, 2 * ENVS * student.n_steps, actor=actor)
+    student.distill(teacher, 2 * ENVS * student.n_steps, actor=actor)
     assert loss_of(student, teacher, lesson, batch)["distillation_loss"].item() < 0.9 * before
     assert same(weights, parameters(teacher))
 
@@ -169,7 +177,7 @@ def test_filler_rows_do_not_enter_the_loss():
     batch = minibatch(student, lesson)
     filler = batch.segments.weight == 0
     assert filler.any()
-    loud = TaughtSegments(batch.segments, batch.wanted.masked_fill(filler[:, None], 1e3))
+    loud = DistillationBatch(batch.segments, batch.wanted.masked_fill(filler[:, None], 1e3))
     for name, part in loss_of(student, teacher, lesson, batch).items():
         close(loss_of(student, teacher, lesson, loud)[name], part, 1e-6)
 
@@ -198,13 +206,13 @@ class LosesTheFirst(BaseCallback):
     def _on_rollout_end(self):
         if not self.held:
             self.model.rollout_buffer.index.episode.fill_(EMPTY)
-        self.held.append(len(self.model._lesson._outputs))
+        self.held.append(len(self.model._algorithm._outputs))
 
 
 def test_lost_rollout_is_discarded():
     student, teacher = pair()
     watch, before = LosesTheFirst(), parameters(student)
-    student.learn_from(teacher, 3 * ENVS * student.n_steps, callback=watch)
+    student.distill(teacher, 3 * ENVS * student.n_steps, callback=watch)
     assert watch.held == [student.n_steps] * 3
     assert not same(before, parameters(student))
 
@@ -227,7 +235,7 @@ def test_student_with_early_exits_trains_them(depth):
     assert before["exit_loss"] > 0
     exit_losses = sum(before[name] for name in ("exit_loss", "exit_lesson"))
     close(before["loss"] - exit_losses, sum_of_teaching(before), 1e-5)
-    student.learn_from(teacher, 2 * ENVS * student.n_steps)
+    student.distill(teacher, 2 * ENVS * student.n_steps)
     after = loss_of(student, teacher, lesson, batch)
     for name in ("exit_loss", "distillation_loss"):
         assert after[name] < 0.95 * before[name], name
@@ -258,7 +266,7 @@ def test_projection_is_trained():
     student, teacher = pair()
     lesson, _ = collect_lessons(student, teacher)
     before = lesson.hidden.projection.weight.clone()
-    likeness = Likeness(Distillation(), teacher.policy, lesson.hidden, 0.5)
+    likeness = DistillationLoss(Distillation(), teacher.policy, lesson.hidden, 0.5)
     update = DistillationUpdate(student.policy, likeness, 0.5, None)
     update.epoch([minibatch(student, lesson)])
     assert not torch.equal(before, lesson.hidden.projection.weight)
@@ -267,7 +275,7 @@ def test_projection_is_trained():
 def test_same_seed_gives_same_bits():
     def learned(seed):
         student, teacher = pair(seed=seed)
-        return parameters(student.learn_from(teacher, 2 * ENVS * student.n_steps))
+        return parameters(student.distill(teacher, 2 * ENVS * student.n_steps))
 
     first, again, other = learned(4), learned(4), learned(5)
     assert same(first, again)
@@ -276,7 +284,7 @@ def test_same_seed_gives_same_bits():
 
 def test_student_continues_with_ppo_and_saves(tmp_path):
     student, teacher = pair(tensorboard_log=str(tmp_path))
-    student.learn_from(teacher, 2 * ENVS * student.n_steps)
+    student.distill(teacher, 2 * ENVS * student.n_steps)
     student.learn(ENVS * student.n_steps, reset_num_timesteps=False)
     assert student.num_timesteps == 3 * ENVS * student.n_steps
     student.save(tmp_path / "student")
@@ -289,7 +297,7 @@ def test_student_continues_with_ppo_and_saves(tmp_path):
 def test_environments_are_reset_for_distillation():
     student, teacher = pair()
     student.learn(ENVS * student.n_steps)
-    student.learn_from(teacher, ENVS * student.n_steps, reset_num_timesteps=False)
+    student.distill(teacher, ENVS * student.n_steps, reset_num_timesteps=False)
     first = student.rollout_buffer.index.last(student.n_steps).position[:, 0]
     assert (first == 0).all()
 
@@ -307,13 +315,13 @@ def test_teacher_that_does_not_fit_is_rejected(options, message):
         shifted(ENVS), options.get("observations", VECTOR), ACTIONS[options.get("actions", "Discrete")]
     )
     with pytest.raises(ValueError, match=message):
-        student.learn_from(small_agent(env), 48)
+        student.distill(small_agent(env), 48)
 
 
 def test_unknown_actor_is_rejected():
     student, teacher = pair()
     with pytest.raises(ValueError, match="actor must be one of student, teacher, got 'both'"):
-        student.learn_from(teacher, 48, actor="both")
+        student.distill(teacher, 48, actor="both")
 
 
 @pytest.mark.parametrize("head", [KNNLM(k=2), SPALM(k=2)], ids=["kNN-LM", "SPALM"])
@@ -321,16 +329,16 @@ def test_unknown_actor_is_rejected():
 def test_teacher_with_datastore_is_rejected(actions, head):
     """Its heads alone would be distilled, but it acts with its datastore."""
     student, teacher = pair(actions=actions)
-    teacher.remember(some_trajectories(VECTOR, ACTIONS[actions]), head)
+    teacher.attach_datastore(some_trajectories(VECTOR, ACTIONS[actions]), head)
     before = parameters(student)
-    with pytest.raises(ValueError, match=r"call the teacher's forget\(\) first"):
-        student.learn_from(teacher, 48)
+    with pytest.raises(ValueError, match=r"call the teacher's detach_datastore\(\) first"):
+        student.distill(teacher, 48)
     assert same(before, parameters(student))
-    student.learn_from(teacher.forget(), 2 * ENVS * student.n_steps)
+    student.distill(teacher.detach_datastore(), 2 * ENVS * student.n_steps)
     assert not same(before, parameters(student))
 
 
 def test_agent_cannot_be_its_own_teacher():
     student, _ = pair()
     with pytest.raises(ValueError, match="teacher and student are the same agent"):
-        student.learn_from(student, 48)
+        student.distill(student, 48)

@@ -5,20 +5,20 @@ import copy
 import pytest
 import torch
 
-from rlxf.agents.gtrxl.dividing import divided, gathered
+from rlxf.agents.gtrxl.state_sharding import gather_state, shard_state
 from rlxf.training import Archive
-from rlxf.training.ranks import Ranks
+from rlxf.training.distributed.group import ProcessGroup
 
 ENVS = 2
 
 
-class OneOf(Ranks):
+class OneOf(ProcessGroup):
     """Process of a group whose gathered archives are a given list."""
 
     def __init__(self, rank, archives):
         self.rank, self.count, self.archives = rank, len(archives), archives
 
-    def gathered_archives(self, own):
+    def gather_archives(self, own):
         return copy.deepcopy(self.archives)
 
 
@@ -58,24 +58,24 @@ def assert_equal(one, other):
 def test_sharding_inverts_gathering(episodes):
     parts = [archive(rank, episodes) for rank in range(3)]
     own = copy.deepcopy(parts[0])
-    whole = gathered(OneOf(0, parts), own.documents["environment"], own.tensors)
+    whole = gather_state(OneOf(0, parts), own.documents["environment"], own.tensors)
     for rank, part in enumerate(parts):
-        environment, groups = divided(OneOf(rank, parts), ENVS, *copy.deepcopy(whole))
+        environment, groups = shard_state(OneOf(rank, parts), ENVS, *copy.deepcopy(whole))
         assert_equal(groups, part.tensors)
         assert environment == part.documents["environment"]
 
 
 def test_single_process_is_unchanged():
     own = archive(0, records_of)
-    document, groups = gathered(Ranks(), own.documents["environment"], own.tensors)
+    document, groups = gather_state(ProcessGroup(), own.documents["environment"], own.tensors)
     assert document == own.documents["environment"]
     assert_equal(groups, own.tensors)
-    assert_equal(divided(Ranks(), ENVS, document, groups)[1], own.tensors)
+    assert_equal(shard_state(ProcessGroup(), ENVS, document, groups)[1], own.tensors)
 
 
 def test_incompatible_states_are_lost():
     parts = [archive(rank, state_of) for rank in range(2)]
     parts[1].documents["environment"]["state"]["env"]["clock"] = 8
     own = copy.deepcopy(parts[0])
-    document, _ = gathered(OneOf(0, parts), own.documents["environment"], own.tensors)
+    document, _ = gather_state(OneOf(0, parts), own.documents["environment"], own.tensors)
     assert "of several processes" in document["lost"]

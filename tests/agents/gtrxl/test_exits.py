@@ -8,7 +8,7 @@ import torch
 from stable_baselines3.common.distributions import MultiCategoricalDistribution
 from torch.distributions import kl_divergence
 
-from rlxf.agents.gtrxl.exits import exit_parts
+from rlxf.agents.gtrxl.early_exit import early_exit_losses
 from rlxf.attention import CALM
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
@@ -29,7 +29,7 @@ def read(actions):
     """Return a policy, a minibatch, and the outputs of all exits."""
     agent = small_agent(scripts(shifted(3), action_space=ACTIONS[actions]), core=CORE)
     batch = all_segments(next(rollouts(agent, 1)))
-    return agent.policy, batch, agent.policy.exits(batch.obs, batch.previous, batch.index, batch.state)
+    return agent.policy, batch, agent.policy.exit_outputs(batch.obs, batch.previous, batch.index, batch.state)
 
 
 def kl(last, early):
@@ -41,15 +41,15 @@ def kl(last, early):
 
 
 def slow_exit_loss(policy, exits, batch):
-    """Compute the loss of `exit_parts` output by output."""
+    """Compute the loss of `early_exit_losses` output by output."""
     outputs = exits.outputs.flatten(1, 2)
     with torch.no_grad():
         last, value = policy.heads(outputs[-1])
     last, loss = copy(last), 0.0  # SB3 has one object for all distributions
-    for share, output in zip(exits.shares[:-1], outputs[:-1], strict=True):
+    for share, output in zip(exits.loss_weights[:-1], outputs[:-1], strict=True):
         early, own = policy.heads(output)
         error = kl(last, early) + VF_COEF * (own - value).square()
-        loss = loss + share / exits.shares[-1] * (error * batch.weight).sum() / batch.weight.sum()
+        loss = loss + share / exits.loss_weights[-1] * (error * batch.weight).sum() / batch.weight.sum()
     return loss
 
 
@@ -62,7 +62,10 @@ def gradients(loss, policy):
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_early_outputs_learn_from_last_output(actions):
     policy, batch, exits = read(actions)
-    loss, slow = exit_parts(policy, exits, batch, VF_COEF)["exit_loss"], slow_exit_loss(policy, exits, batch)
+    loss, slow = (
+        early_exit_losses(policy, exits, batch, VF_COEF)["exit_loss"],
+        slow_exit_loss(policy, exits, batch),
+    )
     assert loss > 0
     close(loss, slow, 1e-5)
     actual, expected = gradients(loss, policy), gradients(slow, policy)
@@ -76,4 +79,4 @@ def test_exit_loss_has_no_gradient_for_deviation(actions):
     """Different means would always increase the standard deviation, which is shared with the last output."""
     policy, batch, exits = read(actions)
     assert "log_std" in gradients(slow_exit_loss(policy, exits, batch), policy)
-    assert "log_std" not in gradients(exit_parts(policy, exits, batch, VF_COEF)["exit_loss"], policy)
+    assert "log_std" not in gradients(early_exit_losses(policy, exits, batch, VF_COEF)["exit_loss"], policy)

@@ -12,7 +12,7 @@ from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from rlxf import GTrXLPPO
-from rlxf.agents.gtrxl.hyperparameters import hyperparameters
+from rlxf.agents.gtrxl.config import hyperparameters
 from rlxf.envs import make_vec_env
 from tests.agents.gtrxl.worlds import scripts, shifted, small_agent
 

@@ -5,14 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlxf.agents.gtrxl.objective import (
+from rlxf.agents.common.losses import masked_mean
+from rlxf.agents.gtrxl.gae import (
     approximate_kl,
     clipped_objective,
     discounted_sum,
-    generalised_advantage,
-    normalise,
+    generalized_advantage_estimate,
+    normalize_advantages,
 )
-from rlxf.agents.losses import average
 
 
 def random(*shape, seed=0):
@@ -48,7 +48,7 @@ def test_advantages_equal_double_sum(steps, gamma, gae_lambda, chance, seed):
     rewards, values, noise = random(3, steps, 3, seed=seed)
     next_values, dones = random(3, seed=seed + 1), noise.sigmoid() < chance
     arguments = rewards, values, next_values, dones, gamma, gae_lambda
-    torch.testing.assert_close(generalised_advantage(*arguments), slow_advantage(*arguments))
+    torch.testing.assert_close(generalized_advantage_estimate(*arguments), slow_advantage(*arguments))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 8, 64, 100])
@@ -64,40 +64,40 @@ def test_discounted_sum_equals_recursion(steps):
 def test_steps_after_episode_end_are_ignored():
     rewards, values = random(2, 6, 1)
     dones = torch.tensor([0, 0, 1, 0, 0, 0], dtype=torch.bool)[:, None]
-    before = generalised_advantage(rewards, values, values[0], dones, 0.9, 0.9)
+    before = generalized_advantage_estimate(rewards, values, values[0], dones, 0.9, 0.9)
     rewards[3:] += 100
     values[3:] -= 50
-    after = generalised_advantage(rewards, values, values[0], dones, 0.9, 0.9)
+    after = generalized_advantage_estimate(rewards, values, values[0], dones, 0.9, 0.9)
     assert torch.equal(before[:3], after[:3])
     assert (before[3:] != after[3:]).all()
 
 
 def test_normalization_ignores_filler_rows():
     advantages, weight = random(4, 8) * 3 + 5, (random(4, 8, seed=1) > 0).double()
-    normal = normalise(advantages, weight, 1e-8)[weight == 1]
+    normal = normalize_advantages(advantages, weight, 1e-8)[weight == 1]
     assert abs(normal.mean()) < 1e-6
     assert abs(normal.std(correction=0) - 1) < 1e-6
     changed = torch.where(weight == 1, advantages, 1e3)
-    assert torch.equal(normalise(changed, weight, 1e-8)[weight == 1], normal)
+    assert torch.equal(normalize_advantages(changed, weight, 1e-8)[weight == 1], normal)
 
 
 @pytest.mark.parametrize("deviation", [0.0, 1e-12, 1e-6, 1e-3])
 def test_normalization_does_not_amplify_noise(deviation):
     """In a solved task, noise must not be amplified."""
     noise = random(4, 64) * deviation + 0.7
-    normal = normalise(noise, torch.ones_like(noise), 0.05)
+    normal = normalize_advantages(noise, torch.ones_like(noise), 0.05)
     assert normal.isfinite().all()
     assert normal.abs().max() <= 5 * deviation / 0.05 + 1e-12
 
 
 def test_normalization_without_real_steps_is_zero():
     advantages = random(2, 4)
-    assert normalise(advantages, torch.zeros(2, 4), 0.05).isfinite().all()
-    assert average(advantages, torch.zeros(2, 4)) == 0
+    assert normalize_advantages(advantages, torch.zeros(2, 4), 0.05).isfinite().all()
+    assert masked_mean(advantages, torch.zeros(2, 4)) == 0
 
 
 def test_average_leaves_out_weight_zero():
-    assert average(torch.tensor([1.0, 50.0, 3.0]), torch.tensor([1.0, 0.0, 1.0])) == 2
+    assert masked_mean(torch.tensor([1.0, 50.0, 3.0]), torch.tensor([1.0, 0.0, 1.0])) == 2
 
 
 @pytest.mark.parametrize("clip_range", [0.1, 0.3])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlxf.attention import KNN, Index, Window
+from rlxf.attention import KNN, TokenIndex, Window
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     OBSERVATIONS,
@@ -72,7 +72,7 @@ def segment_pass(policy, seen, starts, acted):
         previous = unclipped.clone()
         index = where(starts)
         for t in range(STEPS):  # the action before is part of the input, so the pass is repeated
-            latent = policy.read(
+            latent = policy.segment_outputs(
                 torch.as_tensor(seen).transpose(0, 1).reshape(-1, 3),
                 previous.transpose(0, 1).reshape(STEPS * ENVS, -1),
                 index,
@@ -91,7 +91,7 @@ def where(starts):
     for t in range(1, STEPS):
         position[:, t] = np.where(starts[t], 0, position[:, t - 1] + 1)
         episode[:, t] = episode[:, t - 1] + starts[t]
-    return Index(torch.as_tensor(position), torch.as_tensor(episode))
+    return TokenIndex(torch.as_tensor(position), torch.as_tensor(episode))
 
 
 def test_memory_affects_actions(agent):

@@ -15,9 +15,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf.attention import KNN, Compressive, Full, Performer, RoPE, Window
 from rlxf.envs import FaultyEnvironmentError
-from rlxf.envs.replayable import Replayable
-from rlxf.training import CheckpointFolder, Checkpoints, read_archive, stop_on_signals
-from rlxf.training.joining import here
+from rlxf.envs.wrappers.action_replay import ActionReplay
+from rlxf.training import CheckpointFolder, CheckpointWriter, read_archive, stop_on_signals
+from rlxf.training.distributed.init import process_group
 from tests.agents.gtrxl.test_resuming import Lively
 from tests.agents.gtrxl.worlds import ACTIONS, GOES_ON, TERMINATED, VECTOR, scripts, small_agent, small_core
 from tests.ranks import on_ranks
@@ -30,9 +30,9 @@ def lively(action_space=ACTIONS["Discrete"], kind=Lively, observation_space=VECT
     """Return this process's share of four environments with random episode ends."""
 
     def make():
-        return Replayable(Monitor(kind((), *copy.deepcopy((observation_space, action_space)))))
+        return ActionReplay(Monitor(kind((), *copy.deepcopy((observation_space, action_space)))))
 
-    return DummyVecEnv([make] * here().part("n_envs", ENVS))
+    return DummyVecEnv([make] * process_group().part("n_envs", ENVS))
 
 
 def agent(env=None, **changes):
@@ -102,7 +102,7 @@ def test_two_processes_have_gradients_of_one():
 
 SETTINGS = {
     "default": {"n_epochs": 3},
-    "few segments in a minibatch": {"batch_size": 4, "refresh": True},
+    "few segments in a minibatch": {"batch_size": 4, "recompute_memory": True},
     "a bound on the KL": {"target_kl": 1e-3, "n_epochs": 9},
     "a memory of neighbours": {"core": replace(small_core(), memory=KNN(2, 12, 4), pattern=Window(3))},
     "random features": {"core": replace(small_core(), kernel=Performer(), position=RoPE())},
@@ -122,7 +122,7 @@ def test_two_processes_have_weights_and_logs_of_one(changes):
 
 def half_brief():
     """Return this process's share of four environments; episodes of the last two have one step."""
-    numbers = here().numbers(here().part("n_envs", ENVS))
+    numbers = process_group().numbers(process_group().part("n_envs", ENVS))
     return scripts([[TERMINATED if number >= 2 else GOES_ON] for number in numbers])
 
 
@@ -185,16 +185,16 @@ class Signalled(BaseCallback):
     """Send a signal to one of the processes during a rollout."""
 
     def _on_step(self):
-        if self.num_timesteps == ROLLOUT + ENVS * 3 and here().rank == here().count - 1:
+        if self.num_timesteps == ROLLOUT + ENVS * 3 and process_group().rank == process_group().count - 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return True
 
 
 def cut(folder, env):
     with stop_on_signals() as stop:
-        saving = Checkpoints(CheckpointFolder(folder), every_seconds=99, stop=stop)
+        saving = CheckpointWriter(CheckpointFolder(folder), every_seconds=99, stop=stop)
         actual = learned(env=env(), rollouts=3, callbacks=[saving, Signalled()])
-    here().wait()
+    process_group().wait()
     return len(actual["lines"])
 
 
@@ -223,7 +223,7 @@ def test_episodes_move_between_world_sizes(env, tmp_path):
 
 def test_file_is_independent_of_number_of_processes(tmp_path):
     def work(folder):
-        learned(rollouts=1, callbacks=[Checkpoints(CheckpointFolder(folder))])
+        learned(rollouts=1, callbacks=[CheckpointWriter(CheckpointFolder(folder))])
 
     work(tmp_path / "one")
     on_ranks(2, lambda: work(tmp_path / "two"))
@@ -241,15 +241,15 @@ class Forgetful(Lively):
 
     def reset(self, *, seed=None, options=None):
         observation, info = super().reset(seed=seed)
-        return observation + here().rank / 2, info
+        return observation + process_group().rank / 2, info
 
 
 def test_all_processes_start_new_episodes_if_one_must(tmp_path):
     """`VecNormalize` communicates in every reset: a process alone in it would block or mix up messages."""
 
     def work():
-        learned(rollouts=1, env=normalised(), callbacks=[Checkpoints(CheckpointFolder(tmp_path))])
-        here().wait()
+        learned(rollouts=1, env=normalised(), callbacks=[CheckpointWriter(CheckpointFolder(tmp_path))])
+        process_group().wait()
         with pytest.warns(UserWarning, match=r"start new episodes.*another episode") as caught:
             actual = learned(env=VecNormalize(lively(kind=Forgetful)), resume_from=tmp_path)
         return [str(each.message) for each in caught], actual["done"]
@@ -264,7 +264,7 @@ class Faulty(Lively):
 
     def step(self, action):
         observation, reward, *others = super().step(action)
-        if here().rank and self.life == 3:
+        if process_group().rank and self.life == 3:
             return observation * float("nan"), float("nan"), *others
         return observation, reward, *others
 
@@ -285,7 +285,7 @@ def test_error_in_one_process_ends_all_and_keeps_statistics():
 def test_features_for_one_process_are_rejected():
     def work():
         messages = []
-        for call in (lambda: agent(env="rlxf/TMaze-v0", n_envs=5), lambda: agent().learn_from(agent(), 1)):
+        for call in (lambda: agent(env="rlxf/TMaze-v0", n_envs=5), lambda: agent().distill(agent(), 1)):
             try:
                 call()
             except ValueError as error:
@@ -294,4 +294,4 @@ def test_features_for_one_process_are_rejected():
 
     for division, teaching in on_ranks(2, work):
         assert "n_envs is 5 in total, which is not divisible by the 2 processes" in division
-        assert teaching == "learn_from supports a single process, got 2: start it without torchrun"
+        assert teaching == "distill supports a single process, got 2: start it without torchrun"

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlxf.agents.gtrxl import update
+from rlxf.agents.gtrxl import training_algorithm
 from rlxf.attention import (
     KNN,
     Add,
@@ -43,7 +43,7 @@ def differences(agent, batch):
     """Return the absolute errors of ratio and value for each real step."""
     with torch.no_grad():
         distribution, values = agent.policy.heads(
-            agent.policy.read(batch.obs, batch.previous, batch.index, batch.state)
+            agent.policy.segment_outputs(batch.obs, batch.previous, batch.index, batch.state)
         )
         ratio = (distribution.log_prob(batch.actions) - batch.log_probs).exp()
     real = batch.weight == 1
@@ -147,13 +147,13 @@ def test_tolerance_detects_missing_memory():
 
 def test_ratio_is_one_in_first_minibatch(monkeypatch):
     ratios = []
-    objective = update.clipped_objective
+    objective = training_algorithm.clipped_objective
 
     def recorded(ratio, advantages, clip_range):
         ratios.append(ratio.detach())
         return objective(ratio, advantages, clip_range)
 
-    monkeypatch.setattr(update, "clipped_objective", recorded)
+    monkeypatch.setattr(training_algorithm, "clipped_objective", recorded)
     agent = small_agent(scripts(shifted(3)), n_epochs=2, learning_rate=1e-3)
     agent.learn(2 * 3 * 16)
     minibatches = len(ratios) // 2

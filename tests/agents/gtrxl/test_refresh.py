@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlxf.agents.gtrxl import past
+from rlxf.agents.gtrxl import memory_recompute
 from rlxf.attention import KNN, Compressive, Full, RoPE, State, Universal, Window
-from rlxf.attention.index import EMPTY
+from rlxf.attention.token_index import EMPTY
 from rlxf.envs.vector import as_vec_env
 from tests.agents.gtrxl.test_ratio import assert_acts_as_it_learns
 from tests.agents.gtrxl.worlds import (
@@ -25,7 +25,7 @@ ENDLESS, ENDING = [[0]] * 2, [[0, 0, 0, 0, 1], [0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0,
 
 
 def refreshing(env, policy="MlpGTrXLPolicy", **changes):
-    settings = {"learning_rate": 1e-2, "refresh": True}
+    settings = {"learning_rate": 1e-2, "recompute_memory": True}
     return small_agent(env, policy, **(settings | changes))
 
 
@@ -45,7 +45,7 @@ def full_pass(agent, seen, length=None):
     obs = {name[4:]: x.flatten(0, 1) for name, x in all_of_it.items() if name.startswith("obs")}
     shape = all_of_it["episode"].shape
     tokens = agent.policy.tokens(obs.get("", obs), all_of_it["previous"].flatten(0, 1))
-    index = past.Index(all_of_it["position"], all_of_it["episode"])
+    index = memory_recompute.TokenIndex(all_of_it["position"], all_of_it["episode"])
     _, hidden = agent.policy.transformer.encode(tokens.unflatten(0, tuple(shape)), index)
     return State(torch.stack(hidden), index).last(min(length or agent.core.memory.length, shape[1]))
 
@@ -81,12 +81,12 @@ WORLDS = {
 @pytest.mark.parametrize(("n_steps", "number"), [(4, 8), (16, 3)])
 @pytest.mark.parametrize("across", [True, False])
 def test_recomputed_memory_equals_full_pass(world, n_steps, number, across):
-    agent = refreshing(WORLDS[world](), n_steps=n_steps, batch_size=8, across_episodes=across)
+    agent = refreshing(WORLDS[world](), n_steps=n_steps, batch_size=8, persist_memory_across_episodes=across)
     assert max(differences(agent, number)) < 1e-5
 
 
 def test_memory_is_stale_without_refresh():
-    agent = refreshing(scripts(ENDLESS), n_steps=4, batch_size=8, refresh=False)
+    agent = refreshing(scripts(ENDLESS), n_steps=4, batch_size=8, recompute_memory=False)
     assert min(differences(agent, 4)) > 0.001
 
 
@@ -136,13 +136,13 @@ def test_stored_steps_are_limited_to_receptive_field():
 def test_only_steps_of_current_episodes_are_read(monkeypatch):
     """Episodes of every environment have 4 steps, so at most the last 4 of 16 steps are read."""
     lengths = []
-    read = past.Past.read
+    read = memory_recompute.RecentSteps.recompute_memory
 
     def counted(self, policy, segment_length):
         lengths.append(self.index.shape[1] - self._first)
         return read(self, policy, segment_length)
 
-    monkeypatch.setattr(past.Past, "read", counted)
+    monkeypatch.setattr(memory_recompute.RecentSteps, "recompute_memory", counted)
     agent = refreshing(scripts([[0, 0, 0, 1]] * 2))
     for _ in rollouts(agent, 3):
         pass

@@ -9,9 +9,9 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import GTrXLPPO, evaluate
-from rlxf.agents.gtrxl import encoding
+from rlxf.agents.gtrxl import retrieval
 from rlxf.attention import CALM, KNNLM, SPALM, LearnedAbsolute, RoPE
-from rlxf.envs.trajectories import DatasetError, observation_encoder
+from rlxf.data import DatasetError, observation_encoder
 from rlxf.training import CheckpointError, read_archive, write_archive
 from tests.agents.decision_transformer.worlds import NESTED, some_trajectories
 from tests.agents.gtrxl.worlds import (
@@ -66,7 +66,7 @@ def replay(agent, data, view=lambda observation: observation):
         agent.memory.near = lambda h, queries=queries: queries.append(h) or near(h)
         start = np.full(data.episodes, t == 0)
         actions, state = agent.predict(view(seen(data, steps)), state, start, deterministic=True)
-        state = agent.policy.took(state, torch.from_numpy(data.actions[steps]))
+        state = agent.policy.observe_action(state, torch.from_numpy(data.actions[steps]))
         for row in np.flatnonzero(t < data.lengths):
             chosen[steps[row]], outputs[steps[row]] = actions[row], queries[0][row]
     agent.memory.near = near
@@ -80,10 +80,10 @@ def close(first, second):
 @pytest.mark.parametrize("segment", [1, 5, 64])
 @pytest.mark.parametrize("actions", ["Discrete", "Box"])
 def test_stored_outputs_equal_outputs_while_acting(monkeypatch, actions, segment):
-    monkeypatch.setattr(encoding, "SEGMENT", segment)
-    monkeypatch.setattr(encoding, "EPISODES", 3)
+    monkeypatch.setattr(retrieval, "SEGMENT", segment)
+    monkeypatch.setattr(retrieval, "EPISODES", 3)
     agent, data = agent_for(actions), logged(actions)
-    store = agent.remember(data, KNNLM(k=1)).memory.store
+    store = agent.attach_datastore(data, KNNLM(k=1)).memory.store
     close(store.keys, replay(agent, data)[1])
     assert torch.equal(store.values, torch.from_numpy(data.actions))
     assert store.groups.tolist() == np.repeat(np.arange(len(LENGTHS)), LENGTHS).tolist()
@@ -99,9 +99,9 @@ def test_stored_outputs_equal_outputs_while_acting(monkeypatch, actions, segment
 )
 @pytest.mark.parametrize("previous_action", [True, False])
 def test_stored_outputs_equal_outputs_while_acting_for_other_cores(monkeypatch, core, previous_action):
-    monkeypatch.setattr(encoding, "SEGMENT", 6)
+    monkeypatch.setattr(retrieval, "SEGMENT", 6)
     agent, data = agent_for(core=core, previous_action=previous_action), logged()
-    keys = agent.remember(data, KNNLM(k=1)).memory.store.keys
+    keys = agent.attach_datastore(data, KNNLM(k=1)).memory.store.keys
     close(keys, replay(agent, data)[1])
 
 
@@ -110,7 +110,7 @@ def test_stored_outputs_equal_outputs_while_acting_for_all_observations(kind):
     policy = kind if kind in SMALL_EXTRACTOR else "MlpGTrXLPolicy"
     agent = small_agent(scripts(shifted(2), OBSERVATIONS[kind]), policy)
     data = sampled(OBSERVATIONS[kind])
-    keys = agent.remember(data, KNNLM(k=1)).memory.store.keys
+    keys = agent.attach_datastore(data, KNNLM(k=1)).memory.store.keys
     close(keys, replay(agent, data)[1])
 
 
@@ -126,7 +126,7 @@ def test_observations_are_normalised_as_in_training():
     env = VecNormalize(scripts(shifted(2)), norm_reward=False)
     env.obs_rms.mean, env.obs_rms.var = np.array([1.0, -2.0, 0.5]), np.array([4.0, 0.1, 1.0])
     agent, data = small_agent(env), logged()
-    keys = agent.remember(data, KNNLM(k=1)).memory.store.keys
+    keys = agent.attach_datastore(data, KNNLM(k=1)).memory.store.keys
     close(keys, replay(agent, data, env.normalize_obs)[1])
     assert (keys - replay(agent, data)[1]).abs().max() > 0.1
 
@@ -134,7 +134,7 @@ def test_observations_are_normalised_as_in_training():
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_full_weight_on_nearest_reproduces_logged_actions(actions):
     agent, data = agent_for(actions), logged(actions)
-    acted, _ = replay(agent.remember(data, KNNLM(k=1, weight=1.0)), data)
+    acted, _ = replay(agent.attach_datastore(data, KNNLM(k=1, weight=1.0)), data)
     done = data.actions + getattr(data.action_space, "start", 0)
     np.testing.assert_array_equal(acted.reshape(data.actions.shape), done)
 
@@ -154,7 +154,7 @@ ALIKE = [*((name, True) for name in ACTIONS), *((name, False) for name in ACTION
 def test_zero_weight_keeps_actions(actions, deterministic):
     agent, data = agent_for(actions), logged(actions)
     alone = drawn_starts(agent, data, deterministic)
-    agent.remember(data, KNNLM(k=4, weight=0.0))
+    agent.attach_datastore(data, KNNLM(k=4, weight=0.0))
     np.testing.assert_array_equal(drawn_starts(agent, data, deterministic), alone)
 
 
@@ -163,10 +163,8 @@ def test_zero_weight_keeps_bit_probabilities():
     y = torch.randn(5, agent.core.width, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         on = agent.policy.heads(y)[0].distribution.probs
-    agent.remember(data, KNNLM(k=4, weight=0.0))
-    actual = torch.stack(
-        [logits.softmax(dim=-1)[:, 1] for logits in agent.policy.remembering.logits(y)], dim=1
-    )
+    agent.attach_datastore(data, KNNLM(k=4, weight=0.0))
+    actual = torch.stack([logits.softmax(dim=-1)[:, 1] for logits in agent.policy.retrieval.logits(y)], dim=1)
     close(actual, on)
 
 
@@ -175,10 +173,10 @@ def test_zero_weight_keeps_bit_probabilities():
 def test_remember_changes_actions_and_forget_restores_them(actions, head):
     agent, data = agent_for(actions), logged(actions)
     alone = drawn_starts(agent, data, True)
-    changed = drawn_starts(agent.remember(data, head), data, True)
+    changed = drawn_starts(agent.attach_datastore(data, head), data, True)
     assert (changed != alone).any()
     assert all(agent.action_space.contains(action) for action in changed)
-    np.testing.assert_array_equal(drawn_starts(agent.forget(), data, True), alone)
+    np.testing.assert_array_equal(drawn_starts(agent.detach_datastore(), data, True), alone)
     assert agent.memory is None
 
 
@@ -186,7 +184,7 @@ def test_remember_changes_actions_and_forget_restores_them(actions, head):
 @pytest.mark.parametrize("actions", ["Discrete", "Box"])
 def test_actions_do_not_depend_on_number_of_environments(actions, head):
     data = logged(actions)
-    agent = agent_for(actions).remember(data, head)
+    agent = agent_for(actions).attach_datastore(data, head)
     together = drawn_starts(agent, data, True, np.arange(9))
     singly = [drawn_starts(agent, data, True, np.array([row]))[0] for row in range(9)]
     np.testing.assert_allclose(together, singly, atol=1e-5)
@@ -195,11 +193,11 @@ def test_actions_do_not_depend_on_number_of_environments(actions, head):
 def test_choices_are_a_mixture_of_categoricals():
     agent, data = agent_for(), logged()
     observations = data.observations[:12]
-    own = agent.policy.choices(observations)[0].softmax(dim=1)
-    agent.remember(data, KNNLM(k=5, weight=0.4, temperature=3.0))
+    own = agent.policy.action_logits(observations)[0].softmax(dim=1)
+    agent.attach_datastore(data, KNNLM(k=5, weight=0.4, temperature=3.0))
     queries, near = [], agent.memory.near
     agent.memory.near = lambda h: queries.append(h) or near(h)
-    mixed = agent.policy.choices(observations)[0].exp()
+    mixed = agent.policy.action_logits(observations)[0].exp()
     store = agent.memory.store
     for row in range(12):
         squared = (store.keys - queries[0][row]).square().sum(dim=1)
@@ -215,14 +213,14 @@ def test_box_actions_are_clipped_before_mixing():
     with torch.no_grad():
         agent.policy.action_net.bias += torch.tensor([50.0, 0.0])
     alone = drawn_starts(agent, data, True)
-    agent.remember(replace(data, actions=np.zeros_like(data.actions)), KNNLM(k=2, weight=0.25))
+    agent.attach_datastore(replace(data, actions=np.zeros_like(data.actions)), KNNLM(k=2, weight=0.25))
     assert (alone[:, 0] == 2.0).all()
     np.testing.assert_allclose(drawn_starts(agent, data, True), 0.75 * alone, atol=1e-6)
 
 
 def test_a_gaussian_samples_the_mixture():
     agent, data = agent_for("Box"), logged("Box")
-    agent.remember(data, KNNLM(k=3, weight=0.25, temperature=9.0))
+    agent.attach_datastore(data, KNNLM(k=3, weight=0.25, temperature=9.0))
     drawn = drawn_starts(agent, data, False, np.full(4000, 4))
     stored = {tuple(action) for action in data.actions.tolist()}
     share = np.mean([tuple(action) in stored for action in drawn.tolist()])
@@ -231,7 +229,7 @@ def test_a_gaussian_samples_the_mixture():
 
 def test_chosen_action_is_input_of_next_step():
     data = logged("Box")
-    agent = agent_for("Box").remember(data, KNNLM(k=1, weight=1.0))
+    agent = agent_for("Box").attach_datastore(data, KNNLM(k=1, weight=1.0))
     actions, state = agent.predict(data.observations[:3])
     close(state.action, torch.from_numpy(actions))
 
@@ -239,7 +237,7 @@ def test_chosen_action_is_input_of_next_step():
 def test_training_the_gate_changes_nothing_else():
     agent = agent_for()
     before = {name: value.clone() for name, value in agent.policy.state_dict().items()}
-    agent.remember(logged(), SPALM(k=4))
+    agent.attach_datastore(logged(), SPALM(k=4))
     assert all(torch.equal(before[name], value) for name, value in agent.policy.state_dict().items())
     assert all(parameter.grad is None for parameter in agent.policy.parameters())
     assert agent.memory.reader.gate.abs().sum() > 0
@@ -247,10 +245,10 @@ def test_training_the_gate_changes_nothing_else():
 
 @pytest.mark.parametrize("actions", ["Box", "Discrete", "MultiDiscrete"])
 def test_trained_gate_predicts_no_worse_than_equal_mixture(actions):
-    agent = agent_for(actions).remember(logged(actions), SPALM(k=4))
+    agent = agent_for(actions).attach_datastore(logged(actions), SPALM(k=4))
     memory, every = agent.memory, torch.arange(len(agent.memory.store))
     near, h, values = memory._elsewhere(every), memory.store.keys, memory.store.values
-    error = agent.policy.remembering.error
+    error = agent.policy.retrieval.error
     with torch.no_grad():
         learned = error(h, near, values).mean()
         memory.reader.gate.zero_()
@@ -269,54 +267,56 @@ def test_evaluation_uses_datastore():
     agent, env = agent_for(), DummyVecEnv([lambda: Paying([0, 0, 1])])
     assert evaluate(agent, env, 4, seed=3).mean < 3
     always = replace(logged(), actions=np.full(sum(LENGTHS), 2))
-    assert evaluate(agent.remember(always, KNNLM(k=3, weight=1.0)), env, 4, seed=3).mean == 3
+    assert evaluate(agent.attach_datastore(always, KNNLM(k=3, weight=1.0)), env, 4, seed=3).mean == 3
 
 
 def test_agent_with_datastore_cannot_be_changed():
     agent, other = agent_for(), agent_for()
-    agent.remember(logged(), KNNLM(k=4))
+    agent.attach_datastore(logged(), KNNLM(k=4))
     for change in (
         lambda: agent.learn(1),
-        lambda: agent.take_weights(other),
-        lambda: agent.learn_from(other, 1),
+        lambda: agent.load_pretrained(other),
+        lambda: agent.distill(other, 1),
         lambda: agent.set_parameters(other.get_parameters()),
     ):
-        with pytest.raises(ValueError, match=r"remembers trajectories cannot be trained.*forget\(\)"):
+        with pytest.raises(
+            ValueError, match=r"remembers trajectories cannot be trained.*detach_datastore\(\)"
+        ):
             change()
-    agent.forget().learn(1)
+    agent.detach_datastore().learn(1)
 
 
 @pytest.mark.parametrize("head", HEADS, ids=repr)
 @pytest.mark.parametrize("actions", ["Box", "Discrete"])
 def test_datastore_is_saved(tmp_path, actions, head):
-    agent, data = agent_for(actions).remember(logged(actions), head), logged(actions)
+    agent, data = agent_for(actions).attach_datastore(logged(actions), head), logged(actions)
     for name in ("a.zip", "b.zip"):
         agent.save(tmp_path / name)
     loaded = GTrXLPPO.load(tmp_path / "a.zip", device="cpu")
     np.testing.assert_array_equal(replay(loaded, data)[0], replay(agent, data)[0])
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
-    loaded.forget().save(tmp_path / "c.zip")
+    loaded.detach_datastore().save(tmp_path / "c.zip")
     assert GTrXLPPO.load(tmp_path / "c.zip", device="cpu").memory is None
 
 
 def test_trajectories_of_other_spaces_are_refused():
     agent = agent_for()
     with pytest.raises(DatasetError, match="cannot remember test/small-v0: action space"):
-        agent.remember(logged("Box"))
+        agent.attach_datastore(logged("Box"))
     with pytest.raises(DatasetError, match="cannot remember test/small-v0: observation space"):
-        agent.remember(logged(observation_space=NESTED))
+        agent.attach_datastore(logged(observation_space=NESTED))
     assert agent.memory is None
 
 
 def test_more_neighbours_than_steps_are_refused():
     with pytest.raises(ValueError, match="KNNLM needs k=55 neighbours, but the data have only 54 steps"):
-        agent_for().remember(logged(), KNNLM(k=55))
+        agent_for().attach_datastore(logged(), KNNLM(k=55))
 
 
 def test_early_exits_are_rejected():
     agent = agent_for(core=replace(small_core(), depth=CALM()))
     with pytest.raises(ValueError, match=r"remember needs outputs of one depth, but CALM.* exits early"):
-        agent.remember(logged())
+        agent.attach_datastore(logged())
 
 
 @pytest.mark.faults
@@ -331,7 +331,7 @@ def test_early_exits_are_rejected():
 )
 def test_invalid_datastore_in_file_is_rejected(tmp_path, change, message):
     path = tmp_path / "agent.zip"
-    agent_for().remember(logged(), SPALM(k=4)).save(path)
+    agent_for().attach_datastore(logged(), SPALM(k=4)).save(path)
     archive = read_archive(path)
     change(archive.tensors["memory"], archive.documents["memory"])
     write_archive(path, archive.documents, archive.tensors)

@@ -21,9 +21,9 @@ from stable_baselines3.common.vec_env import (
 
 from rlxf.attention import KNN, LSH, Compressive, Full, GRUGate, Performer, RoPE, Routing, Window
 from rlxf.envs import make_vec_env
-from rlxf.envs.replayable import Replayable
-from rlxf.training import CheckpointError, CheckpointFolder, Checkpoints, read_archive, write_archive
-from rlxf.training.checkpoints import InBackground
+from rlxf.envs.wrappers.action_replay import ActionReplay
+from rlxf.training import CheckpointError, CheckpointFolder, CheckpointWriter, read_archive, write_archive
+from rlxf.training.checkpoints import BackgroundWriter
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     DICT,
@@ -46,7 +46,7 @@ TOTAL = 5 * ROLLOUT
 @pytest.fixture(autouse=True)
 def _every_checkpoint(monkeypatch):
     """Wait for the previous checkpoint instead of skipping one, as needed on a slow disk."""
-    monkeypatch.setattr(InBackground, "busy", False)
+    monkeypatch.setattr(BackgroundWriter, "busy", False)
 
 
 class Lively(Scripted):
@@ -69,7 +69,7 @@ class Counting(Scripted):
 
 def lively(observation_space=VECTOR, action_space=ACTIONS["Discrete"], kind=DummyVecEnv):
     def make():
-        return Replayable(Monitor(Lively((), *copy.deepcopy((observation_space, action_space)))))
+        return ActionReplay(Monitor(Lively((), *copy.deepcopy((observation_space, action_space)))))
 
     return kind([make] * ENVS)
 
@@ -121,7 +121,7 @@ def begin(make, **settings):
 
 def cut_off(folder, make, rollouts, **settings):
     """Return the agent after a crash after ``rollouts`` rollouts; checkpoints are in the folder."""
-    saving = Checkpoints(CheckpointFolder(folder), every_seconds=0)
+    saving = CheckpointWriter(CheckpointFolder(folder), every_seconds=0)
     agent = begin(make, **settings)
     agent.learn(TOTAL, [saving, Rollouts(rollouts)], log_interval=2)
     saving._writer.wait()
@@ -161,7 +161,7 @@ WORLDS = {
 }
 POLICIES = {
     "Dict observations": {"policy": "MultiInputGTrXLPolicy"},
-    "across episodes": {"policy": "MultiInputGTrXLPolicy", "across_episodes": True},
+    "across episodes": {"policy": "MultiInputGTrXLPolicy", "persist_memory_across_episodes": True},
     "images": {"policy": "CnnGTrXLPolicy"},
 }
 
@@ -173,9 +173,9 @@ def test_resumed_run_ends_with_same_bits(tmp_path, world):
 
 FAR = replace(small_core(), memory=KNN(8, far=24, top=4), pattern=Window(9))
 AGENTS = {
-    "refresh": {"refresh": True},
+    "recompute_memory": {"recompute_memory": True},
     "refresh of KNN": {
-        "refresh": True,
+        "recompute_memory": True,
         "core": FAR,
     },
     "KNN": {"core": FAR},
@@ -215,18 +215,18 @@ def test_resumption_with_worker_processes(tmp_path):
 
 def test_finished_training_can_be_extended(tmp_path):
     """A checkpoint at the end of `learn` takes the memory from the last rollout."""
-    constant = {"learning_rate": 1e-3, "ent_coef": 0.01, "refresh": True}
+    constant = {"learning_rate": 1e-3, "ent_coef": 0.01, "recompute_memory": True}
     straight = small_agent(lively(), **constant).learn(TOTAL)
-    small_agent(lively(), **constant).learn(2 * ROLLOUT, Checkpoints(CheckpointFolder(tmp_path), 1e6))
+    small_agent(lively(), **constant).learn(2 * ROLLOUT, CheckpointWriter(CheckpointFolder(tmp_path), 1e6))
     resumed = small_agent(lively(), **constant).learn(TOTAL, resume_from=tmp_path)
     assert same(parameters(straight), parameters(resumed))
 
 
 LOST = {
-    "not replayable": (lambda: scripts(shifted(ENVS)), "are not wrapped in rlxf.envs.Replayable"),
-    "filler rows": (lambda: next_step_scripts(shifted(ENVS)), "is not a rlxf.envs.Resumable"),
+    "not replayable": (lambda: scripts(shifted(ENVS)), "are not wrapped in rlxf.envs.ActionReplay"),
+    "filler rows": (lambda: next_step_scripts(shifted(ENVS)), "is not a rlxf.envs.StatefulVectorEnv"),
     "kept over resets": (
-        lambda: DummyVecEnv([lambda: Replayable(Counting())] * ENVS),
+        lambda: DummyVecEnv([lambda: ActionReplay(Counting())] * ENVS),
         "gives another episode",
     ),
 }

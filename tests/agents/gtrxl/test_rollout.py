@@ -4,11 +4,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlxf.agents.gtrxl.rollout import SegmentBuffer, _windows
-from rlxf.agents.gtrxl.update import Objective
-from rlxf.attention.index import EMPTY
+from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer, _windows
+from rlxf.agents.gtrxl.training_algorithm import PPOLoss
+from rlxf.attention.token_index import EMPTY
 from rlxf.envs.vector import as_vec_env
-from rlxf.training.ranks import Ranks
+from rlxf.training.distributed.group import ProcessGroup
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     VECTOR,
@@ -71,7 +71,7 @@ def test_every_step_is_in_exactly_one_segment():
     buffer = next(iter(rollouts(agent, 1)))
     buffer.rewards[:] = torch.arange(ENVS * STEPS).reshape(ENVS, STEPS)
     generator = torch.Generator().manual_seed(0)
-    batches = list(buffer.minibatches(5, buffer.rewards, generator, Ranks()))
+    batches = list(buffer.minibatches(5, buffer.rewards, generator, ProcessGroup()))
     assert [len(batch.index.position) for batch in batches] == [5, 5, 2]
     number = torch.cat([batch.advantages for batch in batches]).long()
     assert sorted(number.tolist()) == list(range(ENVS * STEPS))
@@ -87,7 +87,9 @@ def test_generator_determines_order():
 
     def order(seed):
         generator = torch.Generator().manual_seed(seed)
-        return torch.cat([b.log_probs for b in buffer.minibatches(2, buffer.advantages, generator, Ranks())])
+        return torch.cat(
+            [b.log_probs for b in buffer.minibatches(2, buffer.advantages, generator, ProcessGroup())]
+        )
 
     assert torch.equal(order(1), order(1))
     assert not torch.equal(order(1), order(2))
@@ -135,7 +137,7 @@ def test_gradients_flow_through_the_whole_segment():
     agent = small_agent(scripts([[0]] * ENVS))
     batch = all_segments(next(iter(rollouts(agent, 1))))
     obs = batch.obs.clone().requires_grad_()
-    latent = agent.policy.read(obs, batch.previous, batch.index, batch.state)
+    latent = agent.policy.segment_outputs(obs, batch.previous, batch.index, batch.state)
     latent.unflatten(0, (-1, LENGTH))[:, -1].sum().backward()
     assert (obs.grad.unflatten(0, (-1, LENGTH)).abs().sum(-1) > 0).all()
 
@@ -161,7 +163,7 @@ def test_one_filler_row_follows_each_end(with_fillers):
 
 def gradients(agent, buffer):
     agent.policy.zero_grad()
-    Objective(0.2, None, 0.01, 0.5, 0.0)(agent.policy, all_segments(buffer))["loss"].backward()
+    PPOLoss(0.2, None, 0.01, 0.5, 0.0)(agent.policy, all_segments(buffer))["loss"].backward()
     return [p.grad.clone() for p in agent.policy.parameters() if p.grad is not None]
 
 

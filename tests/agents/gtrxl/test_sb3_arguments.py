@@ -13,9 +13,9 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from rlxf import GTrXLPPO
-from rlxf.agents.gtrxl.objective import clipped_values
+from rlxf.agents.common.sb3_arguments import PPO_SB3_ARGUMENTS, SB3_POLICY_ARGUMENTS
+from rlxf.agents.gtrxl.gae import clipped_values
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
-from rlxf.agents.gtrxl.sb3_arguments import SB3_ARGUMENTS, SB3_POLICY_ARGUMENTS
 from tests.agents.gtrxl.worlds import ACTIONS, OBSERVATIONS, rollouts, scripts, shifted, small_agent
 
 SB3_NAMES = {
@@ -31,7 +31,7 @@ def parameters(function):
 
 @pytest.mark.parametrize("algorithm", [PPO, RecurrentPPO])
 def test_every_argument_of_sb3_is_supported_or_rejected(algorithm):
-    known = parameters(GTrXLPPO.__init__).keys() | SB3_ARGUMENTS.keys()
+    known = parameters(GTrXLPPO.__init__).keys() | PPO_SB3_ARGUMENTS.keys()
     assert parameters(algorithm.__init__).keys() <= known
 
 
@@ -50,7 +50,7 @@ def test_positional_arguments_have_order_of_sb3():
     assert names == list(parameters(PPO.__init__))[: len(names)]
 
 
-@pytest.mark.parametrize("name", SB3_ARGUMENTS)
+@pytest.mark.parametrize("name", PPO_SB3_ARGUMENTS)
 def test_rejected_argument_names_alternative(name):
     with pytest.raises(TypeError, match=f"^GTrXLPPO takes no argument '{name}': [^\n]*$"):
         small_agent("CartPole-v1", **{name: object()})
@@ -69,7 +69,7 @@ def test_net_arch_names_the_core():
 
 def test_defaults_of_sb3_are_accepted():
     defaults = {name: each.default for name, each in parameters(PPO.__init__).items()}
-    refused = {name: defaults[name] for name in SB3_ARGUMENTS.keys() & defaults}
+    refused = {name: defaults[name] for name in PPO_SB3_ARGUMENTS.keys() & defaults}
     assert refused.keys() == {"use_sde", "sde_sample_freq", "rollout_buffer_class", "rollout_buffer_kwargs"}
     small_agent("CartPole-v1", **refused, policy_kwargs={"net_arch": None, "ortho_init": True})
 
@@ -116,7 +116,7 @@ def test_normalize_advantage_false_keeps_advantages():
         buffer = next(iter(rollouts(agent, 1)))
         seen = []
         buffer.minibatches = lambda segments, advantages, *others: seen.append(advantages) or iter(())
-        agent._lesson.learn(agent)
+        agent._algorithm.learn(agent)
         return buffer.advantages, seen[0]
 
     raw, used = objective_of(False)
@@ -202,7 +202,7 @@ def test_forward_equals_rollout(kind):
         torch.testing.assert_close(log_probs, buffer.log_probs[:, step])
         _, again, _, following = agent.policy(obs, state, starts)
         assert torch.equal(values, again)
-        state = agent.policy.took(following, buffer.actions[:, step])
+        state = agent.policy.observe_action(following, buffer.actions[:, step])
         starts = buffer.dones[:, step]
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from rlxf.attention import TransformerSpec
-from rlxf.attention.patterns.window import bounded
+from rlxf.attention.patterns.window import limit_distance
 from tests.agents.gtrxl.worlds import scripts, shifted, small_agent, small_core
 from tests.agents.techniques import all_have_moved, each, weights
 
@@ -19,6 +19,6 @@ def test_two_updates(choice):
 def no_farther(core: TransformerSpec) -> TransformerSpec:
     """Return the core with a pattern limited to its memory."""
     assert core.memory is not None
-    if core.memory.shows(core.pattern).reach <= core.memory.length:
+    if core.memory.visible_pattern(core.pattern).max_distance <= core.memory.length:
         return core
-    return replace(core, pattern=bounded(core.pattern, core.memory.length))
+    return replace(core, pattern=limit_distance(core.pattern, core.memory.length))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
-from rlxf.attention import Index
+from rlxf.attention import TokenIndex
 from rlxf.envs.vector import as_vec_env
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
@@ -43,12 +43,12 @@ def slow_value(agent, buffer, env, t, last):
     place = MEMORY + t + 1
     hidden = buffer.hidden[:, [env], place - MEMORY : place]
     position, episode = (x[[env], place - MEMORY : place] for x in buffer._index_parts)
-    state = type(state)(hidden, Index(position, episode))
+    state = type(state)(hidden, TokenIndex(position, episode))
     obs, _ = agent.policy.obs_to_tensor(last)
     previous = agent.policy.encode_actions(buffer.actions[[env], t])
-    index = Index(position[:, -1:] + 1, episode[:, -1:])
+    index = TokenIndex(position[:, -1:] + 1, episode[:, -1:])
     with torch.no_grad():
-        return agent.policy.heads(agent.policy.read(obs, previous, index, state))[1].item()
+        return agent.policy.heads(agent.policy.segment_outputs(obs, previous, index, state))[1].item()
 
 
 CASES = {

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf import GTrXLPPO
-from rlxf.agents.gtrxl.settings import default_n_steps
+from rlxf.agents.gtrxl.config import default_n_steps
 from rlxf.agents.gtrxl.value_head import LEAST_DEVIATION, PopArtHead
 from rlxf.training import CheckpointError
 from tests.agents.gtrxl.worlds import scripts, shifted, small_core

@@ -45,7 +45,7 @@ def test_a_decision_transformer_loads_all_weights_except_the_head():
     source = small_pretraining(data, return_scale=7.0).learn(2)
     agent = small_agent(some_trajectories(), core=TINY)
     head = tensors(agent.policy.loss)
-    assert agent.take_weights(source) is agent
+    assert agent.load_pretrained(source) is agent
     for part in ("transformer", "tokens", "features"):
         assert equal(tensors(getattr(agent.policy, part)), tensors(getattr(source.policy, part))), part
     assert equal(head, tensors(agent.policy.loss))
@@ -54,7 +54,7 @@ def test_a_decision_transformer_loads_all_weights_except_the_head():
 
 def test_tokens_are_equal_after_the_transfer(tmp_path):
     source = small_pretraining(some_trajectories(seed=1), return_scale=7.0)
-    agent = small_agent(core=TINY).take_weights(source)
+    agent = small_agent(core=TINY).load_pretrained(source)
     agent.save(tmp_path / "agent")
     for each in (agent, type(agent).load(tmp_path / "agent", device="cpu")):
         batch = source.windows(source.trajectories).starting_at([0, 9])
@@ -66,14 +66,14 @@ def test_the_image_extractor_is_transferred():
     data = some_trajectories(IMAGE)
     source, agent = small_pretraining(data), small_agent(data, core=TINY)
     assert tensors(source.policy.features.extractor)
-    agent.take_weights(source)
+    agent.load_pretrained(source)
     assert equal(tensors(source.policy.features), tensors(agent.policy.features))
     assert_acts(agent)
 
 
 def test_weights_transfer_between_decision_transformers():
     source = small_agent(core=replace(TINY, dropout=0.1)).learn(2)
-    agent = small_agent(core=replace(TINY, memory=XL(6), pattern=Window(7)), seed=4).take_weights(source)
+    agent = small_agent(core=replace(TINY, memory=XL(6), pattern=Window(7)), seed=4).load_pretrained(source)
     assert equal(tensors(agent.policy.transformer), tensors(source.policy.transformer))
     agent.learn(2)
     assert_acts(agent)
@@ -84,7 +84,7 @@ def test_gtrxl_loads_the_transformer_only(source):
     source = source(core=replace(GATED, dropout=0.2)).learn(2)
     agent = gtrxl_agent(core=GATED)
     others = {name: t for name, t in tensors(agent.policy).items() if not name.startswith("transformer.")}
-    agent.take_weights(source)
+    agent.load_pretrained(source)
     assert equal(tensors(agent.policy.transformer), tensors(source.policy.transformer))
     after = tensors(agent.policy)
     assert all(torch.equal(tensor, after[name]) for name, tensor in others.items())
@@ -94,7 +94,7 @@ def test_gtrxl_loads_the_transformer_only(source):
 def test_gtrxl_provides_the_transformer_only():
     source, agent = gtrxl_agent(core=GATED), small_agent(core=GATED)
     tokens = tensors(agent.policy.tokens)
-    agent.take_weights(source)
+    agent.load_pretrained(source)
     assert equal(tensors(agent.policy.transformer), tensors(source.policy.transformer))
     assert equal(tokens, tensors(agent.policy.tokens))
     assert_acts(agent)
@@ -111,7 +111,7 @@ MEMORIES = {
 def test_memory_weights_missing_in_the_source_keep_their_initial_values(make, core):
     source, agent = small_pretraining(core=core), make(core=core)
     before = tensors(agent.policy.transformer)
-    agent.take_weights(source)
+    agent.load_pretrained(source)
     after, given = tensors(agent.policy.transformer), tensors(source.policy.transformer)
     assert given.keys() < after.keys()
     assert equal({name: after[name] for name in given}, given)
@@ -123,7 +123,7 @@ def test_memory_weights_missing_in_the_source_keep_their_initial_values(make, co
 @pytest.mark.parametrize("core", MEMORIES.values(), ids=MEMORIES)
 def test_memory_weights_of_equal_memories_are_transferred(core):
     source, agent = gtrxl_agent(core=core), small_agent(core=core)
-    agent.take_weights(source)
+    agent.load_pretrained(source)
     assert equal(tensors(agent.policy.transformer), tensors(source.policy.transformer))
 
 
@@ -133,7 +133,7 @@ def test_memory_weights_of_different_memories_are_not_transferred(memory):
     source, agent = gtrxl_agent(core=core), small_agent(core=replace(core, memory=memory))
     others = {name for name in tensors(source.policy.transformer) if "compression" not in name}
     before = tensors(agent.policy.transformer)
-    after = tensors(agent.take_weights(source).policy.transformer)
+    after = tensors(agent.load_pretrained(source).policy.transformer)
     for name, tensor in after.items():
         expected = source.policy.transformer.state_dict() if name in others else before
         assert torch.equal(tensor, expected[name]), name
@@ -156,7 +156,7 @@ def test_the_first_difference_of_cores_is_named(difference):
     source, agent = small_pretraining(core=BASE), small_agent(core=DIFFERENCES[difference])
     before = tensors(agent.policy)
     with pytest.raises(ValueError, match=difference):
-        agent.take_weights(source)
+        agent.load_pretrained(source)
     assert equal(before, tensors(agent.policy))
 
 
@@ -167,7 +167,7 @@ def test_weights_missing_due_to_causality_are_named():
     source, agent = small_pretraining(core=core), small_agent(core=core)
     before = tensors(agent.policy)
     with pytest.raises(ValueError, match="of transformer is"):
-        agent.take_weights(source)
+        agent.load_pretrained(source)
     assert equal(before, tensors(agent.policy))
 
 
@@ -188,7 +188,7 @@ def test_weights_for_other_spaces_or_episode_lengths_are_refused(data, settings,
     agent = small_agent(core=TINY)
     before = tensors(agent.policy)
     with pytest.raises(ValueError, match=message):
-        agent.take_weights(small_pretraining(data, **settings))
+        agent.load_pretrained(small_pretraining(data, **settings))
     assert equal(before, tensors(agent.policy))
 
 
@@ -197,4 +197,4 @@ def test_weights_for_other_spaces_or_episode_lengths_are_refused(data, settings,
 )
 def test_sources_of_other_types_are_refused(source):
     with pytest.raises(TypeError, match="source of weights must be"):
-        small_agent(core=TINY).take_weights(source)
+        small_agent(core=TINY).load_pretrained(source)

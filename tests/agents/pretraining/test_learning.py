@@ -9,10 +9,10 @@ from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.agents.pretraining import MaskedPretraining
-from rlxf.agents.pretraining.masking import MaskedWindows
+from rlxf.agents.pretraining.model import MaskedWindows
 from rlxf.attention import CALM, ALiBi, TransformerSpec, Window
-from rlxf.envs.trajectories import WindowBatch
-from rlxf.training import CheckpointError, CheckpointFolder, Checkpoints
+from rlxf.data import WindowBatch
+from rlxf.training import CheckpointError, CheckpointFolder, CheckpointWriter
 from tests.agents.decision_transformer.worlds import ACTIONS, OBSERVATIONS, SIZES, VECTOR, some_trajectories
 from tests.agents.pretraining.worlds import TINY, small_pretraining, some_windows
 from tests.attention.oracle import close
@@ -46,7 +46,7 @@ def error_of(model, y, windows, row, step, kind):
 def test_the_loss_is_the_mean_error_of_the_chosen_tokens(actions):
     pretraining = small_pretraining(some_trajectories(VECTOR, actions))
     model, batch = pretraining.policy.eval(), some_windows(pretraining)
-    y = model.read(model.steps(batch.windows), batch.masking).unflatten(1, (-1, 3))
+    y = model.outputs(model.steps(batch.windows), batch.masking).unflatten(1, (-1, 3))
     places = batch.masking.chosen.nonzero().tolist()
     errors = [error_of(model, y[tuple(p)], batch.windows, *p).view(()) for p in places]
     parts = model.losses(batch)
@@ -88,14 +88,14 @@ def test_masked_tokens_do_not_affect_outputs():
     model, batch = pretraining.policy.eval(), some_windows(pretraining)
     windows, masked = batch.windows, batch.masking.masked
     model_steps = model.steps(windows)
-    others = batch.masking.other[batch.masking.swapped]
+    others = batch.masking.replacement_step[batch.masking.swapped]
     hidden = masked[..., 0].clone()
     hidden.view(-1)[others] = False  # tokens that replace others stay visible
     assert hidden.any()
     returns = torch.where(hidden, windows.return_to_go + 100, windows.return_to_go)
     changed_steps = model.steps(changed(batch, return_to_go=returns).windows)
-    assert torch.equal(model.read(model_steps, batch.masking), model.read(changed_steps, batch.masking))
-    assert not torch.equal(model.read(model_steps), model.read(changed_steps))
+    assert torch.equal(model.outputs(model_steps, batch.masking), model.outputs(changed_steps, batch.masking))
+    assert not torch.equal(model.outputs(model_steps), model.outputs(changed_steps))
 
 
 def test_attention_is_bidirectional():
@@ -104,7 +104,7 @@ def test_attention_is_bidirectional():
     later = batch.windows.return_to_go.clone()
     later[:, -1] += 100
     before, after = (
-        model.read(model.steps(each.windows)) for each in (batch, changed(batch, return_to_go=later))
+        model.outputs(model.steps(each.windows)) for each in (batch, changed(batch, return_to_go=later))
     )
     whole = batch.windows.mask.all(dim=1)
     assert ((before - after)[whole, 0].abs().amax(-1) > 0).all()
@@ -172,11 +172,11 @@ def test_equal_seeds_give_bitwise_equal_weights():
 
 
 def test_training_continues_bitwise_equal_after_loading(tmp_path):
-    uninterrupted = small_pretraining(warmup_updates=2, chosen=0.3).learn(3)
+    uninterrupted = small_pretraining(warmup_updates=2, mask_probability=0.3).learn(3)
     uninterrupted.learn(3, reset_num_timesteps=False)
-    small_pretraining(warmup_updates=2, chosen=0.3).learn(3).save(tmp_path / "half")
+    small_pretraining(warmup_updates=2, mask_probability=0.3).learn(3).save(tmp_path / "half")
     resumed = MaskedPretraining.load(tmp_path / "half", uninterrupted.trajectories, device="cpu")
-    assert (resumed.chosen, resumed.core, resumed.num_timesteps) == (0.3, uninterrupted.core, 3)
+    assert (resumed.mask_probability, resumed.core, resumed.num_timesteps) == (0.3, uninterrupted.core, 3)
     resumed.learn(3, reset_num_timesteps=False)
     assert same(weights(uninterrupted), weights(resumed))
 
@@ -184,14 +184,14 @@ def test_training_continues_bitwise_equal_after_loading(tmp_path):
 def test_resumed_training_is_bitwise_equal_for_equal_settings(tmp_path):
     core = decision_transformer(width=16, layers=2, heads=2, dropout=0.2)
     folder = CheckpointFolder(tmp_path)
-    uninterrupted = small_pretraining(core=core).learn(6, Checkpoints(folder, every_seconds=0))
+    uninterrupted = small_pretraining(core=core).learn(6, CheckpointWriter(folder, every_seconds=0))
     for file in folder.files()[1:]:
         file.unlink()
     torch.manual_seed(99)  # a new process has other generator states
     resumed = small_pretraining(core=core).learn(6, resume_from=tmp_path)
     assert same(weights(uninterrupted), weights(resumed))
-    with pytest.raises(ValueError, match=r"its chosen is 0\.15, the agent's 0\.3"):
-        small_pretraining(core=core, chosen=0.3).learn(6, resume_from=tmp_path)
+    with pytest.raises(ValueError, match=r"its mask_probability is 0\.15, the agent's 0\.3"):
+        small_pretraining(core=core, mask_probability=0.3).learn(6, resume_from=tmp_path)
 
 
 def test_a_file_of_another_algorithm_is_refused(tmp_path):
@@ -205,10 +205,10 @@ def test_predict_is_refused():
         small_pretraining().predict({})
 
 
-@pytest.mark.parametrize("chosen", [0, -0.1, 1.1, float("nan")])
-def test_chosen_out_of_range_is_refused(chosen):
-    with pytest.raises(ValueError, match="chosen must be more than 0 and at most 1"):
-        small_pretraining(chosen=chosen)
+@pytest.mark.parametrize("mask_probability", [0, -0.1, 1.1, float("nan")])
+def test_chosen_out_of_range_is_refused(mask_probability):
+    with pytest.raises(ValueError, match="mask_probability must be more than 0 and at most 1"):
+        small_pretraining(mask_probability=mask_probability)
 
 
 def test_a_core_with_cross_attention_is_refused():

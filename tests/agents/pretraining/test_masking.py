@@ -4,8 +4,8 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from rlxf.agents.decision_transformer.steps import TOKENS
-from rlxf.agents.pretraining.masking import Masking
+from rlxf.agents.offline.context_window import TOKENS
+from rlxf.agents.pretraining.model import Masking
 
 STEPS = 200_000
 
@@ -43,7 +43,7 @@ def test_80_percent_are_masked_10_swapped_and_10_unchanged():
 def test_padding_is_neither_chosen_nor_a_replacement():
     masking, real = drawn(1.0), real_and_padding()
     assert (masking.chosen == real[..., None]).all()
-    assert real.flatten()[masking.other].all()
+    assert real.flatten()[masking.replacement_step].all()
 
 
 def test_only_chosen_tokens_are_replaced_and_only_once():
@@ -53,7 +53,7 @@ def test_only_chosen_tokens_are_replaced_and_only_once():
 
 
 def test_replacements_come_from_the_whole_batch():
-    other = drawn().other
+    other = drawn().replacement_step
     counts = torch.bincount(other.flatten() // (STEPS // 4), minlength=4)
     assert all(within_bounds(count, other.numel(), 1 / 4) for count in counts.tolist())
 
@@ -78,6 +78,6 @@ def test_hide_equals_a_loop():
         if masking.masked[row, step, kind]:
             expected = masks[kind]
         if masking.swapped[row, step, kind]:
-            other_row, other_step = divmod(int(masking.other[row, step, kind]), 6)
+            other_row, other_step = divmod(int(masking.replacement_step[row, step, kind]), 6)
             expected = contents[other_row, other_step, kind]
         assert torch.equal(hidden[row, step, kind], expected), place

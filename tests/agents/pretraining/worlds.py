@@ -6,8 +6,8 @@ import torch
 
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.pretraining import MaskedPretraining
-from rlxf.agents.pretraining.masking import MaskedWindows, Masking
-from rlxf.envs.trajectories import Trajectories
+from rlxf.agents.pretraining.model import MaskedWindows, Masking
+from rlxf.data import Trajectories
 from tests.agents.decision_transformer.worlds import K, make_loud, some_trajectories
 
 TINY = decision_transformer(width=16, layers=2, heads=2, dropout=0.0)

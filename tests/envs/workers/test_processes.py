@@ -14,7 +14,7 @@ import pytest
 
 from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv
 from rlxf.envs.infos import LOST
-from rlxf.envs.workers import crew
+from rlxf.envs.workers import worker_pool
 from rlxf.envs.workers.worker import Worker
 from tests.envs.workers.playing import is_gone, played, wait_until
 from tests.envs.workers.worlds import IMPATIENT, Breaking, Clinging, Driven, Marking, Parental, breaking, made
@@ -26,25 +26,25 @@ JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def pids_of(env):
-    return [env.crew._at[i]._process.pid for i in range(env.num_envs)]
+    return [env.pool._workers_by_env[i]._process.pid for i in range(env.num_envs)]
 
 
 def test_close_ends_all_processes_during_a_step(tmp_path):
     env = breaking(tmp_path)
     env.reset()
-    processes = [worker._process for worker in set(env.crew._at.values())]
+    processes = [worker._process for worker in set(env.pool._workers_by_env.values())]
     env.step_async(np.zeros(3, np.int64))
-    assert all(worker.pipe.poll(60) for worker in env.crew._at.values())
+    assert all(worker.pipe.poll(60) for worker in env.pool._workers_by_env.values())
     env.close()
     assert [process.exitcode for process in processes] == [0, 0, 0]
 
 
 def test_close_has_one_deadline_for_all_processes(monkeypatch):
     deadlines, wait = [], Worker.wait
-    monkeypatch.setattr(crew, "PATIENCE", 0.1)
+    monkeypatch.setattr(worker_pool, "CLOSE_TIMEOUT", 0.1)
     monkeypatch.setattr(Worker, "wait", lambda worker, until: (deadlines.append(until), wait(worker, until)))
     env = WorkerVecEnv([Clinging] * 3, Workers(3))
-    processes = [worker._process for worker in set(env.crew._at.values())]
+    processes = [worker._process for worker in set(env.pool._workers_by_env.values())]
     env.close()
     assert [process.exitcode for process in processes] == [-signal.SIGKILL] * 3
     assert len(deadlines) == 3
@@ -65,7 +65,7 @@ def test_environment_that_raises_is_closed_and_its_process_continues(tmp_path):
         env.reset()
         list(played(env, 4))
         wait_until(mark.exists)
-        assert env.absent().keys() == {0}
+        assert env.failed_envs().keys() == {0}
         assert env.get_attr("mood", indices=1) == ["good"]
 
 

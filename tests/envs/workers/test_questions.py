@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlxf.envs import BrokenEnvironmentError, Replayable, Workers, WorkerVecEnv
+from rlxf.envs import ActionReplay, BrokenEnvironmentError, Workers, WorkerVecEnv
 from rlxf.envs.infos import BROKEN, LOST
 from rlxf.envs.workers import worker
 from tests.envs.workers.playing import until_back
@@ -24,7 +24,7 @@ QUERIES = {
     "get_attr": (lambda env: env.get_attr("mood"), ["good"] * 3),
     "set_attr": (lambda env: env.set_attr("mood", "better"), None),
     "env_method": (lambda env: env.env_method("has_wrapper_attr", "mood"), [True] * 3),
-    "env_is_wrapped": (lambda env: env.env_is_wrapped(Replayable), [True] * 3),
+    "env_is_wrapped": (lambda env: env.env_is_wrapped(ActionReplay), [True] * 3),
     "get_images": (lambda env: env.get_images(), [None] * 3),
 }
 CAUSES = {signal.SIGKILL: "lost the process", signal.SIGSTOP: "did not answer for"}
@@ -44,10 +44,10 @@ def env():
 def test_query_detects_a_failure_and_is_repeated(env, name, signal_number):
     query, reply = QUERIES[name]
     before = env.restarts
-    os.kill(env.crew._at[1]._process.pid, signal_number)
+    os.kill(env.pool._workers_by_env[1]._process.pid, signal_number)
     assert query(env) == reply
     assert env.restarts == before + 1
-    assert env.absent().keys() == {1}
+    assert env.failed_envs().keys() == {1}
     (*_, infos), *_, (_, _, dones, last), _ = until_back(env, 1)
     assert CAUSES[signal_number] in infos[1][BROKEN]
     assert dones[1]
@@ -77,8 +77,8 @@ def test_unread_reply_is_discarded(tmp_path):
         env.step_async(np.zeros(3, np.int64))
         assert env.get_attr("mood") == ["good"] * 3
         env.step_async(np.zeros(3, np.int64))
-        assert all(worker.pipe.poll(60) for worker in env.crew._at.values())
-        assert env.absent() == {}
+        assert all(worker.pipe.poll(60) for worker in env.pool._workers_by_env.values())
+        assert env.failed_envs() == {}
         assert env.step(np.zeros(3, np.int64))[0].shape == (3, 3)
         assert env.restarts == 0
 
@@ -86,14 +86,14 @@ def test_unread_reply_is_discarded(tmp_path):
 @pytest.mark.parametrize("message", ["call", "reply"])
 def test_process_stopped_within_a_message_is_restarted(monkeypatch, message):
     """The messages are larger than the buffer of a pipe, so the writer waits for the reader."""
-    monkeypatch.setattr(worker, "STALL", 0.2)
+    monkeypatch.setattr(worker, "STALL_TIMEOUT", 0.2)
     large = spaces.Box(0, 255, (1000, 1000, 1), np.uint8)
     with closing(WorkerVecEnv([partial(made, space=large)], Workers(1, **IMPATIENT))) as env:
         env.reset()
-        process = env.crew._at[0]._process
+        process = env.pool._workers_by_env[0]._process
         if message == "reply":
             env.step_async(np.zeros(1, np.int64))
-            env.crew._at[0].pipe.poll(60)
+            env.pool._workers_by_env[0].pipe.poll(60)
         os.kill(process.pid, signal.SIGSTOP)
         if message == "reply":
             *_, infos = env.step_wait()
@@ -107,7 +107,7 @@ def test_query_before_the_first_reset(tmp_path):
     with closing(breaking(tmp_path, "ask dies")) as env, closing(breaking(tmp_path)) as whole:
         assert env.get_attr("mood") == ["good"] * 3
         assert (env.reset() == whole.reset()).all()
-        assert env.absent() == {}
+        assert env.failed_envs() == {}
 
 
 def test_query_raises_in_one_environment_while_another_dies(tmp_path):
@@ -121,7 +121,7 @@ def test_query_raises_in_one_environment_while_another_dies(tmp_path):
         env.reset()
         with pytest.raises(RuntimeError, match="environment 0 raised in get_attr: ValueError"):
             env.get_attr("mood")
-        assert env.absent().keys() == {1}
+        assert env.failed_envs().keys() == {1}
         assert env.get_attr("mood") == ["good"] * 2
 
 

@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from rlxf.envs import Workers, WorkerVecEnv
 from rlxf.envs.errors import EpisodeLostError
 from rlxf.envs.infos import LOST, row_of
-from rlxf.envs.resuming import carried, episodes_of, go_on, put_back
+from rlxf.envs.resume import episode_state, load_wrapper_state, resume_episodes, wrapper_state
 from rlxf.training.archive import read_archive, write_archive
 from tests.envs.workers.playing import played, until_back
 from tests.envs.workers.worlds import IMPATIENT, OBSERVATION_SPACES, QUICK, THIRD, VECTOR, breaking, made
@@ -31,7 +31,7 @@ def crowd(space=VECTOR, **options):
 
 
 def kill(env, i):
-    process = env.crew._at[i]._process
+    process = env.pool._workers_by_env[i]._process
     os.kill(process.pid, signal.SIGKILL)
     process.join()
 
@@ -48,12 +48,12 @@ def test_failed_environment_repeats_its_last_observation_after_resuming(reported
         kill(inner, 1)
         if reported:
             env.step(np.zeros(3, np.int64))
-        saved, arrays = episodes_of(env)
-        wrappers = carried(env)
+        saved, arrays = episode_state(env)
+        wrappers = wrapper_state(env)
     with crowd() as inner:
         env = VecNormalize(inner)
-        put_back(env, wrappers)
-        go_on(env, saved, arrays)
+        load_wrapper_state(env, wrappers)
+        resume_episodes(env, saved, arrays)
         normalised = []
         env.obs_rms.update = lambda observations: normalised.append(observations[1].copy())
         rows = until_back(env, 1)
@@ -81,7 +81,7 @@ def test_last_observation_of_any_space_is_saved(tmp_path, space_name):
         env.reset()
         *_, (last, *_) = played(env, 3)
         kill(env, 1), kill(env, 2)
-        go_on(other, *stored(tmp_path / "file", *episodes_of(env)))
+        resume_episodes(other, *stored(tmp_path / "file", *episode_state(env)))
         (observations, _, _, infos), *_ = played(other, 1)
         assert [LOST in info for info in infos] == [False, True, True]
         for i in (1, 2):
@@ -96,7 +96,7 @@ def test_environment_that_dies_during_the_saving_is_absent(tmp_path):
         list(played(env, 5))
         env_is_wrapped = env.env_is_wrapped
         env.env_is_wrapped = lambda *arguments: (kill(env, 1), env_is_wrapped(*arguments))[1]
-        saved, _ = episodes_of(env)
+        saved, _ = episode_state(env)
         assert ["absent" in record for record in saved["records"]] == [False, True, False]
 
 
@@ -107,9 +107,9 @@ def test_all_episodes_are_replayed_in_parallel(monkeypatch):
     list(played(local, 9))
     called = []
     with crowd() as env:
-        ask = env.crew.ask
-        monkeypatch.setattr(env.crew, "ask", lambda calls: (called.append(list(calls)), ask(calls)))
-        go_on(env, *episodes_of(local))
+        ask = env.pool.send_calls
+        monkeypatch.setattr(env.pool, "send_calls", lambda calls: (called.append(list(calls)), ask(calls)))
+        resume_episodes(env, *episode_state(local))
         assert called[0] == [0, 1, 2]
         for one, other in zip(played(local, 30), played(env, 30), strict=True):
             np.testing.assert_equal(one[:3], other[:3])
@@ -120,13 +120,13 @@ def test_failure_during_a_replay_raises(tmp_path):
     local.seed(4)
     local.reset()
     list(played(local, 9))
-    saved = episodes_of(local)
+    saved = episode_state(local)
     assert len(saved[1]["actions.1"]) >= THIRD
     with closing(breaking(tmp_path, "step hangs", **IMPATIENT)) as env:
         with pytest.raises(EpisodeLostError, match="environment 1 did not answer"):
-            go_on(env, *saved)
+            resume_episodes(env, *saved)
         env.reset()
-        assert env.absent() == {}
+        assert env.failed_envs() == {}
         assert env.restarts == 1
 
 
@@ -136,10 +136,10 @@ def test_restart_counts_are_kept_if_the_episodes_are_lost():
         env.reset()
         kill(env, 1)
         until_back(env, 1)
-        saved, arrays = episodes_of(env)
+        saved, arrays = episode_state(env)
         saved["records"][0]["hash"] = "of another episode"
         with pytest.raises(EpisodeLostError, match="gives another episode"):
-            go_on(other, saved, arrays)
+            resume_episodes(other, saved, arrays)
         other.reset()
         assert (other.restarts, other.lost_steps) == (1, env.lost_steps)
 
@@ -148,11 +148,11 @@ def test_episodes_of_restarts_after_resuming_depend_on_the_seed():
     local = DummyVecEnv([made] * 3)
     local.seed(0)
     local.reset()
-    saved, episodes = episodes_of(local), []
+    saved, episodes = episode_state(local), []
     for _ in range(2):
         with crowd() as env:
-            go_on(env, *saved)
-            assert env.crew.seeds == [0, 1, 2]
+            resume_episodes(env, *saved)
+            assert env.pool.seeds == [0, 1, 2]
             kill(env, 1)
             episodes.append([observations[1] for observations, *_ in until_back(env, 1)][-2:])
     np.testing.assert_array_equal(*episodes)

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv, make_vec_env
 from rlxf.envs.infos import BROKEN, LOST
-from rlxf.envs.workers import crew
+from rlxf.envs.workers import worker_pool
 from rlxf.evaluation import evaluate
 from tests.envs.workers.playing import played, until_back
 from tests.envs.workers.worlds import IMPATIENT, OBSERVATION_SPACES, QUICK, VECTOR, Global, breaking, made
@@ -165,15 +165,15 @@ def test_finished_episode_resets_the_failure_count(tmp_path):
     with closing(breaking(tmp_path, *["reset raises"] * 3, restarts=1)) as env:
         env.reset()
         for _ in played(env, 10**5):  # the reset fails after a finished episode, then at the restart
-            env.crew.played(1, ended=True)
-            if env.restarts == 3 and not env.absent():
+            env.pool.count_step(1, ended=True)
+            if env.restarts == 3 and not env.failed_envs():
                 break
         assert env.restarts == 3
 
 
 def test_enough_steps_reset_the_failure_count(tmp_path, monkeypatch):
     """The total number of failures exceeds the limit of failures in a row; each follows two good steps."""
-    monkeypatch.setattr(crew, "GOOD_STEPS", 2)
+    monkeypatch.setattr(worker_pool, "GOOD_STEPS", 2)
     with closing(breaking(tmp_path, *["step raises"] * 3, restarts=1, back_off=0.0)) as env:
         env.seed(3)  # no episode ends with this seed
         env.reset()
@@ -223,10 +223,10 @@ def test_failed_environments_are_reset_with_the_others(tmp_path):
     with closing(breaking(tmp_path, "step raises", back_off=0.3)) as env:
         env.reset()
         list(played(env, 4))
-        assert env.absent().keys() == {1}
+        assert env.failed_envs().keys() == {1}
         env.seed(0)
         first = env.reset()
-        assert env.absent() == {}
+        assert env.failed_envs() == {}
         reference = DummyVecEnv([made] * 3)
         reference.seed(0)
         assert_same(first, reference.reset())
@@ -260,7 +260,10 @@ def kill_at_random(crew, seconds):
     rng, deadline = random.Random(0), time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(rng.random() / 8)
-        workers = {*crew._at.values(), *(each.worker for each in crew._recoveries if each.worker)}
+        workers = {
+            *crew._workers_by_env.values(),
+            *(each.worker for each in crew._recoveries if each.worker),
+        }
         pids = [worker._process.pid for worker in workers]
         for pid in rng.sample(pids, min(1, len(pids))):
             with suppress(ProcessLookupError):
@@ -271,7 +274,7 @@ def test_each_row_is_played_or_lost_under_random_kills():
     crowd = Workers(3, timeout=0.25, start_timeout=0.4, restarts=10**6, back_off=0.0)
     with closing(WorkerVecEnv([made] * 6, crowd)) as env, ThreadPoolExecutor(1) as other:
         before, lost_next, lost = env.reset(), np.zeros(6, np.bool_), 0
-        killing = other.submit(kill_at_random, env.crew, 1.5)
+        killing = other.submit(kill_at_random, env.pool, 1.5)
         for observations, rewards, dones, infos in played(env, 10**6):
             for i, info in enumerate(infos):
                 assert (LOST in info) >= lost_next[i]
@@ -284,7 +287,7 @@ def test_each_row_is_played_or_lost_under_random_kills():
                 else:
                     assert ("episode" in info) == dones[i]
             before = observations.copy()
-            if killing.done() and not env.absent():
+            if killing.done() and not env.failed_envs():
                 break
         killing.result()
         assert env.lost_steps == lost > env.restarts > 0

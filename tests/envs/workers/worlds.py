@@ -18,7 +18,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 
-from rlxf.envs import Replayable, Workers, WorkerVecEnv
+from rlxf.envs import ActionReplay, Workers, WorkerVecEnv
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
 QUICK = {"timeout": 2.0, "start_timeout": 3.0, "back_off": 0.02}
@@ -108,7 +108,7 @@ class Breaking(gymnasium.Wrapper):
 
 def made(plan: Sequence[str] = (), marks: Path = Path(), space: spaces.Space = VECTOR) -> gymnasium.Env:
     """Create an environment with the wrappers of `rlxf.envs.make_vec_env`."""
-    return Replayable(Monitor(Breaking(Seeded(space), plan, marks) if plan else Seeded(space)))
+    return ActionReplay(Monitor(Breaking(Seeded(space), plan, marks) if plan else Seeded(space)))
 
 
 def breaking(marks: Path, *plan: str, n_envs: int = 3, number: int = 3, **options: Any) -> WorkerVecEnv:
@@ -166,7 +166,7 @@ class Parental(Seeded):
         self.crowd = breaking(marks, "step hangs", timeout=1000.0)
         self.crowd.reset()
         self.driven = WorkerVecEnv([Driven], Workers(1))
-        workers = {*self.crowd.crew._at.values(), *self.driven.crew._at.values()}
+        workers = {*self.crowd.pool._workers_by_env.values(), *self.driven.pool._workers_by_env.values()}
         self.pids = [*self.driven.get_attr("engines")[0], *(worker._process.pid for worker in workers)]
 
     def step(self, action: Any) -> NoReturn:

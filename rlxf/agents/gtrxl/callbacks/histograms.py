@@ -1,13 +1,50 @@
-"""Callback that writes histograms of weights, gradients and rollout data to TensorBoard."""
+"""Callback that writes histograms of weights, gradients and rollouts, by groups of parameters."""
 
 import math
+import re
+from collections import defaultdict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rlxf.agents.gtrxl.callbacks.every_rollouts import EveryRollouts
-from rlxf.agents.gtrxl.callbacks.parameter_groups import parameter_groups
-from rlxf.training.tensorboard import record_for_tensorboard, writes_tensorboard
+from rlxf.agents.gtrxl.callbacks.base import RolloutCallback
+from rlxf.training.resumed_logger import record_for_tensorboard, writes_tensorboard
+
+OUTSIDE_OF_LAYERS = {
+    "features_extractor": "features",
+    "action_token": "token",
+    "embedding": "position_embedding",
+    "norm": "final_norm",
+    "action_net": "action_head",
+    "value_net": "value_head",
+    "reconstruction_net": "reconstruction_head",
+}
+
+
+def parameter_groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Return the parameters of a policy by group, see `group_of`."""
+    groups = defaultdict(list)
+    for name, parameter in module.named_parameters():
+        groups[group_of(name)].append(parameter)
+    return dict(groups)
+
+
+def group_of(name: str) -> str:
+    """Return the group of a parameter.
+
+    For example, ``transformer.blocks.0.attention_norm.residual.w`` is in ``layer_1/attention_gate``. The
+    groups of a layer are attention, feed_forward, the gate of each, and norms. Outside of the layers a group
+    is a module of the policy, e.g. ``value_head``.
+    """
+    name = name.removeprefix("transformer.")
+    layer = re.match(r"blocks\.(\d+)\.(\w+)\.(\w+)", name)
+    if layer is None:
+        part = name.split(".")[0]
+        return OUTSIDE_OF_LAYERS.get(part, part)
+    number, sublayer, part = layer.groups()
+    gate = f"{sublayer.removesuffix('_norm')}_gate"
+    return f"layer_{int(number) + 1}/{ {'norm': 'norms', 'residual': gate}.get(part, sublayer) }"
+
 
 SAMPLE = 10_000
 """Largest number of values in a histogram; more cost time without a visible difference."""
@@ -15,7 +52,7 @@ LARGEST = 1e19
 """Largest absolute value that TensorBoard's bins cover."""
 
 
-class HistogramCallback(EveryRollouts):
+class HistogramCallback(RolloutCallback):
     """Write histograms to TensorBoard every ``every`` rollouts.
 
     - ``weights/GROUP`` for each group of `parameter_groups`, e.g. ``weights/layer_1/attention_gate``.
@@ -33,7 +70,7 @@ class HistogramCallback(EveryRollouts):
     def __init__(self, every: int = 20):
         super().__init__(every)
 
-    def look(self) -> None:
+    def record(self) -> None:
         """Record all histograms, if the logger writes TensorBoard events."""
         if not writes_tensorboard(self.logger):
             return
@@ -46,13 +83,13 @@ class HistogramCallback(EveryRollouts):
             self._record(f"rollout/{name}", [getattr(buffer, name)[real]])
 
     def _record(self, tag: str, parts: list[Tensor]) -> None:
-        numbers = sample(parts, SAMPLE) if parts else torch.empty(0)
+        numbers = subsample(parts, SAMPLE) if parts else torch.empty(0)
         numbers = numbers[numbers.abs() < LARGEST]
         if len(numbers):
             record_for_tensorboard(self.logger, tag, numbers.cpu())
 
 
-def sample(parts: list[Tensor], size: int) -> Tensor:
+def subsample(parts: list[Tensor], size: int) -> Tensor:
     """Return at most ``size`` evenly spaced values of some tensors, as float (N,)."""
     flat = torch.cat([part.flatten() for part in parts])
     return flat[:: max(1, math.ceil(len(flat) / size))].float()

@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 
 from rlxf.agents.gtrxl.callbacks import AttentionMapCallback
-from rlxf.agents.gtrxl.callbacks.attention_figure import attention_figure
-from rlxf.attention import Index, Window
-from rlxf.attention.relation import Relation
+from rlxf.agents.gtrxl.callbacks.attention_maps import attention_figure
+from rlxf.attention import TokenIndex, Window
+from rlxf.attention.attention_mask import AttentionMask
 from tests.agents.gtrxl.callbacks.logged import ROLLOUT, events, learner
 
 STEPS, MEMORY, LAYERS, HEADS = 6, 5, 2, 3
@@ -20,8 +20,8 @@ POSITIONS = [0, 0, 0, 1, 2, 3, 4, 0, 1, 2, 0]
 
 def drawn():
     """Return a figure, its weights and the attention mask."""
-    key = Index(torch.tensor([POSITIONS]), torch.tensor([EPISODES]))
-    relation = Relation(key.last(STEPS), key, Window(MEMORY + 1), True, torch.float32)
+    key = TokenIndex(torch.tensor([POSITIONS]), torch.tensor([EPISODES]))
+    relation = AttentionMask(key.last(STEPS), key, Window(MEMORY + 1), True, torch.float32)
     starts = (key.position == 0) & (key.episode >= 0)
     scores = torch.randn(LAYERS, HEADS, STEPS, STEPS + MEMORY, generator=torch.Generator().manual_seed(0))
     weights = list((scores + relation.mask[0]).softmax(-1))
@@ -84,5 +84,5 @@ def test_maps_are_written_as_tensorboard_images(tmp_path):
 def test_no_figure_without_tensorboard(tmp_path):
     agent, callback = learner(tmp_path, formats=("csv",)), AttentionMapCallback()
     agent.learn(ROLLOUT, callback)
-    callback.look()
+    callback.record()
     assert "attention/maps" not in agent.logger.name_to_value

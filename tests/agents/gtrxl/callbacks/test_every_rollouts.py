@@ -4,7 +4,7 @@ import pytest
 from stable_baselines3 import PPO
 
 from rlxf.agents.gtrxl.callbacks import AttentionMapCallback, HistogramCallback, MemoryCallback
-from rlxf.agents.gtrxl.callbacks.every_rollouts import EveryRollouts
+from rlxf.agents.gtrxl.callbacks.base import RolloutCallback
 from tests.agents.gtrxl.worlds import scripts, shifted, small_agent
 
 ROLLOUT = 4 * 2
@@ -14,14 +14,14 @@ def quick():
     return small_agent(scripts(shifted(2)), n_steps=4, batch_size=4, n_epochs=1)
 
 
-class Looks(EveryRollouts):
+class Looks(RolloutCallback):
     """Record the rollouts at which the callback runs."""
 
     def __init__(self, every: int):
         super().__init__(every)
         self.steps: list[int] = []
 
-    def look(self) -> None:
+    def record(self) -> None:
         self.steps.append(self.num_timesteps // ROLLOUT)
 
 

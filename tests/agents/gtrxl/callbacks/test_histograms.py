@@ -6,8 +6,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 from rlxf.agents.gtrxl.callbacks import HistogramCallback
-from rlxf.agents.gtrxl.callbacks.histograms import SAMPLE, sample
-from rlxf.agents.gtrxl.callbacks.parameter_groups import parameter_groups
+from rlxf.agents.gtrxl.callbacks.histograms import SAMPLE, parameter_groups, subsample
 from tests.agents.gtrxl.callbacks.logged import ROLLOUT, events, learner
 from tests.agents.gtrxl.worlds import next_step_scripts, shifted
 
@@ -73,7 +72,7 @@ def test_nonfinite_values_are_left_out(tmp_path):
     agent.policy.value_net.bias.grad[:] = torch.nan
     agent.policy.transformer.norm.weight.grad[:] = torch.nan
     agent.policy.transformer.norm.bias.grad[:] = torch.nan
-    callback.look()
+    callback.record()
     agent.logger.dump(10**6)
     log = events(tmp_path)
     last = log.Histograms("gradients/value_head")[-1]
@@ -93,14 +92,14 @@ def test_other_log_formats_have_no_histograms(tmp_path):
 def test_without_tensorboard_nothing_is_recorded(tmp_path):
     agent, callback = learner(tmp_path, formats=("csv",)), HistogramCallback()
     agent.learn(ROLLOUT, callback)
-    callback.look()
+    callback.record()
     assert not [tag for tag in agent.logger.name_to_value if tag.startswith(("weights", "rollout"))]
 
 
 @pytest.mark.parametrize("size", [1, 10, SAMPLE - 1, SAMPLE, SAMPLE + 1, 3 * SAMPLE + 7])
 def test_sample_is_evenly_spaced(size):
     numbers = torch.arange(size).view(1, size)
-    taken = sample([numbers[:, : size // 3], numbers[:, size // 3 :]], SAMPLE)
+    taken = subsample([numbers[:, : size // 3], numbers[:, size // 3 :]], SAMPLE)
     assert len(taken) <= SAMPLE
     assert len(taken) >= min(size, SAMPLE // 2)
     assert taken[0] == 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlxf.agents.gtrxl.callbacks import MemoryCallback
-from rlxf.agents.gtrxl.callbacks.memory_use import mean_distance, share_of_memory
+from rlxf.agents.gtrxl.callbacks.memory import mean_attention_distance, memory_attention_share
 from rlxf.attention import Add, Softmax
 from tests.agents.gtrxl.callbacks.logged import ROLLOUT, events, learner
 from tests.agents.gtrxl.worlds import GOES_ON, scripts, small_core
@@ -31,7 +31,7 @@ def test_share_and_distance_are_means_over_attention(total):
     weights = total * torch.rand(2, 3, 4, 9, generator=generator, dtype=torch.float64).softmax(-1)
     weights[0, :, 1] = 0.0  # a filler row
     distance = torch.arange(4)[:, None] + 5 - torch.arange(9)
-    actual = share_of_memory(weights), mean_distance(weights, distance.expand(2, 4, 9))
+    actual = memory_attention_share(weights), mean_attention_distance(weights, distance.expand(2, 4, 9))
     assert actual == pytest.approx(by_hand(weights, distance.expand(2, 4, 9), memory=5))
 
 

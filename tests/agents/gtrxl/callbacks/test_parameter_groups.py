@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rlxf.agents.gtrxl.callbacks.parameter_groups import parameter_groups
+from rlxf.agents.gtrxl.callbacks.histograms import parameter_groups
 from rlxf.attention import Add, LearnedAbsolute
 from tests.agents.gtrxl.worlds import ACTIONS, IMAGE, scripts, shifted, small_agent, small_core
 
@@ -47,6 +47,6 @@ def test_group_contains_parameters_of_its_module():
     block = policy.transformer.blocks[1]
     for name, part in {
         "attention": block.attention,
-        "feed_forward_gate": block.join_feed_forward.residual,
+        "feed_forward_gate": block.feed_forward_norm.residual,
     }.items():
         assert set(map(id, parameter_groups(policy)[f"layer_2/{name}"])) == set(map(id, part.parameters()))

@@ -1,0 +1,134 @@
+"""Encoding of actions for the model, and decoding of its outputs."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlxf.data.space_utils import discrete_sizes, discrete_start
+
+SAME_ACTION_TOLERANCE = 0.05
+"""Largest difference between two numbers that count as the same action, scaled to [-1, 1]."""
+
+
+class BoxActions(nn.Module):
+    """Box actions scaled to [-1, 1]: ``u = (a - centre) / radius``.
+
+    Numbers without a lower or an upper bound are not scaled: u = a.
+
+    Args:
+        space: action space.
+    """
+
+    centre: Tensor
+    radius: Tensor
+    bounded: Tensor
+
+    def __init__(self, space: spaces.Box[Any]):
+        super().__init__()
+        low, high = torch.as_tensor(space.low).flatten(), torch.as_tensor(space.high).flatten()
+        bounded = torch.isfinite(low) & torch.isfinite(high) & (high > low)
+        self.register_buffer("bounded", bounded, persistent=False)
+        self.register_buffer("centre", torch.where(bounded, (low + high) / 2, 0).float(), persistent=False)
+        self.register_buffer("radius", torch.where(bounded, (high - low) / 2, 1).float(), persistent=False)
+        self.width = len(low)
+
+    def forward(self, actions: Tensor) -> Tensor:
+        """Scale actions: (..., A) in units of the environment -> (..., A)."""
+        return (actions - self.centre) / self.radius
+
+    def unscale(self, scaled: Tensor) -> Tensor:
+        """Undo the scaling: (..., A) -> (..., A) in units of the environment."""
+        return scaled * self.radius + self.centre
+
+    def same_action(self, one: Tensor, other: Tensor) -> Tensor:
+        """Return whether two actions (..., A) count as the same, (...) bool. See `SAME_ACTION_TOLERANCE`."""
+        return ((self(one) - self(other)).abs() <= SAME_ACTION_TOLERANCE).all(dim=-1)
+
+    def holds(self, actions: Tensor) -> bool:
+        """Return whether ``actions`` (N, ...) are valid actions in the format of the data sets."""
+        fit = actions.dtype == torch.float32 and actions.shape[1:] == (self.width,)
+        return fit and bool(actions.isfinite().all())
+
+
+class DiscreteActions(nn.Module):
+    """One-hot encoding of discrete actions, counted from 0; a bit is a choice between two.
+
+    Args:
+        space: action space.
+    """
+
+    def __init__(self, space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary):
+        super().__init__()
+        self.sizes: list[int] = discrete_sizes(space).tolist()
+        self.single = isinstance(space, spaces.Discrete)
+        self.width = sum(self.sizes)
+
+    def forward(self, actions: Tensor) -> Tensor:
+        """Encode actions: int64 (...) or (..., n) -> (..., sum of sizes)."""
+        parts = zip(self.to_choices(actions).unbind(-1), self.sizes, strict=True)
+        return torch.cat([F.one_hot(choice, size) for choice, size in parts], dim=-1).float()
+
+    def to_choices(self, actions: Tensor) -> Tensor:
+        """Add the axis of choices if the space lacks it: int64 (...) or (..., n) -> (..., n)."""
+        return actions[..., None] if self.single else actions
+
+    def from_choices(self, choices: Tensor) -> Tensor:
+        """Undo `choices`: int64 (..., n) -> (...) for Discrete, else (..., n)."""
+        return choices[..., 0] if self.single else choices
+
+    def same_action(self, one: Tensor, other: Tensor) -> Tensor:
+        """Return whether two actions are the same choices, (...) bool."""
+        return (self.to_choices(one) == self.to_choices(other)).all(dim=-1)
+
+    def holds(self, actions: Tensor) -> bool:
+        """Return whether ``actions`` (N, ...) are valid actions in the format of the data sets."""
+        shape = () if self.single else (len(self.sizes),)
+        if actions.dtype != torch.int64 or actions.shape[1:] != shape:
+            return False
+        choices = self.to_choices(actions)
+        return bool(((choices >= 0) & (choices < torch.tensor(self.sizes, device=choices.device))).all())
+
+
+def action_encoder(space: spaces.Space[Any]) -> BoxActions | DiscreteActions:
+    """Return the encoder for actions of the space.
+
+    Raises:
+        TypeError: if the space is not Box, Discrete, MultiDiscrete or MultiBinary.
+    """
+    if isinstance(space, spaces.Box):
+        return BoxActions(space)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        return DiscreteActions(space)
+    raise TypeError(f"actions must be Box, Discrete, MultiDiscrete or MultiBinary, got {space}")
+
+
+def select_choices(logits: tuple[Tensor, ...], deterministic: bool) -> Tensor:
+    """Sample each choice, or take the most likely one: logits, n tensors (E, A) -> int64 (E, n)."""
+    pick = _most_likely if deterministic else _sample
+    return torch.stack([pick(each) for each in logits], dim=-1)
+
+
+def _most_likely(logits: Tensor) -> Tensor:
+    return logits.argmax(dim=-1)
+
+
+def _sample(logits: Tensor) -> Tensor:
+    return torch.distributions.Categorical(logits=logits).sample()
+
+
+def to_environment(actions: Tensor, space: spaces.Space[Any]) -> NDArray[Any]:
+    """Convert actions (E, ...) to the format of the environment.
+
+    They get the shape of the space. Box actions are clipped to the bounds, and rounded if the space is
+    integer. Discrete actions are shifted by the ``start`` of the space.
+    """
+    array = actions.cpu().numpy().reshape(-1, *(space.shape or ()))
+    if not isinstance(space, spaces.Box):
+        return (array + discrete_start(space)).astype(space.dtype)
+    array = np.clip(array, space.low, space.high)
+    return (np.rint(array) if np.issubdtype(space.dtype, np.integer) else array).astype(space.dtype)

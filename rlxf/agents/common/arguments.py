@@ -1,0 +1,141 @@
+"""Checks and conversions of constructor arguments that all agents share."""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from stable_baselines3.common.utils import get_system_info
+
+from rlxf.training.strict_json import NOTHING, Rule, number, rule_of, whole
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class UnsupportedArgument:
+    """An argument of Stable-Baselines3 that does not exist here.
+
+    Args:
+        advice: the reason and the alternative, appended to the error message.
+        neutral: accepted values that have no effect, e.g. the default of Stable-Baselines3.
+    """
+
+    advice: str
+    neutral: tuple[Any, ...] = ()
+
+
+def reject_unknown_arguments(
+    refused: Mapping[str, UnsupportedArgument],
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a method so that an unknown keyword raises a TypeError with advice.
+
+    The error for a ``refused`` keyword names the alternative. The error for any other keyword names the most
+    similar parameter. A refused keyword with a neutral value is dropped. The signature is preserved.
+
+    Args:
+        refused: keywords of Stable-Baselines3 that the function does not accept.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = list(inspect.signature(function).parameters)
+
+        @wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            owner = type(args[0]).__name__ + f".{function.__name__}".removesuffix(".__init__")
+            for name in sorted(kwargs.keys() - known):
+                _check_neutral(owner, name, kwargs.pop(name), known, refused.get(name))
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def load_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the constructor arguments among the keywords of ``load``, without those of SB3's ``load``.
+
+    ``custom_objects`` holds constructor arguments; those passed as keywords take precedence.
+    ``print_system_info=True`` prints the versions on this machine. ``force_reset=True`` has no effect.
+
+    Raises:
+        ValueError: if ``force_reset`` is False, since the file of an agent does not hold its episodes.
+    """
+    own = dict(settings)
+    if own.pop("print_system_info", False):
+        get_system_info()
+    if not own.pop("force_reset", True):
+        raise ValueError(
+            "force_reset=False is not possible, since the file of an agent does not hold its episodes: to "
+            "continue a training in the middle of the episodes use learn(..., resume_from=FILE)"
+        )
+    replaced = dict(own.pop("custom_objects", None) or {})
+    if "policy_class" in replaced:
+        replaced["policy"] = replaced.pop("policy_class")
+    return replaced | own
+
+
+def did_you_mean(name: str, known: list[str]) -> str:
+    """Return ``"; did you mean NAME?"`` for the most similar known name, or "" if none is similar."""
+    match = get_close_matches(name, known, n=1)
+    return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def _check_neutral(
+    owner: str, name: str, value: Any, known: list[str], refused: UnsupportedArgument | None
+) -> None:
+    if refused is None:
+        public = [each for each in known if each != "self" and not each.startswith("_")]
+        hint = did_you_mean(name, public) or f"; it takes {', '.join(public)}"
+        raise TypeError(f"{owner} takes no argument {name!r}{hint}")
+    if not any(value is each or value == each for each in refused.neutral):
+        raise TypeError(f"{owner} takes no argument {name!r}: {refused.advice}")
+
+
+def check_device(device: torch.device | str) -> None:
+    """Check that a device exists. Stable-Baselines3 silently uses the CPU instead of a missing GPU.
+
+    Args:
+        device: "auto", "cpu", "cuda", "cuda:1" ... or a ``torch.device``.
+
+    Raises:
+        ValueError: if torch does not support the device, or the GPU does not exist.
+    """
+    if device == "auto":
+        return
+    try:
+        requested = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must be 'auto', 'cpu' or 'cuda', got {device!r}: {error}") from error
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if requested.type == "cuda" and (requested.index or 0) >= gpus:
+        raise ValueError(
+            f"device={str(device)!r} requires a GPU that does not exist: torch finds {gpus or 'none'} on "
+            f"this machine; use device='cpu', or 'auto', which uses a GPU if there is one"
+        )
+
+
+SEED = whole(0, 2**32 - 1) | NOTHING
+PROGRESS = {
+    "num_timesteps": whole(0),
+    "_total_timesteps": whole(0),
+    "_n_updates": whole(0),
+    "_current_progress_remaining": number(most=1),
+}
+"""Progress attributes of the agent; the last one is negative if a rollout exceeded the total steps."""
+
+
+def setting_rules(agent: type[Any], names: Collection[str], bounds: Mapping[str, Rule]) -> dict[str, Rule]:
+    """Return the validation rule of each setting in a file.
+
+    Args:
+        agent: class of the agent.
+        names: names of the stored settings, which are arguments of the constructor.
+        bounds: rules of settings with a range; the other rules follow from the type annotations.
+    """
+    arguments = inspect.signature(agent).parameters
+    return {name: bounds.get(name) or rule_of(arguments[name].annotation) for name in names}

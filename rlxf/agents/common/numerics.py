@@ -1,0 +1,244 @@
+"""Checks for values that are not finite: weights, losses, observations, rewards and actions."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from rlxf.envs.errors import FaultyEnvironmentError
+from rlxf.envs.step_checks import check_finite, check_shapes, range_fault, warn_outside
+from rlxf.training import NumericalError
+
+ADVICE = "this step did not change the weights; lower the learning rate, or scale down rewards and inputs"
+
+
+def clip_grad_norm_checked(
+    parts: Mapping[str, Tensor],
+    model: nn.Module,
+    clipped: Iterable[nn.Parameter],
+    max_norm: float,
+    unclipped: Iterable[nn.Parameter] = (),
+) -> Tensor:
+    """Clip the gradient norm like ``torch.nn.utils.clip_grad_norm_``, and check that all values are finite.
+
+    The check reads the loss, the norm and one sum per unclipped gradient. The faulty tensor is searched only
+    if one of them is not finite.
+
+    Args:
+        parts: scalars by name: "loss", which was differentiated, and its terms.
+        model: the model, for the names of parameters.
+        clipped: parameters whose gradient is clipped.
+        max_norm: largest norm of the gradient.
+        unclipped: parameters trained by the same loss whose gradient is checked but not clipped.
+
+    Returns:
+        The norm before clipping.
+
+    Raises:
+        NumericalError: if the loss or a gradient is NaN or infinite; gradients are not modified.
+    """
+    weights = list(clipped)
+    norm = get_total_norm(_gradients(weights))
+    sums = [gradient.sum() for gradient in _gradients(unclipped)]
+    if not torch.stack([parts["loss"].detach(), norm, *sums]).isfinite().all():
+        raise NumericalError(f"{_fault(parts, model)}; {ADVICE}")
+    clip_grads_with_norm_(weights, max_norm, norm)
+    return norm
+
+
+@contextmanager
+def numerical_error_context(update: str, batch: Any = ()) -> Iterator[None]:
+    """Add the update, and the tensors of the batch that are not finite, to the message of a NumericalError.
+
+    Args:
+        update: name of the update, e.g. "update 7".
+        batch: a dataclass with tensors.
+
+    Raises:
+        NumericalError: in place of the original one.
+    """
+    try:
+        yield
+    except NumericalError as error:
+        faulty = " and ".join(_not_finite(batch))
+        inputs = f"; the batch holds values that are not finite in: {faulty}" if faulty else ""
+        raise NumericalError(f"{update}: {error}{inputs}") from error
+
+
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _fault(parts: Mapping[str, Tensor], model: nn.Module) -> str:
+    """Describe the value that is not finite: the loss and its terms, else a gradient, else the norm."""
+    if not parts["loss"].isfinite():
+        faulty = [f"{name} is {x.item()}" for name, x in parts.items() if not x.isfinite()]
+        return f"the {', '.join(faulty)}"
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            value = parameter.grad[~parameter.grad.isfinite()][0].item()
+            return f"the gradient of {name} contains {value}"
+    return "the norm of the gradient exceeds the range of its dtype"
+
+
+def _not_finite(batch: Any) -> Iterator[str]:
+    """Yield the names of tensors with NaN or infinity in a dataclass and in nested dataclasses."""
+    for name, value in vars(batch).items() if is_dataclass(batch) else ():
+        if isinstance(value, Tensor) and not value.isfinite().all():
+            yield name
+        yield from _not_finite(value)
+
+
+STATISTICS = ("obs_rms", "ret_rms", "returns")
+"""Attributes of a ``VecNormalize`` that every step updates."""
+
+
+def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
+    """Return True if a ``VecNormalize`` around the environments normalizes observations.
+
+    Args:
+        env: the environments for the next training of an agent.
+        before: whether the agent learned from normalized observations before.
+
+    Warns:
+        UserWarning: if it did and the observations are raw now.
+    """
+    normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
+    now = normalizer is not None and normalizer.norm_obs
+    if before and not now:
+        warnings.warn(
+            "the agent was trained on observations normalized by VecNormalize, but now gets raw ones: wrap "
+            "its environments with those statistics, set_env(rlxf.training.load_normalizer(path, env))",
+            stacklevel=4,
+        )
+    return now
+
+
+@contextmanager
+def restore_stats_on_error(env: VecEnv | None) -> Iterator[None]:
+    """Restore the statistics of a ``VecNormalize`` if the body raises `FaultyEnvironmentError`.
+
+    ``VecNormalize`` updates its statistics before a value can be checked, and a single NaN makes them NaN.
+    """
+    normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
+    own = {} if normalizer is None else vars(normalizer)
+    kept = deepcopy({name: own[name] for name in STATISTICS if name in own})
+    try:
+        yield
+    except FaultyEnvironmentError:
+        own.update(kept)
+        raise
+
+
+def check_initial_observations(
+    env: VecEnv | None,
+    obs: VecEnvObs,
+    step: int,
+    environments: Sequence[int] | None = None,
+    space: spaces.Space[Any] | None = None,
+) -> None:
+    """Raise `FaultyEnvironmentError` unless initial observations are finite and fit their space.
+
+    Args:
+        env: the environments that returned the observations.
+        obs: observations as the agent receives them.
+        step: steps that each environment has taken.
+        environments: number of the environment of each row; None for 0, 1, 2 ...
+        space: space of one observation; None for that of ``env``.
+
+    Warns:
+        UserWarning: once, if an observation is outside of the bounds of its space.
+    """
+    normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
+    if normalizer is not None and "old_obs" in vars(normalizer):  # unset before the first reset
+        check_finite("first observation", normalizer.old_obs, step, environments)
+    check_finite("first observation", obs, step, environments)
+    if env is not None:
+        _check_space(env, space or env.observation_space, obs, step, environments)
+
+
+def check_step_results(
+    env: VecEnv,
+    obs: VecEnvObs,
+    rewards: np.ndarray,
+    step: int,
+    environments: Sequence[int] | None = None,
+    space: spaces.Space[Any] | None = None,
+    dones: np.ndarray | None = None,
+) -> None:
+    """Raise `FaultyEnvironmentError` unless all results of an environment step are finite and valid.
+
+    Under a ``VecNormalize`` the raw values are checked first: after normalization one NaN affects all rows.
+
+    Args:
+        env: the environments that took the step.
+        obs: observations as the agent receives them.
+        rewards: (E,), as the agent receives them.
+        step: steps that each environment has taken.
+        environments: number of the environment of each row; None for 0, 1, 2 ...
+        space: space of one observation; None for that of ``env``.
+        dones: (E,), booleans or numbers, as the environments returned them; None to skip their check.
+
+    Warns:
+        UserWarning: once, if an observation is outside of the bounds of its space.
+    """
+    if dones is not None and dones.dtype.kind not in "biuf":
+        raise FaultyEnvironmentError(
+            f"dones at step {step} must be True or False, got {dones.tolist()}; correct the environment, or "
+            f"wrap it"
+        )
+    normalizer = unwrap_vec_normalize(env)
+    if normalizer is not None:
+        check_finite("reward", normalizer.get_original_reward(), step, environments)
+        check_finite("observation", normalizer.old_obs, step, environments)
+    if rewards.dtype.kind not in "biuf":
+        raise FaultyEnvironmentError(
+            f"rewards at step {step} must be numbers, got {rewards.tolist()}; correct the environment, or "
+            f"wrap it"
+        )
+    check_finite("reward", rewards, step, environments)
+    check_finite("observation", obs, step, environments)
+    _check_space(env, space or env.observation_space, obs, step, environments)
+
+
+def _check_space(
+    env: VecEnv,
+    space: spaces.Space[Any],
+    obs: VecEnvObs,
+    step: int,
+    environments: Sequence[int] | None,
+) -> None:
+    """Reject observations of a wrong shape or with invalid choices; warn if they are outside the bounds.
+
+    The space of a ``VecNormalize`` is that of the raw observations, so bounds apply to the raw values.
+    """
+    check_shapes(space, obs, step)
+    _check_choices(space, obs, step)
+    normalizer = unwrap_vec_normalize(env)
+    if normalizer is None:
+        warn_outside(env, space, obs, step, environments)
+    elif "old_obs" in vars(normalizer):
+        warn_outside(env, normalizer.venv.observation_space, normalizer.old_obs, step, environments)
+
+
+def _check_choices(space: spaces.Space[Any], obs: VecEnvObs, step: int) -> None:
+    """Reject invalid choices and bits, since some vector environments do not check each environment."""
+    if isinstance(space, spaces.Dict):
+        for key, part in space.items():
+            _check_choices(part, obs[key], step)  # type: ignore[call-overload]
+        return
+    fault = range_fault(space, obs)
+    if fault is not None:
+        raise FaultyEnvironmentError(
+            f"an observation at step {step} {fault}; correct the environment, or wrap it"
+        )

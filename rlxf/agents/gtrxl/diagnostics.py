@@ -1,0 +1,178 @@
+"""Diagnostics of a training: warnings about a run that goes wrong, and statistics of finished episodes."""
+
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable
+from functools import cached_property
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rlxf.agents.common.actions import BoxActions, action_encoder
+from rlxf.training import Archive
+from rlxf.training.distributed.group import ProcessGroup
+
+if TYPE_CHECKING:
+    from rlxf.agents.gtrxl.ppo import GTrXLPPO
+
+
+COLLAPSED = 0.01
+"""Collapse threshold: share of the maximal entropy; for Box actions, deviation per half range."""
+EXPLODED = 100.0
+"""Explosion threshold: value loss in multiples of that of a constant prediction, and of its own median."""
+USUAL = 10
+"""Minimum number of updates for a median of the value loss, and of episodes for a mean return."""
+
+
+class TrainingDiagnostics:
+    """Check each update of a training run for signs of divergence.
+
+    Args:
+        action_space: action space of the agent.
+    """
+
+    def __init__(self, action_space: spaces.Space[Any]):
+        self.entropy, self.value = EntropyCollapseCheck(action_space), ValueLossCheck()
+
+    def check(self, agent: "GTrXLPPO", noted: dict[str, float]) -> None:
+        """Check the metrics of an update; entropy is only checked if the training algorithm has one.
+
+        Args:
+            agent: the agent after the update.
+            noted: metrics of the update by name.
+        """
+        buffer, scale = agent.rollout_buffer, agent.policy.value_net
+        spread = (buffer.returns[buffer.weight == 1] - float(scale.mean)).square().mean().item()
+        self.value.check(noted["value_loss"], max(spread, float(scale.deviation) ** 2))
+        episodes = agent.ep_info_buffer or ()
+        if "entropy_loss" in noted and len(episodes) >= USUAL:
+            self.entropy.check(-noted["entropy_loss"], float(np.mean([info["r"] for info in episodes])))
+
+
+class EntropyCollapseCheck:
+    """Warn once when the entropy of the policy collapses without an improvement of the returns.
+
+    A solved task also ends with little entropy, because of `GTrXLPPO`'s schedule. Its returns are better than
+    those of the first episodes, so there is no warning. Without SB3's ``Monitor`` there are no returns to
+    compare, and no warning.
+
+    Args:
+        action_space: determines the threshold (`collapse_threshold`).
+    """
+
+    def __init__(self, action_space: spaces.Space[Any]):
+        self._action_space = action_space
+        self.first_return: float | None = None
+        self._warned = False
+
+    @cached_property
+    def least(self) -> float:
+        """Entropy threshold, see `collapse_threshold`."""
+        return collapse_threshold(self._action_space)
+
+    def check(self, entropy: float, mean_return: float) -> None:
+        """Check one update.
+
+        Args:
+            entropy: mean entropy over the steps of the update, in nats.
+            mean_return: mean return of the recent episodes.
+        """
+        if self.first_return is None:
+            self.first_return = mean_return
+        elif entropy < self.least and mean_return <= self.first_return and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the policy has stopped exploring: its entropy is {entropy:.3g} nats, and the mean return "
+                f"{mean_return:.3g} is no better than the initial {self.first_return:.3g}; raise ent_coef, "
+                f"or lower the learning rate",
+                stacklevel=2,
+            )
+
+
+class ValueLossCheck:
+    """Warn once when the value loss explodes.
+
+    The loss explodes if it exceeds two bounds: 100 times the variance of the returns, which is the loss of a
+    constant prediction, and 100 times the median of this ratio over the last 100 updates. The check requires
+    ten updates. The first nonzero reward of a task with sparse rewards raises the loss and the variance
+    alike, so it does not trigger a warning.
+    """
+
+    def __init__(self) -> None:
+        self._ratios: deque[float] = deque(maxlen=100)
+        self._warned = False
+
+    def check(self, value_loss: float, spread: float) -> None:
+        """Check one update.
+
+        Args:
+            value_loss: mean squared error of the values.
+            spread: loss of a constant prediction, more than 0.
+        """
+        ratio = value_loss / spread
+        usual = median(self._ratios) if len(self._ratios) >= USUAL else math.inf
+        self._ratios.append(ratio)
+        if ratio > EXPLODED * max(1.0, usual) and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the value loss explodes: {value_loss:.3g} is {ratio:.3g} times that of a constant "
+                f"prediction, and the median of this ratio so far is {usual:.3g}; lower the learning rate or "
+                f"max_grad_norm, or scale down the rewards",
+                stacklevel=2,
+            )
+
+
+def collapse_threshold(action_space: spaces.Space[Any]) -> float:
+    """Return the entropy, in nats, below which a policy counts as collapsed.
+
+    It is 1% of the entropy of a uniform policy. For Box actions it is the entropy of a Gaussian whose
+    standard deviation is 1% of half the range; components without bounds count as [-1, 1].
+    """
+    form = action_encoder(action_space)
+    if isinstance(form, BoxActions):
+        each = 0.5 * math.log(2 * math.pi * math.e) + (COLLAPSED * form.radius).log()
+        return float(each.sum())
+    return COLLAPSED * sum(map(math.log, form.sizes))
+
+
+NUMBERS = ("r", "l", "t")
+"""Keys of SB3's ``Monitor`` in the info of an episode's last step: return, length and seconds."""
+
+
+class EpisodeStatistics:
+    """Statistics of episodes that ended since the last exchange between processes, by step."""
+
+    def __init__(self) -> None:
+        self._steps: list[list[dict[str, Any]]] = []
+
+    def record(self, infos: list[dict[str, Any]], dones: np.ndarray) -> None:
+        """Record the episodes that ended in a step of this process's environments."""
+        self._steps.append([_statistics(infos[row]) for row in np.flatnonzero(dones)])
+
+    def tell(self, ranks: ProcessGroup, note: Callable[[list[dict[str, Any]], np.ndarray], None]) -> None:
+        """Exchange the recorded episodes, pass those of all processes to ``note`` by step, and clear them.
+
+        The order is that of a single process with all environments.
+
+        Args:
+            ranks: the process group.
+            note: is called with the infos of each step and an array of True.
+        """
+        archives = ranks.gather_archives(Archive({"steps": self._steps}, {}))
+        self._steps = []
+        for step in zip(*(each.documents["steps"] for each in archives), strict=True):
+            infos = [info for part in step for info in part]
+            note(infos, np.ones(len(infos), np.bool_))
+
+
+def _statistics(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of an info that SB3 averages for its log."""
+    statistics: dict[str, Any] = {}
+    if "episode" in info:
+        statistics["episode"] = {name: float(info["episode"][name]) for name in NUMBERS}
+    if "is_success" in info:
+        statistics["is_success"] = float(info["is_success"])
+    return statistics

@@ -1,0 +1,180 @@
+"""Datastore of GTrXLPPO: encoding of trajectories and the policy that reads it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from rich.progress import track
+from stable_baselines3.common.type_aliases import PyTorchObs
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import Tensor, nn
+
+from rlxf.agents.common.actions import BoxActions, DiscreteActions, action_encoder
+from rlxf.agents.common.retrieval import (
+    ActionDatastore,
+    BoxRetrievalPolicy,
+    DiscreteRetrievalPolicy,
+    RetrievalPolicy,
+    build_action_datastore,
+    check_datastore_spaces,
+)
+from rlxf.attention import TokenIndex
+from rlxf.attention.heads.base import OutputHead
+from rlxf.attention.heads.datastore import Datastore
+from rlxf.attention.token_index import EMPTY
+from rlxf.data import Trajectories
+
+if TYPE_CHECKING:
+    from rlxf.agents.gtrxl.policy import GTrXLPolicy
+    from rlxf.agents.gtrxl.ppo import GTrXLPPO
+
+
+EPISODES, SEGMENT = 64, 64
+"""Batch size in episodes, and length of a segment in steps."""
+ObservationLoader = Callable[[NDArray[np.int64]], PyTorchObs]
+"""Maps numbers of steps (N,) in the data to observations for the policy."""
+
+
+def encode_dataset(
+    policy: "GTrXLPolicy", data: Trajectories, normalization: VecNormalize | None, progress_bar: bool = False
+) -> Datastore:
+    """Build a datastore with the transformer output, the action and the episode of each step of the data.
+
+    Each episode is read from its first step, segment by segment, with the memory carried over. Every step is
+    processed once and attends to the same steps as while acting.
+
+    Args:
+        policy: policy in evaluation mode.
+        data: trajectories with the spaces of the policy.
+        normalization: statistics that normalise observations as in training; None for raw observations.
+        progress_bar: show a progress bar.
+    """
+    show = observation_loader(policy, data, normalization)
+    keys = torch.empty(data.steps, policy.core.width, device=policy.device)
+    by_length = np.argsort(data.lengths, kind="stable")  # similar lengths in a batch need little padding
+    batches = [by_length[i : i + EPISODES] for i in range(0, data.episodes, EPISODES)]
+    for episodes in track(batches, "remember", disable=not progress_bar):
+        for steps, y in encode_episodes(policy, data, show, episodes):
+            keys[torch.from_numpy(steps)] = y
+    groups = torch.from_numpy(np.repeat(np.arange(data.episodes), data.lengths))
+    return Datastore(keys, torch.from_numpy(np.array(data.actions)).to(keys.device), groups.to(keys.device))
+
+
+@torch.no_grad()
+def encode_episodes(
+    policy: "GTrXLPolicy", data: Trajectories, show: ObservationLoader, episodes: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+    """Yield the numbers (N,) of the steps of these episodes and their outputs (N, C), segment by segment."""
+    first, lengths = data.offsets[episodes][:, None], data.lengths[episodes][:, None]
+    state = policy.transformer.initial_state(len(episodes))
+    for start in range(0, int(lengths.max()), SEGMENT):
+        position = np.arange(start, start + SEGMENT)
+        real = position < lengths
+        position = np.minimum(position, lengths - 1)
+        steps = first + position
+        tokens = policy.tokens(show(steps.ravel()), _previous(policy, data, steps, position))
+        index = _index(position, real, policy.device)
+        y, state = policy.transformer(tokens.unflatten(0, steps.shape), index, state)
+        yield steps[real], y[torch.from_numpy(real)]
+
+
+def observation_loader(
+    policy: "GTrXLPolicy", data: Trajectories, normalization: VecNormalize | None
+) -> ObservationLoader:
+    """Return a function that loads observations of the data in the format of the policy's environments."""
+    encoder = data.encoder
+
+    def show(steps: NDArray[np.int64]) -> PyTorchObs:
+        raw = encoder.decode(data.observations[steps])
+        return policy.obs_to_tensor(raw if normalization is None else normalization.normalize_obs(raw))[0]
+
+    return show
+
+
+def _index(position: NDArray[np.int64], real: NDArray[np.bool_], device: torch.device) -> TokenIndex:
+    """Return the index of tokens (B, T) with an episode per row; tokens that are not real are empty slots."""
+    episode = np.where(real, 0, EMPTY)
+    return TokenIndex(torch.from_numpy(position).to(device), torch.from_numpy(episode).to(device))
+
+
+def _previous(
+    policy: "GTrXLPolicy", data: Trajectories, steps: NDArray[np.int64], position: NDArray[np.int64]
+) -> Tensor:
+    """Return the encoded previous actions of steps (B, T), (B T, A); 0 at the first step of an episode."""
+    before = torch.from_numpy(data.actions[np.maximum(steps.ravel() - 1, 0)])
+    begins = torch.from_numpy(position.ravel() == 0)
+    encoded = policy.encode_actions(before.to(policy.device))
+    return encoded.masked_fill(begins.to(encoded.device)[:, None], 0.0)
+
+
+@dataclass(eq=False)
+class PolicyBoxHead:
+    """Action head of a policy with Box actions, without retrieval; actions are clipped to the bounds.
+
+    Logged actions are within the bounds, too. Without clipping, a Gaussian with a mean far outside would
+    dominate the mixture.
+    """
+
+    policy: "GTrXLPolicy"
+    actions: BoxActions
+
+    def choose(self, y: Tensor, deterministic: bool) -> Tensor:
+        """Return actions (E, A) for outputs y (E, C)."""
+        own: Tensor = self.policy.heads(y)[0].get_actions(deterministic=deterministic)
+        space = self.policy.action_space
+        assert isinstance(space, spaces.Box)
+        low, high = (torch.as_tensor(bound).flatten().to(own) for bound in (space.low, space.high))
+        return own.clamp(low, high)
+
+
+@dataclass(eq=False)
+class PolicyDiscreteHead:
+    """Action head of a policy with Discrete, MultiDiscrete or MultiBinary actions, without retrieval."""
+
+    policy: "GTrXLPolicy"
+    actions: DiscreteActions
+
+    @property
+    def net(self) -> nn.Linear:
+        """Linear layer whose output concatenates the logits of all choices."""
+        net = self.policy.action_net
+        assert isinstance(net, nn.Linear)
+        return binary_choice_layer(net) if isinstance(self.policy.action_space, spaces.MultiBinary) else net
+
+
+def binary_choice_layer(net: nn.Linear) -> nn.Linear:
+    """Convert a layer for logits x of bits to one for logits (0, x) of binary choices; without gradient."""
+    pairs = nn.Linear(net.in_features, 2 * net.out_features).requires_grad_(False).to(net.weight)
+    for source, target in ((net.weight, pairs.weight), (net.bias, pairs.bias)):
+        target[0::2], target[1::2] = 0.0, source.detach()
+    return pairs
+
+
+def retrieval_policy(policy: "GTrXLPolicy", memory: ActionDatastore) -> RetrievalPolicy:
+    """Return the retrieval policy that combines a policy with a memory."""
+    actions = action_encoder(policy.action_space).to(policy.device)
+    if isinstance(actions, BoxActions):
+        return BoxRetrievalPolicy(PolicyBoxHead(policy, actions), memory)
+    return DiscreteRetrievalPolicy(PolicyDiscreteHead(policy, actions), memory)
+
+
+def build_retrieval_policy(
+    agent: "GTrXLPPO", data: Trajectories, head: OutputHead, progress_bar: bool
+) -> RetrievalPolicy:
+    """Build the retrieval policy from all steps of the data; see `GTrXLPPO.remember`.
+
+    Raises:
+        DatasetError: if the spaces of the data differ from the agent's.
+        ValueError: if head needs more neighbours than there are steps.
+        ImportError: if head needs faiss, which is not installed.
+    """
+    check_datastore_spaces(data, head, agent.observation_space, agent.action_space)
+    agent.policy.set_training_mode(False)
+    store = encode_dataset(agent.policy, data, agent.get_vec_normalize_env(), progress_bar)
+    remembering = partial(retrieval_policy, agent.policy)
+    return remembering(build_action_datastore(store, head, remembering, agent.seed))

@@ -1,0 +1,424 @@
+"""Base class of algorithms that are trained offline on windows of trajectories."""
+
+import os
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
+from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
+from stable_baselines3.common.utils import configure_logger, update_learning_rate
+
+from rlxf.agents.common.arguments import check_device, load_settings, reject_unknown_arguments
+from rlxf.agents.common.distributed import sync_processes
+from rlxf.agents.common.numerics import numerical_error_context
+from rlxf.agents.common.retrieval import ActionDatastore
+from rlxf.agents.common.sb3_arguments import SB3_LEARN_ARGUMENTS
+from rlxf.agents.common.weight_transfer import core_error_context
+from rlxf.agents.decision_transformer import checkpoint
+from rlxf.agents.decision_transformer.checkpoint import record_hyperparameters
+from rlxf.agents.decision_transformer.heads import warmup_factor
+from rlxf.agents.decision_transformer.presets import (
+    check_coefficients,
+    check_no_policy,
+    check_returns,
+    check_sizes,
+)
+from rlxf.agents.offline.dataset_info import DatasetInfo
+from rlxf.agents.offline.optimizer_step import OfflineUpdate, ProgressBar, make_optimizer
+from rlxf.agents.offline.resume import (
+    read_matching_run,
+    read_resumable_run,
+    restore_training_state,
+    resume_tensors,
+)
+from rlxf.agents.offline.trajectory_model import TrajectoryModel
+from rlxf.attention import TransformerSpec
+from rlxf.data import Trajectories, Windows, as_trajectories, check_spaces_match
+from rlxf.data.dataset_source import Dataset
+from rlxf.training import Archive
+from rlxf.training.checkpoints import clone_tensors
+from rlxf.training.compat import checkpoint_errors_unless_overridden
+from rlxf.training.distributed.init import process_group
+from rlxf.training.state_checks import check_buildable
+
+
+class OfflineAlgorithm(BaseAlgorithm):
+    """Base class with SB3's ``learn``, ``save`` and ``load`` for training on windows of K steps.
+
+    ``num_timesteps`` counts updates, not environment steps.
+
+    Args:
+        policy_class: class of the model to train.
+        core: spec of the transformer.
+        others: see `DecisionTransformer`.
+    """
+
+    NAME: ClassVar[str]
+    """Name of the algorithm in files and logs."""
+    policy: TrajectoryModel  # type: ignore[assignment]
+    optimizer: torch.optim.AdamW
+    memory: ActionDatastore | None = None
+    """Datastore of logged actions for kNN retrieval while acting; None for none."""
+
+    def __init__(
+        self,
+        policy_class: type[TrajectoryModel],
+        dataset: Dataset | Sequence[Dataset] | Trajectories | None,
+        context_length: int,
+        learning_rate: float | Schedule,
+        batch_size: int,
+        weight_decay: float,
+        warmup_updates: int | None,
+        max_grad_norm: float,
+        return_scale: float | None,
+        episode_length: int | None,
+        core: TransformerSpec,
+        download: bool,
+        tensorboard_log: str | None,
+        verbose: int,
+        seed: int | None,
+        device: torch.device | str,
+        _init_setup_model: bool,
+    ):
+        check_device(device)
+        check_no_policy(dataset)
+        check_sizes(context_length=context_length, batch_size=batch_size, episode_length=episode_length)
+        check_coefficients(learning_rate, weight_decay, warmup_updates, max_grad_norm, return_scale)
+        self.ranks = process_group()
+        self.ranks.part("batch_size", batch_size)
+        self.core = core
+        self.context_length, self.batch_size = context_length, batch_size
+        self.weight_decay, self.warmup_updates = weight_decay, warmup_updates
+        self.max_grad_norm = max_grad_norm
+        self.return_scale, self.episode_length = return_scale, episode_length
+        super().__init__(
+            policy_class,  # type: ignore[arg-type]  # SB3 expects a BasePolicy
+            None,
+            learning_rate,
+            tensorboard_log=tensorboard_log,
+            verbose=verbose,
+            device=device,
+            seed=seed,
+        )
+        torch.set_flush_denormal(True)
+        self.trajectories: Trajectories | None = None
+        self.resumable = False  # distillation has state that a checkpoint does not hold
+        if dataset is None and _init_setup_model:
+            raise ValueError("dataset is None: give a Minari id, a MinariDataset, or a list of them")
+        if dataset is not None:
+            self._set_dataset(as_trajectories(dataset, download))
+        if _init_setup_model:
+            self._setup_model()
+
+    def _set_dataset(self, trajectories: Trajectories) -> None:
+        """Set the training data, and derive from it the settings that are None.
+
+        Raises:
+            DatasetError: if a return to go is NaN or infinite.
+        """
+        check_returns(trajectories)
+        self.trajectories = trajectories
+        self.facts = DatasetInfo.of(trajectories)
+        if self.return_scale is None:
+            self.return_scale = float(np.std(trajectories.return_to_go, dtype=np.float64)) or 1.0
+        if self.episode_length is None:
+            self.episode_length = int(trajectories.lengths.max())
+
+    def _setup_model(self) -> None:
+        self.observation_space = self.facts.observation_space
+        self.action_space = self.facts.action_space
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        self.order = torch.Generator().manual_seed(int(torch.randint(2**62, (), device="cpu")))
+        data = self.trajectories
+        self.policy = self._model(
+            self.facts.uninitialized_normalization() if data is None else data.normalization()
+        ).to(self.device)
+        if data is not None:
+            self._check_core(data)
+        self.optimizer = make_optimizer(self.policy, self.lr_schedule(1), self.weight_decay)
+        self._update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)
+
+    @abstractmethod
+    def _model(self, normalization: torch.nn.Module) -> TrajectoryModel:
+        """Build the model with initial weights."""
+
+    @torch.no_grad()
+    def _check_core(self, data: Trajectories) -> None:
+        """Run a forward pass on a full window, so that an unsuitable core raises its ValueError early."""
+        steps = self.policy.eval().steps(self.windows(data).starting_at([0]).to(self.device))
+        self.policy.outputs(replace(steps, mask=torch.ones_like(steps.mask)))
+
+    @reject_unknown_arguments(SB3_LEARN_ARGUMENTS)
+    def learn(
+        self,
+        steps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 100,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+        resume_from: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Train for ``steps`` updates. In SB3 this argument counts environment steps.
+
+        Args:
+            steps: number of updates, each on one batch of windows.
+            callback: SB3 callback, called after each update.
+            log_interval: number of updates between log outputs.
+            tb_log_name: name of the run in TensorBoard; None for the name of the class.
+            reset_num_timesteps: restart warm-up and schedules; False to continue them.
+            progress_bar: show a progress bar.
+            resume_from: a file that `save` wrote during training, or a folder of `Checkpoints`, whose newest
+                intact file is used. Training continues from there to ``steps`` updates in total. On one
+                machine the result is bitwise equal to that of an uninterrupted run. The agent must be built
+                with the same arguments and data. Sets the global generators of torch, numpy and Python.
+
+        Raises:
+            ValueError: if steps or log_interval is less than 1, the agent was loaded without a dataset, or
+                its settings or data differ from those in ``resume_from``. The agent stays unchanged.
+            FileNotFoundError: if ``resume_from`` does not exist.
+            CheckpointError: if the file is truncated, altered or of another format.
+            NumericalError: during training, if the loss or a gradient is NaN or infinite. The weights are
+                those before the update.
+        """
+        update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)
+        windows = self.windows(self._data())
+        name = tb_log_name or self.NAME
+        self.resumable = True
+        try:
+            return self._learn(
+                update,
+                windows,
+                steps,
+                callback,
+                log_interval,
+                name,
+                reset_num_timesteps,
+                progress_bar,
+                resume_from,
+            )
+        finally:
+            self.resumable = False
+
+    def _learn(
+        self,
+        update: OfflineUpdate,
+        windows: Windows,
+        steps: int,
+        callback: MaybeCallback,
+        log_interval: int,
+        tb_log_name: str,
+        reset_num_timesteps: bool,
+        progress_bar: bool,
+        resume_from: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Run the training loop with the given update and windows; arguments as in `learn`."""
+        check_sizes(steps=steps, log_interval=log_interval)
+        run = None if resume_from is None else read_resumable_run(self, resume_from, steps)
+        if run is not None:
+            checkpoint.restore(self, run)
+            steps, reset_num_timesteps = steps - self.num_timesteps, False
+        sync_processes(self, steps=steps)
+        total_timesteps, callback = self._setup_learn(
+            steps, callback, reset_num_timesteps, tb_log_name, progress_bar
+        )
+        self._update = update
+        warm_updates = total_timesteps // 10 if self.warmup_updates is None else self.warmup_updates
+        callback.on_training_start(locals(), globals())
+        if run is not None:
+            restore_training_state(update, run)
+        while self.num_timesteps < total_timesteps:
+            factor = warmup_factor(self.num_timesteps, warm_updates)
+            self.train(windows, factor * self.lr_schedule(self.progress_remaining))
+            self.num_timesteps += 1
+            if self.num_timesteps % log_interval == 0:
+                self.dump_logs()
+            callback.update_locals(locals())
+            if not callback.on_step():
+                break
+        callback.on_training_end()
+        return self
+
+    @property
+    def progress_remaining(self) -> float:
+        """Remaining fraction of the training, from 1 to 0."""
+        self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
+        return self._current_progress_remaining
+
+    def train(self, windows: Windows, learning_rate: float) -> None:
+        """Run one update on a batch of windows.
+
+        Raises:
+            NumericalError: before the optimizer step, if the loss or a gradient is NaN or infinite.
+        """
+        update_learning_rate(self.optimizer, learning_rate)
+        self.policy.train()
+        batch = self._batch(windows)
+        with numerical_error_context(f"update {self._n_updates + 1}", batch), self.ranks.rank_rng(self.order):
+            self._update(batch)
+        self._n_updates += 1
+
+    def _batch(self, windows: Windows) -> Any:
+        """Sample the batch of an update."""
+        starts = windows.draw(self.batch_size, self.order)
+        return windows.starting_at(self.ranks.own(starts)).to(self.device)
+
+    def windows(self, trajectories: Trajectories) -> Windows:
+        """Return windows of K steps, with the preceding steps that fill the core's memory as burn-in."""
+        return Windows(trajectories, self.context_length, burn_in=self.policy.burn_in_steps)
+
+    def _data(self) -> Trajectories:
+        if self.trajectories is None:
+            raise ValueError("the agent was loaded without data: use load(path, dataset=...) to train it")
+        return self.trajectories
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        """Prepare training as SB3 does, without an environment to reset."""
+        self.start_time = time.time_ns()
+        self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
+        self._num_timesteps_at_start = self.num_timesteps
+        self._total_timesteps = self.num_timesteps + total_timesteps
+        self._n_updates_at_start = self._n_updates
+        self.ep_info_buffer = deque(maxlen=self._stats_window_size)
+        self.ep_success_buffer = deque(maxlen=self._stats_window_size)
+        if not self._custom_logger:
+            self._logger = configure_logger(
+                self.verbose, self.tensorboard_log, tb_log_name, reset_num_timesteps
+            )
+        record_hyperparameters(self)
+        return self._total_timesteps, self._init_callback(callback, progress_bar)
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        """Initialize callbacks as SB3 does, with a progress bar that needs no environment."""
+        given = callback if isinstance(callback, list) else [callback]
+        callbacks = [each if isinstance(each, BaseCallback) else ConvertCallback(each) for each in given]
+        return super()._init_callback([*callbacks, ProgressBar()] if progress_bar else callbacks)
+
+    def dump_logs(self) -> None:
+        """Log the means of metrics over the updates since the last call, and the training speed."""
+        for name, value in self._update.pop_metric_means().items():
+            self.logger.record(f"train/{name}", value)
+        self.logger.record("train/learning_rate", self.optimizer.param_groups[0]["lr"])
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        seconds = max((time.time_ns() - self.start_time) / 1e9, 1e-9)
+        updates = self._n_updates - self._n_updates_at_start
+        self.logger.record("time/updates_per_second", updates / seconds)
+        self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
+        self.logger.dump(self.num_timesteps)
+
+    def save(  # type: ignore[override]
+        self, path: str | os.PathLike[str], exclude: None = None, include: None = None
+    ) -> None:
+        """Save settings, weights, optimizer state and progress to one file, atomically, without the dataset.
+
+        The datastore of an agent (`DecisionTransformer.remember`) is saved, too.
+
+        The file is a zip of JSON and safetensors with a checksum of each. It contains no executable code.
+
+        Args:
+            path: path of the file; ".zip" is added if it has no suffix.
+            exclude, include: arguments of SB3 that are not supported; leave them out.
+
+        Raises:
+            OSError: if the file cannot be written, e.g. the disk is full; an existing file stays unchanged.
+            ValueError: if exclude or include is given.
+        """
+        if exclude is not None or include is not None:
+            raise ValueError("a checkpoint always contains the whole agent: leave out exclude and include")
+        checkpoint.save(checkpoint.build_archive(self, resume_tensors(self._update)), path)
+
+    def snapshot(self) -> Archive:
+        """Return a copy of the content of `save`. For `rlxf.training.CheckpointWriter`."""
+        archive = checkpoint.build_archive(self, resume_tensors(self._update))
+        return Archive(archive.documents, clone_tensors(archive.tensors))
+
+    def load_training_state(self, path: str | os.PathLike[str]) -> Self:
+        """Restore the training state of a file of `rlxf.training.CheckpointWriter`, without further training.
+
+        Restores weights, optimizer, progress, pending metrics of the log, and the global generators of torch,
+        numpy and Python.
+
+        Args:
+            path: path of the file, or of a folder of checkpoints.
+
+        Raises:
+            FileNotFoundError, CheckpointError, ValueError: as `learn` with ``resume_from``.
+        """
+        archive = read_matching_run(self, path)
+        checkpoint.restore(self, archive)
+        restore_training_state(self._update, archive)
+        return self
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls,
+        path: str | os.PathLike[str],
+        dataset: Dataset | Sequence[Dataset] | Trajectories | None = None,
+        device: torch.device | str = "auto",
+        sha256: str | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Load an agent that `save` wrote.
+
+        Args:
+            path: path of the file; ".zip" is added if it has no suffix.
+            dataset: training data; None if the agent is not trained further.
+            device: "auto", "cpu" or "cuda".
+            sha256: expected SHA-256 of the file in hexadecimal digits, from a trusted source. It is compared
+                before anything is parsed. None to accept any file.
+            settings: arguments of the constructor that override the file's. SB3's ``custom_objects`` may
+                contain them, too; ``print_system_info`` prints the versions of this machine.
+
+        Raises:
+            FileNotFoundError: if the file does not exist.
+            CheckpointError: if it is truncated, altered or of another format.
+            DatasetError: if the dataset's spaces differ from the checkpoint's.
+            ValueError: if the device does not exist.
+            TypeError: if the constructor has no such argument.
+        """
+        check_device(device)
+        settings = load_settings(settings)
+        archive = checkpoint.read(path, cls.NAME, sha256)
+        own = checkpoint.read_settings(archive, cls)
+        stored = own | settings
+        subclass: Any = cls  # the constructor of each subclass accepts the arguments in its files
+
+        def build(device: torch.device | str, **others: Any) -> Any:
+            agent = subclass(None, device=device, **stored | others, _init_setup_model=False)
+            agent.facts = checkpoint.read_dataset_info(archive)
+            agent._setup_model()
+            return agent
+
+        with core_error_context(own["core"], settings.get("core")):
+            with checkpoint_errors_unless_overridden(settings):
+                check_buildable(
+                    lambda: build("meta", verbose=0).policy,
+                    archive.tensors["policy"],
+                    checkpoint.inference_memory(archive, stored),
+                )
+                agent: Self = build(device)
+            checkpoint.restore(agent, archive)
+        if dataset is not None:
+            agent.trajectories = as_trajectories(dataset)
+            check_spaces_match(
+                agent.facts, agent.trajectories.observation_space, agent.trajectories.action_space
+            )
+        return agent
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return ["policy", "optimizer"], []

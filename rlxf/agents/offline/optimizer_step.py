@@ -1,0 +1,99 @@
+"""One optimizer step on a batch of windows, and the progress bar over updates."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from stable_baselines3.common.callbacks import ProgressBarCallback
+from torch import Tensor
+
+from rlxf.agents.common.numerics import clip_grad_norm_checked
+from rlxf.agents.offline.trajectory_model import TrajectoryModel
+from rlxf.training.distributed.group import ProcessGroup
+from rlxf.training.distributed.init import process_group
+
+
+@dataclass
+class OfflineUpdate:
+    """Gradient update that also records metrics.
+
+    Args:
+        model: model to train.
+        optimizer: optimizer of the model; the gradient of its first parameter group is clipped.
+        max_grad_norm: largest norm of the gradient.
+        ranks: process group of data-parallel training; each rank processes its part of a batch.
+    """
+
+    model: TrajectoryModel
+    optimizer: torch.optim.Optimizer
+    max_grad_norm: float
+    ranks: ProcessGroup = field(default_factory=process_group)
+    _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+
+    def __call__(self, batch: Any) -> None:
+        """Update the model on a batch.
+
+        Raises:
+            NumericalError: before the optimizer step, if the loss or a gradient is not finite.
+        """
+        parts = self.ranks.reduce_means(self.losses(batch), self.model.weight(batch))
+        self._record(parts | {"grad_norm": self.step(parts)})
+
+    def losses(self, batch: Any) -> dict[str, Tensor]:
+        """Return the "loss" and its parts."""
+        return self.model.losses(batch)
+
+    def step(self, parts: dict[str, Tensor]) -> Tensor:
+        """Take an optimizer step on the "loss" among the parts; return the gradient norm before clipping."""
+        self.optimizer.zero_grad()
+        parts["loss"].backward()
+        self.ranks.all_reduce_gradients(self.model.parameters())
+        weights, *others = (group["params"] for group in self.optimizer.param_groups)
+        norm = clip_grad_norm_checked(parts, self.model, weights, self.max_grad_norm, chain(*others))
+        self.optimizer.step()
+        self.model.transformer.after_update()
+        return norm
+
+    def pop_metric_means(self) -> dict[str, float]:
+        """Return the mean of each metric over the updates since the last call."""
+        means = {name: values.mean().item() for name, values in self.metrics().items()}
+        self._metrics.clear()
+        return means
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Return each metric of the updates since the last call of `take_means`, (updates,)."""
+        return {name: torch.stack(values) for name, values in self._metrics.items()}
+
+    def load_state(self, notes: Mapping[str, Tensor]) -> None:
+        """Restore pending metrics from the result of `notes`."""
+        for name, values in notes.items():
+            self._metrics[name] = list(values)
+
+    def _record(self, parts: dict[str, Tensor]) -> None:
+        for name, value in parts.items():
+            self._metrics[name].append(value.detach())
+
+
+def make_optimizer(model: TrajectoryModel, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+    """Create AdamW; the dual variable of the entropy is excluded from weight decay and gradient clipping."""
+    weights: list[Tensor] = []
+    dual: list[Tensor] = []
+    for name, parameter in model.named_parameters():
+        (dual if name.endswith("log_temperature") else weights).append(parameter)
+    groups: list[dict[str, Any]] = [{"params": weights}, {"params": dual, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=weight_decay, fused=True)
+
+
+class ProgressBar(ProgressBarCallback):
+    """Progress bar driven by ``num_timesteps``; SB3's bar needs an environment to count steps."""
+
+    def _on_training_start(self) -> None:
+        super()._on_training_start()
+        self._start = self.model.num_timesteps
+
+    def _on_step(self) -> bool:
+        self.pbar.update(self.model.num_timesteps - self._start - self.pbar.n)
+        return True

@@ -1,0 +1,228 @@
+"""Running sums of keys and values of linear attention, and their chunked scan over a segment."""
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+LOWEST_SCALE = -1e30
+"""Scale of absent keys; their contribution next to any other key is 0."""
+
+
+class KeyFeatures(NamedTuple):
+    """Features of keys (B, H, T, M), times e^scale (B, H, T); no gradient flows through the scale."""
+
+    features: Tensor
+    scale: Tensor
+
+    @property
+    def energy(self) -> Tensor:
+        """Squared norms ``|phi(k_j)|^2``, (B, H, T, 1)."""
+        return self.features.square().sum(-1, keepdim=True)
+
+    def exclude(self, excluded: Tensor) -> "KeyFeatures":
+        """Exclude the keys for which ``excluded`` (B, T) is True; their values must be 0."""
+        return KeyFeatures(self.features, self.scale.masked_fill(excluded[:, None], LOWEST_SCALE))
+
+
+class KVState(NamedTuple):
+    """Key-value state ``sum_j phi(k_j) [v_j, 1]``: total (B, H, M, V + 1), times e^scale (B, H).
+
+    ``energy`` (B, H, 1, 1), times e^(2 scale), is ``sum_j |phi(k_j)|^2``: a measure of the noise of an
+    estimate.
+    """
+
+    total: Tensor
+    scale: Tensor
+    energy: Tensor
+
+    @classmethod
+    def none(cls, features: int, values: Tensor) -> "KVState":
+        """Return the state of no keys, for M features and values (B, H, T, V + 1)."""
+        batch, heads, _, size = values.shape
+        total = values.new_zeros(batch, heads, features, size)
+        return cls(total, values.new_full((batch, heads), LOWEST_SCALE), values.new_zeros(batch, heads, 1, 1))
+
+    def plus(self, keys: KeyFeatures, values: Tensor) -> "KVState":
+        """Return the state with additional keys and their values (B, H, T, V + 1)."""
+        scale = torch.cat([self.scale[..., None], keys.scale], dim=-1).amax(-1)
+        kept, joined = self.rescaled(keys, scale)
+        energy = kept.square() * self.energy + joined.square().mT @ keys.energy
+        return KVState(kept * self.total + keys.features.mT @ (joined * values), scale, energy)
+
+    def rescaled(self, keys: KeyFeatures, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the factors that bring this state (B, H, 1, 1) and keys (B, H, T, 1) to a scale (B, H)."""
+        kept, joined = self.scale - scale, keys.scale - scale[..., None]
+        return kept.exp()[..., None, None], joined.exp()[..., None]
+
+
+def pairwise_sums(queries: Tensor, keys: KeyFeatures, values: Tensor, allowed: Tensor) -> Tensor:
+    """Compute ``sum_j phi(q_i) . phi(k_j) [v_j, 1]`` and ``sum_j |phi(k_j)|^2``.
+
+    They are divided by e^s and e^(2 s), with s the largest scale among the keys of query i.
+
+    Args:
+        queries: features (B, H, Tq, M).
+        keys: features of Tk keys.
+        values: values with an appended 1, (B, H, Tk, V + 1).
+        allowed: attention mask (B, 1 or H, Tq, Tk) bool, True where a query may see a key.
+
+    Returns:
+        (B, H, Tq, V + 2); 0 for a query without visible keys.
+    """
+    scale = keys.scale[:, :, None].masked_fill(~allowed, -torch.inf)
+    factor = (scale - scale.amax(-1, keepdim=True).clamp(min=LOWEST_SCALE)).exp()
+    result = (queries @ keys.features.mT * factor) @ values
+    return torch.cat([result, factor.square() @ keys.energy], dim=-1)
+
+
+def causal_sums(queries: Tensor, keys: KeyFeatures, values: Tensor, before: KVState) -> tuple[Tensor, Tensor]:
+    """Compute `pairwise_sums` where each of T queries sees the state before and the keys up to its own.
+
+    Returns:
+        (B, H, T, V + 2), and the weights of the T^2 pairs, (B, H, T, T).
+    """
+    past, pairs = causal_factors(keys, before)
+    energy = pairs.square() @ keys.energy + past.square() * before.energy
+    weights = pairs.mul_(queries @ keys.features.mT)
+    result = weights @ values + past * (queries @ before.total)
+    return torch.cat([result, energy], dim=-1), weights
+
+
+def causal_factors(keys: KeyFeatures, before: KVState) -> tuple[Tensor, Tensor]:
+    """Return the factors of the state (B, H, T, 1) and of T keys (B, H, T, T) for T queries."""
+    top = torch.maximum(keys.scale.cummax(-1).values, before.scale[..., None])
+    past = before.scale[..., None] - top
+    pairs = (keys.scale[..., None, :] - top[..., None]).clamp_(max=0)  # later keys might overflow
+    return past.exp()[..., None], pairs.exp_().tril_()
+
+
+def append_ones(v: Tensor) -> Tensor:
+    """Append a 1, which sums to the denominator, to values (B, H, T, V): (B, H, T, V + 1)."""
+    return F.pad(v, (0, 1), value=1.0)
+
+
+class FeatureMap(Protocol):
+    """Feature maps of queries and keys; see `LinearAttention`."""
+
+    def query_features(self, q: Tensor) -> Tensor: ...
+
+    def key_features(self, k: Tensor) -> KeyFeatures: ...
+
+    def parameters(self) -> Any: ...
+
+
+def scan_chunk(
+    kernel: FeatureMap, q: Tensor, k: Tensor, values: Tensor, empty: Tensor, before: KVState
+) -> tuple[Tensor, KVState]:
+    """Attend from T queries to the state and to the keys up to their own, and update the state.
+
+    The backward pass stores the arguments and the T^2 weights. It recomputes the features, which are larger.
+
+    Args:
+        kernel: computes the features.
+        q: (B, H, T, D + E).
+        k: (B, H, T, D + F).
+        values: values with an appended 1, (B, H, T, V + 1); 0 in empty slots.
+        empty: (B, T) bool.
+        before: state of all earlier keys.
+
+    Returns:
+        The result of `causal_sums`, and the state that includes these keys.
+    """
+    result, *after = _Read.apply(kernel, q, k, values, empty, *before, *kernel.parameters())  # type: ignore
+    return result, KVState(*after)
+
+
+class _Read(torch.autograd.Function):
+    """Autograd function of `scan_chunk`. The gradient of torch would store several times as much."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernel: FeatureMap,
+        q: Tensor,
+        k: Tensor,
+        values: Tensor,
+        empty: Tensor,
+        total: Tensor,
+        scale: Tensor,
+        energy: Tensor,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, ...]:
+        before, keys = KVState(total, scale, energy), kernel.key_features(k).exclude(empty)
+        after = before.plus(keys, values)
+        ctx.kernel = kernel
+        result, weights = causal_sums(kernel.query_features(q), keys, values, before)
+        ctx.save_for_backward(q, k, values, empty, weights, *before, after.scale, *parameters)
+        ctx.mark_non_differentiable(after.scale)
+        return result, *after
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_result: Tensor, grad_total: Tensor, _: Tensor, grad_energy: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        q, k, values, empty, weights, total, scale, energy, end, *parameters = ctx.saved_tensors
+        with torch.enable_grad():
+            q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
+            queries, keys = ctx.kernel.query_features(q), ctx.kernel.key_features(k)
+        detached_keys = KeyFeatures(keys.features.detach(), keys.scale).exclude(empty)
+        before = KVState(total, scale, energy)
+        grad_norms, grad_energy = _energy_gradients(
+            detached_keys, before, end, grad_result[..., -1:], grad_energy
+        )
+        grad_queries, grad_keys, grad_values, grad_total = _gradients(
+            queries.detach(), detached_keys, values, weights, before, end, grad_result[..., :-1], grad_total
+        )
+        grad_keys = torch.addcmul(grad_keys, detached_keys.features, grad_norms, value=2)
+        grad_inputs = torch.autograd.grad(
+            (queries, keys.features), (q, k, *parameters), (grad_queries, grad_keys), allow_unused=True
+        )
+        return None, *grad_inputs[:2], grad_values, None, grad_total, None, grad_energy, *grad_inputs[2:]
+
+
+def _gradients(
+    queries: Tensor,
+    keys: KeyFeatures,
+    values: Tensor,
+    weights: Tensor,
+    before: KVState,
+    end: Tensor,
+    grad_result: Tensor,
+    grad_after: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys, values and the state before.
+
+    They follow from the gradients of the result and of the state after: ``result = weights V + past * Q S``,
+    ``weights = pairs * Q K^T``, ``after = kept * S + K^T (joined * V)``.
+    """
+    past, pairs = causal_factors(keys, before)
+    kept, joined = before.rescaled(keys, end)
+    grad_products, grad_past = pairs.mul_(grad_result @ values.mT), past * grad_result
+    return (
+        torch.baddbmm(*_flat(grad_products @ keys.features, grad_past, before.total.mT)).view_as(queries),
+        torch.baddbmm(*_flat(grad_products.mT @ queries, joined * values, grad_after.mT)).view_as(queries),
+        weights.mT @ grad_result + joined * (keys.features @ grad_after),
+        kept * grad_after + queries.mT @ grad_past,
+    )
+
+
+def _energy_gradients(
+    keys: KeyFeatures, before: KVState, end: Tensor, grad_result: Tensor, grad_after: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the squared norms of keys (B, H, T, 1) and of the energy before.
+
+    They are computed from the gradients of the energy in the result and of the energy after.
+    """
+    past, pairs = (factor.square() for factor in causal_factors(keys, before))
+    kept, joined = (factor.square() for factor in before.rescaled(keys, end))
+    grad_norms = pairs.mT @ grad_result + joined * grad_after
+    return grad_norms, (past * grad_result).sum(-2, keepdim=True) + kept * grad_after
+
+
+def _flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Merge batch and heads of each tensor: (B, H, ...) -> (B H, ...)."""
+    return tuple(x.flatten(0, 1) for x in tensors)

@@ -1,0 +1,153 @@
+"""Passes through the layer stack of a transformer, for a segment and for one token at a time."""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import MutableSequence, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.cache import KVCache
+from rlxf.attention.encoder_context import ProjectedContext
+from rlxf.attention.layer import Block
+from rlxf.attention.memory.base import MemoryView
+from rlxf.attention.positions.base import PositionEmbedding
+from rlxf.attention.residuals.base import Residual
+from rlxf.attention.token_index import EMPTY, TokenIndex
+
+
+def discarded_inputs() -> MutableSequence[Tensor]:
+    """Return a sequence that discards every appended item, for layer inputs that are not needed."""
+    return deque(maxlen=0)
+
+
+@dataclass(eq=False, kw_only=True)
+class LayerStack(ABC):
+    """Common implementation of `Passes` for segments and for single steps.
+
+    Args:
+        embedding: position module that is shared by all passes.
+        residual: technique that defines the residual stream.
+        blocks: layer of each pass.
+        index: (B, T), positions and episodes of the tokens.
+        relations: self-attention mask of each pass.
+        seen: projected context of a decoder; None without cross-attention.
+        across: cross-attention mask; None without cross-attention.
+        hidden: inputs of the passes so far, (B, T, C) each; `discarded_inputs` discards them.
+    """
+
+    embedding: PositionEmbedding
+    residual: Residual
+    blocks: Sequence[Block]
+    index: TokenIndex
+    masks: Sequence[AttentionMask]
+    seen: ProjectedContext | None
+    cross_mask: AttentionMask | None
+    hidden: MutableSequence[Tensor] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """See `Passes`."""
+        return len(self.blocks)
+
+    @property
+    def filled(self) -> Tensor:
+        """See `Passes`."""
+        return self.index.episode != EMPTY
+
+    def run_all(self, x: Tensor) -> Tensor:
+        """See `Passes`."""
+        for number in range(self.count):
+            x = self.run(number, self.start_pass(number, x))
+        return x
+
+    def start_pass(self, number: int, x: Tensor) -> Tensor:
+        """See `Passes`."""
+        signal = self.signal(number, x)
+        x = x if signal is None else x + signal
+        self.hidden.append(self.attention_input(x))
+        return x
+
+    def signal(self, number: int, x: Tensor) -> Tensor | None:
+        """Return the position signal that is added to the stream x before a pass; None for none."""
+        signal = self.embedding.signal(self.attention_input(x), self.index.position, number)
+        return None if signal is None else self.residual.init_stream(signal)
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        """See `Passes`."""
+        return self.residual.attention_input(x)
+
+    @abstractmethod
+    def run(self, number: int, x: Tensor) -> Tensor:
+        """See `Passes`."""
+
+    @abstractmethod
+    def skip(self, number: int, x: Tensor) -> None:
+        """See `Passes`."""
+
+    @abstractmethod
+    def select_outputs(self, x: Tensor) -> Tensor:
+        """See `Passes`."""
+
+    def _after_attention(self, number: int, x: Tensor, across: AttentionMask | None) -> Tensor:
+        block = self.blocks[number]
+        if block.cross is not None and self.seen is not None and across is not None:
+            x = block.cross(x, self.seen.layers[number], across)
+        y: Tensor = block.feed(x)
+        return y
+
+
+@dataclass(eq=False, kw_only=True)
+class SegmentStack(LayerStack):
+    """Passes of a segment.
+
+    Args:
+        recall: view of the memory before the segment.
+        wanted: tokens whose outputs are needed; None for all. The last pass computes only these.
+    """
+
+    recall: MemoryView
+    wanted: slice | None
+
+    def run(self, number: int, x: Tensor) -> Tensor:
+        """See `Passes`."""
+        queries = self.wanted if number == self.count - 1 else None
+        memory = self.recall.tokens(number, self.attention_input(x))
+        y = self.blocks[number].attend(x, memory, self.masks[number].select_queries(queries))
+        return self._after_attention(number, y, self.cross_mask and self.cross_mask.select_queries(queries))
+
+    def skip(self, number: int, x: Tensor) -> None:
+        """Do nothing: the state already contains x."""
+
+    def select_outputs(self, x: Tensor) -> Tensor:
+        """See `Passes`."""
+        return x if self.wanted is None else x[:, self.wanted]
+
+
+@dataclass(eq=False, kw_only=True)
+class StepStack(LayerStack):
+    """Passes of one token per row, which reads and updates a KV cache.
+
+    Args:
+        cache: KV cache, updated in place.
+        slot: slot of the token in the cache.
+    """
+
+    cache: KVCache
+    slot: int
+
+    def run(self, number: int, x: Tensor) -> Tensor:
+        """See `Passes`."""
+        self.cache.observe_input(number, self.attention_input(x))
+        y = self.blocks[number].step(x, self.cache.layers[number], self.slot, self.masks[number])
+        return self._after_attention(number, y, self.cross_mask)
+
+    def skip(self, number: int, x: Tensor) -> None:
+        """See `Passes`."""
+        self.cache.observe_input(number, self.attention_input(x))
+        self.blocks[number].write(x, self.cache.layers[number], self.slot, self.masks[number])
+
+    def select_outputs(self, x: Tensor) -> Tensor:
+        """Return x: the output of the token is always needed."""
+        return x

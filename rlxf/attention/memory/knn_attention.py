@@ -1,0 +1,190 @@
+"""kNN-augmented attention over a large memory of distant tokens, as in Memorizing Transformers."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlxf.attention.attention import Attention, LayerCache, Projected
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.dropout import dropout as apply_dropout
+from rlxf.attention.faiss_support import check_search_backend
+from rlxf.attention.kernels.base import Kernel, RecurrentKernelState
+from rlxf.attention.memory.knn_search import SEARCH_FUNCTIONS, KNNMask, SearchBackend
+from rlxf.attention.positions.base import Position
+
+MAX_SCORES = 2**24
+"""Maximum number of scores in memory at a time during the search: 64 MB in float32."""
+
+MIN_SPARSITY = 4
+"""Candidate tokens are compacted before the search if fewer than 1 / MIN_SPARSITY are visible to a query."""
+
+INITIAL_SCALE = 20.0
+"""Initial value of exp(s), as in public code: unscaled cosine scores are too uniform to select by."""
+
+
+@dataclass(frozen=True, eq=False)
+class FarLayerCache(LayerCache):
+    """`LayerCache` with an additional buffer of F slots for far tokens.
+
+    Args:
+        far_keys: (B, H, F, D), of unit length, without position encoding.
+        far_values: (B, H, F, D).
+    """
+
+    far_keys: Tensor
+    far_values: Tensor
+
+    def write_far(self, slot: int, k: Tensor, v: Tensor) -> None:
+        """Write k and v to a slot of the far buffer, in place. Shapes as in `write`."""
+        self.far_keys[:, :, slot : slot + 1] = k
+        self.far_values[:, :, slot : slot + 1] = v
+
+    def rows(self, rows: Tensor) -> "FarLayerCache":
+        """See `LayerCache`."""
+        near = super().rows(rows)
+        far = (x.index_select(0, rows) for x in (self.far_keys, self.far_values))
+        return FarLayerCache(near.keys, near.values, near.table, *far)
+
+    def moved(self, kept: slice) -> "FarLayerCache":
+        """Return a cache with the kept far tokens at the start of a new buffer of the same size."""
+        far = [torch.zeros_like(self.far_keys), torch.zeros_like(self.far_values)]
+        for buffer, old in zip(far, (self.far_keys, self.far_values), strict=True):
+            buffer[:, :, : kept.stop - kept.start] = old[:, :, kept]
+        return FarLayerCache(self.keys, self.values, self.table, *far)
+
+
+class KNNAttention(Attention):
+    """Attention layer that retrieves far tokens from a `KNN` memory.
+
+    Parameter ``log_scale`` (H,) is s and ``gate`` (H,) is w in the formulas of `KNN`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        position: Position | None,
+        kernel: Kernel,
+        dropout: float,
+        top: int,
+        index: SearchBackend = "torch",
+    ):
+        super().__init__(width, heads, position, kernel, dropout)
+        check_search_backend(index)
+        self.top = top
+        self.nearest = SEARCH_FUNCTIONS[index]
+        self.log_scale = nn.Parameter(torch.full((heads,), math.log(INITIAL_SCALE)))
+        self.gate = nn.Parameter(torch.zeros(heads))
+
+    def forward(self, x: Tensor, memory: Projected | None, relation: AttentionMask) -> Tensor:
+        """Attend over far and local tokens. The first keys and values of memory belong to far tokens."""
+        far, near = self._split_memory(memory, relation)
+        q, k, v = self.project_qkv(x, near, relation)
+        return self._merge_heads(
+            self._add_far(q, self.segment_average(q, k, v, relation), far, relation), relation
+        )
+
+    def weights(self, x: Tensor, memory: Projected | None, relation: AttentionMask) -> Tensor:
+        """Return the attention weights over far and local tokens, (B, H, T, F + M + T)."""
+        (k, _), near = self._split_memory(memory, relation)
+        of_near = super().weights(x, near, relation)
+        assert isinstance(relation, KNNMask)
+        q = self.project_queries(relation.queries(x))
+        chosen, weight, g = self._nearest(q, k, relation.far_mask())
+        of_far = q.new_zeros(*q.shape[:3], k.shape[2]).scatter(-1, chosen, weight)
+        return torch.cat([g * of_far, (1 - g) * of_near], dim=-1)
+
+    def step(
+        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, relation: AttentionMask
+    ) -> Tensor:
+        """See `Attention`."""
+        assert isinstance(cache, FarLayerCache)
+        q, projected = self._project_jointly(x)
+        self._write(projected, cache, slot, relation)
+        near = self.average(q, cache.keys, cache.values, relation, cache.table)
+        return self._merge_heads(
+            self._add_far(q, near, (cache.far_keys, cache.far_values), relation), relation
+        )
+
+    def write(
+        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, relation: AttentionMask
+    ) -> None:
+        """See `Attention`."""
+        assert isinstance(cache, FarLayerCache)
+        self._write(self.project(x), cache, slot, relation)
+
+    def _write(self, projected: Projected, cache: FarLayerCache, slot: int, relation: AttentionMask) -> None:
+        assert isinstance(relation, KNNMask)
+        cache.write(slot, *self.prepare_keys(projected, relation.query.position))
+        cache.write_far(relation.slot, *self.far(projected))
+
+    def far(self, projected: Projected) -> tuple[Tensor, Tensor]:
+        """Return keys and values for the kNN search, without position encoding and gradient."""
+        return self.as_key(projected[0]).detach(), projected[1].detach()
+
+    def as_key(self, k: Tensor) -> Tensor:
+        """Normalize keys to length 1."""
+        return F.normalize(k, dim=-1)
+
+    def _with_query_extras(self, q: Tensor, x: Tensor) -> Tensor:
+        """Scale queries so that ``q . k / sqrt(D)`` is the scaled cosine similarity."""
+        scale = self.log_scale.exp()[:, None, None] * self.size**0.5
+        return super()._with_query_extras(F.normalize(q, dim=-1) * scale, x)
+
+    def _split_memory(
+        self, memory: Projected | None, relation: AttentionMask
+    ) -> tuple[tuple[Tensor, Tensor], Projected]:
+        """Split keys and values of memory into those of far and of local tokens."""
+        assert memory is not None
+        assert isinstance(relation, KNNMask)
+        count = relation.far.shape[1]
+        far = tuple(part[:, :, :count] for part in memory)
+        return self.far(far), tuple(part[:, :, count:] for part in memory)
+
+    def _add_far(
+        self, q: Tensor, near: Tensor, far: tuple[Tensor, Tensor], relation: AttentionMask
+    ) -> Tensor:
+        """Compute ``g o_far + (1 - g) o_near``: near (B, H, Tq, D), far keys and values (B, H, F, D).
+
+        Queries are processed in chunks, because the scores of all queries against thousands of keys may
+        not fit into memory.
+        """
+        assert isinstance(relation, KNNMask)
+        if not far[0].shape[2]:
+            return near
+        size = max(1, MAX_SCORES // far[0][..., 0].numel())
+        chunks = (slice(start, start + size) for start in range(0, q.shape[2], size))
+        mixed = [self._mix(q[:, :, c], near[:, :, c], far, relation.far_mask(c)) for c in chunks]
+        return torch.cat(mixed, dim=2)
+
+    def _mix(self, q: Tensor, near: Tensor, far: tuple[Tensor, ...], mask: Tensor) -> Tensor:
+        """Compute `_add_far` for all queries at once, given their mask over far tokens (B, Tq, F)."""
+        columns = mask.flatten(0, 1).any(0).nonzero()[:, 0]
+        if MIN_SPARSITY * len(columns) < mask.shape[-1]:
+            far, mask = tuple(part[:, :, columns] for part in far), mask[..., columns]
+        keys, values = far
+        chosen, weight, g = self._nearest(q, keys, mask)
+        o = (weight[..., None] * gather_top(values, chosen)).sum(-2)
+        return g * o + (1 - g) * near
+
+    def _nearest(self, q: Tensor, keys: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return indices of the k best keys, their softmax weights (0 where masked) and the gate.
+
+        Indices and weights are (B, H, Tq, k). The gate is (B, H, Tq, 1), 0 for queries without far tokens.
+        """
+        with torch.no_grad():
+            chosen = self.nearest(q, keys, mask, self.top)
+        visible = mask[:, None].expand(-1, q.shape[1], -1, -1).gather(-1, chosen)
+        scores = (q[..., None, :] * gather_top(keys, chosen)).sum(-1) * self.size**-0.5
+        weight = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
+        g = self.gate.sigmoid()[:, None, None] * visible.any(-1, keepdim=True)
+        return chosen, apply_dropout(weight * visible, self._dropout), g
+
+
+def gather_top(x: Tensor, chosen: Tensor) -> Tensor:
+    """Gather x (B, H, F, D) at indices chosen (B, H, Tq, k) -> (B, H, Tq, k, D)."""
+    slots = chosen.flatten(2)[..., None].expand(-1, -1, -1, x.shape[-1])
+    return x.gather(2, slots).unflatten(2, chosen.shape[2:])

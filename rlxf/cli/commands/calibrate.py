@@ -1,0 +1,151 @@
+"""``rlxf calibrate``: choose an early-exit threshold with a guaranteed risk for the agent of a run."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tyro.conf import Positional
+
+from rlxf.cli.argument_checks import Count, check_counts, check_from_zero
+from rlxf.cli.output import print_out
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import VecEnv
+
+    from rlxf.agents.calibration import Calibration
+    from rlxf.training import RunFolder
+
+
+EPISODES = 100
+"""Default number of episodes for a GTrXLPPO."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrate:
+    """Calibrate the early-exit threshold of the agent of a run, and save it in its checkpoints.
+
+    The core must have depth CALM, e.g. from "rlxf train gtrxl --core.depth calm --core.layers 4". The risk is
+    the fraction of an episode's steps in which the most likely action differs from that of the full-depth
+    model. With probability 1 - delta, its mean over episodes, with equal weight for each episode, is at most
+    alpha. A GTrXLPPO plays calibration episodes of its task; a Decision Transformer reads a dataset.
+
+    Confidence thresholds are tested from the safest to the least safe. The last one that passes is saved in
+    the checkpoint; the best checkpoint, if there is one, gets a threshold of its own. "rlxf evaluate" then
+    uses it and logs the mean number of layers as eval/mean_depth. Further training resets the threshold,
+    because it is valid only for these weights.
+
+    Example: rlxf calibrate runs/tmaze-calm --alpha 0.05 --episodes 200
+    """
+
+    run: Positional[Path]
+    """Folder of the run."""
+    alpha: float = 0.05
+    """Largest mean fraction of an episode's steps with a different most likely action, between 0 and 1."""
+    delta: float = 0.05
+    """Probability that the guarantee does not hold, between 0 and 1."""
+    episodes: Count | None = None
+    """Number of episodes that a GTrXLPPO plays. None means 100.
+    A threshold can pass only with at least log(delta) / log(1 - alpha) episodes: 59 with the defaults."""
+    dataset: tuple[str, ...] = ()
+    """Minari ids of calibration episodes for a Decision Transformer, preferably not its training data.
+    By default its training data are used, which weakens the guarantee."""
+    n_envs: Count = 32
+    """Number of parallel environments, at most one per episode."""
+    seed: int = 2_000_000
+    """Seed of the environments. The default differs from those of training and of "rlxf evaluate"."""
+    trust: bool = False
+    """Trust the authors of the run and of its data.
+    The module that their environment names is imported, and its arguments and wrappers are used.
+    Without this flag, only registered environments are used."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the tensors. "auto" selects the GPU if there is one."""
+
+    def prepare(self) -> Callable[[], None]:
+        """Load the agents, make the environments, and return the calibration to run."""
+        from rlxf.agents.calibration import calm_depth, check_levels
+        from rlxf.cli.finalize_run import checkpoints_of
+        from rlxf.cli.run_loading import OFFLINE, agent_name
+        from rlxf.cli.torchrun_job import init_distributed
+        from rlxf.training import RunFolder
+        from rlxf.training.distributed.init import process_group
+
+        init_distributed()
+        process_group().check_single_process("rlxf calibrate")
+        check_counts(self, "episodes", "n_envs")
+        check_from_zero(self, "seed")
+        check_levels(self.alpha, self.delta)
+        run = RunFolder.open(self.run)
+        load = self._offline if agent_name(run) == OFFLINE else self._online
+        agents = {name: load(run, path) for name, path in checkpoints_of(run).items()}
+        for agent in agents.values():
+            calm_depth(agent.policy.transformer)
+        env = None if agent_name(run) == OFFLINE else self._env(run)
+        return partial(self._calibrate, agents, env, run)
+
+    def _offline(self, run: "RunFolder", path: Path) -> Any:
+        """Load the Decision Transformer of a checkpoint with the calibration data."""
+        from rlxf.agents.decision_transformer import DecisionTransformer
+
+        if self.episodes is not None:
+            raise ValueError(
+                f"--episodes applies to GTrXLPPO only, got {self.episodes}: a Decision Transformer reads the "
+                f"episodes of --dataset"
+            )
+        return DecisionTransformer.load(path, list(self.dataset) or run.config["dataset"], device=self.device)
+
+    def _online(self, run: "RunFolder", path: Path) -> Any:
+        """Load the GTrXLPPO of a checkpoint."""
+        from rlxf.agents.gtrxl import GTrXLPPO
+        from rlxf.agents.gtrxl.calibration import check_independent_episodes
+
+        if self.dataset:
+            raise ValueError(
+                f"--dataset applies to Decision Transformers only, got {', '.join(self.dataset)}: a GTrXLPPO "
+                f"plays --episodes of its task"
+            )
+        agent = GTrXLPPO.load(path, device=self.device)
+        check_independent_episodes(agent)
+        return agent
+
+    def _env(self, run: "RunFolder") -> "VecEnv":
+        """Make the environments of a run, with raw observations."""
+        from rlxf.cli.run_loading import make_env
+
+        return make_env(run, None, {}, min(self.n_envs, self.episodes or EPISODES), self.trust)
+
+    def _calibrate(self, agents: Mapping[str, Any], env: "VecEnv | None", run: "RunFolder") -> None:
+        from rlxf.cli.finalize_run import HEADINGS, checkpoints_of
+        from rlxf.cli.run_loading import normalize_as_in_training
+
+        with ExitStack() as stack:
+            if env is not None:
+                stack.callback(env.close)
+            for name, agent in agents.items():
+                path = checkpoints_of(run)[name]
+                calibration = self._calibrate_agent(agent, env and normalize_as_in_training(run, env, path))
+                agent.save(path)
+                table = calibration.table()
+                table.title = f"{HEADINGS[name].format(agent.num_timesteps)}\n{table.title}"
+                print_out(table)
+                print_out(_describe(calibration, path))
+
+    def _calibrate_agent(self, agent: Any, env: "VecEnv | None") -> "Calibration":
+        if env is None:
+            calibration: Calibration = agent.calibrate(self.alpha, self.delta)
+        else:
+            episodes = self.episodes or EPISODES
+            calibration = agent.calibrate(env, self.alpha, self.delta, episodes=episodes, seed=self.seed)
+        return calibration
+
+
+def _describe(calibration: "Calibration", path: Path) -> str:
+    """Return the result in one line."""
+    if not calibration.kept.any():
+        return f"no threshold passes, so early exit stays off; use more episodes or a larger alpha: {path}"
+    result = f"threshold {calibration.threshold:g}, saved: {path}"
+    if len(calibration.depth) > 1 and calibration.depth.min() == calibration.depth.max():
+        return f"all thresholds exit after {calibration.depth[0]:g} passes and save nothing; {result}"
+    return result

@@ -1,0 +1,142 @@
+"""``rlxf distill``: distill the agent of a run into a smaller student, saved as a new run."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro.conf import Positional
+
+from rlxf.agents.common.distillation import Distillation
+from rlxf.agents.common.retrieval import check_teacher_without_datastore
+from rlxf.agents.decision_transformer import DecisionTransformer
+from rlxf.agents.decision_transformer import checkpoint as offline_checkpoint
+from rlxf.agents.gtrxl import GTrXLPPO
+from rlxf.agents.gtrxl import checkpoint as online_checkpoint
+from rlxf.attention import TransformerSpec
+from rlxf.cli.argument_checks import Count, check_counts
+from rlxf.cli.finalize_run import error_context, save_agent
+from rlxf.cli.options.env_options import EnvOptions
+from rlxf.cli.output import as_table, print_out
+from rlxf.cli.progress import OFFLINE as OFFLINE_FIGURES
+from rlxf.cli.progress import ONLINE as ONLINE_FIGURES
+from rlxf.cli.progress import progress
+from rlxf.cli.run_loading import OFFLINE, Agent, agent_name, load_agent
+from rlxf.cli.torchrun_job import init_distributed
+from rlxf.training import RunFolder
+from rlxf.training.distributed.init import process_group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distill:
+    """Distill the agent of a run into a smaller student, and save the student in a new folder.
+
+    The student has the techniques and settings of its teacher, except for the sizes given here. It trains on
+    the same datasets or in the same task as the teacher did. "rlxf evaluate" evaluates it as any other run.
+
+    Example: rlxf distill runs/gtrxl-rlxf-TMaze-v0-0 --steps 20000 --layers 1
+    """
+
+    teacher: Positional[Path]
+    """Folder of the teacher's run."""
+    steps: Count = 100_000
+    """Number of updates of a Decision Transformer, or of environment steps of a GTrXLPPO."""
+    width: Count | None = None
+    """Model width: features per token. None means half of the teacher's."""
+    layers: Count | None = None
+    """Number of layers. None means that of the teacher. Fewer layers act faster."""
+    heads: Count | None = None
+    """Number of attention heads. None means that of the teacher."""
+    temperature: float = 2.0
+    """Softmax temperature of the compared action distributions. 1 means the distributions of the agents."""
+    hidden_coef: float = 1.0
+    """Coefficient of the loss between hidden states. 0 turns it off."""
+    actor: Literal["student", "teacher"] = "student"
+    """Agent that acts in the environments of a GTrXLPPO. It does not apply to Decision Transformers."""
+    seed: int = 0
+    """Seed of weights, windows, actions and environments. Equal seeds give equal runs on one machine."""
+    run: Path | None = None
+    """New folder of the run. None means the folder of the teacher with the suffix "-student".
+    It must not exist."""
+    trust: bool = False
+    """Trust the authors of the run and of its data.
+    The module that their environment names is imported, and its arguments and wrappers are used.
+    Without this flag, only registered environments are used."""
+    progress_bar: bool = True
+    """Show steps, returns and losses every few seconds."""
+    quiet: bool = False
+    """Print only warnings, errors and the final result, without settings and progress."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the tensors. "auto" selects the GPU if there is one."""
+
+    def prepare(self) -> Callable[[], None]:
+        """Load the teacher, build the student, create the run, and return the training to run."""
+        init_distributed()
+        process_group().check_single_process("rlxf distill")
+        check_counts(self, "steps", "width", "layers", "heads")
+        if self._path.exists():
+            raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")
+        distillation = Distillation(self.temperature, self.hidden_coef)
+        source = RunFolder.open(self.teacher)
+        teacher, student = (self._offline if agent_name(source) == OFFLINE else self._online)(source)
+        check_teacher_without_datastore(teacher.memory)
+        run = RunFolder.create(self._path, self._config(source, student))
+        student.set_logger(run.make_logger())
+        return partial(self._train, teacher, student, distillation, run)
+
+    @property
+    def _path(self) -> Path:
+        return self.teacher.with_name(f"{self.teacher.name}-student") if self.run is None else self.run
+
+    def _offline(self, source: RunFolder) -> tuple[Agent, Agent]:
+        """Return the teacher, and a student on the same datasets."""
+        if self.actor != "student":
+            raise ValueError(
+                f"--actor applies to GTrXLPPO only, got {self.actor}: a Decision Transformer is trained on "
+                f"datasets, without environments"
+            )
+        teacher = DecisionTransformer.load(source.checkpoint, device=self.device)
+        settings = offline_checkpoint.constructor_settings(teacher) | self._own(teacher.core)
+        return teacher, DecisionTransformer(source.config["dataset"], device=self.device, **settings)
+
+    def _online(self, source: RunFolder) -> tuple[Agent, Agent]:
+        """Return the teacher, and a student in environments with the same task and normalization."""
+        n_envs = source.config["n_envs"]
+        env = EnvOptions.of_run(source.config, None, {}, self.trust).make(n_envs, self.seed)
+        teacher = load_agent(source, env, source.checkpoint, self.device)
+        assert isinstance(teacher, GTrXLPPO)
+        settings = online_checkpoint.constructor_settings(teacher) | self._own(teacher.core)
+        return teacher, GTrXLPPO(type(teacher.policy), teacher.env, device=self.device, **settings)
+
+    def _own(self, core: TransformerSpec) -> dict[str, Any]:
+        """Return the constructor arguments that differ from those of the teacher."""
+        sizes = {name: getattr(self, name) for name in ("width", "layers", "heads")}
+        given = {name: size for name, size in sizes.items() if size is not None}
+        small = replace(core, feed_forward=None, **({"width": core.width // 2} | given))
+        return {"core": small, "seed": self.seed}
+
+    def _config(self, source: RunFolder, student: Agent) -> dict[str, Any]:
+        """Return the configuration of the teacher's run, updated with the options of the student."""
+        own = {name: getattr(self, name) for name in ("steps", "temperature", "hidden_coef", "actor", "seed")}
+        return source.config | own | {"teacher": str(self.teacher), "core": student.core.to_dict()}
+
+    def _train(self, teacher: Any, student: Any, distillation: Distillation, run: RunFolder) -> None:
+        if not self.quiet:
+            print_out(as_table(str(run.path), run.config))
+        online = isinstance(student, GTrXLPPO)
+        actor = {"actor": self.actor} if online else {}
+        unit, figures = (
+            ("steps", ONLINE_FIGURES | OFFLINE_FIGURES) if online else ("updates", OFFLINE_FIGURES)
+        )
+        verbose = self.progress_bar and not self.quiet
+        with (
+            error_context(run),
+            closing(student.logger),
+            progress(verbose, unit, self.steps, figures) as callbacks,
+        ):
+            try:
+                student.distill(teacher, self.steps, distillation, callback=callbacks, **actor)
+            finally:
+                save_agent(student, run)

@@ -1,0 +1,265 @@
+"""Options of the transformer core on the command line, by the names of techniques."""
+
+import json
+import re
+import warnings
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from functools import partial, reduce
+from operator import and_, or_
+from typing import Annotated, Any, get_type_hints
+
+from tyro.conf import arg
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
+
+from rlxf.attention import ALiBi, Full, RoPE, Sinusoidal, TransformerSpec
+from rlxf.attention.memory.base import Memory
+from rlxf.attention.patterns.base import UNLIMITED, Pattern
+from rlxf.attention.patterns.window import limit_distance
+from rlxf.attention.registry import COMBINATORS, HEADS, OPTIONAL, TECHNIQUES, technique_from_json
+from rlxf.cli.help_text import QUESTIONS
+
+NONE, FIT_MEMORY = "None", "fitting"
+CHOOSABLE = {
+    axis: [*([FIT_MEMORY] if axis == "pattern" else []), *([NONE] if axis in OPTIONAL else []), *techniques]
+    for axis, techniques in TECHNIQUES.items()
+} | {"head": [*HEADS]}
+"""Names that can be chosen for each axis and for output heads.
+
+The pattern ``fitting`` is the largest one that fits the memory: a token attends to itself and to as many
+earlier tokens as the memory holds.
+"""
+
+OPERATORS = {"|": or_, "&": and_}
+"""Operators that join patterns, in the order of increasing precedence, as in Python."""
+
+
+def match_name(axis: str, text: str) -> str:
+    """Return the name of a technique; case, dashes and underscores in ``text`` are ignored.
+
+    Raises:
+        ValueError: if the technique does not exist.
+    """
+    name = _match(axis, text)
+    if name is None:
+        raise ValueError(f"unknown {axis} {text!r}; choose one of {', '.join(CHOOSABLE[axis])}")
+    return name
+
+
+def is_description(axis: str, text: str) -> bool:
+    """Return whether the text is a JSON object or a combination of patterns instead of a name."""
+    return text.lstrip().startswith("{") or _operator(axis, text) is not None
+
+
+def parse_technique(axis: str, text: str) -> Any:
+    """Parse a technique: a name, a JSON object with options, or a combination of patterns.
+
+    Patterns are combined as in Python, ``strided & window | dilated``, where each is a name or a JSON object.
+
+    Raises:
+        TypeError, ValueError: if a technique or option does not exist, or the text is not valid JSON.
+    """
+    if operator := _operator(axis, text):
+        return reduce(
+            OPERATORS[operator], [parse_technique(axis, part.strip()) for part in text.split(operator)]
+        )
+    if not text.lstrip().startswith("{"):
+        return technique_from_json(axis, {"name": match_name(axis, text)})
+    try:
+        return technique_from_json(axis, json.loads(text))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{text} is not valid JSON: {error}") from error
+
+
+def given_techniques(args: Sequence[str]) -> dict[str, str]:
+    """Return axis -> name or description given with ``--core.AXIS``, without names that do not exist."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    for axis in TECHNIQUES:
+        parser.add_argument(f"--core.{axis}", dest=axis, nargs="?")
+    given = vars(parser.parse_known_args(args)[0])
+    return {axis: name for axis, text in given.items() if (name := _chosen(axis, text or ""))}
+
+
+def _chosen(axis: str, text: str) -> str | None:
+    return text if is_description(axis, text) else _match(axis, text)
+
+
+def _operator(axis: str, text: str) -> str | None:
+    """Return the operator with the lowest precedence in the text; None without operators.
+
+    No option of a pattern is a text that contains an operator.
+    """
+    return next((sign for sign in OPERATORS if sign in text), None) if axis in COMBINATORS else None
+
+
+def _match(axis: str, text: str) -> str | None:
+    plain = text.replace("-", "").replace("_", "").lower()
+    return next((name for name in CHOOSABLE[axis] if name.lower() == plain), None)
+
+
+SCALAR_OPTIONS = {
+    "width": "Model width: features per token. 64 suits small observations, 128 to 384 images.",
+    "layers": "Number of layers. Each layer extends the reach of the memory by the memory length.",
+    "heads": "Number of attention heads. It must divide the width.",
+    "feed_forward": "Hidden features of the feed-forward sublayer. None means 4 times the width.",
+    "feed_forward_chunk": "Tokens per chunk of the feed-forward sublayer, to save memory. None means all.",
+    "norm": "Position of the layer norm: before each sublayer (pre) or after it (post).",
+    "final_norm": "Apply a final layer norm to the output.",
+    "activation": "Activation function of the feed-forward sublayer.",
+    "dropout": "Dropout probability of attention weights and features. It must be 0 for PPO.",
+}
+"""Help texts of the fields of `TransformerSpec` that are not techniques. Agents fix the remaining fields:
+they are causal and have no cross-attention."""
+
+
+OTHER_POSITIONS = (RoPE(), Sinusoidal(), ALiBi(), None)
+"""Position techniques to try, in this order, if the default is incompatible with the other choices."""
+
+
+def core_registry(args: Sequence[str]) -> ConstructorRegistry:
+    """Return the tyro registry that parses a `TransformerSpec`.
+
+    The available options depend on the techniques named in ``args``: ``--core.residual.bias 1`` needs
+    ``--core.residual gru-gate``. A JSON object contains its options:
+    ``--core.pattern '{"name": "Window", "size": 9}'``.
+    """
+    registry = ConstructorRegistry()
+    registry.struct_rule(partial(_spec_rule, given_techniques(args), _names_position(args)))
+    return registry
+
+
+def bound_to_memory(memory: Memory | None, pattern: Pattern) -> Pattern:
+    """Return the pattern, bounded to the length of the memory if it reaches farther back.
+
+    Tokens then see the same keys at every position of a segment.
+    """
+    if memory is None or memory.visible_pattern(pattern).max_distance <= memory.length:
+        return pattern
+    return limit_distance(pattern, memory.length)
+
+
+def bound_with_warning(memory: Memory | None, requested: Pattern) -> Pattern:
+    """Return the requested pattern, bounded by `bound_to_memory`.
+
+    Warns:
+        UserWarning: if the pattern is bounded.
+    """
+    pattern = bound_to_memory(memory, requested)
+    if pattern != requested:
+        longer = (
+            "a longer memory"
+            if requested.max_distance >= UNLIMITED
+            else f"--core.memory.length {requested.max_distance}"
+        )
+        warnings.warn(
+            f"pattern {requested} reaches farther back than memory {memory}, so that single steps and "
+            f"segments would differ; it is bounded to {pattern}. To keep its reach, use {longer}",
+            stacklevel=2,
+        )
+    return pattern
+
+
+def _names_position(args: Sequence[str]) -> bool:
+    """Return whether the position or one of its options is given."""
+    return any(re.match(r"--(no-)?core\.position([.=]|$)", word.lower()) for word in args)
+
+
+def _spec_rule(
+    names: dict[str, str], position_named: bool, info: StructTypeInfo
+) -> StructConstructorSpec | None:
+    if info.type is not TransformerSpec:
+        return None
+    types = get_type_hints(TransformerSpec)
+    sizes = [
+        StructFieldSpec(name, types[name], getattr(info.default, name), SCALAR_OPTIONS[name])
+        for name in SCALAR_OPTIONS
+    ]
+    axes = [
+        field for axis in TECHNIQUES for field in _axis(axis, getattr(info.default, axis), names.get(axis))
+    ]
+    join = TransformerSpec if position_named else with_compatible_position
+    return StructConstructorSpec(partial(_build, join), (*sizes, *axes))
+
+
+def _axis(axis: str, default: Any, name: str | None) -> Iterator[StructFieldSpec]:
+    """Yield the field that chooses a technique, and the options of the named or the default technique."""
+    default_name = FIT_MEMORY if axis == "pattern" else NONE if default is None else type(default).__name__
+    of = "One of the following, or several joined by & and |:" if axis in COMBINATORS else "One of"
+    description = f"{QUESTIONS[axis].capitalize()} {of} {', '.join(CHOOSABLE[axis])}."
+    yield StructFieldSpec(axis, _name_type(axis), default_name, description)
+    technique = TECHNIQUES[axis].get(name or default_name)
+    if technique is not None and fields(technique):
+        options = default if type(default) is technique else technique()
+        yield StructFieldSpec(_options(axis), _within(axis, technique), options)
+
+
+def _name_type(axis: str) -> Any:
+    """Return the type of an option that takes the name or the JSON description of a technique."""
+    spec = PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="NAME",
+        instance_from_str=lambda words: (parse_technique if is_description(axis, words[0]) else match_name)(
+            axis, words[0]
+        ),
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda name: [name],
+    )
+    return Annotated[str, spec]
+
+
+def _within(axis: str, technique: type) -> Any:
+    """Return the technique annotated so that its options begin with ``--core.AXIS.``"""
+    return Annotated[technique, arg(name=axis)]
+
+
+def _options(axis: str) -> str:
+    return f"{axis}_options"
+
+
+def with_compatible_position(**choices: Any) -> TransformerSpec:
+    """Build the spec of these choices, with another position if the default is incompatible.
+
+    Raises:
+        ValueError: if no position is compatible; the message is that of the default position.
+
+    Warns:
+        UserWarning: if a position other than the default is chosen.
+    """
+    try:
+        return TransformerSpec(**choices)
+    except ValueError as refusal:
+        for position in OTHER_POSITIONS:
+            with suppress(ValueError):
+                spec = TransformerSpec(**choices | {"position": position})
+                warnings.warn(
+                    f"the default position is incompatible with the other choices: {refusal}; {position} is "
+                    f"used instead. To choose another one, pass --core.position",
+                    stacklevel=2,
+                )
+                return spec
+        raise
+
+
+def _build(join: Callable[..., TransformerSpec], **values: Any) -> TransformerSpec:
+    chosen = {axis: _technique(axis, values) for axis in TECHNIQUES if values[axis] != FIT_MEMORY}
+    sizes = {name: values[name] for name in SCALAR_OPTIONS}
+    requested = chosen.pop("pattern", None)
+    memory = chosen["memory"]
+    pattern = bound_to_memory(memory, Full()) if requested is None else bound_with_warning(memory, requested)
+    return join(**sizes, pattern=pattern, **chosen)
+
+
+def _technique(axis: str, values: dict[str, Any]) -> Any:
+    if values[axis] == NONE:
+        return None
+    if not isinstance(values[axis], str):
+        return values[axis]
+    return values.get(_options(axis)) or TECHNIQUES[axis][values[axis]]()

@@ -1,0 +1,177 @@
+"""Commands under torchrun: the job, its processes, and what each of them prints."""
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+from stable_baselines3.common.logger import Logger
+
+from rlxf.cli.output import print_out
+from rlxf.training import RunFolder
+from rlxf.training.archive import Archive
+from rlxf.training.atomic import atomic_write
+from rlxf.training.distributed.init import init_process_group, process_group
+from rlxf.training.signals import SIGNALS
+from rlxf.training.strict_json import dump_json, load_json
+
+ID = "TORCHELASTIC_RUN_ID"
+FILE = "torchrun.json"
+"""Name of the marker file in the folder of a run. ``config.json`` does not depend on torchrun."""
+UNKNOWN = ""
+"""Agent on systems that do not report the start time of a process; it matches no marker."""
+
+
+@dataclass(frozen=True)
+class TorchrunJob:
+    """Job of torchrun, which stays the same when torchrun restarts its worker processes.
+
+    The job id is not unique, because it is set with ``--rdzv-id``. Jobs are therefore compared by their
+    agents, too: the processes of torchrun itself, one per machine. Agents may join and leave, but two
+    successive starts of a job have at least one agent in common.
+
+    Args:
+        name: job id.
+        agents: host, process id and start time of each agent.
+    """
+
+    name: str
+    agents: frozenset[str]
+
+    @classmethod
+    def current(cls) -> Self | None:
+        """Return the job that started the processes of this group; None without torchrun."""
+        name = os.environ.get(ID)
+        if name is None:
+            return None
+        archives = process_group().gather_archives(Archive({"agent": _agent()}, {}))
+        return cls(name, frozenset(archive.documents["agent"] for archive in archives) - {UNKNOWN})
+
+    def started(self, run: Path) -> bool:
+        """Return whether this job wrote the marker file in the folder of a run."""
+        if not (run / FILE).is_file():
+            return False
+        marker = load_json((run / FILE).read_bytes())
+        if not isinstance(marker, dict) or not isinstance(marker.get("agents"), list):
+            return False
+        return marker.get("name") == self.name and any(agent in marker["agents"] for agent in self.agents)
+
+    def mark(self, run: Path) -> None:
+        """Write the marker file of this job into the folder of a run.
+
+        Raises:
+            OSError: if the file cannot be written.
+        """
+        text = dump_json({"name": self.name, "agents": sorted(self.agents)}, indent=2)
+        atomic_write(run / FILE, lambda handle: handle.write(text))
+
+
+def _agent() -> str:
+    """Return host, process id and start time of the torchrun process that started this one.
+
+    The start time is in clock ticks since boot (proc(5), starttime). It is needed because process ids are
+    reused.
+    """
+    stat = Path(f"/proc/{os.getppid()}/stat")
+    if not stat.is_file():
+        return UNKNOWN
+    return f"{socket.gethostname()} {os.getppid()} {stat.read_text().rpartition(')')[2].split()[19]}"
+
+
+NOTHING, FOLDER, CHECKPOINTS = range(3)
+"""State of a run after a previous start of the same job: no folder, a folder, or checkpoints."""
+
+
+def init_distributed() -> None:
+    """Initialize the process group under torchrun, and silence output and warnings of all but rank 0.
+
+    Errors are still printed by all processes.
+
+    Raises:
+        ValueError: if there are more processes than GPUs.
+        ConnectionError: if other processes do not connect.
+    """
+    if not init_process_group().writes:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # stays open until the process ends
+        warnings.simplefilter("ignore", UserWarning)
+
+
+def create_run(path: Path, config: dict[str, Any]) -> RunFolder:
+    """Create the folder of a run after all processes are ready, with the marker file of the job.
+
+    Raises:
+        FileExistsError, OSError: as in `RunFolder.create`, in the writing process.
+    """
+    job = TorchrunJob.current()
+    process_group().wait()
+    if process_group().writes:
+        RunFolder.create(path, config, fill=lambda folder: None if job is None else job.mark(folder))
+    process_group().wait()
+    return RunFolder(path, config)
+
+
+def rank_zero_logger(make: Callable[[], Logger]) -> Logger:
+    """Return ``make()`` in the writing process, and a logger without outputs in the others."""
+    return make() if process_group().writes else Logger(folder=None, output_formats=[])
+
+
+def restarted_run(path: Path) -> RunFolder | None:
+    """Return the run at ``path`` if torchrun restarted its processes and it has checkpoints; else None.
+
+    If the run belongs to the same job and has no checkpoint, it starts from the beginning: its folder is
+    removed, or renamed if it contains weights. Folders of other jobs are not changed.
+    """
+    job = TorchrunJob.current()
+    if job is None:
+        return None
+    state = process_group().all_reduce_max(_run_state(job, path) if process_group().writes else NOTHING)
+    if state == CHECKPOINTS:
+        return _reopen(job, path)
+    if state == FOLDER and process_group().writes:
+        _clear(path)
+    process_group().wait()
+    return None
+
+
+def _clear(path: Path) -> None:
+    """Remove the folder of a run, or rename it if it contains weights."""
+    if not RunFolder.reopen(path).checkpoint.exists():
+        shutil.rmtree(path)
+        return
+    backup = next(name for name in _backup_names(path) if not name.exists())
+    path.rename(backup)
+    print_out(f"{path} has no checkpoint to resume from: it is renamed to {backup}, and the run starts again")
+
+
+def _backup_names(path: Path) -> Iterator[Path]:
+    return (path.with_name(f"{path.name}-before-{number}") for number in count(1))
+
+
+def _run_state(job: TorchrunJob, path: Path) -> int:
+    """Return the state in which a previous start of the same job left the run."""
+    if not job.started(path):
+        return NOTHING
+    return CHECKPOINTS if RunFolder.reopen(path).checkpoints.files() else FOLDER
+
+
+def _reopen(job: TorchrunJob, path: Path) -> RunFolder:
+    if process_group().writes:
+        job.mark(path)  # machines may have joined the job
+    return RunFolder.reopen(path)
+
+
+def ignore_signals() -> None:
+    """Ignore signals if there are several processes.
+
+    When the first process exits, torchrun sends signals to the others while they still save.
+    """
+    if process_group().count > 1:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)

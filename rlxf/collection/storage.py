@@ -1,0 +1,217 @@
+"""Storage of recorded episodes: dtypes, disk space, and the write of a dataset."""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import minari
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from minari.data_collector import EpisodeBuffer
+from minari.dataset.minari_dataset import parse_dataset_id
+from minari.dataset.minari_storage import MinariStorage
+from minari.namespace import create_namespace, list_local_namespaces
+from minari.storage.datasets_root_dir import get_dataset_path
+from numpy.typing import NDArray
+
+from rlxf.data.space_utils import FLAT
+from rlxf.utils.permissions import not_writable_by_others
+
+
+def storage_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return the space of the stored observations (`stack`), in which float64 becomes float32.
+
+    Raises:
+        TypeError: if Minari does not support a part, such as text that is not a ``gymnasium.spaces.Text``.
+    """
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: storage_space(part) for key, part in space.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple(map(storage_space, space))
+    if isinstance(space, spaces.Box) and space.dtype == np.float64:
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+    if not isinstance(space, (*FLAT, spaces.Text)):
+        raise TypeError(
+            f"Minari does not support the space {space}: convert it to a gymnasium.spaces.Text, or remove it "
+            f"with gymnasium.wrappers.FilterObservation"
+        )
+    return space
+
+
+def stack(observations: Sequence[Any]) -> Any:
+    """Stack T observations to an array (T, ...), nested like them; text to a list; float64 to float32."""
+    first = observations[0]
+    if isinstance(first, dict):
+        return {key: stack([observation[key] for observation in observations]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(map(stack, zip(*observations, strict=True)))
+    if isinstance(first, str):
+        return list(observations)
+    rows = np.stack(observations)
+    return rows.astype(np.float32) if rows.dtype == np.float64 else rows
+
+
+def first_non_finite(rows: Any) -> int | None:
+    """Return the index of the first of T stacked observations with NaN or infinity, or None."""
+    if isinstance(rows, dict):
+        rows = tuple(rows.values())
+    if not isinstance(rows, tuple):
+        return _first_bad(np.asarray(rows))
+    return min((row for row in map(first_non_finite, rows) if row is not None), default=None)
+
+
+def _first_bad(rows: NDArray[Any]) -> int | None:
+    if rows.dtype.kind != "f":
+        return None
+    finite = np.isfinite(rows.reshape(len(rows), -1)).all(axis=1)
+    return None if finite.all() else int(np.argmin(finite))
+
+
+PER_ARRAY = 1 << 14
+"""Upper bound of HDF5's overhead per array in bytes: headers, an index, and the unused part of a chunk."""
+
+
+def check_space(folder: Path, episodes: Iterable[EpisodeBuffer]) -> None:
+    """Raise unless ``folder`` has enough space for the episodes.
+
+    If the disk is full, HDF5 leaves objects that cannot be closed. A later file can then crash the process
+    with a segmentation fault (h5py, issue 914). So this function allocates the space and frees it again.
+
+    Args:
+        folder: folder of the dataset.
+        episodes: episodes to be written next.
+
+    Raises:
+        OSError: if the disk is full, or a quota or a limit of the process is exceeded.
+    """
+    path = folder / "space"
+    needed = sum(_bytes(array) for episode in episodes for array in _arrays(vars(episode)))
+    try:
+        with open(path, "wb") as handle:
+            os.posix_fallocate(handle.fileno(), 0, needed)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _arrays(node: Any) -> Iterator[Any]:
+    """Yield all leaves of nested dicts and tuples. HDF5 stores each as an array."""
+    if isinstance(node, Mapping):
+        node = tuple(node.values())
+    if not isinstance(node, tuple):
+        yield node
+        return
+    for part in node:
+        yield from _arrays(part)
+
+
+def _bytes(array: Any) -> int:
+    """Return the size of the values times 2, since chunks may be half empty, plus the overhead."""
+    return 2 * int(np.asarray(array).nbytes) + PER_ARRAY
+
+
+BATCH_SIZE = 64
+"""Number of episodes that are held in memory and written together."""
+
+
+def check_new(dataset_id: str) -> None:
+    """Raise unless a dataset can be recorded under this id.
+
+    Raises:
+        ValueError: if it is not a Minari id.
+        FileExistsError: if the dataset exists.
+    """
+    try:
+        parse_dataset_id(dataset_id)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{dataset_id!r} is not a Minari id; write namespace/name-v0, for example rlxf/tmaze/mixed-v0"
+        ) from error
+    if get_dataset_path(dataset_id).exists():
+        raise FileExistsError(
+            f"dataset {dataset_id} exists in {get_dataset_path(dataset_id)}; choose another name or version, "
+            f"or delete it first: minari delete {dataset_id}"
+        )
+
+
+@not_writable_by_others()
+def write_dataset(
+    dataset_id: str,
+    episodes: Iterable[EpisodeBuffer],
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    env_spec: EnvSpec | None,
+    metadata: dict[str, Any],
+) -> minari.MinariDataset:
+    """Write episodes to a new HDF5 dataset in batches, images losslessly, and return the dataset.
+
+    The files are in a hidden folder that is renamed at the end; a failure leaves no files.
+
+    Args:
+        dataset_id: new Minari id.
+        episodes: at least one episode; errors of the iterable propagate.
+        observation_space: space of the observations.
+        action_space: space of the actions.
+        env_spec: spec of the environment; None if unknown.
+        metadata: additional metadata with the keys of Minari.
+
+    Raises:
+        OSError: if the disk is full or not writable.
+        FileExistsError: if the dataset exists.
+    """
+    check_new(dataset_id)
+    # Minari joins a relative folder with itself when it computes the size of the dataset, so it is absolute.
+    folder = get_dataset_path().resolve() / f".temporary-{uuid4().hex}"
+    try:
+        with _error_context(dataset_id):
+            (folder / "data").mkdir(parents=True)
+            storage = MinariStorage.new(
+                folder / "data", observation_space, action_space, env_spec, "hdf5", jpeg_encoding=False
+            )
+            storage.update_metadata(
+                {"dataset_id": dataset_id, "minari_version": minari.__version__, **metadata}
+            )
+        for batch in _batches(episodes):
+            with _error_context(dataset_id):
+                check_space(folder, batch)
+                storage.update_episodes(batch)
+        with _error_context(dataset_id):
+            _publish(folder, dataset_id)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return minari.load_dataset(dataset_id)
+
+
+def _batches(episodes: Iterable[EpisodeBuffer]) -> Iterator[list[EpisodeBuffer]]:
+    iterator = iter(episodes)
+    while batch := list(islice(iterator, BATCH_SIZE)):
+        yield batch
+
+
+def _publish(folder: Path, dataset_id: str) -> None:
+    """Flush the files to disk and rename the folder to that of the dataset."""
+    for path in (folder / "data").iterdir():
+        with open(path, "rb") as handle:
+            os.fsync(handle.fileno())
+    namespace, _, _ = parse_dataset_id(dataset_id)
+    if namespace is not None and namespace not in list_local_namespaces():
+        create_namespace(namespace)
+    os.rename(folder, get_dataset_path(dataset_id))
+
+
+@contextmanager
+def _error_context(dataset_id: str) -> Iterator[None]:
+    """Add the dataset and its folder to errors of the disk. HDF5 raises RuntimeError for some of them."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise OSError(
+            f"cannot write dataset {dataset_id} to {get_dataset_path()} ({reason}); its files were removed. "
+            f"Free some space, or set MINARI_DATASETS_PATH to a folder on another disk"
+        ) from error

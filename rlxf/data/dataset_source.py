@@ -1,0 +1,202 @@
+"""Lookup and validation of a Minari dataset before its episodes are read."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import minari
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from minari.dataset.minari_dataset import parse_dataset_id
+from minari.dataset.minari_storage import METADATA_FILE_NAME, is_image_space
+from minari.storage.datasets_root_dir import get_dataset_path
+
+from rlxf.data.download import HDF5, download, find_damage
+from rlxf.data.errors import DatasetError
+from rlxf.data.space_utils import parts_of
+
+SPACES = ("observation_space", "action_space")
+_UNREADABLE = (
+    *(ValueError, TypeError, OSError, KeyError, AttributeError, AssertionError, ImportError),
+    *(NotImplementedError, RecursionError, OverflowError, MemoryError),
+)
+"""Exceptions that Minari and Gymnasium raise for invalid metadata."""
+Dataset: TypeAlias = str | minari.MinariDataset
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Dataset with a selection of its episodes.
+
+    Args:
+        dataset: Minari dataset.
+        selected: indices of the episodes to read, in this order; None for all episodes.
+    """
+
+    dataset: minari.MinariDataset
+    selected: tuple[int, ...] | None
+
+    @property
+    def id(self) -> str:
+        """Minari id."""
+        return self.dataset.id
+
+    @property
+    def file(self) -> Path:
+        """Path of the file with the episodes."""
+        return Path(self.dataset.storage.data_path) / HDF5
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """Metadata of Minari."""
+        return self.dataset.storage.metadata
+
+    @property
+    def episodes(self) -> Sequence[int]:
+        """Indices of the episodes to read."""
+        return range(self.metadata["total_episodes"]) if self.selected is None else self.selected
+
+    @property
+    def observation_space(self) -> spaces.Space[Any]:
+        """Observation space of the dataset."""
+        return self.dataset.observation_space
+
+    @property
+    def action_space(self) -> spaces.Space[Any]:
+        """Action space of the dataset."""
+        return self.dataset.action_space
+
+    @property
+    def eval_env_spec(self) -> EnvSpec | None:
+        """Spec of the evaluation environment; that of the data unless the dataset names another."""
+        # Minari has no public accessor of this spec, only a method that makes the environment.
+        return self.dataset._eval_env_spec or self.dataset.env_spec
+
+    @property
+    def has_jpeg(self) -> bool:
+        """True if images, also those in a Dict or a Tuple, are stored as JPEG."""
+        return self.dataset.storage.jpeg_encoding and _has_image(self.observation_space)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Key of the cache: id, SHA-256 of the metadata and SHA-256 of the selected episodes."""
+        metadata = (self.file.parent / METADATA_FILE_NAME).read_bytes()
+        chosen = None if self.selected is None else _digest(repr(self.selected).encode())
+        return {"id": self.id, "metadata_sha256": _digest(metadata), "episodes_sha256": chosen}
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """Size and modification time of the file, for fast detection of changes."""
+        status = self.file.stat()
+        return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def open_source(dataset: Dataset, download_missing: bool = False) -> Source:
+    """Open a dataset by its id, or validate a ``MinariDataset``; episodes are not read yet.
+
+    Args:
+        dataset: a Minari id, or a ``MinariDataset``, of which only the selected episodes are read.
+        download_missing: True to download a dataset that is missing or incomplete on this machine.
+
+    Raises:
+        DatasetError: if the dataset is unknown, empty, damaged, or not stored as HDF5.
+        TypeError: if ``dataset`` is neither an id nor a ``MinariDataset``.
+        ConnectionError: if the download fails.
+    """
+    opened = _find(dataset, download_missing) if isinstance(dataset, str) else dataset
+    if not isinstance(opened, minari.MinariDataset):
+        raise TypeError(f"a dataset must be a Minari id or a MinariDataset, got {dataset!r}")
+    _check_format(opened.id, opened.storage.metadata)
+    selected = tuple(np.asarray(opened.episode_indices).tolist())
+    if not selected:
+        raise DatasetError(
+            f"dataset {opened.id} has no episodes; record some, or select more with the filter"
+        )
+    complete = selected == tuple(range(opened.storage.total_episodes))
+    return Source(opened, None if complete else selected)
+
+
+def _find(dataset_id: str, download_missing: bool) -> minari.MinariDataset:
+    _check_id(dataset_id)
+    folder = get_dataset_path(dataset_id)
+    damage = find_damage(folder)
+    if damage is not None and download_missing:
+        download(dataset_id)
+    elif not (folder / "data").exists():
+        raise DatasetError(_unknown_message(dataset_id))
+    elif damage is not None:
+        raise DatasetError(_damaged_message(dataset_id, damage))
+    _check_readable(dataset_id, folder)
+    try:
+        return minari.load_dataset(dataset_id)
+    except _UNREADABLE as error:
+        raise DatasetError(f"dataset {dataset_id} in {folder} cannot be opened: {_reason(error)}") from error
+
+
+def _check_readable(dataset_id: str, folder: Path) -> None:
+    """Reject metadata for which Minari would run code.
+
+    Minari creates the environment if a space is missing, and imports the readers of other formats than HDF5.
+    """
+    metadata = json.loads((folder / "data" / METADATA_FILE_NAME).read_bytes())
+    missing = [name for name in SPACES if not isinstance(metadata.get(name), str)]
+    if missing:
+        raise DatasetError(
+            f"dataset {dataset_id} in {folder} cannot be opened: its metadata.json lacks {missing[0]}. It is "
+            f"not read from the environment, whose creation can run code. Record the dataset again"
+        )
+    _check_format(dataset_id, metadata)
+
+
+def _check_id(dataset_id: str) -> None:
+    try:
+        parse_dataset_id(dataset_id)
+    except (ValueError, TypeError) as error:
+        raise DatasetError(
+            f"{dataset_id!r} is not a Minari id; use namespace/name-v0, for example mujoco/hopper/medium-v0"
+        ) from error
+
+
+def _unknown_message(dataset_id: str) -> str:
+    local = minari.list_local_datasets()
+    similar = ", ".join(get_close_matches(dataset_id, local, n=4)) or "none"
+    return (
+        f"dataset {dataset_id!r} is not in {get_dataset_path()} (similar names: {similar}). Download it with "
+        f"download=True (--download), or set MINARI_DATASETS_PATH to the folder that contains it"
+    )
+
+
+def _damaged_message(dataset_id: str, damage: str) -> str:
+    return (
+        f"dataset {dataset_id} in {get_dataset_path(dataset_id)} cannot be opened: {damage}. Download it "
+        f"again with download=True (--download), or record it again"
+    )
+
+
+def _check_format(dataset_id: str, metadata: dict[str, Any]) -> None:
+    data_format = metadata.get("data_format", "hdf5")
+    if data_format != "hdf5":
+        raise DatasetError(
+            f"dataset {dataset_id} is stored as {data_format}; only hdf5 is supported, since Minari's reader "
+            f"of other formats truncates episodes of 32,768 or more steps. Record it with data_format='hdf5'"
+        )
+
+
+def _has_image(space: spaces.Space[Any]) -> bool:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return any(map(_has_image, parts_of(space).values()))
+    return is_image_space(space)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or f"its metadata.json lacks what Minari needs ({type(error).__name__})"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

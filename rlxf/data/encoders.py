@@ -1,0 +1,197 @@
+"""Encoders of observations and actions as rows of arrays, for datasets and while acting."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import DTypeLike, NDArray
+from stable_baselines3.common.preprocessing import is_image_space_channels_first
+
+from rlxf.data.errors import RowError
+from rlxf.data.space_utils import (
+    FLAT,
+    discrete_indices,
+    encoded_width,
+    flatten_rows,
+    is_image,
+    is_text,
+    is_text_only,
+    parts_of,
+    unflatten_rows,
+)
+
+Space = spaces.Space[Any]
+LARGEST_IMAGE = 4096
+"""Largest number of values in an image that is part of a vector observation; each becomes a float32."""
+
+
+class Encoder(Protocol):
+    """Interface of encoders."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """Dtype of a row."""
+
+    def __call__(self, values: Any) -> NDArray[Any]:
+        """Encode n values of the space, stacked along the first axis of each array -> ``(n, *shape)``.
+
+        Raises:
+            RowError: if a value is NaN or infinite in float32, or outside of a discrete space.
+        """
+
+
+def observation_encoder(space: Space) -> "VectorEncoder | ImageEncoder":
+    """Return the encoder of an observation space.
+
+    - **Image**: `ImageEncoder`, for a uint8 Box from 0 to 255 with three axes, or with two axes of at least
+      32. Channels may be first or last; as in Stable-Baselines3, the smallest axis is the channel axis.
+    - **Everything else**: `VectorEncoder`. In a Dict or a Tuple, images of at most `LARGEST_IMAGE` values
+      are features, and text is left out.
+
+    Raises:
+        TypeError: if a part is not a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, or is a larger
+            image. Also if the space contains only text.
+    """
+    if is_image(space):
+        assert isinstance(space, spaces.Box)
+        return ImageEncoder(space)
+    if is_text_only(space):
+        raise TypeError(f"observation space {space} contains only text, which is not supported")
+    _check_vector(space, "observation space")
+    return VectorEncoder(space)
+
+
+def action_encoder(space: Space) -> "VectorEncoder | DiscreteEncoder":
+    """Return the encoder of an action space: `VectorEncoder` for Box, `DiscreteEncoder` for discrete spaces.
+
+    Raises:
+        TypeError: if the space is not a Box, Discrete, MultiDiscrete or MultiBinary, or is discrete with more
+            than one axis.
+    """
+    if isinstance(space, spaces.Box):
+        return VectorEncoder(space)
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        raise TypeError(f"action space {space}: allowed are Box, Discrete, MultiDiscrete and MultiBinary")
+    if len(space.shape or ()) > 1:
+        raise TypeError(f"action space {space}: a discrete space must have at most one axis")
+    return DiscreteEncoder(space)
+
+
+@dataclass(frozen=True)
+class VectorEncoder:
+    """Encoder as float32 (D,): values flattened by Gymnasium's rule, see `flatten_rows`.
+
+    Numbers stay unchanged, and Discrete becomes one-hot. The parts of Dict and Tuple are concatenated; their
+    images are scaled to [0, 1], and their text is left out.
+    """
+
+    space: Space
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(D,)"""
+        return (encoded_width(self.space),)
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """float32"""
+        return np.float32
+
+    def __call__(self, values: Any) -> NDArray[np.float32]:
+        """Encode values as rows (n, D); see `Encoder`."""
+        rows = flatten_rows(self.space, values)
+        finite = np.isfinite(rows).all(axis=1)
+        if not finite.all():
+            row = int(np.argmin(finite))
+            column = int(np.argmin(np.isfinite(rows[row])))
+            raise RowError(row, f"is {rows[row, column]} at index {column}")
+        return rows
+
+    def decode(self, rows: NDArray[np.float32]) -> Any:
+        """Decode rows (n, D) to n values of the space, stacked along the first axis of each array."""
+        return unflatten_rows(self.space, rows)
+
+
+@dataclass(frozen=True)
+class ImageEncoder:
+    """Encoder of images as uint8 (C, H, W), channels first as in Stable-Baselines3.
+
+    C is 1 for images without a channel axis.
+    """
+
+    space: spaces.Box[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, H, W)"""
+        return self._channels_first(np.empty((1, *self.space.shape), np.uint8)).shape[1:]
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """uint8"""
+        return np.uint8
+
+    def __call__(self, values: Any) -> NDArray[np.uint8]:
+        """Encode images as rows (n, C, H, W); see `Encoder`."""
+        return self._channels_first(np.asarray(values, np.uint8).reshape(-1, *self.space.shape))
+
+    def decode(self, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Decode rows (n, C, H, W) to images of the space, (n, ...)."""
+        if len(self.space.shape) == 2:
+            return rows[:, 0]
+        return rows if is_image_space_channels_first(self.space) else np.moveaxis(rows, 1, -1)
+
+    def _channels_first(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        if images.ndim == 3:
+            return images[:, None]
+        if is_image_space_channels_first(self.space):
+            return images
+        return np.moveaxis(images, -1, 1)
+
+
+@dataclass(frozen=True)
+class DiscreteEncoder:
+    """Encoder of discrete values as int64 counted from 0: () for Discrete, else (D,)."""
+
+    space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """() or (D,)"""
+        return self.space.shape or ()
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """int64"""
+        return np.int64
+
+    def __call__(self, values: Any) -> NDArray[np.int64]:
+        """Encode values as rows (n,) or (n, D); see `Encoder`."""
+        return discrete_indices(self.space, values).reshape(-1, *self.shape)
+
+
+def _check_vector(space: Space, where: str) -> None:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, part in parts_of(space).items():
+            _check_vector(part, f"{where}[{key!r}]")
+    elif is_image(space):
+        _check_size(space, where)
+    elif not is_text(space) and not isinstance(space, FLAT):
+        raise TypeError(
+            f"{where} {space} is a {type(space).__name__}; supported are Box, Discrete, MultiDiscrete, "
+            f"MultiBinary, and Dict and Tuple of these; remove it with a wrapper"
+        )
+
+
+def _check_size(image: Space, where: str) -> None:
+    if encoded_width(image) > LARGEST_IMAGE:
+        raise TypeError(
+            f"{where} {image} is an image of {encoded_width(image)} values among other parts, where at most "
+            f"{LARGEST_IMAGE} are allowed; make it smaller with gymnasium.wrappers.TransformObservation, "
+            f"or make it the whole observation, which is processed by a convolutional network"
+        )

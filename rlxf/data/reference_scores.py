@@ -1,0 +1,127 @@
+"""Reference scores that returns are normalized with, and the table of known tasks."""
+
+import math
+import warnings
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from numpy.typing import ArrayLike, NDArray
+
+VERSION = 2
+"""Version of the table; normalized scores are comparable only within a version."""
+
+_D4RL = (
+    "D4RL, d4rl/infos.py of Farama-Foundation/D4RL at 0ace16de, REF_MIN_SCORE and REF_MAX_SCORE of {}; "
+    "Fu et al. 2020, arXiv:2004.07219"
+)
+
+
+@dataclass(frozen=True)
+class ScoreEntry:
+    """Reference scores of an environment.
+
+    Args:
+        environments: patterns of Gymnasium ids; ``*`` matches anything.
+        minimum: return of a random policy.
+        maximum: return of an expert.
+        source: publication of the numbers, and the environment of their measurement if it differs.
+        besides: patterns of ids to exclude, such as variants with other rewards.
+    """
+
+    environments: tuple[str, ...]
+    minimum: float
+    maximum: float
+    source: str
+    exclude: tuple[str, ...] = ()
+
+
+def _d4rl(pattern: str, minimum: float, maximum: float, datasets: str, measured: str) -> ScoreEntry:
+    source = f"{_D4RL.format(datasets)}. {measured}"
+    return ScoreEntry((pattern,), minimum, maximum, source, exclude=("*Dense-v*", "*Sparse-v*"))
+
+
+_MUJOCO = "Measured in version 2 of the environment with mujoco-py; later versions are similar, not equal"
+_ADROIT = "Measured with dense rewards and D4RL's limits of 200 steps, for pen 100"
+_MAZE = "The return is 1 when the goal was reached, after which the episode ends"
+_KITCHEN = "The return is the number of tasks done, of four"
+
+TABLE = (
+    _d4rl("HalfCheetah-v*", -280.178953, 12135.0, "halfcheetah-*", _MUJOCO),
+    _d4rl("Hopper-v*", -20.272305, 3234.3, "hopper-*", _MUJOCO),
+    _d4rl("Walker2d-v*", 1.629008, 4592.3, "walker2d-*", _MUJOCO),
+    _d4rl("Ant-v*", -325.6, 3879.7, "ant-*", _MUJOCO),
+    _d4rl("AdroitHandPen-v*", 96.262799, 3076.8331017826877, "pen-*", _ADROIT),
+    _d4rl("AdroitHandHammer-v*", -274.856578, 12794.134825156867, "hammer-*", _ADROIT),
+    _d4rl("AdroitHandRelocate-v*", -6.425911, 4233.877797728884, "relocate-*", _ADROIT),
+    _d4rl("AdroitHandDoor-v*", -56.512833, 2880.5693087298737, "door-*", _ADROIT),
+    _d4rl("AntMaze_*", 0.0, 1.0, "antmaze-*", _MAZE),
+    _d4rl("FrankaKitchen-v*", 0.0, 4.0, "kitchen-*", _KITCHEN),
+)
+"""Variants with other rewards, such as ``AdroitHandPenSparse-v1``, are excluded."""
+
+
+@dataclass(frozen=True)
+class ReferenceScores:
+    """Reference returns of the normalized score.
+
+    Args:
+        minimum: return of a random policy, with score 0.
+        maximum: return of an expert, with score 100; greater than minimum.
+        source: source of the two numbers.
+
+    Raises:
+        ValueError: if minimum or maximum is not finite, or maximum is not greater than minimum.
+    """
+
+    minimum: float
+    maximum: float
+    source: str
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.maximum - self.minimum) and self.maximum > self.minimum):
+            given = f"{self.minimum} and {self.maximum} from {self.source}"
+            raise ValueError(
+                f"reference scores must be finite, and the maximum greater than the minimum, got {given}"
+            )
+
+    def normalize(self, returns: ArrayLike) -> NDArray[np.float64]:
+        """Compute ``100 (R - minimum) / (maximum - minimum)``, without clipping to [0, 100].
+
+        Source: Fu et al. 2020, arXiv:2004.07219, section 5.1. Minari's ``get_normalized_score`` is the same
+        without the 100.
+        """
+        return 100 * (np.asarray(returns, np.float64) - self.minimum) / (self.maximum - self.minimum)
+
+
+def reference_scores(metadata: dict[str, Any], env_spec: EnvSpec | None) -> ReferenceScores | None:
+    """Return the reference scores of a dataset, else those of its environment in `TABLE`, else None.
+
+    Args:
+        metadata: metadata of a Minari dataset with ``ref_min_score`` and ``ref_max_score``. Invalid values
+            are ignored with a warning.
+        env_spec: spec of its environment.
+    """
+    own = metadata.get("ref_min_score"), metadata.get("ref_max_score")
+    if own[0] is not None and own[1] is not None:
+        try:
+            return ReferenceScores(float(own[0]), float(own[1]), f"metadata of {metadata['dataset_id']}")
+        except (TypeError, ValueError) as error:
+            warnings.warn(f"{error}; those of {metadata['dataset_id']} are ignored", stacklevel=2)
+    return None if env_spec is None else scores_from_table(env_spec.id)
+
+
+def scores_from_table(env_id: str) -> ReferenceScores | None:
+    """Return the reference scores of a Gymnasium id of any version from `TABLE`; None if not listed."""
+    name = env_id.rpartition("/")[2]
+    for row in TABLE:
+        if _matches(name, row.environments) and not _matches(name, row.exclude):
+            source = f"rlxf's table of reference scores, version {VERSION}: {row.source}"
+            return ReferenceScores(row.minimum, row.maximum, source)
+    return None
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

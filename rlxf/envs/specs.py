@@ -1,0 +1,87 @@
+"""Specs of environments and checks of the arguments that they take."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id
+from stable_baselines3.common.vec_env import VecEnv
+
+
+def spec_of(env: VecEnv) -> EnvSpec | None:
+    """Return the Gymnasium spec of the first environment; None if it was not created from an id."""
+    try:
+        spec: EnvSpec | None = env.get_attr("spec", 0)[0]
+    except (AttributeError, NotImplementedError):  # not a Gymnasium environment
+        return None
+    return spec
+
+
+def env_id_of(env: VecEnv) -> str | None:
+    """Return the Gymnasium id of the first environment; None if it was not created from an id."""
+    return getattr(spec_of(env), "id", None)
+
+
+def is_other_version(one: str, other: str) -> bool:
+    """Return whether two ids differ only in their version, as Walker2d-v4 and Walker2d-v5 do."""
+    *name, version = parse_env_id(one)
+    *other_name, other_version = parse_env_id(other)
+    return name == other_name and version != other_version
+
+
+UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
+
+
+def make_single(spec: EnvSpec, **kwargs: Any) -> gymnasium.Env:
+    """Call ``gymnasium.make(spec, **kwargs)`` with the errors of `argument_errors`."""
+    with argument_errors(spec, kwargs):
+        return gymnasium.make(spec, **kwargs)
+
+
+@contextmanager
+def argument_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
+    """Replace a TypeError from the creation of an environment by one that names the environment.
+
+    Raises:
+        TypeError: with the unknown argument and the accepted ones, or with the arguments that were passed.
+    """
+    try:
+        yield
+    except TypeError as error:
+        match = UNEXPECTED.search(str(error))
+        if match is not None and match[1] in kwargs:
+            raise TypeError(f"{spec.id} takes no argument {match[1]!r}{_advice(spec, match[1])}") from error
+        if spec.id in str(error):
+            raise
+        raise TypeError(f"{error}, raised during the creation of {spec.id} with {kwargs}") from error
+
+
+def accepted_arguments(spec: EnvSpec) -> list[str]:
+    """Return the names of the arguments of an environment, including those passed on to base classes."""
+    if spec.entry_point is None:
+        return []
+    creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
+    classes: list[Any] = list(creator.__mro__[:-1]) if isinstance(creator, type) else []
+    functions = [base.__init__ for base in classes] or [creator]
+    names: dict[str, None] = {}
+    for function in functions:
+        parameters = inspect.signature(function).parameters.values()
+        names |= {each.name: None for each in parameters if each.kind in _NAMED and each.name != "self"}
+        if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters):
+            break
+    return list(names)
+
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _advice(spec: EnvSpec, name: str) -> str:
+    accepted = accepted_arguments(spec)
+    near = get_close_matches(name, accepted, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; it takes {', '.join(accepted)}" if accepted else "; it takes none"

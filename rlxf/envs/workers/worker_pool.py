@@ -1,0 +1,254 @@
+"""Pool of worker processes, and the restart of workers that failed."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from rlxf.envs.errors import BrokenEnvironmentError
+from rlxf.envs.workers.options import GOOD_STEPS, Workers
+from rlxf.envs.workers.worker import CLOSE_TIMEOUT, Worker
+from rlxf.envs.workers.worker_main import Call, CallFailure, Make, call
+
+
+@dataclass(eq=False)
+class PendingRestart:
+    """Pending restart, after a delay and in a new process, of environments that failed together.
+
+    Args:
+        makes: function that creates each environment, by its index.
+        calls: reset call of each environment.
+        due: time at which the process is started, by ``time.monotonic``.
+        timeout: seconds after the start within which all environments must be reset.
+    """
+
+    makes: Mapping[int, Make]
+    calls: Mapping[int, Call]
+    due: float
+    timeout: float
+    worker: Worker | None = field(default=None, init=False)
+
+    @property
+    def deadline(self) -> float:
+        """Time of the start of the process or, once it runs, of its timeout, by ``time.monotonic``."""
+        return self.due if self.worker is None else self.due + self.timeout
+
+    def poll(self) -> dict[int, Any] | None:
+        """Start the process if it is due, and return the results of the resets, or their `Fault`.
+
+        Returns:
+            None while the restart is not finished.
+        """
+        now = monotonic()
+        if self.worker is None:
+            self._start(now)
+            return None
+        if now < self.deadline and not self.worker.pipe.poll():
+            return None
+        return self.worker.answers(now)
+
+    def end(self) -> None:
+        """End the process, if it was started."""
+        if self.worker is not None:
+            self.worker.end()
+
+    def _start(self, now: float) -> None:
+        if now >= self.due:
+            self.due = now
+            self.worker = Worker(self.makes)
+            self.worker.send_calls(self.calls)
+
+
+class WorkerPool:
+    """Pool of worker processes; environments that fail are restarted while the others continue.
+
+    Args:
+        makes: function that creates each environment.
+        workers: number of processes, timeouts and restarts.
+    """
+
+    def __init__(self, makes: Sequence[Make], workers: Workers):
+        self.workers = workers
+        self.seeds: list[int | None] = [None] * len(makes)
+        """Seed of each environment, from which the seeds of its restarts are derived."""
+        self.restarts = [0] * len(makes)
+        """Total number of restarts of each environment."""
+        self.causes = [""] * len(makes)
+        """Cause of the last failure of each environment."""
+        self._makes = dict(enumerate(makes))
+        self._failures_in_a_row = [0] * len(makes)
+        self._good_steps = [0] * len(makes)
+        self._workers_by_env: dict[int, Worker] = {}
+        self._recoveries: list[PendingRestart] = []
+        self._called: list[Worker] = []
+        self._final_error: BrokenEnvironmentError | None = None
+        with close_on_error(self):
+            for share in workers.split_envs(len(makes)):
+                self._workers_by_env |= dict.fromkeys(share, Worker({i: self._makes[i] for i in share}))
+
+    @property
+    def available(self) -> set[int]:
+        """Indices of the environments that can be called."""
+        return set(self._workers_by_env)
+
+    @property
+    def start_timeout(self) -> float:
+        """Timeout in seconds of a slow call to all environments; a process runs its calls one by one."""
+        largest = max((len(worker.environments) for worker in self._workers_by_env.values()), default=1)
+        return self.workers.start_timeout * largest
+
+    def send_calls(self, calls: Mapping[int, Call]) -> None:
+        """Send calls to environments that are up; `answers` returns their results.
+
+        Raises:
+            BrokenEnvironmentError: if an environment failed too often before.
+        """
+        self._raise_final_error()
+        calls_of: dict[Worker, dict[int, Call]] = {}
+        for i, each in calls.items():
+            calls_of.setdefault(self._workers_by_env[i], {})[i] = each
+        for worker, worker_calls in calls_of.items():
+            worker.send_calls(worker_calls)
+        self._called = list(calls_of)
+
+    def answers(self, seconds: float) -> dict[int, Any]:
+        """Wait for the results of the calls.
+
+        Returns:
+            The result of each call, or its `CallFailure`. If a process is lost, the fault is returned for
+            all of
+            its environments, including those that were not called.
+        """
+        deadline = monotonic() + seconds
+        called, self._called = self._called, []
+        return {i: result for worker in called for i, result in worker.answers(deadline).items()}
+
+    def find_dead(self) -> dict[int, CallFailure]:
+        """Return the faults of environments whose process ended between calls."""
+        dead_workers = [worker for worker in set(self._workers_by_env.values()) if worker.is_dead]
+        return {i: fault for worker in dead_workers for i, fault in worker.answers(monotonic()).items()}
+
+    def count_step(self, i: int, ended: bool) -> None:
+        """Count a step of environment i. The end of an episode, or enough steps, reset its failure count."""
+        self._good_steps[i] += 1
+        if ended or self._good_steps[i] >= GOOD_STEPS:
+            self._failures_in_a_row[i] = 0
+
+    def restart(self, faults: Mapping[int, CallFailure]) -> None:
+        """Remove the environments that failed, warn with the cause, and schedule their restart.
+
+        Raises:
+            BrokenEnvironmentError: if an environment failed too often in a row.
+        """
+        groups: dict[int, list[int]] = {}
+        for i in sorted(faults):
+            groups.setdefault(id(faults[i]), []).append(i)
+        for failed in groups.values():
+            self._restart(failed, faults[failed[0]])
+
+    def new_reset_call(self, i: int) -> Call:
+        """Return a reset call with a new seed, since the current seed may have caused the failure."""
+        seed = self.seeds[i]
+        if seed is not None:
+            seed = int(np.random.SeedSequence(seed, spawn_key=(self.restarts[i],)).generate_state(1)[0])
+        return call("reset", seed, {})
+
+    def returned(self) -> dict[int, Any]:
+        """Return the reset results, or the `CallFailure`, of environments that finished restarting."""
+        results: dict[int, Any] = {}
+        for recovery in list(self._recoveries):
+            reset_results = recovery.poll()
+            if reset_results is not None and recovery.worker is not None:
+                self._recoveries.remove(recovery)
+                self._workers_by_env |= dict.fromkeys(reset_results, recovery.worker)
+                results |= reset_results
+        return results
+
+    def wait(self) -> None:
+        """Wait until the next restart needs attention: a reply, its start time or its timeout.
+
+        Raises:
+            BrokenEnvironmentError: if an environment failed too often before and is not restarted.
+        """
+        self._raise_final_error()
+        pipes = [each.worker.pipe for each in self._recoveries if each.worker is not None]
+        due = min(each.deadline for each in self._recoveries)
+        connection.wait(pipes, max(0.0, due - monotonic()))
+
+    def close(self) -> None:
+        """Let all processes close their environments, within `CLOSE_TIMEOUT` seconds in total, and end
+        them.
+        """
+        for recovery in self._recoveries:
+            recovery.end()
+        workers = set(self._workers_by_env.values())
+        for worker in workers:
+            worker.request_close()
+        deadline = monotonic() + CLOSE_TIMEOUT
+        for worker in workers:
+            worker.wait(deadline)
+
+    def _restart(self, failed: list[int], fault: CallFailure) -> None:
+        self._remove(failed)
+        for i in failed:
+            self._failures_in_a_row[i] += 1
+            self._good_steps[i] = 0
+            self.restarts[i] += 1
+            self.causes[i] = fault.cause
+        times = max(self._failures_in_a_row[i] for i in failed)
+        if times > self.workers.restarts:
+            count = f"{times} time{'s' * (times > 1)} in a row"
+            reason = f"; it failed {count}, and {self.workers.restarts} restarts in a row are allowed"
+            self._final_error = failure_error(failed, fault, reason)
+            raise self._final_error
+        delay = self.workers.delay(times)
+        warnings.warn(
+            f"{env_label(failed)} {fault.cause}; restarting in {delay:g} s, restart {times} of "
+            f"{self.workers.restarts} in a row\n{fault.traceback}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        makes = {i: self._makes[i] for i in failed}
+        resets = {i: self.new_reset_call(i) for i in failed}
+        timeout = self.workers.start_timeout * len(failed)
+        self._recoveries.append(PendingRestart(makes, resets, monotonic() + delay, timeout))
+
+    def _raise_final_error(self) -> None:
+        if self._final_error is not None:
+            raise self._final_error
+
+    def _remove(self, failed: list[int]) -> None:
+        for worker in {self._workers_by_env[i] for i in failed}:
+            worker.remove_envs(failed)
+        for i in failed:
+            del self._workers_by_env[i]
+
+
+@contextmanager
+def close_on_error(crew: WorkerPool) -> Iterator[None]:
+    """Context manager that ends all processes if its body raises."""
+    try:
+        yield
+    except BaseException:
+        crew.close()
+        raise
+
+
+def env_label(environments: Sequence[int]) -> str:
+    """Return ``environment 3``, or ``environments 3, 4``."""
+    return f"environment{'s' * (len(environments) > 1)} {', '.join(map(str, environments))}"
+
+
+def failure_error(
+    environments: Sequence[int], fault: CallFailure, reason: str = ""
+) -> BrokenEnvironmentError:
+    """Return the error for a fault, with the traceback of the environment as a note."""
+    error = BrokenEnvironmentError(f"{env_label(environments)} {fault.cause}{reason}")
+    if fault.traceback:
+        error.add_note(f"In the environment:\n{fault.traceback}")
+    return error

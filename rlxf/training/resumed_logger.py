@@ -1,0 +1,250 @@
+"""Logs of a resumed run: rows and points after the checkpoint are removed, and TensorBoard writers."""
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from stable_baselines3.common.logger import (
+    Figure,
+    FormatUnsupportedError,
+    HParam,
+    Image,
+    KVWriter,
+    Logger,
+    TensorBoardOutputFormat,
+    Video,
+    filter_excluded_keys,
+)
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
+from rlxf.training.atomic import atomic_write
+from rlxf.training.compat import checkpoint_errors
+from rlxf.training.errors import CheckpointError
+
+EVENTS = "events.out.tfevents.*"
+FINAL = ".final"
+"""Suffix of the event files that `replaced_events` writes."""
+Row = dict[str, str]
+"""A row of a CSV file, by column."""
+
+
+@dataclass(frozen=True)
+class LogPosition:
+    """Size of the logs of a run at a checkpoint.
+
+    Args:
+        rows: number of rows of ``progress.csv``, without its header.
+        events: bytes of each TensorBoard event file, by name.
+    """
+
+    rows: int = 0
+    events: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    @checkpoint_errors()
+    def from_json(cls, document: Any) -> Self:
+        """Read the result of `LogFiles.state`.
+
+        Raises:
+            CheckpointError: if the document is invalid.
+        """
+        rows, events = document["rows"], dict(document["events"])
+        if not all(type(number) is int and number >= 0 for number in (rows, *events.values())):
+            raise CheckpointError("the log positions in the checkpoint must be integers of at least 0")
+        return cls(rows, events)
+
+
+class LogFiles:
+    """Log files of a run; their `state` is part of each checkpoint.
+
+    Implements `Stateful` for `Checkpoints`. Each row is flushed when it is logged, so the files are complete
+    at any checkpoint.
+
+    Args:
+        folder: folder of the run.
+        csv_name: name of the CSV file.
+    """
+
+    def __init__(self, folder: Path, csv_name: str):
+        self.folder, self.csv_name = folder, csv_name
+
+    def state(self) -> dict[str, Any]:
+        """Return the current `LogPosition` as JSON."""
+        rows = len(read_rows(self.folder / self.csv_name))
+        return {"rows": rows, "events": {file.name: file.stat().st_size for file in event_files(self.folder)}}
+
+    def load_state(self, state: Any) -> None:
+        """Do nothing: the logger of a resumed run is already opened at this position."""
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return all rows of a ``progress.csv``, by column, without empty fields.
+
+    A missing file has no rows. An incomplete last row is omitted.
+    """
+    if not path.exists():
+        return []
+    text = path.read_bytes().decode(errors="replace")
+    complete = text[: text.rfind("\n") + 1]
+    rows = csv.DictReader(io.StringIO(complete, newline=""))
+    return [{name: value for name, value in row.items() if name and value} for row in rows]
+
+
+def event_files(folder: Path) -> list[Path]:
+    """Return the TensorBoard event files in a folder, sorted by name."""
+    return sorted(folder.glob(EVENTS))
+
+
+def cut_events(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Truncate event files to earlier sizes; remove files without an entry in ``sizes``.
+
+    Symbolic links are not followed but removed.
+    """
+    for file in event_files(folder):
+        if file.name not in sizes or file.is_symlink():
+            file.unlink()
+        elif file.stat().st_size > sizes[file.name]:
+            os.truncate(file, sizes[file.name])
+
+
+@contextmanager
+def replaced_events(folder: Path) -> Iterator[SummaryWriter]:
+    """Open a SummaryWriter whose events replace those of earlier calls, so that no step is logged twice.
+
+    Event files of other writers in the folder are unchanged.
+
+    Args:
+        folder: folder of the events; it is created if it does not exist.
+    """
+    for file in folder.glob(f"{EVENTS}{FINAL}"):
+        file.unlink()
+    with SummaryWriter(str(folder), filename_suffix=FINAL) as writer:
+        yield writer
+
+
+STEP = "time/total_timesteps"
+"""Name of the first column, the number of steps; every row has it."""
+UNSUPPORTED = (Figure, HParam, Image, Video)
+
+
+class ProgressCSV(KVWriter):
+    """CSV log with a fixed order of columns: `STEP`, then all others sorted by name.
+
+    Equal runs write equal files. (SB3's ``CSVOutputFormat`` appends new columns in the order of a set of
+    strings, which differs from process to process.) A key that was not logged before adds a column: the
+    file is then replaced as a whole, with empty fields in earlier rows.
+
+    Args:
+        path: the file; an existing file is replaced.
+        rows: initial rows, by column.
+
+    Raises:
+        OSError: if the file cannot be written, e.g. because the disk is full.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], rows: Iterable[Row] = ()):
+        self.path = Path(path)
+        self._replace(list(rows))
+
+    def write(
+        self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
+    ) -> None:
+        """Append a row.
+
+        Raises:
+            FormatUnsupportedError: for a figure, image, video or HParam that is not excluded from "csv".
+        """
+        values = filter_excluded_keys(key_values, key_excluded, "csv")
+        for value in values.values():
+            if isinstance(value, UNSUPPORTED):
+                raise FormatUnsupportedError(["csv"], type(value).__name__.lower())
+        row = {name: str(value) for name, value in values.items() if value is not None}
+        if row.keys() - set(self.columns):
+            self.file.close()
+            self._replace([*read_rows(self.path), row])
+        else:
+            _writer(self.file, self.columns).writerow(row)
+            self.file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+    def _replace(self, rows: list[Row]) -> None:
+        self.columns = sorted({name for row in rows for name in row}, key=lambda name: (name != STEP, name))
+        text = io.StringIO(newline="")
+        table = _writer(text, self.columns)
+        if self.columns:
+            table.writeheader()
+        table.writerows(rows)
+        atomic_write(self.path, lambda handle: handle.write(text.getvalue().encode()))
+        self.file = open(self.path, "a", newline="")  # noqa: SIM115  # `close` closes it
+
+
+class ResumedCSV(ProgressCSV):
+    """Continue a ``progress.csv`` at a position; later rows, and columns that only they use, are removed.
+
+    Args:
+        path: the file; it may be missing.
+        position: position with the number of rows that are kept.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], position: LogPosition):
+        super().__init__(path, read_rows(Path(path))[: position.rows])
+
+
+class ResumedTensorBoard(TensorBoardOutputFormat):
+    """Continue the TensorBoard events of a folder at a position; later events are removed.
+
+    A running TensorBoard discards the later events, too (``purge_step``).
+
+    Args:
+        folder: folder of the events.
+        position: position with the size of each event file that is kept.
+        step: last step that is kept.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], position: LogPosition, step: int):
+        cut_events(Path(folder), position.events)
+        self.writer = SummaryWriter(log_dir=str(folder), purge_step=step + 1)
+        self._is_closed = False
+
+
+def _writer(file: Any, columns: list[str]) -> "csv.DictWriter[str]":
+    return csv.DictWriter(file, columns, lineterminator="\n")
+
+
+OTHER_FORMATS = ("stdout", "log", "json", "csv")
+"""SB3's other output formats: they raise an error for figures, and print arrays element by element."""
+
+
+def writes_tensorboard(logger: Logger) -> bool:
+    """Return whether the logger writes TensorBoard events."""
+    return any(isinstance(output, TensorBoardOutputFormat) for output in logger.output_formats)
+
+
+def record_for_tensorboard(logger: Logger, tag: str, value: Any) -> None:
+    """Record a `Figure` or an array (as a histogram) for TensorBoard only."""
+    logger.record(tag, value, exclude=OTHER_FORMATS)
+
+
+def write_hyperparameters(logger: Logger, values: Mapping[str, bool | int | float | str]) -> None:
+    """Write the hyperparameters of a run for TensorBoard's HPARAMS tab, if the logger writes events.
+
+    This function only writes the session start summary. SB3's ``HParam`` also writes an experiment summary,
+    which lists columns. TensorBoard applies the experiment summary of one run to all runs of a log folder,
+    which hides the hyperparameters of other agents. Without it, TensorBoard shows the hyperparameters and
+    scalars of all runs.
+    """
+    for output in logger.output_formats:
+        if isinstance(output, TensorBoardOutputFormat):
+            _, start, _ = hparams(dict(values), {})
+            writer: Any = output.writer
+            writer.file_writer.add_summary(start)
+            writer.flush()
