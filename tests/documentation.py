@@ -1,4 +1,4 @@
-"""Runner of the programs in README.md and docs/*.md, which compares their output with that on the pages.
+"""Runner of the programs in README.md and docs/**/*.md, which compares their output with that on the pages.
 
 - A ```text block directly after a program is its output. ``...`` matches any text, as in doctest. With
   ``<!-- numbers vary -->`` between the two blocks, numbers and widths of tables are not compared.
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.sources import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
     r"(?P<skip><!-- not run: [^\n]+ -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,

@@ -3,19 +3,27 @@
 import os
 import re
 import textwrap
+from pathlib import Path
 
 import bench
 import pytest
 from rich.progress import Progress
 
-from rlxf.cli.program import parse
+from rlxf.cli.entry_point import parse
 from tests.documentation import PAGES, commands, prints, programs, run_page
 from tests.sources import ROOT
 
+
+def name(page: Path) -> str:
+    """Return the path of a page in the repository."""
+    return page.relative_to(ROOT).as_posix()
+
+
 TEXTS = {page: page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "CONTRIBUTING.md"]}
-SLOW = {"README.md"}
+SLOW = {"README.md", "docs/tutorials/train-decision-transformer.md", "docs/tutorials/train-gtrxl.md"}
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 BLOCKS = [
-    pytest.param(block, id=f"{page.name}:{block.line}")
+    pytest.param(block, id=f"{name(page)}:{block.line}")
     for page, text in TEXTS.items()
     for block in programs(text)
 ]
@@ -32,7 +40,7 @@ def _no_progress_bars(monkeypatch):
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.slow] * (page.name in SLOW), id=page.name) for page in PAGES],
+    [pytest.param(page, marks=[pytest.mark.slow] * (name(page) in SLOW), id=name(page)) for page in PAGES],
 )
 @pytest.mark.usefixtures("minari_root", "_no_progress_bars")
 def test_programs_of_a_page_print_the_shown_output(page, tmp_path, monkeypatch):
@@ -162,8 +170,35 @@ def test_unknown_command_fails(line):
         check_command(next(commands(line)))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_anchors_are_those_of_headings_outside_of_programs():
+    assert anchors("# Files, and `zip`\n\n```bash\n# comment\n```\n\n## A run\n") == {
+        "files-and-zip",
+        "a-run",
+    }
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name)
 def test_links_between_pages_exist(page):
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", TEXTS[page])
-    missing = [link for link in links if not (page.parent / link).exists()]
-    assert not missing, f"{page.name} points at {missing}"
+    missing = [link for link, anchor in LINK.findall(TEXTS[page]) if not is_valid_link(page, link, anchor)]
+    assert not missing, f"{name(page)} points at {missing}"
+
+
+def is_valid_link(page: Path, link: str, anchor: str) -> bool:
+    """Return whether a link of a page points to a file and, with an anchor, to a heading of a page."""
+    target = (page.parent / link).resolve() if link else page
+    if not target.exists():
+        return False
+    return not anchor or anchor in anchors(target.read_text(encoding="utf-8"))
+
+
+def test_the_index_links_to_every_page():
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / link).resolve() for link, _ in LINK.findall(TEXTS[index])}
+    assert not {name(page) for page in TEXTS if page != index and page.resolve() not in linked}

@@ -1,10 +1,10 @@
-"""Tests of the table of techniques in docs/techniques.md."""
+"""Tests of the table of techniques in docs/reference/techniques.md."""
 
 import re
 
-from rlxf.agents.contexts import WAYS
-from rlxf.attention.techniques import HEADS, OPTIONAL, TECHNIQUES
-from rlxf.cli.technique_pairs import pairs
+from rlxf.agents.contexts import CONTEXT_MERGERS
+from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES
+from rlxf.cli.technique_tables import pairs
 from tests.sources import ROOT
 
 ROW = re.compile(
@@ -17,7 +17,7 @@ ROW = re.compile(
 def listed() -> list[tuple[str, ...]]:
     """Return (axis, name, paper, causal form, cost) of each row; an empty axis is that of the row above."""
     rows, axis = [], ""
-    for row in ROW.finditer((ROOT / "docs" / "techniques.md").read_text(encoding="utf-8")):
+    for row in ROW.finditer((ROOT / "docs" / "reference" / "techniques.md").read_text(encoding="utf-8")):
         axis = row["axis"] or axis
         rows.append((axis, *row.group("name", "paper", "causal", "cost")))
     return rows
@@ -26,7 +26,7 @@ def listed() -> list[tuple[str, ...]]:
 def test_table_lists_all_techniques_with_their_metadata():
     expected = [
         (axis, name, technique.paper, technique.causal, technique.cost)
-        for axis, techniques in (TECHNIQUES | {"head": HEADS, "context": WAYS}).items()
+        for axis, techniques in (TECHNIQUES | {"head": HEADS, "context": CONTEXT_MERGERS}).items()
         for name, technique in techniques.items()
     ]
     none = [(axis, "None", "", "", "") for axis in OPTIONAL]
@@ -34,11 +34,11 @@ def test_table_lists_all_techniques_with_their_metadata():
 
 
 def test_page_has_the_numbers_of_techniques_and_pairs():
-    page = " ".join((ROOT / "docs" / "techniques.md").read_text(encoding="utf-8").split())
-    assert f"There are {sum(map(len, TECHNIQUES.values()))} of them." in page
+    page = " ".join((ROOT / "docs" / "reference" / "techniques.md").read_text(encoding="utf-8").split())
+    assert f"There are {sum(map(len, TECHNIQUES.values()))} techniques." in page
     for causal, sentence in (
         (True, "{} make a causal transformer and {} are refused"),
-        (False, "{} and {} for one"),
+        (False, "bidirectional transformer, the numbers are {} and {}."),
     ):
         built = [pair.refusal is None for pair in pairs(causal)]
         assert sentence.format(sum(built), len(built) - sum(built)) in page
