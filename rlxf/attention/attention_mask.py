@@ -45,7 +45,7 @@ class AttentionMask:
         dtype: floating-point type of the mask.
         position: position module that is shared by all layers; None for none.
         tables: precomputed distance tables; None computes the tables that this pass needs.
-        asking: tokens of the segment that are queries; None for all.
+        query_slice: tokens of the segment that are queries; None for all.
         heads: number of heads H; patterns may differ by head.
     """
 

@@ -40,7 +40,7 @@ class CrossAttention(nn.Module):
 class Block(nn.Module):
     """One layer of a `Transformer`.
 
-    The order is `attend` for a segment or `step` for one token, then `cross` in a decoder, then `think`.
+    The order is `attend` for a segment or `step` for one token, then `cross` in a decoder, then `feed`.
     """
 
     def __init__(self, spec: "TransformerSpec"):

@@ -24,16 +24,16 @@ def discarded_inputs() -> MutableSequence[Tensor]:
 
 @dataclass(eq=False, kw_only=True)
 class LayerStack(ABC):
-    """Common implementation of `Passes` for segments and for single steps.
+    """Common implementation of `LayerPasses` for segments and for single steps.
 
     Args:
         embedding: position module that is shared by all passes.
         residual: technique that defines the residual stream.
         blocks: layer of each pass.
         index: (B, T), positions and episodes of the tokens.
-        relations: self-attention mask of each pass.
+        masks: self-attention mask of each pass.
         seen: projected context of a decoder; None without cross-attention.
-        across: cross-attention mask; None without cross-attention.
+        cross_mask: cross-attention mask; None without cross-attention.
         hidden: inputs of the passes so far, (B, T, C) each; `discarded_inputs` discards them.
     """
 
@@ -48,22 +48,22 @@ class LayerStack(ABC):
 
     @property
     def count(self) -> int:
-        """See `Passes`."""
+        """See `LayerPasses`."""
         return len(self.blocks)
 
     @property
     def filled(self) -> Tensor:
-        """See `Passes`."""
+        """See `LayerPasses`."""
         return self.index.episode != EMPTY
 
     def run_all(self, x: Tensor) -> Tensor:
-        """See `Passes`."""
+        """See `LayerPasses`."""
         for number in range(self.count):
             x = self.run(number, self.start_pass(number, x))
         return x
 
     def start_pass(self, number: int, x: Tensor) -> Tensor:
-        """See `Passes`."""
+        """See `LayerPasses`."""
         signal = self.signal(number, x)
         x = x if signal is None else x + signal
         self.hidden.append(self.attention_input(x))
@@ -75,20 +75,20 @@ class LayerStack(ABC):
         return None if signal is None else self.residual.init_stream(signal)
 
     def attention_input(self, x: Tensor) -> Tensor:
-        """See `Passes`."""
+        """See `LayerPasses`."""
         return self.residual.attention_input(x)
 
     @abstractmethod
     def run(self, number: int, x: Tensor) -> Tensor:
-        """See `Passes`."""
+        """See `LayerPasses`."""
 
     @abstractmethod
     def skip(self, number: int, x: Tensor) -> None:
-        """See `Passes`."""
+        """See `LayerPasses`."""
 
     @abstractmethod
     def select_outputs(self, x: Tensor) -> Tensor:
-        """See `Passes`."""
+        """See `LayerPasses`."""
 
     def _after_attention(self, number: int, x: Tensor, across: AttentionMask | None) -> Tensor:
         block = self.blocks[number]
@@ -111,7 +111,7 @@ class SegmentStack(LayerStack):
     wanted: slice | None
 
     def run(self, number: int, x: Tensor) -> Tensor:
-        """See `Passes`."""
+        """See `LayerPasses`."""
         queries = self.wanted if number == self.count - 1 else None
         memory = self.recall.tokens(number, self.attention_input(x))
         y = self.blocks[number].attend(x, memory, self.masks[number].select_queries(queries))
@@ -121,7 +121,7 @@ class SegmentStack(LayerStack):
         """Do nothing: the state already contains x."""
 
     def select_outputs(self, x: Tensor) -> Tensor:
-        """See `Passes`."""
+        """See `LayerPasses`."""
         return x if self.wanted is None else x[:, self.wanted]
 
 
@@ -138,13 +138,13 @@ class StepStack(LayerStack):
     slot: int
 
     def run(self, number: int, x: Tensor) -> Tensor:
-        """See `Passes`."""
+        """See `LayerPasses`."""
         self.cache.observe_input(number, self.attention_input(x))
         y = self.blocks[number].step(x, self.cache.layers[number], self.slot, self.masks[number])
         return self._after_attention(number, y, self.cross_mask)
 
     def skip(self, number: int, x: Tensor) -> None:
-        """See `Passes`."""
+        """See `LayerPasses`."""
         self.cache.observe_input(number, self.attention_input(x))
         self.blocks[number].write(x, self.cache.layers[number], self.slot, self.masks[number])
 

@@ -36,7 +36,7 @@ class Sublayer:
         halves[self.writes] = halves[self.writes] + self.branch(halves[1 - self.writes])
 
     def invert(self, halves: list[Tensor], gradients: list[Tensor]) -> tuple[Tensor | None, ...]:
-        """Invert `forth` in place and backpropagate through it.
+        """Invert `forward` in place and backpropagate through it.
 
         Args:
             halves: outputs of the sublayer; replaced by its inputs.
@@ -67,7 +67,7 @@ class ReversibleStack(SegmentStack):
     """
 
     def run_all(self, x: Tensor) -> Tensor:
-        """See `Passes`."""
+        """See `LayerPasses`."""
         last = self.count - 1
         if last:
             # The graph keeps the sublayers alive; this copy keeps it from holding `hidden`, too.

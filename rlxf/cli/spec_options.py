@@ -106,7 +106,7 @@ def _match(axis: str, text: str) -> str | None:
 
 
 SCALAR_OPTIONS = {
-    "width": "Model width: features per token. 64 suits small observations, 128 to 384 images.",
+    "width": "Model width: features per token. 64 suits small observations, and 128 to 384 suit images.",
     "layers": "Number of layers. Each layer extends the reach of the memory by the memory length.",
     "heads": "Number of attention heads. It must divide the width.",
     "feed_forward": "Hidden features of the feed-forward sublayer. None means 4 times the width.",

@@ -28,7 +28,7 @@ class ScoreEntry:
         minimum: return of a random policy.
         maximum: return of an expert.
         source: publication of the numbers, and the environment of their measurement if it differs.
-        besides: patterns of ids to exclude, such as variants with other rewards.
+        exclude: patterns of ids to exclude, such as variants with other rewards.
     """
 
     environments: tuple[str, ...]

@@ -91,7 +91,7 @@ def episode_state(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
     Raises:
         EpisodeLostError: if the episodes cannot be continued: the environments are neither `ActionReplay` nor
-            `Resumable`, or the state of a wrapper class is not known.
+            `StatefulVectorEnv`, or the state of a wrapper class is not known.
     """
     _check_known(env)
     if isinstance(env.unwrapped, GymnasiumVecEnv):

@@ -1,4 +1,4 @@
-"""Prediction of actions for only those environments that still have episodes to play."""
+"""`evaluate`: play whole episodes of an agent in parallel environments and report their returns."""
 
 import warnings
 from collections.abc import Callable, Sequence

@@ -63,8 +63,8 @@ class LogPosition:
 class LogFiles:
     """Log files of a run; their `state` is part of each checkpoint.
 
-    Implements `Stateful` for `Checkpoints`. Each row is flushed when it is logged, so the files are complete
-    at any checkpoint.
+    Implements `Stateful` for `CheckpointWriter`. Each row is flushed when it is logged, so the files are
+    complete at any checkpoint.
 
     Args:
         folder: folder of the run.

@@ -1,4 +1,4 @@
-"""Checks of stored weights, optimizer states and random generators before they are loaded."""
+"""Checks and conversion of weights, optimizer states and states of random generators in checkpoints."""
 
 import random
 from collections.abc import Callable, Iterable, Mapping

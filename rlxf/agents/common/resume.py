@@ -12,7 +12,7 @@ from rlxf.utils.differences import first_difference
 
 
 def newest_checkpoint_file(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a file itself, or the newest complete file of a folder of `Checkpoints`.
+    """Return the path of a file itself, or the newest complete file of a folder of `CheckpointWriter`.
 
     Raises:
         FileNotFoundError: if the folder has no complete file.
@@ -24,7 +24,7 @@ def check_resumable(archive: Archive, path: Path) -> None:
     """Raise CheckpointError unless the file holds the random number generators of a training run."""
     if RNG_GROUP not in archive.tensors:
         raise CheckpointError(
-            f"{path} was written by save(), not by Checkpoints, and holds no states of random number "
+            f"{path} was written by save(), not by CheckpointWriter, and holds no states of random number "
             f"generators, so a training cannot be resumed exactly. Load the agent and call learn() instead"
         )
 

@@ -1,4 +1,4 @@
-"""Arguments of Stable-Baselines3 that the agents take under another name or refuse."""
+"""Arguments of Stable-Baselines3 that the agents do not accept, and what to use instead."""
 
 from rlxf.agents.common.arguments import UnsupportedArgument
 

@@ -23,9 +23,8 @@ def transfer_weights(source: Any, target: nn.Module, parts: Sequence[str] = ("tr
     """Copy weights from an agent or a pre-training run to a model.
 
     The specs of both transformers must be equal except for `WEIGHTLESS_OPTIONS`. Weights of a bidirectional
-    core
-    therefore fit a causal one, with or without memory. Weights of the memory are copied if both transformers
-    have the same names and shapes there; else the target keeps its own.
+    core therefore fit a causal one, with or without memory. Weights of the memory are copied if both
+    transformers have the same names and shapes there; else the target keeps its own.
 
     Args:
         source: agent or pre-training run with the weights.

@@ -220,7 +220,7 @@ class DecisionTransformer(OfflineAlgorithm):
             TypeError: if ``source`` is of another type.
             ValueError: if the weights do not fit; the message names the first difference, and nothing is
                 changed. Cores must be equal except for causal, memory, pattern and dropout. Also if the agent
-                has a datastore (`remember`).
+                has a datastore (`attach_datastore`).
         """
         check_no_datastore(self.memory)
         if not isinstance(source, OfflineAlgorithm):
@@ -319,9 +319,8 @@ class DecisionTransformer(OfflineAlgorithm):
                 them, whose newest intact file is used. Training continues from there, within the current
                 episodes, to ``steps`` steps in total. On one machine the result is bitwise equal to that of
                 an uninterrupted run. Agent, dataset and arguments must be the same. Environments made here
-                are `ActionReplay`. Environments that are neither `ActionReplay` nor `Resumable` are reset,
-                with a
-                warning. Sets the global generators of torch, numpy and Python.
+                are `ActionReplay`. Environments that are neither `ActionReplay` nor `StatefulVectorEnv` are
+                reset, with a warning. Sets the global generators of torch, numpy and Python.
 
         Raises:
             ValueError: if a number is out of range, the agent was loaded without a dataset, its policy is
@@ -439,7 +438,7 @@ class DecisionTransformer(OfflineAlgorithm):
         same steps; retrieval for a step excludes its own episode.
 
         An agent with a datastore cannot be trained, since its outputs would no longer match the stored keys.
-        Call `forget`, train, and call `remember` again.
+        Call `detach_datastore`, train, and call `attach_datastore` again.
 
         Args:
             dataset: as in the constructor; its spaces must be those of the agent's dataset.
@@ -460,7 +459,7 @@ class DecisionTransformer(OfflineAlgorithm):
         return self
 
     def detach_datastore(self) -> Self:
-        """Detach the datastore of `remember`."""
+        """Detach the datastore of `attach_datastore`."""
         self.memory = None
         return self
 

@@ -107,7 +107,7 @@ class DecisionTransformerModel(TrajectoryModel):
     def outputs(self, steps: ContextWindow, output_slice: slice = STATE_TOKENS) -> Tensor:
         """Return the outputs at the tokens of the slice ``output_slice``.
 
-        At the state tokens these are the inputs of the head, (B, W - remembered, C).
+        At the state tokens these are the inputs of the head, (B, W - burn_in_steps, C).
         """
         return self.transformer.outputs(**self._transformer_inputs(steps), wanted=output_slice)
 
@@ -115,7 +115,7 @@ class DecisionTransformerModel(TrajectoryModel):
     def newest(self, steps: ContextWindow) -> Tensor:
         """Return the output at the newest state token of each row, (B, C), to act by.
 
-        Unlike `read`, this method exits early where the depth allows it.
+        Unlike `outputs`, this method exits early where the depth allows it.
         """
         y = self.transformer.early_outputs(
             **self._transformer_inputs(steps), wanted=NEWEST_STATE_TOKEN, judge=self.confidence_margin

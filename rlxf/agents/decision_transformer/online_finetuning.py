@@ -147,7 +147,7 @@ def read_online_run(
 
     Args:
         agent: agent with its dataset.
-        path: path of the file, or of a folder of `Checkpoints`.
+        path: path of the file, or of a folder of `CheckpointWriter`.
         steps: requested total number of steps, including those in the file.
         options: options of `learn_online` that affect the result.
 

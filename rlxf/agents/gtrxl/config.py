@@ -1,4 +1,4 @@
-"""Hyperparameters of GTrXLPPO: checks, derived sizes, the training environment and the HParams tab."""
+"""Argument checks, default sizes and warnings of GTrXLPPO, its training environment, and the HParams tab."""
 
 import warnings
 from dataclasses import fields

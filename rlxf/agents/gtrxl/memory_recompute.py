@@ -81,8 +81,7 @@ class RecentSteps:
     """Inputs of the last P steps of E environments, from which memory can be recomputed with new weights.
 
     The hidden states of a rollout depend on the weights that acted in it. With P = `memory_receptive_field`,
-    `read`
-    returns the same memory as a forward pass over the whole episode.
+    `read` returns the same memory as a forward pass over the whole episode.
 
     Args:
         obs: observations (E, P, ...).

@@ -272,7 +272,7 @@ class GTrXLPolicy(BasePolicy):
     ) -> tuple[Tensor, RecurrentPolicyState]:
         """Return the logits (E, A) from which `predict` chooses, and the state; arguments as in `predict`.
 
-        To continue from the state, pass it to `took` with the actions that were taken.
+        To continue from the state, pass it to `observe_action` with the actions that were taken.
 
         Raises:
             TypeError: if the action space is not Discrete.
@@ -322,7 +322,7 @@ class GTrXLPolicy(BasePolicy):
     ) -> tuple[Distribution, RecurrentPolicyState]:
         """Return the action distribution of one step, and the next state; arguments as in `forward`.
 
-        To continue from the state, pass it to `took` with the actions that were taken.
+        To continue from the state, pass it to `observe_action` with the actions that were taken.
         """
         distribution, _, state = self._evaluated(obs, state, episode_starts)
         return distribution, state

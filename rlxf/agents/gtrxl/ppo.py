@@ -663,11 +663,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
         Raises:
             ValueError: before the first step, if the agent was loaded without an environment, a schedule is
-                lost (`LostSchedule`) or becomes negative, the agent remembers trajectories, filler rows would
-                break the blocks of its memory, or its settings differ from those of the file to resume from.
+                lost (`UnknownSchedule`) or becomes negative, the agent remembers trajectories, filler rows
+                would break the blocks of its memory, or its settings differ from those of the file to resume
+                from.
             FileNotFoundError: if the file does not exist.
             CheckpointError: if the file is truncated, altered or of another type, or was not written by
-                `Checkpoints`.
+                `CheckpointWriter`.
             FaultyEnvironmentError: during training, if an environment returns NaN or infinity, or crashes
                 too often (`BrokenEnvironmentError`).
             NumericalError: during training, if a loss or a gradient is NaN or infinite; the weights are those
@@ -809,7 +810,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         with neighbours from other episodes. Box actions are clipped to their bounds before they are mixed.
 
         An agent with a datastore cannot be trained, since its stored outputs would become stale. Call
-        `forget`, train, and call `remember` again.
+        `detach_datastore`, train, and call `attach_datastore` again.
 
         Args:
             dataset: a Minari id, a ``MinariDataset``, a sequence of these, or `Trajectories`, with the spaces
@@ -833,13 +834,13 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return self
 
     def detach_datastore(self) -> Self:
-        """Remove the datastore of `remember`."""
+        """Remove the datastore of `attach_datastore`."""
         self.policy.retrieval = None
         return self
 
     @property
     def memory(self) -> ActionDatastore | None:
-        """Datastore of `remember`; None if there is none."""
+        """Datastore of `attach_datastore`; None if there is none."""
         return None if self.policy.retrieval is None else self.policy.retrieval.memory
 
     def calibrate(

@@ -76,12 +76,12 @@ def read_run(agent: "GTrXLPPO", path: str | os.PathLike[str], total_timesteps: i
 
     Args:
         agent: the agent with its environments.
-        path: path of the file, or of a folder of `Checkpoints`.
+        path: path of the file, or of a folder of `CheckpointWriter`.
         total_timesteps: total steps to train for, including those in the file.
 
     Raises:
         FileNotFoundError: if there is no file.
-        CheckpointError: if the file is damaged, has other contents, or was not written by `Checkpoints`.
+        CheckpointError: if the file is damaged, has other contents, or was not written by `CheckpointWriter`.
         ValueError: if settings or spaces differ from the agent's, or the run has ``total_timesteps`` already.
     """
     archive = read_matching_run(agent, path)

@@ -176,7 +176,8 @@ class OfflineAlgorithm(BaseAlgorithm):
             tb_log_name: name of the run in TensorBoard; None for the name of the class.
             reset_num_timesteps: restart warm-up and schedules; False to continue them.
             progress_bar: show a progress bar.
-            resume_from: a file that `save` wrote during training, or a folder of `Checkpoints`, whose newest
+            resume_from: a file that `save` wrote during training, or a folder of `CheckpointWriter`, whose
+            newest
                 intact file is used. Training continues from there to ``steps`` updates in total. On one
                 machine the result is bitwise equal to that of an uninterrupted run. The agent must be built
                 with the same arguments and data. Sets the global generators of torch, numpy and Python.

@@ -64,7 +64,7 @@ class OfflineUpdate:
         return means
 
     def metrics(self) -> dict[str, Tensor]:
-        """Return each metric of the updates since the last call of `take_means`, (updates,)."""
+        """Return each metric of the updates since the last call of `pop_metric_means`, (updates,)."""
         return {name: torch.stack(values) for name, values in self._metrics.items()}
 
     def load_state(self, notes: Mapping[str, Tensor]) -> None:

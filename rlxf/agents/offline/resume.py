@@ -35,7 +35,7 @@ def read_resumable_run(agent: "OfflineAlgorithm", path: str | os.PathLike[str], 
 
     Args:
         agent: agent with its dataset.
-        path: path of the file, or of a folder of `Checkpoints`.
+        path: path of the file, or of a folder of `CheckpointWriter`.
         steps: requested total number of updates, including those in the file.
 
     Raises:

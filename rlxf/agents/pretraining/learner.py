@@ -32,8 +32,7 @@ class MaskedPretraining(OfflineAlgorithm):
         dataset: a Minari id, a ``MinariDataset``, a sequence of these, or `Trajectories`.
         context_length: number of steps K in a window, three tokens each.
         mask_probability: probability that a token is chosen for prediction. Of the chosen tokens 80% are
-        masked, 10%
-            are replaced by another token of the batch, and 10% stay unchanged.
+            masked, 10% are replaced by another token of the batch, and 10% stay unchanged.
         learning_rate: learning rate of AdamW; a number, or a schedule of the remaining progress, from 1 to 0.
         batch_size: number of windows in an update.
         weight_decay: weight decay of AdamW.

@@ -30,7 +30,7 @@ class Masking:
         chosen: bool (B, W, 3), tokens to predict; never padding.
         masked: bool (B, W, 3), chosen tokens that are replaced by a mask.
         swapped: bool (B, W, 3), chosen tokens that are replaced by a token of the same kind of another step.
-        other: int64 (B, W, 3), index of that step in the flattened (B * W) steps of the batch.
+        replacement_step: int64 (B, W, 3), index of that step in the flattened (B * W) steps of the batch.
     """
 
     chosen: Tensor

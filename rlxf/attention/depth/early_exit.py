@@ -21,8 +21,7 @@ ExitRule = Callable[[int, Tensor, Tensor, ConfidenceGetter], Tensor]
 """Exit rule: a function that returns which tokens exit after a pass, (B, T) bool.
 
 Its arguments are the number of the pass, from 0, its inputs and outputs, (B, T, C) each, and a
-`ConfidenceGetter`. It is
-called after each pass but the last, in order.
+`ConfidenceGetter`. It is called after each pass but the last, in order.
 """
 
 
@@ -32,8 +31,8 @@ class ExitTargets:
 
     Args:
         likelihood: log-likelihood of the target, (N, B, T).
-        right: whether the choice after the pass is the target, (N, B, T) bool.
-        same: whether it equals the choice after the last pass, (N, B, T) bool.
+        correct: whether the choice after the pass is the target, (N, B, T) bool.
+        agrees_with_last: whether it equals the choice after the last pass, (N, B, T) bool.
         index: positions and episodes of the tokens, (B, T); empty slots are excluded.
     """
 
@@ -59,9 +58,9 @@ class ExitOutputs:
 
     Args:
         outputs: (N, B, T, C).
-        shares: loss weight of each output, (N,); they sum to 1.
+        loss_weights: loss weight of each output, (N,); they sum to 1.
         states: inputs of attention after each pass, (N, B, T, C).
-        lesson: auxiliary loss of the exit classifier, given its targets; None for none.
+        auxiliary_loss: auxiliary loss of the exit classifier, given its targets; None for none.
     """
 
     outputs: Tensor

@@ -89,8 +89,7 @@ class TorchSearch:
 
     m is the mean of the keys. The score equals ``|k_j - q|^2`` up to a constant, and m keeps it accurate for
     keys far from 0. Keys are processed in chunks, whose length is bounded by `MAX_SCORES`. Distances that
-    differ
-    by less than rounding errors, about 1e-6 of ``|k| |q - m|``, count as equal.
+    differ by less than rounding errors, about 1e-6 of ``|k| |q - m|``, count as equal.
     """
 
     def __init__(self, store: Datastore):

@@ -57,12 +57,12 @@ class AttentionKernel(nn.Module, ABC):
     def projected_query_extras(self, q: Tensor) -> Tensor | None:
         """Return extra features computed from projected queries q (B, H, T, D), before positions change them.
 
-        The result (B, H, T, E) is appended after `query_marks`; None for none.
+        The result (B, H, T, E) is appended after `query_extras`; None for none.
         """
         return None
 
     def projected_key_extras(self, k: Tensor) -> Tensor | None:
-        """Return extra features computed from projected keys k (B, H, T, D); see `query_notes`."""
+        """Return extra features computed from projected keys k (B, H, T, D); see `projected_query_extras`."""
         return None
 
     def before_gathering(self, q: Tensor, k: Tensor, relation: "AttentionMask") -> tuple[Tensor, Tensor]:
@@ -161,7 +161,7 @@ class RecurrentAttentionKernel(AttentionKernel):
 
         Args:
             q: query of the token, (B, H, 1, D + E).
-            k: key of the token, (B, H, 1, D + F), before `meet`.
+            k: key of the token, (B, H, 1, D + F), before `before_gathering`.
             v: value of the token, (B, H, 1, V).
             index: position and episode of the token, (B, 1). The first token of an episode resets the state.
             memory: state returned by `begin`.

@@ -61,11 +61,12 @@ def bucket_groups(
         queries: the queries.
         keys: the keys.
         causal: whether keys after a query are hidden.
-        meets: comparison of the positions of query and key, True if the query may see the key; ``torch.gt``
+        compare_positions: comparison of the positions of query and key, True if the query may see the key;
+        ``torch.gt``
             for earlier keys.
 
     Returns:
-        Parts whose slots index the flattened (B H T); for padding, see `softmax_over_parts`.
+        Parts whose slots index the flattened (B H T); for padding, see `online_softmax`.
     """
     rounds = _sorted_rounds(queries, keys)
     query_buckets, key_buckets = (tokens.buckets.flatten(0, 2).int() for tokens in (queries, keys))

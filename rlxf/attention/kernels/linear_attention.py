@@ -49,10 +49,8 @@ class LinearAttention(RecurrentAttentionKernel):
 
     There are three implementations. The first computes all pairs, for any pattern, memory and episodes. The
     second uses `KVState`, in time and memory linear in the length, where each token of a row sees all of the
-    row
-    or its past. The third processes one token at a time, with `KVState` as recurrent state. The last two
-    compute
-    no weights, so the transformer's dropout has no effect on this average.
+    row or its past. The third processes one token at a time, with `KVState` as recurrent state. The last two
+    compute no weights, so the transformer's dropout has no effect on this average.
     """
 
     features: int

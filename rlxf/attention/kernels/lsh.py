@@ -67,7 +67,7 @@ class LSH(PairwiseKernel):
 
     In each round token i has the bucket ``h(x_i) = argmax [x_i R; -x_i R]``. R (D, b / 2) is random and
     fixed; x_i is the query before positions change it. The key of a token is its query, scaled to another
-    length (`SharedAttention`). Then
+    length (`SharedQKAttention`). Then
 
     ``o_i = sum_j exp(q_i . q_j / |q_j|) v_j / z_i`` over the tokens j whose bucket is h(x_i) in some round,
 

@@ -115,7 +115,7 @@ class RoutingAttention(BucketAttention):
         return extras
 
     def projected_key_extras(self, k: Tensor) -> Tensor:
-        """Return the cluster of each key; see `query_notes`."""
+        """Return the cluster of each key; see `projected_query_extras`."""
         extras, clusters = self.assign_clusters(k)
         self._key_clusters = (k, clusters) if self._learning else None
         return extras

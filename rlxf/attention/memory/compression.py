@@ -151,7 +151,7 @@ class ReconstructionInput:
     Args:
         tokens: N blocks of c tokens, (B, N, c, C).
         summaries: compressed blocks, (B, N, C).
-        asking: tokens of the segment, (B, T, C).
+        queries: tokens of the segment, (B, T, C).
         seen: mask of the blocks that a token of the segment sees compressed, (B, T, N) bool.
         layer: layer that compresses the blocks.
     """

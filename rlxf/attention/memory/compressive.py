@@ -58,7 +58,7 @@ class Compressive(Memory):
     - "auto-encoding": ``tokens - g(compressed)``, with a transposed convolution g.
 
     A state stores the M + N c + c - 1 original tokens, which a rollout stores anyway. They are
-    compressed with the current weights, so memory never becomes stale. The `Cache` for acting stores M + c
+    compressed with the current weights, so memory never becomes stale. The `KVCache` for acting stores M + c
     raw tokens and the compressed blocks.
 
     Source: Rae et al. 2019, arXiv:1911.05507, sections 3.1 and 3.2.

@@ -69,7 +69,7 @@ class CompressiveCache(KVCache):
         blocks: layer of each pass.
         inputs: (L, B, c, C), inputs of the last tokens, by their offset in the block.
         standing: (B, c), index of these tokens.
-        arrival: targets of the current step.
+        targets: targets of the current step.
     """
 
     memory: "Compressive"

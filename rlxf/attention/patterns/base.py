@@ -25,7 +25,7 @@ class Pattern(Technique, ABC):
     parameters. Random patterns are drawn from a seed and from positions only, so acting and learning use the
     same pattern.
 
-    `allows` and `reach` define the pattern. The other methods make it differ by layer or head, or allow a
+    `mask_mod` and `reach` define the pattern. The other methods make it differ by layer or head, or allow a
     faster implementation than a test of every pair.
     """
 

@@ -1,4 +1,4 @@
-"""Hash-based random numbers that depend only on a seed and positions; equal in acting and learning."""
+"""BigBird attention pattern: window, random and global blocks."""
 
 from dataclasses import dataclass
 from functools import lru_cache

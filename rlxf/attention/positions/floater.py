@@ -92,7 +92,7 @@ class FloaterEmbedding(PositionEmbedding):
         return torch.cat([points, torch.stack(trajectory[1:])]) if trajectory[1:] else points
 
     def _cached_flow(self, length: int) -> Tensor:
-        """Compute `flow` without gradient, from the last position computed with the current weights."""
+        """Compute `extend` without gradient, from the last position computed with the current weights."""
         last = self._last
         if last is None or not last.is_current(self.parameters()):
             last = Trajectory([weight.detach().clone() for weight in self.parameters()], self.start[None])

@@ -15,7 +15,7 @@ from rlxf.attention.token_index import TokenIndex
 from rlxf.attention.validation import check_int
 
 EXTRA_TOKENS_NOTE = ", including the extra global tokens of a bidirectional pattern"
-"""Message part about extra global tokens, which have the first positions; see `LearnedTokens`."""
+"""Message part about extra global tokens, which have the first positions; see `LearnedGlobalTokens`."""
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ class WorkerVecEnv(VecEnv):
         return {i: {"absent": bool(self._is_lost[i]), "shown": self._arrays(i)} for i in sorted(lost)}
 
     def standing(self) -> list[dict[str, Any]]:
-        """Return seed, restarts and lost steps of each environment as JSON, for `stand_behind`."""
+        """Return seed, restarts and lost steps of each environment as JSON, for `load_restart_state`."""
         seeds = [None if seed is None else int(seed) for seed in self.pool.seeds]
         rows = zip(seeds, self.pool.restarts, self._lost_steps, strict=True)
         return [dict(zip(RESTART_STATE_KEYS, numbers, strict=True)) for numbers in rows]

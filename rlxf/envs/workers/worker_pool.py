@@ -39,7 +39,7 @@ class PendingRestart:
         return self.due if self.worker is None else self.due + self.timeout
 
     def poll(self) -> dict[int, Any] | None:
-        """Start the process if it is due, and return the results of the resets, or their `Fault`.
+        """Start the process if it is due, and return the results of the resets, or their `CallFailure`.
 
         Returns:
             None while the restart is not finished.
@@ -121,8 +121,7 @@ class WorkerPool:
 
         Returns:
             The result of each call, or its `CallFailure`. If a process is lost, the fault is returned for
-            all of
-            its environments, including those that were not called.
+            all of its environments, including those that were not called.
         """
         deadline = monotonic() + seconds
         called, self._called = self._called, []

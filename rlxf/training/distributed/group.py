@@ -13,7 +13,7 @@ Work = TypeVar("Work")
 
 
 class ProcessGroup:
-    """Process group of a single process, without communication; base class of `RankGroup`.
+    """Process group of a single process, without communication; base class of `TorchProcessGroup`.
 
     All ranks must call the methods with collectives, in the same order.
 
@@ -74,8 +74,8 @@ class ProcessGroup:
     def reduce_means(self, parts: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
         """Return the weighted means over all ranks of scalar means of each rank.
 
-        The gradient of "loss" is this rank's contribution to the gradient of the global mean; `add_gradients`
-        sums the contributions.
+        The gradient of "loss" is this rank's contribution to the gradient of the global mean;
+        `all_reduce_gradients` sums the contributions.
 
         Args:
             parts: scalar means of this rank by name, including "loss".

@@ -20,8 +20,7 @@ def init_process_group() -> ProcessGroup:
     """Initialize the process group from torchrun's environment variables; without torchrun, do nothing.
 
     Call this function before you construct an agent: the agent uses the group that `process_group` returns
-    at that
-    moment. Afterwards ``n_envs``, ``batch_size`` and numbers of steps are totals over all processes.
+    at that moment. Afterwards ``n_envs``, ``batch_size`` and numbers of steps are totals over all processes.
 
     Returns:
         The current process group.

@@ -152,7 +152,7 @@ def test_a_file_without_generator_states_is_refused(tmp_path):
     archive = read_archive(tmp_path / "cut.zip")
     del archive.tensors["generators"]
     write_archive(tmp_path / "old.zip", archive.documents, archive.tensors)
-    with pytest.raises(CheckpointError, match=r"written by save\(\), not by Checkpoints"):
+    with pytest.raises(CheckpointError, match=r"written by save\(\), not by CheckpointWriter"):
         small_agent().learn(3, resume_from=tmp_path / "old.zip")
     assert DecisionTransformer.load(tmp_path / "old.zip", device="cpu").num_timesteps == 2
 

@@ -18,9 +18,10 @@ from rlxf.attention.inspection import attention_weights, gate_openness
 
 
 class RolloutCallback(BaseCallback):
-    """Callback that calls `look` at the first rollout of a training, at every N-th after it and at the last.
+    """Callback that calls `record` at the first rollout of a training, at every N-th after it and at the
+    last.
 
-    `look` is called at the end of a rollout, before its update.
+    `record` is called at the end of a rollout, before its update.
 
     Args:
         every: rollouts N between two calls.
