@@ -87,7 +87,7 @@ class Broken:
         steps_per_second: throughput of all other environments, over rollouts and updates.
         restarts: restarts of the failing environment.
         lost_steps: steps of the failing environment that were lost in back-off and restart.
-        told: steps that ``infos`` reported as lost; it must equal ``lost_steps``.
+        reported_lost: steps that ``infos`` reported as lost; it must equal ``lost_steps``.
         share: throughput relative to training without failures.
     """
 

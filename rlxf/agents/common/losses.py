@@ -1,4 +1,4 @@
-"""Weighted averages of losses over real steps, and the weights of auxiliary losses of early exits."""
+"""Losses averaged over real steps, and the check of the exit confidence that an action space allows."""
 
 from typing import Any
 

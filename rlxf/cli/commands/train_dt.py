@@ -45,7 +45,7 @@ from rlxf.training.signals import StopRequest
 
 ENVIRONMENTS = 32
 """Maximum number of parallel environments of an evaluation."""
-OWN = (
+COMMAND_OPTIONS = (
     "dataset",
     "updates",
     "target_returns",
@@ -163,7 +163,7 @@ class TrainDecisionTransformer:
             _check_untrusted(run)
         with config_errors(run):
             learner = options_of(OfflineOptions, config)
-            own = {name: config[name] for name in OWN}
+            own = {name: config[name] for name in COMMAND_OPTIONS}
             core = TransformerSpec.from_dict(config["core"])
         pretrained = None if own["pretrained"] is None else Path(own["pretrained"])
         options = own | {name: tuple(own[name]) for name in ("dataset", "target_returns")}
@@ -227,7 +227,7 @@ class TrainDecisionTransformer:
 
     def _config(self, agent: DecisionTransformer) -> dict[str, Any]:
         """Return the options of the run, including defaults."""
-        own = {name: getattr(self, name) for name in OWN} | {
+        own = {name: getattr(self, name) for name in COMMAND_OPTIONS} | {
             "dataset": list(self.dataset),
             "target_returns": self._targets(agent),
             "env": self.env or agent.facts.env_id,

@@ -44,7 +44,7 @@ from rlxf.training.distributed.init import process_group
 from rlxf.training.resumed_logger import replaced_events
 from rlxf.training.signals import StopRequest
 
-OWN = (
+COMMAND_OPTIONS = (
     "total_timesteps",
     "seed",
     "pretrained",
@@ -152,7 +152,7 @@ class TrainGTrXL:
                 "learner": options_of(PPOOptions, run.config),
                 "core": TransformerSpec.from_dict(run.config["core"]),
             }
-            own = {name: run.config[name] for name in OWN}
+            own = {name: run.config[name] for name in COMMAND_OPTIONS}
         own["pretrained"] = None if own["pretrained"] is None else Path(own["pretrained"])
         return cls(**own | parts, run=run.path, progress_bar=progress_bar, quiet=quiet)
 
@@ -200,7 +200,7 @@ class TrainGTrXL:
 
     def _config(self, agent: GTrXLPPO) -> dict[str, Any]:
         """Return the options of the run, including defaults."""
-        own = {name: getattr(self, name) for name in OWN} | {
+        own = {name: getattr(self, name) for name in COMMAND_OPTIONS} | {
             "pretrained": None if self.pretrained is None else str(self.pretrained),
             "evaluate_every": self._interval(agent),
             "policy": type(agent.policy).__name__,
