@@ -8,9 +8,9 @@ from torch import Tensor
 
 from rlxf.attention import TokenIndex, Transformer
 from rlxf.attention.feed_forward import FeedForward
+from tests.attention.largest_tensor import LargestTensor
 from tests.attention.oracle import close
 from tests.attention.specs import DEFAULT, new_model
-from tests.attention.test_gathering import LargestTensor
 from tests.attention.worlds import numbers
 
 TOKENS = 10

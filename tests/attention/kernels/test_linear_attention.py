@@ -16,9 +16,9 @@ from rlxf.attention.kernels.linear_attention import is_single_contiguous_episode
 from rlxf.attention.kernels.performer import orthogonal_rows
 from rlxf.attention.kernels.rfa import cumulative_sum_by_episode
 from rlxf.attention.token_index import EMPTY
+from tests.attention.largest_tensor import LargestTensor
 from tests.attention.passes import act, assert_close_for_dtype
 from tests.attention.specs import each, new_model
-from tests.attention.test_gathering import LargestTensor
 from tests.attention.worlds import Segment, numbers, segmented_index
 
 SMALL = TransformerSpec(width=8, heads=2, layers=2, feed_forward=12)

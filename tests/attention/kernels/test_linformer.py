@@ -14,9 +14,9 @@ from rlxf.attention import Full, Linformer, Softmax, Strided, TokenIndex, Transf
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.linformer import LinformerAttention, starts_at_block_boundary
 from rlxf.attention.token_index import EMPTY
+from tests.attention.largest_tensor import LargestTensor
 from tests.attention.oracle import close, put
 from tests.attention.specs import DEFAULT, new_model
-from tests.attention.test_gathering import LargestTensor
 from tests.attention.worlds import ANYWHERE, index_of, numbers
 
 METHODS = ("learned", "convolution", "mean", "max")

@@ -1,13 +1,10 @@
 """Block-sparse attention with gathered keys equals dense attention, with memory below quadratic."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from rlxf.attention import (
     ETC,
@@ -51,6 +48,7 @@ from rlxf.attention.sparse.layout import (
     round_up_size,
 )
 from rlxf.attention.token_index import EMPTY
+from tests.attention.largest_tensor import LargestTensor
 from tests.attention.specs import SHORT, each, new_model
 from tests.attention.worlds import numbers
 
@@ -212,22 +210,6 @@ def test_irregular_layout_is_dense(index, monkeypatch):
     monkeypatch.setattr(relations, "MIN_SPARSE_PAIRS", 0)
     monkeypatch.setattr(relations, "MIN_SAVING", 0)
     assert new_model(SMALL).attention_mask(index, index).head_groups is None
-
-
-class LargestTensor(TorchDispatchMode):
-    """Record the size of the largest tensor that any operation returns."""
-
-    size = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        sizes = [
-            x.untyped_storage().nbytes() // x.element_size()
-            for x in tree_leaves(result)
-            if isinstance(x, Tensor)
-        ]
-        self.size = max([self.size, *sizes])
-        return result
 
 
 LONG = 512

@@ -23,9 +23,9 @@ from rlxf.attention import (
 )
 from rlxf.attention.kernels import bucket_layout, online_softmax
 from rlxf.attention.token_index import EMPTY
+from tests.attention.largest_tensor import LargestTensor
 from tests.attention.passes import assert_close_for_dtype
 from tests.attention.specs import each, new_model
-from tests.attention.test_gathering import LargestTensor
 from tests.attention.worlds import numbers
 
 SMALL = TransformerSpec(width=8, heads=2, layers=1, feed_forward=12)
