@@ -69,7 +69,7 @@ TASKS = {
     "rlxf/TMaze-v0, corridor 100": Task(
         partial(gymnasium.make, "rlxf/TMaze-v0", corridor_length=100), 300_000, 0.95
     ),
-    "popgym-RepeatPreviousEasy-v0": Task("popgym-RepeatPreviousEasy-v0", 200_000, 0.95),
+    "popgym-RepeatPreviousEasy-v0": Task("popgym:popgym-RepeatPreviousEasy-v0", 200_000, 0.95),
 }
 
 
