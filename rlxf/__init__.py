@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from rlxf.envs.registration import register_envs
+from rlxf.envs.specs import register_envs
 
 if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.agents.decision_transformer import DecisionTransformer

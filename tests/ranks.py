@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlxf.training.distributed.init import init_process_group
+from rlxf.training.distributed import init_process_group
 
 TIMEOUT = 60.0
 FORK = multiprocessing.get_context("fork")

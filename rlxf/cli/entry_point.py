@@ -31,7 +31,7 @@ from rlxf.cli.error_reporting import (
     silence_disk_errors_of_threads,
 )
 from rlxf.cli.output import print_out
-from rlxf.utils.permissions import not_writable_by_others
+from rlxf.utils.files import not_writable_by_others
 
 OPTION = re.compile(r"(?:│|\s) (?:-h, )?(--[a-z][\w.-]*)(?:, (--[a-z][\w.-]*))?")
 """Pattern of option names in a help text of tyro, with or without frames."""

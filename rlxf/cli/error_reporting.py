@@ -13,7 +13,7 @@ import gymnasium
 from rich import get_console
 
 from rlxf.cli.output import console, silence_output
-from rlxf.envs.errors import FaultyEnvironmentError
+from rlxf.utils.errors import FaultyEnvironmentError
 
 PREPARATION_ERRORS = (ValueError, TypeError, OSError, ImportError, NotImplementedError, gymnasium.error.Error)
 """Errors reported in one line while options are checked and objects built: the user gave invalid options."""

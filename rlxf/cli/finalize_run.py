@@ -9,10 +9,10 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from rlxf.cli.error_reporting import ReceivedSignal, exit_with
 from rlxf.cli.options.env_options import trust_option
 from rlxf.cli.output import print_out
-from rlxf.envs.errors import FaultyEnvironmentError
 from rlxf.evaluation import Report, TargetSweep
 from rlxf.training import CheckpointError, NumericalError, ResumeError, RunFolder, save_normalizer
-from rlxf.training.distributed.init import process_group
+from rlxf.training.distributed import process_group
+from rlxf.utils.errors import FaultyEnvironmentError
 from rlxf.utils.tables import Table
 
 DATASTORE_SUFFIX = ", remembering"

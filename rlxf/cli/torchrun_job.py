@@ -17,10 +17,10 @@ from stable_baselines3.common.logger import Logger
 from rlxf.cli.output import print_out
 from rlxf.training import RunFolder
 from rlxf.training.archive import Archive
-from rlxf.training.atomic import atomic_write
-from rlxf.training.distributed.init import init_process_group, process_group
-from rlxf.training.signals import SIGNALS
-from rlxf.training.strict_json import dump_json, load_json
+from rlxf.training.checkpoints import SIGNALS
+from rlxf.training.distributed import init_process_group, process_group
+from rlxf.training.serialization import dump_json, load_json
+from rlxf.utils.files import atomic_write
 
 ID = "TORCHELASTIC_RUN_ID"
 FILE = "torchrun.json"

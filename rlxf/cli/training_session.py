@@ -21,12 +21,18 @@ from rlxf.cli.options.offline_options import WindowOptions
 from rlxf.cli.options.ppo_options import PPOOptions
 from rlxf.cli.torchrun_job import ignore_signals
 from rlxf.training import CheckpointWriter, RunFolder, read_archive, stop_on_signals
-from rlxf.training.checkpoints import STATEFUL_DOCUMENT, Stateful
-from rlxf.training.compat import CONFIG, checkpoint_errors
-from rlxf.training.distributed.init import process_group
+from rlxf.training.checkpoints import (
+    EXIT_RESUMABLE,
+    STATEFUL_DOCUMENT,
+    Interrupted,
+    Stateful,
+    StopRequest,
+    raise_interrupted,
+    signal_handler,
+)
+from rlxf.training.compat import CONFIG, checkpoint_errors, rule_of
+from rlxf.training.distributed import process_group
 from rlxf.training.resumed_logger import LogPosition
-from rlxf.training.signals import EXIT_RESUMABLE, Interrupted, StopRequest, raise_interrupted, signal_handler
-from rlxf.training.strict_json import rule_of
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
 LOG = "log"
@@ -123,14 +129,14 @@ def train_to_completion(
 def _complete(agent: Any, run: RunFolder, finish: Callable[[], None], stop: StopRequest) -> None:
     try:
         with signal_handler(raise_interrupted):
-            if stop.by is not None:
-                raise Interrupted(stop.by)
+            if stop.signal is not None:
+                raise Interrupted(stop.signal)
             finish()
             agent.logger.close()
             if process_group().writes:
                 run.complete(agent.num_timesteps)
     except Interrupted as stopped:
-        _leave(stopped.by, run)
+        _leave(stopped.signal, run)
 
 
 def learn_resumably(
@@ -166,7 +172,7 @@ def learn_resumably(
         finally:
             save_agent(agent, run)
         signal = process_group().all_reduce_max(
-            int(stop.by or 0)
+            int(stop.signal or 0)
         )  # of all processes, also after the last update
     except ConnectionError:
         ignore_signals()

@@ -9,8 +9,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from rlxf.collection.storage import first_non_finite, stack
-from rlxf.envs.errors import FaultyEnvironmentError
-from rlxf.envs.infos import row_of
+from rlxf.envs.batches import row_of
+from rlxf.utils.errors import FaultyEnvironmentError
 
 
 class EpisodeRecord:

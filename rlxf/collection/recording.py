@@ -17,6 +17,7 @@ from rlxf.collection.metadata import build_metadata, measure_reference_scores, r
 from rlxf.collection.recorder import Recorder
 from rlxf.collection.storage import check_new, storage_space, write_dataset
 from rlxf.data import ReferenceScores
+from rlxf.envs.batches import is_filler
 from rlxf.envs.wrappers.return_to_go import ReturnToGo
 from rlxf.evaluation.environment import (
     EnvLike,
@@ -24,7 +25,7 @@ from rlxf.evaluation.environment import (
     warn_of_missing_statistics,
     with_training_normalization,
 )
-from rlxf.evaluation.episode_counter import is_filler, quotas
+from rlxf.evaluation.episode_counter import quotas
 
 
 def rollout_episodes(

@@ -20,8 +20,8 @@ from minari.namespace import create_namespace, list_local_namespaces
 from minari.storage.datasets_root_dir import get_dataset_path
 from numpy.typing import NDArray
 
-from rlxf.data.space_utils import FLAT
-from rlxf.utils.permissions import not_writable_by_others
+from rlxf.data.spaces import FLAT
+from rlxf.utils.files import not_writable_by_others
 
 
 def storage_space(space: spaces.Space[Any]) -> spaces.Space[Any]:

@@ -1,14 +1,19 @@
 """Minari datasets: trajectories as flat arrays, windows of steps, and reference scores."""
 
-from rlxf.data.catalog import DatasetSummary, local_folder, local_ids, summarize
-from rlxf.data.conversion import return_to_go
 from rlxf.data.encoders import action_encoder, observation_encoder
-from rlxf.data.errors import DatasetError
-from rlxf.data.loading import as_trajectories, load_trajectories
+from rlxf.data.loading import (
+    DatasetSummary,
+    as_trajectories,
+    load_trajectories,
+    local_folder,
+    local_ids,
+    summarize,
+)
 from rlxf.data.reference_scores import ReferenceScores, reference_scores, scores_from_table
-from rlxf.data.space_compat import check_spaces_match
-from rlxf.data.trajectories import Trajectories
+from rlxf.data.spaces import check_spaces_match
+from rlxf.data.trajectories import Trajectories, return_to_go
 from rlxf.data.windows import WindowBatch, Windows
+from rlxf.utils.errors import DatasetError
 
 __all__ = [
     "load_trajectories",

@@ -5,17 +5,13 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-from rlxf.data.array_file import ArrayFile, open_array
-from rlxf.data.conversion import convert
+from rlxf.data.conversion import ArrayFile, convert, open_array
 from rlxf.data.dataset_source import Source
-from rlxf.utils.permissions import not_writable_by_others
+from rlxf.utils.files import file_sha256, not_writable_by_others, temporary_folder, temporary_name
 
 MANIFEST = "manifest.json"
 FORMAT = "rlxf trajectories"
@@ -62,9 +58,8 @@ def find_altered(folder: Path) -> str | None:
     """
     arrays = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["arrays"]
     for name, entry in arrays.items():
-        with open(folder / f"{name}.npy", "rb") as handle:
-            if hashlib.file_digest(handle, "sha256").hexdigest() != entry["sha256"]:
-                return f"{name}.npy is altered"
+        if file_sha256(folder / f"{name}.npy") != entry["sha256"]:
+            return f"{name}.npy is altered"
     return None
 
 
@@ -78,9 +73,6 @@ def _form_fault(folder: Path, name: str, entry: dict[str, Any]) -> str | None:
     return None if form == (entry["shape"], entry["dtype"]) else f"{path.name} has another shape or dtype"
 
 
-TEMPORARY = ".temporary-"
-ABANDONED = 24 * 3600.0
-"""Age in seconds at which a temporary folder is considered abandoned by a killed process."""
 ATTEMPTS = 5
 
 
@@ -138,16 +130,10 @@ def _is_intact(folder: Path, sources: Sequence[Source], verify: bool) -> bool:
 
 @not_writable_by_others()
 def _convert(folder: Path, sources: Sequence[Source], verify: bool, progress_bar: bool) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(folder.parent)
-    temporary = folder.with_name(f"{TEMPORARY}{uuid4().hex}")
-    temporary.mkdir()
-    try:
+    with temporary_folder(folder.parent) as temporary:
         files = convert(sources, temporary, progress_bar)
         write_manifest(temporary, sources, files)
         _publish(temporary, folder, sources, verify)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _publish(temporary: Path, folder: Path, sources: Sequence[Source], verify: bool) -> None:
@@ -164,16 +150,9 @@ def _publish(temporary: Path, folder: Path, sources: Sequence[Source], verify: b
 
 def _remove(folder: Path) -> None:
     """Remove a folder; it is renamed first, so that no process finds it partly deleted."""
-    trash = folder.with_name(f"{TEMPORARY}{uuid4().hex}")
+    trash = temporary_name(folder.parent)
     try:
         os.rename(folder, trash)
     except FileNotFoundError:
         return  # another process has removed it
     shutil.rmtree(trash, ignore_errors=True)
-
-
-def _remove_abandoned(root: Path) -> None:
-    for folder in root.glob(f"{TEMPORARY}*"):
-        with suppress(FileNotFoundError):  # another process may be removing it too
-            if time.time() - folder.stat().st_mtime > ABANDONED:
-                shutil.rmtree(folder, ignore_errors=True)

@@ -1,80 +1,78 @@
-"""Conversion of a Minari dataset to flat arrays, with returns-to-go and statistics of observations."""
+"""Conversion of Minari datasets to flat arrays on the disk, which are read as memory maps."""
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.lib import format as npy
+from numpy.typing import DTypeLike, NDArray
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rlxf.data.array_file import ArrayFile
 from rlxf.data.dataset_source import Source
 from rlxf.data.encoders import Encoder, VectorEncoder, action_encoder, observation_encoder
 from rlxf.data.episode_file import EpisodeFile
-from rlxf.data.errors import DatasetError, RowError
+from rlxf.data.spaces import check_rows_inside
+from rlxf.data.trajectories import RunningStats, return_to_go
+from rlxf.utils.errors import DatasetError, RowError
+from rlxf.utils.files import sync_file
 from rlxf.utils.memory_budget import FILE_SHARE, MemoryBudgetError, check_budget
 
 
-def return_to_go(rewards: ArrayLike) -> NDArray[np.float64]:
-    """Compute ``R_t = r_t + r_(t+1) + ... + r_(T-1)`` for the rewards (T,) of an episode, in float64.
+class ArrayFile:
+    """Context manager that writes a new ``.npy`` file of known shape from the first row to the last.
 
-    There is no discount.
-
-    Source: Chen et al. 2021, arXiv:2106.01345, section 3.
-    """
-    return np.cumsum(np.asarray(rewards, np.float64)[::-1])[::-1]
-
-
-SMALLEST_STD = 1e-6
-
-
-class RunningStats:
-    """Running mean and population standard deviation per column, in float64.
-
-    Pieces are combined by ``M2 = M2_a + M2_b + (mean_b - mean_a)^2 n_a n_b / (n_a + n_b)``, where M2 is the
-    sum of squared deviations from the mean. Columns far from zero therefore lose no precision.
-
-    Source: Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance".
+    If the context exits without an error, the file is synced to the disk.
 
     Args:
-        columns: number of columns D.
+        path: path of the file, which must not exist.
+        shape: shape of the array, (rows, ...).
+        dtype: dtype of the array.
+
+    Raises:
+        OSError: on entering, appending or exiting, if the disk is full or the file cannot be written.
     """
 
-    def __init__(self, columns: int):
-        self._count = 0
-        self._mean = np.zeros(columns)
-        self._squares = np.zeros(columns)
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: DTypeLike):
+        self.path = path
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self._hash = hashlib.sha256()
 
-    def add(self, rows: NDArray[np.floating]) -> None:
-        """Add rows (n, D), n at least 1."""
-        rows = rows.astype(np.float64)
-        count, mean = len(rows), rows.mean(axis=0)
-        total = self._count + count
-        shift = mean - self._mean
-        self._squares += ((rows - mean) ** 2).sum(axis=0) + shift**2 * (self._count * count / total)
-        self._mean += shift * (count / total)
-        self._count = total
+    def __enter__(self) -> Self:
+        self._handle = open(self.path, "xb")
+        header = {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False, "shape": self.shape}
+        npy.write_array_header_1_0(self, header)
+        return self
 
-    @property
-    def mean(self) -> NDArray[np.float32]:
-        """Mean of the columns, (D,)."""
-        return self._mean.astype(np.float32)
+    def __exit__(self, kind: object, *_: object) -> None:
+        with self._handle:
+            if kind is None:
+                sync_file(self._handle)
 
-    @property
-    def std(self) -> NDArray[np.float32]:
-        """Population standard deviation of the columns, (D,); 1 for constant columns (below 1e-6).
+    def write(self, data: Any) -> None:
+        """Append bytes. Numpy also calls this method, to write the header."""
+        self._hash.update(data)
+        self._handle.write(data)
 
-        The reference implementation of Decision Transformer adds 1e-6 instead, which scales any deviation
-        from a constant by a million.
-        """
-        std = np.sqrt(self._squares / self._count)
-        return np.where(std < SMALLEST_STD, 1.0, std).astype(np.float32)
+    def append(self, rows: NDArray[Any]) -> None:
+        """Append rows (n, ...)."""
+        self.write(np.ascontiguousarray(rows, self.dtype).data)
+
+    def describe(self) -> dict[str, Any]:
+        """Return size in bytes and SHA-256 of the complete file, and shape and dtype of the array."""
+        form = {"shape": list(self.shape), "dtype": self.dtype.name}
+        return {"size": self.path.stat().st_size, "sha256": self._hash.hexdigest(), **form}
+
+
+def open_array(path: Path) -> NDArray[Any]:
+    """Open the array of a ``.npy`` file as a read-only memory map."""
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 PIECE_BYTES = 2**23
@@ -100,7 +98,8 @@ def convert(sources: Sequence[Source], folder: Path, progress_bar: bool = False)
         progress = stack.enter_context(_bar(progress_bar))
         files = [stack.enter_context(EpisodeFile(source)) for source in sources]
         lengths = [_lengths(file) for file in files]
-        arrays = _Arrays(folder, sources[0], sum(map(sum, lengths)), stack, _file_bytes(sources))
+        file_bytes = sum(source.file.stat().st_size for source in sources)
+        arrays = _Arrays(folder, sources[0], sum(map(sum, lengths)), stack, file_bytes)
         task = progress.add_task("convert", total=arrays.steps)
         for file, steps in zip(files, lengths, strict=True):
             for episode, length in zip(file.source.episodes, steps, strict=True):
@@ -119,10 +118,6 @@ def _lengths(file: EpisodeFile) -> list[int]:
     return lengths
 
 
-def _file_bytes(sources: Sequence[Source]) -> int:
-    return sum(source.file.stat().st_size for source in sources)
-
-
 @contextmanager
 def _as_dataset_error(name: str) -> Iterator[None]:
     try:
@@ -138,11 +133,11 @@ class _Arrays:
         self.folder, self.steps, self._stack = folder, steps, stack
         self.files: list[ArrayFile] = []
         self._observe = observation_encoder(source.observation_space)
-        self._act = _with_bounds_check(action_encoder(source.action_space), source.action_space)
+        is_box = isinstance(source.action_space, spaces.Box)
+        self._act = (_BoundedEncoder if is_box else action_encoder)(source.action_space)
         self._check_size(source, file_bytes)
-        self._moments = (
-            RunningStats(self._observe.shape[0]) if isinstance(self._observe, VectorEncoder) else None
-        )
+        is_vector = isinstance(self._observe, VectorEncoder)
+        self._moments = RunningStats(self._observe.shape[0]) if is_vector else None
         self._observations = self._new("observations", (steps, *self._observe.shape), self._observe.dtype)
         self._actions = self._new("actions", (steps, *self._act.shape), self._act.dtype)
         self._rewards = self._new("rewards", (steps,), np.float32)
@@ -167,16 +162,13 @@ class _Arrays:
         read = partial(file.observations, episode)
         observe = observation_encoder(file.source.observation_space)  # its image channel axis may differ
         for rows in _pieces(read, observe, length, f"{where}: the observation"):
-            self._add_observations(rows)
+            self._observations.append(rows)
+            if self._moments is not None:
+                self._moments.add(rows)
         for rows in _pieces(partial(file.actions, episode), self._act, length, f"{where}: the action"):
             self._actions.append(rows)
         self._offsets.append(self._offsets[-1] + length)
         self._endings.append(file.ending(episode))
-
-    def _add_observations(self, rows: NDArray[Any]) -> None:
-        self._observations.append(rows)
-        if self._moments is not None:
-            self._moments.add(rows)
 
     def finish(self) -> None:
         """Write the arrays that are known only after the last episode."""
@@ -197,42 +189,20 @@ class _Arrays:
         return file
 
 
-@dataclass(frozen=True)
-class _InBox:
+class _BoundedEncoder(VectorEncoder):
     """Encoder of Box actions that rejects actions outside of the Box."""
-
-    encode: VectorEncoder
-    space: spaces.Box[Any]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of a row."""
-        return self.encode.shape
-
-    @property
-    def dtype(self) -> DTypeLike:
-        """Dtype of a row."""
-        return self.encode.dtype
 
     def __call__(self, values: Any) -> NDArray[np.float32]:
         """Encode actions as `VectorEncoder` does; raise RowError also if an action is outside of the Box."""
-        rows = self.encode(values)
-        low, high = self.space.low.ravel(), self.space.high.ravel()
-        inside = ((rows >= low - _tolerance(low)) & (rows <= high + _tolerance(high))).all(axis=1)
-        if not inside.all():
-            row = int(np.argmin(inside))
-            raise RowError(row, f"is {rows[row].tolist()}, outside of {self.space}")
+        rows, space = super().__call__(values), self.space
+        assert isinstance(space, spaces.Box)
+        low, high = space.low.ravel(), space.high.ravel()
+        check_rows_inside(space, rows, (rows >= low - _tolerance(low)) & (rows <= high + _tolerance(high)))
         return rows
 
 
 def _tolerance(bound: NDArray[Any]) -> NDArray[np.float64]:
     return ACTION_TOLERANCE * np.maximum(1.0, np.abs(np.where(np.isfinite(bound), bound, 0.0)))
-
-
-def _with_bounds_check(encode: Encoder, space: spaces.Space[Any]) -> Encoder:
-    """Return an encoder that also rejects Box actions outside of their space; others always do."""
-    is_box = isinstance(space, spaces.Box) and isinstance(encode, VectorEncoder)
-    return _InBox(encode, space) if is_box else encode  # type: ignore[arg-type]
 
 
 def _row_bytes(encode: Encoder) -> int:

@@ -18,8 +18,8 @@ from minari.dataset.minari_storage import METADATA_FILE_NAME, is_image_space
 from minari.storage.datasets_root_dir import get_dataset_path
 
 from rlxf.data.download import HDF5, download, find_damage
-from rlxf.data.errors import DatasetError
-from rlxf.data.space_utils import parts_of
+from rlxf.data.spaces import leaves
+from rlxf.utils.errors import DatasetError
 
 SPACES = ("observation_space", "action_space")
 _UNREADABLE = (
@@ -81,7 +81,8 @@ class Source:
     @property
     def has_jpeg(self) -> bool:
         """True if images, also those in a Dict or a Tuple, are stored as JPEG."""
-        return self.dataset.storage.jpeg_encoding and _has_image(self.observation_space)
+        images = any(is_image_space(leaf) for _, leaf in leaves(self.observation_space))
+        return self.dataset.storage.jpeg_encoding and images
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -128,15 +129,28 @@ def _find(dataset_id: str, download_missing: bool) -> minari.MinariDataset:
     damage = find_damage(folder)
     if damage is not None and download_missing:
         download(dataset_id)
-    elif not (folder / "data").exists():
-        raise DatasetError(_unknown_message(dataset_id))
     elif damage is not None:
-        raise DatasetError(_damaged_message(dataset_id, damage))
+        raise DatasetError(_missing_message(dataset_id, folder, damage))
     _check_readable(dataset_id, folder)
     try:
         return minari.load_dataset(dataset_id)
     except _UNREADABLE as error:
-        raise DatasetError(f"dataset {dataset_id} in {folder} cannot be opened: {_reason(error)}") from error
+        reason = str(error) or f"its metadata.json lacks what Minari needs ({type(error).__name__})"
+        raise DatasetError(f"dataset {dataset_id} in {folder} cannot be opened: {reason}") from error
+
+
+def _missing_message(dataset_id: str, folder: Path, damage: str) -> str:
+    """Return the error message for a dataset that is not on this machine, or is damaged."""
+    if (folder / "data").exists():
+        return (
+            f"dataset {dataset_id} in {folder} cannot be opened: {damage}. Download it again with "
+            f"download=True (--download), or record it again"
+        )
+    similar = ", ".join(get_close_matches(dataset_id, minari.list_local_datasets(), n=4)) or "none"
+    return (
+        f"dataset {dataset_id!r} is not in {get_dataset_path()} (similar names: {similar}). Download it with "
+        f"download=True (--download), or set MINARI_DATASETS_PATH to the folder that contains it"
+    )
 
 
 def _check_readable(dataset_id: str, folder: Path) -> None:
@@ -163,22 +177,6 @@ def _check_id(dataset_id: str) -> None:
         ) from error
 
 
-def _unknown_message(dataset_id: str) -> str:
-    local = minari.list_local_datasets()
-    similar = ", ".join(get_close_matches(dataset_id, local, n=4)) or "none"
-    return (
-        f"dataset {dataset_id!r} is not in {get_dataset_path()} (similar names: {similar}). Download it with "
-        f"download=True (--download), or set MINARI_DATASETS_PATH to the folder that contains it"
-    )
-
-
-def _damaged_message(dataset_id: str, damage: str) -> str:
-    return (
-        f"dataset {dataset_id} in {get_dataset_path(dataset_id)} cannot be opened: {damage}. Download it "
-        f"again with download=True (--download), or record it again"
-    )
-
-
 def _check_format(dataset_id: str, metadata: dict[str, Any]) -> None:
     data_format = metadata.get("data_format", "hdf5")
     if data_format != "hdf5":
@@ -186,16 +184,6 @@ def _check_format(dataset_id: str, metadata: dict[str, Any]) -> None:
             f"dataset {dataset_id} is stored as {data_format}; only hdf5 is supported, since Minari's reader "
             f"of other formats truncates episodes of 32,768 or more steps. Record it with data_format='hdf5'"
         )
-
-
-def _has_image(space: spaces.Space[Any]) -> bool:
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        return any(map(_has_image, parts_of(space).values()))
-    return is_image_space(space)
-
-
-def _reason(error: Exception) -> str:
-    return str(error) or f"its metadata.json lacks what Minari needs ({type(error).__name__})"
 
 
 def _digest(data: bytes) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +17,8 @@ from minari.namespace import NAMESPACE_METADATA_FILENAME
 from minari.storage.datasets_root_dir import get_dataset_path
 from minari.storage.remotes import DEFAULT_REMOTE
 
-from rlxf.data.errors import DatasetError
-from rlxf.utils.permissions import not_writable_by_others
+from rlxf.utils.errors import DatasetError
+from rlxf.utils.files import not_writable_by_others, temporary_folder
 
 HDF5 = "main_data.hdf5"
 METADATA_BYTES = 4 * 2**20
@@ -83,8 +82,7 @@ def download(dataset_id: str) -> None:
     if os.environ.get("MINARI_REMOTE", DEFAULT_REMOTE).startswith("hf://"):
         _check_reachable(dataset_id, constants.ENDPOINT)
     root = get_dataset_path().resolve()
-    temporary = root / f".temporary-{uuid4().hex}"
-    try:
+    with temporary_folder(root) as temporary:
         with _minari_root(temporary):
             _fetch(dataset_id)
             downloaded = list(minari.list_local_datasets())
@@ -92,8 +90,6 @@ def download(dataset_id: str) -> None:
         for each in downloaded:
             _move_dataset(temporary / each, root / each, temporary)
         _move_namespaces(temporary, root)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager

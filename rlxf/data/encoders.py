@@ -8,18 +8,20 @@ from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 from stable_baselines3.common.preprocessing import is_image_space_channels_first
 
-from rlxf.data.errors import RowError
-from rlxf.data.space_utils import (
+from rlxf.data.spaces import (
     FLAT,
+    channels_first,
     discrete_indices,
     encoded_width,
     flatten_rows,
+    image_shape,
     is_image,
     is_text,
     is_text_only,
-    parts_of,
+    leaves,
     unflatten_rows,
 )
+from rlxf.utils.errors import RowError
 
 Space = spaces.Space[Any]
 LARGEST_IMAGE = 4096
@@ -105,10 +107,9 @@ class VectorEncoder:
     def __call__(self, values: Any) -> NDArray[np.float32]:
         """Encode values as rows (n, D); see `Encoder`."""
         rows = flatten_rows(self.space, values)
-        finite = np.isfinite(rows).all(axis=1)
+        finite = np.isfinite(rows)
         if not finite.all():
-            row = int(np.argmin(finite))
-            column = int(np.argmin(np.isfinite(rows[row])))
+            row, column = (int(i) for i in np.argwhere(~finite)[0])
             raise RowError(row, f"is {rows[row, column]} at index {column}")
         return rows
 
@@ -129,7 +130,7 @@ class ImageEncoder:
     @property
     def shape(self) -> tuple[int, ...]:
         """(C, H, W)"""
-        return self._channels_first(np.empty((1, *self.space.shape), np.uint8)).shape[1:]
+        return image_shape(self.space)
 
     @property
     def dtype(self) -> DTypeLike:
@@ -138,20 +139,13 @@ class ImageEncoder:
 
     def __call__(self, values: Any) -> NDArray[np.uint8]:
         """Encode images as rows (n, C, H, W); see `Encoder`."""
-        return self._channels_first(np.asarray(values, np.uint8).reshape(-1, *self.space.shape))
+        return channels_first(self.space, np.asarray(values, np.uint8).reshape(-1, *self.space.shape))
 
     def decode(self, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Decode rows (n, C, H, W) to images of the space, (n, ...)."""
         if len(self.space.shape) == 2:
             return rows[:, 0]
         return rows if is_image_space_channels_first(self.space) else np.moveaxis(rows, 1, -1)
-
-    def _channels_first(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        if images.ndim == 3:
-            return images[:, None]
-        if is_image_space_channels_first(self.space):
-            return images
-        return np.moveaxis(images, -1, 1)
 
 
 @dataclass(frozen=True)
@@ -176,16 +170,14 @@ class DiscreteEncoder:
 
 
 def _check_vector(space: Space, where: str) -> None:
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        for key, part in parts_of(space).items():
-            _check_vector(part, f"{where}[{key!r}]")
-    elif is_image(space):
-        _check_size(space, where)
-    elif not is_text(space) and not isinstance(space, FLAT):
-        raise TypeError(
-            f"{where} {space} is a {type(space).__name__}; supported are Box, Discrete, MultiDiscrete, "
-            f"MultiBinary, and Dict and Tuple of these; remove it with a wrapper"
-        )
+    for path, part in leaves(space, where):
+        if is_image(part):
+            _check_size(part, path)
+        elif not is_text(part) and not isinstance(part, FLAT):
+            raise TypeError(
+                f"{path} {part} is a {type(part).__name__}; supported are Box, Discrete, MultiDiscrete, "
+                f"MultiBinary, and Dict and Tuple of these; remove it with a wrapper"
+            )
 
 
 def _check_size(image: Space, where: str) -> None:

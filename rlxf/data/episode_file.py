@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rlxf.data.dataset_source import Source
-from rlxf.data.errors import DatasetError
 from rlxf.data.hdf5_checks import ENDS, chunk_bytes, episode_mismatch, local_arrays, open_local_node
-from rlxf.data.space_utils import is_text
+from rlxf.data.spaces import is_text, parts_of
+from rlxf.utils.errors import DatasetError
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
 READ = ("observations", "actions", "rewards", *ENDS)
@@ -56,21 +56,15 @@ class EpisodeFile:
         """
         with self._error_context(episode):
             group = self._group(episode)
-            arrays = [array for name in READ for array in local_arrays(group, name)]
+            arrays = [(name, array) for name in READ for array in local_arrays(group, name)]
             steps = len(group["rewards"])
-            expected = {
-                "actions": steps,
-                "observations": steps + 1,
-                "terminations": steps,
-                "truncations": steps,
-            }
-            counts = [(name, rows) for name in expected for rows in _row_counts(open_local_node(group, name))]
+            counts = [(name, len(array)) for name, array in arrays]
             stated = int(group.attrs.get("total_steps", steps))
-        faults = [f"{rows} rows of {name}" for name, rows in counts if rows != expected[name]]
+        faults = [f"{rows} rows of {name}" for name, rows in counts if rows != steps + (name == READ[0])]
         faults += [f"total_steps is {stated}"] * (stated != steps) + ["no step"] * (not steps)
         if faults:
             raise self._damaged(f"it has {steps} rewards, but {', '.join(faults)}", episode)
-        self._check_form(group, arrays, episode)
+        self._check_form(group, [array for _, array in arrays], episode)
         return steps
 
     def _check_form(self, group: Any, arrays: Sequence[h5py.Dataset], episode: int) -> None:
@@ -153,28 +147,15 @@ class EpisodeFile:
         )
 
 
-def _row_counts(node: Any) -> Iterator[int]:
-    """Yield the number of rows of each array below a group, or of the array itself."""
-    if isinstance(node, h5py.Group):
-        for key in node:
-            yield from _row_counts(open_local_node(node, key))
-    else:
-        yield len(node)
-
-
-def _read(
-    node: Any, space: spaces.Space[Any], steps: slice, read_image: Callable[[Any, spaces.Space[Any]], Any]
-) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {
-            key: _read(open_local_node(node, key), part, steps, read_image)
-            for key, part in space.spaces.items()
+def _read(node: Any, space: spaces.Space[Any], steps: slice, read_image: ReadImages) -> Any:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = parts_of(space).items()
+        keyed = isinstance(space, spaces.Dict)
+        values = {
+            key: _read(open_local_node(node, key if keyed else f"_index_{key}"), part, steps, read_image)
+            for key, part in parts
         }
-    if isinstance(space, spaces.Tuple):
-        parts = enumerate(space.spaces)
-        return tuple(
-            _read(open_local_node(node, f"_index_{i}"), part, steps, read_image) for i, part in parts
-        )
+        return values if keyed else tuple(values.values())
     if is_text(space):
         return None
     return read_image(node[steps], space) if is_image_space(space) else node[steps]

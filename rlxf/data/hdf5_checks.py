@@ -10,7 +10,7 @@ from gymnasium import spaces
 from minari.dataset.minari_storage import is_image_space
 
 from rlxf.data.dataset_source import Source
-from rlxf.data.space_utils import is_text, parts_of
+from rlxf.data.spaces import is_text, parts_of
 
 FILTERS = {
     *(h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SZIP),

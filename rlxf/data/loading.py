@@ -1,21 +1,25 @@
-"""Loading of trajectories from Minari datasets."""
+"""Loading of trajectories from Minari datasets, and summaries of the datasets on this machine."""
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import minari
+import numpy as np
 from gymnasium import spaces
+from minari.storage.datasets_root_dir import get_dataset_path
 from numpy.typing import NDArray
 
-from rlxf.data.array_file import open_array
 from rlxf.data.cache import ensure_converted
+from rlxf.data.conversion import open_array
 from rlxf.data.dataset_source import Dataset, Source, open_source
-from rlxf.data.errors import DatasetError
+from rlxf.data.episode_file import EpisodeFile
 from rlxf.data.reference_scores import ReferenceScores, reference_scores
-from rlxf.data.space_compat import action_mismatch, observation_mismatch
-from rlxf.data.space_utils import text_paths
+from rlxf.data.spaces import action_mismatch, is_text, leaves, observation_mismatch
 from rlxf.data.trajectories import Trajectories
+from rlxf.utils.errors import DatasetError
 
 ARRAYS = ("observations", "actions", "rewards", "return_to_go", "offsets", "terminated", "truncated")
 MOMENTS = ("observation_mean", "observation_std")
@@ -90,7 +94,7 @@ def _check_joinable(sources: Sequence[Source]) -> None:
 
 
 def _warn_of_text(observation_space: spaces.Space[Any]) -> None:
-    texts = text_paths(observation_space, "observation")
+    texts = [path for path, leaf in leaves(observation_space, "observation") if is_text(leaf)]
     if texts:
         warnings.warn(
             f"{', '.join(texts)} of the dataset is text, which is left out of the observations. If the text "
@@ -136,3 +140,55 @@ def _common_scores(sources: Sequence[Source]) -> ReferenceScores | None:
     scores = [reference_scores(source.metadata, source.eval_env_spec) for source in sources]
     scales = [None if score is None else (score.minimum, score.maximum) for score in scores]
     return scores[0] if _common(scales) else None
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetSummary:
+    """Summary of a dataset.
+
+    Args:
+        id: Minari id.
+        environment: Gymnasium id of the environment of the dataset; None if the dataset names none.
+        lengths: int64 (E,), number of steps of each episode.
+        returns: float64 (E,), sum of the rewards of each episode.
+        size: bytes on the disk.
+        lossy_images: True if images are stored as JPEG.
+    """
+
+    id: str
+    environment: str | None
+    lengths: NDArray[np.int64]
+    returns: NDArray[np.float64]
+    size: int
+    lossy_images: bool
+
+
+def local_folder() -> Path:
+    """Return Minari's dataset folder: MINARI_DATASETS_PATH, else ``~/.minari/datasets``."""
+    return get_dataset_path()
+
+
+def local_ids() -> list[str]:
+    """Return the Minari ids of all datasets on this machine, sorted by namespace, name and version.
+
+    Damaged datasets are included.
+    """
+    return list(minari.list_local_datasets())
+
+
+def summarize(dataset_id: str) -> DatasetSummary:
+    """Summarize a dataset; observations and actions are counted but not read.
+
+    Raises:
+        DatasetError: if the dataset is unknown, empty, truncated, altered or not stored as HDF5.
+    """
+    source = open_source(dataset_id)
+    with EpisodeFile(source) as file:
+        lengths = [file.length(episode) for episode in source.episodes]
+        file.check_totals(lengths)
+        returns = [file.rewards(episode).sum() for episode in source.episodes]
+    spec = source.dataset.env_spec
+    size = source.file.stat().st_size
+    return DatasetSummary(
+        source.id, spec and spec.id, np.array(lengths), np.array(returns), size, source.has_jpeg
+    )

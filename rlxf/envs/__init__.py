@@ -1,4 +1,4 @@
-"""Gymnasium environments that need memory, functions that create environments, wrappers, and trajectories."""
+"""Gymnasium environments that need memory, functions that create environments, and wrappers."""
 
 if __name__ != "rlxf.envs":
     raise ImportError(
@@ -7,56 +7,33 @@ if __name__ != "rlxf.envs":
 
 from importlib import import_module
 
-from rlxf.envs.registration import register_envs
+from rlxf.envs.specs import register_envs
 
 register_envs()
 
 _MODULES = {
-    "TMaze": "rlxf.envs.tmaze.env",
-    "TMazeVector": "rlxf.envs.tmaze.vector",
     "make_vec_env": "rlxf.envs.make",
     "make_env": "rlxf.envs.make",
     "as_vec_env": "rlxf.envs.vector",
-    "GymnasiumVecEnv": "rlxf.envs.vector",
-    "Workers": "rlxf.envs.workers",
-    "WorkerVecEnv": "rlxf.envs.workers",
+    "check_spaces": "rlxf.envs.spaces",
+    "TMaze": "rlxf.envs.tmaze.env",
+    "TMazeVector": "rlxf.envs.tmaze.vector",
     "PreviousReward": "rlxf.envs.wrappers.previous_step",
     "PreviousStep": "rlxf.envs.wrappers.previous_step",
     "PreviousTransition": "rlxf.envs.wrappers.previous_step",
     "ReturnToGo": "rlxf.envs.wrappers.return_to_go",
-    "ActionReplay": "rlxf.envs.wrappers.action_replay",
+    "ActionReplay": "rlxf.envs.stateful_env",
     "StatefulVectorEnv": "rlxf.envs.stateful_env",
-    "check_spaces": "rlxf.envs.spaces",
-    "FaultyEnvironmentError": "rlxf.envs.errors",
-    "BrokenEnvironmentError": "rlxf.envs.errors",
+    "GymnasiumVecEnv": "rlxf.envs.vector",
+    "Workers": "rlxf.envs.workers",
+    "WorkerVecEnv": "rlxf.envs.workers",
+    "FaultyEnvironmentError": "rlxf.utils.errors",
+    "BrokenEnvironmentError": "rlxf.utils.errors",
     "load_trajectories": "rlxf.data",
     "Trajectories": "rlxf.data",
     "Windows": "rlxf.data",
 }
-
-__all__ = [
-    "make_vec_env",
-    "make_env",
-    "as_vec_env",
-    "check_spaces",
-    "TMaze",
-    "TMazeVector",
-    "PreviousReward",
-    "PreviousStep",
-    "PreviousTransition",
-    "ReturnToGo",
-    "ActionReplay",
-    "StatefulVectorEnv",
-    "GymnasiumVecEnv",
-    "Workers",
-    "WorkerVecEnv",
-    "FaultyEnvironmentError",
-    "BrokenEnvironmentError",
-    "load_trajectories",
-    "Trajectories",
-    "Windows",
-    "register_envs",
-]
+__all__ = [*_MODULES, "register_envs"]
 
 
 def __getattr__(name: str) -> object:

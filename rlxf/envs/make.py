@@ -18,12 +18,12 @@ from gymnasium.wrappers import FilterObservation, FlattenObservation, TransformO
 from stable_baselines3.common import env_util
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.envs.registration import register_envs
+from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.spaces import check_playable
-from rlxf.envs.specs import argument_errors, make_single
-from rlxf.envs.vector import as_vec_env, make_sync_vec_env
+from rlxf.envs.specs import argument_errors, make_single, register_envs
+from rlxf.envs.stateful_env import ActionReplay
+from rlxf.envs.vector import as_vec_env
 from rlxf.envs.workers import Workers, WorkerVecEnv
-from rlxf.envs.wrappers.action_replay import ActionReplay
 from rlxf.envs.wrappers.previous_step import PreviousReward, PreviousTransition
 from rlxf.utils.extras import install_command
 

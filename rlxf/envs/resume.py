@@ -16,11 +16,11 @@ from stable_baselines3.common.vec_env import (
     VecTransposeImage,
 )
 
-from rlxf.envs.errors import EpisodeLostError
+from rlxf.envs.stateful_env import ActionReplay
 from rlxf.envs.vector import GymnasiumVecEnv
 from rlxf.envs.workers import WorkerVecEnv
-from rlxf.envs.wrappers.action_replay import ActionReplay
 from rlxf.envs.wrappers.return_to_go import ReturnToGo
+from rlxf.utils.errors import EpisodeLostError
 
 Place = tuple[object, str]
 """An object and the name of its attribute, a number or an array."""
@@ -96,15 +96,16 @@ def episode_state(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     _check_known(env)
     if isinstance(env.unwrapped, GymnasiumVecEnv):
         return {"state": env.unwrapped.state()}, {}
-    crew = _crew(env)
-    records = _records(env, [i for i in range(env.num_envs) if i not in _absent(crew)])
-    absent = _absent(crew)  # includes environments that failed during the calls; their records are stale
+    workers = _workers(env)
+    records = _records(env, [i for i in range(env.num_envs) if i not in _absent(workers)])
+    absent = _absent(workers)  # includes environments that failed during the calls; their records are stale
     records = {i: record for i, record in records.items() if i not in absent}
     _check_replayable(records)
     arrays = {f"actions.{i}": record.pop("actions") for i, record in records.items()}
     arrays |= {f"shown.{i}.{key}": x for i, each in absent.items() for key, x in each.pop("shown").items()}
     records |= absent
-    counts = [{}] * env.num_envs if crew is None else [{"restarts": each} for each in crew.standing()]
+    restarts = [] if workers is None else workers.restart_state()
+    counts = [{"restarts": each} for each in restarts] or [{}] * env.num_envs
     return {"records": [records[i] | counts[i] for i in range(env.num_envs)]}, arrays
 
 
@@ -121,25 +122,25 @@ def resume_episodes(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[st
         return
     records = dict(enumerate(document["records"]))
     absent = {i: record for i, record in records.items() if "absent" in record}
-    crew = _crew(env)
-    if absent and crew is None:
+    workers = _workers(env)
+    if absent and workers is None:
         raise EpisodeLostError(f"environment {min(absent)} had failed when the run was saved")
-    if crew is not None:
-        crew.load_restart_state([_counts_of(record) for record in records.values()])
+    if workers is not None:
+        workers.load_restart_state([_counts_of(record) for record in records.values()])
     present = records.keys() - absent.keys()
     _replay(env, {i: records[i] | {"actions": arrays[f"actions.{i}"]} for i in sorted(present)})
-    if crew is not None:
-        crew.load_state({i: record | {"shown": _shown(arrays, i)} for i, record in absent.items()})
+    if workers is not None:
+        workers.load_failed_envs({i: record | {"shown": _shown(arrays, i)} for i, record in absent.items()})
 
 
-def _crew(env: VecEnv) -> WorkerVecEnv | None:
+def _workers(env: VecEnv) -> WorkerVecEnv | None:
     """Return the `WorkerVecEnv` inside all wrappers; None for any other environment."""
     inner = env.unwrapped
     return inner if isinstance(inner, WorkerVecEnv) else None
 
 
-def _absent(crew: WorkerVecEnv | None) -> dict[int, dict[str, Any]]:
-    return {} if crew is None else crew.failed_envs()
+def _absent(workers: WorkerVecEnv | None) -> dict[int, dict[str, Any]]:
+    return {} if workers is None else workers.failed_envs()
 
 
 def _shown(arrays: Mapping[str, np.ndarray], i: int) -> dict[str, np.ndarray]:
@@ -161,11 +162,11 @@ def _check_replayable(records: Mapping[int, dict[str, Any]]) -> None:
 
 
 def _replay(env: VecEnv, records: Mapping[int, dict[str, Any]]) -> None:
-    crew = _crew(env)
-    if crew is None:
+    workers = _workers(env)
+    if workers is None:
         reasons = {i: env.env_method("replay", record, indices=i)[0] for i, record in records.items()}
     else:
-        reasons = crew.replay(records)
+        reasons = workers.replay(records)
     for reason in reasons.values():
         if reason is not None:
             raise EpisodeLostError(reason)

@@ -2,7 +2,7 @@
 
 from gymnasium import spaces
 
-from rlxf.data.space_utils import FLAT, is_text, is_text_only, parts_of
+from rlxf.data.spaces import FLAT, is_text, is_text_only, leaves
 
 Space = spaces.Space
 
@@ -26,20 +26,14 @@ def check_playable(observation_space: Space, action_space: Space) -> None:
     """
     if is_text_only(observation_space):
         raise TypeError(f"observation space {observation_space} has only text parts, and agents ignore text")
-    _check_parts(observation_space, "observation space")
+    for where, part in leaves(observation_space, "observation space"):
+        if not (isinstance(part, FLAT) or is_text(part)):
+            raise TypeError(
+                f"{where} {part} is not supported. Allowed are {_PLAYABLE}, and Dict and Tuple of these, "
+                f"which may also contain text; remove the part with a wrapper"
+            )
     if not isinstance(action_space, FLAT):
         raise TypeError(f"action space {action_space} is not supported. Allowed are {_PLAYABLE}")
-
-
-def _check_parts(space: Space, where: str) -> None:
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        for key, part in parts_of(space).items():
-            _check_parts(part, f"{where}[{key!r}]")
-    elif not (isinstance(space, FLAT) or is_text(space)):
-        raise TypeError(
-            f"{where} {space} is not supported. Allowed are {_PLAYABLE}, and Dict and Tuple of these, which "
-            f"may also contain text; remove the part with a wrapper"
-        )
 
 
 def check_spaces(observation_space: Space, action_space: Space) -> None:

@@ -1,18 +1,50 @@
-"""Specs of environments and checks of the arguments that they take."""
+"""Registration of the package's environments, specs of environments and checks of their arguments.
+
+This module imports only Gymnasium, so that ``import rlxf`` is fast.
+"""
 
 import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id
-from stable_baselines3.common.vec_env import VecEnv
+from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id, register, registry
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import VecEnv  # loads torch
+
+_ENTRY_POINT = "rlxf.envs.tmaze.env:TMaze"
+_CHECKED = {"corridor_length", "active", "penalty", "penalty_rule"}
+_KWARGS: dict[str, dict[str, object]] = {
+    "rlxf/TMaze-v0": {"corridor_length": 50, "active": False},
+    "rlxf/TMazeActive-v0": {"corridor_length": 50, "active": True},
+}
 
 
-def spec_of(env: VecEnv) -> EnvSpec | None:
+def register_envs() -> None:
+    """Register ``rlxf/TMaze-v0`` and ``rlxf/TMazeActive-v0``; a second call has no effect.
+
+    ``import rlxf`` calls this function, because Gymnasium 1.x does not discover plugins.
+    """
+    for env_id, kwargs in _KWARGS.items():
+        if env_id not in registry:
+            register(
+                env_id,
+                entry_point=_ENTRY_POINT,
+                vector_entry_point="rlxf.envs.tmaze.vector:TMazeVector",
+                kwargs=kwargs,
+            )
+
+
+def checks_argument(spec: EnvSpec, name: str) -> bool:
+    """Return whether ``spec`` is a task of this package that rejects harmful values of argument ``name``."""
+    return spec.entry_point == _ENTRY_POINT and name in _CHECKED
+
+
+def spec_of(env: "VecEnv") -> EnvSpec | None:
     """Return the Gymnasium spec of the first environment; None if it was not created from an id."""
     try:
         spec: EnvSpec | None = env.get_attr("spec", 0)[0]
@@ -21,7 +53,7 @@ def spec_of(env: VecEnv) -> EnvSpec | None:
     return spec
 
 
-def env_id_of(env: VecEnv) -> str | None:
+def env_id_of(env: "VecEnv") -> str | None:
     """Return the Gymnasium id of the first environment; None if it was not created from an id."""
     return getattr(spec_of(env), "id", None)
 
@@ -31,6 +63,19 @@ def is_other_version(one: str, other: str) -> bool:
     *name, version = parse_env_id(one)
     *other_name, other_version = parse_env_id(other)
     return name == other_name and version != other_version
+
+
+class TransparentWrapper(gymnasium.Wrapper):
+    """Base class of wrappers that change no space, so `spec` is that of the environment."""
+
+    @property
+    def spec(self) -> EnvSpec | None:  # type: ignore[override]  # as in `gymnasium.Wrapper`
+        """Spec of the wrapped environment."""
+        return self.env.spec
+
+    def reset_inner(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Reset the wrapped environment; older environments take no options, so None is not passed."""
+        return self.env.reset(seed=seed, **({} if options is None else {"options": options}))
 
 
 UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")

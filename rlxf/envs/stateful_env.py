@@ -1,13 +1,13 @@
-"""Interfaces of environments whose state can be stored, and of environments that can be paused."""
+"""Environments whose current episode can be stored and continued in another process."""
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
-from stable_baselines3.common.vec_env import VecEnv
+import numpy as np
+
+from rlxf.envs.specs import TransparentWrapper
 
 
 class StatefulVectorEnv(ABC):
@@ -31,72 +31,111 @@ class StatefulVectorEnv(ABC):
         """
 
 
-class PausableEnv(gymnasium.Wrapper):
-    """Wrapper that skips the steps of the environment from `pause_envs` until `wake` or the next reset.
+MAX_RECORDED_STEPS = 100_000
+"""Longest episode whose actions are recorded: the replay of a longer one would take minutes."""
 
-    The episodes of parallel environments end at different times. An environment whose steps are no longer
-    used costs as much time as the others, unless it is paused.
+
+class ActionReplay(TransparentWrapper):
+    """Wrapper that resets each episode with its own seed and records the current episode for a replay.
+
+    The first episode after ``reset(seed=s)`` has the seed s. The episode k resets later has the first number
+    of ``numpy.random.SeedSequence([s, k])`` as its seed. So the episodes of a seed are the same in any
+    process, whatever actions are taken. Without a seed, s is drawn at random.
+
+    State that an environment keeps across a reset with a seed, such as an episode counter, is not replayed.
+    `replay` then reports that the observations differ.
 
     Args:
-        env: the environment, in all its other wrappers.
+        env: the environment, in all wrappers that change observations.
     """
 
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
-        self._observation: Any = None
-        self._paused = False
-
-    @property
-    def spec(self) -> EnvSpec | None:  # type: ignore[override]  # as in `gymnasium.Wrapper`
-        """Spec of the wrapped environment, which creates an environment with the same observations."""
-        return self.env.spec
+        self._seed: int | None = None
+        self._number = 0
+        self._actions: list[Any] = []
+        self._options: dict[str, Any] | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resume, and reset the environment."""
-        self._paused = False
-        keywords = {} if options is None else {"options": options}  # older environments take no options
-        self._observation, info = self.env.reset(seed=seed, **keywords)
-        return self._observation, info
+        """Start the next episode; a seed starts a new sequence of episodes."""
+        new_sequence = seed is not None or self._seed is None
+        self._number = 0 if new_sequence else self._number + 1
+        if new_sequence:
+            self._seed = _random_seed() if seed is None else int(seed)
+        return self._reset_episode(options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment; while paused, return the last observation, reward 0 and no end."""
-        if self._paused:
-            return self._observation, 0.0, False, False, {}
-        self._observation, *results = self.env.step(action)
-        return self._observation, *results
+        """Step the environment, record the action, and update the hash of the results."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if len(self._actions) <= MAX_RECORDED_STEPS:
+            self._actions.append(np.array(action))
+            self._update_hash(observation, reward, terminated, truncated)
+        return observation, reward, terminated, truncated, info
 
-    def rest(self) -> None:
-        """Skip all steps until the next reset or `wake`."""
-        self._paused = True
+    def record(self) -> dict[str, Any]:
+        """Return the record of the current episode, for `replay`.
 
-    def wake(self) -> None:
-        """Continue from the state at which `pause_envs` was called."""
-        self._paused = False
+        Returns:
+            "seed" of the sequence, "number" of the episode in it, "actions" (T, ...), and "hash" of the
+            results. If the episode cannot be replayed, only "lost", the reason. An exception would end the
+            worker process of the environment.
+        """
+        if self._seed is None or self._options:
+            return {"lost": f"{self} was reset with options, or not at all"}
+        if len(self._actions) > MAX_RECORDED_STEPS:
+            return {"lost": f"an episode of {self} is longer than {MAX_RECORDED_STEPS:,} steps"}
+        return {
+            "seed": self._seed,
+            "number": self._number,
+            "hash": self._hash.hexdigest(),
+            "actions": np.array(self._actions),
+        }
+
+    def replay(self, record: dict[str, Any]) -> str | None:
+        """Replay an episode up to the step at which `record` was called.
+
+        Returns:
+            None if the results are the same, else the reason why the replay failed.
+        """
+        self._seed, self._number = record["seed"], record["number"]
+        try:
+            self._reset_episode(None)
+            for action in record["actions"]:
+                self.step(action[()])
+        except Exception as error:  # the environment may differ from the recorded one and raise anything
+            return f"{self} cannot be replayed: {error!r}"
+        if self._hash.hexdigest() == record["hash"]:
+            return None
+        return f"{self} with seed {self._seed_of_episode} and the same actions gives another episode"
+
+    def _reset_episode(self, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        self._actions, self._options, self._hash = [], options, hashlib.blake2b(digest_size=16)
+        observation, info = self.reset_inner(self._seed_of_episode, options)
+        self._update_hash(observation)
+        return observation, info
+
+    @property
+    def _seed_of_episode(self) -> int:
+        assert self._seed is not None
+        if self._number == 0:
+            return self._seed
+        return int(np.random.SeedSequence([self._seed, self._number]).generate_state(1)[0])
+
+    def _update_hash(self, *values: Any) -> None:
+        for value in values:
+            if isinstance(value, dict):
+                self._update_hash(*(value[key] for key in sorted(value)))
+            elif isinstance(value, tuple):
+                self._update_hash(*value)
+            else:
+                self._hash.update(_as_bytes(value))
 
 
-def pause_envs(env: VecEnv, rows: Sequence[int]) -> None:
-    """Pause the selected environments until all are reset or resumed; no effect without `PausableEnv`."""
-    if rows and all(env.env_is_wrapped(PausableEnv)):
-        env.env_method("rest", indices=rows)
+def _as_bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes()
 
 
-@contextmanager
-def resume_envs_at_exit(env: VecEnv) -> Iterator[None]:
-    """Context manager that resumes all paused environments at its end, for other users of the environments.
-
-    After an error, it tries to resume them and raises the original error, even if resuming fails.
-    """
-    try:
-        yield
-    except BaseException:
-        with suppress(Exception):
-            _wake(env)
-        raise
-    _wake(env)
-
-
-def _wake(env: VecEnv) -> None:
-    if all(env.env_is_wrapped(PausableEnv)):
-        env.env_method("wake")
+def _random_seed() -> int:
+    return int(np.random.SeedSequence().generate_state(1)[0])

@@ -9,14 +9,14 @@ from weakref import WeakKeyDictionary
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
-from rlxf.data.space_utils import FLAT, parts_of
-from rlxf.envs.errors import FaultyEnvironmentError
+from rlxf.data.spaces import FLAT, parts_of
+from rlxf.envs.specs import TransparentWrapper
 from rlxf.envs.vector import GymnasiumVecEnv
+from rlxf.utils.errors import FaultyEnvironmentError
 
 
 def check_finite(what: str, values: VecEnvObs, step: int, environments: Sequence[int] | None = None) -> None:
@@ -38,12 +38,18 @@ def check_finite(what: str, values: VecEnvObs, step: int, environments: Sequence
     values = np.asarray(values)
     if values.dtype.kind != "f" or np.isfinite(values).all():
         return
-    row, *index = (int(i) for i in np.argwhere(~np.isfinite(values))[0])
-    environment = row if environments is None else environments[row]
+    environment, value = _first(values, ~np.isfinite(values), environments)
     raise FaultyEnvironmentError(
-        f"{what} of environment {environment} is not finite at its step {step}: "
-        f"{values[row, *index]}{f' at index {index}' if index else ''}; correct the environment, or wrap it"
+        f"{what} of environment {environment} is not finite at its step {step}: {value}; correct the "
+        f"environment, or wrap it"
     )
+
+
+def _first(rows: np.ndarray, faulty: np.ndarray, environments: Sequence[int] | None) -> tuple[int, str]:
+    """Return the environment of the first faulty value in rows (N, ...), and the value with its index."""
+    row, *index = (int(i) for i in np.argwhere(faulty)[0])
+    place = f" at index {index}" if index else ""
+    return row if environments is None else environments[row], f"{rows[row, *index]}{place}"
 
 
 def check_shapes(space: spaces.Space[Any], values: VecEnvObs, step: int) -> None:
@@ -99,26 +105,17 @@ def warn_outside(
         rows = observations if key is None else observations[key]
         inside = (rows >= low) & (rows <= high)
         if not inside.all():
-            row, *index = (int(i) for i in np.argwhere(~inside)[0])
             _LIMITS[env] = {}
-            environment = row if environments is None else environments[row]
-            part = space if key is None else space[key]  # type: ignore[index]
-            _warn(part, key, environment, step, index, rows[row, *index])
+            environment, value = _first(rows, ~inside, environments)
+            name, part = ("", space) if key is None else (f" {key!r}", space[key])  # type: ignore[index]
+            warnings.warn(
+                f"observation{name} of environment {environment} at its step {step} is {value}, outside of "
+                f"its space {part}; correct the bounds of the space, or clip the observation. Later ones are "
+                f"not reported",
+                UserWarning,
+                stacklevel=2,
+            )
             return
-
-
-def _warn(
-    space: spaces.Space[Any], key: Any, environment: int, step: int, index: list[int], value: Any
-) -> None:
-    part = "" if key is None else f" {key!r}"
-    place = f" at index {index}" if index else ""
-    warnings.warn(
-        f"observation{part} of environment {environment} at its step {step} is {value}{place}, outside of "
-        f"its space {space}; correct the bounds of the space, or clip the observation. Later ones are not "
-        f"reported",
-        UserWarning,
-        stacklevel=3,
-    )
 
 
 def _limits_of(space: spaces.Space[Any]) -> _Limits:
@@ -129,11 +126,8 @@ def _limits_of(space: spaces.Space[Any]) -> _Limits:
         return {}
     slack = [TOLERANCE * np.maximum(1, np.abs(bound.astype(np.float64))) for bound in (space.low, space.high)]
     low, high = space.low - slack[0], space.high + slack[1]
-    return {None: (low.astype(_comparison_dtype(space)), high.astype(_comparison_dtype(space)))}
-
-
-def _comparison_dtype(space: spaces.Box[Any]) -> Any:
-    return space.dtype if space.dtype.kind == "f" else np.float64
+    dtype = space.dtype if space.dtype.kind == "f" else np.float64
+    return {None: (low.astype(dtype), high.astype(dtype))}
 
 
 def _is_whole_range(space: spaces.Box[Any]) -> bool:
@@ -144,15 +138,11 @@ def _is_whole_range(space: spaces.Box[Any]) -> bool:
     return space.dtype.kind == "b" or not (space.bounded_below | space.bounded_above).any()
 
 
-_FLAGS = (bool, np.bool_)
-
-
-class CheckedSteps(gymnasium.Wrapper):
+class CheckedSteps(TransparentWrapper):
     """Wrapper that raises FaultyEnvironmentError if an environment returns invalid values.
 
     It checks the shape and dtype of observations, the range of discrete and binary values, and that rewards
-    and done flags are single numbers. It accepts values outside a Box: `rlxf.envs.step_checks` warns about
-    them.
+    and done flags are single numbers. It accepts values outside a Box, about which `warn_outside` warns.
     Attributes of the environment can be read through the wrapper.
 
     Args:
@@ -168,11 +158,6 @@ class CheckedSteps(gymnasium.Wrapper):
         if name == "env":  # unpickling looks up attributes before env is set
             raise AttributeError(name)
         return getattr(self.env, name)
-
-    @property
-    def spec(self) -> EnvSpec | None:  # type: ignore[override]  # as in `gymnasium.Wrapper`
-        """Spec of the wrapped environment, which creates an equal environment."""
-        return self.env.spec
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Reset the environment.
@@ -197,7 +182,7 @@ class CheckedSteps(gymnasium.Wrapper):
         if not isinstance(reward, float):
             self._raise_if("reward", _number_fault(reward, "biuf", "a number"))
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, _FLAGS):
+            if not isinstance(flag, bool | np.bool_):
                 self._raise_if(name, _number_fault(flag, "biu", "True or False"))
         return observation, reward, terminated, truncated, info
 
@@ -280,17 +265,15 @@ def _parts_fault(space: spaces.Dict | spaces.Tuple, observation: Any) -> str | N
 
 
 def _cast_fault(space: Any, observation: Any) -> str | None:
-    try:
-        array = np.asarray(observation)
-    except (TypeError, ValueError, RuntimeError):
+    array = _as_array(observation)
+    if array is None:
         return f"is {_abbreviated(observation)}, not an array"
     if array.dtype.kind not in "biuf":
         return f"is {_abbreviated(observation)}, not numbers of {space.dtype}"
     if array.shape != space.shape:
         return _shape_fault(space, array.shape)
-    if not np.can_cast(array.dtype, space.dtype or np.float32, "same_kind") and not _integers_fit(
-        array, space.dtype
-    ):
+    is_castable = np.can_cast(array.dtype, space.dtype or np.float32, "same_kind")
+    if not is_castable and not _integers_fit(array, space.dtype):
         return f"is of {array.dtype}, which cannot be cast to {space.dtype} of its space without loss"
     return None
 
@@ -304,16 +287,15 @@ def _integers_fit(array: np.ndarray, dtype: Any) -> bool:
 
 
 def _number_fault(value: Any, kinds: str, expected: str) -> str | None:
-    array = _array_of(value)
+    torch = sys.modules.get("torch")
+    is_tensor = torch is not None and isinstance(value, torch.Tensor)
+    array = _as_array(value.detach().cpu() if is_tensor else value)
     if array is None or array.dtype.kind not in kinds or array.ndim:
         return f"is {_abbreviated(value)}, not {expected}"
     return None
 
 
-def _array_of(value: Any) -> np.ndarray | None:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
+def _as_array(value: Any) -> np.ndarray | None:
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError):

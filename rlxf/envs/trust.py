@@ -15,7 +15,7 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec
 
 from rlxf.envs.make import find_spec, registered_spec
-from rlxf.envs.registration import checks_argument
+from rlxf.envs.specs import checks_argument
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,21 @@
-"""Vector environments: Gymnasium's as an SB3 VecEnv, and several environments in one process."""
+"""Gymnasium's vector environments as SB3's `VecEnv`."""
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from rlxf.data.space_utils import FLAT, parts_of
-from rlxf.envs.errors import EpisodeLostError, FaultyEnvironmentError
-from rlxf.envs.infos import info_of, row_of
+from rlxf.envs.batches import info_of, observations_equal, row_of
 from rlxf.envs.spaces import check_playable
-from rlxf.envs.stateful_env import PausableEnv, StatefulVectorEnv
+from rlxf.envs.stateful_env import StatefulVectorEnv
+from rlxf.utils.errors import EpisodeLostError, FaultyEnvironmentError
 
 
 def as_vec_env(env: VectorEnv) -> VecEnv:
@@ -45,13 +41,7 @@ def shows_filler_rows(env: VecEnv, observation: VecEnvObs) -> bool:
     if not isinstance(inner, GymnasiumVecEnv) or not inner.filler_next.any():
         return False
     normalizer, last = unwrap_vec_normalize(env), inner.last_observation
-    return _equal(last if normalizer is None else normalizer.normalize_obs(last), observation)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return isinstance(other, dict) and all(_equal(part, other.get(key)) for key, part in one.items())
-    return np.array_equal(one, other)
+    return observations_equal(last if normalizer is None else normalizer.normalize_obs(last), observation)
 
 
 class GymnasiumVecEnv(VecEnv):
@@ -279,33 +269,3 @@ def _check_env(env: VectorEnv) -> None:
     if not getattr(env.unwrapped, "copy", True):
         raise ValueError(f"{env} reuses its observation arrays: create it with copy=True")
     check_playable(env.single_observation_space, env.single_action_space)
-
-
-Make = Callable[[], gymnasium.Env]
-
-
-def make_sync_vec_env(makes: Sequence[Make]) -> VecEnv:
-    """Create one environment with each function, as a vector environment that steps them one by one.
-
-    It is a `DummyVecEnv` of `PausableEnv` environments. A `DummyVecEnv` supports neither nested Dict or Tuple
-    spaces nor text. For these, the function uses Gymnasium's `SyncVectorEnv` under the same interface and
-    with the same seeds; its environments cannot be paused.
-
-    Raises:
-        TypeError: if a space is not supported (`check_playable`).
-    """
-    envs = [make() for make in makes]
-    if is_unnested(envs[0].observation_space):
-        return DummyVecEnv([partial(_identity, PausableEnv(env)) for env in envs])
-    env_fns: list[Make] = [partial(_identity, env) for env in envs]
-    return as_vec_env(SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP))
-
-
-def _identity(env: gymnasium.Env) -> gymnasium.Env:
-    return env
-
-
-def is_unnested(space: spaces.Space[Any]) -> bool:
-    """Return whether a `DummyVecEnv` supports the observation space: no nested parts and no text."""
-    parts = parts_of(space).values() if isinstance(space, spaces.Dict | spaces.Tuple) else [space]
-    return all(isinstance(part, FLAT) for part in parts)

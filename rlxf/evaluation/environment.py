@@ -22,9 +22,9 @@ from stable_baselines3.common.vec_env import (
 
 from rlxf.data.reference_scores import ReferenceScores, scores_from_table
 from rlxf.envs.make import make_vec_env
+from rlxf.envs.sb3_vec_env import make_sync_vec_env, resume_envs_at_exit
 from rlxf.envs.specs import env_id_of
-from rlxf.envs.stateful_env import resume_envs_at_exit
-from rlxf.envs.vector import as_vec_env, has_filler_rows, make_sync_vec_env
+from rlxf.envs.vector import as_vec_env, has_filler_rows
 
 
 def reference_scores_of(agent: Any, env: VecEnv) -> ReferenceScores | None:

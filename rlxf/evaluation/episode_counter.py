@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from rlxf.envs.errors import FaultyEnvironmentError
-from rlxf.envs.infos import LOST
+from rlxf.envs.batches import LOST, is_filler
 from rlxf.evaluation.report import Report
+from rlxf.utils.errors import FaultyEnvironmentError
 
 Info = dict[str, Any]
 Score = tuple[float, int]
@@ -35,11 +35,6 @@ def monitored_score(info: Info, score: Score) -> Score | None:
     """
     episode = info.get("episode")
     return None if episode is None else (float(episode["r"]), int(episode["l"]))
-
-
-def is_filler(infos: Sequence[Info]) -> np.ndarray:
-    """Return the mask of filler rows, bool (n_envs,). They are part of no episode."""
-    return np.array([info.get("filler", False) for info in infos], dtype=bool)
 
 
 class EpisodeCounter:

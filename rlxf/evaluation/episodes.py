@@ -16,10 +16,9 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from torch.utils.tensorboard import SummaryWriter
 
-from rlxf.envs.infos import rows_of
-from rlxf.envs.stateful_env import pause_envs
+from rlxf.envs.batches import is_filler, rows_of
+from rlxf.envs.sb3_vec_env import pause_envs, watch_processes
 from rlxf.envs.step_checks import check_finite
-from rlxf.envs.workers.process_watch import watch_processes
 from rlxf.envs.wrappers.return_to_go import ReturnToGo
 from rlxf.evaluation.environment import (
     EnvLike,
@@ -30,13 +29,7 @@ from rlxf.evaluation.environment import (
     warn_of_filler_rows,
     warn_of_missing_statistics,
 )
-from rlxf.evaluation.episode_counter import (
-    EpisodeCounter,
-    accumulated_score,
-    is_filler,
-    monitored_score,
-    quotas,
-)
+from rlxf.evaluation.episode_counter import EpisodeCounter, accumulated_score, monitored_score, quotas
 from rlxf.evaluation.report import Report, write_scalars
 from rlxf.evaluation.sweep import TargetSweep
 from rlxf.evaluation.targets import check_return_conditioned, data_range, validate_targets

@@ -1,9 +1,7 @@
 """Checkpoint files, run folders, logs, schedules, serialization of spaces, and distributed training."""
 
 from rlxf.training.archive import Archive, read_archive, write_archive
-from rlxf.training.atomic import atomic_write
-from rlxf.training.checkpoints import CheckpointFolder, CheckpointWriter
-from rlxf.training.errors import CheckpointError, NumericalError, ResumeError
+from rlxf.training.checkpoints import CheckpointFolder, CheckpointWriter, stop_on_signals
 from rlxf.training.normalizer import load_normalizer, save_normalizer
 from rlxf.training.run_folder import RunFolder
 from rlxf.training.schedules import (
@@ -16,8 +14,9 @@ from rlxf.training.schedules import (
     schedule_to_json,
     schedule_to_text,
 )
-from rlxf.training.signals import stop_on_signals
 from rlxf.training.spaces import describe_difference, space_from_json, space_to_json
+from rlxf.utils.errors import CheckpointError, NumericalError, ResumeError
+from rlxf.utils.files import atomic_write
 from rlxf.utils.memory_budget import memory_budget
 
 __all__ = [

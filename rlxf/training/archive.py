@@ -22,38 +22,11 @@ from rlxf.training.archive_reader import (
     read_members,
     seal,
 )
-from rlxf.training.atomic import atomic_write
-from rlxf.training.errors import CheckpointError
-from rlxf.training.strict_json import dump_json
-from rlxf.training.tensor_bytes import check_tensors, dump_tensors
+from rlxf.training.serialization import check_tensors, dump_json, dump_tensors
+from rlxf.utils.errors import CheckpointError
+from rlxf.utils.files import atomic_write
 
 DIGITS = re.compile("[0-9a-fA-F]{64}")
-
-
-def check_digits(sha256: str | None) -> None:
-    """Raise ValueError unless ``sha256`` is None or 64 hexadecimal digits."""
-    if sha256 is not None and not (isinstance(sha256, str) and DIGITS.fullmatch(sha256)):
-        raise ValueError(f"sha256 must be 64 hexadecimal digits, as sha256sum prints them, got {sha256!r}")
-
-
-def check_digest(handle: BufferedReader, sha256: str | None) -> None:
-    """Raise ValueError if a file has another SHA-256.
-
-    Args:
-        handle: file handle at the start of the file; it is rewound to the start afterwards.
-        sha256: expected hexadecimal digits, in upper or lower case. None accepts any file.
-    """
-    if sha256 is None:
-        return
-    actual = hashlib.file_digest(handle, "sha256").hexdigest()
-    handle.seek(0)
-    if actual != sha256.lower():
-        raise ValueError(
-            f"its SHA-256 is {actual}, but {sha256.lower()} is expected: it is another file; do not use it, "
-            f"and obtain the expected file"
-        )
-
-
 MAX_BYTES = 16 * 2**30
 
 
@@ -138,6 +111,30 @@ def read_archive(
         except ValueError as error:
             raise CheckpointError(f"cannot read checkpoint {path}: {error}") from error
     return Archive(_with_suffix(members, ".json"), _with_suffix(members, ".safetensors"))
+
+
+def check_digits(sha256: str | None) -> None:
+    """Raise ValueError unless ``sha256`` is None or 64 hexadecimal digits."""
+    if sha256 is not None and not (isinstance(sha256, str) and DIGITS.fullmatch(sha256)):
+        raise ValueError(f"sha256 must be 64 hexadecimal digits, as sha256sum prints them, got {sha256!r}")
+
+
+def check_digest(handle: BufferedReader, sha256: str | None) -> None:
+    """Raise ValueError if a file has another SHA-256.
+
+    Args:
+        handle: file handle at the start of the file; it is rewound to the start afterwards.
+        sha256: expected hexadecimal digits, in upper or lower case. None accepts any file.
+    """
+    if sha256 is None:
+        return
+    actual = hashlib.file_digest(handle, "sha256").hexdigest()
+    handle.seek(0)
+    if actual != sha256.lower():
+        raise ValueError(
+            f"its SHA-256 is {actual}, but {sha256.lower()} is expected: it is another file; do not use it, "
+            f"and obtain the expected file"
+        )
 
 
 def _encode_document(name: str, document: Any) -> bytes:

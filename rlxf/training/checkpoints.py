@@ -1,24 +1,98 @@
-"""Periodic checkpoints of a run, written in the background during training."""
+"""Periodic checkpoints of a run, written in the background, and signals that stop a run."""
 
 import re
+import signal
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
+from types import FrameType
 from typing import Any, Protocol
 
 from stable_baselines3.common.callbacks import BaseCallback
 from torch import Tensor
 
 from rlxf.training.archive import Archive, read_archive, write_archive
-from rlxf.training.atomic import sync_folder
-from rlxf.training.distributed.init import process_group
-from rlxf.training.errors import CheckpointError
-from rlxf.training.signals import StopRequest
-from rlxf.utils.permissions import make_folder
+from rlxf.training.distributed import process_group
+from rlxf.utils.errors import CheckpointError
+from rlxf.utils.files import make_folder, sync_folder
+
+EXIT_RESUMABLE = 75
+"""Exit status of an interrupted run that can be resumed: EX_TEMPFAIL of sysexits.h."""
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+"""Handled signals: Ctrl-C; ``kill`` and most schedulers; Slurm shortly before the time limit."""
+
+
+class Interrupted(BaseException):
+    """Raised if a signal interrupts work that can be repeated.
+
+    Args:
+        signal: the signal.
+    """
+
+    def __init__(self, signal: Signals):
+        super().__init__(signal.name)
+        self.signal = signal
+
+
+@dataclass(eq=False)
+class StopRequest:
+    """Stop request.
+
+    Args:
+        signal: the signal that requested the stop; None without a request.
+    """
+
+    signal: Signals | None = None
+
+    def handle_signal(self, number: int, frame: FrameType | None = None) -> None:
+        """Record a stop request (signal handler), and restore the default handler of SIGINT."""
+        self.signal = Signals(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Convert SIGINT, SIGTERM and SIGUSR1 to stop requests in this context; then Ctrl-C raises as usual.
+
+    Python runs signal handlers in the main thread. In another thread, this context has no effect.
+    """
+    stop = StopRequest()
+    with signal_handler(stop.handle_signal):
+        yield stop
+
+
+def raise_interrupted(number: int, frame: FrameType | None = None) -> None:
+    """Raise `Interrupted`; signal handler for work that can be interrupted at any moment and repeated.
+
+    Raises:
+        Interrupted: always.
+    """
+    raise Interrupted(Signals(number))
+
+
+@contextmanager
+def signal_handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Install a handler for `SIGNALS` in this context, and restore the previous handlers at the end.
+
+    Python runs signal handlers in the main thread. In another thread, this context has no effect.
+    """
+    before = {}
+    try:
+        for each in SIGNALS:
+            before[each] = signal.signal(each, handler)
+    except ValueError:  # not in the main thread
+        pass
+    try:
+        yield
+    finally:
+        for each, previous in before.items():
+            signal.signal(each, signal.SIG_DFL if previous is None else previous)
+
 
 NAME = re.compile(r"step-(\d{12})\.zip")
 STATEFUL_DOCUMENT = "stateful"
@@ -193,9 +267,9 @@ class CheckpointWriter(BaseCallback):
     def _save_if_due(self) -> None:
         if not self.model.resumable or self.stopped:
             return
-        signal, due = self._synchronize()
-        if signal:
-            self.stop.by = Signals(signal)  # another process may have received it
+        number, due = self._synchronize()
+        if number:
+            self.stop.signal = Signals(number)  # another process may have received it
             self.save()
             self._writer.wait()
             self.stopped = True
@@ -204,7 +278,7 @@ class CheckpointWriter(BaseCallback):
 
     def _synchronize(self) -> tuple[int, bool]:
         """Return the signal that any process received (0: none), and whether a checkpoint is due."""
-        own = self.stop.by or 0
+        own = self.stop.signal or 0
         due = self.ranks.writes and time.monotonic() - self._last >= self.every_seconds
         agreed = self.ranks.all_reduce_max(2 * own + (due and not self._writer.busy))
         return agreed // 2, agreed % 2 == 1

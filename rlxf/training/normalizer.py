@@ -13,10 +13,19 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import Tensor
 
 from rlxf.training.archive import read_archive, write_archive
-from rlxf.training.compat import check_known, check_not_a_folder, checkpoint_errors, wrong_content_error
-from rlxf.training.errors import CheckpointError
-from rlxf.training.state_checks import check_numbers, weights_mismatch
-from rlxf.training.strict_json import FLAG, NOTHING, TEXTS, check_fields, number
+from rlxf.training.compat import (
+    FLAG,
+    NOTHING,
+    TEXTS,
+    check_fields,
+    check_known,
+    check_not_a_folder,
+    checkpoint_errors,
+    number,
+    wrong_content_error,
+)
+from rlxf.training.state_checks import check_dtype, check_numbers, weights_mismatch
+from rlxf.utils.errors import CheckpointError
 
 NAME = "VecNormalize"
 SETTINGS = {
@@ -100,9 +109,6 @@ def _checked(tensors: dict[str, Tensor], name: str, least: float) -> NDArray[np.
     """Return a tensor as an array; raise CheckpointError unless it is finite and at least ``least``."""
     if name not in tensors:
         raise weights_mismatch(f"statistics lack the tensor {name!r}")
-    if tensors[name].dtype != torch.float64:
-        raise weights_mismatch(
-            f"in statistics, the tensor {name!r} is of {tensors[name].dtype}, not torch.float64"
-        )
+    check_dtype("statistics", name, tensors[name], torch.float64)
     check_numbers("statistics", name, tensors[name], least=least)
     return tensors[name].numpy()

@@ -23,9 +23,9 @@ from stable_baselines3.common.logger import (
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from rlxf.training.atomic import atomic_write
 from rlxf.training.compat import checkpoint_errors
-from rlxf.training.errors import CheckpointError
+from rlxf.utils.errors import CheckpointError
+from rlxf.utils.files import atomic_write
 
 EVENTS = "events.out.tfevents.*"
 FINAL = ".final"

@@ -1,17 +1,14 @@
 """Folder of a run: configuration, logs, checkpoints, and the marker of a completed run."""
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
-from uuid import uuid4
 
 from stable_baselines3.common.logger import KVWriter, Logger, make_output_format
 
-from rlxf.training.atomic import TEMPORARY, atomic_write, sweep, sync_folder
 from rlxf.training.checkpoints import CheckpointFolder
 from rlxf.training.compat import CHECKPOINT, CONFIG, describe_file, no_run_folder_message
 from rlxf.training.resumed_logger import (
@@ -22,8 +19,14 @@ from rlxf.training.resumed_logger import (
     ResumedTensorBoard,
     event_files,
 )
-from rlxf.training.strict_json import dump_json, load_json
-from rlxf.utils.permissions import make_folder, not_writable_by_others
+from rlxf.training.serialization import dump_json, load_json
+from rlxf.utils.files import (
+    atomic_write,
+    create_folder,
+    file_sha256,
+    not_writable_by_others,
+    sync_file,
+)
 
 COMPLETED = "completed.json"
 
@@ -44,7 +47,7 @@ class Completion:
     def of(cls, folder: Path, steps: int, names: Sequence[str]) -> Self:
         """Return the marker of a completed run; files that do not exist are omitted."""
         present = [name for name in names if (folder / name).is_file()]
-        return cls(steps, {name: _digest(folder / name) for name in present})
+        return cls(steps, {name: file_sha256(folder / name) for name in present})
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
@@ -74,19 +77,7 @@ class Completion:
     def changed(self, folder: Path) -> list[str]:
         """Return the names of the result files that changed after the run, e.g. by ``rlxf calibrate``."""
         present = {name: digest for name, digest in self.sha256.items() if (folder / name).is_file()}
-        return [name for name, digest in present.items() if _digest(folder / name) != digest]
-
-
-def sync_files(files: Sequence[Path]) -> None:
-    """Sync files to the disk, so that they survive a power failure."""
-    for file in files:
-        with open(file, "rb+") as handle:
-            os.fsync(handle.fileno())
-
-
-def _digest(file: Path) -> str:
-    with open(file, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+        return [name for name, digest in present.items() if file_sha256(folder / name) != digest]
 
 
 CHECKPOINTS = "checkpoints"
@@ -132,21 +123,12 @@ class RunFolder:
         """
         path = Path(path)
         text = dump_json(config, indent=2)
-        if os.path.lexists(path):
-            raise _exists(path)
-        temporary = path.with_name(TEMPORARY.format(uuid4().hex))
-        try:
-            make_folder(temporary)
-        except OSError as error:
-            raise type(error)(
-                f"{path} cannot be created ({error.strerror}); choose another folder"
-            ) from error
-        try:
-            atomic_write(temporary / CONFIG, lambda handle: handle.write(text))
-            fill(temporary)
-            _put_in_place(temporary, path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+
+        def write(folder: Path) -> None:
+            atomic_write(folder / CONFIG, lambda handle: handle.write(text))
+            fill(folder)
+
+        create_folder(path, write)
         return cls(path, config)
 
     @classmethod
@@ -259,23 +241,10 @@ class RunFolder:
         Raises:
             OSError: if a file cannot be written or synced.
         """
-        sync_files([*event_files(self.path), *(file for file in [self.path / LOG] if file.is_file())])
+        for file in filter(Path.is_file, [*event_files(self.path), self.path / LOG]):
+            with open(file, "rb+") as handle:
+                sync_file(handle)
         Completion.of(self.path, steps, (CHECKPOINT, NORMALIZER, BEST, BEST_NORMALIZER)).write(self.path)
-
-
-def _exists(path: Path) -> FileExistsError:
-    return FileExistsError(f"{path} exists; choose another folder or move it away")
-
-
-def _put_in_place(temporary: Path, path: Path) -> None:
-    try:
-        os.rename(temporary, path)
-    except OSError as error:
-        if path.exists():  # another process was faster
-            raise _exists(path) from error
-        raise
-    sync_folder(path.parent)
-    sweep(path.parent)
 
 
 def _check_folder(path: Path) -> None:

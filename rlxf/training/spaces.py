@@ -173,59 +173,10 @@ def _decode(data: dict[str, Any]) -> Space[Any]:
     return _CODECS[fields.pop("type")].decode(**fields)
 
 
-def _discrete_to_json(space: Discrete[Any]) -> dict[str, Any]:
-    return {"n": int(space.n), "start": int(space.start), "dtype": space.dtype.name}
-
-
-def _discrete_from_json(n: int, start: int, dtype: str) -> Discrete[Any]:
-    return Discrete(n, start=start, dtype=_integer(dtype))
-
-
-def _multi_discrete_to_json(space: MultiDiscrete[Any]) -> dict[str, Any]:
-    return {"nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": space.dtype.name}
-
-
-def _multi_discrete_from_json(nvec: list[Any], start: list[Any], dtype: str) -> MultiDiscrete[Any]:
-    return MultiDiscrete(nvec, dtype=_integer(dtype), start=start)
-
-
 def _integer(dtype: str) -> type[np.integer[Any]]:
     if dtype not in INTEGERS:
         raise ValueError(f"dtype must be one of {', '.join(INTEGERS)}, got {dtype!r}")
     return np.dtype(dtype).type
-
-
-def _multi_binary_to_json(space: MultiBinary) -> dict[str, Any]:
-    return {"n": space.n if isinstance(space.n, int) else list(space.n)}
-
-
-def _text_to_json(space: Text) -> dict[str, Any]:
-    return {
-        "min_length": int(space.min_length),
-        "max_length": int(space.max_length),
-        "characters": space.characters,
-    }
-
-
-def _text_from_json(min_length: int, max_length: int, characters: str) -> Text:
-    return Text(max_length, min_length=min_length, charset=characters)
-
-
-def _dict_to_json(space: Dict) -> dict[str, Any]:
-    return {"spaces": {key: space_to_json(part) for key, part in space.spaces.items()}}
-
-
-def _dict_from_json(spaces: dict[str, Any]) -> Dict:
-    # Pairs keep their order; Gymnasium would sort a dict.
-    return Dict([(key, _decode(part)) for key, part in spaces.items()])
-
-
-def _tuple_to_json(space: Tuple) -> dict[str, Any]:
-    return {"spaces": [space_to_json(part) for part in space.spaces]}
-
-
-def _tuple_from_json(spaces: list[Any]) -> Tuple:
-    return Tuple(map(_decode, spaces))
 
 
 class _Codec(NamedTuple):
@@ -236,12 +187,47 @@ class _Codec(NamedTuple):
 
 _CODECS = {
     "Box": _Codec(Box, box_to_json, box_from_json),
-    "Discrete": _Codec(Discrete, _discrete_to_json, _discrete_from_json),
-    "MultiDiscrete": _Codec(MultiDiscrete, _multi_discrete_to_json, _multi_discrete_from_json),
-    "MultiBinary": _Codec(MultiBinary, _multi_binary_to_json, MultiBinary),
-    "Text": _Codec(Text, _text_to_json, _text_from_json),
-    "Dict": _Codec(Dict, _dict_to_json, _dict_from_json),
-    "Tuple": _Codec(Tuple, _tuple_to_json, _tuple_from_json),
+    "Discrete": _Codec(
+        Discrete,
+        lambda space: {"n": int(space.n), "start": int(space.start), "dtype": space.dtype.name},
+        lambda n, start, dtype: Discrete(n, start=start, dtype=_integer(dtype)),
+    ),
+    "MultiDiscrete": _Codec(
+        MultiDiscrete,
+        lambda space: {
+            "nvec": space.nvec.tolist(),
+            "start": space.start.tolist(),
+            "dtype": space.dtype.name,
+        },
+        lambda nvec, start, dtype: MultiDiscrete(nvec, dtype=_integer(dtype), start=start),
+    ),
+    "MultiBinary": _Codec(
+        MultiBinary,
+        lambda space: {"n": space.n if isinstance(space.n, int) else list(space.n)},
+        MultiBinary,
+    ),
+    "Text": _Codec(
+        Text,
+        lambda space: {
+            "min_length": int(space.min_length),
+            "max_length": int(space.max_length),
+            "characters": space.characters,
+        },
+        lambda min_length, max_length, characters: Text(
+            max_length, min_length=min_length, charset=characters
+        ),
+    ),
+    "Dict": _Codec(
+        Dict,
+        lambda space: {"spaces": {key: space_to_json(part) for key, part in space.spaces.items()}},
+        # Pairs keep their order; Gymnasium would sort a dict.
+        lambda spaces: Dict([(key, _decode(part)) for key, part in spaces.items()]),
+    ),
+    "Tuple": _Codec(
+        Tuple,
+        lambda space: {"spaces": [space_to_json(part) for part in space.spaces]},
+        lambda spaces: Tuple(map(_decode, spaces)),
+    ),
 }
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rlxf.training.errors import CheckpointError
+from rlxf.utils.errors import CheckpointError
 from rlxf.utils.memory_budget import check_budget
 
 
 def check_buildable(
-    build: Callable[[], nn.Module], tensors: Mapping[str, Tensor], asked: Mapping[str, int]
+    build: Callable[[], nn.Module], tensors: Mapping[str, Tensor], required: Mapping[str, int]
 ) -> None:
     """Check that tensors fit a policy and that its memory is within the budget, without allocating it.
 
@@ -26,19 +26,19 @@ def check_buildable(
         build: function that builds the module; it is called with the default device "meta" and may raise
             any error.
         tensors: tensors of the file by name.
-        asked: bytes by purpose that the policy requires in addition to its parameters and buffers.
+        required: bytes by purpose that the policy requires in addition to its parameters and buffers.
 
     Raises:
         CheckpointError: if a tensor does not match its parameter or buffer.
         MemoryBudgetError: if the required memory exceeds the budget (`rlxf.utils.memory_budget`).
     """
     file_bytes = _bytes(tensors.values())
-    check_budget({"weights and tables": file_bytes, **asked}, file_bytes)
+    check_budget({"weights and tables": file_bytes, **required}, file_bytes)
     with torch.device("meta"):
         module = build()
     check_weights_fit(module, tensors, "policy")
     module_bytes = _bytes([*module.parameters(), *module.buffers()])
-    check_budget({"weights and tables": module_bytes, **asked}, file_bytes)
+    check_budget({"weights and tables": module_bytes, **required}, file_bytes)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -62,10 +62,7 @@ def check_weights_fit(module: nn.Module, tensors: Mapping[str, Tensor], group: s
         group: name of the group of tensors in the file, for the error message.
     """
     places = module.state_dict()
-    for name in sorted(places.keys() - tensors.keys()):
-        raise weights_mismatch(f"{group} lacks the tensor {name!r}")
-    for name in sorted(tensors.keys() - places.keys()):
-        raise weights_mismatch(f"{group} has a tensor {name!r}, which the agent does not have")
+    _check_names(group, tensors, places, "the agent")
     parameters = dict(module.named_parameters())
     for name, tensor in tensors.items():
         check_shape(group, name, tensor, places[name])
@@ -99,11 +96,24 @@ def check_numbers(group: str, name: str, tensor: Tensor, infinite: bool = False,
             raise weights_mismatch(f"in {group}, the tensor {name!r} contains {value}")
 
 
+def _check_names(group: str, actual: Iterable[str], expected: Iterable[str], owner: str) -> None:
+    """Raise CheckpointError unless a group has exactly the tensors that its owner has."""
+    for name in sorted(set(expected) - set(actual)):
+        raise weights_mismatch(f"{group} lacks the tensor {name!r}")
+    for name in sorted(set(actual) - set(expected)):
+        raise weights_mismatch(f"{group} has a tensor {name!r}, which {owner} does not have")
+
+
 def _check_kind(group: str, name: str, tensor: Tensor, place: Tensor) -> None:
     """Raise CheckpointError if dtypes differ; floating-point dtypes may differ, as in ``load_state_dict``."""
-    both_real = tensor.is_floating_point() and place.is_floating_point()
-    if tensor.dtype != place.dtype and not both_real:
-        raise weights_mismatch(f"in {group}, the tensor {name!r} is of {tensor.dtype}, not {place.dtype}")
+    if not (tensor.is_floating_point() and place.is_floating_point()):
+        check_dtype(group, name, tensor, place.dtype)
+
+
+def check_dtype(group: str, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """Raise CheckpointError unless a tensor has a dtype."""
+    if tensor.dtype != dtype:
+        raise weights_mismatch(f"in {group}, the tensor {name!r} is of {tensor.dtype}, not {dtype}")
 
 
 def check_shape(group: str, name: str, tensor: Tensor, place: Tensor) -> None:
@@ -147,44 +157,36 @@ def optimizer_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], updates
             that of the optimizer's state, or if it contains NaN, infinity or a negative mean of squares.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        index, _, name = key.partition(".")
-        if not index.isdecimal() or int(index) >= len(parameters):
-            raise weights_mismatch(
-                f"{OPTIMIZER_GROUP} has a tensor {key!r}, for which the agent has no parameter"
-            )
-        state.setdefault(int(index), {})[name] = tensor
+    state = _by_parameter(tensors, len(parameters))
     if updates and not state and _expected_state(optimizer, parameters[0]):
         raise weights_mismatch(
             f"{OPTIMIZER_GROUP} has no tensors, but the agent was trained for {updates} updates"
         )
     for number, actual in state.items():
         expected = _expected_state(optimizer, parameters[number])
-        _check_names(number, actual, expected, type(optimizer).__name__)
+        names, expected_names = ([f"{number}.{name}" for name in each] for each in (actual, expected))
+        _check_names(OPTIMIZER_GROUP, names, expected_names, type(optimizer).__name__)
         for name, tensor in actual.items():
             _check_moment(f"{number}.{name}", name, tensor, expected[name])
     return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
 
 
-def _check_names(
-    index: int, actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], optimizer: str
-) -> None:
-    """Raise CheckpointError if the state of a parameter has other names than the optimizer's state."""
-    for name in sorted(expected.keys() - actual.keys()):
-        raise weights_mismatch(f"{OPTIMIZER_GROUP} lacks the tensor '{index}.{name}'")
-    for name in sorted(actual.keys() - expected.keys()):
-        raise weights_mismatch(
-            f"{OPTIMIZER_GROUP} has a tensor '{index}.{name}', which {optimizer} does not use"
-        )
+def _by_parameter(tensors: Mapping[str, Tensor], parameters: int) -> dict[int, dict[str, Tensor]]:
+    """Return tensors named ``"3.exp_avg"`` by index of their parameter and by name."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        index, _, name = key.partition(".")
+        if not index.isdecimal() or int(index) >= parameters:
+            raise weights_mismatch(
+                f"{OPTIMIZER_GROUP} has a tensor {key!r}, for which the agent has no parameter"
+            )
+        state.setdefault(int(index), {})[name] = tensor
+    return state
 
 
 def _check_moment(key: str, name: str, tensor: Tensor, expected: Tensor) -> None:
     check_shape(OPTIMIZER_GROUP, key, tensor, expected)
-    if tensor.dtype != expected.dtype:
-        raise weights_mismatch(
-            f"in {OPTIMIZER_GROUP}, the tensor {key!r} is of {tensor.dtype}, not {expected.dtype}"
-        )
+    check_dtype(OPTIMIZER_GROUP, key, tensor, expected.dtype)
     check_numbers(OPTIMIZER_GROUP, key, tensor, least=0.0 if name in NOT_NEGATIVE else -torch.inf)
 
 

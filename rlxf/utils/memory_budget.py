@@ -72,18 +72,18 @@ def budget_bytes() -> int:
     return int(text)
 
 
-def check_budget(asked: Mapping[str, int], file_bytes: int = 0) -> None:
+def check_budget(required: Mapping[str, int], file_bytes: int = 0) -> None:
     """Raise MemoryBudgetError if the memory requirements of a file exceed the budget.
 
     Args:
-        asked: required bytes by purpose; upper estimates made before anything is built.
+        required: required bytes by purpose; upper estimates made before anything is built.
         file_bytes: bytes of arrays stored in the file; `FILE_SHARE` times this size is allowed in addition.
     """
-    total, allowed = sum(asked.values()), budget_bytes() + FILE_SHARE * file_bytes
+    total, allowed = sum(required.values()), budget_bytes() + FILE_SHARE * file_bytes
     if total <= allowed:
         return
-    largest = sorted(asked, key=lambda name: -asked[name])[:3]
-    parts = ", ".join(f"{_readable(asked[name])} for {name}" for name in largest if asked[name])
+    largest = sorted(required, key=lambda name: -required[name])[:3]
+    parts = ", ".join(f"{_readable(required[name])} for {name}" for name in largest if required[name])
     needed = (total - FILE_SHARE * file_bytes) * 21 // 20  # margin for sizes not known in advance
     raise MemoryBudgetError(
         f"the file requires {_readable(total)} of memory ({parts}), but the budget is {_readable(allowed)}; "

@@ -22,9 +22,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 
 from rlxf import GTrXLPPO
-from rlxf.envs.infos import LOST
+from rlxf.envs.batches import LOST
+from rlxf.envs.stateful_env import ActionReplay
 from rlxf.envs.workers import Workers, WorkerVecEnv
-from rlxf.envs.wrappers.action_replay import ActionReplay
 
 TASK = "CartPole-v1"
 BROKEN = 1

@@ -17,7 +17,7 @@ from torch import nn
 from benchmarks.offline_setting import SETTINGS
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.data import Trajectories, return_to_go
-from rlxf.training.distributed.init import init_process_group, process_group
+from rlxf.training.distributed import init_process_group, process_group
 
 EPISODES, LENGTH = 200, 200
 """Number and length of random episodes for the Decision Transformer."""

@@ -13,7 +13,7 @@ import pytest
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.cli import main
 from rlxf.training import CheckpointFolder, read_archive
-from rlxf.training.distributed.init import process_group
+from rlxf.training.distributed import process_group
 from tests.cli.running import TASK, TINY
 from tests.cli.test_resume import rows, scalars
 from tests.datasets import ID, record_cartpole

@@ -20,7 +20,7 @@ from rlxf.cli.training_session import Start
 from rlxf.data import cache
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import BackgroundWriter, CheckpointWriter
-from rlxf.training.strict_json import dump_json, load_json
+from rlxf.training.serialization import dump_json, load_json
 from tests.cli import running
 from tests.cli.running import refused
 from tests.datasets import ID, record_cartpole

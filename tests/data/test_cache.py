@@ -15,6 +15,7 @@ import pytest
 
 from rlxf.data import cache, load_trajectories
 from rlxf.data.cache import cache_root
+from rlxf.utils import files
 from tests.datasets import ID, data_file, opened, random_episodes, record_random
 from tests.sources import ROOT
 
@@ -196,17 +197,18 @@ def test_files_of_a_killed_process_are_not_used(dataset):
     result = subprocess.run([sys.executable, "-c", kill], cwd=ROOT, check=False)
     assert result.returncode == -signal.SIGKILL
     (temporary,) = caches()
-    assert temporary.name.startswith(cache.TEMPORARY)
+    assert temporary.match(files.TEMPORARY.format("*"))
     assert load_trajectories(ID).steps == 9
     assert len(caches()) == 2
 
 
 def test_old_temporary_folders_are_removed(dataset):
-    old, fresh = (cache_root() / f"{cache.TEMPORARY}{name}" for name in ("old", "fresh"))
+    old, fresh = files.temporary_name(cache_root()), files.temporary_name(cache_root())
     for folder in (old, fresh):
         folder.mkdir(parents=True)
         (folder / "observations.npy").write_bytes(b"half")
-    os.utime(old, (0, time.time() - cache.ABANDONED - 60))
+    for path in (old / "observations.npy", old):
+        os.utime(path, (0, time.time() - files.ABANDONED_SECONDS - 60))
     load_trajectories(ID)
     assert not old.exists()
     assert fresh.exists()

@@ -5,7 +5,7 @@ import pytest
 from gymnasium import spaces
 
 from rlxf.data import action_encoder, observation_encoder
-from rlxf.data.errors import RowError
+from rlxf.utils.errors import RowError
 
 RNG = np.random.default_rng(0)
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float64)

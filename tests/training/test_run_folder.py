@@ -84,7 +84,8 @@ def test_old_temporary_folder_is_removed(tmp_path):
     for each in (left, new):
         each.mkdir()
         (each / "config.json").touch()
-    os.utime(left, (0, 0))
+    for path in (left / "config.json", left):
+        os.utime(path, (0, 0))
     RunFolder.create(tmp_path / "run", CONFIG)
     assert not left.exists()
     assert new.exists()

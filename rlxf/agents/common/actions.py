@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.data.space_utils import discrete_sizes, discrete_start
+from rlxf.data.spaces import discrete_sizes, discrete_start
 
 SAME_ACTION_TOLERANCE = 0.05
 """Largest difference between two numbers that count as the same action, scaled to [-1, 1]."""

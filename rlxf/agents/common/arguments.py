@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from stable_baselines3.common.utils import get_system_info
 
-from rlxf.training.strict_json import NOTHING, Rule, number, rule_of, whole
+from rlxf.training.compat import NOTHING, Rule, number, rule_of, whole
 
 P = ParamSpec("P")
 R = TypeVar("R")

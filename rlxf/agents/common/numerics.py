@@ -15,9 +15,9 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from rlxf.envs.errors import FaultyEnvironmentError
 from rlxf.envs.step_checks import check_finite, check_shapes, range_fault, warn_outside
 from rlxf.training import NumericalError
+from rlxf.utils.errors import FaultyEnvironmentError
 
 ADVICE = "this step did not change the weights; lower the learning rate, or scale down rewards and inputs"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from rlxf.training import Archive, CheckpointError, CheckpointFolder, ResumeError
+from rlxf.training.compat import first_difference
+from rlxf.training.serialization import dump_json, load_json
 from rlxf.training.state_checks import RNG_GROUP
-from rlxf.training.strict_json import dump_json, load_json
-from rlxf.utils.differences import first_difference
 
 
 def newest_checkpoint_file(path: str | os.PathLike[str]) -> Path:

@@ -17,7 +17,7 @@ from rlxf.attention.heads.base import OutputHead
 from rlxf.attention.heads.datastore import SEARCHES, Datastore, Neighbours, TorchSearch
 from rlxf.attention.registry import technique_from_json, technique_to_json
 from rlxf.data import DatasetError, Trajectories
-from rlxf.data.space_compat import action_mismatch, observation_mismatch
+from rlxf.data.spaces import action_mismatch, observation_mismatch
 from rlxf.training.state_checks import check_weights_fit
 
 DATASTORE_GROUP = "memory"

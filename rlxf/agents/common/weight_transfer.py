@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlxf.attention import Transformer, TransformerSpec
 from rlxf.training import CheckpointError
-from rlxf.utils.differences import first_difference
+from rlxf.training.compat import first_difference
 
 WEIGHTLESS_OPTIONS = ("causal", "memory", "pattern", "dropout", "feed_forward_chunk")
 """Options that may differ between the two cores, because usually no weight depends on them.

@@ -27,10 +27,14 @@ from rlxf.training import (
     write_archive,
 )
 from rlxf.training.compat import (
+    NOTHING,
     VERSION,
+    check_fields,
     check_known,
     check_not_a_folder,
     checkpoint_errors,
+    number,
+    whole,
     wrong_content_error,
 )
 from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboard
@@ -41,8 +45,7 @@ from rlxf.training.state_checks import (
     optimizer_tensors,
     weights_mismatch,
 )
-from rlxf.training.strict_json import NOTHING, check_fields, number, whole
-from rlxf.utils.permissions import make_folder
+from rlxf.utils.files import make_folder
 
 if TYPE_CHECKING:
     from rlxf.agents.offline.algorithm import OfflineAlgorithm

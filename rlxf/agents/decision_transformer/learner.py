@@ -83,10 +83,10 @@ from rlxf.data import (
 )
 from rlxf.data.dataset_source import Dataset
 from rlxf.envs.make import make_copies, make_vec_env
+from rlxf.envs.sb3_vec_env import make_sync_vec_env, watch_processes
 from rlxf.envs.specs import make_single
-from rlxf.envs.vector import as_vec_env, make_sync_vec_env
-from rlxf.envs.workers.process_watch import watch_processes
-from rlxf.envs.wrappers.action_replay import ActionReplay
+from rlxf.envs.stateful_env import ActionReplay
+from rlxf.envs.vector import as_vec_env
 from rlxf.envs.wrappers.return_to_go import ReturnToGo, is_return_conditioned
 from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors

@@ -18,9 +18,9 @@ from rlxf.agents.common.resume import check_same_settings, check_unfinished, new
 from rlxf.agents.decision_transformer.episode_collector import EpisodeCollector, ReplayBuffer
 from rlxf.agents.offline.resume import read_matching_run
 from rlxf.envs import resume
-from rlxf.envs.errors import EpisodeLostError
 from rlxf.training import Archive, CheckpointError
 from rlxf.training.compat import checkpoint_errors
+from rlxf.utils.errors import EpisodeLostError
 
 if TYPE_CHECKING:
     from rlxf.agents.decision_transformer.learner import DecisionTransformer

@@ -14,9 +14,8 @@ from rlxf.agents.offline.context_window import ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.data import action_encoder, observation_encoder
 from rlxf.data.encoders import ImageEncoder
-from rlxf.data.errors import RowError
-from rlxf.envs.errors import FaultyEnvironmentError
 from rlxf.envs.wrappers.return_to_go import KEYS, encoded_observation_space
+from rlxf.utils.errors import FaultyEnvironmentError, RowError
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from rlxf.agents.decision_transformer.core import decision_transformer
 from rlxf.agents.decision_transformer.objectives import MaximumEntropy
 from rlxf.data import DatasetError, Trajectories
-from rlxf.data.space_compat import action_mismatch, observation_mismatch
+from rlxf.data.spaces import action_mismatch, observation_mismatch
 
 if TYPE_CHECKING:
     from rlxf.agents.offline.algorithm import OfflineAlgorithm

@@ -31,11 +31,16 @@ from rlxf.training import (
     write_archive,
 )
 from rlxf.training.compat import (
+    MAPPING,
+    NOTHING,
     VERSION,
+    check_fields,
     check_known,
     check_not_a_folder,
     checkpoint_errors,
     checkpoint_errors_unless_overridden,
+    number,
+    whole,
     wrong_content_error,
 )
 from rlxf.training.state_checks import (
@@ -45,8 +50,7 @@ from rlxf.training.state_checks import (
     optimizer_state,
     optimizer_tensors,
 )
-from rlxf.training.strict_json import MAPPING, NOTHING, check_fields, number, whole
-from rlxf.utils.permissions import make_folder
+from rlxf.utils.files import make_folder
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl.policy import GTrXLPolicy

@@ -30,7 +30,7 @@ from rlxf.envs.spaces import check_spaces
 from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.vector import as_vec_env, has_filler_rows, shows_filler_rows
 from rlxf.training import schedule_to_text
-from rlxf.training.distributed.init import process_group
+from rlxf.training.distributed import process_group
 from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboard
 
 if TYPE_CHECKING:

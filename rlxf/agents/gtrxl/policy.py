@@ -34,7 +34,7 @@ from rlxf.agents.gtrxl.value_head import PopArtHead
 from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.early_exit import ExitOutputs
 from rlxf.attention.init import orthogonal_linear
-from rlxf.data.space_utils import discrete_start
+from rlxf.data.spaces import discrete_start
 
 
 class GTrXLPolicy(BasePolicy):

@@ -79,13 +79,13 @@ from rlxf.attention.heads.base import OutputHead
 from rlxf.attention.validation import check_int
 from rlxf.data import Trajectories, as_trajectories
 from rlxf.data.dataset_source import Dataset
-from rlxf.envs.infos import LOST
+from rlxf.envs.batches import LOST
+from rlxf.envs.sb3_vec_env import watch_processes
 from rlxf.envs.step_checks import check_finite
 from rlxf.envs.workers import restart_counts
-from rlxf.envs.workers.process_watch import watch_processes
 from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors
-from rlxf.training.distributed.init import process_group
+from rlxf.training.distributed import process_group
 
 if TYPE_CHECKING:
     from rlxf.agents.offline.algorithm import OfflineAlgorithm

@@ -32,11 +32,11 @@ from rlxf.agents.gtrxl.state_sharding import (
 )
 from rlxf.attention import State, TokenIndex
 from rlxf.envs import resume
-from rlxf.envs.errors import EpisodeLostError
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors
 from rlxf.training.resumed_logger import writes_tensorboard
 from rlxf.training.state_checks import RNG_GROUP, get_rng_states, set_rng_states
+from rlxf.utils.errors import EpisodeLostError
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl.ppo import GTrXLPPO

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlxf.envs.errors import EpisodeLostError
 from rlxf.training import Archive
 from rlxf.training.distributed.group import ProcessGroup
+from rlxf.utils.errors import EpisodeLostError
 
 ENVIRONMENT, AGENT_STATE, WRAPPERS, EPISODES = "environment", "stand", "wrappers", "episodes"
 LOST = "lost"

@@ -18,8 +18,8 @@ from rlxf.agents.gtrxl.gae import approximate_kl, clipped_objective, clipped_val
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch
 from rlxf.attention import TokenIndex
+from rlxf.training.distributed import process_group
 from rlxf.training.distributed.group import ProcessGroup
-from rlxf.training.distributed.init import process_group
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl.ppo import GTrXLPPO

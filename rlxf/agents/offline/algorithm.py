@@ -45,7 +45,7 @@ from rlxf.data.dataset_source import Dataset
 from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors
 from rlxf.training.compat import checkpoint_errors_unless_overridden
-from rlxf.training.distributed.init import process_group
+from rlxf.training.distributed import process_group
 from rlxf.training.state_checks import check_buildable
 
 

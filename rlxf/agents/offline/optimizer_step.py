@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rlxf.agents.common.numerics import clip_grad_norm_checked
 from rlxf.agents.offline.trajectory_model import TrajectoryModel
+from rlxf.training.distributed import process_group
 from rlxf.training.distributed.group import ProcessGroup
-from rlxf.training.distributed.init import process_group
 
 
 @dataclass

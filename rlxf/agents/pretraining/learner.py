@@ -16,7 +16,7 @@ from rlxf.agents.pretraining.model import MaskedModel, MaskedWindows, Masking
 from rlxf.attention import TransformerSpec
 from rlxf.data import Trajectories, Windows
 from rlxf.data.dataset_source import Dataset
-from rlxf.training.distributed.init import process_group
+from rlxf.training.distributed import process_group
 
 
 class MaskedPretraining(OfflineAlgorithm):

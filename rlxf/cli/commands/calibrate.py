@@ -70,7 +70,7 @@ class Calibrate:
         from rlxf.cli.run_loading import OFFLINE, agent_name
         from rlxf.cli.torchrun_job import init_distributed
         from rlxf.training import RunFolder
-        from rlxf.training.distributed.init import process_group
+        from rlxf.training.distributed import process_group
 
         init_distributed()
         process_group().check_single_process("rlxf calibrate")

@@ -26,7 +26,7 @@ from rlxf.cli.progress import progress
 from rlxf.cli.run_loading import OFFLINE, Agent, agent_name, load_agent
 from rlxf.cli.torchrun_job import init_distributed
 from rlxf.training import RunFolder
-from rlxf.training.distributed.init import process_group
+from rlxf.training.distributed import process_group
 
 
 @dataclass(frozen=True, kw_only=True)

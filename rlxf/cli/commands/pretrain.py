@@ -31,8 +31,7 @@ from rlxf.cli.training_session import (
 )
 from rlxf.data import load_trajectories
 from rlxf.training import RunFolder
-from rlxf.training.checkpoints import EVERY_SECONDS
-from rlxf.training.signals import StopRequest
+from rlxf.training.checkpoints import EVERY_SECONDS, StopRequest
 
 COMMAND_OPTIONS = ("dataset", "updates", "mask_probability", "seed", "log_interval", "checkpoint_seconds")
 """Options of the command itself in ``config.json``, which are needed to resume a run."""

@@ -38,10 +38,9 @@ from rlxf.evaluation import EvaluationCallback, TargetSweep, evaluate
 from rlxf.evaluation.environment import preserve_rng_state
 from rlxf.evaluation.targets import validate_targets
 from rlxf.training import RunFolder
-from rlxf.training.checkpoints import EVERY_SECONDS
-from rlxf.training.distributed.init import process_group
+from rlxf.training.checkpoints import EVERY_SECONDS, StopRequest
+from rlxf.training.distributed import process_group
 from rlxf.training.resumed_logger import replaced_events
-from rlxf.training.signals import StopRequest
 
 ENVIRONMENTS = 32
 """Maximum number of parallel environments of an evaluation."""

@@ -39,10 +39,9 @@ from rlxf.cli.training_session import (
 from rlxf.evaluation import EvaluationCallback, Report, evaluate
 from rlxf.evaluation.environment import preserve_rng_state
 from rlxf.training import RunFolder, save_normalizer
-from rlxf.training.checkpoints import EVERY_SECONDS
-from rlxf.training.distributed.init import process_group
+from rlxf.training.checkpoints import EVERY_SECONDS, StopRequest
+from rlxf.training.distributed import process_group
 from rlxf.training.resumed_logger import replaced_events
-from rlxf.training.signals import StopRequest
 
 COMMAND_OPTIONS = (
     "total_timesteps",

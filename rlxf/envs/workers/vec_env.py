@@ -9,10 +9,16 @@ from gymnasium.vector.utils import create_empty_array
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
-from stable_baselines3.common.vec_env.util import dict_to_obs, obs_space_info
 
-from rlxf.envs.infos import BROKEN, LOST, row_of
-from rlxf.envs.workers.options import Workers
+from rlxf.envs.batches import (
+    BROKEN,
+    LOST,
+    concatenate_observations,
+    observation_from_parts,
+    observation_parts,
+    row_of,
+)
+from rlxf.envs.workers.worker import Workers
 from rlxf.envs.workers.worker_main import Call, CallFailure, Make, call
 from rlxf.envs.workers.worker_pool import WorkerPool, close_on_error, env_label, failure_error
 
@@ -122,7 +128,7 @@ class WorkerVecEnv(VecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         """Return the results of the step; the class docstring describes those of failed environments."""
-        results = self._restart_failed(self.pool.answers(self.pool.workers.timeout))
+        results = self._restart_failed(self.pool.receive(self.pool.workers.timeout))
         self._collect_restarted()
         while not (self._stepped or self._first_results):
             self.pool.wait()
@@ -179,7 +185,7 @@ class WorkerVecEnv(VecEnv):
         return self._query(indices, query, self.pool.workers.timeout)
 
     def failed_envs(self) -> dict[int, dict[str, Any]]:
-        """Return the state, for `load_state`, of the environments that failed and have no new episode yet.
+        """Return the state, for `load_failed_envs`, of failed environments that have no new episode yet.
 
         Returns:
             By environment: "absent", whether a step reported the failure already, and "shown", the arrays of
@@ -187,9 +193,12 @@ class WorkerVecEnv(VecEnv):
         """
         self._restart_failed(self.pool.find_dead())
         lost = set(range(self.num_envs)) - self.pool.available | set(self._first_results)
-        return {i: {"absent": bool(self._is_lost[i]), "shown": self._arrays(i)} for i in sorted(lost)}
+        return {
+            i: {"absent": bool(self._is_lost[i]), "shown": observation_parts(self._last_observations[i])}
+            for i in sorted(lost)
+        }
 
-    def standing(self) -> list[dict[str, Any]]:
+    def restart_state(self) -> list[dict[str, Any]]:
         """Return seed, restarts and lost steps of each environment as JSON, for `load_restart_state`."""
         seeds = [None if seed is None else int(seed) for seed in self.pool.seeds]
         rows = zip(seeds, self.pool.restarts, self._lost_steps, strict=True)
@@ -212,32 +221,23 @@ class WorkerVecEnv(VecEnv):
         calls = {i: call("query", "env_method", "replay", record) for i, record in records.items()}
         steps = sum(len(record["actions"]) for record in records.values())
         self.pool.send_calls(calls)
-        results = self.pool.answers(self.pool.start_timeout + self.pool.workers.timeout * steps / REPLAYED)
+        results = self.pool.receive(self.pool.start_timeout + self.pool.workers.timeout * steps / REPLAYED)
         self._restart_failed(results)
-        faults = {i: result for i, result in results.items() if isinstance(result, CallFailure)}
+        faults = _failures(results)
         return results | {i: f"{env_label([i])} {fault.cause}" for i, fault in faults.items()}
 
-    def load_restart_state(self, standing: Sequence[Mapping[str, Any]]) -> None:
-        """Load seeds, restarts and lost steps from `standing`; the current episodes are unchanged."""
-        rows = zip(*([each[name] for name in RESTART_STATE_KEYS] for each in standing), strict=True)
+    def load_restart_state(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Load seeds, restarts and lost steps from `restart_state`; the current episodes are unchanged."""
+        rows = zip(*([each[name] for name in RESTART_STATE_KEYS] for each in states), strict=True)
         self.pool.seeds[:], self.pool.restarts[:], self._lost_steps[:] = rows
 
-    def load_state(self, absent: Mapping[int, Mapping[str, Any]]) -> None:
+    def load_failed_envs(self, absent: Mapping[int, Mapping[str, Any]]) -> None:
         """Resume without a reset; the environments in ``absent`` start new episodes."""
         self._was_reset = True
         for i, each in absent.items():
             self._is_lost[i], self.pool.causes[i] = each["absent"], "had failed when the run was saved"
-            self._last_observations[i] = self._observation_from(each["shown"])
+            self._last_observations[i] = observation_from_parts(self.observation_space, each["shown"])
         self._first_results |= self._call_all({i: self.pool.new_reset_call(i) for i in absent})
-
-    def _arrays(self, i: int) -> dict[str, np.ndarray]:
-        observation, (keys, *_) = self._last_observations[i], obs_space_info(self.observation_space)
-        return {"": observation} if keys == [None] else {str(key): observation[key] for key in keys}
-
-    def _observation_from(self, arrays: Mapping[str, np.ndarray]) -> VecEnvObs:
-        keys, *_ = obs_space_info(self.observation_space)
-        parts = {key: arrays["" if key is None else str(key)] for key in keys}
-        return dict_to_obs(self.observation_space, parts)
 
     def _played_row(self, i: int, result: tuple[VecEnvStepReturn, dict[str, Any]]) -> Row:
         (observation, rewards, dones, infos), self.reset_infos[i] = result
@@ -263,8 +263,8 @@ class WorkerVecEnv(VecEnv):
     def _call_all(self, calls: Mapping[int, Call]) -> dict[int, Any]:
         """Return the results of slow calls; before the first reset, a fault raises an error."""
         self.pool.send_calls(calls)
-        results = self.pool.answers(self.pool.start_timeout)
-        faults = {i: result for i, result in results.items() if isinstance(result, CallFailure)}
+        results = self.pool.receive(self.pool.start_timeout)
+        faults = _failures(results)
         if faults and not self._was_reset:
             fault = faults[min(faults)]
             raise failure_error([i for i, other in faults.items() if other is fault], fault)
@@ -277,7 +277,7 @@ class WorkerVecEnv(VecEnv):
         while missing := [i for i in selected if i not in replies]:
             self._wait_for(missing)
             self.pool.send_calls(dict.fromkeys(missing, query))
-            replies |= self._check_replies(self.pool.answers(seconds))
+            replies |= self._check_replies(self.pool.receive(seconds))
         return [replies[i] for i in selected]
 
     def _check_replies(self, results: Mapping[int, Any]) -> dict[int, Any]:
@@ -285,17 +285,13 @@ class WorkerVecEnv(VecEnv):
 
         An environment that raises in a query is not restarted.
         """
-        fatal = {
-            i: result for i, result in results.items() if isinstance(result, CallFailure) and result.fatal
-        }
+        fatal = {i: failure for i, failure in _failures(results).items() if failure.fatal}
         self._restart_failed(fatal)
         replies = {i: result for i, result in results.items() if i not in fatal}
-        for i, reply in replies.items():
-            if isinstance(reply, CallFailure):
-                error = failure_error([i], reply)
-                raise (AttributeError if reply.error == "AttributeError" else RuntimeError)(
-                    str(error)
-                ) from error
+        for i, failure in _failures(replies).items():
+            error = failure_error([i], failure)
+            kind = AttributeError if failure.error == "AttributeError" else RuntimeError
+            raise kind(str(error)) from error
         return replies
 
     def _wait_for(self, environments: Iterable[int]) -> None:
@@ -305,15 +301,19 @@ class WorkerVecEnv(VecEnv):
 
     def _collect_restarted(self) -> None:
         """Store the first results of the environments that have restarted."""
-        self._first_results |= self._restart_failed(self.pool.returned())
+        self._first_results |= self._restart_failed(self.pool.collect_restarted())
 
     def _restart_failed(self, results: Mapping[int, Any]) -> dict[int, Any]:
         """Schedule restarts for the faults among the results, and return the other results."""
-        faults = {i: result for i, result in results.items() if isinstance(result, CallFailure)}
+        faults = _failures(results)
         self.pool.restart(faults)
         for i in faults:
             self._first_results.pop(i, None)
         return {i: result for i, result in results.items() if i not in faults}
+
+
+def _failures(results: Mapping[int, Any]) -> dict[int, CallFailure]:
+    return {i: result for i, result in results.items() if isinstance(result, CallFailure)}
 
 
 def restart_counts(env: VecEnv) -> dict[str, int]:
@@ -322,12 +322,3 @@ def restart_counts(env: VecEnv) -> dict[str, int]:
     if not isinstance(inner, WorkerVecEnv):
         return {}
     return {"restarts": inner.restarts, "lost_steps": inner.lost_steps}
-
-
-def concatenate_observations(rows: Sequence[Any]) -> VecEnvObs:
-    """Concatenate the observations (1, ...) of N environments to a batch (N, ...)."""
-    if isinstance(rows[0], dict):
-        return {key: np.concatenate([row[key] for row in rows]) for key in rows[0]}
-    if isinstance(rows[0], tuple):
-        return tuple(np.concatenate(part) for part in zip(*rows, strict=True))
-    return np.concatenate(rows)

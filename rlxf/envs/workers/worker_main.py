@@ -17,8 +17,8 @@ import numpy as np
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
+from rlxf.envs.sb3_vec_env import Make, is_unnested, make_sync_vec_env
 from rlxf.envs.step_checks import with_checked_steps
-from rlxf.envs.vector import Make, is_unnested, make_sync_vec_env
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 """Name of a method of `EnvServer`, and its positional and keyword arguments."""

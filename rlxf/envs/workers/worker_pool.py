@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rlxf.envs.errors import BrokenEnvironmentError
-from rlxf.envs.workers.options import GOOD_STEPS, Workers
-from rlxf.envs.workers.worker import CLOSE_TIMEOUT, Worker
+from rlxf.envs.workers.worker import CLOSE_TIMEOUT, GOOD_STEPS, Worker, Workers
 from rlxf.envs.workers.worker_main import Call, CallFailure, Make, call
+from rlxf.utils.errors import BrokenEnvironmentError
 
 
 @dataclass(eq=False)
@@ -50,7 +49,7 @@ class PendingRestart:
             return None
         if now < self.deadline and not self.worker.pipe.poll():
             return None
-        return self.worker.answers(now)
+        return self.worker.receive(now)
 
     def end(self) -> None:
         """End the process, if it was started."""
@@ -84,7 +83,7 @@ class WorkerPool:
         self._failures_in_a_row = [0] * len(makes)
         self._good_steps = [0] * len(makes)
         self._workers_by_env: dict[int, Worker] = {}
-        self._recoveries: list[PendingRestart] = []
+        self._pending_restarts: list[PendingRestart] = []
         self._called: list[Worker] = []
         self._final_error: BrokenEnvironmentError | None = None
         with close_on_error(self):
@@ -103,7 +102,7 @@ class WorkerPool:
         return self.workers.start_timeout * largest
 
     def send_calls(self, calls: Mapping[int, Call]) -> None:
-        """Send calls to environments that are up; `answers` returns their results.
+        """Send calls to environments that are up; `receive` returns their results.
 
         Raises:
             BrokenEnvironmentError: if an environment failed too often before.
@@ -116,7 +115,7 @@ class WorkerPool:
             worker.send_calls(worker_calls)
         self._called = list(calls_of)
 
-    def answers(self, seconds: float) -> dict[int, Any]:
+    def receive(self, seconds: float) -> dict[int, Any]:
         """Wait for the results of the calls.
 
         Returns:
@@ -125,12 +124,12 @@ class WorkerPool:
         """
         deadline = monotonic() + seconds
         called, self._called = self._called, []
-        return {i: result for worker in called for i, result in worker.answers(deadline).items()}
+        return {i: result for worker in called for i, result in worker.receive(deadline).items()}
 
     def find_dead(self) -> dict[int, CallFailure]:
         """Return the faults of environments whose process ended between calls."""
         dead_workers = [worker for worker in set(self._workers_by_env.values()) if worker.is_dead]
-        return {i: fault for worker in dead_workers for i, fault in worker.answers(monotonic()).items()}
+        return {i: fault for worker in dead_workers for i, fault in worker.receive(monotonic()).items()}
 
     def count_step(self, i: int, ended: bool) -> None:
         """Count a step of environment i. The end of an episode, or enough steps, reset its failure count."""
@@ -157,14 +156,14 @@ class WorkerPool:
             seed = int(np.random.SeedSequence(seed, spawn_key=(self.restarts[i],)).generate_state(1)[0])
         return call("reset", seed, {})
 
-    def returned(self) -> dict[int, Any]:
+    def collect_restarted(self) -> dict[int, Any]:
         """Return the reset results, or the `CallFailure`, of environments that finished restarting."""
         results: dict[int, Any] = {}
-        for recovery in list(self._recoveries):
-            reset_results = recovery.poll()
-            if reset_results is not None and recovery.worker is not None:
-                self._recoveries.remove(recovery)
-                self._workers_by_env |= dict.fromkeys(reset_results, recovery.worker)
+        for pending in list(self._pending_restarts):
+            reset_results = pending.poll()
+            if reset_results is not None and pending.worker is not None:
+                self._pending_restarts.remove(pending)
+                self._workers_by_env |= dict.fromkeys(reset_results, pending.worker)
                 results |= reset_results
         return results
 
@@ -175,16 +174,16 @@ class WorkerPool:
             BrokenEnvironmentError: if an environment failed too often before and is not restarted.
         """
         self._raise_final_error()
-        pipes = [each.worker.pipe for each in self._recoveries if each.worker is not None]
-        due = min(each.deadline for each in self._recoveries)
+        pipes = [each.worker.pipe for each in self._pending_restarts if each.worker is not None]
+        due = min(each.deadline for each in self._pending_restarts)
         connection.wait(pipes, max(0.0, due - monotonic()))
 
     def close(self) -> None:
         """Let all processes close their environments, within `CLOSE_TIMEOUT` seconds in total, and end
         them.
         """
-        for recovery in self._recoveries:
-            recovery.end()
+        for pending in self._pending_restarts:
+            pending.end()
         workers = set(self._workers_by_env.values())
         for worker in workers:
             worker.request_close()
@@ -199,7 +198,10 @@ class WorkerPool:
             self._good_steps[i] = 0
             self.restarts[i] += 1
             self.causes[i] = fault.cause
-        times = max(self._failures_in_a_row[i] for i in failed)
+        self._schedule(failed, fault, max(self._failures_in_a_row[i] for i in failed))
+
+    def _schedule(self, failed: list[int], fault: CallFailure, times: int) -> None:
+        """Schedule the restart of environments that failed ``times`` times in a row."""
         if times > self.workers.restarts:
             count = f"{times} time{'s' * (times > 1)} in a row"
             reason = f"; it failed {count}, and {self.workers.restarts} restarts in a row are allowed"
@@ -210,12 +212,12 @@ class WorkerPool:
             f"{env_label(failed)} {fault.cause}; restarting in {delay:g} s, restart {times} of "
             f"{self.workers.restarts} in a row\n{fault.traceback}",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
         makes = {i: self._makes[i] for i in failed}
         resets = {i: self.new_reset_call(i) for i in failed}
         timeout = self.workers.start_timeout * len(failed)
-        self._recoveries.append(PendingRestart(makes, resets, monotonic() + delay, timeout))
+        self._pending_restarts.append(PendingRestart(makes, resets, monotonic() + delay, timeout))
 
     def _raise_final_error(self) -> None:
         if self._final_error is not None:
@@ -229,12 +231,12 @@ class WorkerPool:
 
 
 @contextmanager
-def close_on_error(crew: WorkerPool) -> Iterator[None]:
+def close_on_error(pool: WorkerPool) -> Iterator[None]:
     """Context manager that ends all processes if its body raises."""
     try:
         yield
     except BaseException:
-        crew.close()
+        pool.close()
         raise
 
 

@@ -9,9 +9,9 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_n
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
 from rlxf.data.encoders import observation_encoder
-from rlxf.data.errors import RowError
-from rlxf.data.space_utils import discrete_start
-from rlxf.envs.errors import FaultyEnvironmentError
+from rlxf.data.spaces import discrete_start
+from rlxf.envs.batches import batch_of_one, is_filler
+from rlxf.utils.errors import FaultyEnvironmentError, RowError
 
 Space = spaces.Space[Any]
 KEYS = ("observation", "return_to_go", "previous_action", "time_step")
@@ -23,7 +23,7 @@ class ReturnToGo(VecEnvWrapper):
     The observation becomes a Dict of
 
     - ``observation``: that of ``venv``; a Dict or a Tuple is flattened to one vector
-    (`encoded_observation_space`).
+      (`encoded_observation_space`).
     - ``return_to_go`` float32 (1,): ``G_0 = target_return``, ``G_(t+1) = G_t - r_t`` (Chen et al. 2021,
       arXiv:2106.01345, section 3), in units of the rewards of ``venv``; accumulated in float64.
     - ``previous_action``: the last action passed to ``step``. At the start of an episode it is zero, or the
@@ -95,7 +95,7 @@ class ReturnToGo(VecEnvWrapper):
         self._previous = self._actions
         for i in np.flatnonzero(dones).tolist():
             self._add_to_last(infos[i], i)
-        self._restart(dones | np.array([info.get("filler", False) for info in infos], np.bool_))
+        self._restart(dones | is_filler(infos))
         return self._with_condition(self._encoded(observations)), rewards, dones, infos
 
     def _restart(self, rows: NDArray[np.bool_]) -> None:
@@ -125,7 +125,7 @@ class ReturnToGo(VecEnvWrapper):
     def _add_to_last(self, info: dict[str, Any], row: int) -> None:
         if "terminal_observation" in info:
             last = info["terminal_observation"]
-            encoded = last if self._encode is None else self._encode(_batch_of_one(last))[0]
+            encoded = last if self._encode is None else self._encode(batch_of_one(last))[0]
             state = self._with_condition(encoded)
             added = {key: value[row] for key, value in state.items() if key != "observation"}
             info["terminal_observation"] = {"observation": encoded, **added}
@@ -135,7 +135,8 @@ def encoded_observation_space(observation_space: Space) -> Space:
     """Return the space of ``observation`` in a `ReturnToGo`: the inner space; a vector for a Dict or Tuple.
 
     The float32 vector is the output of `observation_encoder` of the inner space: its flattened parts,
-    concatenated. So ``observation_encoder(shown_space(space))`` encodes this observation for any space.
+    concatenated. For any space, ``observation_encoder(encoded_observation_space(space))`` encodes this
+    observation.
 
     Raises:
         TypeError: if a part cannot be flattened.
@@ -170,11 +171,3 @@ def _with_zero(action_space: Space) -> Space:
 
 def _shape(space: Space) -> tuple[int, ...]:
     return space.shape or ()
-
-
-def _batch_of_one(observation: Any) -> Any:
-    if isinstance(observation, dict):
-        return {key: _batch_of_one(part) for key, part in observation.items()}
-    if isinstance(observation, tuple):
-        return tuple(map(_batch_of_one, observation))
-    return np.asarray(observation)[None]

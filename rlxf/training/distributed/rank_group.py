@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from rlxf.training.archive import Archive
 from rlxf.training.distributed.group import ProcessGroup, Work
 from rlxf.training.distributed.rendezvous import unused_prefix
-from rlxf.training.strict_json import dump_json, load_json
-from rlxf.training.tensor_bytes import dump_tensors, load_tensors
+from rlxf.training.serialization import dump_json, dump_tensors, load_json, load_tensors
 
 TIMEOUT = timedelta(hours=1)
 """Timeout of collectives; long, as rank 0 may evaluate meanwhile. Dead processes are detected at once."""

@@ -17,8 +17,7 @@ from rlxf.agents.decision_transformer import learner as learner_module
 from rlxf.agents.decision_transformer.episode_collector import Episode, ReplayBuffer
 from rlxf.envs import make_vec_env
 from rlxf.training import CheckpointError, CheckpointFolder, CheckpointWriter, ResumeError
-from rlxf.training.checkpoints import BackgroundWriter
-from rlxf.training.signals import StopRequest
+from rlxf.training.checkpoints import BackgroundWriter, StopRequest
 from rlxf.training.state_checks import get_rng_states
 from tests.agents.decision_transformer.test_resuming import RecordingWriter
 from tests.agents.decision_transformer.worlds import some_trajectories
@@ -145,7 +144,7 @@ def test_a_run_stopped_by_a_signal_can_be_resumed(fresh, replays, tmp_path):
 
     def request_stop(*_):
         if stopped.num_timesteps == 60:
-            stop.by = signal.SIGTERM
+            stop.signal = signal.SIGTERM
         return True
 
     stopped.learn_online(STEPS, callback=[ConvertCallback(request_stop), saving], **OPTIONS)

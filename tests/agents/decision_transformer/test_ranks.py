@@ -12,7 +12,7 @@ from rlxf.agents.decision_transformer import MaximumEntropy
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import Compressive, Routing, TransformerSpec
 from rlxf.training import CheckpointFolder, CheckpointWriter, linear, stop_on_signals
-from rlxf.training.distributed.init import process_group
+from rlxf.training.distributed import process_group
 from tests.agents.decision_transformer.worlds import ACTIONS, CORES, SIZES, small_agent, some_trajectories
 from tests.ranks import on_ranks
 
@@ -94,7 +94,7 @@ def interrupted(folder):
         saving = CheckpointWriter(CheckpointFolder(folder), every_seconds=0, stop=stop)
         learner = agent().learn(STEPS, [SignalRankOne(), saving])
     process_group().wait()
-    return learner.num_timesteps, saving.stopped, int(stop.by)
+    return learner.num_timesteps, saving.stopped, int(stop.signal)
 
 
 def test_a_signal_to_one_rank_stops_both_and_one_or_two_resume(tmp_path):

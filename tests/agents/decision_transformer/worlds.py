@@ -12,7 +12,7 @@ from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.attention import XL, ALiBi, GRUGate, LearnedAbsolute, RoPE, TransformerSpec, Window, XLRelative
 from rlxf.data import Trajectories, action_encoder, observation_encoder, return_to_go
-from rlxf.data.space_utils import discrete_sizes
+from rlxf.data.spaces import discrete_sizes
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (36, 36, 2), np.uint8)

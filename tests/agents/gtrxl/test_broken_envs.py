@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from rlxf.agents.gtrxl.training_algorithm import PPOLoss
 from rlxf.attention.token_index import EMPTY
 from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv, make_vec_env
-from rlxf.envs.infos import LOST
+from rlxf.envs.batches import LOST
 from rlxf.training import CheckpointFolder, CheckpointWriter
 from tests.agents.gtrxl.test_resuming import ROLLOUT, TOTAL, begin, cut_off, lines
 from tests.agents.gtrxl.worlds import all_segments, parameters, rollouts, same, scripts, shifted, small_agent

@@ -15,9 +15,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf.attention import KNN, Compressive, Full, Performer, RoPE, Window
 from rlxf.envs import FaultyEnvironmentError
-from rlxf.envs.wrappers.action_replay import ActionReplay
+from rlxf.envs.stateful_env import ActionReplay
 from rlxf.training import CheckpointFolder, CheckpointWriter, read_archive, stop_on_signals
-from rlxf.training.distributed.init import process_group
+from rlxf.training.distributed import process_group
 from tests.agents.gtrxl.test_resuming import Lively
 from tests.agents.gtrxl.worlds import ACTIONS, GOES_ON, TERMINATED, VECTOR, scripts, small_agent, small_core
 from tests.ranks import on_ranks

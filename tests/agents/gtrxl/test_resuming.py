@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import (
 
 from rlxf.attention import KNN, LSH, Compressive, Full, GRUGate, Performer, RoPE, Routing, Window
 from rlxf.envs import make_vec_env
-from rlxf.envs.wrappers.action_replay import ActionReplay
+from rlxf.envs.stateful_env import ActionReplay
 from rlxf.training import CheckpointError, CheckpointFolder, CheckpointWriter, read_archive, write_archive
 from rlxf.training.checkpoints import BackgroundWriter
 from tests.agents.gtrxl.worlds import (

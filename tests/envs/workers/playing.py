@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.envs.infos import LOST
+from rlxf.envs.batches import LOST
 
 LONGEST = 60.0
 """Timeout of a test in seconds."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv
-from rlxf.envs.infos import LOST
+from rlxf.envs.batches import LOST
 from rlxf.envs.workers import worker_pool
 from rlxf.envs.workers.worker import Worker
 from tests.envs.workers.playing import is_gone, played, wait_until

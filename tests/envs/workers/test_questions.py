@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from rlxf.envs import ActionReplay, BrokenEnvironmentError, Workers, WorkerVecEnv
-from rlxf.envs.infos import BROKEN, LOST
+from rlxf.envs.batches import BROKEN, LOST
 from rlxf.envs.workers import worker
 from tests.envs.workers.playing import until_back
 from tests.envs.workers.worlds import IMPATIENT, QUICK, breaking, made

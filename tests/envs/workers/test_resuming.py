@@ -12,10 +12,10 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf.envs import Workers, WorkerVecEnv
-from rlxf.envs.errors import EpisodeLostError
-from rlxf.envs.infos import LOST, row_of
+from rlxf.envs.batches import LOST, row_of
 from rlxf.envs.resume import episode_state, load_wrapper_state, resume_episodes, wrapper_state
 from rlxf.training.archive import read_archive, write_archive
+from rlxf.utils.errors import EpisodeLostError
 from tests.envs.workers.playing import played, until_back
 from tests.envs.workers.worlds import IMPATIENT, OBSERVATION_SPACES, QUICK, THIRD, VECTOR, breaking, made
 

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv, make_vec_env
-from rlxf.envs.infos import BROKEN, LOST
+from rlxf.envs.batches import BROKEN, LOST
 from rlxf.envs.workers import worker_pool
 from rlxf.evaluation import evaluate
 from tests.envs.workers.playing import played, until_back
@@ -262,7 +262,7 @@ def kill_at_random(crew, seconds):
         time.sleep(rng.random() / 8)
         workers = {
             *crew._workers_by_env.values(),
-            *(each.worker for each in crew._recoveries if each.worker),
+            *(each.worker for each in crew._pending_restarts if each.worker),
         }
         pids = [worker._process.pid for worker in workers]
         for pid in rng.sample(pids, min(1, len(pids))):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rlxf.envs import ActionReplay, PreviousTransition, make_vec_env
-from rlxf.envs.wrappers.action_replay import MAX_RECORDED_STEPS
+from rlxf.envs.stateful_env import MAX_RECORDED_STEPS
 
 ACTIONS = np.random.default_rng(0).integers(2, size=300).tolist()
 
@@ -82,7 +82,7 @@ def test_reset_with_options_and_long_episodes_are_not_replayable(monkeypatch):
     env.reset(seed=1, options={"low": -0.01})
     assert "options" in env.record()["lost"]
     env.reset()
-    monkeypatch.setattr("rlxf.envs.wrappers.action_replay.MAX_RECORDED_STEPS", 2)
+    monkeypatch.setattr("rlxf.envs.stateful_env.MAX_RECORDED_STEPS", 2)
     for _ in range(3):
         env.step(0)
     assert "longer than 2 steps" in env.record()["lost"]

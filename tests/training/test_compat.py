@@ -1,6 +1,7 @@
-"""Tests of error messages that describe the content of a file or folder and the function that loads it."""
+"""Tests of errors for files that do not fit: their contents, descriptions and differences."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,11 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecNormalize
 
 from rlxf import DecisionTransformer, GTrXLPPO
+from rlxf.agents.common.weight_transfer import check_same_core, core_difference
 from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.agents.gtrxl import gtrxl
 from rlxf.agents.pretraining import MaskedPretraining
+from rlxf.attention import XL, Add, GRUGate
 from rlxf.envs import make_vec_env
 from rlxf.training import (
     CheckpointError,
@@ -19,7 +23,15 @@ from rlxf.training import (
     save_normalizer,
     write_archive,
 )
-from rlxf.training.compat import describe, describe_file
+from rlxf.training.compat import (
+    VERSION,
+    check_known,
+    checkpoint_errors,
+    checkpoint_errors_unless_overridden,
+    describe,
+    describe_file,
+    first_difference,
+)
 from tests.datasets import record_random
 
 SMALL = {"memory_length": 4, "n_steps": 8, "segment_length": 8, "batch_size": 16, "n_envs": 2}
@@ -146,3 +158,88 @@ def test_file_of_a_run_suggests_its_run_folder(runs):
 def test_file_instead_of_run_folder_is_described(files, content):
     with pytest.raises(NotADirectoryError, match=rf"it contains .*{content}, which .* loads"):
         RunFolder.open(files / f"{content}.zip")
+
+
+@pytest.mark.parametrize("error", [AttributeError, KeyError, RuntimeError, TypeError, ValueError])
+def test_errors_become_checkpoint_errors(error):
+    with pytest.raises(CheckpointError, match=r"cannot build its agent.*width"), checkpoint_errors():
+        raise error("width")
+
+
+def test_checkpoint_errors_propagate_unchanged():
+    with pytest.raises(CheckpointError, match=r"^pass policy=Mine$"), checkpoint_errors():
+        raise CheckpointError("pass policy=Mine")
+
+
+def test_unrelated_errors_propagate_unchanged():
+    with pytest.raises(ZeroDivisionError), checkpoint_errors():
+        raise ZeroDivisionError
+
+
+def test_errors_propagate_if_the_user_passed_settings():
+    with pytest.raises(ValueError, match=r"^gamma$"), checkpoint_errors_unless_overridden({"gamma": 7}):
+        raise ValueError("gamma")
+    with pytest.raises(CheckpointError, match="gamma"), checkpoint_errors_unless_overridden({}):
+        raise ValueError("gamma")
+
+
+def test_known_settings_pass():
+    check_known({"gamma": 1}, ["gamma", "seed"], "9.9")
+
+
+@pytest.mark.parametrize(("writer", "name"), [("9.9", "rlxf 9.9"), (None, "an unknown version of rlxf")])
+def test_unknown_settings_are_reported_with_the_version_of_the_file(writer, name):
+    loader = "the version that wrote it" if writer is None else name
+    message = (
+        f"by {name} and has the settings a, b, which rlxf {VERSION} does not know; load it with {loader}$"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        check_known({"gamma": 1, "b": 2, "a": 3}, ["gamma"], writer)
+
+
+def test_unknown_setting_of_the_same_version_is_reported_as_altered():
+    with pytest.raises(CheckpointError, match="it was altered, or written by other code under the same"):
+        check_known({"a": 3}, ["gamma"], VERSION)
+
+
+CORE = gtrxl(16, width=16, layers=2, heads=2)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "expected"),
+    [
+        (1, 1, None),
+        (1, 2, ("core", 1, 2)),
+        ({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3}}, ("core.b.c", 2, 3)),
+        ({"a": 1}, {"a": 1, "b": 2}, ("core.b", None, 2)),
+        ({"name": "Add"}, {"name": "GRUGate", "bias": 2}, ("core", "Add", "GRUGate")),
+        ({"name": "GRUGate", "bias": 1}, {"name": "GRUGate", "bias": 2}, ("core.bias", 1, 2)),
+        (None, {"name": "RoPE", "base": 3}, ("core", None, "RoPE")),
+        ([{"name": "RoPE"}], [{"name": "Add"}], ("core", [{"name": "RoPE"}], [{"name": "Add"}])),
+    ],
+)
+def test_first_difference(theirs, ours, expected):
+    assert first_difference("core", theirs, ours) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        ({"memory": XL(9)}, None),
+        ({"width": 32}, ("width", 16, 32)),
+        ({"feed_forward": 65}, ("feed_forward", 64, 65)),
+        ({"residual": GRUGate(bias=3.0)}, ("residual.bias", 2.0, 3.0)),
+        ({"residual": Add()}, ("residual", "GRUGate", "Add")),
+    ],
+)
+def test_difference_of_two_cores_names_one_option(changes, expected):
+    other = replace(CORE, **changes)
+    assert core_difference(CORE, other) == expected
+    if expected is None:
+        check_same_core(CORE, other)
+        return
+    name, theirs, ours = expected
+    message = f"their core has {name}={theirs}, the agent's has {name}={ours}; build both with the same core"
+    with pytest.raises(ValueError, match=message):
+        check_same_core(CORE, other)

@@ -1,14 +1,22 @@
-"""Tests of the checks that tensors of a file fit the parameters, buffers and optimizer of an agent."""
+"""Tests of the checks of weights and optimizer states, and of states of random generators."""
 
 import math
+import random
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from rlxf.training import CheckpointError
-from rlxf.training.state_checks import check_weights_fit, optimizer_state, optimizer_tensors
+from rlxf.training.state_checks import (
+    check_weights_fit,
+    get_rng_states,
+    optimizer_state,
+    optimizer_tensors,
+    set_rng_states,
+)
 
 
 @pytest.fixture
@@ -137,3 +145,69 @@ def test_optimizer_state_without_parameter_is_reported(key, shape, message):
     others = {"0.exp_avg_sq": torch.zeros(4, 3), "0.step": torch.tensor(1.0)} if key == "0.exp_avg" else {}
     with pytest.raises(CheckpointError, match=f"optimizer.*{message}"):
         optimizer_state(optimizer, {key: torch.zeros(shape), **others})
+
+
+def draws():
+    """Return the next numbers of each generator; normal deviates are generated in pairs, one is cached."""
+    return (
+        torch.rand(3).tolist(),
+        torch.randn(3).tolist(),
+        np.random.normal(size=3).tolist(),  # noqa: NPY002
+        np.random.randint(1000, size=3).tolist(),  # noqa: NPY002
+        [random.gauss(0, 1) for _ in range(3)],
+        [random.random() for _ in range(3)],
+    )
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_restored_generators_repeat_their_draws(before):
+    for _ in range(before):  # with and without a cached normal deviate
+        random.gauss(0, 1)
+        np.random.normal()  # noqa: NPY002
+    states = get_rng_states()
+    expected = draws()
+    assert draws() != expected
+    set_rng_states(states)
+    assert draws() == expected
+
+
+def test_reading_states_does_not_change_them():
+    states = get_rng_states()
+    again = get_rng_states()
+    assert states.keys() == again.keys()
+    assert all(torch.equal(states[name].nan_to_num(), again[name].nan_to_num()) for name in states)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("torch", torch.zeros(3, dtype=torch.uint8)),
+        ("torch", torch.zeros(5000)),
+        ("numpy", torch.zeros(7, dtype=torch.int64)),
+        ("python", torch.zeros(7, dtype=torch.int64)),
+        ("python", torch.full((625,), -1)),
+        ("numpy", torch.tensor([*[1] * 624, 10**6])),
+        ("numpy", torch.tensor([*[2**32] * 624, 3])),
+        ("python_normal", torch.zeros(2)),
+        ("numpy", None),
+    ],
+    ids=[
+        "short",
+        "no bytes",
+        "too few words",
+        "too few of Python",
+        "negative",
+        "beyond the end",
+        "too large",
+        "two",
+        "missing",
+    ],
+)
+def test_invalid_state_is_rejected(name, value):
+    states = get_rng_states() | {name: value}
+    if value is None:
+        del states[name]
+    with pytest.raises(
+        CheckpointError, match="generators contain no valid states of random number generators"
+    ):
+        set_rng_states(states)

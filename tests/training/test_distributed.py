@@ -15,8 +15,7 @@ from torch import nn
 import rlxf.training.distributed
 from rlxf.agents.common.losses import masked_mean
 from rlxf.training import Archive
-from rlxf.training.distributed import init
-from rlxf.training.distributed.init import init_process_group, process_group
+from rlxf.training.distributed import init_process_group, process_group
 from rlxf.training.distributed.rank_group import TIMEOUT, _connection_errors
 from rlxf.training.distributed.rendezvous import unused_prefix
 from tests.ranks import new_store, on_ranks
@@ -211,9 +210,10 @@ def test_other_errors_propagate_unchanged(error):
 
 
 def test_single_process_does_not_import_rank_group(monkeypatch):
-    for name in ("init", "rank_group"):
-        monkeypatch.delitem(sys.modules, f"rlxf.training.distributed.{name}", raising=False)
-    monkeypatch.setattr(rlxf.training.distributed, "init", init)  # restored after the test
+    package, name = "rlxf.training.distributed", "rlxf.training.distributed.rank_group"
+    monkeypatch.delitem(sys.modules, package)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(rlxf.training, "distributed", rlxf.training.distributed)  # restored after the test
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert importlib.import_module("rlxf.training.distributed.init").init_process_group().count == 1
-    assert "rlxf.training.distributed.rank_group" not in sys.modules
+    assert importlib.import_module(package).init_process_group().count == 1
+    assert name not in sys.modules

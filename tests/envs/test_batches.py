@@ -1,6 +1,6 @@
 import numpy as np
 
-from rlxf.envs.infos import info_of, row_of, rows_of
+from rlxf.envs.batches import info_of, row_of, rows_of
 
 
 def test_info_of_has_only_the_entries_of_one_environment():

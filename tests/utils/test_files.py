@@ -11,6 +11,7 @@ import time
 import pytest
 
 from rlxf.training import atomic_write
+from rlxf.utils.files import temporary_folder, temporary_name
 from tests.training.samples import files_in
 
 
@@ -161,6 +162,24 @@ def test_recent_temporary_files_are_kept(target):
     recent = temporary_file(target.parent, seconds_ago=60)
     atomic_write(target, lambda handle: handle.write(b"new"))
     assert recent.read_bytes() == b"half"
+
+
+def test_temporary_folder_is_removed_at_the_end(tmp_path):
+    with temporary_folder(tmp_path / "new") as folder:
+        (folder / "file").write_bytes(b"half")
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_old_folder_with_a_recently_written_file_is_kept(tmp_path):
+    folder = temporary_name(tmp_path)
+    folder.mkdir()
+    (folder / "growing").write_bytes(b"half")
+    os.utime(folder, (0, 0))
+    with temporary_folder(tmp_path):
+        assert folder.exists()
+    os.utime(folder / "growing", (0, 0))
+    with temporary_folder(tmp_path):
+        assert not folder.exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,312 @@
+"""Nested spaces: their parts, flat vectors of their values, and differences between two spaces."""
+
+import math
+from collections.abc import Iterator
+from functools import singledispatch
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from minari.dataset.minari_storage import is_image_space as is_minari_image
+from numpy.typing import NDArray
+from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
+
+from rlxf.utils.errors import DatasetError, RowError
+
+Space = spaces.Space[Any]
+FLAT = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+"""Supported spaces that are not nested."""
+
+
+def is_image(space: Space) -> bool:
+    """Return whether the space is a uint8 Box from 0 to 255 with three axes, or with two of at least 32."""
+    return is_image_space(space) or is_minari_image(space)
+
+
+def is_text(space: Space) -> bool:
+    """Return whether the values are strings, as of Gymnasium's Text or MiniGrid's missions."""
+    return space.dtype is not None and np.issubdtype(space.dtype, np.str_)
+
+
+def parts_of(space: spaces.Dict | spaces.Tuple) -> dict[Any, Space]:
+    """Return the parts of a Dict by their sorted keys, or those of a Tuple by their indices."""
+    return dict(sorted(space.spaces.items())) if isinstance(space, spaces.Dict) else dict(enumerate(space))
+
+
+def leaves(space: Space, where: str = "") -> Iterator[tuple[str, Space]]:
+    """Yield the parts of a space that are not nested, each with its path in the form ``where['key']``."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, part in parts_of(space).items():
+            yield from leaves(part, f"{where}[{key!r}]")
+    else:
+        yield where, space
+
+
+def is_text_only(space: Space) -> bool:
+    """Return whether a space contains only text."""
+    return all(is_text(leaf) for _, leaf in leaves(space))
+
+
+def encoded_parts(space: spaces.Dict | spaces.Tuple) -> dict[Any, Space]:
+    """Return the parts of a space that are encoded, which are all except those that contain only text."""
+    return {key: part for key, part in parts_of(space).items() if not is_text_only(part)}
+
+
+def encoded_width(space: Space) -> int:
+    """Return the width of the encoded row of a space, without its text.
+
+    Raises:
+        ValueError: if Gymnasium cannot flatten it.
+    """
+    return sum(spaces.flatdim(leaf) for _, leaf in leaves(space) if not is_text(leaf))
+
+
+def channels_first(space: spaces.Box[Any], images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return images (n, ...) of an image space as (n, C, H, W); C is 1 for images without a channel axis.
+
+    As in Stable-Baselines3, the smallest of three axes is the channel axis.
+    """
+    if images.ndim == 3:
+        return images[:, None]
+    return images if is_image_space_channels_first(space) else np.moveaxis(images, -1, 1)
+
+
+def image_shape(space: spaces.Box[Any]) -> tuple[int, ...]:
+    """Return the shape (C, H, W) of the images of a space, with channels first."""
+    return channels_first(space, np.empty((1, *space.shape), np.uint8)).shape[1:]
+
+
+Rows = NDArray[np.float32]
+BRIGHTEST = np.float32(255)
+"""Largest value of a pixel."""
+
+
+@singledispatch
+def flatten_rows(space: spaces.Space[Any], values: Any) -> Rows:
+    """Flatten n values to float32 (n, D); row i is ``gymnasium.spaces.flatten(space, value i)``.
+
+    Box and MultiBinary are flattened. Discrete and each component of MultiDiscrete become one-hot. The parts
+    of Dict and Tuple are concatenated. There are three differences from Gymnasium:
+
+    - **Keys** of a Dict are sorted, so that rows are equal in dataset and environment. Minari sorts all keys;
+      Gymnasium sorts them only if the Dict was made from a ``dict``.
+    - **Images** (`is_image`) are scaled to [0, 1].
+    - **Text** in a Dict or a Tuple is left out.
+
+    Args:
+        space: a Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these, arbitrarily nested.
+        values: an array (n, ...), for Dict a dict of arrays, for Tuple a tuple of arrays. Text is ignored.
+
+    Raises:
+        TypeError: if the space is of another class.
+        RowError: if a value is outside of a Discrete or MultiDiscrete.
+    """
+    raise TypeError(f"{space} cannot be flattened to a vector; remove it with a wrapper")
+
+
+@flatten_rows.register(spaces.Box)
+@flatten_rows.register(spaces.MultiBinary)
+def _numbers(space: spaces.Box[Any] | spaces.MultiBinary, values: Any) -> Rows:
+    array = np.asarray(values)
+    with np.errstate(over="ignore"):  # values too large for float32 become infinite and are detected later
+        rows = array.reshape(len(array), -1).astype(np.float32)
+    return rows / BRIGHTEST if is_image(space) else rows
+
+
+@flatten_rows.register(spaces.Discrete)
+def _one_hot(space: spaces.Discrete[Any], values: Any) -> Rows:
+    return _as_one_hot(discrete_indices(space, values)[:, 0], int(space.n))
+
+
+@flatten_rows.register(spaces.MultiDiscrete)
+def _one_hots(space: spaces.MultiDiscrete[Any], values: Any) -> Rows:
+    columns = discrete_indices(space, values).T
+    return np.concatenate(list(map(_as_one_hot, columns, space.nvec.flat)), axis=1)
+
+
+def _as_one_hot(choices: NDArray[np.int64], size: int) -> Rows:
+    """Encode (n,) as one-hot (n, size), without an identity matrix, whose memory is quadratic in the size."""
+    rows = np.zeros((len(choices), size), np.float32)
+    rows[np.arange(len(choices)), choices] = 1
+    return rows
+
+
+@flatten_rows.register(spaces.Dict)
+@flatten_rows.register(spaces.Tuple)
+def _parts(space: spaces.Dict | spaces.Tuple, values: Any) -> Rows:
+    return np.concatenate(
+        [flatten_rows(part, values[key]) for key, part in encoded_parts(space).items()], axis=1
+    )
+
+
+@singledispatch
+def unflatten_rows(space: spaces.Space[Any], rows: Rows) -> Any:
+    """Invert `flatten_rows`: return an array (n, ...), for Dict a dict of arrays, for Tuple a tuple.
+
+    Args:
+        space: as in `flatten_rows`, without text.
+        rows: float32 (n, D).
+
+    Raises:
+        TypeError: if the space is of another class, or contains text.
+    """
+    raise TypeError(f"{space} cannot be flattened to a vector; remove it with a wrapper")
+
+
+@unflatten_rows.register(spaces.Box)
+@unflatten_rows.register(spaces.MultiBinary)
+def _unflatten_numbers(space: spaces.Box[Any] | spaces.MultiBinary, rows: Rows) -> NDArray[Any]:
+    numbers = np.rint(rows * BRIGHTEST) if is_image(space) else rows
+    return numbers.reshape(-1, *space.shape).astype(space.dtype)
+
+
+@unflatten_rows.register(spaces.Discrete)
+def _unflatten_discrete(space: spaces.Discrete[Any], rows: Rows) -> NDArray[Any]:
+    return (rows.argmax(axis=1) + space.start).astype(space.dtype)
+
+
+@unflatten_rows.register(spaces.MultiDiscrete)
+def _unflatten_multi_discrete(space: spaces.MultiDiscrete[Any], rows: Rows) -> NDArray[Any]:
+    parts = np.split(rows, np.cumsum(space.nvec.ravel())[:-1], axis=1)
+    choices = np.stack([part.argmax(axis=1) for part in parts], axis=1) + space.start.ravel()
+    return choices.reshape(-1, *space.shape).astype(space.dtype)
+
+
+@unflatten_rows.register(spaces.Dict)
+@unflatten_rows.register(spaces.Tuple)
+def _unflatten_parts(space: spaces.Dict | spaces.Tuple, rows: Rows) -> dict[str, Any] | tuple[Any, ...]:
+    parts = parts_of(space)
+    columns = np.split(rows, np.cumsum([encoded_width(part) for part in parts.values()])[:-1], axis=1)
+    values = {key: unflatten_rows(parts[key], each) for key, each in zip(parts, columns, strict=True)}
+    return values if isinstance(space, spaces.Dict) else tuple(values.values())
+
+
+def discrete_indices(
+    space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary, values: Any
+) -> NDArray[np.int64]:
+    """Convert discrete values to indices counted from 0, int64 (n, D); D is 1 for Discrete.
+
+    Raises:
+        RowError: if a value is not in the space.
+    """
+    array = np.asarray(values)
+    array = array.reshape(len(array), -1)
+    choices = array.astype(np.int64) - np.ravel(discrete_start(space))
+    sizes = discrete_sizes(space)
+    check_rows_inside(space, array, (choices >= 0) & (choices < sizes) & (array == array.astype(np.int64)))
+    return choices
+
+
+def check_rows_inside(space: Space, rows: NDArray[Any], inside: NDArray[np.bool_]) -> None:
+    """Raise RowError with the first row of ``rows`` (n, D) that is outside of a space.
+
+    Args:
+        space: space of one row, for the message.
+        rows: values (n, D).
+        inside: bool (n, D), True for the values that are in the space.
+    """
+    if not inside.all():
+        row = int(np.argmin(inside.all(axis=1)))
+        raise RowError(row, f"is {rows[row].tolist()}, outside of {space}")
+
+
+def discrete_sizes(
+    space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary,
+) -> NDArray[np.int64]:
+    """Return the number of values of each discrete component, int64 (D,); D is 1 for Discrete."""
+    if isinstance(space, spaces.MultiBinary):
+        return np.full(math.prod(space.shape), 2)
+    return np.ravel(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n).astype(np.int64)
+
+
+def discrete_start(space: spaces.Space[Any]) -> Any:
+    """Return the smallest discrete value, in the shape of the space; 0 for spaces without a start."""
+    return getattr(space, "start", 0)
+
+
+class DatasetDescription(Protocol):
+    """Protocol of a dataset or its description, such as `Trajectories`."""
+
+    @property
+    def dataset_ids(self) -> tuple[str, ...]:
+        """Minari ids."""
+
+    @property
+    def observation_space(self) -> Space:
+        """Observation space of the dataset."""
+
+    @property
+    def action_space(self) -> Space:
+        """Action space of the dataset."""
+
+
+def check_spaces_match(
+    trajectories: DatasetDescription, observation_space: Space, action_space: Space
+) -> None:
+    """Check that the spaces of an environment match those of the dataset.
+
+    Differences that do not change encoded observations are allowed: float precision, observation bounds,
+    text, and the channel axis of an image that is the whole observation. Action bounds must be equal.
+
+    Raises:
+        DatasetError: if the spaces differ; the message describes the difference.
+    """
+    pairs = {
+        "observation": observation_mismatch(trajectories.observation_space, observation_space),
+        "action": action_mismatch(trajectories.action_space, action_space),
+    }
+    for kind, mismatch in pairs.items():
+        if mismatch:
+            raise DatasetError(
+                f"the environment does not fit dataset {', '.join(trajectories.dataset_ids)}: {kind} space: "
+                f"{mismatch}. Use the environment in which the dataset was recorded"
+            )
+
+
+def observation_mismatch(data: Space, other: Space) -> str:
+    """Describe how an observation space differs from that of the data; empty if encoded rows are equal."""
+    if any(isinstance(data, kind) and isinstance(other, kind) for kind in (spaces.Dict, spaces.Tuple)):
+        return _parts_mismatch(encoded_parts(data), encoded_parts(other))  # type: ignore[arg-type]
+    if is_image(data) and is_image(other):
+        return _describe(data, other, image_shape(data) == image_shape(other))  # type: ignore[arg-type]
+    return _describe(data, other, _same_rows(data, other))
+
+
+def action_mismatch(data: Space, other: Space) -> str:
+    """Describe how an action space differs from that of the data; empty if it does not."""
+    if isinstance(data, spaces.Box) and isinstance(other, spaces.Box) and data.shape == other.shape:
+        same = np.allclose(data.low, other.low) and np.allclose(data.high, other.high)
+    else:
+        same = _same_choices(data, other)
+    return _describe(data, other, same)
+
+
+def _parts_mismatch(data: dict[Any, Space], other: dict[Any, Space]) -> str:
+    if data.keys() != other.keys():
+        return f"expected the parts {list(data)}, got {list(other)}"
+    mismatches = {key: _part_mismatch(data[key], other[key]) for key in data}
+    return "; ".join(f"in {key!r}: {mismatch}" for key, mismatch in mismatches.items() if mismatch)
+
+
+def _part_mismatch(data: Space, other: Space) -> str:
+    """Describe the difference between parts; here the channel axes of images must agree, too."""
+    if isinstance(data, spaces.Dict | spaces.Tuple):
+        return observation_mismatch(data, other)
+    return _describe(data, other, _same_rows(data, other))
+
+
+def _same_rows(data: Space, other: Space) -> bool:
+    if isinstance(data, spaces.Box) and isinstance(other, spaces.Box):
+        return (is_image(data), data.shape) == (is_image(other), other.shape)
+    return _same_choices(data, other)
+
+
+def _same_choices(data: Space, other: Space) -> bool:
+    """Return whether the spaces are equal, apart from the dtype of Discrete, which Minari does not save."""
+    if isinstance(data, spaces.Discrete) and isinstance(other, spaces.Discrete):
+        return (int(data.n), int(data.start)) == (int(other.n), int(other.start))
+    return data == other
+
+
+def _describe(data: Space, other: Space, same: bool) -> str:
+    return "" if same else f"expected {data}, got {other}"

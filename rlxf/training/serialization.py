@@ -1,0 +1,166 @@
+"""Serialization of JSON values, and of tensors in the safetensors format, with strict checks."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+MAX_JSON_BYTES = 8 * 2**20
+MAX_DEPTH = 64
+_MEMORY = {b",": 48, b"[": 72, b"{": 128, b":": 160, b'"': 32}
+"""Bytes of Python objects per separator, measured on worst-case texts for each separator."""
+
+
+def dump_json(value: Any, indent: int | None = None) -> bytes:
+    """Serialize a JSON value as UTF-8; tuples are written as lists.
+
+    Args:
+        value: dicts with string keys, lists, tuples, strings, numbers, booleans and None.
+        indent: spaces per level, for human-readable files; None (default) writes one line.
+
+    Raises:
+        TypeError: if a key is not a string, or a value has another type.
+        ValueError: if a number is NaN or infinite, the nesting exceeds 64 levels, or the text exceeds 8 MiB.
+    """
+    _check_structure(value, MAX_DEPTH)
+    data = json.dumps(value, allow_nan=False, indent=indent).encode()
+    if len(data) > MAX_JSON_BYTES:
+        raise ValueError(f"{len(data):,} bytes of JSON exceed {MAX_JSON_BYTES:,}; store arrays as tensors")
+    return data
+
+
+def json_memory(data: bytes) -> int:
+    """Return an upper estimate of the memory of a parsed JSON text, in bytes.
+
+    The estimate counts separators, including those inside of strings, without parsing.
+    """
+    per_byte = 3 if data.isascii() else 9
+    return per_byte * len(data) + sum(size * data.count(mark) for mark, size in _MEMORY.items())
+
+
+def load_json(data: bytes) -> Any:
+    """Parse one JSON value from UTF-8.
+
+    Raises:
+        ValueError: if the text exceeds 8 MiB, is not JSON, is nested deeper than 64 levels, repeats a key, or
+            contains NaN or a number beyond the range of float64.
+    """
+    if len(data) > MAX_JSON_BYTES:
+        raise ValueError(f"{len(data):,} bytes of JSON exceed {MAX_JSON_BYTES:,}")
+    try:
+        value = json.loads(
+            data.decode("utf-8"),
+            parse_constant=_refuse_constant,
+            parse_float=_finite_float,
+            object_pairs_hook=_unique_keys,
+        )
+    except RecursionError:
+        raise ValueError(f"JSON nested deeper than {MAX_DEPTH}") from None
+    _check_structure(value, MAX_DEPTH)
+    return value
+
+
+def _check_structure(value: Any, levels: int) -> None:
+    if not isinstance(value, dict | list | tuple):
+        return
+    if levels == 0:
+        raise ValueError(f"JSON nested deeper than {MAX_DEPTH}")
+    if isinstance(value, dict):
+        _check_keys(value)
+        value = value.values()
+    for item in value:
+        _check_structure(item, levels - 1)
+
+
+def _check_keys(value: dict[Any, Any]) -> None:
+    for key in value:
+        if not isinstance(key, str):
+            raise TypeError(f"JSON keys must be strings, got {key!r}")
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _finite_float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text} is beyond the range of float64")
+    return number
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a JSON object repeats a key")
+    return result
+
+
+TENSOR_BYTES = 2048
+"""Upper estimate of the memory of a tensor without its data: Python object, storage object and name."""
+DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
+
+
+def check_tensors(tensors: Mapping[str, Tensor]) -> None:
+    """Raise TypeError or ValueError unless all tensors are dense and of a dtype in `DTYPES`."""
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"tensors must be a dict of strings to tensors, got {name!r}: {type(tensor).__name__}"
+            )
+        if name == "__metadata__":
+            raise ValueError("a tensor cannot be named '__metadata__', which is reserved by safetensors")
+        if tensor.layout != torch.strided or tensor.dtype not in DTYPES:
+            raise TypeError(
+                f"tensor {name!r} is {tensor.layout} {tensor.dtype}; use a dense tensor of one of {DTYPES}"
+            )
+
+
+def dump_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Serialize tensors of any device; views and tensors with shared storage are stored in full."""
+    return safetensors.torch.save({name: _own_copy(tensor) for name, tensor in tensors.items()})
+
+
+def tensors_memory(data: bytes) -> int:
+    """Return an upper estimate of the memory of serialized tensors in addition to their data, in bytes."""
+    header = data[8 : 8 + min(int.from_bytes(data[:8], "little"), MAX_JSON_BYTES)]
+    return json_memory(header) + TENSOR_BYTES * header.count(b'"data_offsets"')
+
+
+def load_tensors(data: bytes) -> dict[str, Tensor]:
+    """Deserialize tensors to the CPU, each with its own storage.
+
+    Raises:
+        ValueError: if ``data`` is not valid safetensors, or its header is larger than 8 MiB.
+    """
+    header = int.from_bytes(data[:8], "little")
+    if header > MAX_JSON_BYTES:
+        raise ValueError(
+            f"its header of {header:,} bytes exceeds {MAX_JSON_BYTES:,}; the file is damaged, use another "
+            f"copy"
+        )
+    try:
+        return safetensors.torch.load(data)
+    except (SafetensorError, AssertionError, KeyError, RuntimeError, TypeError) as error:
+        raise ValueError(f"it is not valid safetensors ({error}); use another copy of the file") from error
+
+
+def _own_copy(tensor: Tensor) -> Tensor:
+    # safetensors rejects tensors that share storage.
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,230 @@
+"""Files and folders that rlxf writes: their permissions, and atomic writes."""
+
+import errno
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+from typing import BinaryIO
+from uuid import uuid4
+
+GROUP_AND_OTHERS_WRITE = 0o022
+"""Mode bits that give write permission to group and others."""
+
+
+class _Umask:
+    """Umask of the process, restricted while at least one thread needs it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._users = 0
+        self._before = 0
+
+    def restrict(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._before = os.umask(GROUP_AND_OTHERS_WRITE)
+                os.umask(self._before | GROUP_AND_OTHERS_WRITE)
+            self._users += 1
+
+    def restore(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                os.umask(self._before)
+
+
+_UMASK = _Umask()
+
+
+@contextmanager
+def not_writable_by_others() -> Iterator[None]:
+    """Limit the mode of new files to 0o644 and of new folders to 0o755 in this context, for any umask.
+
+    The umask belongs to the process, so the limit also applies to files that other threads create meanwhile.
+    The context manager also works as a decorator.
+    """
+    _UMASK.restrict()
+    try:
+        yield
+    finally:
+        _UMASK.restore()
+
+
+@not_writable_by_others()
+def make_folder(path: Path, exist_ok: bool = False) -> None:
+    """Create a folder and its parents, without write permission for group and others.
+
+    Args:
+        path: the folder.
+        exist_ok: whether the folder may exist; its permissions are then unchanged.
+
+    Raises:
+        OSError: if the folder cannot be created.
+    """
+    path.mkdir(parents=True, exist_ok=exist_ok)
+
+
+TEMPORARY = ".rlxf-{}.tmp"
+ANY_UUID = "[0-9a-f]" * 32
+ABANDONED_SECONDS = 3600
+"""Age in seconds after which an unmodified temporary file is attributed to a killed process."""
+NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES}
+"""Error numbers of file systems, and of folders without read permission, that cannot sync a folder."""
+
+
+def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
+    """Replace the file at ``path`` atomically by the bytes that ``write`` writes.
+
+    The bytes are written to a temporary file ``.rlxf-*.tmp`` in the same folder, synced to the disk and
+    renamed to ``path``; then the folder is synced. A symbolic link at ``path`` is replaced, not followed.
+    The file has no write permission for group and others, for any umask. If ``write`` raises an error, the
+    temporary file is removed, the file at ``path`` is unchanged, and the error propagates. Temporary files
+    in the folder that are older than an hour, left by killed processes, are removed, too.
+
+    Args:
+        path: the file to write; its folder must exist.
+        write: function that receives a binary file, open for writing, reading and seeking.
+
+    Raises:
+        OSError: if the disk is full, or the folder is missing or not writable. The error has the original
+            ``errno``, the path and the reason.
+    """
+    target = Path(path).parent.resolve() / Path(path).name
+    if target.is_dir() and not target.is_symlink():
+        raise IsADirectoryError(f"cannot write {target}: it is a folder; give the path of a file")
+    try:
+        _write_and_rename(target, write)
+    except OSError as error:
+        reason = f"cannot write {target} ({error.strerror or error}); an existing file is unchanged"
+        raise OSError(error.errno, reason) from error
+    sync_folder(target.parent)
+
+
+def _write_and_rename(target: Path, write: Callable[[BinaryIO], object]) -> None:
+    sweep(target.parent)
+    temporary = temporary_name(target.parent)
+    try:
+        with open(temporary, "x+b", opener=_open) as handle:
+            write(handle)
+            sync_file(handle)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o666 & ~GROUP_AND_OTHERS_WRITE)
+
+
+@contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """Create a folder ``.rlxf-*.tmp`` for the duration of the context; rename its content to keep it.
+
+    Temporary folders in ``parent`` that killed processes left are removed, too.
+
+    Args:
+        parent: folder in which it is created, along with missing parents.
+
+    Raises:
+        OSError: if the folder cannot be created.
+    """
+    sweep(parent)
+    folder = temporary_name(parent)
+    make_folder(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def create_folder(path: Path, fill: Callable[[Path], object]) -> None:
+    """Create a folder atomically: it appears with all of its files, even if the process is killed.
+
+    Args:
+        path: the folder; missing parents are created, too.
+        fill: function that writes files into the folder before it appears.
+
+    Raises:
+        FileExistsError: if ``path`` exists; its content is unchanged.
+        OSError: if the folder cannot be created or written; it is then removed.
+    """
+    if os.path.lexists(path):
+        raise _exists_error(path)
+    temporary = temporary_name(path.parent)
+    try:
+        make_folder(temporary)
+    except OSError as error:
+        raise type(error)(f"{path} cannot be created ({error.strerror}); choose another folder") from error
+    try:
+        fill(temporary)
+        _rename_folder(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _rename_folder(temporary: Path, path: Path) -> None:
+    try:
+        os.rename(temporary, path)
+    except OSError as error:
+        if path.exists():  # another process was faster
+            raise _exists_error(path) from error
+        raise
+    sync_folder(path.parent)
+    sweep(path.parent)
+
+
+def _exists_error(path: Path) -> FileExistsError:
+    return FileExistsError(f"{path} exists; choose another folder or move it away")
+
+
+def temporary_name(parent: Path) -> Path:
+    """Return an unused path ``.rlxf-*.tmp`` in a folder."""
+    return parent / TEMPORARY.format(uuid4().hex)
+
+
+def sweep(folder: Path) -> None:
+    """Remove temporary files and folders, left by killed processes, that did not change for an hour."""
+    for abandoned in folder.glob(TEMPORARY.format(ANY_UUID)):
+        with suppress(OSError):  # removed meanwhile, or owned by another user
+            newest = max(path.lstat().st_mtime for path in [abandoned, *abandoned.rglob("*")])
+            if time.time() - newest > ABANDONED_SECONDS:
+                _remove(abandoned)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def sync_file(handle: BinaryIO) -> None:
+    """Sync an open file to the disk."""
+    handle.flush()
+    os.fsync(handle.fileno())
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync the entries of a folder to the disk, where the operating system supports it."""
+    if not hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise
