@@ -4,6 +4,7 @@ import re
 
 from rlxf.agents.contexts import CONTEXT_MERGERS
 from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES
+from rlxf.cli.help_text import CONTEXT_QUESTION, HEAD_QUESTION, QUESTIONS
 from rlxf.cli.technique_tables import pairs
 from tests.sources import ROOT
 
@@ -31,6 +32,12 @@ def test_table_lists_all_techniques_with_their_metadata():
     ]
     none = [(axis, "None", "", "", "") for axis in OPTIONAL]
     assert sorted(listed()) == sorted(expected + none)
+
+
+def test_questions_of_the_axes_are_those_of_the_help_texts():
+    page = (ROOT / "docs" / "reference" / "techniques.md").read_text(encoding="utf-8")
+    questions = {row["axis"]: row["question"] for row in ROW.finditer(page) if row["axis"]}
+    assert questions == QUESTIONS | {"head": HEAD_QUESTION, "context": CONTEXT_QUESTION}
 
 
 def test_page_has_the_numbers_of_techniques_and_pairs():

@@ -18,7 +18,7 @@ class NBCE:
     Contexts are assumed to be independent given the action. c_k is the context with the lowest entropy. From
     the second step on, the entropy of the previously chosen context is lowered by eta, so that k rarely
     changes. p(a) is the distribution without context; actions of probability 0 under it are not discounted.
-    The result is not normalised.
+    The result is not normalized.
 
     Source: Su 2023, "NBCE: naive Bayes extends the context length of language models",
     kexue.fm/archives/9617, and the author's code.

@@ -48,7 +48,7 @@ def detect_algorithm(path: Path) -> str:
     """Return the name of the algorithm that wrote the file, without running code from it.
 
     Raises:
-        ValueError: if the algorithm is not recognised.
+        ValueError: if the algorithm is not recognized.
         Exception: of any kind if the file is damaged or has other contents.
     """
     with zipfile.ZipFile(path) as file:
@@ -104,7 +104,7 @@ def import_sb3(
 
     The file holds pickles: loading it runs the code in them with your permissions on this machine. No other
     function of rlxf opens it. `collect` records the agent's episodes as a dataset, and `evaluate` computes
-    its returns; both normalise observations if ``normalizer`` is passed here.
+    its returns; both normalize observations if ``normalizer`` is passed here.
 
     Args:
         path: the file; ".zip" is added if it has no suffix, as in SB3.

@@ -61,7 +61,7 @@ class Sublayer:
 
 @dataclass(eq=False, kw_only=True)
 class ReversibleStack(SegmentStack):
-    """`SegmentStack` that store activations for backward in the last pass only.
+    """`SegmentStack` that stores activations for the backward pass in the last pass only.
 
     ``hidden`` has a gradient in the last pass only, and the autograd graph does not reference it.
     """

@@ -39,7 +39,7 @@ class Transformer(nn.Module):
     """Transformer that a `TransformerSpec` describes; created by `TransformerSpec.build`.
 
     `forward` maps a segment of T tokens and a memory state to outputs and the next state. `step` maps
-    one token and a KV `KVCache` to an output. Both compute the same outputs, so acting equals learning.
+    one token and a `KVCache` to an output. Both compute the same outputs, so acting equals learning.
     """
 
     def __init__(self, spec: "TransformerSpec"):
@@ -238,7 +238,7 @@ class Transformer(nn.Module):
             x: see `step`.
             index: see `step`.
             cache: see `step`.
-            judge: see `early`.
+            judge: see `early_outputs`.
 
         Raises:
             ValueError: if the depth technique decides about exits by whole sequences.
@@ -384,7 +384,7 @@ class Transformer(nn.Module):
         return self.depth.mean_depth()
 
     def acting_depth(self) -> Tensor | None:
-        """Return the mean number of passes per token over all `early` calls since the last query.
+        """Return the mean number of passes per token over all early-exit calls since the last query.
 
         None if there was no such call, or if the depth is fixed.
         """

@@ -26,7 +26,7 @@ SUMMARIES = {
     "train dt": "Train a Decision Transformer on Minari datasets.",
     "resume": "Resume an interrupted run.",
     "evaluate": "Evaluate the agent of a run over whole episodes.",
-    "pretrain": "Pretrain weights by masked token prediction on trajectories.",
+    "pretrain": "Pre-train a transformer by masked token prediction on trajectories.",
     "distill": "Distill the agent of a run into a smaller student.",
     "calibrate": "Calibrate the early-exit threshold of the agent of a run.",
     "collect": "Record agents or a random policy into a Minari dataset.",

@@ -1,4 +1,4 @@
-"""Progress display of a training: a line every few seconds, or a panel on a terminal."""
+"""Progress display of training: a line every few seconds, or a panel on a terminal."""
 
 import sys
 import time
@@ -35,7 +35,7 @@ OFFLINE = {"loss": ("train/loss", 1)}
 
 @dataclass(frozen=True)
 class ProgressState:
-    """Current state of a training.
+    """Current state of training.
 
     Args:
         unit: unit of progress, "steps" or "updates".
@@ -81,7 +81,7 @@ class ProgressState:
 
 
 class ProgressDisplay(ABC):
-    """Display of the state of a training."""
+    """Display of the state of training."""
 
     every_seconds: float
 
@@ -150,7 +150,7 @@ class LatestValues(KVWriter):
 
 
 class Progress(BaseCallback):
-    """Show the progress of a training every few seconds, after each evaluation, and at the end.
+    """Show the progress of training every few seconds, after each evaluation, and at the end.
 
     It uses no random numbers and does not affect training or logs.
 

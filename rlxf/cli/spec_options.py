@@ -192,7 +192,8 @@ def _spec_rule(
 def _axis(axis: str, default: Any, name: str | None) -> Iterator[StructFieldSpec]:
     """Yield the field that chooses a technique, and the options of the named or the default technique."""
     default_name = FIT_MEMORY if axis == "pattern" else NONE if default is None else type(default).__name__
-    of = "One of the following, or several joined by & and |:" if axis in COMBINATORS else "One of"
+    several = "One of the following, or several joined by & and |; fitting means all keys within the memory:"
+    of = several if axis in COMBINATORS else "One of"
     description = f"{QUESTIONS[axis].capitalize()} {of} {', '.join(CHOOSABLE[axis])}."
     yield StructFieldSpec(axis, _name_type(axis), default_name, description)
     technique = TECHNIQUES[axis].get(name or default_name)

@@ -1,4 +1,4 @@
-"""Pairs of techniques that can be combined, and pictures of attention patterns."""
+"""Table of incompatible pairs of techniques, and images of attention patterns."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Trainings with periodic checkpoints, which can be interrupted and resumed."""
+"""Training runs with periodic checkpoints, which can be interrupted and resumed."""
 
 import reprlib
 import sys

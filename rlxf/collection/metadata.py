@@ -56,7 +56,7 @@ MONITOR = "stable_baselines3.common.monitor:Monitor"
 def recreatable_spec(env: VecEnv) -> EnvSpec | None:
     """Return the spec of one of the environments; None, with a warning, if the spec does not recreate it.
 
-    The spec must be serialisable as JSON, which datasets store, and recreate the spaces of ``env``. This is
+    The spec must be serializable as JSON, which datasets store, and recreate the spaces of ``env``. This is
     not possible for wrappers with a function as an argument, or wrappers that do not record their arguments.
     SB3's ``Monitor`` is left out, because it does not change the results of steps.
     """

@@ -157,11 +157,11 @@ def collect(
     as float32, images losslessly. Episodes are written to a temporary folder, which is renamed at the end; a
     failure leaves no files.
 
-    An agent trained with ``VecNormalize`` gets normalised observations, but the dataset has raw ones.
+    An agent trained with ``VecNormalize`` gets normalized observations, but the dataset has raw ones.
 
     Args:
         agent: object with SB3's ``predict``, or None for random actions. Each of several agents, for example
-            checkpoints of one training, plays an equal share of the episodes.
+            checkpoints of one run, plays an equal share of the episodes.
         env: a Gymnasium id, an ``Env``, a Gymnasium ``VectorEnv`` or an SB3 ``VecEnv``, without
             ``VecNormalize``.
         dataset_id: new Minari id, ``namespace/name-v0``; stored in Minari's folder (MINARI_DATASETS_PATH).
@@ -176,7 +176,7 @@ def collect(
         seed: seed of environments, random actions and sampled actions.
         author: author of the dataset in its metadata.
         algorithm_name: algorithm name in the metadata; None for the names of the agents' classes.
-        reference_scores: returns with normalised scores 0 and 100. None takes those of the first agent's data
+        reference_scores: returns with normalized scores 0 and 100. None takes those of the first agent's data
             or of the environment in the package's table, else measures the mean returns of a random policy
             and of the first agent over 100 episodes each.
         progress_bar: show a progress bar.

@@ -43,7 +43,7 @@ def popgym_view(env: gymnasium.Env) -> gymnasium.Env:
 def minigrid_view(env: gymnasium.Env) -> gymnasium.Env:
     """Flatten the observation to a uint8 vector (4 + 7 * 7 * 20,): direction, then cells, all one-hot.
 
-    MiniGrid's image holds codes of object, colour and state. These are categories, hence one-hot. The
+    MiniGrid's image holds codes of object, color and state. These are categories, hence one-hot. The
     mission text is dropped. It carries no information if it never changes, as in all Memory tasks.
 
     Raises:
@@ -96,7 +96,7 @@ def make_vec_env(
     If the environment has a vector entry point with same-step autoreset (``rlxf/TMaze-v0``) and no wrapper
     is requested, the function uses it (`GymnasiumVecEnv`). Otherwise it calls Stable-Baselines3's
     ``make_vec_env``: each copy is in a `Monitor` and its wrappers, and all are in a `DummyVecEnv`. Each
-    episode then has its own seed (`ActionReplay`), so a training can be resumed in the middle of an episode.
+    episode then has its own seed (`ActionReplay`), so training can be resumed in the middle of an episode.
 
     With ``workers``, the copies run in worker processes (`WorkerVecEnv`). They step in parallel, and an
     environment that raises, dies or hangs is restarted. The steps equal those of copies in this process,

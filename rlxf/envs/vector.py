@@ -34,7 +34,7 @@ def shows_filler_rows(env: VecEnv, observation: VecEnvObs) -> bool:
     """Return whether an observation is the latest of the environments and the next step has a filler row.
 
     Args:
-        env: the environments, possibly in wrappers that pass observations on or normalise them.
+        env: the environments, possibly in wrappers that pass observations on or normalize them.
         observation: observation of all environments.
     """
     inner = env.unwrapped

@@ -56,7 +56,7 @@ class EvaluationCallback(PeriodicCallback):
     """Evaluate the agent at regular intervals and log the ``eval/*`` tags of `Report.scalars`.
 
     All evaluations use the same seed and thus the same episodes, so they differ only by the agent.
-    Observations are normalised as in training; a ``VecNormalize`` around ``env`` gets its statistics.
+    Observations are normalized as in training; a ``VecNormalize`` around ``env`` gets its statistics.
     Evaluations do not affect the training: the states of the global random generators are restored.
 
     The maximum of many evaluations is biased upwards. Evaluate the agent in ``best_path`` on other episodes,

@@ -1,4 +1,4 @@
-"""Reference scores for the normalisation of returns."""
+"""Reference scores for the normalization of returns."""
 
 import random
 import warnings
@@ -58,9 +58,9 @@ EnvLike = str | gymnasium.Env | VectorEnv | VecEnv
 
 @contextmanager
 def prepared_env(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None) -> Iterator[VecEnv]:
-    """Context manager for environments that are seeded and normalised as in training, before their reset.
+    """Context manager for environments that are seeded and normalized as in training, before their reset.
 
-    Normalisation statistics are not updated. Environments created here are closed at the end; those of the
+    Normalization statistics are not updated. Environments created here are closed at the end; those of the
     caller stay open.
 
     Raises:
@@ -129,7 +129,7 @@ def as_vectorized(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
 
 
 def with_training_normalization(agent: Any, env: VecEnv) -> VecEnv:
-    """Wrap ``env`` in a copy of the agent's ``VecNormalize``, if training normalised observations.
+    """Wrap ``env`` in a copy of the agent's ``VecNormalize``, if training normalized observations.
 
     An ``env`` that already has a ``VecNormalize`` is returned unchanged.
     """

@@ -84,7 +84,7 @@ class ActiveEnvPolicy:
 
 
 SEED = 1_000_000
-"""Default seed, far from the small seeds of typical trainings, so generated levels are new to the agent."""
+"""Default seed, far from typical training seeds, so generated levels are new to the agent."""
 
 
 @overload
@@ -134,7 +134,7 @@ def evaluate(
     Each environment contributes an equal share of the episodes (`quotas`), so short episodes are not
     overrepresented. Terminated and truncated episodes count. Returns are sums of raw rewards: they come from
     SB3's ``Monitor`` if there is one, and the scaling of ``VecNormalize`` is undone. Its statistics are not
-    updated. If the agent was trained with a ``VecNormalize``, observations are normalised with its
+    updated. If the agent was trained with a ``VecNormalize``, observations are normalized with its
     statistics, unless ``env`` already has a ``VecNormalize``.
 
     Args:

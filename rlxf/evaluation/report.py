@@ -88,7 +88,7 @@ class Report(Tabular):
         lengths: int64 (n,), number of steps of each episode.
         successes: bool (n,), ``info["is_success"]`` at the end of each episode; None if the
             environment does not report it.
-        references: returns with normalised scores 0 and 100; None if unknown.
+        references: returns with normalized scores 0 and 100; None if unknown.
 
     Raises:
         ValueError: if there is no episode, the arrays differ in length, or a return is NaN or infinite.
@@ -146,11 +146,11 @@ class Report(Tabular):
 
     @property
     def normalized_score(self) -> float | None:
-        """Mean return normalised with the reference scores (`ReferenceScores.normalize`), or None."""
+        """Mean return normalized with the reference scores (`ReferenceScores.normalize`), or None."""
         return None if self.references is None else float(self.references.normalize(self.mean))
 
     def scalars(self) -> dict[str, float]:
-        """Return the value of each TensorBoard tag; success rate and normalised score only if not None."""
+        """Return the value of each TensorBoard tag; success rate and normalized score only if not None."""
         low, high = self.ci
         values = {
             "eval/mean_reward": self.mean,
@@ -218,6 +218,6 @@ class Report(Tabular):
 
 
 def explain_scores(references: ReferenceScores) -> str:
-    """Explain the scale of normalised scores and its source in one line."""
+    """Explain the scale of normalized scores and its source in one line."""
     low, high = references.minimum, references.maximum
     return f"normalised score: 0 is a return of {low:.6g}, 100 one of {high:.6g} ({references.source})"

@@ -1,4 +1,4 @@
-"""Evaluation at several target returns, comparison of reports, and the picture of both."""
+"""Evaluation at several target returns, comparison of reports, and a plot of achieved over target returns."""
 
 import json
 import os

@@ -138,7 +138,7 @@ def record_frames(
     """Play an episode, at most 500 steps, and return its T frames, uint8 (T, H, W, 3).
 
     Args:
-        agent: object with SB3's ``predict``; observations are normalised as in its training.
+        agent: object with SB3's ``predict``; observations are normalized as in its training.
         env: environment created with ``render_mode="rgb_array"``; it stays open.
         seed: seed of the episode.
         deterministic: use the most likely action instead of a sample.
@@ -184,7 +184,7 @@ FPS = 30
 class VideoCallback(PeriodicCallback):
     """Record a video of an episode at regular intervals for TensorBoard's images, with tag ``eval/video``.
 
-    All videos use the same seed and end after at most 500 steps. Observations are normalised as in training.
+    All videos use the same seed and end after at most 500 steps. Observations are normalized as in training.
     Without TensorBoard, no episode is played.
 
     Args:

@@ -176,7 +176,7 @@ class RunFolder:
 
     @property
     def normalizer(self) -> Path:
-        """Path of the statistics of normalised observations and rewards; it may not exist yet."""
+        """Path of the statistics of normalized observations and rewards; it may not exist yet."""
         return self.path / NORMALIZER
 
     @property

@@ -37,7 +37,7 @@ CLONING: dict[str, dict[str, tuple[float, ...]]] = {
         "behaviour cloning, best 10%": (3644,),
     },
 }
-"""Mean returns of behaviour cloning per seed: an MLP, 20,000 updates, 20 episodes; measured separately."""
+"""Mean returns of behavior cloning per seed: an MLP, 20,000 updates, 20 episodes; measured separately."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def joined(reports: list[Report]) -> Report:
 
 
 def scores_table(dataset: str, results: dict[str, list[TargetSweep]]) -> Table:
-    """Return the table of the data, behaviour cloning, and each program at the highest target."""
+    """Return the table of the data, behavior cloning, and each program at the highest target."""
     data = load_trajectories(dataset)
     rows = {
         "the data": Report(data.returns.astype(np.float64), data.lengths, references=data.reference_scores)

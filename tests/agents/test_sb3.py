@@ -190,7 +190,7 @@ def test_another_environment_is_refused(tmp_path):
         import_sb3(tmp_path / "agent", trust=True, env="Acrobot-v1")
 
 
-# Normalised observations
+# Normalized observations
 
 
 class Ladder(gymnasium.Env):
@@ -213,7 +213,7 @@ class Ladder(gymnasium.Env):
 
 @pytest.fixture
 def climber(tmp_path):
-    """Return an agent trained on normalised observations, its file, and its RL Zoo statistics."""
+    """Return an agent trained on normalized observations, its file, and its RL Zoo statistics."""
     env = VecNormalize(DummyVecEnv([Ladder]))
     agent = SAC("MlpPolicy", env, learning_starts=18, buffer_size=99, **small()).learn(20)
     agent.save(tmp_path / "Ladder.zip")

@@ -36,7 +36,7 @@ class SyncedRunningMeanStd(RunningMeanStd):
 
 
 def sync_normalization_statistics(env: VecEnv | None, ranks: ProcessGroup) -> None:
-    """Synchronise the statistics of a ``VecNormalize`` across all processes at every step."""
+    """Synchronize the statistics of a ``VecNormalize`` across all processes at every step."""
     normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
     if normalizer is None or ranks.count == 1:
         return
@@ -66,7 +66,7 @@ class DistributedAgent(Protocol):
 
 
 def sync_processes(agent: DistributedAgent, **numbers: int) -> None:
-    """Synchronise weights and generators of all processes, and disable the logs of all but one.
+    """Synchronize weights and generators of all processes, and disable the logs of all but one.
 
     Args:
         agent: the agent before its first step.

@@ -68,7 +68,7 @@ class ActionDatastore:
     def train_gate(self, error: Error, generator: torch.Generator) -> None:
         """Train the gate of the head, if it has one; nothing else changes.
 
-        The gate minimises the mean error over at most `GATE_ENTRIES` pairs with L-BFGS. Neighbours from the
+        The gate minimizes the mean error over at most `GATE_ENTRIES` pairs with L-BFGS. Neighbours from the
         pair's own episode are excluded, because they would predict its action too well.
 
         Args:

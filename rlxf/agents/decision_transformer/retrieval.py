@@ -93,7 +93,7 @@ def retrieval_head(head: Head, memory: ActionDatastore) -> RetrievalPolicy:
 def build_retrieval_memory(
     agent: "DecisionTransformer", data: Trajectories, head: OutputHead, progress_bar: bool
 ) -> ActionDatastore:
-    """Encode all steps of the data as a datastore; see `DecisionTransformer.remember`.
+    """Encode all steps of the data as a datastore; see `DecisionTransformer.attach_datastore`.
 
     Raises:
         DatasetError: if the spaces differ from those of the agent's dataset.

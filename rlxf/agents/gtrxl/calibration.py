@@ -29,8 +29,8 @@ class CalibrationRollout:
         policy: policy whose depth is `CALM`.
         env: environments to act in; they are reset.
         thresholds: confidence thresholds, the safest first.
-        normalization: statistics that normalise observations as in training; None if they are already
-            normalised, or the agent uses raw ones.
+        normalization: statistics that normalize observations as in training; None if they are already
+            normalized, or the agent uses raw ones.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Diagnostics of a training: warnings about a run that goes wrong, and statistics of finished episodes."""
+"""Diagnostics of training: warnings about failing runs, and statistics of finished episodes."""
 
 import math
 import warnings

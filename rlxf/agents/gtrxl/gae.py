@@ -80,7 +80,7 @@ def clipped_values(values: Tensor, before: Tensor, clip_range: float | None) -> 
 
 
 def clipped_objective(ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
-    """``min(r A, clip(r, 1 - eps, 1 + eps) A)``, to be maximised.
+    """``min(r A, clip(r, 1 - eps, 1 + eps) A)``, to be maximized.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, equation 7.
     """

@@ -43,13 +43,13 @@ class GTrXLPolicy(BasePolicy):
     Features of unit variance give tokens of unit variance. The embedding of the previous action is initially
     small in comparison. Otherwise a policy that learned to repeat actions in one situation would also repeat
     them in situations that it never visited. Each head is a linear layer on the transformer's output,
-    initialised near 0. The initial policy is therefore nearly uniform, and the initial advantages contain no
+    initialized near 0. The initial policy is therefore nearly uniform, and the initial advantages contain no
     noise of a random critic.
 
     Args:
         observation_space: vectors for Mlp, images for Cnn, Dict for MultiInput.
         action_space: Discrete, Box, MultiDiscrete or MultiBinary.
-        lr_schedule: SB3's learning rate schedule; its value at progress 1 initialises the optimizer.
+        lr_schedule: SB3's learning rate schedule; its value at progress 1 initializes the optimizer.
         core: specification of the transformer.
         previous_action: add the previous action to the token. Without it, the history in memory lacks the
             sampled actions.
@@ -70,7 +70,7 @@ class GTrXLPolicy(BasePolicy):
 
     extractor_class: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
     retrieval: RetrievalPolicy | None = None
-    """Retrieval policy used by `predict` after `GTrXLPPO.remember`; None to use `heads`."""
+    """Retrieval policy used by `predict` after `GTrXLPPO.attach_datastore`; None to use `heads`."""
 
     @reject_unknown_arguments(SB3_POLICY_ARGUMENTS)
     def __init__(
@@ -296,7 +296,7 @@ class GTrXLPolicy(BasePolicy):
         """Choose actions and estimate values for one step, like SB3's ``RecurrentPPO``, without gradient.
 
         Unlike `predict`, this method takes tensors, does not clip Box actions, and uses all layers. It does
-        not use trajectories that the agent remembers.
+        not use a datastore.
 
         Args:
             obs: a batch of E observations, as ``obs_to_tensor`` returns them.

@@ -125,7 +125,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         clip_range_vf: largest change of a value in one update, a number or a schedule; None for no clipping.
             The unit is the standard deviation of recent returns. Unlike in SB3, it therefore does not depend
             on the scale of the rewards.
-        normalize_advantage: normalise the advantages of a rollout to mean 0 and standard deviation 1. If
+        normalize_advantage: normalize the advantages of a rollout to mean 0 and standard deviation 1. If
             False, the policy loss grows with the scale of the rewards.
         ent_coef: weight of the entropy; a number or a schedule.
         vf_coef: weight of the value loss, which is measured in units of the variance of recent returns. The
@@ -309,7 +309,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         Raises:
             CheckpointError: if the file was not written by `save`. SB3's files hold pickles and are not
                 opened.
-            ValueError: if the agent remembers trajectories.
+            ValueError: if the agent has a datastore.
         """
         check_no_datastore(self.memory)
         if not isinstance(load_path_or_dict, dict):
@@ -327,7 +327,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
         Raises:
             TypeError: if ``source`` has no transformer.
-            ValueError: if the weights do not fit, or the agent remembers trajectories; nothing is changed.
+            ValueError: if the weights do not fit, or the agent has a datastore; nothing is changed.
                 Cores must be equal except for causal, memory, pattern, dropout and feed_forward_chunk. The
                 message names the first difference.
         """
@@ -663,7 +663,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
         Raises:
             ValueError: before the first step, if the agent was loaded without an environment, a schedule is
-                lost (`UnknownSchedule`) or becomes negative, the agent remembers trajectories, filler rows
+                lost (`UnknownSchedule`) or becomes negative, the agent has a datastore, filler rows
                 would break the blocks of its memory, or its settings differ from those of the file to resume
                 from.
             FileNotFoundError: if the file does not exist.
@@ -760,7 +760,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         This works like `learn` with the loss of `Distillation` in place of PPO's policy loss. Values are
         trained with the returns of the acting agent. Rollouts, segments, ``n_epochs``, minibatches and
         learning rate are those of the student. The environments are reset, and the teacher processes each
-        step with its own memory. It gets the student's observations, so these must be normalised as in the
+        step with its own memory. It gets the student's observations, so these must be normalized as in the
         teacher's training.
 
         Args:
@@ -776,7 +776,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             progress_bar: show a progress bar.
 
         Raises:
-            ValueError: if spaces or device of the teacher differ, the teacher remembers trajectories, or
+            ValueError: if spaces or device of the teacher differ, the teacher has a datastore, or
                 actor is unknown.
         """
         self.ranks.check_single_process("distill")
@@ -801,9 +801,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
         For each step of the trajectories, the datastore holds the transformer's output, which is the input of
         the action head, and the action taken. An earlier datastore is replaced. For every action, `predict`
         searches the nearest stored outputs and mixes their actions with the agent's own. Outputs depend on
-        observations and actions, not on rewards, so the trajectories should show good behaviour.
+        observations and actions, not on rewards, so the trajectories should show good behavior.
 
-        Each episode is encoded once, with memory as while acting. Observations are normalised with the
+        Each episode is encoded once, with memory as while acting. Observations are normalized with the
         current statistics of the ``VecNormalize`` around the agent's environment, if there is one. N steps
         need ``4 N (C + A) + 8 N`` bytes, with C the width of the core and A the size of an action. The
         datastore is saved with the agent. If ``head`` is a `SPALM`, its gate is trained here on these steps,
@@ -866,7 +866,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
         Args:
             env: environment to act in, other than the training environment, or an id, whose environment is
-                closed at the end. Observations are normalised as in training.
+                closed at the end. Observations are normalized as in training.
             alpha: bound on the risk, the expected share of steps with different actions.
             delta: probability with which the guarantee may fail.
             thresholds: confidence thresholds in falling order from 1 to 0, the safest first.

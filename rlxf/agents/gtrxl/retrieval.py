@@ -51,7 +51,7 @@ def encode_dataset(
     Args:
         policy: policy in evaluation mode.
         data: trajectories with the spaces of the policy.
-        normalization: statistics that normalise observations as in training; None for raw observations.
+        normalization: statistics that normalize observations as in training; None for raw observations.
         progress_bar: show a progress bar.
     """
     show = observation_loader(policy, data, normalization)
@@ -166,7 +166,7 @@ def retrieval_policy(policy: "GTrXLPolicy", memory: ActionDatastore) -> Retrieva
 def build_retrieval_policy(
     agent: "GTrXLPPO", data: Trajectories, head: OutputHead, progress_bar: bool
 ) -> RetrievalPolicy:
-    """Build the retrieval policy from all steps of the data; see `GTrXLPPO.remember`.
+    """Build the retrieval policy from all steps of the data; see `GTrXLPPO.attach_datastore`.
 
     Raises:
         DatasetError: if the spaces of the data differ from the agent's.

@@ -235,7 +235,7 @@ class SegmentBuffer:
 
         Args:
             segments: segments in a minibatch of all processes; the last minibatch may have fewer.
-            advantages: (E, steps), normalised if required.
+            advantages: (E, steps), normalized if required.
             generator: generator of the order, with the same state in all processes.
             ranks: the process group; all processes have the same number of environments.
         """

@@ -176,7 +176,7 @@ class PPOTraining(TrainingAlgorithm):
 
     @staticmethod
     def _normalised(agent: "GTrXLPPO", epsilon: float) -> Tensor:
-        """Return the advantages (E, steps) of this process, normalised with those of all processes."""
+        """Return the advantages (E, steps) of this process, normalized with those of all processes."""
         buffer, ranks = agent.rollout_buffer, agent.ranks
         advantages, weight = ranks.all_gather(buffer.advantages), ranks.all_gather(buffer.weight)
         return ranks.own(normalize_advantages(advantages, weight, epsilon))

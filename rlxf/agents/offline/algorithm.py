@@ -57,7 +57,8 @@ class OfflineAlgorithm(BaseAlgorithm):
     Args:
         policy_class: class of the model to train.
         core: spec of the transformer.
-        others: see `DecisionTransformer`.
+
+    The other arguments are those of `DecisionTransformer`.
     """
 
     NAME: ClassVar[str]
@@ -327,7 +328,7 @@ class OfflineAlgorithm(BaseAlgorithm):
     ) -> None:
         """Save settings, weights, optimizer state and progress to one file, atomically, without the dataset.
 
-        The datastore of an agent (`DecisionTransformer.remember`) is saved, too.
+        The datastore of an agent (`DecisionTransformer.attach_datastore`) is saved, too.
 
         The file is a zip of JSON and safetensors with a checksum of each. It contains no executable code.
 

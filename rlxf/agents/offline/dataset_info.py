@@ -1,4 +1,4 @@
-"""Facts about the data of an agent: spaces, returns, the environment and its version."""
+"""Information about the dataset of an agent: spaces, returns, the environment and its version."""
 
 import warnings
 from collections.abc import Callable, Collection
@@ -32,8 +32,8 @@ class DatasetInfo:
         env_id: Gymnasium id of the evaluation environment; None if the dataset names none.
         env_kwargs: arguments of the evaluation environment.
         max_episode_steps: time limit of the evaluation environment; None for no limit.
-        env_wrappers: names of the wrappers around it. Wrappers are code, so checkpoints do not contain them.
         reference_scores: scores for the normalization of returns; None if there are none.
+        env_wrappers: names of its wrappers. Wrappers are code, so checkpoints do not contain them.
     """
 
     dataset_ids: tuple[str, ...]

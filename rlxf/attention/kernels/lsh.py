@@ -1,4 +1,4 @@
-"""Chunks of sorted tokens, as in published code of Reformer."""
+"""LSH attention (Reformer): softmax among tokens with the same random hash, in whole buckets or in chunks."""
 
 from dataclasses import dataclass
 from itertools import product

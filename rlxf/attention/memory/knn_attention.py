@@ -161,7 +161,7 @@ class KNNAttention(Attention):
         return torch.cat(mixed, dim=2)
 
     def _mix(self, q: Tensor, near: Tensor, far: tuple[Tensor, ...], mask: Tensor) -> Tensor:
-        """Compute `_add_far` for all queries at once, given their mask over far tokens (B, Tq, F)."""
+        """Compute the mixture for all queries at once, given their mask over far tokens (B, Tq, F)."""
         columns = mask.flatten(0, 1).any(0).nonzero()[:, 0]
         if MIN_SPARSITY * len(columns) < mask.shape[-1]:
             far, mask = tuple(part[:, :, columns] for part in far), mask[..., columns]

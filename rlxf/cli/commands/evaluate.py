@@ -37,7 +37,7 @@ class Evaluate:
     checkpoint: Literal["last", "best", "all"] = "all"
     """Checkpoint to evaluate: the last one, the best one of the training, or both."""
     episodes: Count = 200
-    """Number of episodes. With 200, the 95 % confidence interval of a success rate is at most +-0.07."""
+    """Number of episodes. With 200, the 95% confidence interval of a success rate is at most +-0.07."""
     env: str | None = None
     """Gymnasium id of another environment with the same spaces.
     None means that of the training, or of the training data.

@@ -1,4 +1,4 @@
-"""``rlxf pretrain``: masked pretraining on datasets, saved as a run."""
+"""``rlxf pretrain``: masked pre-training on datasets, saved as a run."""
 
 import re
 from collections.abc import Callable
@@ -39,9 +39,9 @@ COMMAND_OPTIONS = ("dataset", "updates", "mask_probability", "seed", "log_interv
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain:
-    """Pretrain weights by masked token prediction on trajectories, and save them in a new folder.
+    """Pre-train a transformer by masked token prediction on trajectories, and save it in a new folder.
 
-    Agents start from these weights with --pretrained FOLDER in "rlxf train dt" and "rlxf train gtrxl". Choose
+    Agents start from its weights with --pretrained FOLDER in "rlxf train dt" and "rlxf train gtrxl". Choose
     the same core options as for the agent. The folder contains config.json, checkpoint.zip, progress.csv and
     TensorBoard events. Ctrl-C, SIGTERM and SIGUSR1 stop the training and save its progress. "rlxf resume"
     continues it, also after a crash.
@@ -71,7 +71,7 @@ class Pretrain:
     """Print only warnings, errors and the final result, without settings and progress."""
     learner: Annotated[WindowOptions, arg(name="")] = WindowOptions()
     core: TransformerSpec = decision_transformer()
-    """Transformer of the agent. The pretraining uses it bidirectionally and without memory."""
+    """Transformer of the agent. Pre-training uses it bidirectionally and without memory."""
 
     def prepare(self) -> Callable[[], None]:
         """Load the datasets, build the pretraining, create the run, and return the training to run."""
@@ -90,7 +90,7 @@ class Pretrain:
     def of_run(cls, run: RunFolder, progress_bar: bool, quiet: bool = False, trust: bool = False) -> Self:
         """Return the options that a run was started with.
 
-        ``trust`` has no effect, because a pretraining has no environment.
+        ``trust`` has no effect, because pre-training has no environment.
 
         Raises:
             ValueError: if an option is missing in its ``config.json``.

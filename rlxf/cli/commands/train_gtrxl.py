@@ -88,7 +88,7 @@ class TrainGTrXL:
     """New folder of the run. None means runs/gtrxl-ENV-SEED. It must not exist."""
     episodes: Count = 100
     """Number of episodes of the final evaluation.
-    With 100, the 95 % confidence interval of a success rate is at most +-0.1."""
+    With 100, the 95% confidence interval of a success rate is at most +-0.1."""
     evaluate_every: Count | None = None
     """Number of environment steps between two evaluations during training.
     None means a tenth of the training. 0 means no evaluation during training."""

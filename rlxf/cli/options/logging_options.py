@@ -1,4 +1,4 @@
-"""Options of TensorBoard pictures, videos and periodic evaluations."""
+"""Options of TensorBoard figures, videos and periodic evaluations."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorBoardOptions:
-    """Options of additional TensorBoard output. With the defaults it takes about 2 % of the training time."""
+    """Options of additional TensorBoard output. With the defaults it takes about 2% of the training time."""
 
     attention_maps_every: Count | None = 100
     """Number of rollouts between images of the attention of each layer and head. None turns them off."""
@@ -74,7 +74,7 @@ def make_video_callbacks(task: EnvOptions, every_steps: int) -> "Iterator[list[B
 EVALUATION = "evaluation"
 """Name of the evaluation callback in the state saved with each checkpoint."""
 DEFAULT_EVALUATIONS = 10
-"""Default number of evaluations in a training."""
+"""Default number of evaluations during training."""
 
 
 def interval(requested: int | None, total: int, least: int = 1) -> int:

@@ -1,4 +1,4 @@
-"""The T-Maze: a memory task of Gymnasium, its rules and its picture."""
+"""The T-Maze, a memory task for Gymnasium: rules, environment and rendering."""
 
 import math
 import operator
@@ -129,7 +129,7 @@ class TMazeRules:
     def idle(
         self, before: Cells, after: Cells, time: int, hint_due: bool | NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Return whether a step is penalised, for one environment or for (N,) environments.
+        """Return whether a step is penalized, for one environment or for (N,) environments.
 
         Args:
             before: cells before the step.
@@ -193,8 +193,8 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
         corridor_length: L, steps from the start to the junction; at least 1.
         active: if False, the agent starts on the oracle; if True, one step east of it.
         penalty: reward of each idle step, at most 0; None means -1 / (T - 1).
-        penalty_rule: "schedule" (the paper's) penalises each step after which the agent lags the shortest
-            path. "step" penalises each step that leads neither east nor to the hint.
+        penalty_rule: "schedule" (the paper's) penalizes each step after which the agent lags the shortest
+            path. "step" penalizes each step that leads neither east nor to the hint.
         render_mode: None, "ansi" (text) or "rgb_array" (uint8 (H, W, 3)).
 
     Raises:

@@ -1,4 +1,4 @@
-"""Vectorised T-Maze, stepped with array operations."""
+"""Vectorized T-Maze, stepped with array operations."""
 
 from collections.abc import Sequence
 from typing import Any

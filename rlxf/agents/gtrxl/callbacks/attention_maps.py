@@ -29,7 +29,7 @@ MEMORY: dict[str, Any] = {"color": "tab:green", "linewidth": 1.2, "zorder": 3}
 def attention_figure(weights: Sequence[Tensor], allowed: Tensor, starts: Tensor) -> Figure:
     """Plot a panel for each layer (rows) and head (columns); row t of a panel has the weights of query t.
 
-    Time 0 is the first step of the segment; the memory is left of it. Colours follow the square root of the
+    Time 0 is the first step of the segment; the memory is left of it. Colors follow the square root of the
     weight, so that small weights differ visibly from 0.
 
     Args:
@@ -95,7 +95,7 @@ def _mark(panel: Axes, starts: Tensor, steps: int) -> None:
 
 
 def _add_legend(figure: Figure, image: AxesImage) -> None:
-    """Add axis labels, a colour bar and a legend of the lines."""
+    """Add axis labels, a color bar and a legend of the lines."""
     width, height = figure.get_size_inches()
     strip = figure.add_axes((1 - 0.85 / width, BOTTOM / height, 0.15 / width, 1 - (BOTTOM + TOP) / height))
     figure.colorbar(image, cax=strip, label="attention weight")

@@ -18,7 +18,7 @@ from rlxf.attention.inspection import attention_weights, gate_openness
 
 
 class RolloutCallback(BaseCallback):
-    """Callback that calls `record` at the first rollout of a training, at every N-th after it and at the
+    """Callback that calls `record` at the first rollout of training, at every N-th after it and at the
     last.
 
     `record` is called at the end of a rollout, before its update.

@@ -58,7 +58,7 @@ class HistogramCallback(RolloutCallback):
     - ``weights/GROUP`` for each group of `parameter_groups`, e.g. ``weights/layer_1/attention_gate``.
     - ``gradients/GROUP``: gradients of the last minibatch, clipped to ``max_grad_norm``. The first rollout
       has none, since it precedes the first update.
-    - ``rollout/advantages`` before normalisation, ``rollout/values`` and ``rollout/actions`` as sampled, with
+    - ``rollout/advantages`` before normalization, ``rollout/values`` and ``rollout/actions`` as sampled, with
       all components in one histogram: over all steps of the rollout.
 
     Each histogram has at most 10,000 evenly spaced values. NaN and infinite values are left out.
