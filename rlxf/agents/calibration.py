@@ -2,16 +2,19 @@
 
 import math
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import scipy  # scipy loads submodules on first use; importing scipy.stats takes a second
+from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import rel_entr
 
-from rlxf.attention import CALM, Transformer
-from rlxf.attention.depth.calm import CALMController
+from rlxf.attention import Transformer
+from rlxf.attention.depth.base import CalibratableExit, Depth
 from rlxf.attention.validation import check_finite_number
 from rlxf.utils.tables import Table, Tabular
 
@@ -142,18 +145,64 @@ class Calibration(Tabular):
         return table
 
 
-def calm_depth(transformer: Transformer) -> CALMController:
-    """Return the `CALM` depth controller of a transformer.
+def calibratable_exit(transformer: Transformer) -> CalibratableExit:
+    """Return the exit rule of a transformer whose threshold can be calibrated.
 
     Raises:
-        ValueError: if the depth of the transformer is not `CALM`.
+        ValueError: if it has none, i.e. the depth is not `CALM`.
     """
-    if not isinstance(transformer.depth, CALMController):
+    rule = transformer.depth.calibratable_exit()
+    if rule is None:
         raise ValueError(
             f"only a core with depth=CALM(...) has a threshold to calibrate, this one has "
             f"depth={transformer.spec.depth}"
         )
-    return transformer.depth
+    return rule
+
+
+class CalibrationMixin:
+    """Agent whose early exits can be calibrated and counted."""
+
+    policy: Any
+
+    def mean_predict_depth(self) -> float | None:
+        """Return the mean number of layers per token in `predict` since the last call or start of `evaluate`.
+
+        None if the depth is fixed or there was no prediction. See `ACT`, `CALM` and `DepthAdaptive`.
+        """
+        depth = self.policy.transformer.acting_depth()
+        return None if depth is None else depth.item()
+
+    def _calibrate(
+        self,
+        measure: Callable[[tuple[float, ...]], Calibration],
+        thresholds: Sequence[float],
+        alpha: float,
+        delta: float,
+    ) -> Calibration:
+        """Check the arguments, measure the risk of each threshold, and set the chosen threshold.
+
+        Args:
+            measure: function that measures risk and depth of the thresholds.
+            thresholds: candidate thresholds, the safest first.
+            alpha: bound on the risk.
+            delta: probability with which the guarantee may fail.
+
+        Raises:
+            ValueError: before any computation, if the depth is not `CALM`, or an argument is out of range.
+            TypeError: if an argument is not a number.
+        """
+        rule, candidates = calibratable_exit(self.policy.transformer), tuple(thresholds)
+        check_thresholds(candidates)
+        check_levels(alpha, delta)
+        calibration = measure(candidates)
+        rule.threshold.fill_(calibration.threshold)
+        return calibration
+
+
+def check_exit_confidence(depth: Depth, action_space: spaces.Space[Any]) -> None:
+    """Raise ValueError if the exit confidence needs discrete actions and the action space is a Box."""
+    depth.check_targets(action_space, discrete=not isinstance(action_space, spaces.Box))
 
 
 def check_thresholds(thresholds: tuple[float, ...]) -> None:
@@ -171,15 +220,13 @@ def reset_calibration(transformer: Transformer) -> None:
     Warns:
         UserWarning: if the threshold was calibrated.
     """
-    if not isinstance(transformer.depth, CALMController):
-        return
-    assert isinstance(transformer.spec.depth, CALM)
-    calibrated, given = transformer.depth.threshold, transformer.spec.depth.threshold
-    if calibrated == calibrated.new_tensor(given):
+    rule = transformer.depth.calibratable_exit()
+    if rule is None or rule.threshold == rule.threshold.new_tensor(rule.spec_threshold):
         return
     warnings.warn(
-        f"the exit threshold {calibrated.item():g} was calibrated for weights that now change, so it "
-        f"guarantees nothing: it is reset to {given:g}, the core's; calibrate again after training",
+        f"the exit threshold {rule.threshold.item():g} was calibrated for weights that now change, so it "
+        f"guarantees nothing: it is reset to {rule.spec_threshold:g}, the core's; calibrate again after "
+        f"training",
         stacklevel=3,
     )
-    calibrated.fill_(given)
+    rule.threshold.fill_(rule.spec_threshold)

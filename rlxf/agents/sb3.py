@@ -17,7 +17,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from rlxf.agents.common.arguments import check_device
-from rlxf.agents.gtrxl.checkpoint import checkpoint_path
+from rlxf.agents.common.checkpoint import checkpoint_path
 from rlxf.agents.gtrxl.config import as_training_env
 from rlxf.training import CheckpointError
 

@@ -67,15 +67,17 @@ def make_env(
     if agent_name(run) == GTRXL:
         return EnvOptions.of_run(run.config, env, env_kwargs, trust).make(n_envs, None)
     agent = DecisionTransformer.load(run.checkpoint, device="cpu", trust=trust)
-    if trust and agent.facts.env_wrappers:  # wrappers are code: only the datasets contain them
-        agent = DecisionTransformer.load(run.checkpoint, agent.facts.dataset_ids, device="cpu", trust=True)
+    if trust and agent.dataset_info.env_wrappers:  # wrappers are code: only the datasets contain them
+        agent = DecisionTransformer.load(
+            run.checkpoint, agent.dataset_info.dataset_ids, device="cpu", trust=True
+        )
     if env is None and not trust:
         check_env_trust(run.config, env_kwargs)
     if env is not None:
         return make_offline_env(agent, env, env_kwargs, n_envs)
     kwargs = json_object(run.config.get("env_kwargs", {})) | json_object(env_kwargs)
     named = run.config.get("env")
-    return make_offline_env(agent, None if named == agent.facts.env_id else named, kwargs, n_envs)
+    return make_offline_env(agent, None if named == agent.dataset_info.env_id else named, kwargs, n_envs)
 
 
 def load_agent(run: RunFolder, env: VecEnv, checkpoint: Path, device: Device) -> Agent:

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, get_type_hints
 import torch
 
 from rlxf import __version__
-from rlxf.agents.common.policy_state import CACHE_COPIES, state_memory
+from rlxf.agents.common.checkpoint import CACHE_COPIES, state_memory
 from rlxf.attention import TransformerSpec
 from rlxf.cli.error_reporting import exit_with
 from rlxf.cli.finalize_run import save_agent

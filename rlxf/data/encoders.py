@@ -113,6 +113,10 @@ class VectorEncoder:
             raise RowError(row, f"is {rows[row, column]} at index {column}")
         return rows
 
+    def match_axes(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the values unchanged; see `ImageEncoder`."""
+        return values
+
     def decode(self, rows: NDArray[np.float32]) -> Any:
         """Decode rows (n, D) to n values of the space, stacked along the first axis of each array."""
         return unflatten_rows(self.space, rows)
@@ -140,6 +144,11 @@ class ImageEncoder:
     def __call__(self, values: Any) -> NDArray[np.uint8]:
         """Encode images as rows (n, C, H, W); see `Encoder`."""
         return channels_first(self.space, np.asarray(values, np.uint8).reshape(-1, *self.space.shape))
+
+    def match_axes(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Move the channel axis of images (n, ...), first or last, to its position in the space."""
+        transposed = (np.moveaxis(values, 1, -1), np.moveaxis(values, -1, 1)) if values.ndim == 4 else ()
+        return next((view for view in (values, *transposed) if view.shape[1:] == self.space.shape), values)
 
     def decode(self, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Decode rows (n, C, H, W) to images of the space, (n, ...)."""

@@ -97,14 +97,14 @@ class Player:
 
     def __init__(self, learner: Learner):
         self.learner = learner
-        self.facts = DatasetInfo.of(learner.trajectories)
-        self.reference_scores = self.facts.reference_scores
-        self.return_range = self.facts.return_range
+        self.dataset_info = DatasetInfo.of(learner.trajectories)
+        self.reference_scores = self.dataset_info.reference_scores
+        self.return_range = self.dataset_info.return_range
 
     def make_env(self, n_envs: int, seed: int | None = None) -> VecEnv:
         """Create the vector environment of the dataset."""
-        assert self.facts.env_id is not None
-        return make_vec_env(self.facts.env_id, n_envs, seed, self.facts.env_kwargs)
+        assert self.dataset_info.env_id is not None
+        return make_vec_env(self.dataset_info.env_id, n_envs, seed, self.dataset_info.env_kwargs)
 
     @torch.no_grad()
     def predict(

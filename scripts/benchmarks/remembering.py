@@ -17,7 +17,7 @@ from benchmarks.kept import run_missing
 from benchmarks.offline_setting import SHORT
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.common.retrieval import ActionDatastore
-from rlxf.agents.decision_transformer.retrieval import encode_dataset, memory_from_datastore
+from rlxf.agents.decision_transformer.retrieval import encode_dataset
 from rlxf.attention import KNNLM, SPALM
 from rlxf.attention.heads.base import OutputHead
 from rlxf.attention.heads.datastore import Datastore
@@ -144,11 +144,11 @@ class Remembering:
         target: float,
     ) -> Run:
         """Evaluate the agent with a head that reads the datastore; None: without a datastore."""
-        agent.memory = None if head is None else memory_from_datastore(agent, store, head)
+        agent.datastore = None if head is None else agent.build_datastore(store, head)
         env = agent.make_env(self.episodes)
         report = evaluate(agent, env, self.episodes, target_returns=[target]).first
         milliseconds = {str(envs): acting_milliseconds(agent, envs, target) for envs in (1, 50)}
-        share = 0.0 if agent.memory is None else mean_share(agent.memory)
+        share = 0.0 if agent.datastore is None else mean_share(agent.datastore)
         return Run(name, seed, report.returns.tolist(), report.lengths.tolist(), milliseconds, share)
 
 

@@ -203,7 +203,7 @@ def learn_and_ask(job: Job, venv: Path) -> dict[str, Any]:
 def ours(job: Job, targets: list[float]) -> dict[str, Any]:
     """Train and evaluate our agent, as `hugging_face_tasks.learn_and_ask` does for HF's model."""
     agent = DecisionTransformer(job.dataset, seed=job.seed, device="cpu", **job.sizes.arguments())
-    agent.order.manual_seed(job.seed)  # same windows as for HF's model
+    agent.generator.manual_seed(job.seed)  # same windows as for HF's model
     agent.learn(job.updates)
     env = agent.make_env(job.episodes)
     sweep = evaluate(agent, env, job.episodes, target_returns=targets)

@@ -5,7 +5,7 @@ import torch
 from torch.distributions import Categorical, Normal, kl_divergence
 from torch.nn import functional as F
 
-from rlxf.agents.common.distillation import (
+from rlxf.agents.common.losses import (
     Distillation,
     HiddenStateDistance,
     categorical_kl,

@@ -7,7 +7,7 @@ import pytest
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from rlxf import evaluate
-from rlxf.agents.common.policy_state import PATIENCE, MissingStateWarning
+from rlxf.agents.common.arguments import PATIENCE, MissingStateWarning
 from tests.agents.decision_transformer.worlds import shown, some_trajectories
 from tests.agents.decision_transformer.worlds import small_agent as small_transformer
 from tests.agents.gtrxl.worlds import scripts, shifted, small_agent

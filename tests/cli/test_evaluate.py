@@ -120,7 +120,9 @@ def test_wrappers_of_the_environment_are_read_from_the_data(minari_root, capsys)
     untrusted = refused(capsys, "train", "dt", "--dataset", ID, "--run", "wrapped", *TINY_OFFLINE)
     assert "'CartPole-v1' with wrapper FlattenObservation, which is not used without trust" in untrusted
     main(["train", "dt", "--dataset", ID, "--run", "wrapped", "--trust-data", *TINY_OFFLINE])
-    assert DecisionTransformer.load("wrapped/checkpoint.zip").facts.env_wrappers == ("FlattenObservation",)
+    assert DecisionTransformer.load("wrapped/checkpoint.zip").dataset_info.env_wrappers == (
+        "FlattenObservation",
+    )
     again = ["evaluate", "wrapped", "--episodes", "2", "--no-progress-bar"]
     assert "wrapper FlattenObservation" in refused(capsys, *again)
     main([*again, "--trust"])
@@ -161,7 +163,10 @@ def test_a_decision_transformer_uses_a_datastore(offline, capsys, tmp_path):
         (["--remember", ID, "--head", '{"name": "KNNLM", "n": 1}'], "unexpected keyword argument 'n'"),
         (["--remember", ID, "--head", "{"], "{ is not valid JSON"),
         (["--remember", "test/none-v0"], "test/none-v0"),
-        (["--remember", "test/other-v0"], "cannot remember test/other-v0: observation space"),
+        (
+            ["--remember", "test/other-v0"],
+            "test/other-v0 cannot be a datastore of this agent: observation space",
+        ),
         (["--head", "spalm"], "pass them with --remember"),
         (["--target-returns", "nan"], "finite numbers without duplicates, got [nan]"),
         (["--target-returns", "1", "1"], "finite numbers without duplicates, got [1.0, 1.0]"),
@@ -186,7 +191,7 @@ def test_a_gtrxl_uses_a_datastore(options, minari_root, capsys):
 def test_datastores_with_other_spaces_are_rejected(finished, minari_root, capsys):
     record_cartpole()
     message = refused(capsys, "evaluate", str(finished), "--remember", ID)
-    assert f"cannot remember {ID}: observation space" in message
+    assert f"{ID} cannot be a datastore of this agent: observation space" in message
 
 
 def test_unknown_arguments_of_the_environment_are_rejected(offline, capsys):

@@ -124,7 +124,7 @@ def test_datasets_are_concatenated(data):
     record_cartpole((4,), "test/more-v0")
     train("--dataset", data, "test/more-v0", "--run", "both")
     agent = DecisionTransformer.load("both/checkpoint.zip", device="cpu")
-    assert agent.facts.dataset_ids == (data, "test/more-v0")
+    assert agent.dataset_info.dataset_ids == (data, "test/more-v0")
 
 
 @pytest.mark.parametrize(

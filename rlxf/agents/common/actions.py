@@ -1,6 +1,6 @@
 """Encoding of actions for the model, and decoding of its outputs."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from rlxf.data.spaces import discrete_sizes, discrete_start
 
+Choice = TypeVar("Choice")
 SAME_ACTION_TOLERANCE = 0.05
 """Largest difference between two numbers that count as the same action, scaled to [-1, 1]."""
 
@@ -54,6 +55,10 @@ class BoxActions(nn.Module):
         fit = actions.dtype == torch.float32 and actions.shape[1:] == (self.width,)
         return fit and bool(actions.isfinite().all())
 
+    def select(self, continuous: Choice, discrete: Choice) -> Choice:
+        """Return ``continuous``."""
+        return continuous
+
 
 class DiscreteActions(nn.Module):
     """One-hot encoding of discrete actions, counted from 0; a bit is a choice between two.
@@ -92,6 +97,10 @@ class DiscreteActions(nn.Module):
             return False
         choices = self.to_choices(actions)
         return bool(((choices >= 0) & (choices < torch.tensor(self.sizes, device=choices.device))).all())
+
+    def select(self, continuous: Choice, discrete: Choice) -> Choice:
+        """Return ``discrete``."""
+        return discrete
 
 
 def action_encoder(space: spaces.Space[Any]) -> BoxActions | DiscreteActions:

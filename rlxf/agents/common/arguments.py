@@ -1,7 +1,8 @@
-"""Checks and conversions of constructor arguments that all agents share."""
+"""Checks of the arguments of constructors, ``load`` and ``predict`` that all agents share."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import wraps
@@ -9,8 +10,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from stable_baselines3.common.utils import get_system_info
-
-from rlxf.training.compat import NOTHING, Rule, number, rule_of, whole
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -119,23 +118,45 @@ def check_device(device: torch.device | str) -> None:
         )
 
 
-SEED = whole(0, 2**32 - 1) | NOTHING
-PROGRESS = {
-    "num_timesteps": whole(0),
-    "_total_timesteps": whole(0),
-    "_n_updates": whole(0),
-    "_current_progress_remaining": number(most=1),
-}
-"""Progress attributes of the agent; the last one is negative if a rollout exceeded the total steps."""
+PATIENCE = 10
+"""Consecutive calls without state or episode_start after which a mistake is assumed."""
 
 
-def setting_rules(agent: type[Any], names: Collection[str], bounds: Mapping[str, Rule]) -> dict[str, Rule]:
-    """Return the validation rule of each setting in a file.
+class MissingStateWarning:
+    """Warn once if an agent with memory predicts without the state of the previous step.
+
+    The warning is issued if there is no state although ``episode_start`` marks an observation as not the
+    first of its episode. It is also issued at the `PATIENCE`-th consecutive call with neither a state nor
+    ``episode_start``. To predict for independent observations, pass
+    ``episode_start=np.ones(n, dtype=bool)``: these calls are never counted.
 
     Args:
-        agent: class of the agent.
-        names: names of the stored settings, which are arguments of the constructor.
-        bounds: rules of settings with a range; the other rules follow from the type annotations.
+        stacklevel: frames from the warning to the caller of ``predict``, as in ``warnings.warn``.
     """
-    arguments = inspect.signature(agent).parameters
-    return {name: bounds.get(name) or rule_of(arguments[name].annotation) for name in names}
+
+    def __init__(self, stacklevel: int) -> None:
+        self._in_a_row, self._warned, self._stacklevel = 0, False, stacklevel
+
+    def record(self, state: Any, first: bool | None) -> None:
+        """Record a call.
+
+        Args:
+            state: the state that was passed; None if there was none.
+            first: whether all observations are the first of their episodes; None if unknown.
+        """
+        if self._warned:
+            return
+        self._in_a_row = self._in_a_row + 1 if state is None and first is None else 0
+        if self._in_a_row == PATIENCE:
+            self._warn(f"predict was called {PATIENCE} times in a row with neither state nor episode_start")
+        if state is None and first is False:
+            self._warn("predict got no state, although episode_start marks an episode as continuing")
+
+    def _warn(self, problem: str) -> None:
+        self._warned = True
+        warnings.warn(
+            f"{problem}, so the agent acts without memory, as in the first step of an episode: pass the "
+            f"state of the previous call, actions, state = agent.predict(obs, state, episode_start); for "
+            f"independent observations pass episode_start=np.ones(n, dtype=bool)",
+            stacklevel=self._stacklevel,
+        )

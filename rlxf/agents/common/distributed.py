@@ -1,14 +1,15 @@
-"""Distributed training: statistics and settings that all processes of an agent share."""
+"""Distributed training: weights, statistics and settings that all processes of an agent share."""
 
-from typing import Any, Protocol
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from torch import nn
 
-from rlxf.attention import Routing, TransformerSpec
+from rlxf.attention import TransformerSpec
 from rlxf.training.distributed.group import ProcessGroup
 
 
@@ -51,42 +52,30 @@ def sync_normalization_statistics(env: VecEnv | None, ranks: ProcessGroup) -> No
         normalizer.obs_rms = SyncedRunningMeanStd(normalizer.obs_rms, ranks)
 
 
-class DistributedAgent(Protocol):
-    """Agent that can be trained in several processes."""
-
-    ranks: ProcessGroup
-    core: TransformerSpec
-    order: torch.Generator
-    policy: Any
-    num_timesteps: int
-    _n_updates: int
-
-    def set_logger(self, logger: Logger) -> None:
-        """Set the logger, as in Stable-Baselines3."""
-
-
-def sync_processes(agent: DistributedAgent, **numbers: int) -> None:
-    """Synchronize weights and generators of all processes, and disable the logs of all but one.
+def sync_processes(
+    ranks: ProcessGroup,
+    core: TransformerSpec,
+    policy: nn.Module,
+    generator: torch.Generator,
+    set_logger: Callable[[Logger], None],
+    **numbers: int,
+) -> None:
+    """Synchronize weights and generators of all processes, and disable the logs of all but the first.
 
     Args:
-        agent: the agent before its first step.
-        numbers: further numbers that must be equal in all processes, in addition to steps and updates.
+        ranks: the process group.
+        core: spec of the agent's transformer.
+        policy: network of the agent; all processes get the weights of the first one.
+        generator: generator of minibatches; all processes get the state of the first one.
+        set_logger: method of the agent that replaces its logger.
+        numbers: numbers that must be equal in all processes, e.g. the steps to train for.
 
     Raises:
         ValueError: if a number differs between processes, or the core supports only one process.
         ConnectionError: if a process has ended.
     """
-    _check_core(agent.ranks, agent.core)
-    done = {"num_timesteps": agent.num_timesteps, "n_updates": agent._n_updates}
-    agent.ranks.check_equal_on_ranks(done | numbers)
-    agent.ranks.broadcast_module(agent.policy, agent.order)
-    if not agent.ranks.writes:
-        agent.set_logger(Logger(folder=None, output_formats=[]))
-
-
-def _check_core(ranks: ProcessGroup, core: TransformerSpec) -> None:
-    if isinstance(core.kernel, Routing) and ranks.count > 1:
-        raise ValueError(
-            f"{core.kernel} updates its centroids from the tokens of one process, but this training has "
-            f"{ranks.count}: use another kernel, or start without torchrun"
-        )
+    core.kernel.check_processes(ranks.count)
+    ranks.check_equal_on_ranks(numbers)
+    ranks.broadcast_module(policy, generator)
+    if not ranks.writes:
+        set_logger(Logger(folder=None, output_formats=[]))

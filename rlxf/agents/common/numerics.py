@@ -192,23 +192,24 @@ def check_step_results(
     Warns:
         UserWarning: once, if an observation is outside of the bounds of its space.
     """
-    if dones is not None and dones.dtype.kind not in "biuf":
-        raise FaultyEnvironmentError(
-            f"dones at step {step} must be True or False, got {dones.tolist()}; correct the environment, or "
-            f"wrap it"
-        )
+    if dones is not None:
+        _check_numeric("dones", dones, "True or False", step)
     normalizer = unwrap_vec_normalize(env)
     if normalizer is not None:
         check_finite("reward", normalizer.get_original_reward(), step, environments)
         check_finite("observation", normalizer.old_obs, step, environments)
-    if rewards.dtype.kind not in "biuf":
-        raise FaultyEnvironmentError(
-            f"rewards at step {step} must be numbers, got {rewards.tolist()}; correct the environment, or "
-            f"wrap it"
-        )
+    _check_numeric("rewards", rewards, "numbers", step)
     check_finite("reward", rewards, step, environments)
     check_finite("observation", obs, step, environments)
     _check_space(env, space or env.observation_space, obs, step, environments)
+
+
+def _check_numeric(name: str, values: np.ndarray, kind: str, step: int) -> None:
+    if values.dtype.kind not in "biuf":
+        raise FaultyEnvironmentError(
+            f"{name} at step {step} must be {kind}, got {values.tolist()}; correct the environment, or wrap "
+            f"it"
+        )
 
 
 def _check_space(

@@ -1,23 +1,17 @@
-"""Datastores of logged actions and the policies that read them (kNN-LM, SPALM)."""
+"""Datastores of logged actions, and the action heads that read them (kNN-LM, SPALM)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
 
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions, select_choices
 from rlxf.agents.common.losses import cross_entropies, squared_error
-from rlxf.attention.depth.base import Depth
-from rlxf.attention.depth.early_exit import ExitDepth
-from rlxf.attention.faiss_support import check_search_backend
 from rlxf.attention.heads.base import OutputHead
 from rlxf.attention.heads.datastore import SEARCHES, Datastore, Neighbours, TorchSearch
 from rlxf.attention.registry import technique_from_json, technique_to_json
-from rlxf.data import DatasetError, Trajectories
-from rlxf.data.spaces import action_mismatch, observation_mismatch
 from rlxf.training.state_checks import check_weights_fit
 
 DATASTORE_GROUP = "memory"
@@ -54,16 +48,16 @@ class ActionDatastore:
         return self.store.neighbours(h, self._search(h, self.head.k))
 
     def mean(self, h: Tensor, near: Neighbours, own: Tensor) -> Tensor:
-        """``(1 - share) own + share * (weighted mean of the neighbours' actions)``, (B, A) like ``own``."""
+        """``(1 - w) own + w * (weighted mean of the neighbours' actions)``, (B, A) like ``own``."""
         neighbour_mean = torch.einsum("bk,bka->ba", self.head.weights(near), near.values)
         return torch.lerp(own, neighbour_mean, self.reader.neighbour_weight(h)[:, None])
 
     def sample(self, h: Tensor, near: Neighbours, own: Tensor) -> Tensor:
-        """Replace each row of ``own`` (B, A) by a neighbour's action with probability ``share``."""
+        """Replace each row of ``own`` (B, A) by a neighbour's action with probability w, as in `mean`."""
         chosen = self.head.weights(near).multinomial(1)
         neighbour_actions = near.values.take_along_dim(chosen[..., None], dim=1)[:, 0]
-        share = self.reader.neighbour_weight(h)
-        return torch.where((torch.rand_like(share) < share)[:, None], neighbour_actions, own)
+        weight = self.reader.neighbour_weight(h)
+        return torch.where((torch.rand_like(weight) < weight)[:, None], neighbour_actions, own)
 
     def train_gate(self, error: Error, generator: torch.Generator) -> None:
         """Train the gate of the head, if it has one; nothing else changes.
@@ -116,19 +110,30 @@ class ActionDatastore:
 
     @classmethod
     def from_tensors(cls, head: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Self:
-        """Restore a memory from the results of `to_json` and `tensors`.
+        """Restore a datastore from the results of `to_json` and `tensors`.
 
         Raises:
-            ValueError, KeyError: if the data do not describe a memory.
+            ValueError, KeyError: if the data do not describe a datastore.
             CheckpointError: if the weights do not fit the head.
             ImportError: if the head needs faiss, which is not installed.
         """
         rest = dict(tensors)
         store = Datastore(rest.pop("keys"), rest.pop("values"), rest.pop("groups")).to(device)
-        memory = cls(store, technique_from_json("head", head))
-        check_weights_fit(memory.reader, rest, "memory")
-        memory.reader.load_state_dict(rest)
-        return memory
+        datastore = cls(store, technique_from_json("head", head))
+        check_weights_fit(datastore.reader, rest, "memory")
+        datastore.reader.load_state_dict(rest)
+        return datastore
+
+    def check_fits(self, width: int, actions: BoxActions | DiscreteActions) -> None:
+        """Raise ValueError unless keys have the width of the transformer and values are valid actions."""
+        keys, values = self.store.keys, self.store.values
+        if keys.shape[1] != width:
+            raise ValueError(f"its memory has width {keys.shape[1]}, the transformer has width {width}")
+        if not actions.holds(values):
+            raise ValueError(
+                f"its memory holds values of shape {tuple(values.shape)} and dtype {values.dtype}, which are "
+                f"no actions of the agent"
+            )
 
 
 class BoxHead(Protocol):
@@ -159,11 +164,11 @@ class BoxRetrievalPolicy:
 
     Args:
         own: action head of the agent.
-        memory: datastore of logged actions.
+        datastore: datastore of logged actions.
     """
 
     own: BoxHead
-    memory: ActionDatastore
+    datastore: ActionDatastore
 
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         """Return actions for y (E, C): a sample of the mixture, or its mean if ``deterministic``.
@@ -171,15 +176,15 @@ class BoxRetrievalPolicy:
         The mean combines the neighbours' actions with the deterministic action of the agent's head. For a
         deterministic head this is the mean of the mixture. For a Gaussian head its mode replaces its mean.
         """
-        near, own = self.memory.near(y), self.own.choose(y, deterministic)
-        return self.memory.mean(y, near, own) if deterministic else self.memory.sample(y, near, own)
+        near, own = self.datastore.near(y), self.own.choose(y, deterministic)
+        return self.datastore.mean(y, near, own) if deterministic else self.datastore.sample(y, near, own)
 
     def error(self, y: Tensor, near: Neighbours, actions: Tensor) -> Tensor:
         """Return the squared error of the mean for actions scaled to [-1, 1]: (B, C), (B, A) -> (B,)."""
         with torch.no_grad():
             own = self.own.choose(y, deterministic=True)
         scaled = self.own.actions
-        return squared_error(scaled(self.memory.mean(y, near, own)), scaled(actions))
+        return squared_error(scaled(self.datastore.mean(y, near, own)), scaled(actions))
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,11 +193,11 @@ class DiscreteRetrievalPolicy:
 
     Args:
         own: action head of the agent.
-        memory: datastore of logged actions.
+        datastore: datastore of logged actions.
     """
 
     own: DiscreteHead
-    memory: ActionDatastore
+    datastore: ActionDatastore
 
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         """Return actions for y (E, C): a sample, or the most likely ones if ``deterministic``."""
@@ -200,7 +205,7 @@ class DiscreteRetrievalPolicy:
 
     def logits(self, y: Tensor) -> tuple[Tensor, ...]:
         """Return log probabilities for y (E, C): a tensor (E, A) for each choice."""
-        return self._log_probs(y, self.memory.near(y))
+        return self._log_probs(y, self.datastore.near(y))
 
     def error(self, y: Tensor, near: Neighbours, actions: Tensor) -> Tensor:
         """Return the cross-entropy of actions (B, ...), (B,)."""
@@ -211,7 +216,7 @@ class DiscreteRetrievalPolicy:
         layers = zip(net.weight.detach().split(sizes), net.bias.detach().split(sizes), strict=True)
         taken = self.own.actions.to_choices(near.values).unbind(-1)
         return tuple(
-            self.memory.reader.log_prob(y, near._replace(values=values), weight, bias)
+            self.datastore.reader.log_prob(y, near._replace(values=values), weight, bias)
             for values, (weight, bias) in zip(taken, layers, strict=True)
         )
 
@@ -222,86 +227,17 @@ RetrievalPolicy: TypeAlias = BoxRetrievalPolicy | DiscreteRetrievalPolicy
 def build_action_datastore(
     store: Datastore,
     head: OutputHead,
-    remembering: Callable[[ActionDatastore], RetrievalPolicy],
+    retrieval_policy: Callable[[ActionDatastore], RetrievalPolicy],
     seed: int | None,
 ) -> ActionDatastore:
-    """Build a memory from a datastore and a head, and train the gate of the head.
+    """Combine a datastore with a head, and train the gate of the head.
 
     Args:
         store: outputs and actions of the logged steps.
         head: combines own and retrieved actions.
-        remembering: builds the retrieval policy for a memory.
+        retrieval_policy: returns the agent's action head with retrieval from a datastore.
         seed: seed for the choice of pairs that the gate is trained on; None for 0.
     """
-    memory = ActionDatastore(store, head)
-    memory.train_gate(remembering(memory).error, torch.Generator().manual_seed(seed or 0))
-    return memory
-
-
-def check_datastore_spaces(
-    data: Trajectories,
-    head: OutputHead,
-    observation_space: spaces.Space,
-    action_space: spaces.Space,
-) -> None:
-    """Check that an agent with these spaces can use the data as its datastore, before reading them.
-
-    Raises:
-        DatasetError: if the spaces of the data differ from the agent's.
-        ValueError: if head needs more neighbours than there are steps.
-        ImportError: if head needs faiss, which is not installed.
-    """
-    check_search_backend(head.index)
-    pairs = {
-        "observation": observation_mismatch(observation_space, data.observation_space),
-        "action": action_mismatch(action_space, data.action_space),
-    }
-    for kind, mismatch in pairs.items():
-        if mismatch:
-            raise DatasetError(
-                f"the agent cannot remember {', '.join(data.dataset_ids)}: {kind} space: {mismatch}. Use "
-                f"trajectories with the spaces of the agent's training environment"
-            )
-    if head.k > data.steps:
-        raise ValueError(
-            f"{type(head).__name__} needs k={head.k} neighbours, but the data have only {data.steps} steps: "
-            f"lower k"
-        )
-
-
-def check_no_early_exit(depth: Depth) -> None:
-    """Raise ValueError if the core has early exits, since stored outputs must come from one depth."""
-    if isinstance(depth, ExitDepth):
-        raise ValueError(
-            f"remember needs outputs of one depth, but {depth} exits early; use a core without early exits"
-        )
-
-
-def check_datastore(memory: ActionDatastore, width: int, actions: BoxActions | DiscreteActions) -> None:
-    """Raise ValueError unless keys have the width of the transformer and values are valid actions."""
-    keys, values = memory.store.keys, memory.store.values
-    if keys.shape[1] != width:
-        raise ValueError(f"its memory has width {keys.shape[1]}, the transformer has width {width}")
-    if not actions.holds(values):
-        raise ValueError(
-            f"its memory holds values of shape {tuple(values.shape)} and dtype {values.dtype}, which are no "
-            f"actions of the agent"
-        )
-
-
-def check_no_datastore(memory: ActionDatastore | None) -> None:
-    """Raise ValueError if there is a memory, because training would make its keys stale."""
-    if memory is not None:
-        raise ValueError(
-            "an agent that remembers trajectories cannot be trained, because its stored outputs would become "
-            "stale. Call detach_datastore() before training and attach_datastore(...) again afterwards"
-        )
-
-
-def check_teacher_without_datastore(memory: ActionDatastore | None) -> None:
-    """Raise ValueError if a teacher has a memory, because distillation only uses its own head."""
-    if memory is not None:
-        raise ValueError(
-            "the teacher remembers trajectories, but a student learns only from the teacher's own head: call "
-            "the teacher's detach_datastore() first"
-        )
+    datastore = ActionDatastore(store, head)
+    datastore.train_gate(retrieval_policy(datastore).error, torch.Generator().manual_seed(seed or 0))
+    return datastore

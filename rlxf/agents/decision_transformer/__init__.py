@@ -1,9 +1,8 @@
 """Decision Transformer: an agent conditioned on a target return and trained offline on Minari datasets."""
 
-from rlxf.agents.decision_transformer.core import decision_transformer
 from rlxf.agents.decision_transformer.learner import DecisionTransformer
 from rlxf.agents.decision_transformer.objectives import Imitation, MaximumEntropy
-from rlxf.agents.decision_transformer.presets import KZL, ODT
+from rlxf.agents.decision_transformer.presets import KZL, ODT, decision_transformer
 
 __all__ = [
     "DecisionTransformer",

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlxf.agents.calibration import Calibration, calm_depth
+from rlxf.agents.calibration import Calibration, calibratable_exit
 from rlxf.agents.decision_transformer.model import NEWEST_STATE_TOKEN, DecisionTransformerModel
 from rlxf.data import Windows
 
@@ -67,7 +67,7 @@ def _exits(
 
     The mask is True where the action after a layer equals the action after the last layer.
     """
-    depth = calm_depth(model.transformer)
+    rule = calibratable_exit(model.transformer)
     inputs = model.steps(windows.starting_at(steps.numpy()).to(device))
     exits = model.exits(inputs, NEWEST_STATE_TOKEN)
     outputs, states = exits.outputs[:, :, 0], exits.states[:, :, 0]
@@ -75,7 +75,7 @@ def _exits(
     same = model.tokens.actions.same_action(actions, actions[-1:])
     before = torch.cat([torch.zeros_like(states[:1]), states[:-1]])
     confidence = [
-        depth.confidence(n, before[n], states[n], partial(model.confidence_margin, outputs[n]))
+        rule.confidence(n, before[n], states[n], partial(model.confidence_margin, outputs[n]))
         for n in range(len(states) - 1)
     ]
     return torch.stack(confidence), same

@@ -1,21 +1,13 @@
 """Distillation of a Decision Transformer into another, usually smaller one, on windows of the data."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from rlxf.agents.common.distillation import Distillation, HiddenStateDistance
-from rlxf.agents.common.losses import masked_mean
-from rlxf.agents.common.retrieval import check_teacher_without_datastore
+from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.decision_transformer.presets import space_mismatches
-from rlxf.agents.offline.context_window import TOKENS, ContextWindow
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
+from rlxf.agents.offline.trajectory_model import TOKENS, ContextWindow
 from rlxf.data import Trajectories, WindowBatch, Windows
-
-if TYPE_CHECKING:
-    from rlxf.agents.decision_transformer.learner import DecisionTransformer
 
 
 class DistillationUpdate(OfflineUpdate):
@@ -26,28 +18,36 @@ class DistillationUpdate(OfflineUpdate):
     are trained, weighted by their loss weights. Its exit prediction treats the teacher's actions as correct.
 
     Args:
-        student: agent to train.
-        teacher: agent to imitate; it is not changed.
+        student: update of the student by its own loss; gives its model, optimizer and settings.
+        teacher: model to imitate; it is not changed.
+        context_lengths: number of steps K in the context of the student and of the teacher.
         distillation: loss settings.
+        generator: CPU generator for the initial projection of hidden states.
 
     Raises:
-        ValueError: if the student cannot be distilled from the teacher.
+        ValueError: if the student and the teacher have other kinds of heads or are on other devices.
     """
 
     def __init__(
-        self, student: "DecisionTransformer", teacher: "DecisionTransformer", distillation: Distillation
+        self,
+        student: OfflineUpdate,
+        teacher: DecisionTransformerModel,
+        context_lengths: tuple[int, int],
+        distillation: Distillation,
+        generator: torch.Generator,
     ):
-        _check_teacher(student, teacher)
-        super().__init__(student.policy, student.optimizer, student.max_grad_norm)
-        self.student, self.teacher = student.policy, teacher.policy.eval()
+        assert isinstance(student.model, DecisionTransformerModel)
+        _check_models(student.model, teacher)
+        super().__init__(student.model, student.optimizer, student.max_grad_norm)
+        self.student, self.teacher = student.model, teacher.eval()
+        models = self.student, self.teacher
         self.steps_read = tuple(
-            each.context_length + each.policy.burn_in_steps for each in (student, teacher)
+            length + model.burn_in_steps for length, model in zip(context_lengths, models, strict=True)
         )
-        self.window = student.context_length
-        self.both = min(student.context_length, teacher.context_length)
+        self.window, self.both = context_lengths[0], min(context_lengths)
         self.distillation = distillation
-        widths = student.core.width, teacher.core.width
-        self.hidden = HiddenStateDistance(*widths, student.order, student.device)
+        student_width, teacher_width = (model.transformer.spec.width for model in models)
+        self.hidden = HiddenStateDistance(student_width, teacher_width, generator, _device(self.student))
 
     def windows(self, trajectories: Trajectories) -> Windows:
         """Return windows of the student's length; their burn-in covers the longer of the two contexts."""
@@ -60,7 +60,9 @@ class DistillationUpdate(OfflineUpdate):
         teacher_outputs, teacher_actions = self._teacher_targets(batch, len(exits.loss_weights))
         weight = batch.mask[:, -self.both :] * exits.loss_weights[:, None, None]
         head, temperature = self.student.loss.head, self.distillation.temperature
-        divergence = head.distance(exits.outputs, self.teacher.loss.head, teacher_outputs, temperature)
+        divergence = head.distillation_loss(
+            exits.outputs, self.teacher.loss.head, teacher_outputs, temperature
+        )
         actions = masked_mean(divergence, weight)
         hidden = masked_mean(self.hidden.distance(exits.outputs, teacher_outputs), weight)
         loss = actions + self.distillation.hidden_coef * hidden
@@ -94,17 +96,19 @@ class DistillationUpdate(OfflineUpdate):
         return model.steps(batch).between(columns - steps, columns)
 
 
-def _check_teacher(student: "DecisionTransformer", teacher: "DecisionTransformer") -> None:
-    check_teacher_without_datastore(teacher.memory)
-    for kind, mismatch in space_mismatches(teacher, student):
-        raise ValueError(f"the {kind} of teacher and student must match: {mismatch}")
-    teacher_head, student_head = (type(each.policy.loss.head).__name__ for each in (teacher, student))
+def _check_models(student: DecisionTransformerModel, teacher: DecisionTransformerModel) -> None:
+    teacher_head, student_head = (type(each.loss.head).__name__ for each in (teacher, student))
     if teacher_head != student_head:
         raise ValueError(
             f"teacher and student must have the same kind of action head, got {teacher_head} and "
             f"{student_head}: give both the same objective"
         )
-    if teacher.device != student.device:
+    devices = _device(teacher), _device(student)
+    if devices[0] != devices[1]:
         raise ValueError(
-            f"the teacher is on {teacher.device}, the student on {student.device}: load both on one device"
+            f"the teacher is on {devices[0]}, the student on {devices[1]}: load both on one device"
         )
+
+
+def _device(model: DecisionTransformerModel) -> torch.device:
+    return next(model.parameters()).device

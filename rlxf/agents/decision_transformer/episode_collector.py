@@ -1,8 +1,8 @@
 """Collection of episodes online, and the replay of the best episodes."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,26 +12,30 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.numerics import check_initial_observations, check_step_results, restore_stats_on_error
-from rlxf.agents.offline.context_window import ContextWindow
+from rlxf.agents.offline.trajectory_model import ContextWindow
 from rlxf.data import Trajectories, return_to_go
 from rlxf.envs.step_checks import with_checked_steps
 
-PARTS = ("observations", "actions", "rewards")
 
+class Transitions(NamedTuple):
+    """Observations, actions and rewards of N steps, encoded as in `Trajectories`.
 
-@dataclass(frozen=True, eq=False)
-class Episode:
-    """Episode of T steps, encoded as in `Trajectories`.
+    They belong to an episode of N steps, or to N environments at one step.
 
     Args:
-        observations: (T, D) or (T, C, H, W).
-        actions: (T, ...).
-        rewards: (T,).
+        observations: (N, D) or (N, C, H, W).
+        actions: (N, ...).
+        rewards: (N,).
     """
 
     observations: NDArray[Any]
     actions: NDArray[Any]
     rewards: NDArray[np.float32]
+
+
+def concatenate(episodes: Iterable[Transitions]) -> Transitions:
+    """Concatenate episodes along the axis of steps."""
+    return Transitions(*map(np.concatenate, zip(*episodes, strict=True)))
 
 
 class ReplayBuffer:
@@ -53,7 +57,7 @@ class ReplayBuffer:
         self.episodes = deque((self._of_data(e) for e in best.tolist()), maxlen=capacity)
         self.added = 0
 
-    def extend(self, episodes: Sequence[Episode]) -> None:
+    def extend(self, episodes: Sequence[Transitions]) -> None:
         """Add collected episodes; the oldest episodes beyond the capacity are removed."""
         self.episodes.extend(episodes)
         self.added += len(episodes)
@@ -63,8 +67,8 @@ class ReplayBuffer:
         collected = list(self.episodes)[-self.added :] if self.added else []
         if not collected:
             return {}
-        parts = {name: np.concatenate([getattr(episode, name) for episode in collected]) for name in PARTS}
-        return parts | {"lengths": np.array([len(episode.rewards) for episode in collected])}
+        lengths = np.array([len(episode.rewards) for episode in collected])
+        return concatenate(collected)._asdict() | {"lengths": lengths}
 
     def load_arrays(self, arrays: Mapping[str, NDArray[Any]], added: int) -> None:
         """Restore the result of `arrays` in a new buffer of the same dataset.
@@ -73,11 +77,11 @@ class ReplayBuffer:
             arrays: result of `arrays`.
             added: number of episodes added so far, including those that were removed.
         """
-        collected: list[Episode] = []
+        collected: list[Transitions] = []
         if arrays:
             ends = np.cumsum(arrays["lengths"])[:-1]
-            parts = [np.split(arrays[name], ends) for name in PARTS]
-            collected = [Episode(*episode) for episode in zip(*parts, strict=True)]
+            parts = [np.split(arrays[name], ends) for name in Transitions._fields]
+            collected = [Transitions(*episode) for episode in zip(*parts, strict=True)]
         too_many = len(self.episodes) + added - self.capacity
         for _ in range(min(len(self.episodes), too_many)):
             self.episodes.popleft()
@@ -90,18 +94,16 @@ class ReplayBuffer:
         ends = np.ones(len(rewards), np.bool_)
         return replace(
             self.data,
-            observations=np.concatenate([episode.observations for episode in self.episodes]),
-            actions=np.concatenate([episode.actions for episode in self.episodes]),
-            rewards=np.concatenate(rewards),
+            **concatenate(self.episodes)._asdict(),
             return_to_go=np.concatenate([return_to_go(each) for each in rewards]).astype(np.float32),
             offsets=np.cumsum([0, *map(len, rewards)]),
             terminated=ends,
             truncated=~ends,
         )
 
-    def _of_data(self, number: int) -> Episode:
+    def _of_data(self, number: int) -> Transitions:
         steps = slice(*self.data.offsets[number : number + 2].tolist())
-        return Episode(self.data.observations[steps], self.data.actions[steps], self.data.rewards[steps])
+        return Transitions(self.data.observations[steps], self.data.actions[steps], self.data.rewards[steps])
 
 
 class CollectingPolicy(Protocol):
@@ -116,19 +118,11 @@ class CollectingPolicy(Protocol):
         """Encode observations and actions as in the dataset."""
 
 
-class Step(NamedTuple):
-    """Observations, actions and rewards of E environments at one step."""
-
-    observations: NDArray[Any]
-    actions: NDArray[Any]
-    rewards: NDArray[np.float32]
-
-
 class EpisodeCollector:
     """Collector of episodes: step E environments with sampled actions and return each episode as it ends.
 
     Args:
-        player: agent that chooses the actions.
+        policy: agent that chooses the actions.
         env: environments wrapped in `ReturnToGo`; they are reset before the first step.
 
     Raises:
@@ -136,8 +130,8 @@ class EpisodeCollector:
             current episodes are lost.
     """
 
-    def __init__(self, player: CollectingPolicy, env: VecEnv):
-        self.player, self.env = player, with_checked_steps(env)
+    def __init__(self, policy: CollectingPolicy, env: VecEnv):
+        self.policy, self.env = policy, with_checked_steps(env)
         assert isinstance(env.observation_space, spaces.Dict)  # of a `ReturnToGo`
         self._space = env.observation_space["observation"]
         self._step_count = 0
@@ -148,7 +142,7 @@ class EpisodeCollector:
         self._last_obs: Any = None
         self._state: ContextWindow | None = None
         self._starts = np.ones(self.env.num_envs, np.bool_)
-        self._steps: list[Step] = []
+        self._steps: list[Transitions] = []
         self._first = np.zeros(self.env.num_envs, np.int64)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -159,7 +153,7 @@ class EpisodeCollector:
         if self._state is not None:
             own |= {f"state.{name}": part.cpu().numpy() for name, part in vars(self._state).items()}
         if self._steps:
-            parts = zip(Step._fields, zip(*self._steps, strict=True), strict=True)
+            parts = zip(Transitions._fields, zip(*self._steps, strict=True), strict=True)
             own |= {f"steps.{name}": np.stack(each) for name, each in parts}
         return own
 
@@ -171,17 +165,17 @@ class EpisodeCollector:
             name: torch.from_numpy(part).to(device) for name, part in _with_prefix("state.", arrays).items()
         }
         self._state = ContextWindow(**state) if state else None
-        steps = [arrays[f"steps.{name}"] for name in Step._fields if f"steps.{name}" in arrays]
-        self._steps = [Step(*step) for step in zip(*steps, strict=True)]
+        steps = [arrays[f"steps.{name}"] for name in Transitions._fields if f"steps.{name}" in arrays]
+        self._steps = [Transitions(*step) for step in zip(*steps, strict=True)]
 
-    def step(self) -> tuple[list[Episode], NDArray[np.bool_], list[dict[str, Any]]]:
+    def step(self) -> tuple[list[Transitions], NDArray[np.bool_], list[dict[str, Any]]]:
         """Step every environment; return the completed episodes, the dones (E,) and the infos."""
         if self._last_obs is None:
             self._reset()
-        actions, self._state = self.player.predict(
+        actions, self._state = self.policy.predict(
             self._last_obs, self._state, self._starts, deterministic=False
         )
-        observations, encoded_actions = self.player.encode(self._last_obs, actions)
+        observations, encoded_actions = self.policy.encode(self._last_obs, actions)
         self._step_count += 1
         with restore_stats_on_error(self.env):
             self._last_obs, rewards, dones, infos = self.env.step(actions)
@@ -193,7 +187,7 @@ class EpisodeCollector:
                 space=self._space,
                 dones=dones,
             )
-        self._steps.append(Step(observations, encoded_actions, np.asarray(rewards, np.float32)))
+        self._steps.append(Transitions(observations, encoded_actions, np.asarray(rewards, np.float32)))
         fillers = np.array([info.get("filler", False) for info in infos], np.bool_)
         episodes = [self._episode(row) for row in np.flatnonzero(dones & ~fillers).tolist()]
         self._starts = dones | fillers
@@ -207,9 +201,9 @@ class EpisodeCollector:
             check_initial_observations(self.env, obs["observation"], self._step_count, space=self._space)
         self._last_obs = obs
 
-    def _episode(self, row: int) -> Episode:
+    def _episode(self, row: int) -> Transitions:
         steps = self._steps[self._first[row] :]
-        return Episode(*(np.stack([part[row] for part in parts]) for parts in zip(*steps, strict=True)))
+        return Transitions(*(np.stack([part[row] for part in parts]) for parts in zip(*steps, strict=True)))
 
     def _drop_ended(self) -> None:
         """Drop the steps that belong to no current episode."""

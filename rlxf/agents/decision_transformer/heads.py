@@ -1,4 +1,4 @@
-"""Pure tensor functions of the Decision Transformer objectives and the warm-up schedule."""
+"""Action heads of the Decision Transformer: distributions over actions given outputs of the model."""
 
 import math
 from abc import ABC, abstractmethod
@@ -9,8 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions, select_choices
-from rlxf.agents.common.distillation import categorical_kl, gaussian_kl
-from rlxf.agents.common.losses import cross_entropies, squared_error
+from rlxf.agents.common.losses import categorical_kl, cross_entropies, gaussian_kl, squared_error
+from rlxf.agents.common.retrieval import (
+    ActionDatastore,
+    BoxRetrievalPolicy,
+    DiscreteRetrievalPolicy,
+    RetrievalPolicy,
+)
 
 LARGEST = 1 - 1e-6
 """Largest absolute value of a squashed action before atanh, which is infinite at 1."""
@@ -37,17 +42,23 @@ def categorical_entropy(logits: tuple[Tensor, ...]) -> Tensor:
     return torch.stack([-(log.exp() * log).sum(dim=-1) for log in logs]).sum(0)
 
 
-def warmup_factor(update: int, updates: int) -> float:
-    """Compute the learning-rate factor ``min(1, (update + 1) / updates)``; ``update`` counts from 0."""
-    return min(1.0, (update + 1) / max(1, updates))
-
-
 LOG_STD = (-5.0, 2.0)
 """Range of the log standard deviation of `SquashedGaussianHead`, as in the code of Zheng et al. 2022."""
 
 
 class Head(nn.Module, ABC):
-    """Base class of distributions over actions given transformer outputs y."""
+    """Base class of distributions over actions given transformer outputs y.
+
+    Args:
+        width: width of the transformer.
+        actions: encoding of actions.
+        outputs: number of outputs of the linear layer.
+    """
+
+    def __init__(self, width: int, actions: BoxActions | DiscreteActions, outputs: int):
+        super().__init__()
+        self.actions = actions
+        self.net = nn.Linear(width, outputs)
 
     @abstractmethod
     def error(self, y: Tensor, actions: Tensor) -> Tensor:
@@ -58,12 +69,24 @@ class Head(nn.Module, ABC):
         """Return the most likely actions for y (E, C), or a sample, in the encoding of the dataset."""
 
     @abstractmethod
-    def distance(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
+    def distillation_loss(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
         """Compute the distillation distance of this head at y (..., C) from the teacher's head -> (...).
 
         ``teacher_y`` (..., C') are the teacher's outputs. The teacher receives no gradient. See
-        `rlxf.agents.common.distillation.Distillation`.
+        `rlxf.agents.common.losses.Distillation`.
         """
+
+    def logits(self, y: Tensor) -> tuple[Tensor, ...]:
+        """Compute the logits (..., A) of each discrete component for y (..., C).
+
+        Raises:
+            TypeError: if the actions are continuous.
+        """
+        raise TypeError(f"{type(self).__name__} is for continuous actions and has no logits")
+
+    @abstractmethod
+    def with_datastore(self, datastore: ActionDatastore) -> RetrievalPolicy:
+        """Return a head that mixes the actions of this head with those retrieved from a datastore."""
 
 
 class StochasticHead(Head):
@@ -73,8 +96,21 @@ class StochasticHead(Head):
     def entropy(self, y: Tensor) -> Tensor:
         """Compute the entropy of the actions for y (..., C) -> (...), in nats."""
 
+    @abstractmethod
+    def default_target_entropy(self) -> float:
+        """Return the lower bound on the entropy that `MaximumEntropy` uses by default, in nats."""
 
-class DeterministicHead(Head):
+
+class BoxHead(Head):
+    """Base class of heads for Box actions."""
+
+    actions: BoxActions
+
+    def with_datastore(self, datastore: ActionDatastore) -> BoxRetrievalPolicy:
+        return BoxRetrievalPolicy(self, datastore)
+
+
+class DeterministicHead(BoxHead):
     """Deterministic head ``a = centre + radius tanh(W y + b)``; without tanh where the space is unbounded.
 
     The error is the squared error between actions scaled to [-1, 1].
@@ -83,19 +119,15 @@ class DeterministicHead(Head):
     """
 
     def __init__(self, width: int, actions: BoxActions):
-        super().__init__()
-        self.actions = actions
-        self.net = nn.Linear(width, actions.width)
+        super().__init__(width, actions, actions.width)
 
     def error(self, y: Tensor, actions: Tensor) -> Tensor:
-        """See `Head`."""
         return squared_error(self._scaled(y), self.actions(actions))
 
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
-        """See `Head`."""
         return self.actions.unscale(self._scaled(y))
 
-    def distance(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
+    def distillation_loss(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
         """Compute the squared error; the temperature is ignored."""
         with torch.no_grad():
             target = teacher._scaled(teacher_y)
@@ -106,7 +138,7 @@ class DeterministicHead(Head):
         return torch.where(self.actions.bounded, u.tanh(), u)
 
 
-class SquashedGaussianHead(StochasticHead):
+class SquashedGaussianHead(BoxHead, StochasticHead):
     r"""Squashed Gaussian head ``a = centre + radius tanh(u)``, ``u ~ N(mu(y), sigma(y))``.
 
     Unbounded dimensions have no tanh. The error is the negative log-likelihood of actions scaled to [-1, 1].
@@ -117,29 +149,27 @@ class SquashedGaussianHead(StochasticHead):
     """
 
     def __init__(self, width: int, actions: BoxActions):
-        super().__init__()
-        self.actions = actions
-        self.net = nn.Linear(width, 2 * actions.width)
+        super().__init__(width, actions, 2 * actions.width)
 
     def error(self, y: Tensor, actions: Tensor) -> Tensor:
-        """See `Head`."""
         scaled = self.actions(actions)
         u = torch.where(self.actions.bounded, clamped_atanh(scaled), scaled)
         return -self._log_prob(*self._moments(y), u)
 
     def entropy(self, y: Tensor) -> Tensor:
-        """See `StochasticHead`."""
         mean, log_std = self._moments(y)
         return -self._log_prob(mean, log_std, mean + log_std.exp() * torch.randn_like(mean))
 
+    def default_target_entropy(self) -> float:
+        """Return -A for actions of A dimensions, as in the paper."""
+        return -float(self.actions.width)
+
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
-        """See `Head`."""
         mean, log_std = self._moments(y)
         u = mean if deterministic else mean + log_std.exp() * torch.randn_like(mean)
         return self.actions.unscale(torch.where(self.actions.bounded, u.tanh(), u))
 
-    def distance(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
-        """See `Head`."""
+    def distillation_loss(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
         with torch.no_grad():
             target = teacher._moments(teacher_y)
         return gaussian_kl(self._moments(y), target, temperature)
@@ -160,24 +190,28 @@ class CategoricalHead(StochasticHead):
     The error is the cross-entropy.
     """
 
+    actions: DiscreteActions
+
     def __init__(self, width: int, actions: DiscreteActions):
-        super().__init__()
-        self.actions = actions
-        self.net = nn.Linear(width, actions.width)
+        super().__init__(width, actions, actions.width)
 
     def error(self, y: Tensor, actions: Tensor) -> Tensor:
-        """See `Head`."""
         return cross_entropies(self.logits(y), self.actions.to_choices(actions))
 
     def entropy(self, y: Tensor) -> Tensor:
-        """See `StochasticHead`."""
         return categorical_entropy(self.logits(y))
 
+    def default_target_entropy(self) -> float:
+        """Return a fifth of the largest entropy."""
+        return 0.2 * sum(map(math.log, self.actions.sizes))
+
+    def with_datastore(self, datastore: ActionDatastore) -> DiscreteRetrievalPolicy:
+        return DiscreteRetrievalPolicy(self, datastore)
+
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
-        """See `Head`."""
         return self.actions.from_choices(select_choices(self.logits(y), deterministic))
 
-    def distance(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
+    def distillation_loss(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
         """Compute the sum of the distances of the discrete components."""
         with torch.no_grad():
             target = teacher.logits(teacher_y)

@@ -3,16 +3,14 @@
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlxf.agents.common.actions import action_encoder
-from rlxf.agents.common.losses import check_exit_confidence
-from rlxf.agents.decision_transformer.heads import CategoricalHead, Head
-from rlxf.agents.decision_transformer.objectives import Objective
-from rlxf.agents.offline.context_window import TOKENS, ContextWindow
-from rlxf.agents.offline.trajectory_model import TrajectoryModel
-from rlxf.attention import ExitTargets, State, TokenIndex, TransformerSpec
+from rlxf.agents.calibration import check_exit_confidence
+from rlxf.agents.decision_transformer.heads import Head
+from rlxf.agents.decision_transformer.presets import DecisionTransformerConfig
+from rlxf.agents.offline.dataset_info import DatasetInfo
+from rlxf.agents.offline.trajectory_model import TOKENS, ContextWindow, TrajectoryModel
+from rlxf.attention import ExitTargets, State, TokenIndex
 from rlxf.attention.depth.calm import probability_margin
 from rlxf.attention.depth.early_exit import ExitOutputs
 from rlxf.data import WindowBatch
@@ -32,30 +30,16 @@ class DecisionTransformerModel(TrajectoryModel):
     Source: Chen et al. 2021, arXiv:2106.01345, section 3.
 
     Args:
-        observation_shape: shape of one encoded observation.
-        action_space: Box, Discrete, MultiDiscrete or MultiBinary.
+        info: spaces of observations and actions.
         normalization: normalization layer of observations.
-        core: spec of the transformer.
-        objective: training objective.
-        return_scale: divisor of returns.
-        episode_length: number of time steps with an embedding.
+        config: arguments of the agent.
     """
 
-    def __init__(
-        self,
-        observation_shape: tuple[int, ...],
-        action_space: spaces.Space[Any],
-        normalization: nn.Module,
-        core: TransformerSpec,
-        objective: Objective,
-        return_scale: float,
-        episode_length: int,
-    ):
-        check_exit_confidence(core.depth, action_space)
-        actions = action_encoder(action_space)
-        super().__init__(observation_shape, actions, normalization, core, return_scale, episode_length)
-        self.loss = objective.build(core.width, actions)
-        self.start(self.loss)
+    def __init__(self, info: DatasetInfo, normalization: nn.Module, config: DecisionTransformerConfig):
+        check_exit_confidence(config.core.depth, info.action_space)
+        super().__init__(info, normalization, config)
+        self.loss = config.objective.build(config.core.width, self.tokens.actions)
+        self.init_weights(self.loss)
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
         """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows.
@@ -83,10 +67,10 @@ class DecisionTransformerModel(TrajectoryModel):
         """
         if exits.auxiliary_loss is None:
             return parts
-        lesson = exits.auxiliary_loss(self._exit_targets(exits.outputs.detach(), actions, steps))
-        return parts if lesson is None else parts | {"loss": parts["loss"] + lesson, "exit_lesson": lesson}
+        extra = exits.auxiliary_loss(self._exit_targets(exits.outputs.detach(), actions, steps))
+        return parts if extra is None else parts | {"loss": parts["loss"] + extra, "exit_lesson": extra}
 
-    def weight(self, batch: WindowBatch) -> Tensor:
+    def loss_count(self, batch: WindowBatch) -> Tensor:
         """Count the real (unpadded) steps in the loss."""
         return batch.mask[:, self.burn_in_steps :].sum()
 
@@ -112,7 +96,7 @@ class DecisionTransformerModel(TrajectoryModel):
         return self.transformer.outputs(**self._transformer_inputs(steps), wanted=output_slice)
 
     @torch.no_grad()
-    def newest(self, steps: ContextWindow) -> Tensor:
+    def newest_output(self, steps: ContextWindow) -> Tensor:
         """Return the output at the newest state token of each row, (B, C), to act by.
 
         Unlike `outputs`, this method exits early where the depth allows it.
@@ -124,8 +108,8 @@ class DecisionTransformerModel(TrajectoryModel):
 
     def confidence_margin(self, y: Tensor) -> Tensor:
         """Compute the margin between the most and the second most likely action for outputs (..., C)."""
-        assert isinstance(self.loss.head, CategoricalHead)
-        return probability_margin([logits.softmax(dim=-1) for logits in self.loss.head.logits(y)])
+        head: Head = self.loss.head
+        return probability_margin([logits.softmax(dim=-1) for logits in head.logits(y)])
 
     def _transformer_inputs(self, steps: ContextWindow) -> dict[str, Any]:
         """Return the arguments of the transformer: tokens, their index and the memory of earlier steps."""

@@ -31,11 +31,8 @@ class Imitation:
 
     def build(self, width: int, actions: BoxActions | DiscreteActions) -> "ImitationLoss":
         """Build the loss and its head."""
-        return ImitationLoss(
-            DeterministicHead(width, actions)
-            if isinstance(actions, BoxActions)
-            else CategoricalHead(width, actions)
-        )
+        head: type[Any] = actions.select(continuous=DeterministicHead, discrete=CategoricalHead)
+        return ImitationLoss(head(width, actions))
 
 
 @dataclass(frozen=True)
@@ -69,13 +66,8 @@ class MaximumEntropy:
 
     def build(self, width: int, actions: BoxActions | DiscreteActions) -> "MaximumEntropyLoss":
         """Build the loss and its head."""
-        head = (
-            SquashedGaussianHead(width, actions)
-            if isinstance(actions, BoxActions)
-            else CategoricalHead(width, actions)
-        )
-        target = _default_target_entropy(actions) if self.target_entropy is None else self.target_entropy
-        return MaximumEntropyLoss(head, self.temperature, target)
+        head: type[Any] = actions.select(continuous=SquashedGaussianHead, discrete=CategoricalHead)
+        return MaximumEntropyLoss(head(width, actions), self.temperature, self.target_entropy)
 
 
 class ImitationLoss(nn.Module):
@@ -93,10 +85,10 @@ class ImitationLoss(nn.Module):
 class MaximumEntropyLoss(nn.Module):
     """Loss of `MaximumEntropy` with its action head and log lambda."""
 
-    def __init__(self, head: StochasticHead, temperature: float, target_entropy: float):
+    def __init__(self, head: StochasticHead, temperature: float, target_entropy: float | None):
         super().__init__()
         self.head = head
-        self.target_entropy = target_entropy
+        self.target_entropy = head.default_target_entropy() if target_entropy is None else target_entropy
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
 
     def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
@@ -138,9 +130,3 @@ def objective_from_json(data: dict[str, Any]) -> Objective:
     if name not in OBJECTIVES:
         raise ValueError(f"unknown objective {name!r}; use one of {', '.join(OBJECTIVES)}")
     return OBJECTIVES[name](**options)
-
-
-def _default_target_entropy(actions: BoxActions | DiscreteActions) -> float:
-    if isinstance(actions, BoxActions):
-        return -float(actions.width)
-    return 0.2 * sum(map(math.log, actions.sizes))

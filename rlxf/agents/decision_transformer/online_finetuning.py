@@ -1,224 +1,227 @@
-"""Online fine-tuning in rounds of collection and updates, and its resumable state."""
+"""Online fine-tuning of a Decision Transformer in rounds of collection and updates."""
 
-import math
 import os
-import warnings
 from collections import deque
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
 
+import gymnasium
 import numpy as np
-import torch
-from numpy.typing import NDArray
+from gymnasium.vector import VectorEnv
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv
-from torch import Tensor
 
-from rlxf.agents.common.resume import check_same_settings, check_unfinished, newest_checkpoint_file
+from rlxf.agents.common.arguments import reject_unknown_arguments
+from rlxf.agents.common.sb3_arguments import SB3_ONLINE_ARGUMENTS
+from rlxf.agents.decision_transformer.acting import ReturnConditionedPolicy
+from rlxf.agents.decision_transformer.environments import EvaluationEnvironments
 from rlxf.agents.decision_transformer.episode_collector import EpisodeCollector, ReplayBuffer
-from rlxf.agents.offline.resume import read_matching_run
-from rlxf.envs import resume
-from rlxf.training import Archive, CheckpointError
+from rlxf.agents.decision_transformer.heads import StochasticHead
+from rlxf.agents.decision_transformer.online_rounds import ONLINE, OnlineRounds, read_online_run
+from rlxf.agents.offline.checkpoint import restore_training_state
+from rlxf.agents.offline.config import check_sizes
+from rlxf.agents.offline.optimizer_step import OfflineUpdate
+from rlxf.envs.make import make_vec_env
+from rlxf.envs.sb3_vec_env import make_sync_vec_env, watch_processes
+from rlxf.envs.stateful_env import ActionReplay
+from rlxf.envs.vector import as_vec_env
+from rlxf.envs.wrappers.return_to_go import ReturnToGo
+from rlxf.training import Archive
+from rlxf.training.checkpoints import clone_tensors
 from rlxf.training.compat import checkpoint_errors
-from rlxf.utils.errors import EpisodeLostError
-
-if TYPE_CHECKING:
-    from rlxf.agents.decision_transformer.learner import DecisionTransformer
 
 
-class OnlineFinetuning:
-    """Rounds of environment steps, each followed by updates.
+class OnlineFinetuning(ReturnConditionedPolicy, EvaluationEnvironments):
+    """Part of `DecisionTransformer` that continues the training in environments."""
 
-    Args:
-        agent: agent with its environments.
-        replay: replay buffer that updates sample from.
-        options: options of `learn_online` that affect the result. ``round_steps`` is the minimum number of
-            environment steps in a round, ``round_updates`` the number of updates. Others are only stored.
-        log_interval: number of rounds between log outputs.
+    _rounds: OnlineRounds | None = None
+    """State of the current `learn_online`; None outside of it."""
 
-    Attributes:
-        finished: True if the updates after the last step are done.
-    """
-
-    def __init__(
+    @reject_unknown_arguments(SB3_ONLINE_ARGUMENTS)
+    def learn_online(
         self,
-        agent: "DecisionTransformer",
-        replay: ReplayBuffer,
-        options: Mapping[str, Any],
-        log_interval: int,
-    ):
-        assert agent.env is not None
-        self.agent, self.replay, self.options = agent, replay, dict(options)
-        self.steps, self.updates = options["round_steps"], options["round_updates"]
-        self.log_interval = log_interval
-        self.collector = EpisodeCollector(agent, agent.env)
-        self._steps_taken = self._rounds = 0
-        self.finished = False
+        steps: int,
+        target_return: float,
+        env: str | gymnasium.Env | VectorEnv | VecEnv | None = None,
+        n_envs: int = 8,
+        round_steps: int = 1_000,
+        round_updates: int = 300,
+        replay_episodes: int = 1_000,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "DecisionTransformer_online",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+        resume_from: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Fine-tune the agent online (Online Decision Transformer).
 
-    def state(self) -> dict[str, Any]:
-        """Return the progress of the rounds and the episode statistics of the log, as JSON."""
-        infos = [
-            {name: float(each[name]) for name in ("r", "l", "t")} for each in self.agent.ep_info_buffer or ()
-        ]
-        return {
-            "played": self._steps_taken,
-            "rounds": self._rounds,
-            "added": self.replay.added,
-            "episodes": infos,
-            "successes": [float(each) for each in self.agent.ep_success_buffer or ()],
+        The replay buffer initially holds the best episodes of the dataset. The agent collects episodes with
+        sampled actions, conditioned on ``target_return``. Each episode is relabeled with its achieved
+        returns-to-go (hindsight) and added to the buffer. After each round of environment steps the agent is
+        updated on windows of the buffer. ``num_timesteps`` counts environment steps, as in SB3; there is no
+        warm-up.
+
+        Source: Zheng et al. 2022, arXiv:2202.05607, section 4 and algorithm 1. In the paper, a round is one
+        episode of up to 1000 steps and 300 updates.
+
+        Args:
+            steps: total number of environment steps, over all environments.
+            target_return: target return while collecting. In the paper it is twice that of the evaluation.
+            env: environments, not wrapped in `ReturnToGo`, or a Gymnasium id; None for `make_env`.
+                Environments that are passed stay open and remain the agent's environments. Those made here
+                are closed at the end.
+            n_envs: number of environments to make.
+            round_steps: environment steps, over all environments, between rounds of updates.
+            round_updates: number of updates in a round.
+            replay_episodes: capacity of the replay buffer in episodes. The buffer is kept in memory.
+            callback: SB3 callback, called after each step of the environments.
+            log_interval: number of rounds between log outputs.
+            tb_log_name: name of the run in TensorBoard.
+            reset_num_timesteps: restart the step count and schedules; False to continue them.
+            progress_bar: show a progress bar.
+            resume_from: a file that `rlxf.training.CheckpointWriter` wrote during `learn_online`, or a folder
+                of them, whose newest intact file is used. Training continues from there, within the current
+                episodes, to ``steps`` steps in total. On one machine the result is bitwise equal to that of
+                an uninterrupted run. Agent, dataset and arguments must be the same. Environments made here
+                are `ActionReplay`. Environments that are neither `ActionReplay` nor `StatefulVectorEnv` are
+                reset, with a warning. Sets the global generators of torch, numpy and Python.
+
+        Raises:
+            ValueError: if a number is out of range, the agent was loaded without a dataset, its policy is
+                deterministic (train it with ``objective=MaximumEntropy()``), or its settings or data differ
+                from those in ``resume_from``.
+            DatasetError: if the environment's spaces differ from those of the dataset.
+            FileNotFoundError: if ``resume_from`` does not exist.
+            CheckpointError: if the file is truncated, altered or of another format, or was not written
+                during `learn_online`.
+        """
+        self.ranks.check_single_process("learn_online")
+        check_sizes(steps=steps, round_steps=round_steps, round_updates=round_updates)
+        check_sizes(replay_episodes=replay_episodes, log_interval=log_interval)
+        replay = ReplayBuffer(self._data(), replay_episodes)
+        if not isinstance(self.policy.loss.head, StochasticHead):
+            raise ValueError(
+                "learn_online needs a stochastic policy: train the agent with objective=MaximumEntropy()"
+            )
+        options = {
+            "target_return": target_return,
+            "round_steps": round_steps,
+            "round_updates": round_updates,
+            "replay_episodes": replay_episodes,
         }
+        run = None
+        if resume_from is not None:
+            run = read_online_run(resume_from, self._description(), steps, options)
+            self._restore(run)
+            steps, reset_num_timesteps = steps - self.num_timesteps, False
+        with self._collecting_in(env, n_envs, target_return):
+            total_timesteps, callback = self._setup_learn(
+                steps, callback, reset_num_timesteps, tb_log_name, progress_bar
+            )
+            self._update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)
+            assert self.env is not None
+            rounds = OnlineRounds(EpisodeCollector(self, self.env), replay, options)
+            callback.on_training_start(locals(), globals())
+            if run is not None:
+                self._load_rounds(rounds, run)
+                restore_training_state(self._update, run)
+            self._run_rounds(rounds, total_timesteps, callback, log_interval)
+        return self
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from the result of `state`."""
-        self._steps_taken, self._rounds = state["played"], state["rounds"]
-        size = self.agent._stats_window_size
-        self.agent.ep_info_buffer = deque(state["episodes"], maxlen=size)
-        self.agent.ep_success_buffer = deque(state["successes"], maxlen=size)
+    def _run_rounds(
+        self, rounds: OnlineRounds, total_timesteps: int, callback: BaseCallback, log_interval: int
+    ) -> None:
+        """Run rounds until the requested number of steps is reached or a callback stops the training."""
+        self._rounds, self.resumable = rounds, True
+        try:
+            while self.num_timesteps < total_timesteps:
+                self._update_policy(rounds, rounds.due_updates(), log_interval)
+                dones, infos = rounds.collect()
+                self._update_info_buffer(infos, dones)
+                self.num_timesteps += len(dones)
+                callback.update_locals(locals())
+                if not callback.on_step():
+                    break
+            else:
+                self._update_policy(rounds, rounds.due_updates(), log_interval)
+                self._update_policy(rounds, rounds.remaining_updates(), log_interval)
+            callback.on_training_end()
+        finally:
+            self._rounds, self.resumable = None, False
 
-    def play(self) -> None:
-        """Step every environment once and add the completed episodes to the replay buffer."""
-        episodes, dones, infos = self.collector.step()
-        self.replay.extend(episodes)
-        self.agent._update_info_buffer(infos, dones)
-        self.agent.num_timesteps += len(dones)
-        self._steps_taken += len(dones)
-
-    def update_if_due(self) -> None:
-        """Run the updates of a round if its environment steps are complete."""
-        if self._steps_taken >= self.steps:
-            self._steps_taken -= self.steps
-            self._learn(self.updates)
-
-    def update_remainder(self) -> None:
-        """Run the updates of an incomplete last round, in proportion to its environment steps."""
-        self.finished = True
-        if self._steps_taken:
-            self._learn(math.ceil(self.updates * self._steps_taken / self.steps))
-
-    def _learn(self, updates: int) -> None:
-        self._rounds += 1
-        windows = self.agent.windows(self.replay.trajectories())
-        rate = self.agent.lr_schedule(self.agent.progress_remaining)
+    def _update_policy(self, rounds: OnlineRounds, updates: int, log_interval: int) -> None:
+        """Run the updates of a round, if there are any, and log every ``log_interval`` rounds."""
+        if not updates:
+            return
+        windows = self.windows(rounds.replay.trajectories())
+        rate = self.lr_schedule(self.progress_remaining)
         for _ in range(updates):
-            self.agent.train(windows, rate)
-        if self._rounds % self.log_interval == 0:
-            self._log()
+            self.train(windows, rate)
+        if rounds.completed % log_interval == 0:
+            self._log_episodes()
+            self.dump_logs()
 
-    def _log(self) -> None:
-        infos = self.agent.ep_info_buffer or ()
+    def _log_episodes(self) -> None:
+        """Record the mean return and length of the last episodes, as SB3 does."""
+        infos = self.ep_info_buffer or ()
         if infos:
             returns, lengths = zip(*((info["r"], info["l"]) for info in infos), strict=True)
-            self.agent.logger.record("rollout/ep_rew_mean", safe_mean(np.array(returns)))
-            self.agent.logger.record("rollout/ep_len_mean", safe_mean(np.array(lengths)))
-        self.agent.dump_logs()
+            self.logger.record("rollout/ep_rew_mean", safe_mean(np.array(returns)))
+            self.logger.record("rollout/ep_len_mean", safe_mean(np.array(lengths)))
 
+    def snapshot(self) -> Archive:
+        """Return a copy of the content of `save` and of the state of a current `learn_online`.
 
-ONLINE = "online"
-"""Name of the JSON document in a checkpoint."""
-WRAPPERS, EPISODES, COLLECTOR, REPLAY = "wrappers", "episodes", "collector", "replay"
-"""Names of the groups of tensors in a checkpoint."""
-LOST = "lost"
+        For `rlxf.training.CheckpointWriter`.
+        """
+        own = super().snapshot()
+        if self._rounds is None:
+            return own
+        infos = [{name: float(each[name]) for name in ("r", "l", "t")} for each in self.ep_info_buffer or ()]
+        successes = [float(each) for each in self.ep_success_buffer or ()]
+        online = self._rounds.state({"episodes": infos, "successes": successes})
+        return Archive(own.documents | online.documents, own.tensors | clone_tensors(online.tensors))
 
+    def _load_rounds(self, rounds: OnlineRounds, archive: Archive) -> None:
+        """Restore the rounds; environments that are reset get a seed that no earlier episode had."""
+        with checkpoint_errors():
+            stored, size = archive.documents[ONLINE]["rounds"], self._stats_window_size
+            self.ep_info_buffer = deque(stored["episodes"], maxlen=size)
+            self.ep_success_buffer = deque(stored["successes"], maxlen=size)
+        seed = None
+        if self.seed is not None:
+            seed = int(np.random.SeedSequence([self.seed, self.num_timesteps]).generate_state(1)[0])
+        rounds.load_state(archive, self.device, seed)
 
-def online_state(rounds: "OnlineFinetuning") -> Archive:
-    """Return the state, in addition to the agent, that `learn_online` needs to continue."""
-    env = rounds.collector.env
-    document: dict[str, Any] = {"options": rounds.options, "finished": rounds.finished}
-    document["rounds"] = rounds.state()
-    actions: Mapping[str, NDArray[Any]] = {}
-    try:
-        document["environment"], actions = resume.episode_state(env)
-    except EpisodeLostError as error:
-        document["environment"] = {LOST: str(error)}
-    groups = {
-        WRAPPERS: resume.wrapper_state(env),
-        EPISODES: actions,
-        COLLECTOR: rounds.collector.arrays(),
-        REPLAY: rounds.replay.arrays(),
-    }
-    tensors = {name: _tensors(group) for name, group in groups.items() if group}
-    return Archive({ONLINE: document}, tensors)
+    @contextmanager
+    def _collecting_in(
+        self, env: str | gymnasium.Env | VectorEnv | VecEnv | None, n_envs: int, target_return: float
+    ) -> Iterator[None]:
+        """Set the agent's environments for the duration of the context; close those made here at its end."""
+        before, vec_env = self.env, self._environments(env, n_envs)
+        try:
+            self.check_env(vec_env)
+            self.set_env(ReturnToGo(vec_env, target_return))
+            yield
+        finally:
+            if env is None or isinstance(env, str):
+                vec_env.close()
+                self.env, self.n_envs = before, before.num_envs if before else 0
 
-
-def read_online_run(
-    agent: "DecisionTransformer", path: str | os.PathLike[str], steps: int, options: dict[str, Any]
-) -> Archive:
-    """Read a checkpoint that `learn_online` wrote for an agent with the same settings and data.
-
-    Args:
-        agent: agent with its dataset.
-        path: path of the file, or of a folder of `CheckpointWriter`.
-        steps: requested total number of steps, including those in the file.
-        options: options of `learn_online` that affect the result.
-
-    Raises:
-        FileNotFoundError: if there is no file.
-        CheckpointError: if it is damaged, of another format, or was not written during `learn_online`.
-        ResumeError: if settings, data or options differ, or the run has reached ``steps`` already.
-    """
-    file = newest_checkpoint_file(path)
-    archive = read_matching_run(agent, file)
-    if ONLINE not in archive.documents:
-        raise CheckpointError(
-            f"{file} was not written during learn_online: load it, and call learn_online without resume_from"
-        )
-    with checkpoint_errors():
-        options_of_run, finished = (archive.documents[ONLINE][name] for name in ("options", "finished"))
-        done = archive.documents["agent"]["progress"]["num_timesteps"]
-    check_same_settings(options, options_of_run, file)
-    if finished:  # else updates may be left after the last step
-        check_unfinished(done, steps, "steps", file)
-    return archive
-
-
-def load_online_state(rounds: "OnlineFinetuning", archive: Archive) -> None:
-    """Restore replay buffer, rounds and environments from a checkpoint.
-
-    If the current episodes cannot be continued, a warning gives the reason and the environments are reset.
-
-    Raises:
-        CheckpointError: if the checkpoint does not match the run.
-        ValueError: if the environment has other wrappers.
-    """
-    document, groups = archive.documents[ONLINE], archive.tensors
-    env, collector = rounds.collector.env, rounds.collector
-    with checkpoint_errors():
-        rounds.load_state(document["rounds"])
-        rounds.replay.load_arrays(_arrays(groups.get(REPLAY, {})), document["rounds"]["added"])
-        collector.load_arrays(_arrays(groups[COLLECTOR]), rounds.agent.device)
-    resume.load_wrapper_state(env, _arrays(groups.get(WRAPPERS, {})))
-    lost = _why_lost(env, document["environment"], _arrays(groups.get(EPISODES, {})))
-    if lost is not None:
-        warnings.warn(
-            f"the environments are reset, so results will not be bitwise equal to those of the uninterrupted "
-            f"run: {lost}",
-            stacklevel=3,
-        )
-        collector.reset()
-        _reseed(env, rounds.agent)
-
-
-def _why_lost(env: VecEnv, document: Mapping[str, Any], actions: Mapping[str, NDArray[Any]]) -> str | None:
-    """Continue the current episodes, or return the reason why that is impossible."""
-    if LOST in document:
-        return str(document[LOST])
-    try:
-        resume.resume_episodes(env, document, actions)
-    except EpisodeLostError as error:
-        return str(error)
-    return None
-
-
-def _reseed(env: VecEnv, agent: "DecisionTransformer") -> None:
-    """Seed the environments such that new episodes differ from those already collected."""
-    if agent.seed is not None:
-        seeds = np.random.SeedSequence([agent.seed, agent.num_timesteps])
-        env.seed(int(seeds.generate_state(1)[0]))
-
-
-def _tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in arrays.items()}
-
-
-def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
+    def _environments(self, env: str | gymnasium.Env | VectorEnv | VecEnv | None, n_envs: int) -> VecEnv:
+        """Return the environments of `learn_online` as a VecEnv."""
+        if env is None:
+            return self.make_env(n_envs, self.seed, view=ActionReplay)
+        if isinstance(env, str):
+            return make_vec_env(env, n_envs, self.seed)
+        if isinstance(env, VectorEnv):
+            return as_vec_env(env)
+        if isinstance(env, gymnasium.Env):
+            return make_sync_vec_env([lambda: ActionReplay(Monitor(env))])
+        watch_processes(env)
+        return env

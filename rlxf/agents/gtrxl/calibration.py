@@ -11,7 +11,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import Tensor
 
-from rlxf.agents.calibration import Calibration, calm_depth
+from rlxf.agents.calibration import Calibration, calibratable_exit
 from rlxf.agents.gtrxl.distributions import same_most_likely_action
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 
@@ -41,7 +41,7 @@ class CalibrationRollout:
         normalization: VecNormalize | None,
     ):
         self.policy, self.env, self.thresholds, self.normalization = policy, env, thresholds, normalization
-        self.depth = calm_depth(policy.transformer)
+        self.depth = calibratable_exit(policy.transformer)
         self._full, *self._early = (policy.initial_state(env.num_envs) for _ in (None, *thresholds))
         self._obs: Any = env.reset()
         self._start = np.ones(env.num_envs, np.bool_)

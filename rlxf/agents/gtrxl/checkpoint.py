@@ -2,7 +2,6 @@
 
 import inspect
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +10,17 @@ from gymnasium import Space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 
 from rlxf.agents.common.actions import action_encoder
-from rlxf.agents.common.arguments import PROGRESS, SEED, setting_rules
-from rlxf.agents.common.policy_state import state_memory
-from rlxf.agents.common.retrieval import DATASTORE_GROUP, ActionDatastore, check_datastore
+from rlxf.agents.common.checkpoint import (
+    PROGRESS,
+    SEED,
+    datastore_archive,
+    read_agent_archive,
+    read_datastore,
+    save_archive,
+    setting_rules,
+    state_memory,
+    stored_settings,
+)
 from rlxf.agents.common.weight_transfer import core_error_context
 from rlxf.agents.gtrxl.policy import POLICIES
 from rlxf.agents.gtrxl.retrieval import retrieval_policy
@@ -23,25 +30,19 @@ from rlxf.training import (
     Archive,
     CheckpointError,
     describe_difference,
-    read_archive,
     schedule_from_json,
     schedule_to_json,
     space_from_json,
     space_to_json,
-    write_archive,
 )
 from rlxf.training.compat import (
     MAPPING,
     NOTHING,
     VERSION,
-    check_fields,
-    check_known,
-    check_not_a_folder,
     checkpoint_errors,
     checkpoint_errors_unless_overridden,
     number,
     whole,
-    wrong_content_error,
 )
 from rlxf.training.state_checks import (
     check_buildable,
@@ -50,7 +51,6 @@ from rlxf.training.state_checks import (
     optimizer_state,
     optimizer_tensors,
 )
-from rlxf.utils.files import make_folder
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -97,19 +97,11 @@ CLASSES: dict[str, type] = {
 """Classes that a file can store in policy_kwargs. Other classes must be passed again to ``load``."""
 
 
-def checkpoint_path(path: str | os.PathLike[str]) -> Path:
-    """Return ``path``, with ".zip" added if it has no suffix, as in SB3."""
-    path = Path(path)
-    return path if path.suffix else path.with_suffix(".zip")
-
-
 def build_archive(agent: "GTrXLPPO") -> Archive:
     """Return the contents of an agent's checkpoint; tensors are not copied."""
-    documents: dict[str, Any] = {"agent": describe(agent)}
     tensors = {"policy": agent.policy.state_dict(), "optimizer": optimizer_tensors(agent.policy.optimizer)}
-    if agent.memory is not None:
-        documents[DATASTORE_GROUP], tensors[DATASTORE_GROUP] = agent.memory.to_json(), agent.memory.tensors()
-    return Archive(documents, tensors)
+    datastore = datastore_archive(agent.datastore)
+    return Archive({"agent": describe(agent)} | datastore.documents, tensors | datastore.tensors)
 
 
 def save(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> None:
@@ -118,32 +110,12 @@ def save(agent: "GTrXLPPO", path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: if the disk is full or the folder is not writable; an existing file remains unchanged.
     """
-    archive = build_archive(agent)
-    make_folder(checkpoint_path(path).parent, exist_ok=True)
-    write_archive(checkpoint_path(path), archive.documents, archive.tensors)
+    save_archive(build_archive(agent), path)
 
 
 def read_checkpoint(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
-    """Read and check the file of a GTrXLPPO agent.
-
-    Args:
-        path: path of the file; ".zip" is added if it has no suffix.
-        sha256: required SHA-256 of the file; None to skip this check.
-
-    Raises:
-        FileNotFoundError: if the file does not exist.
-        IsADirectoryError: if the path is a folder.
-        CheckpointError: if the file is truncated, altered, or not of a GTrXLPPO agent.
-    """
-    check_not_a_folder(path, checkpoint_path(path))
-    archive = read_archive(checkpoint_path(path), sha256=sha256)
-    agent: Any = archive.documents.get("agent")
-    named = isinstance(agent, dict) and agent.get("name") == "GTrXLPPO"
-    if not named or not {"policy", "optimizer"} <= archive.tensors.keys():
-        raise wrong_content_error(checkpoint_path(path), archive, "GTrXLPPO agent")
-    check_fields(agent.get("settings"), {}, "settings")
-    check_fields(agent.get("progress"), PROGRESS, "progress")
-    return archive
+    """Read and check the file of a GTrXLPPO agent; arguments and errors as in `read_agent_archive`."""
+    return read_agent_archive(path, "GTrXLPPO", {"policy", "optimizer"}, sha256)
 
 
 @checkpoint_errors()
@@ -153,9 +125,7 @@ def read_settings(archive: Archive, agent: type["GTrXLPPO"]) -> dict[str, Any]:
     Raises:
         CheckpointError: if the agent's class has no such argument, or a value is invalid.
     """
-    stored = dict(archive.documents["agent"]["settings"])
-    check_known(stored, setting_names(agent), archive.documents["agent"].get("rlxf"))
-    check_fields(stored, setting_rules(agent, setting_names(agent), BOUNDS), "settings")
+    stored = stored_settings(archive, setting_rules(agent, setting_names(agent), BOUNDS))
     stored["core"] = TransformerSpec.from_dict(stored["core"])
     check_layers(stored["core"].kinds, archive.tensors["policy"])
     for name in SCHEDULES:
@@ -214,16 +184,9 @@ def restore(agent: "GTrXLPPO", archive: Archive) -> None:
     for name in PROGRESS:
         setattr(agent, name, archive.documents["agent"]["progress"][name])
     agent.normalized_observations = bool(archive.documents["agent"]["normalized_observations"])
-    if DATASTORE_GROUP in archive.tensors:
-        agent.policy.retrieval = retrieval_policy(agent.policy, _memory(agent, archive))
-
-
-def _memory(agent: "GTrXLPPO", archive: Archive) -> ActionDatastore:
-    memory = ActionDatastore.from_tensors(
-        archive.documents[DATASTORE_GROUP], archive.tensors[DATASTORE_GROUP], agent.device
-    )
-    check_datastore(memory, agent.core.width, action_encoder(agent.action_space))
-    return memory
+    actions = action_encoder(agent.action_space)
+    if (datastore := read_datastore(archive, agent.core.width, actions, agent.device)) is not None:
+        agent.policy.retrieval = retrieval_policy(agent.policy, datastore)
 
 
 def parameters(agent: "GTrXLPPO", archive: Archive) -> dict[str, Any]:

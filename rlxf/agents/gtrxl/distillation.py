@@ -9,9 +9,8 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
-from rlxf.agents.common.distillation import Distillation, HiddenStateDistance
-from rlxf.agents.common.losses import masked_mean
-from rlxf.agents.common.retrieval import check_teacher_without_datastore
+from rlxf.agents.common.datastore import check_teacher_without_datastore
+from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
 from rlxf.agents.gtrxl.distributions import divergence
 from rlxf.agents.gtrxl.early_exit import auxiliary_losses
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -156,7 +155,7 @@ class DistillationTraining(TrainingAlgorithm):
 def _check_teacher(student: "GTrXLPPO", teacher: "GTrXLPPO") -> None:
     if teacher is student:
         raise ValueError("teacher and student are the same agent: pass another agent as the teacher")
-    check_teacher_without_datastore(teacher.memory)
+    check_teacher_without_datastore(teacher.datastore)
     for kind in ("observation_space", "action_space"):
         expected, actual = getattr(student, kind), getattr(teacher, kind)
         if expected != actual:

@@ -10,7 +10,7 @@ from stable_baselines3.common.distributions import (
 )
 from torch import Tensor
 
-from rlxf.agents.common.distillation import categorical_kl, gaussian_kl
+from rlxf.agents.common.losses import categorical_kl, gaussian_kl
 
 SAME_ACTION_STDS = 0.5
 """Largest difference of Gaussian means that count as the same action, in standard deviations."""

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.distributions import Normal
 from torch.nn import functional as F
 
-from rlxf.agents.common.losses import check_exit_confidence, masked_mean
+from rlxf.agents.calibration import check_exit_confidence
+from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.gtrxl.distributions import choice_logits, divergence, same_most_likely_action
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch
 from rlxf.attention import ExitTargets, TransformerSpec

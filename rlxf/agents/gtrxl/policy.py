@@ -23,8 +23,7 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
-from rlxf.agents.common.arguments import reject_unknown_arguments
-from rlxf.agents.common.policy_state import MissingStateWarning
+from rlxf.agents.common.arguments import MissingStateWarning, reject_unknown_arguments
 from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
 from rlxf.agents.common.sb3_arguments import SB3_POLICY_ARGUMENTS
 from rlxf.agents.gtrxl.distributions import choice_logits

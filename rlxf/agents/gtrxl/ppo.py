@@ -28,14 +28,15 @@ from torch import Tensor
 from rlxf.agents.calibration import (
     THRESHOLDS,
     Calibration,
-    calm_depth,
+    calibratable_exit,
     check_levels,
     check_thresholds,
     reset_calibration,
 )
 from rlxf.agents.common.arguments import check_device, load_settings, reject_unknown_arguments
-from rlxf.agents.common.distillation import Distillation
+from rlxf.agents.common.datastore import check_no_datastore
 from rlxf.agents.common.distributed import sync_normalization_statistics, sync_processes
+from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.numerics import (
     check_initial_observations,
     check_step_results,
@@ -43,7 +44,7 @@ from rlxf.agents.common.numerics import (
     numerical_error_context,
     restore_stats_on_error,
 )
-from rlxf.agents.common.retrieval import ActionDatastore, check_no_datastore, check_no_early_exit
+from rlxf.agents.common.retrieval import ActionDatastore
 from rlxf.agents.common.sb3_arguments import PPO_SB3_ARGUMENTS
 from rlxf.agents.common.weight_transfer import transfer_weights
 from rlxf.agents.gtrxl import checkpoint, resume
@@ -311,7 +312,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
                 opened.
             ValueError: if the agent has a datastore.
         """
-        check_no_datastore(self.memory)
+        check_no_datastore(self.datastore)
         if not isinstance(load_path_or_dict, dict):
             load_path_or_dict = checkpoint.parameters(self, checkpoint.read_checkpoint(load_path_or_dict))
         super().set_parameters(load_path_or_dict, exact_match, device)
@@ -331,7 +332,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
                 Cores must be equal except for causal, memory, pattern, dropout and feed_forward_chunk. The
                 message names the first difference.
         """
-        check_no_datastore(self.memory)
+        check_no_datastore(self.datastore)
         transfer_weights(source, self.policy)
         reset_calibration(self.policy.transformer)
         return self
@@ -549,7 +550,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         """Prepare training as in SB3; also check the first observations and log hyperparameters."""
-        check_no_datastore(self.memory)
+        check_no_datastore(self.datastore)
         if self.persist_memory_across_episodes and self.env is not None:
             check_compressive_blocks(self.core, self.env)
         if self.env is not None:
@@ -683,7 +684,10 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if run is not None:
             resume.load_state(self, run)
             total_timesteps, reset_num_timesteps = total_timesteps - self.num_timesteps, False
-        sync_processes(self, n_envs=self.n_envs)
+        done = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates}
+        sync_processes(
+            self.ranks, self.core, self.policy, self.order, self.set_logger, **done, n_envs=self.n_envs
+        )
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
@@ -826,7 +830,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
                 the same depth.
             ImportError: if head needs faiss, which is not installed.
         """
-        check_no_early_exit(self.core.depth)
+        self.core.depth.check_no_early_exit("attach_datastore")
         data = as_trajectories(dataset, download)
         self.policy.retrieval = build_retrieval_policy(
             self, data, KNNLM() if head is None else head, progress_bar
@@ -839,9 +843,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return self
 
     @property
-    def memory(self) -> ActionDatastore | None:
+    def datastore(self) -> ActionDatastore | None:
         """Datastore of `attach_datastore`; None if there is none."""
-        return None if self.policy.retrieval is None else self.policy.retrieval.memory
+        return None if self.policy.retrieval is None else self.policy.retrieval.datastore
 
     def calibrate(
         self,
@@ -884,7 +888,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             TypeError: if one of them is not a number.
         """
         check_independent_episodes(self)
-        depth, candidates = calm_depth(self.policy.transformer), tuple(thresholds)
+        depth, candidates = calibratable_exit(self.policy.transformer), tuple(thresholds)
         check_thresholds(candidates)
         check_levels(alpha, delta)
         check_int("episodes", episodes)

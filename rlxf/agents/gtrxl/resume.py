@@ -12,7 +12,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from rlxf.agents.common.resume import (
+from rlxf.agents.common.checkpoint import (
     check_resumable,
     check_same_settings,
     check_unfinished,

@@ -15,13 +15,13 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions, action_encoder
+from rlxf.agents.common.datastore import check_datastore_spaces
 from rlxf.agents.common.retrieval import (
     ActionDatastore,
     BoxRetrievalPolicy,
     DiscreteRetrievalPolicy,
     RetrievalPolicy,
     build_action_datastore,
-    check_datastore_spaces,
 )
 from rlxf.attention import TokenIndex
 from rlxf.attention.heads.base import OutputHead

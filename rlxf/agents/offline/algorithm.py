@@ -2,7 +2,6 @@
 
 import os
 import time
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,101 +11,82 @@ import numpy as np
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
-from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
+from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import configure_logger, update_learning_rate
 
 from rlxf.agents.common.arguments import check_device, load_settings, reject_unknown_arguments
+from rlxf.agents.common.checkpoint import PROGRESS, save_archive
 from rlxf.agents.common.distributed import sync_processes
 from rlxf.agents.common.numerics import numerical_error_context
-from rlxf.agents.common.retrieval import ActionDatastore
 from rlxf.agents.common.sb3_arguments import SB3_LEARN_ARGUMENTS
 from rlxf.agents.common.weight_transfer import core_error_context
-from rlxf.agents.decision_transformer import checkpoint
-from rlxf.agents.decision_transformer.checkpoint import record_hyperparameters
-from rlxf.agents.decision_transformer.heads import warmup_factor
-from rlxf.agents.decision_transformer.presets import (
-    check_coefficients,
-    check_no_policy,
-    check_returns,
-    check_sizes,
-)
+from rlxf.agents.offline import checkpoint
+from rlxf.agents.offline.config import OfflineConfig, check_no_policy, check_sizes, hyperparameters
 from rlxf.agents.offline.dataset_info import DatasetInfo
-from rlxf.agents.offline.optimizer_step import OfflineUpdate, ProgressBar, make_optimizer
-from rlxf.agents.offline.resume import (
-    read_matching_run,
-    read_resumable_run,
-    restore_training_state,
-    resume_tensors,
-)
+from rlxf.agents.offline.optimizer_step import OfflineUpdate, ProgressBar, make_optimizer, warmup_factor
 from rlxf.agents.offline.trajectory_model import TrajectoryModel
 from rlxf.attention import TransformerSpec
 from rlxf.data import Trajectories, Windows, as_trajectories, check_spaces_match
 from rlxf.data.dataset_source import Dataset
 from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors
-from rlxf.training.compat import checkpoint_errors_unless_overridden
+from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
 from rlxf.training.distributed import process_group
+from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboard
 from rlxf.training.state_checks import check_buildable
 
 
 class OfflineAlgorithm(BaseAlgorithm):
-    """Base class with SB3's ``learn``, ``save`` and ``load`` for training on windows of K steps.
-
-    ``num_timesteps`` counts updates, not environment steps.
+    """Base class with SB3's interface for training on windows of K steps; ``num_timesteps`` counts updates.
 
     Args:
         policy_class: class of the model to train.
-        core: spec of the transformer.
-
-    The other arguments are those of `DecisionTransformer`.
+        dataset: training data; None for an agent that `load` builds.
+        config: training arguments. They are also attributes of the agent, as in SB3.
+        download: True to download a dataset that is not on this machine.
+        tensorboard_log: folder of the TensorBoard log; None for no log.
+        device: "auto", "cpu" or "cuda".
     """
 
     NAME: ClassVar[str]
     """Name of the algorithm in files and logs."""
+    config_class: ClassVar[type[OfflineConfig]]
+    policy_class: type[TrajectoryModel]  # type: ignore[assignment]
     policy: TrajectoryModel  # type: ignore[assignment]
     optimizer: torch.optim.AdamW
-    memory: ActionDatastore | None = None
-    """Datastore of logged actions for kNN retrieval while acting; None for none."""
+    core: TransformerSpec
+    context_length: int
+    batch_size: int
+    weight_decay: float
+    warmup_updates: int | None
+    max_grad_norm: float
+    return_scale: float | None
+    episode_length: int | None
 
     def __init__(
         self,
         policy_class: type[TrajectoryModel],
         dataset: Dataset | Sequence[Dataset] | Trajectories | None,
-        context_length: int,
-        learning_rate: float | Schedule,
-        batch_size: int,
-        weight_decay: float,
-        warmup_updates: int | None,
-        max_grad_norm: float,
-        return_scale: float | None,
-        episode_length: int | None,
-        core: TransformerSpec,
+        config: OfflineConfig,
         download: bool,
         tensorboard_log: str | None,
-        verbose: int,
-        seed: int | None,
         device: torch.device | str,
         _init_setup_model: bool,
     ):
         check_device(device)
         check_no_policy(dataset)
-        check_sizes(context_length=context_length, batch_size=batch_size, episode_length=episode_length)
-        check_coefficients(learning_rate, weight_decay, warmup_updates, max_grad_norm, return_scale)
+        config.check()
         self.ranks = process_group()
-        self.ranks.part("batch_size", batch_size)
-        self.core = core
-        self.context_length, self.batch_size = context_length, batch_size
-        self.weight_decay, self.warmup_updates = weight_decay, warmup_updates
-        self.max_grad_norm = max_grad_norm
-        self.return_scale, self.episode_length = return_scale, episode_length
+        self.ranks.part("batch_size", config.batch_size)
+        vars(self).update(vars(config))
         super().__init__(
             policy_class,  # type: ignore[arg-type]  # SB3 expects a BasePolicy
             None,
-            learning_rate,
+            config.learning_rate,
             tensorboard_log=tensorboard_log,
-            verbose=verbose,
+            verbose=config.verbose,
             device=device,
-            seed=seed,
+            seed=config.seed,
         )
         torch.set_flush_denormal(True)
         self.trajectories: Trajectories | None = None
@@ -118,38 +98,32 @@ class OfflineAlgorithm(BaseAlgorithm):
         if _init_setup_model:
             self._setup_model()
 
-    def _set_dataset(self, trajectories: Trajectories) -> None:
-        """Set the training data, and derive from it the settings that are None.
+    @property
+    def config(self) -> OfflineConfig:
+        """Training arguments with their current values."""
+        return self.config_class.of(vars(self))
 
-        Raises:
-            DatasetError: if a return to go is NaN or infinite.
-        """
-        check_returns(trajectories)
+    def _set_dataset(self, trajectories: Trajectories) -> None:
+        """Set the training data, and derive from it the settings that are None."""
+        self.dataset_info = DatasetInfo.of(trajectories)
         self.trajectories = trajectories
-        self.facts = DatasetInfo.of(trajectories)
         if self.return_scale is None:
             self.return_scale = float(np.std(trajectories.return_to_go, dtype=np.float64)) or 1.0
         if self.episode_length is None:
             self.episode_length = int(trajectories.lengths.max())
 
     def _setup_model(self) -> None:
-        self.observation_space = self.facts.observation_space
-        self.action_space = self.facts.action_space
+        info, data = self.dataset_info, self.trajectories
+        self.observation_space, self.action_space = info.observation_space, info.action_space
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
-        self.order = torch.Generator().manual_seed(int(torch.randint(2**62, (), device="cpu")))
-        data = self.trajectories
-        self.policy = self._model(
-            self.facts.uninitialized_normalization() if data is None else data.normalization()
-        ).to(self.device)
+        self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, (), device="cpu")))
+        normalization = info.uninitialized_normalization() if data is None else data.normalization()
+        self.policy = self.policy_class(info, normalization, self.config).to(self.device)
         if data is not None:
             self._check_core(data)
         self.optimizer = make_optimizer(self.policy, self.lr_schedule(1), self.weight_decay)
         self._update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)
-
-    @abstractmethod
-    def _model(self, normalization: torch.nn.Module) -> TrajectoryModel:
-        """Build the model with initial weights."""
 
     @torch.no_grad()
     def _check_core(self, data: Trajectories) -> None:
@@ -178,10 +152,9 @@ class OfflineAlgorithm(BaseAlgorithm):
             reset_num_timesteps: restart warm-up and schedules; False to continue them.
             progress_bar: show a progress bar.
             resume_from: a file that `save` wrote during training, or a folder of `CheckpointWriter`, whose
-            newest
-                intact file is used. Training continues from there to ``steps`` updates in total. On one
-                machine the result is bitwise equal to that of an uninterrupted run. The agent must be built
-                with the same arguments and data. Sets the global generators of torch, numpy and Python.
+                newest intact file is used. Training continues from there to ``steps`` updates in total. On
+                one machine the result is bitwise equal to that of an uninterrupted run. The agent must be
+                built with the same arguments and data. Sets the global generators of torch, numpy and Python.
 
         Raises:
             ValueError: if steps or log_interval is less than 1, the agent was loaded without a dataset, or
@@ -193,20 +166,10 @@ class OfflineAlgorithm(BaseAlgorithm):
         """
         update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)
         windows = self.windows(self._data())
-        name = tb_log_name or self.NAME
+        options = (log_interval, tb_log_name or self.NAME, reset_num_timesteps, progress_bar, resume_from)
         self.resumable = True
         try:
-            return self._learn(
-                update,
-                windows,
-                steps,
-                callback,
-                log_interval,
-                name,
-                reset_num_timesteps,
-                progress_bar,
-                resume_from,
-            )
+            return self._learn(update, windows, steps, callback, *options)
         finally:
             self.resumable = False
 
@@ -224,11 +187,15 @@ class OfflineAlgorithm(BaseAlgorithm):
     ) -> Self:
         """Run the training loop with the given update and windows; arguments as in `learn`."""
         check_sizes(steps=steps, log_interval=log_interval)
-        run = None if resume_from is None else read_resumable_run(self, resume_from, steps)
-        if run is not None:
-            checkpoint.restore(self, run)
+        run = None
+        if resume_from is not None:
+            run = checkpoint.read_resumable_run(resume_from, self._description(), steps)
+            self._restore(run)
             steps, reset_num_timesteps = steps - self.num_timesteps, False
-        sync_processes(self, steps=steps)
+        done = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates}
+        sync_processes(
+            self.ranks, self.core, self.policy, self.generator, self.set_logger, **done, steps=steps
+        )
         total_timesteps, callback = self._setup_learn(
             steps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
@@ -236,7 +203,7 @@ class OfflineAlgorithm(BaseAlgorithm):
         warm_updates = total_timesteps // 10 if self.warmup_updates is None else self.warmup_updates
         callback.on_training_start(locals(), globals())
         if run is not None:
-            restore_training_state(update, run)
+            checkpoint.restore_training_state(update, run)
         while self.num_timesteps < total_timesteps:
             factor = warmup_factor(self.num_timesteps, warm_updates)
             self.train(windows, factor * self.lr_schedule(self.progress_remaining))
@@ -264,13 +231,14 @@ class OfflineAlgorithm(BaseAlgorithm):
         update_learning_rate(self.optimizer, learning_rate)
         self.policy.train()
         batch = self._batch(windows)
-        with numerical_error_context(f"update {self._n_updates + 1}", batch), self.ranks.rank_rng(self.order):
+        where, rank_rng = f"update {self._n_updates + 1}", self.ranks.rank_rng(self.generator)
+        with numerical_error_context(where, batch), rank_rng:
             self._update(batch)
         self._n_updates += 1
 
     def _batch(self, windows: Windows) -> Any:
         """Sample the batch of an update."""
-        starts = windows.draw(self.batch_size, self.order)
+        starts = windows.draw(self.batch_size, self.generator)
         return windows.starting_at(self.ranks.own(starts)).to(self.device)
 
     def windows(self, trajectories: Trajectories) -> Windows:
@@ -302,7 +270,9 @@ class OfflineAlgorithm(BaseAlgorithm):
             self._logger = configure_logger(
                 self.verbose, self.tensorboard_log, tb_log_name, reset_num_timesteps
             )
-        record_hyperparameters(self)
+        if writes_tensorboard(self.logger):
+            values = hyperparameters(type(self).__name__, self.config, self.dataset_info)
+            write_hyperparameters(self.logger, values)
         return self._total_timesteps, self._init_callback(callback, progress_bar)
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
@@ -342,12 +312,31 @@ class OfflineAlgorithm(BaseAlgorithm):
         """
         if exclude is not None or include is not None:
             raise ValueError("a checkpoint always contains the whole agent: leave out exclude and include")
-        checkpoint.save(checkpoint.build_archive(self, resume_tensors(self._update)), path)
+        save_archive(self._checkpoint(), path)
 
     def snapshot(self) -> Archive:
         """Return a copy of the content of `save`. For `rlxf.training.CheckpointWriter`."""
-        archive = checkpoint.build_archive(self, resume_tensors(self._update))
+        archive = self._checkpoint()
         return Archive(archive.documents, clone_tensors(archive.tensors))
+
+    def _checkpoint(self) -> Archive:
+        """Return the content of `save`; tensors are not copied."""
+        return checkpoint.build_archive(self._description(), self._update, self.generator)
+
+    def _description(self) -> Any:
+        """Return name, settings, dataset information and progress as JSON data."""
+        progress = {name: getattr(self, name) for name in PROGRESS}
+        return checkpoint.describe(self.NAME, self.config, self.dataset_info, progress)
+
+    @checkpoint_errors()
+    def _restore(self, archive: Archive) -> None:
+        """Load weights, optimizer state, generator and progress of an agent of the same architecture.
+
+        Raises:
+            CheckpointError: if a tensor does not fit the agent.
+        """
+        checkpoint.restore(self._update, self.generator, archive)
+        vars(self).update({name: archive.documents["agent"]["progress"][name] for name in PROGRESS})
 
     def load_training_state(self, path: str | os.PathLike[str]) -> Self:
         """Restore the training state of a file of `rlxf.training.CheckpointWriter`, without further training.
@@ -361,9 +350,9 @@ class OfflineAlgorithm(BaseAlgorithm):
         Raises:
             FileNotFoundError, CheckpointError, ValueError: as `learn` with ``resume_from``.
         """
-        archive = read_matching_run(self, path)
-        checkpoint.restore(self, archive)
-        restore_training_state(self._update, archive)
+        archive = checkpoint.read_matching_run(path, self._description())
+        self._restore(archive)
+        checkpoint.restore_training_state(self._update, archive)
         return self
 
     @classmethod
@@ -375,38 +364,21 @@ class OfflineAlgorithm(BaseAlgorithm):
         sha256: str | None = None,
         **settings: Any,
     ) -> Self:
-        """Load an agent that `save` wrote.
-
-        Args:
-            path: path of the file; ".zip" is added if it has no suffix.
-            dataset: training data; None if the agent is not trained further.
-            device: "auto", "cpu" or "cuda".
-            sha256: expected SHA-256 of the file in hexadecimal digits, from a trusted source. It is compared
-                before anything is parsed. None to accept any file.
-            settings: arguments of the constructor that override the file's. SB3's ``custom_objects`` may
-                contain them, too; ``print_system_info`` prints the versions of this machine.
-
-        Raises:
-            FileNotFoundError: if the file does not exist.
-            CheckpointError: if it is truncated, altered or of another format.
-            DatasetError: if the dataset's spaces differ from the checkpoint's.
-            ValueError: if the device does not exist.
-            TypeError: if the constructor has no such argument.
-        """
+        """Load an agent that `save` wrote; arguments and errors as in `rlxf.DecisionTransformer.load`."""
         check_device(device)
         settings = load_settings(settings)
         archive = checkpoint.read(path, cls.NAME, sha256)
-        own = checkpoint.read_settings(archive, cls)
-        stored = own | settings
+        own = checkpoint.read_config(archive, cls.config_class)
+        stored = vars(own) | settings
         subclass: Any = cls  # the constructor of each subclass accepts the arguments in its files
 
         def build(device: torch.device | str, **others: Any) -> Any:
             agent = subclass(None, device=device, **stored | others, _init_setup_model=False)
-            agent.facts = checkpoint.read_dataset_info(archive)
+            agent.dataset_info = checkpoint.read_dataset_info(archive)
             agent._setup_model()
             return agent
 
-        with core_error_context(own["core"], settings.get("core")):
+        with core_error_context(own.core, settings.get("core")):
             with checkpoint_errors_unless_overridden(settings):
                 check_buildable(
                     lambda: build("meta", verbose=0).policy,
@@ -414,12 +386,10 @@ class OfflineAlgorithm(BaseAlgorithm):
                     checkpoint.inference_memory(archive, stored),
                 )
                 agent: Self = build(device)
-            checkpoint.restore(agent, archive)
+            agent._restore(archive)
         if dataset is not None:
-            agent.trajectories = as_trajectories(dataset)
-            check_spaces_match(
-                agent.facts, agent.trajectories.observation_space, agent.trajectories.action_space
-            )
+            data = agent.trajectories = as_trajectories(dataset)
+            check_spaces_match(agent.dataset_info, data.observation_space, data.action_space)
         return agent
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

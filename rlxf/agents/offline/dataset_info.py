@@ -1,7 +1,7 @@
 """Information about the dataset of an agent: spaces, returns, the environment and its version."""
 
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +11,9 @@ from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
-from rlxf.data import ReferenceScores, Trajectories, observation_encoder
+from rlxf.data import DatasetError, ReferenceScores, Trajectories, observation_encoder
 from rlxf.data.encoders import ImageEncoder, VectorEncoder
+from rlxf.data.spaces import action_mismatch, observation_mismatch
 from rlxf.data.trajectories import ScaleImages, Standardize
 from rlxf.envs.make import find_spec, registered_spec
 from rlxf.envs.specs import env_id_of, is_other_version
@@ -48,7 +49,12 @@ class DatasetInfo:
 
     @classmethod
     def of(cls, trajectories: Trajectories) -> "DatasetInfo":
-        """Return the information about these trajectories."""
+        """Return the information about these trajectories.
+
+        Raises:
+            DatasetError: if a return to go is NaN or infinite.
+        """
+        _check_returns(trajectories)
         spec = trajectories.eval_env_spec
         returns = trajectories.returns
         return cls(
@@ -62,6 +68,14 @@ class DatasetInfo:
             reference_scores=trajectories.reference_scores,
             env_wrappers=() if spec is None else tuple(wrapper.name for wrapper in spec.additional_wrappers),
         )
+
+    def space_mismatches(self, other: "DatasetInfo") -> Iterator[tuple[str, str]]:
+        """Yield each difference of the spaces: "observations" or "actions", and its description."""
+        pairs = {
+            "observations": observation_mismatch(self.observation_space, other.observation_space),
+            "actions": action_mismatch(self.action_space, other.action_space),
+        }
+        yield from ((kind, mismatch) for kind, mismatch in pairs.items() if mismatch)
 
     @property
     def encoder(self) -> VectorEncoder | ImageEncoder:
@@ -156,6 +170,17 @@ class DatasetInfo:
             "env_wrappers": tuple(data.get("env_wrappers", ())),
         }
         return cls(**{**data, **fields})
+
+
+def _check_returns(trajectories: Trajectories) -> None:
+    """Raise DatasetError unless all returns-to-go are finite; those of Minari datasets always are."""
+    finite = np.isfinite(trajectories.return_to_go)
+    if not finite.all():
+        step = int(np.argmin(finite))
+        raise DatasetError(
+            f"the return to go of step {step} is {trajectories.return_to_go[step]}; correct the rewards of "
+            f"that episode"
+        )
 
 
 def warn_on_version_mismatch(data_env: str | None, env: VecEnv, warned: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""One optimizer step on a batch of windows, and the progress bar over updates."""
+"""Optimizer step on a batch of windows, the warm-up of its learning rate, and the progress bar."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class OfflineUpdate:
         Raises:
             NumericalError: before the optimizer step, if the loss or a gradient is not finite.
         """
-        parts = self.ranks.reduce_means(self.losses(batch), self.model.weight(batch))
+        parts = self.ranks.reduce_means(self.losses(batch), self.model.loss_count(batch))
         self._record(parts | {"grad_norm": self.step(parts)})
 
     def losses(self, batch: Any) -> dict[str, Tensor]:
@@ -67,14 +67,19 @@ class OfflineUpdate:
         """Return each metric of the updates since the last call of `pop_metric_means`, (updates,)."""
         return {name: torch.stack(values) for name, values in self._metrics.items()}
 
-    def load_state(self, notes: Mapping[str, Tensor]) -> None:
-        """Restore pending metrics from the result of `notes`."""
-        for name, values in notes.items():
+    def load_metrics(self, metrics: Mapping[str, Tensor]) -> None:
+        """Restore pending metrics from the result of `metrics`."""
+        for name, values in metrics.items():
             self._metrics[name] = list(values)
 
     def _record(self, parts: dict[str, Tensor]) -> None:
         for name, value in parts.items():
             self._metrics[name].append(value.detach())
+
+
+def warmup_factor(update: int, updates: int) -> float:
+    """Compute the learning-rate factor ``min(1, (update + 1) / updates)``; ``update`` counts from 0."""
+    return min(1.0, (update + 1) / max(1, updates))
 
 
 def make_optimizer(model: TrajectoryModel, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:

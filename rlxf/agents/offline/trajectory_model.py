@@ -1,6 +1,7 @@
-"""Transformer over trajectories: tokens of returns-to-go, observations and actions, and their outputs."""
+"""Transformer over trajectories: context windows, their tokens, and the outputs."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,91 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import NatureCNN
 from torch import Tensor, nn
 
-from rlxf.agents.common.actions import BoxActions, DiscreteActions
-from rlxf.agents.decision_transformer.core import init_gpt2_weights, memory_steps, scale_residual_projections
-from rlxf.agents.offline.context_window import TOKENS, ContextWindow
-from rlxf.attention import TransformerSpec
+from rlxf.agents.common.actions import BoxActions, DiscreteActions, action_encoder
+from rlxf.agents.offline.config import OfflineConfig
+from rlxf.agents.offline.dataset_info import DatasetInfo
+from rlxf.attention import TokenIndex, Transformer, TransformerSpec
 from rlxf.attention.dropout import Dropout
+from rlxf.attention.token_index import EMPTY
 from rlxf.data import WindowBatch
+
+STD = 0.02
+"""Standard deviation of the initial weights, as in GPT-2."""
+TOKENS = 3
+"""Number of tokens of a step: return-to-go, state, action."""
+
+
+@dataclass(frozen=True, eq=False)
+class ContextWindow:
+    """W consecutive steps of B episodes, padded on the left.
+
+    Args:
+        features: features of the observations, (B, W, F).
+        actions: Box (B, W, A), Discrete (B, W) or MultiDiscrete (B, W, A), in the encoding of the dataset.
+            While acting, the action of the newest step is a placeholder, since it is not chosen yet.
+        return_to_go: (B, W), in units of the rewards.
+        time_steps: (B, W) int64, counted from the start of the episode.
+        mask: (B, W) bool, False for padding.
+    """
+
+    features: Tensor
+    actions: Tensor
+    return_to_go: Tensor
+    time_steps: Tensor
+    mask: Tensor
+
+    @property
+    def index(self) -> TokenIndex:
+        """Positions of the 3 W tokens, (B, 3 W).
+
+        Token i of step k has position ``3 k + i``, where k counts from the first real step of the row.
+        Positions therefore stay below 3 W for episodes of any length. The time-step embedding encodes the
+        time within the episode.
+        """
+        tokens = self.mask.repeat_interleave(TOKENS, dim=1)
+        position = tokens.long().cumsum(dim=1) - 1
+        return TokenIndex(position.clamp(min=0), torch.where(tokens, 0, EMPTY))
+
+    def rows(self, rows: Tensor) -> "ContextWindow":
+        """Select episodes; ``rows`` is a bool (B,) or an int64 (N,) tensor."""
+        return ContextWindow(*(part[rows] for part in vars(self).values()))
+
+    def between(self, first: int, end: int) -> "ContextWindow":
+        """Select the columns from ``first`` to ``end`` (exclusive)."""
+        return ContextWindow(*(part[:, first:end] for part in vars(self).values()))
+
+    def clear_rows(self, start: Tensor) -> "ContextWindow":
+        """Clear the rows that ``start`` (B,) bool marks."""
+        return replace(self, mask=self.mask & ~start[:, None])
+
+    def append(
+        self, features: Tensor, previous_action: Tensor, return_to_go: Tensor, time_steps: Tensor
+    ) -> "ContextWindow":
+        """Append a step and drop the oldest one.
+
+        Args:
+            features: features of the new step, (B, F).
+            previous_action: action of the previously newest step.
+            return_to_go: return-to-go of the new step, (B,).
+            time_steps: time step of the new step, (B,).
+        """
+        actions = torch.cat(
+            [self.actions[:, 1:-1], previous_action[:, None], torch.zeros_like(previous_action)[:, None]],
+            dim=1,
+        )
+        return ContextWindow(
+            _push(self.features, features),
+            actions[:, -self.mask.shape[1] :],
+            _push(self.return_to_go, return_to_go),
+            _push(self.time_steps, time_steps),
+            _push(self.mask, torch.ones_like(self.mask[:, 0])),
+        )
+
+
+def _push(old: Tensor, new: Tensor) -> Tensor:
+    """Drop the first column of ``old`` (B, W, ...) and append ``new`` (B, ...) as the last."""
+    return torch.cat([old[:, 1:], new[:, None]], dim=1)
+
 
 SMALLEST = 36
 """Smallest height and width, in pixels, of an image for SB3's `NatureCNN`."""
@@ -87,9 +167,9 @@ class StepTokens(nn.Module):
 
     def forward(self, steps: ContextWindow) -> Tensor:
         """Embed steps (B, W) as tokens (B, 3 W, C)."""
-        return self.timed(self.contents(steps), steps.time_steps)
+        return self.add_time_embedding(self.embed(steps), steps.time_steps)
 
-    def contents(self, steps: ContextWindow) -> Tensor:
+    def embed(self, steps: ContextWindow) -> Tensor:
         """Compute ``W_R R_t / scale, W_s s_t, W_a a_t``, the embeddings without time, (B, W, 3, C)."""
         returns = self.return_embedding(steps.return_to_go[..., None] / self.return_scale)
         states = self.state_embedding(steps.features)
@@ -98,7 +178,7 @@ class StepTokens(nn.Module):
         assert contents.shape[2] == TOKENS
         return contents
 
-    def timed(self, contents: Tensor, time_steps: Tensor) -> Tensor:
+    def add_time_embedding(self, contents: Tensor, time_steps: Tensor) -> Tensor:
         """Add time-step embeddings to contents (B, W, 3, C), then normalize and flatten: (B, 3 W, C)."""
         time = self.time(time_steps.clamp(max=self.time.num_embeddings - 1))
         tokens = contents + time[:, :, None]
@@ -110,32 +190,29 @@ class TrajectoryModel(nn.Module, ABC):
     """Base class of models ``steps -> tokens -> transformer``; subclasses add heads.
 
     Args:
-        observation_shape: shape of one encoded observation.
-        actions: conversion of actions to network inputs.
+        info: spaces of observations and actions.
         normalization: normalization layer of observations.
-        core: spec of the transformer.
-        return_scale: divisor of returns.
-        episode_length: number of time steps with an embedding.
+        config: arguments of the agent, with ``return_scale`` and ``episode_length``.
     """
 
-    def __init__(
-        self,
-        observation_shape: tuple[int, ...],
-        actions: BoxActions | DiscreteActions,
-        normalization: nn.Module,
-        core: TransformerSpec,
-        return_scale: float,
-        episode_length: int,
-    ):
+    def __init__(self, info: DatasetInfo, normalization: nn.Module, config: OfflineConfig):
         super().__init__()
+        core = config.core
+        assert config.return_scale is not None
+        assert config.episode_length is not None
         self.burn_in_steps = memory_steps(core)
-        self.features = ObservationFeatures(observation_shape, normalization)
+        self.features = ObservationFeatures(info.encoder.shape, normalization)
         self.tokens = StepTokens(
-            self.features.width, actions, core.width, return_scale, episode_length, core.dropout
+            self.features.width,
+            action_encoder(info.action_space),
+            core.width,
+            config.return_scale,
+            config.episode_length,
+            core.dropout,
         )
         self.transformer = core.build()
 
-    def start(self, *heads: nn.Module) -> None:
+    def init_weights(self, *heads: nn.Module) -> None:
         """Initialize all modules except the image feature extractor as in GPT-2."""
         for part in (self.tokens, self.transformer, *heads):
             init_gpt2_weights(part)
@@ -155,7 +232,7 @@ class TrajectoryModel(nn.Module, ABC):
         """Return the "loss" and its parts for a batch."""
 
     @abstractmethod
-    def weight(self, batch: Any) -> Tensor:
+    def loss_count(self, batch: Any) -> Tensor:
         """Return the number of steps or tokens over which the `losses` of a batch are averaged, a scalar."""
 
     def add_penalty(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -164,3 +241,29 @@ class TrajectoryModel(nn.Module, ABC):
         if penalty is not None:
             parts = parts | {"loss": parts["loss"] + penalty, "penalty": penalty}
         return parts if depth is None else parts | {"mean_depth": depth}
+
+
+def memory_steps(core: TransformerSpec) -> int:
+    """Return the number of steps, of three tokens each, that fill the core's memory; 0 without memory."""
+    return 0 if core.memory is None else -(-core.memory.holds // 3)
+
+
+@torch.no_grad()
+def init_gpt2_weights(module: nn.Module) -> None:
+    """Initialize linear and embedding weights from ``N(0, 0.02^2)`` and biases with 0.
+
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.normal_(part.weight, std=STD)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)
+
+
+@torch.no_grad()
+def scale_residual_projections(transformer: Transformer) -> None:
+    """Scale the output projections of the 2 L sublayers by ``1 / sqrt(2 L)``; source: `init_gpt2_weights`."""
+    for name, part in transformer.named_modules():
+        if name.endswith((".attention.out", ".feed_forward.outer")) and isinstance(part, nn.Linear):
+            part.weight /= (2 * transformer.spec.layers) ** 0.5

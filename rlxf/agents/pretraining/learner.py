@@ -1,29 +1,46 @@
 """Masked pre-training on trajectories, as an initialization of agents."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NoReturn
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from stable_baselines3.common.type_aliases import Schedule
-from torch import nn
 
 from rlxf.agents.common.arguments import reject_unknown_arguments
 from rlxf.agents.common.sb3_arguments import OFFLINE_SB3_ARGUMENTS
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.offline.algorithm import OfflineAlgorithm
+from rlxf.agents.offline.config import OfflineConfig
 from rlxf.agents.pretraining.model import MaskedModel, MaskedWindows, Masking
 from rlxf.attention import TransformerSpec
 from rlxf.data import Trajectories, Windows
 from rlxf.data.dataset_source import Dataset
+from rlxf.training.compat import Rule, number
 from rlxf.training.distributed import process_group
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingConfig(OfflineConfig):
+    """Arguments of `MaskedPretraining` that its checkpoints hold."""
+
+    BOUNDS: ClassVar[dict[str, Rule]] = OfflineConfig.BOUNDS | {"mask_probability": number(0, 1)}
+    mask_probability: float
+
+    def check(self) -> None:
+        """Check all numbers; errors as in `OfflineConfig`."""
+        if not 0 < self.mask_probability <= 1:
+            raise ValueError(
+                f"mask_probability must be more than 0 and at most 1, got {self.mask_probability}"
+            )
+        super().check()
 
 
 class MaskedPretraining(OfflineAlgorithm):
     """Masked pre-training (as in BERT) on the returns-to-go, observations and actions of trajectories.
 
-    The model is bidirectional, so it cannot act. ``agent.take_weights(pretraining)`` copies its weights to a
-    `DecisionTransformer` or a `GTrXLPPO`. ``learn``, ``save``, ``load``, callbacks and loggers are those of
+    The model is bidirectional, so it cannot act. ``agent.load_pretrained(pretraining)`` copies its weights to
+    a `DecisionTransformer` or a `GTrXLPPO`. ``learn``, ``save``, ``load``, callbacks and loggers are those of
     `DecisionTransformer`.
 
     Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1.
@@ -56,6 +73,8 @@ class MaskedPretraining(OfflineAlgorithm):
     """
 
     NAME = "MaskedPretraining"
+    config_class = PretrainingConfig
+    mask_probability: float
     policy: MaskedModel
 
     @reject_unknown_arguments(OFFLINE_SB3_ARGUMENTS)
@@ -79,52 +98,21 @@ class MaskedPretraining(OfflineAlgorithm):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        if not 0 < mask_probability <= 1:
-            raise ValueError(f"mask_probability must be more than 0 and at most 1, got {mask_probability}")
+        core = bidirectional(decision_transformer() if core is None else core)
         process_group().check_single_process("MaskedPretraining")
-        self.mask_probability = mask_probability
-        super().__init__(
-            MaskedModel,
-            dataset,
-            context_length=context_length,
-            learning_rate=learning_rate,
-            batch_size=batch_size,
-            weight_decay=weight_decay,
-            warmup_updates=warmup_updates,
-            max_grad_norm=max_grad_norm,
-            return_scale=return_scale,
-            episode_length=episode_length,
-            core=bidirectional(decision_transformer() if core is None else core),
-            download=download,
-            tensorboard_log=tensorboard_log,
-            verbose=verbose,
-            seed=seed,
-            device=device,
-            _init_setup_model=_init_setup_model,
-        )
-
-    def _model(self, normalization: nn.Module) -> MaskedModel:
-        assert self.return_scale is not None
-        assert self.episode_length is not None
-        return MaskedModel(
-            self.facts.encoder.shape,
-            self.facts.action_space,
-            normalization,
-            self.core,
-            self.return_scale,
-            self.episode_length,
-        )
+        config = PretrainingConfig.of(locals())
+        super().__init__(MaskedModel, dataset, config, download, tensorboard_log, device, _init_setup_model)
 
     def _batch(self, windows: Windows) -> MaskedWindows:
-        batch = windows.sample(self.batch_size, self.order)
-        masking = Masking.draw(batch.mask, self.mask_probability, self.order)
+        batch = windows.sample(self.batch_size, self.generator)
+        masking = Masking.draw(batch.mask, self.mask_probability, self.generator)
         return MaskedWindows(batch, masking).to(self.device)
 
     def predict(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise TypeError: a bidirectional model cannot act."""
         raise TypeError(
             "MaskedPretraining is bidirectional and cannot act: copy its weights to an agent, "
-            "DecisionTransformer(...).take_weights(pretraining)"
+            "DecisionTransformer(...).load_pretrained(pretraining)"
         )
 
 

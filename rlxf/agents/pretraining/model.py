@@ -1,20 +1,16 @@
 """Model of masked pre-training: masks of tokens, predictions and losses."""
 
+import math
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlxf.agents.common.actions import action_encoder
 from rlxf.agents.common.losses import masked_mean, squared_error
-from rlxf.agents.decision_transformer.core import STD
 from rlxf.agents.decision_transformer.objectives import Imitation
-from rlxf.agents.offline.context_window import TOKENS, ContextWindow
-from rlxf.agents.offline.trajectory_model import TrajectoryModel
-from rlxf.attention import TransformerSpec
+from rlxf.agents.offline.config import OfflineConfig
+from rlxf.agents.offline.dataset_info import DatasetInfo
+from rlxf.agents.offline.trajectory_model import STD, TOKENS, ContextWindow, TrajectoryModel
 from rlxf.attention.depth.early_exit import ExitOutputs
 from rlxf.data import WindowBatch
 
@@ -39,8 +35,8 @@ class Masking:
     replacement_step: Tensor
 
     @classmethod
-    def draw(cls, mask: Tensor, share: float, generator: torch.Generator) -> "Masking":
-        """Choose each real token with probability ``share``, and draw its replacement.
+    def draw(cls, mask: Tensor, probability: float, generator: torch.Generator) -> "Masking":
+        """Choose each real token with the given probability, and draw its replacement.
 
         Of the chosen tokens 80% are masked, 10% are replaced by a random token of the batch, and 10% stay
         unchanged. The model therefore also sees real and wrong tokens at the positions that it predicts.
@@ -49,11 +45,11 @@ class Masking:
 
         Args:
             mask: bool (B, W), True for real steps; on the device of the generator, the CPU.
-            share: probability that a token is chosen; 0.15 in the paper.
+            probability: probability that a token is chosen; 0.15 in the paper.
             generator: random generator of all draws.
         """
         shape = (*mask.shape, TOKENS)
-        chosen = (torch.rand(shape, generator=generator) < share) & mask[..., None]
+        chosen = (torch.rand(shape, generator=generator) < probability) & mask[..., None]
         uniform = torch.rand(shape, generator=generator)
         steps = mask.flatten().nonzero()[:, 0]
         other = steps[torch.randint(len(steps), shape, generator=generator)]
@@ -101,30 +97,19 @@ class MaskedModel(TrajectoryModel):
     Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1, for words.
 
     Args:
-        observation_shape: shape of one encoded observation.
-        action_space: Box, Discrete, MultiDiscrete or MultiBinary.
+        info: spaces of observations and actions.
         normalization: normalization layer of observations.
-        core: spec of the transformer, with ``causal=False``.
-        return_scale: divisor of returns.
-        episode_length: number of time steps with an embedding.
+        config: arguments of the pre-training; its core has ``causal=False``.
     """
 
-    def __init__(
-        self,
-        observation_shape: tuple[int, ...],
-        action_space: spaces.Space[Any],
-        normalization: nn.Module,
-        core: TransformerSpec,
-        return_scale: float,
-        episode_length: int,
-    ):
-        actions = action_encoder(action_space)
-        super().__init__(observation_shape, actions, normalization, core, return_scale, episode_length)
+    def __init__(self, info: DatasetInfo, normalization: nn.Module, config: OfflineConfig):
+        super().__init__(info, normalization, config)
+        core = config.core
         self.masks = nn.Parameter(torch.randn(TOKENS, core.width) * STD)
         self.return_head = nn.Linear(core.width, 1)
-        self.state_head = nn.Linear(core.width, int(np.prod(observation_shape)))
-        self.action_head = Imitation().build(core.width, actions).head
-        self.start(self.return_head, self.state_head, self.action_head)
+        self.state_head = nn.Linear(core.width, math.prod(info.encoder.shape))
+        self.action_head = Imitation().build(core.width, self.tokens.actions).head
+        self.init_weights(self.return_head, self.state_head, self.action_head)
 
     def losses(self, batch: MaskedWindows) -> dict[str, Tensor]:
         """Return the "loss" and the mean error of each kind of token, over the chosen tokens of B windows."""
@@ -137,7 +122,7 @@ class MaskedModel(TrajectoryModel):
         parts = {f"{kind}_loss": masked_mean(error, weight) for kind, error, weight in kinds}
         return self.add_penalty({"loss": masked_mean(errors, chosen)} | parts)
 
-    def weight(self, batch: MaskedWindows) -> Tensor:
+    def loss_count(self, batch: MaskedWindows) -> Tensor:
         """Count the chosen tokens."""
         return batch.masking.chosen.sum()
 
@@ -147,10 +132,10 @@ class MaskedModel(TrajectoryModel):
 
     def exits(self, steps: ContextWindow, masking: Masking | None) -> ExitOutputs:
         """Return the outputs at all tokens after each of N layers that permit an exit, (N, B, 3 W, C)."""
-        contents = self.tokens.contents(steps)
+        contents = self.tokens.embed(steps)
         if masking is not None:
             contents = masking.hide(contents, self.masks)
-        return self.transformer.exits(self.tokens.timed(contents, steps.time_steps), steps.index)
+        return self.transformer.exits(self.tokens.add_time_embedding(contents, steps.time_steps), steps.index)
 
     def _errors(self, y: Tensor, batch: MaskedWindows) -> Tensor:
         """Compute the error of each token (B, W, 3) for outputs y (B, W, 3, C)."""

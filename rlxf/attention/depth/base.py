@@ -60,6 +60,26 @@ class LayerPasses(Protocol):
         ...
 
 
+class CalibratableExit(Protocol):
+    """Exit rule that compares a confidence with a threshold, which calibration may set."""
+
+    threshold: Tensor
+    """Confidence from which a token exits, a scalar."""
+    spec_threshold: float
+    """Threshold of the spec, which holds until calibration."""
+
+    def confidence(self, number: int, before: Tensor, after: Tensor, lead: Callable[[], Tensor]) -> Tensor:
+        """Return the confidence of each token after a pass, (B, T).
+
+        Args:
+            number: number of the pass, from 0.
+            before: states before the pass, (B, T, C).
+            after: states after the pass, (B, T, C).
+            lead: function that computes the `ConfidenceFn` of the current outputs.
+        """
+        ...
+
+
 class DepthCounter:
     """Mean number of passes of acting tokens since the last call of `mean`."""
 
@@ -107,6 +127,10 @@ class DepthController(nn.Module):
         """Return the mean number of passes per token in the last forward pass; None for a fixed depth."""
         return None
 
+    def calibratable_exit(self) -> CalibratableExit | None:
+        """Return the exit rule whose threshold can be calibrated; None if there is none."""
+        return None
+
     def mean_acting_depth(self) -> Tensor | None:
         """Return the mean number of passes of acting tokens (`early`) since the last call.
 
@@ -123,6 +147,17 @@ class Depth(Technique):
     def layer_of_pass(self, number: int) -> int:
         """Return the layer, counted from 0, whose weights a pass uses."""
         return number
+
+    def check_no_early_exit(self, use: str) -> None:
+        """Raise ValueError if tokens may exit early, for a ``use`` that needs outputs of the same depth."""
+
+    def check_targets(self, targets: object, discrete: bool) -> None:
+        """Raise ValueError unless the exit rule supports outputs for these targets.
+
+        Args:
+            targets: description of the targets, for the message.
+            discrete: True if the outputs are probabilities of choices.
+        """
 
     def build(self, width: int, passes: int) -> DepthController:
         """Return the module; it usually has no parameters."""

@@ -73,6 +73,13 @@ class CALM(ExitDepth):
                 f"{choices.layers}; set layers=3 or choose another confidence"
             )
 
+    def check_targets(self, targets: object, discrete: bool) -> None:
+        if self.confidence == "softmax" and not discrete:
+            raise ValueError(
+                f"{self} compares the probabilities of discrete actions, but the action space is {targets}; "
+                f"use confidence='state' or 'classifier'"
+            )
+
     def build(self, width: int, passes: int) -> "CALMController":
         return CONFIDENCE_MEASURES[self.confidence](self, width)
 
@@ -88,6 +95,10 @@ class CALMController(EarlyExitController):
     def __init__(self, spec: CALM, width: int):
         super().__init__()
         self.register_buffer("threshold", torch.tensor(float(spec.threshold)))
+        self.spec_threshold = spec.threshold
+
+    def calibratable_exit(self) -> "CALMController":
+        return self
 
     def exit_rule(self, x: Tensor, passes: LayerPasses) -> ExitRule:
         return lambda *arguments: self.confidence(*arguments) >= self.threshold

@@ -187,6 +187,9 @@ class Kernel(Technique, ABC):
         """True if `AttentionKernel.penalty` depends on the tokens."""
         return False
 
+    def check_processes(self, count: int) -> None:
+        """Raise ValueError if the kernel cannot be trained in this many processes."""
+
     def for_layers(self, layers: int) -> "tuple[Kernel, ...]":
         """Return the kernel of each layer: by default the same in all layers.
 

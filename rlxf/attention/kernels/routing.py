@@ -87,6 +87,13 @@ class Routing(PairwiseKernel):
     def loss_depends_on_tokens(self) -> bool:
         return self.commitment > 0
 
+    def check_processes(self, count: int) -> None:
+        if count > 1:
+            raise ValueError(
+                f"{self} updates its centroids from the tokens of one process, but this training has "
+                f"{count}: use another kernel, or start without torchrun"
+            )
+
     def build(self, width: int, heads: int) -> "RoutingAttention":
         kind = RoutingAttention if self.window is None else BalancedRoutingAttention
         return kind(self, heads, width // heads)

@@ -65,7 +65,7 @@ class Calibrate:
 
     def prepare(self) -> Callable[[], None]:
         """Load the agents, make the environments, and return the calibration to run."""
-        from rlxf.agents.calibration import calm_depth, check_levels
+        from rlxf.agents.calibration import calibratable_exit, check_levels
         from rlxf.cli.finalize_run import checkpoints_of
         from rlxf.cli.run_loading import OFFLINE, agent_name
         from rlxf.cli.torchrun_job import init_distributed
@@ -81,7 +81,7 @@ class Calibrate:
         load = self._offline if agent_name(run) == OFFLINE else self._online
         agents = {name: load(run, path) for name, path in checkpoints_of(run).items()}
         for agent in agents.values():
-            calm_depth(agent.policy.transformer)
+            calibratable_exit(agent.policy.transformer)
         env = None if agent_name(run) == OFFLINE else self._env(run)
         return partial(self._calibrate, agents, env, run)
 

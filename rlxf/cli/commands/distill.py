@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from rlxf.agents.common.distillation import Distillation
-from rlxf.agents.common.retrieval import check_teacher_without_datastore
+from rlxf.agents.common.datastore import check_teacher_without_datastore
+from rlxf.agents.common.losses import Distillation
 from rlxf.agents.decision_transformer import DecisionTransformer
-from rlxf.agents.decision_transformer import checkpoint as offline_checkpoint
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl import checkpoint as online_checkpoint
 from rlxf.attention import TransformerSpec
@@ -81,7 +80,7 @@ class Distill:
         distillation = Distillation(self.temperature, self.hidden_coef)
         source = RunFolder.open(self.teacher)
         teacher, student = (self._offline if agent_name(source) == OFFLINE else self._online)(source)
-        check_teacher_without_datastore(teacher.memory)
+        check_teacher_without_datastore(teacher.datastore)
         run = RunFolder.create(self._path, self._config(source, student))
         student.set_logger(run.make_logger())
         return partial(self._train, teacher, student, distillation, run)
@@ -98,7 +97,7 @@ class Distill:
                 f"datasets, without environments"
             )
         teacher = DecisionTransformer.load(source.checkpoint, device=self.device)
-        settings = offline_checkpoint.constructor_settings(teacher) | self._own(teacher.core)
+        settings = vars(teacher.config) | self._own(teacher.core)
         return teacher, DecisionTransformer(source.config["dataset"], device=self.device, **settings)
 
     def _online(self, source: RunFolder) -> tuple[Agent, Agent]:

@@ -229,7 +229,7 @@ class TrainDecisionTransformer:
         own = {name: getattr(self, name) for name in COMMAND_OPTIONS} | {
             "dataset": list(self.dataset),
             "target_returns": self._targets(agent),
-            "env": self.env or agent.facts.env_id,
+            "env": self.env or agent.dataset_info.env_id,
             "evaluate_every": self._interval,
             "pretrained": None if self.pretrained is None else str(self.pretrained),
         }

@@ -82,7 +82,7 @@ def make_offline_env(
     check_env_named(agent, env)
     given = json_object(env_kwargs)
     untrusted = _untrusted_parts(agent, env, given)
-    if env is None or (env == agent.facts.env_id and not untrusted):
+    if env is None or (env == agent.dataset_info.env_id and not untrusted):
         return agent.make_env(n_envs, env_kwargs=given)
     if untrusted:
         warnings.warn(
@@ -97,9 +97,9 @@ def make_offline_env(
 
 def _untrusted_parts(agent: DecisionTransformer, env: str | None, given: dict[str, Any]) -> list[str]:
     """Return the untrusted parts of the description of the named environment in the datasets."""
-    if agent.trust or env is None or env != agent.facts.env_id or agent.facts.env is None:
+    if agent.trust or env is None or env != agent.dataset_info.env_id or agent.dataset_info.env is None:
         return []
-    return agent.facts.env.needs_trust(given)
+    return agent.dataset_info.env.needs_trust(given)
 
 
 def check_env_named(agent: DecisionTransformer, env: str | None, otherwise: str = "") -> None:
@@ -110,6 +110,6 @@ def check_env_named(agent: DecisionTransformer, env: str | None, otherwise: str 
         env: Gymnasium id, or None.
         otherwise: alternative advice, appended to the message.
     """
-    if env is None and agent.facts.env_id is None:
-        ids = ", ".join(agent.facts.dataset_ids)
+    if env is None and agent.dataset_info.env_id is None:
+        ids = ", ".join(agent.dataset_info.dataset_ids)
         raise ValueError(f"the datasets {ids} do not name their environment: pass --env ID{otherwise}")

@@ -117,7 +117,9 @@ def test_make_env_refuses_other_spaces(cartpole):
     agent = DecisionTransformer(cartpole, context_length=3, device="cpu")
     other = DecisionTransformer(some_trajectories(VECTOR), context_length=3, device="cpu")
     other.trajectories = None
-    other.facts = other.facts.__class__(**vars(other.facts) | {"env_id": agent.facts.env_id})
+    other.dataset_info = other.dataset_info.__class__(
+        **vars(other.dataset_info) | {"env_id": agent.dataset_info.env_id}
+    )
     with pytest.raises(DatasetError, match="the environment does not fit dataset test/small-v0"):
         other.make_env(1)
 

@@ -91,7 +91,7 @@ def test_dataset_information_is_restored(tmp_path, cartpole):
     agent = DecisionTransformer(cartpole, context_length=3, device="cpu")
     agent.save(tmp_path / "agent.zip")
     loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
-    assert loaded.facts == agent.facts
+    assert loaded.dataset_info == agent.dataset_info
     assert loaded.return_range == (cartpole.returns.min(), cartpole.returns.max())
     env = loaded.make_env(2, seed=0)
     assert env.num_envs == 2
@@ -108,7 +108,9 @@ def test_environment_spec_is_restored_with_arguments_and_time_limit(tmp_path):
     spec = gymnasium.make("Pendulum-v1", g=5.0, max_episode_steps=17).spec
     data = some_trajectories(eval_env_spec=spec)
     small_agent(data).save(tmp_path / "agent.zip")
-    restored = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu").facts.env_spec(trust=True)
+    restored = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu").dataset_info.env_spec(
+        trust=True
+    )
     assert (restored.id, restored.kwargs["g"], restored.max_episode_steps) == ("Pendulum-v1", 5.0, 17)
 
 

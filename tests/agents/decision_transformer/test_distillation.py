@@ -8,11 +8,11 @@ import torch
 from gymnasium import spaces
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlxf.agents.common.distillation import Distillation
-from rlxf.agents.common.losses import masked_mean
+from rlxf.agents.common.losses import Distillation, masked_mean
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
 from rlxf.agents.decision_transformer.model import STATE_TOKENS
+from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.attention import ACT, CALM, KNNLM, SPALM, XL, DepthAdaptive, Window
 from tests.agents.decision_transformer.worlds import ACTIONS, IMAGE, VECTOR, K, small_agent, some_trajectories
 from tests.attention.oracle import close
@@ -40,7 +40,9 @@ def pair(head="choice", student=None, teacher=None):
 
 
 def update_of(student, teacher, **options):
-    return DistillationUpdate(student, teacher, Distillation(**options))
+    own = OfflineUpdate(student.policy, student.optimizer, student.max_grad_norm)
+    lengths = student.context_length, teacher.context_length
+    return DistillationUpdate(own, teacher.policy, lengths, Distillation(**options), student.generator)
 
 
 def losses(student, teacher, starts=(0, 2, 10, 15), **options):
@@ -140,7 +142,9 @@ def test_all_exits_of_a_student_are_distilled(depth, head):
     steps = update._steps(model, batch, update.steps_read[0])
     outputs = model.exits(steps, STATE_TOKENS).outputs[:, :, -both:]
     targets = update._read(teacher.policy, batch, update.steps_read[1])
-    distances = [model.loss.head.distance(y, teacher.policy.loss.head, targets, 2.0) for y in outputs]
+    distances = [
+        model.loss.head.distillation_loss(y, teacher.policy.loss.head, targets, 2.0) for y in outputs
+    ]
     weights_of_layers, mask = core.depth.loss_weights(3).float(), batch.mask[:, -both:].float()
     pairs = zip(weights_of_layers, distances, strict=True)
     close(sum(weight * masked_mean(x, mask) for weight, x in pairs), parts["distillation_loss"], 1e-5)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
-from rlxf.agents.decision_transformer.core import memory_steps
+from rlxf.agents.offline.trajectory_model import memory_steps
 from rlxf.attention import TransformerSpec
 from rlxf.attention.token_index import EMPTY
 from rlxf.data import Windows

@@ -17,7 +17,6 @@ from rlxf.agents.decision_transformer.heads import (
     clamped_atanh,
     log_tanh_derivative,
     normal_log_prob,
-    warmup_factor,
 )
 from rlxf.agents.decision_transformer.objectives import (
     Imitation,
@@ -25,6 +24,7 @@ from rlxf.agents.decision_transformer.objectives import (
     objective_from_json,
     objective_to_json,
 )
+from rlxf.agents.offline.optimizer_step import warmup_factor
 
 BOX = spaces.Box(torch.tensor([-1.0, 0.0]).numpy(), torch.tensor([2.0, 10.0]).numpy())
 CHOICES = spaces.MultiDiscrete([2, 5])
@@ -176,3 +176,9 @@ def test_objective_json_round_trip(objective):
 def test_an_unknown_objective_is_refused():
     with pytest.raises(ValueError, match="unknown objective 'Magic'; use one of Imitation, MaximumEntropy"):
         objective_from_json({"name": "Magic"})
+
+
+@pytest.mark.parametrize("head", [DeterministicHead, SquashedGaussianHead])
+def test_heads_of_continuous_actions_have_no_logits(head):
+    with pytest.raises(TypeError, match=f"{head.__name__} is for continuous actions and has no logits"):
+        head(4, BoxActions(BOX)).logits(draw(2, 4))

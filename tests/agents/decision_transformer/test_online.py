@@ -11,7 +11,7 @@ from stable_baselines3.common.logger import configure
 
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
-from rlxf.agents.decision_transformer.episode_collector import Episode, EpisodeCollector, ReplayBuffer
+from rlxf.agents.decision_transformer.episode_collector import EpisodeCollector, ReplayBuffer, Transitions
 from rlxf.data import DatasetError
 from rlxf.envs import make_vec_env
 from rlxf.envs.vector import as_vec_env
@@ -26,7 +26,7 @@ def test_the_replay_holds_the_best_episodes_and_removes_the_worst_first():
     order = np.argsort(data.returns)
     replay = ReplayBuffer(data, 3)
     np.testing.assert_allclose(replay.trajectories().returns, data.returns[order[1:]], atol=1e-6)
-    new = Episode(data.observations[:2], data.actions[:2], np.array([1.0, 5.0], np.float32))
+    new = Transitions(data.observations[:2], data.actions[:2], np.array([1.0, 5.0], np.float32))
     replay.episodes.append(new)
     np.testing.assert_allclose(replay.trajectories().returns, [*data.returns[order[2:]], 6.0], atol=1e-6)
 

@@ -12,9 +12,8 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf import DecisionTransformer
-from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
-from rlxf.agents.decision_transformer import learner as learner_module
-from rlxf.agents.decision_transformer.episode_collector import Episode, ReplayBuffer
+from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer, online_finetuning
+from rlxf.agents.decision_transformer.episode_collector import ReplayBuffer, Transitions
 from rlxf.envs import make_vec_env
 from rlxf.training import CheckpointError, CheckpointFolder, CheckpointWriter, ResumeError
 from rlxf.training.checkpoints import BackgroundWriter, StopRequest
@@ -46,7 +45,7 @@ def replays(monkeypatch):
             super().__init__(*args)
             created.append(self)
 
-    monkeypatch.setattr(learner_module, "ReplayBuffer", RecordedReplay)
+    monkeypatch.setattr(online_finetuning, "ReplayBuffer", RecordedReplay)
     return created
 
 
@@ -84,7 +83,7 @@ def interrupted(agent, folder, update, **changes):
 def final_state(agent, replay):
     """Return the final state of a training run as tensors."""
     episodes = replay.trajectories()
-    tensors = dict(agent.policy.state_dict()) | get_rng_states() | {"order": agent.order.get_state()}
+    tensors = dict(agent.policy.state_dict()) | get_rng_states() | {"order": agent.generator.get_state()}
     for number, state in agent.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer {number} {name}": torch.as_tensor(x) for name, x in state.items()}
     arrays = ("observations", "actions", "rewards", "return_to_go", "offsets")
@@ -196,7 +195,7 @@ def test_replay_round_trip(capacity, added):
     for number in range(added):
         steps = slice(0, number % 3 + 1)
         rewards = np.full(number % 3 + 1, number, np.float32)
-        replay.extend([Episode(data.observations[steps], data.actions[steps], rewards)])
+        replay.extend([Transitions(data.observations[steps], data.actions[steps], rewards)])
     restored = ReplayBuffer(data, capacity)
     restored.load_arrays(replay.arrays(), replay.added)
     for name in ("observations", "actions", "rewards", "return_to_go", "offsets"):

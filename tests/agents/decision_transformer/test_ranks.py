@@ -39,7 +39,7 @@ def gradients(learner):
 
 def learned(steps=STEPS, resume_from=None, **changes):
     trained = agent(**changes).learn(steps, resume_from=resume_from)
-    return weights(trained), trained.order.get_state().tolist(), len(trained.logger.output_formats)
+    return weights(trained), trained.generator.get_state().tolist(), len(trained.logger.output_formats)
 
 
 def assert_close(actual, expected):

@@ -42,10 +42,12 @@ def observation_at(data, *steps):
 @pytest.mark.parametrize("core", CORES)
 def test_keys_equal_the_inputs_of_the_head_while_acting(core):
     agent, data = small_agent(core=CORES[core]), others()
-    store = agent.attach_datastore(data, KNNLM(k=1)).memory.store
+    store = agent.attach_datastore(data, KNNLM(k=1)).datastore.store
     for steps, _, state in replay(agent, data):
         with torch.no_grad():
-            torch.testing.assert_close(store.keys[steps], agent.policy.newest(state), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                store.keys[steps], agent.policy.newest_output(state), atol=1e-5, rtol=1e-5
+            )
     assert torch.equal(store.values, torch.from_numpy(data.actions))
     assert store.groups.tolist() == np.repeat(np.arange(4), (6, 11, 1, 8)).tolist()
 
@@ -53,18 +55,18 @@ def test_keys_equal_the_inputs_of_the_head_while_acting(core):
 @pytest.mark.parametrize("length", [1, max(LENGTHS) + 5])
 def test_keys_equal_the_inputs_of_the_head_for_any_context_length(length):
     agent, data = small_agent(context_length=length), others()
-    keys = agent.attach_datastore(data, KNNLM(k=1)).memory.store.keys
+    keys = agent.attach_datastore(data, KNNLM(k=1)).datastore.store.keys
     for steps, _, state in replay(agent, data):
         with torch.no_grad():
-            torch.testing.assert_close(keys[steps], agent.policy.newest(state), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(keys[steps], agent.policy.newest_output(state), atol=1e-5, rtol=1e-5)
 
 
 def test_keys_equal_the_inputs_of_the_head_for_images():
     agent = small_agent(some_trajectories(OBSERVATIONS["image"]))
-    keys = agent.attach_datastore(agent.trajectories, KNNLM(k=1)).memory.store.keys
+    keys = agent.attach_datastore(agent.trajectories, KNNLM(k=1)).datastore.store.keys
     for steps, _, state in replay(agent, agent.trajectories):
         with torch.no_grad():
-            torch.testing.assert_close(keys[steps], agent.policy.newest(state), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(keys[steps], agent.policy.newest_output(state), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("space", ACTIONS)
@@ -119,9 +121,9 @@ def test_discrete_predictions_are_a_mixture_of_categoricals():
     own = agent.action_logits(observation)[0].softmax(dim=1)
     head = KNNLM(k=5, weight=0.4, temperature=3.0)
     mixed = agent.attach_datastore(data, head).action_logits(observation)[0].exp()
-    store = agent.memory.store
+    store = agent.datastore.store
     with torch.no_grad():
-        y = agent.policy.newest(agent.action_logits(observation)[1])
+        y = agent.policy.newest_output(agent.action_logits(observation)[1])
     for row in range(12):
         squared = (store.keys - y[row]).square().sum(dim=1)
         nearest = squared.argsort()[:5]
@@ -146,7 +148,7 @@ def test_steps_with_a_return_near_the_target_are_nearer():
     agent = small_agent().attach_datastore(data, KNNLM(k=1))
     observation = observation_at(data, 6)
     right, wrong = (
-        agent.memory.near(
+        agent.datastore.near(
             _newest_output(agent, observation | {"return_to_go": observation["return_to_go"] + more})
         )
         for more in (0.0, 3.0)
@@ -156,7 +158,7 @@ def test_steps_with_a_return_near_the_target_are_nearer():
 
 @torch.no_grad()
 def _newest_output(agent, observation):
-    return agent.policy.newest(agent.predict(observation)[1])
+    return agent.policy.newest_output(agent.predict(observation)[1])
 
 
 def test_training_the_gate_does_not_change_the_policy():
@@ -165,13 +167,13 @@ def test_training_the_gate_does_not_change_the_policy():
     agent.attach_datastore(others("Discrete"), SPALM(k=4))
     assert all(torch.equal(before[name], value) for name, value in agent.policy.state_dict().items())
     assert all(parameter.grad is None for parameter in agent.policy.parameters())
-    assert agent.memory.reader.gate.abs().sum() > 0
+    assert agent.datastore.reader.gate.abs().sum() > 0
 
 
 @pytest.mark.parametrize("space", ["Box", "Discrete", "MultiDiscrete"])
 def test_a_trained_gate_predicts_better_than_equal_weights(space):
     agent = agent_for(space).attach_datastore(others(space), SPALM(k=4))
-    memory, every = agent.memory, torch.arange(len(agent.memory.store))
+    memory, every = agent.datastore, torch.arange(len(agent.datastore.store))
     near, h, actions = memory._elsewhere(every), memory.store.keys, memory.store.values
     with torch.no_grad():
         learned = agent.head.error(h, near, actions).mean()
@@ -181,13 +183,13 @@ def test_a_trained_gate_predicts_better_than_equal_weights(space):
 
 def test_an_agent_with_a_datastore_cannot_be_trained():
     agent = small_agent().attach_datastore(others(), KNNLM(k=4))
-    with pytest.raises(ValueError, match=r"remembers trajectories cannot be trained.*detach_datastore\(\)"):
+    with pytest.raises(ValueError, match=r"with a datastore cannot be trained.*detach_datastore\(\)"):
         agent.learn(1)
     agent.detach_datastore().learn(1)
 
 
 def test_the_default_head_is_knn_lm():
-    assert small_agent().attach_datastore(some_trajectories(lengths=(40,))).memory.head == KNNLM()
+    assert small_agent().attach_datastore(some_trajectories(lengths=(40,))).datastore.head == KNNLM()
 
 
 @pytest.mark.parametrize("head", HEADS, ids=repr)
@@ -200,7 +202,7 @@ def test_datastores_are_saved(tmp_path, space, head):
     np.testing.assert_array_equal(replayed(loaded, data), replayed(agent, data))
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
     loaded.detach_datastore().save(tmp_path / "c.zip")
-    assert DecisionTransformer.load(tmp_path / "c.zip", device="cpu").memory is None
+    assert DecisionTransformer.load(tmp_path / "c.zip", device="cpu").datastore is None
 
 
 def test_faiss_gives_the_same_actions():
@@ -214,11 +216,13 @@ def test_faiss_gives_the_same_actions():
 
 def test_trajectories_of_other_spaces_are_refused():
     agent = small_agent()
-    with pytest.raises(DatasetError, match="cannot remember test/small-v0: action space"):
+    with pytest.raises(DatasetError, match="test/small-v0 cannot be a datastore of this agent: action space"):
         agent.attach_datastore(others("Discrete"))
-    with pytest.raises(DatasetError, match="cannot remember test/small-v0: observation space"):
+    with pytest.raises(
+        DatasetError, match="test/small-v0 cannot be a datastore of this agent: observation space"
+    ):
         agent.attach_datastore(some_trajectories(OBSERVATIONS["image"]))
-    assert agent.memory is None
+    assert agent.datastore is None
 
 
 def test_more_neighbours_than_steps_are_refused():

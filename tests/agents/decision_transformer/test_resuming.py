@@ -63,7 +63,7 @@ def assert_same(one, other):
     assert all(torch.equal(a[name], b[name]) for name in a)
     a, b = (agent.optimizer.state_dict()["state"] for agent in (one, other))
     assert all(torch.equal(a[number][name], b[number][name]) for number in a for name in a[number])
-    assert torch.equal(one.order.get_state(), other.order.get_state())
+    assert torch.equal(one.generator.get_state(), other.generator.get_state())
     assert one.num_timesteps == other.num_timesteps
 
 

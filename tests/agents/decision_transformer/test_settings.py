@@ -1,9 +1,15 @@
-"""Tests of the published presets: values as in the papers, and training."""
+"""Tests of the published presets, which equal the papers and can be trained, and of the configuration."""
+
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
 from rlxf import DecisionTransformer, TransformerSpec
 from rlxf.agents.decision_transformer import KZL, ODT, Imitation, MaximumEntropy
+from rlxf.agents.decision_transformer.presets import DecisionTransformerConfig
+from rlxf.training import linear
+from rlxf.training.serialization import dump_json, load_json
+from tests.agents.decision_transformer.worlds import small_agent
 
 CHEN_2021 = {
     "context_length": 20,
@@ -54,3 +60,22 @@ def test_presets_can_be_trained(settings, cartpole):
     pairs = zip(agent.policy.parameters(), before, strict=True)
     changed = [bool((after != initial).any()) for after, initial in pairs]
     assert sum(changed) > len(changed) / 2
+
+
+@pytest.mark.parametrize("objective", [Imitation(), MaximumEntropy(temperature=0.3)], ids=repr)
+def test_the_configuration_survives_json(objective):
+    agent = small_agent(objective=objective, learning_rate=linear(3e-4, 1e-5), warmup_updates=7)
+    stored = load_json(dump_json(agent.config.to_json()))
+    restored = DecisionTransformerConfig.from_json(stored)
+    assert restored.to_json() == agent.config.to_json()
+    assert (restored.objective, restored.core, restored.seed) == (objective, agent.core, agent.seed)
+    assert restored.return_scale == agent.return_scale > 0
+
+
+def test_the_configuration_holds_attributes_that_were_changed():
+    agent = small_agent()
+    before = agent.config
+    agent.batch_size = 3
+    assert agent.config == replace(before, batch_size=3) != before
+    with pytest.raises(FrozenInstanceError):
+        before.batch_size = 3

@@ -2,14 +2,17 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlxf.agents.decision_transformer import Imitation, decision_transformer
+from rlxf import DecisionTransformer
+from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.offline.context_window import ContextWindow
+from rlxf.agents.offline.trajectory_model import ContextWindow
+from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.attention.oracle import close, count, fill, load, put
 
 VECTOR = load("decision_transformer")
@@ -32,10 +35,12 @@ def model() -> DecisionTransformerModel:
     inner = VECTOR["w_encoder__h__0__mlp__c_fc__weight"].shape[1]
     layers = count(VECTOR, "encoder.h")
     core = decision_transformer(width=width, layers=layers, heads=HEADS, feed_forward=inner)
+    states = spaces.Box(-np.inf, np.inf, tuple(VECTOR["in_states"].shape[2:]))
     actions = spaces.Box(-1.0, 1.0, VECTOR["in_actions"].shape[2:])
-    shape = tuple(VECTOR["in_states"].shape[2:])
-    model = DecisionTransformerModel(shape, actions, nn.Identity(), core, Imitation(), 1.0, length)
-    model = model.double().eval()
+    data = some_trajectories(states, actions)
+    model = DecisionTransformer(data, core=core, return_scale=1.0, episode_length=length).policy
+    model.features.normalization = nn.Identity()
+    model = model.cpu().double().eval()
     put(model.tokens.time.weight, VECTOR["w_embed_timestep__weight"])
     fill(model.tokens.return_embedding, *weights("embed_return"))
     fill(model.tokens.state_embedding, *weights("embed_state"))

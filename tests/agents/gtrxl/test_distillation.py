@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.distributions import kl_divergence
 
 from rlxf import GTrXLPPO
-from rlxf.agents.common.distillation import Distillation
+from rlxf.agents.common.losses import Distillation
 from rlxf.agents.gtrxl.distillation import (
     DistillationBatch,
     DistillationLoss,

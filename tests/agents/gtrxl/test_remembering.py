@@ -58,18 +58,18 @@ def seen(data, steps):
 def replay(agent, data, view=lambda observation: observation):
     """Replay all episodes of the data in a batch; return the chosen actions and their outputs."""
     chosen, outputs = [None] * data.steps, torch.zeros(data.steps, agent.core.width)
-    near, state = agent.memory.near, None
+    near, state = agent.datastore.near, None
     for t in range(max(data.lengths)):
         # Finished episodes repeat their last step.
         steps = np.minimum(data.offsets[:-1] + t, data.offsets[1:] - 1)
         queries = []
-        agent.memory.near = lambda h, queries=queries: queries.append(h) or near(h)
+        agent.datastore.near = lambda h, queries=queries: queries.append(h) or near(h)
         start = np.full(data.episodes, t == 0)
         actions, state = agent.predict(view(seen(data, steps)), state, start, deterministic=True)
         state = agent.policy.observe_action(state, torch.from_numpy(data.actions[steps]))
         for row in np.flatnonzero(t < data.lengths):
             chosen[steps[row]], outputs[steps[row]] = actions[row], queries[0][row]
-    agent.memory.near = near
+    agent.datastore.near = near
     return np.array(chosen), outputs
 
 
@@ -83,7 +83,7 @@ def test_stored_outputs_equal_outputs_while_acting(monkeypatch, actions, segment
     monkeypatch.setattr(retrieval, "SEGMENT", segment)
     monkeypatch.setattr(retrieval, "EPISODES", 3)
     agent, data = agent_for(actions), logged(actions)
-    store = agent.attach_datastore(data, KNNLM(k=1)).memory.store
+    store = agent.attach_datastore(data, KNNLM(k=1)).datastore.store
     close(store.keys, replay(agent, data)[1])
     assert torch.equal(store.values, torch.from_numpy(data.actions))
     assert store.groups.tolist() == np.repeat(np.arange(len(LENGTHS)), LENGTHS).tolist()
@@ -101,7 +101,7 @@ def test_stored_outputs_equal_outputs_while_acting(monkeypatch, actions, segment
 def test_stored_outputs_equal_outputs_while_acting_for_other_cores(monkeypatch, core, previous_action):
     monkeypatch.setattr(retrieval, "SEGMENT", 6)
     agent, data = agent_for(core=core, previous_action=previous_action), logged()
-    keys = agent.attach_datastore(data, KNNLM(k=1)).memory.store.keys
+    keys = agent.attach_datastore(data, KNNLM(k=1)).datastore.store.keys
     close(keys, replay(agent, data)[1])
 
 
@@ -110,7 +110,7 @@ def test_stored_outputs_equal_outputs_while_acting_for_all_observations(kind):
     policy = kind if kind in SMALL_EXTRACTOR else "MlpGTrXLPolicy"
     agent = small_agent(scripts(shifted(2), OBSERVATIONS[kind]), policy)
     data = sampled(OBSERVATIONS[kind])
-    keys = agent.attach_datastore(data, KNNLM(k=1)).memory.store.keys
+    keys = agent.attach_datastore(data, KNNLM(k=1)).datastore.store.keys
     close(keys, replay(agent, data)[1])
 
 
@@ -126,7 +126,7 @@ def test_observations_are_normalised_as_in_training():
     env = VecNormalize(scripts(shifted(2)), norm_reward=False)
     env.obs_rms.mean, env.obs_rms.var = np.array([1.0, -2.0, 0.5]), np.array([4.0, 0.1, 1.0])
     agent, data = small_agent(env), logged()
-    keys = agent.attach_datastore(data, KNNLM(k=1)).memory.store.keys
+    keys = agent.attach_datastore(data, KNNLM(k=1)).datastore.store.keys
     close(keys, replay(agent, data, env.normalize_obs)[1])
     assert (keys - replay(agent, data)[1]).abs().max() > 0.1
 
@@ -177,7 +177,7 @@ def test_remember_changes_actions_and_forget_restores_them(actions, head):
     assert (changed != alone).any()
     assert all(agent.action_space.contains(action) for action in changed)
     np.testing.assert_array_equal(drawn_starts(agent.detach_datastore(), data, True), alone)
-    assert agent.memory is None
+    assert agent.datastore is None
 
 
 @pytest.mark.parametrize("head", HEADS, ids=repr)
@@ -195,10 +195,10 @@ def test_choices_are_a_mixture_of_categoricals():
     observations = data.observations[:12]
     own = agent.policy.action_logits(observations)[0].softmax(dim=1)
     agent.attach_datastore(data, KNNLM(k=5, weight=0.4, temperature=3.0))
-    queries, near = [], agent.memory.near
-    agent.memory.near = lambda h: queries.append(h) or near(h)
+    queries, near = [], agent.datastore.near
+    agent.datastore.near = lambda h: queries.append(h) or near(h)
     mixed = agent.policy.action_logits(observations)[0].exp()
-    store = agent.memory.store
+    store = agent.datastore.store
     for row in range(12):
         squared = (store.keys - queries[0][row]).square().sum(dim=1)
         nearest = squared.argsort()[:5]
@@ -240,13 +240,13 @@ def test_training_the_gate_changes_nothing_else():
     agent.attach_datastore(logged(), SPALM(k=4))
     assert all(torch.equal(before[name], value) for name, value in agent.policy.state_dict().items())
     assert all(parameter.grad is None for parameter in agent.policy.parameters())
-    assert agent.memory.reader.gate.abs().sum() > 0
+    assert agent.datastore.reader.gate.abs().sum() > 0
 
 
 @pytest.mark.parametrize("actions", ["Box", "Discrete", "MultiDiscrete"])
 def test_trained_gate_predicts_no_worse_than_equal_mixture(actions):
     agent = agent_for(actions).attach_datastore(logged(actions), SPALM(k=4))
-    memory, every = agent.memory, torch.arange(len(agent.memory.store))
+    memory, every = agent.datastore, torch.arange(len(agent.datastore.store))
     near, h, values = memory._elsewhere(every), memory.store.keys, memory.store.values
     error = agent.policy.retrieval.error
     with torch.no_grad():
@@ -279,9 +279,7 @@ def test_agent_with_datastore_cannot_be_changed():
         lambda: agent.distill(other, 1),
         lambda: agent.set_parameters(other.get_parameters()),
     ):
-        with pytest.raises(
-            ValueError, match=r"remembers trajectories cannot be trained.*detach_datastore\(\)"
-        ):
+        with pytest.raises(ValueError, match=r"with a datastore cannot be trained.*detach_datastore\(\)"):
             change()
     agent.detach_datastore().learn(1)
 
@@ -296,16 +294,18 @@ def test_datastore_is_saved(tmp_path, actions, head):
     np.testing.assert_array_equal(replay(loaded, data)[0], replay(agent, data)[0])
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
     loaded.detach_datastore().save(tmp_path / "c.zip")
-    assert GTrXLPPO.load(tmp_path / "c.zip", device="cpu").memory is None
+    assert GTrXLPPO.load(tmp_path / "c.zip", device="cpu").datastore is None
 
 
 def test_trajectories_of_other_spaces_are_refused():
     agent = agent_for()
-    with pytest.raises(DatasetError, match="cannot remember test/small-v0: action space"):
+    with pytest.raises(DatasetError, match="test/small-v0 cannot be a datastore of this agent: action space"):
         agent.attach_datastore(logged("Box"))
-    with pytest.raises(DatasetError, match="cannot remember test/small-v0: observation space"):
+    with pytest.raises(
+        DatasetError, match="test/small-v0 cannot be a datastore of this agent: observation space"
+    ):
         agent.attach_datastore(logged(observation_space=NESTED))
-    assert agent.memory is None
+    assert agent.datastore is None
 
 
 def test_more_neighbours_than_steps_are_refused():
@@ -315,7 +315,9 @@ def test_more_neighbours_than_steps_are_refused():
 
 def test_early_exits_are_rejected():
     agent = agent_for(core=replace(small_core(), depth=CALM()))
-    with pytest.raises(ValueError, match=r"remember needs outputs of one depth, but CALM.* exits early"):
+    with pytest.raises(
+        ValueError, match=r"attach_datastore needs outputs of one depth, but CALM.* exits early"
+    ):
         agent.attach_datastore(logged())
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from rlxf.agents.offline.context_window import TOKENS
+from rlxf.agents.offline.trajectory_model import TOKENS
 from rlxf.agents.pretraining.model import Masking
 
 STEPS = 200_000

@@ -1,0 +1,236 @@
+"""Checkpoint files of both agents: common content, checks, memory estimates and resumption."""
+
+import inspect
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlxf.agents.common.actions import BoxActions, DiscreteActions
+from rlxf.agents.common.retrieval import DATASTORE_GROUP, ActionDatastore
+from rlxf.attention import TransformerSpec
+from rlxf.attention.memory.base import State
+from rlxf.training import (
+    Archive,
+    CheckpointError,
+    CheckpointFolder,
+    ResumeError,
+    read_archive,
+    write_archive,
+)
+from rlxf.training.compat import (
+    NOTHING,
+    Rule,
+    check_fields,
+    check_known,
+    check_not_a_folder,
+    first_difference,
+    number,
+    rule_of,
+    whole,
+    wrong_content_error,
+)
+from rlxf.training.serialization import dump_json, load_json
+from rlxf.training.state_checks import RNG_GROUP
+from rlxf.utils.files import make_folder
+
+SEED = whole(0, 2**32 - 1) | NOTHING
+PROGRESS = {
+    "num_timesteps": whole(0),
+    "_total_timesteps": whole(0),
+    "_n_updates": whole(0),
+    "_current_progress_remaining": number(most=1),
+}
+"""Progress attributes of the agent; the last one is negative if a rollout exceeded the total steps."""
+
+
+def setting_rules(agent: type[Any], names: Collection[str], bounds: Mapping[str, Rule]) -> dict[str, Rule]:
+    """Return the validation rule of each setting in a file.
+
+    Args:
+        agent: class of the agent, or of its configuration.
+        names: names of the stored settings, which are arguments of its constructor.
+        bounds: rules of settings with a range; the other rules follow from the type annotations.
+    """
+    arguments = inspect.signature(agent).parameters
+    return {name: bounds.get(name) or rule_of(arguments[name].annotation) for name in names}
+
+
+def checkpoint_path(path: str | os.PathLike[str]) -> Path:
+    """Return ``path``, with ".zip" added if it has no suffix, as in SB3."""
+    path = Path(path)
+    return path if path.suffix else path.with_suffix(".zip")
+
+
+def save_archive(archive: Archive, path: str | os.PathLike[str]) -> None:
+    """Write an archive to a file atomically; folders are created, and ".zip" is added if it has no suffix.
+
+    Raises:
+        OSError: if the disk is full or the folder is not writable; an existing file stays unchanged.
+    """
+    file = checkpoint_path(path)
+    make_folder(file.parent, exist_ok=True)
+    write_archive(file, archive.documents, archive.tensors)
+
+
+def read_agent_archive(
+    path: str | os.PathLike[str], name: str, groups: Collection[str], sha256: str | None = None
+) -> Archive:
+    """Read and check the checkpoint of an agent.
+
+    Args:
+        path: path of the file; ".zip" is added if it has no suffix.
+        name: name of the algorithm that the file must hold.
+        groups: names of the tensor groups that the file must hold.
+        sha256: required SHA-256 of the file; None to accept any file.
+
+    Raises:
+        FileNotFoundError: if the file does not exist.
+        IsADirectoryError: if the path is a folder.
+        CheckpointError: if the file is truncated, altered, or not a checkpoint of an agent of this name.
+    """
+    file = checkpoint_path(path)
+    check_not_a_folder(path, file)
+    archive = read_archive(file, sha256=sha256)
+    agent: Any = archive.documents.get("agent")
+    named = isinstance(agent, dict) and agent.get("name") == name
+    if not named or not archive.tensors.keys() >= set(groups):
+        raise wrong_content_error(file, archive, f"{name} agent")
+    check_fields(agent.get("settings"), {}, "settings")
+    check_fields(agent.get("progress"), PROGRESS, "progress")
+    return archive
+
+
+def stored_settings(archive: Archive, rules: Mapping[str, Rule]) -> dict[str, Any]:
+    """Return the settings in a checkpoint as JSON data.
+
+    Args:
+        archive: result of `read_agent_archive`.
+        rules: rules by name of the setting.
+
+    Raises:
+        CheckpointError: if a setting is missing, unknown or breaks its rule.
+    """
+    agent = archive.documents["agent"]
+    check_known(agent["settings"], list(rules), agent.get("rlxf"))
+    check_fields(agent["settings"], rules, "settings")
+    return dict(agent["settings"])
+
+
+def datastore_archive(datastore: ActionDatastore | None) -> Archive:
+    """Return the part of a checkpoint that holds the datastore; empty if there is none."""
+    if datastore is None:
+        return Archive({}, {})
+    return Archive({DATASTORE_GROUP: datastore.to_json()}, {DATASTORE_GROUP: datastore.tensors()})
+
+
+def read_datastore(
+    archive: Archive, width: int, actions: BoxActions | DiscreteActions, device: torch.device
+) -> ActionDatastore | None:
+    """Return the datastore in a checkpoint; None if there is none.
+
+    Args:
+        archive: content of the file.
+        width: width of the agent's transformer.
+        actions: encoding of the agent's actions.
+        device: device of the datastore.
+
+    Raises:
+        ValueError, KeyError, CheckpointError: if it does not fit the agent.
+        ImportError: if its head needs faiss, which is not installed.
+    """
+    if DATASTORE_GROUP not in archive.tensors:
+        return None
+    document, tensors = archive.documents[DATASTORE_GROUP], archive.tensors[DATASTORE_GROUP]
+    datastore = ActionDatastore.from_tensors(document, tensors, device)
+    datastore.check_fits(width, actions)
+    return datastore
+
+
+CACHE_COPIES = 8
+"""Bytes needed to act per byte of a state: keys, values and distance tables, and their copies."""
+STEP_COPIES = 4
+"""Bytes needed to act per byte of a context window: the window, its copy shifted by a step, its tokens."""
+NUMBER_BYTES = 8
+INDEX_NUMBERS = 32
+"""Additional numbers per step: return, time step, mask, and positions and masks of its tokens."""
+
+
+def state_memory(core: TransformerSpec) -> int:
+    """Return an upper estimate of the bytes of a core's memory for one environment while it acts."""
+    if core.memory is None:
+        return 0
+    like = torch.empty(0, device="meta")
+    return CACHE_COPIES * _bytes(core.memory.empty(core.layers, 1, like, core.width))
+
+
+def window_memory(steps: int, numbers: int, width: int) -> int:
+    """Return an upper estimate of the bytes of a context window of one environment.
+
+    Args:
+        steps: length of the window.
+        numbers: size of an encoded observation plus an encoded action.
+        width: features of a token; a step has three tokens.
+    """
+    return STEP_COPIES * NUMBER_BYTES * steps * (numbers + 3 * width + INDEX_NUMBERS)
+
+
+def _bytes(state: State | None) -> int:
+    if state is None:
+        return 0
+    index = state.index.position.nbytes + state.index.episode.nbytes
+    return state.hidden.nbytes + index + _bytes(state.older)
+
+
+def newest_checkpoint_file(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file itself, or the newest complete file of a folder of `CheckpointWriter`.
+
+    Raises:
+        FileNotFoundError: if the folder has no complete file.
+    """
+    return CheckpointFolder(Path(path)).newest() if Path(path).is_dir() else Path(path)
+
+
+def check_resumable(archive: Archive, path: Path) -> None:
+    """Raise CheckpointError unless the file holds the random number generators of a training run."""
+    if RNG_GROUP not in archive.tensors:
+        raise CheckpointError(
+            f"{path} was written by save(), not by CheckpointWriter, and holds no states of random number "
+            f"generators, so a training cannot be resumed exactly. Load the agent and call learn() instead"
+        )
+
+
+def check_same_settings(own: Mapping[str, Any], other: Mapping[str, Any], path: Path) -> None:
+    """Raise ResumeError unless an agent has the settings of the one in a file; name the first difference.
+
+    Args:
+        own: settings of the agent.
+        other: settings in the file.
+        path: path of the file, for the message.
+    """
+    own = load_json(dump_json(own))
+    for name in sorted(own.keys() | other.keys()):
+        if difference := first_difference(name, other.get(name), own.get(name)):
+            place, stored, current = difference
+            raise ResumeError(
+                f"{path} cannot be resumed here: its {place} is {stored}, the agent's {current}; build "
+                f"the agent with the arguments and the data of the run"
+            )
+
+
+def check_unfinished(done: int, wanted: int, what: str, path: Path) -> None:
+    """Raise ResumeError if the run in a file has reached its target already.
+
+    Args:
+        done: progress of the run in the file.
+        wanted: progress to reach in total.
+        what: name of the argument that sets the target, for the message.
+        path: path of the file, for the message.
+    """
+    if wanted <= done:
+        raise ResumeError(
+            f"the run in {path} has reached {done} already, got {what}={wanted}; use a larger {what} to "
+            f"continue"
+        )

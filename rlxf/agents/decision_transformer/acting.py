@@ -1,0 +1,151 @@
+"""Acting with a Decision Transformer: predictions from its context window, with or without a datastore."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.callbacks import BaseCallback
+
+from rlxf.agents.calibration import CalibrationMixin, reset_calibration
+from rlxf.agents.common.actions import to_environment
+from rlxf.agents.common.arguments import MissingStateWarning
+from rlxf.agents.common.checkpoint import datastore_archive, read_datastore
+from rlxf.agents.common.datastore import DatastoreMixin, check_no_datastore
+from rlxf.agents.common.retrieval import ActionDatastore, RetrievalPolicy
+from rlxf.agents.decision_transformer.heads import Head
+from rlxf.agents.decision_transformer.model import DecisionTransformerModel
+from rlxf.agents.decision_transformer.policy_state import (
+    ConditionedObservation,
+    encode_observations,
+    extend_context,
+)
+from rlxf.agents.decision_transformer.retrieval import encode_dataset
+from rlxf.agents.offline.algorithm import OfflineAlgorithm
+from rlxf.agents.offline.trajectory_model import ContextWindow
+from rlxf.attention.heads.datastore import Datastore
+from rlxf.data import Trajectories, Windows, action_encoder
+from rlxf.training import Archive
+from rlxf.training.compat import checkpoint_errors
+
+
+class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, OfflineAlgorithm):
+    """Part of `DecisionTransformer` that acts, conditioned on a target return."""
+
+    policy: DecisionTransformerModel
+    _stateless: MissingStateWarning
+
+    @property
+    def head(self) -> Head | RetrievalPolicy:
+        """Action head of the policy; with a datastore, the head that also retrieves from it."""
+        own: Head = self.policy.loss.head
+        return own if self.datastore is None else own.with_datastore(self.datastore)
+
+    def _setup_learn(self, *args: Any, **options: Any) -> tuple[int, BaseCallback]:
+        check_no_datastore(self.datastore)
+        return super()._setup_learn(*args, **options)
+
+    def train(self, windows: Windows, learning_rate: float) -> None:
+        """Run one update; a calibrated exit threshold is reset first, with a warning."""
+        reset_calibration(self.policy.transformer)
+        super().train(windows, learning_rate)
+
+    def encode(
+        self, observation: dict[str, NDArray[Any]], actions: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Encode observations of `rlxf.envs.ReturnToGo` and actions, (E, ...), as in `Trajectories`."""
+        rows = encode_observations(observation["observation"], self.dataset_info)
+        return rows, action_encoder(self.dataset_info.action_space)(actions)
+
+    def predict(
+        self,
+        observation: NDArray[Any] | dict[str, NDArray[Any]],
+        state: Any = None,
+        episode_start: NDArray[np.bool_] | None = None,
+        deterministic: bool = True,
+    ) -> tuple[NDArray[Any], Any]:
+        """Choose actions, as in SB3; ``state`` holds the last K steps.
+
+        Args:
+            observation: observation of `rlxf.envs.ReturnToGo`, of a single environment or of E environments.
+            state: the `ContextWindow` returned by the previous call; None at the beginning.
+            episode_start: (E,) bool, True for the first observation of an episode. Observations with time
+                step 0 always start an episode.
+            deterministic: return the most likely action instead of a sample. With `Imitation`, Box actions
+                are always deterministic.
+
+        Returns:
+            The actions, (E, ...), within the bounds of the space, and the state for the next call. The given
+            state is not modified.
+
+        Raises:
+            TypeError: if the observation is not that of a `ReturnToGo`.
+            ValueError: if the observation's shape differs from the dataset's, the batch size of ``state`` or
+                ``episode_start`` differs from the observation's, or a number is NaN or infinite.
+
+        Warns:
+            UserWarning: once, if ``state`` is None in ten consecutive calls without ``episode_start`` at time
+                steps other than 0, or in a call whose ``episode_start`` is False for an observation.
+        """
+        encoded, state = self._append_observation(observation, state, episode_start)
+        with torch.no_grad():
+            chosen = self.head.choose(self.policy.newest_output(state), deterministic)
+        actions = to_environment(chosen, self.action_space)
+        return (actions if encoded.batched else actions[0]), state
+
+    @torch.no_grad()
+    def action_logits(
+        self,
+        observation: NDArray[Any] | dict[str, NDArray[Any]],
+        state: Any = None,
+        episode_start: NDArray[np.bool_] | None = None,
+    ) -> tuple[torch.Tensor, Any]:
+        """Return the logits (E, A) that `predict` samples from, and the state; arguments as in `predict`.
+
+        Raises the errors of `predict`.
+
+        Raises:
+            TypeError: also if the action space is not Discrete.
+        """
+        if not isinstance(self.action_space, spaces.Discrete):
+            raise TypeError(f"action_logits needs Discrete actions, got {self.action_space}")
+        _, state = self._append_observation(observation, state, episode_start)
+        head: Any = self.head  # of Discrete actions, so it has logits
+        (logits,) = head.logits(self.policy.newest_output(state))
+        return logits, state
+
+    def observe_action(self, state: ContextWindow, actions: torch.Tensor) -> ContextWindow:
+        """Return the state after a step with actions (E,), unchanged; the next observation contains them."""
+        return state
+
+    def _append_observation(
+        self, observation: NDArray[Any] | dict[str, NDArray[Any]], state: Any, episode_start: Any
+    ) -> tuple[ConditionedObservation, ContextWindow]:
+        """Encode the observation and append it to the context; return both."""
+        encoded = ConditionedObservation.encode(observation, self.dataset_info, self.device)
+        start = encoded.episode_starts(episode_start)
+        if self.policy.training:  # eval() visits each module, which takes a tenth of the time of a step
+            self.policy.eval()
+        self._stateless.record(
+            state, None if episode_start is None and not start.all() else bool(start.all())
+        )
+        length = self.context_length + self.policy.burn_in_steps
+        return encoded, extend_context(self.policy, state, encoded, start, length)
+
+    def _encode_dataset(self, data: Trajectories, progress_bar: bool) -> Datastore:
+        return encode_dataset(self.policy.eval(), self.windows(data), self.device, progress_bar)
+
+    def _retrieval_policy(self, datastore: ActionDatastore) -> RetrievalPolicy:
+        return self.policy.loss.head.with_datastore(datastore)
+
+    def _checkpoint(self) -> Archive:
+        own, datastore = super()._checkpoint(), datastore_archive(self.datastore)
+        return Archive(own.documents | datastore.documents, own.tensors | datastore.tensors)
+
+    @checkpoint_errors()
+    def _restore(self, archive: Archive) -> None:
+        super()._restore(archive)
+        actions = self.policy.tokens.actions
+        if (datastore := read_datastore(archive, self.core.width, actions, self.device)) is not None:
+            self.datastore = datastore

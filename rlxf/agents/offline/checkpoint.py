@@ -1,0 +1,163 @@
+"""Checkpoint files of offline agents, and the resumption of their training."""
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from rlxf.agents.common.actions import action_encoder
+from rlxf.agents.common.checkpoint import (
+    check_resumable,
+    check_same_settings,
+    check_unfinished,
+    newest_checkpoint_file,
+    read_agent_archive,
+    state_memory,
+    stored_settings,
+    window_memory,
+)
+from rlxf.agents.offline.config import OfflineConfig
+from rlxf.agents.offline.dataset_info import DatasetInfo
+from rlxf.agents.offline.optimizer_step import OfflineUpdate
+from rlxf.agents.offline.trajectory_model import memory_steps
+from rlxf.training import Archive, ResumeError
+from rlxf.training.compat import VERSION, checkpoint_errors
+from rlxf.training.state_checks import (
+    RNG_GROUP,
+    check_layers,
+    check_weights_fit,
+    get_rng_states,
+    optimizer_state,
+    optimizer_tensors,
+    set_rng_states,
+    weights_mismatch,
+)
+
+Config = TypeVar("Config", bound=OfflineConfig)
+GROUPS = {"policy", "optimizer", "random"}
+METRICS = "notes"
+"""Name of the group of tensors with the metrics since the last log output."""
+
+
+def describe(name: str, config: OfflineConfig, info: DatasetInfo, progress: Mapping[str, Any]) -> Any:
+    """Return name, settings, dataset information and progress of an agent as JSON data."""
+    return {
+        "name": name,
+        "rlxf": VERSION,
+        "settings": config.to_json(),
+        "facts": info.to_json(),
+        "progress": dict(progress),
+    }
+
+
+def build_archive(description: Any, update: OfflineUpdate, generator: torch.Generator) -> Archive:
+    """Return the checkpoint of an agent; tensors are not copied.
+
+    Args:
+        description: result of `describe`.
+        update: the current update, with model, optimizer and pending metrics.
+        generator: generator of batches.
+    """
+    tensors = {
+        RNG_GROUP: get_rng_states(),
+        "policy": update.model.state_dict(),
+        "optimizer": optimizer_tensors(update.optimizer),
+        "random": {"order": generator.get_state()},
+    }
+    metrics = update.metrics()
+    return Archive({"agent": description}, tensors | ({METRICS: metrics} if metrics else {}))
+
+
+def read(path: str | os.PathLike[str], name: str, sha256: str | None = None) -> Archive:
+    """Read and check the checkpoint of an agent of this name; errors as in `read_agent_archive`."""
+    return read_agent_archive(path, name, GROUPS, sha256)
+
+
+@checkpoint_errors()
+def read_config(archive: Archive, config: type[Config]) -> Config:
+    """Return the configuration in a checkpoint.
+
+    Raises:
+        CheckpointError: if the configuration lacks an argument of the file, or a value is invalid.
+    """
+    stored = config.from_json(stored_settings(archive, config.rules()))
+    check_layers(stored.core.kinds, archive.tensors["policy"])
+    return stored
+
+
+@checkpoint_errors()
+def read_dataset_info(archive: Archive) -> DatasetInfo:
+    """Return the dataset information in a checkpoint."""
+    return DatasetInfo.from_json(archive.documents["agent"]["facts"], archive.tensor_bytes)
+
+
+def inference_memory(archive: Archive, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Return upper bounds on the bytes of memory that an agent with these settings needs to act, by purpose.
+
+    Args:
+        archive: checkpoint; its dataset information gives the spaces.
+        settings: arguments of the constructor.
+    """
+    info, core = read_dataset_info(archive), settings["core"]
+    numbers = math.prod(info.encoder.shape) + action_encoder(info.action_space).width
+    steps = settings["context_length"] + memory_steps(core)
+    return {
+        "acting with the core's memory": state_memory(core),
+        "the context of an episode": window_memory(steps, numbers, core.width),
+    }
+
+
+def restore(update: OfflineUpdate, generator: torch.Generator, archive: Archive) -> None:
+    """Load weights, optimizer state and generator of batches.
+
+    Raises:
+        CheckpointError: if a tensor does not fit the model.
+    """
+    check_weights_fit(update.model, archive.tensors["policy"], "policy")
+    updates = archive.documents["agent"]["progress"]["_n_updates"]
+    update.model.load_state_dict(archive.tensors["policy"])
+    update.optimizer.load_state_dict(optimizer_state(update.optimizer, archive.tensors["optimizer"], updates))
+    try:
+        generator.set_state(archive.tensors["random"]["order"])
+    except RuntimeError as error:
+        raise weights_mismatch(f"in random, 'order' is not a generator state ({error})") from error
+
+
+def restore_training_state(update: OfflineUpdate, archive: Archive) -> None:
+    """Restore the pending metrics and the random generators; call it last, just before training continues."""
+    update.load_metrics(archive.tensors.get(METRICS, {}))
+    set_rng_states(archive.tensors[RNG_GROUP])
+
+
+def read_resumable_run(path: str | os.PathLike[str], description: Any, steps: int) -> Archive:
+    """Read the checkpoint of an offline training run with the settings and data of an agent.
+
+    Args:
+        path: path of the file, or of a folder of `CheckpointWriter`.
+        description: result of `describe` for the agent with its dataset.
+        steps: requested total number of updates, including those in the file.
+
+    Raises:
+        FileNotFoundError: if there is no file.
+        CheckpointError: if it is damaged, of another format, or holds no generator states.
+        ValueError: if its settings or data differ from the agent's, or the run has reached ``steps`` already.
+    """
+    archive, file = read_matching_run(path, description), newest_checkpoint_file(path)
+    if "online" in archive.documents:
+        raise ResumeError(
+            f"{file} was written during learn_online: resume it with learn_online(resume_from=...)"
+        )
+    check_unfinished(archive.documents["agent"]["progress"]["num_timesteps"], steps, "steps", file)
+    return archive
+
+
+def read_matching_run(path: str | os.PathLike[str], description: Any) -> Archive:
+    """Read the checkpoint of a run with the settings and data of an agent, also if it is finished."""
+    file = newest_checkpoint_file(path)
+    archive = read(file, description["name"])
+    check_resumable(archive, file)
+    for kind in ("settings", "facts"):
+        check_same_settings(description[kind], archive.documents["agent"][kind], file)
+    return archive
