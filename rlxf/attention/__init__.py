@@ -1,13 +1,13 @@
 """Attention core: a transformer configured along six axes. Depends on torch only and is independent of RL."""
 
 from rlxf.attention.cache import KVCache
+from rlxf.attention.cross_attention import Context, EncoderDecoder
 from rlxf.attention.depth.act import ACT
+from rlxf.attention.depth.base import ExitTargets
 from rlxf.attention.depth.calm import CALM
 from rlxf.attention.depth.depth_adaptive import DepthAdaptive
-from rlxf.attention.depth.early_exit import ExitTargets
 from rlxf.attention.depth.fixed import Fixed
 from rlxf.attention.depth.universal import Universal
-from rlxf.attention.encoder_context import Context
 from rlxf.attention.heads.knn_lm import KNNLM
 from rlxf.attention.heads.spalm import SPALM
 from rlxf.attention.kernels.adaptive_span import AdaptiveSpan
@@ -58,7 +58,7 @@ from rlxf.attention.residuals.reversible import Reversible
 from rlxf.attention.residuals.sig_tanh import SigTanhGate
 from rlxf.attention.spec import TransformerSpec
 from rlxf.attention.token_index import TokenIndex
-from rlxf.attention.transformer import EncoderDecoder, Transformer
+from rlxf.attention.transformer import Transformer
 
 __all__ = [
     "CALM",

@@ -1,6 +1,5 @@
 """Multi-head attention: projections, position encoding, attention kernel and attention mask."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -8,11 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.attention_mask import AttentionMask, DistanceTables, GatheredMask, HeadGroup
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.init import orthogonal_linear
 from rlxf.attention.kernels.base import Kernel, LinearFn, RecurrentAttentionKernel, RecurrentKernelState
-from rlxf.attention.positions.base import LayerPosition, PairwisePosition, Position
-from rlxf.attention.sparse.gather import flatten_tokens, gather_tokens, scatter_outputs
+from rlxf.attention.positions.base import LayerPosition, Position
+from rlxf.attention.relative import DistanceTables
+from rlxf.attention.sparse.attention import sparse_average
 from rlxf.attention.token_index import TokenIndex
 
 Projected = tuple[Tensor, ...]
@@ -67,68 +67,61 @@ class Attention(nn.Module):
         self.qkv = orthogonal_linear(width, width, matrices=3)
         self.out: nn.Module = orthogonal_linear(width, width)
         self.position = position.build(width, heads) if position else LayerPosition()
-        self.pairwise = isinstance(position, PairwisePosition)
         self.kernel = kernel.build(width, heads)
-        self.heads_differ = bool(self.kernel.state_dict())  # the kernel has weights per head
         self.dropout = dropout
 
-    def forward(self, x: Tensor, memory: Projected | None, relation: AttentionMask) -> Tensor:
+    def forward(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
         """Attend from x (B, T, C) over projected memory (B, H, M, D) and x -> (B, Tq, C)."""
-        q, k, v = self.project_qkv(x, memory, relation)
-        return self._merge_heads(self.segment_average(q, k, v, relation), relation)
+        q, k, v = self.project_qkv(x, memory, mask)
+        return self._merge_heads(self.segment_average(q, k, v, mask), mask)
 
-    def segment_average(self, q: Tensor, k: Tensor, v: Tensor, relation: AttentionMask) -> Tensor:
+    def segment_average(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
         """Compute `average` for a segment, block-sparse where that is faster."""
-        shares = self.kernel.head_groups(relation)
-        if shares is None:
-            return self.average(q, k, v, relation, self._table(relation))
-        q, k = self.kernel.before_gathering(q, k, relation)
-        return self._block_sparse(q, k, v, shares)
+        if not self.kernel.allows_gathering(mask) or mask.sparse_plan is None:
+            return self.average(q, k, v, mask, self.position.pass_table(mask))
+        q, k = self.kernel.before_gathering(q, k, mask)
+        return sparse_average(self.kernel, self.position, (q, k, v), mask, self._dropout)
 
-    def weights(self, x: Tensor, memory: Projected | None, relation: AttentionMask) -> Tensor:
+    def weights(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
         """Return the attention weights of `forward`, (B, H, T, M + T); row i belongs to query i."""
-        q, k, _ = self.project_qkv(x, memory, relation)
-        q, k = self.kernel.before_gathering(q, k, relation)
-        bias, q = self._bias_and_query(q, k, relation, self._table(relation))
-        weights = self.kernel.inspect_weights(q, k, bias, relation, self._dropout)
-        return (
-            weights
-            if relation.fully_masked_by_head is None
-            else weights.masked_fill(relation.fully_masked_by_head[..., None], 0.0)
-        )
+        q, k, v = self.project_qkv(x, memory, mask)
+        q, k, _, bias, _, dropout = self._kernel_inputs(q, k, v, mask, self.position.pass_table(mask))
+        return mask.zero_masked_rows(self.kernel.inspect_weights(q, k, bias, mask, dropout))
 
-    def cross(self, x: Tensor, context: Projected, relation: AttentionMask) -> Tensor:
+    def cross(self, x: Tensor, context: Projected, mask: AttentionMask) -> Tensor:
         """Attend from x (B, T, C) over projected keys and values (B, H, N, D) -> (B, T, C)."""
-        keys, values = self.prepare_keys(context, relation.key.position)
-        return self.attend(self.project_queries(x), keys, values, relation, None)
+        keys, values = self.prepare_keys(context, mask.key.position)
+        return self.attend(self.project_queries(x), keys, values, mask, None)
 
     def step(
-        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, relation: AttentionMask
+        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, mask: AttentionMask
     ) -> Tensor:
         """Write the token x (B, 1, C) into the cache, then attend over the cache -> (B, 1, C)."""
         q, projected = self._project_jointly(x)
-        k, v = self.prepare_keys(projected, relation.query.position)
+        k, v = self.prepare_keys(projected, mask.query.position)
         if isinstance(cache, RecurrentKernelState):
-            return self._recurrent_step(q, k, v, cache, relation)
+            return self._recurrent_step(q, k, v, cache, mask)
         cache.write(slot, k, v)
-        return self.attend(q, cache.keys, cache.values, relation, cache.table)
+        average = self.position.value_average(self.kernel, cache.table)
+        y = average(*self._kernel_inputs(q, cache.keys, cache.values, mask, cache.table))
+        return self._merge_heads(self._zero_masked_heads(y, mask), mask)
 
     def write(
-        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, relation: AttentionMask
+        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, mask: AttentionMask
     ) -> None:
         """Write the token x (B, 1, C) into the cache without computing its output."""
         if isinstance(cache, RecurrentKernelState):
-            self.step(x, cache, slot, relation)
+            self.step(x, cache, slot, mask)
             return
-        cache.write(slot, *self.prepare_keys(self.project(x), relation.query.position))
+        cache.write(slot, *self.prepare_keys(self.project(x), mask.query.position))
 
     def _recurrent_step(
-        self, q: Tensor, k: Tensor, v: Tensor, memory: RecurrentKernelState, relation: AttentionMask
+        self, q: Tensor, k: Tensor, v: Tensor, memory: RecurrentKernelState, mask: AttentionMask
     ) -> Tensor:
         """Run `step` with a recurrent kernel, which updates its state instead of a cache slot."""
         assert isinstance(self.kernel, RecurrentAttentionKernel)
-        _, q = self._bias_and_query(q, k, relation, None)
-        return self._merge_heads(self.kernel.step(q, k, v, relation.query, memory), relation)
+        q, _ = self.position.encode(q, k, self.size, mask, None)
+        return self._merge_heads(self.kernel.step(q, k, v, mask.query, memory), mask)
 
     def recurrent_state(self, memory: Projected, index: TokenIndex) -> RecurrentKernelState:
         """Compute the state of a recurrent kernel from keys and values of memory, (B, H, S, D)."""
@@ -146,86 +139,48 @@ class Attention(nn.Module):
         """Largest distance, in tokens, at which a key can have a nonzero weight."""
         return self.kernel.max_distance
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, relation: AttentionMask, table: Tensor | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
         """Attend from q (B, H, Tq, D) over k and v (B, H, Tk, D) -> (B, Tq, C); 0 without visible keys."""
-        return self._merge_heads(self.average(q, k, v, relation, table), relation)
+        return self._merge_heads(self.average(q, k, v, mask, table), mask)
 
-    def average(
-        self, q: Tensor, k: Tensor, v: Tensor, relation: AttentionMask, table: Tensor | None
-    ) -> Tensor:
+    def average(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
         """Compute the output of each head: q (B, H, Tq, D), k and v (B, H, Tk, D) -> (B, H, Tq, D)."""
-        q, k = self.kernel.before_gathering(q, k, relation)
-        bias, q = self._bias_and_query(q, k, relation, table)
-        mixed = self.position.average(self.kernel, q, k, v, bias, relation, table, self._dropout)
-        if len(relation.rules) > 1 and relation.fully_masked_by_head is not None:
-            mixed = mixed.masked_fill(relation.fully_masked_by_head[..., None], 0.0)
-        return mixed
+        average = self.position.value_average(self.kernel, table)
+        return self._zero_masked_heads(average(*self._kernel_inputs(q, k, v, mask, table)), mask)
 
-    def _block_sparse(self, q: Tensor, k: Tensor, v: Tensor, shares: Sequence[HeadGroup]) -> Tensor:
-        """Compute `average` with gathered keys: q (B, H, Tq, D), k and v (B, H, Tk, D) -> (B, H, Tq, D)."""
-        rows = [flatten_tokens(x) for x in (q, k, v)]
-        parts = [
-            [self._attend_groups(rows, gathered, share.heads) for gathered in share.parts] for share in shares
-        ]
-        return scatter_outputs(shares, parts, like=q[..., : v.shape[-1]])
+    def _kernel_inputs(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, table: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, AttentionMask, float]:
+        """Return the arguments of `AttentionKernel.forward`."""
+        q, k = self.kernel.before_gathering(q, k, mask)
+        q, bias = self.position.encode(q, k, self.size, mask, table)
+        return q, k, v, bias, mask, self._dropout
 
-    def _attend_groups(
-        self, rows: Sequence[Tensor], relation: GatheredMask, heads: slice | list[int]
-    ) -> Tensor:
-        """Compute the outputs of N groups of G queries in the given heads, (N, heads, G, D).
+    def _zero_masked_heads(self, y: Tensor, mask: AttentionMask) -> Tensor:
+        """Set outputs y (B, H, Tq, D) of heads without visible keys to 0, if patterns differ by head."""
+        return mask.zero_masked_rows(y) if len(mask.head_patterns) > 1 else y
 
-        Pairwise positions and kernels with weights need all heads. Otherwise only these heads are gathered.
-        """
-        query, key = relation.part.query, relation.part.key
-        kernel_heads = slice(None) if self.heads_differ else heads
-        scored_heads = slice(None) if self.pairwise else kernel_heads
-        q, k = gather_tokens(rows[0][:, scored_heads], query), gather_tokens(rows[1][:, scored_heads], key)
-        v, table = gather_tokens(rows[2][:, kernel_heads], key), self._table(relation)
-        bias, q = self._bias_and_query(q, k, relation, table)
-        if self.pairwise:
-            q, k = q[:, kernel_heads], k[:, kernel_heads]
-            bias = bias if bias is None else bias[:, kernel_heads]
-        mixed = self.position.average(self.kernel, q, k, v, bias, relation, table, self._dropout)
-        mixed = mixed[:, heads] if self.heads_differ else mixed
-        blind = relation.fully_masked_by_head
-        return mixed if blind is None else mixed.masked_fill(blind[..., None], 0.0)
-
-    def _table(self, relation: AttentionMask) -> Tensor | None:
-        """Return the distance table of a pairwise position encoding, else None."""
-        return self.position.table(relation.distances, relation.table) if self.pairwise else None
-
-    def _bias_and_query(
-        self, q: Tensor, k: Tensor, relation: AttentionMask, table: Tensor | None
-    ) -> tuple[Tensor | None, Tensor]:
-        """Return the position bias and the position-encoded queries. Extra kernel features stay unchanged."""
-        size = self.size
-        content = q[..., :size]
-        bias = self.position.bias(content, k[..., :size], relation, table)
-        encoded = self.position.query(content, relation.query.position)
-        return bias, encoded if q.shape[-1] == size else torch.cat([encoded, q[..., size:]], dim=-1)
-
-    def _merge_heads(self, mixed: Tensor, relation: AttentionMask) -> Tensor:
+    def _merge_heads(self, y: Tensor, mask: AttentionMask) -> Tensor:
         """Project the outputs of the heads (B, H, Tq, D) -> (B, Tq, C); 0 for fully masked queries."""
-        y: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return y if relation.fully_masked is None else y.masked_fill(relation.fully_masked[..., None], 0.0)
+        merged: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        masked = mask.fully_masked
+        return merged if masked is None else merged.masked_fill(masked[..., None], 0.0)
 
     @property
     def _dropout(self) -> float:
         return self.dropout if self.training else 0.0
 
     def project_qkv(
-        self, x: Tensor, memory: Projected | None, relation: AttentionMask
+        self, x: Tensor, memory: Projected | None, mask: AttentionMask
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return q (B, H, Tq, D) of x (B, T, C), and k and v (B, H, M + T, D) of memory and x."""
-        if relation.query_slice is None:
+        if mask.query_slice is None:
             q, projected = self._project_jointly(x)
         else:
-            q, projected = self.project_queries(relation.queries(x)), self.project(x)
+            q, projected = self.project_queries(mask.queries(x)), self.project(x)
         if memory is not None:
             projected = tuple(torch.cat(pair, dim=2) for pair in zip(memory, projected, strict=True))
-        return q, *self.prepare_keys(projected, relation.key.position)
+        return q, *self.prepare_keys(projected, mask.key.position)
 
     def _project_jointly(self, x: Tensor) -> tuple[Tensor, Projected]:
         """Compute queries, keys and values of the same tokens in one matrix product."""

@@ -1,15 +1,16 @@
 """KV cache for acting one token at a time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from rlxf.attention.attention import LayerCache
-from rlxf.attention.attention_mask import AttentionMask, DistanceTables
-from rlxf.attention.encoder_context import ProjectedContext
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.cross_attention import ProjectedContext
 from rlxf.attention.kernels.base import RecurrentKernelState
+from rlxf.attention.relative import DistanceTables
 from rlxf.attention.token_index import TokenIndex
 
 
@@ -32,7 +33,7 @@ class KVCache:
     index: TokenIndex
     slot: int
     tables: DistanceTables
-    context: ProjectedContext | None
+    context: ProjectedContext | None = field(default=None, kw_only=True)
 
     def write(self, index: TokenIndex) -> int:
         """Store the position and episode of the next token (B, 1) and return its slot."""
@@ -42,13 +43,13 @@ class KVCache:
         self.slot = (slot + 1) % self.index.shape[1]
         return slot
 
-    def adapt_masks(self, relations: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
+    def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
         """Return the attention masks between a token and the slots in each pass, adapted to this cache.
 
         Args:
-            relations: masks of each pass, as derived from index and pattern.
+            masks: masks of each pass, as derived from index and pattern.
         """
-        return relations
+        return masks
 
     def observe_input(self, number: int, x: Tensor) -> None:
         """Process the input x (B, 1, C) of a pass. `write` has already stored the token's index."""
@@ -62,7 +63,7 @@ class KVCache:
         rows = rows.nonzero()[:, 0] if rows.dtype is torch.bool else rows
         layers = [layer.rows(rows) for layer in self.layers]
         context = None if self.context is None else self.context.rows(rows)
-        return KVCache(layers, self.index.rows(rows), self.slot, self.tables, context)
+        return KVCache(layers, self.index.rows(rows), self.slot, self.tables, context=context)
 
     def copy(self) -> "KVCache":
         """Return a copy of all rows."""

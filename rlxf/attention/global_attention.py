@@ -1,80 +1,17 @@
-"""Global tokens and the attention between them and the sequence (ETC, Longformer, BigBird-ETC)."""
-
-from typing import TYPE_CHECKING
+"""Attention with separate projections for global tokens (Longformer, ETC, BigBird-ETC)."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.attention import Attention, LayerCache, Projected
-from rlxf.attention.attention_mask import AttentionMask, DistanceTables
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.init import orthogonal_linear
 from rlxf.attention.kernels.base import Kernel, LinearFn, RecurrentKernelState
-from rlxf.attention.kernels.lsh import LSH
-from rlxf.attention.memory.knn import KNN
-from rlxf.attention.memory.knn_attention import KNNAttention
-from rlxf.attention.patterns.base import UNLIMITED, GlobalTokens
-from rlxf.attention.patterns.etc import ExtraTokens
+from rlxf.attention.patterns.base import UNLIMITED
 from rlxf.attention.positions.base import Position
-from rlxf.attention.shared_qk import SharedQKAttention
+from rlxf.attention.relative import DistanceTables
 from rlxf.attention.token_index import TokenIndex
-
-if TYPE_CHECKING:
-    from rlxf.attention.spec import TransformerSpec
-
-
-class NoGlobalTokens(nn.Module):
-    """No global tokens: the sequence is unchanged."""
-
-    def index(self, index: TokenIndex) -> TokenIndex:
-        """Return the index of all tokens, global tokens first."""
-        return index
-
-    def forward(self, x: Tensor, index: TokenIndex) -> Tensor:
-        """Prepend the global tokens to x (B, T, C); ``index`` (B, E + T) is the index of all tokens."""
-        return x
-
-
-class LearnedGlobalTokens(NoGlobalTokens):
-    """Learned embeddings (g, C) at positions 0 to g - 1 of each episode; its own tokens shift by g positions.
-
-    Args:
-        count: number of global tokens g per episode.
-        width: features of a token C.
-    """
-
-    def __init__(self, count: int, width: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(count, width))
-
-    def index(self, index: TokenIndex) -> TokenIndex:
-        """Return the index of all tokens. Rows with fewer episodes than others get empty slots."""
-        count, episode = self.weight.shape[0], index.episodes
-        position = torch.arange(count, device=episode.device).repeat(episode.shape[1])
-        extra = TokenIndex(position.expand(len(episode), -1), episode.repeat_interleave(count, dim=1))
-        return extra.concatenate(TokenIndex(index.position + count, index.episode))
-
-    def forward(self, x: Tensor, index: TokenIndex) -> Tensor:
-        """See `NoGlobalTokens`."""
-        extra = self.weight[index.position[:, : index.shape[1] - x.shape[1]]]
-        return torch.cat([extra.to(x.dtype), x], dim=1)
-
-
-def build_self_attention(spec: "TransformerSpec") -> "Attention | GlobalAttention":
-    """Build the self-attention module of a layer that its pattern, memory and kernel require."""
-    pattern, sizes = spec.pattern, (spec.width, spec.heads)
-    args = (*sizes, spec.position, spec.kernel, spec.dropout)
-    if isinstance(pattern, ExtraTokens):
-        count = pattern.global_tokens
-        return GlobalAttention(count, ETCAttention(count, *args), ETCAttention(count, *args), nn.Identity())
-    if isinstance(pattern, GlobalTokens):
-        out = orthogonal_linear(spec.width, spec.width)
-        return GlobalAttention(
-            pattern.global_tokens, LongformerAttention(*args), LongformerAttention(*args), out
-        )
-    if isinstance(spec.memory, KNN):
-        return KNNAttention(*args, spec.memory.top, spec.memory.index)
-    return (SharedQKAttention if isinstance(spec.kernel, LSH) else Attention)(*args)
 
 
 class LongformerAttention(Attention):
@@ -105,7 +42,6 @@ class ETCAttention(Attention):
         self.global_tokens = global_tokens
 
     def prepare_keys(self, projected: Projected, position: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Attention`."""
         is_global = (position < self.global_tokens)[:, None, :, None]
         k, v, global_k, global_v, *extras = projected
         k, v = torch.where(is_global, global_k, k), torch.where(is_global, global_v, v)
@@ -131,32 +67,29 @@ class GlobalAttention(nn.Module):
         self.globals = globals_
         self.out = out
 
-    def forward(self, x: Tensor, memory: Projected | None, relation: AttentionMask) -> Tensor:
-        """See `Attention`."""
-        (local_memory, global_memory), (local_mask, global_mask) = _halves(memory), relation.sides
+    def forward(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
+        (local_memory, global_memory), (local_mask, global_mask) = _halves(memory), mask.query_masks
         local_output = self.others(x, local_memory, local_mask)
-        return self._select(local_output, self.globals(x, global_memory, global_mask), relation)
+        return self._select(local_output, self.globals(x, global_memory, global_mask), mask)
 
-    def weights(self, x: Tensor, memory: Projected | None, relation: AttentionMask) -> Tensor:
-        """See `Attention`."""
-        (local_memory, global_memory), (local_mask, global_mask) = _halves(memory), relation.sides
+    def weights(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
+        (local_memory, global_memory), (local_mask, global_mask) = _halves(memory), mask.query_masks
         local_weights = self.others.weights(x, local_memory, local_mask)
         global_weights = self.globals.weights(x, global_memory, global_mask)
-        return torch.where(self._is_global(relation)[:, None], global_weights, local_weights)
+        return torch.where(self._is_global(mask)[:, None], global_weights, local_weights)
 
     def step(
-        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, relation: AttentionMask
+        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, mask: AttentionMask
     ) -> Tensor:
         """See `Attention`; the cache is created by `cache`."""
-        (local_cache, global_cache), (local_mask, global_mask) = self._split_cache(cache), relation.sides
+        (local_cache, global_cache), (local_mask, global_mask) = self._split_cache(cache), mask.query_masks
         local_output = self.others.step(x, local_cache, slot, local_mask)
-        return self._select(local_output, self.globals.step(x, global_cache, slot, global_mask), relation)
+        return self._select(local_output, self.globals.step(x, global_cache, slot, global_mask), mask)
 
     def write(
-        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, relation: AttentionMask
+        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, mask: AttentionMask
     ) -> None:
-        """See `Attention`."""
-        (local_cache, global_cache), (local_mask, global_mask) = self._split_cache(cache), relation.sides
+        (local_cache, global_cache), (local_mask, global_mask) = self._split_cache(cache), mask.query_masks
         self.others.write(x, local_cache, slot, local_mask)
         self.globals.write(x, global_cache, slot, global_mask)
 
@@ -192,17 +125,36 @@ class GlobalAttention(nn.Module):
         """Project keys and values for local queries, then for global queries."""
         return *self.others.project(x, linear), *self.globals.project(x, linear)
 
-    def _select(self, local_output: Tensor, global_output: Tensor, relation: AttentionMask) -> Tensor:
+    def _select(self, local_output: Tensor, global_output: Tensor, mask: AttentionMask) -> Tensor:
         """Select the output of each query by its kind, (B, T, C); 0 for fully masked queries."""
-        y: Tensor = self.out(torch.where(self._is_global(relation), global_output, local_output))
-        local_mask, global_mask = relation.sides
+        y: Tensor = self.out(torch.where(self._is_global(mask), global_output, local_output))
+        local_mask, global_mask = mask.query_masks
         if local_mask.fully_masked is None or global_mask.fully_masked is None:
             return y
         return y.masked_fill((local_mask.fully_masked & global_mask.fully_masked)[..., None], 0.0)
 
-    def _is_global(self, relation: AttentionMask) -> Tensor:
+    def _is_global(self, mask: AttentionMask) -> Tensor:
         """Return which queries are global tokens, (B, T, 1) bool."""
-        return (relation.query.position < self.global_tokens)[..., None]
+        return (mask.query.position < self.global_tokens)[..., None]
+
+
+def build_longformer_attention(
+    global_tokens: int, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float
+) -> GlobalAttention:
+    """Build attention of two `LongformerAttention` modules with one output projection."""
+    out = orthogonal_linear(width, width)
+    local, of_globals = (LongformerAttention(width, heads, position, kernel, dropout) for _ in range(2))
+    return GlobalAttention(global_tokens, local, of_globals, out)
+
+
+def build_etc_attention(
+    global_tokens: int, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float
+) -> GlobalAttention:
+    """Build attention of two `ETCAttention` modules."""
+    local, of_globals = (
+        ETCAttention(global_tokens, width, heads, position, kernel, dropout) for _ in range(2)
+    )
+    return GlobalAttention(global_tokens, local, of_globals, nn.Identity())
 
 
 def _halves(projected: Projected | None) -> tuple[Projected | None, Projected | None]:

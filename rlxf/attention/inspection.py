@@ -5,9 +5,9 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from rlxf.attention.encoder_context import Context
+from rlxf.attention.cross_attention import Context
 from rlxf.attention.memory.base import State
-from rlxf.attention.residuals.gru import GRU
+from rlxf.attention.residuals.base import Gate
 from rlxf.attention.token_index import TokenIndex
 from rlxf.attention.transformer import Transformer
 
@@ -39,36 +39,37 @@ def attention_weights(
     """
     _, hidden = transformer.encode(x, index, state, context)
     _, full_index, _ = transformer.embed(x, index)
-    recall = transformer.memory_view(state, full_index)
-    relations = recall.adapt_masks(transformer.attention_masks(full_index, recall.key))
+    view = transformer.memory_view(state, full_index)
+    masks = view.adapt_masks(transformer.attention_masks(full_index, view.key))
     weights = [
-        recall.weights_by_token(n, transformer.blocks[layer].weights(h, recall.tokens(n, h), relations[n]))
+        view.weights_by_token(n, transformer.blocks[layer].weights(h, view.tokens(n, h), masks[n]))
         for n, (layer, h) in enumerate(zip(transformer.order, hidden, strict=True))
     ]
     return [layer[:, :, -index.shape[1] :] for layer in weights]
 
 
 @torch.no_grad()
-def gate_openness(
+def gate_activations(
     transformer: Transformer,
     x: Tensor,
     index: TokenIndex,
     state: State | None = None,
     context: Context | None = None,
 ) -> dict[str, Tensor]:
-    """Return the activation z of every GRU gate for a segment. Arguments are those of `attention_weights`.
+    """Return the update gate of every gated residual for a segment. Arguments as in `attention_weights`.
 
     Returns:
-        Module name of each gate -> z (B, T, C); empty if the residuals are not GRU gates.
+        Module name of each gate -> `Gate.update_gate`, (B, T, C); empty if no residual has an update gate.
     """
-    gates = {module: name for name, module in transformer.named_modules() if isinstance(module, GRU)}
-    openness = {}
+    names = {module: name for name, module in transformer.named_modules() if isinstance(module, Gate)}
+    activations = {}
 
-    def record(gate: GRU, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        openness[gates[gate]] = gate.openness(*inputs)
+    def record(gate: Gate, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        if (activation := gate.update_gate(*inputs)) is not None:
+            activations[names[gate]] = activation
 
     with ExitStack() as hooks:
-        for gate in gates:
+        for gate in names:
             hooks.callback(gate.register_forward_hook(record).remove)
         transformer.encode(x, index, state, context)
-    return openness
+    return activations

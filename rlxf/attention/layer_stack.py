@@ -2,14 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 from torch import Tensor
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import KVCache
-from rlxf.attention.encoder_context import ProjectedContext
+from rlxf.attention.cross_attention import ProjectedContext
 from rlxf.attention.layer import Block
 from rlxf.attention.memory.base import MemoryView
 from rlxf.attention.positions.base import PositionEmbedding
@@ -32,8 +33,7 @@ class LayerStack(ABC):
         blocks: layer of each pass.
         index: (B, T), positions and episodes of the tokens.
         masks: self-attention mask of each pass.
-        seen: projected context of a decoder; None without cross-attention.
-        cross_mask: cross-attention mask; None without cross-attention.
+        context: projected context of a decoder; None without cross-attention.
         hidden: inputs of the passes so far, (B, T, C) each; `discarded_inputs` discards them.
     """
 
@@ -42,28 +42,28 @@ class LayerStack(ABC):
     blocks: Sequence[Block]
     index: TokenIndex
     masks: Sequence[AttentionMask]
-    seen: ProjectedContext | None
-    cross_mask: AttentionMask | None
+    context: ProjectedContext | None
     hidden: MutableSequence[Tensor] = field(default_factory=list)
 
     @property
     def count(self) -> int:
-        """See `LayerPasses`."""
         return len(self.blocks)
+
+    @cached_property
+    def cross_mask(self) -> AttentionMask | None:
+        """Cross-attention mask; None without cross-attention."""
+        return None if self.context is None else self.context.mask(self.index)
 
     @property
     def filled(self) -> Tensor:
-        """See `LayerPasses`."""
         return self.index.episode != EMPTY
 
-    def run_all(self, x: Tensor) -> Tensor:
-        """See `LayerPasses`."""
-        for number in range(self.count):
-            x = self.run(number, self.start_pass(number, x))
-        return x
+    @property
+    def run_all(self) -> Callable[[Tensor], Tensor]:
+        """See `LayerPasses`; the residual technique runs the passes."""
+        return partial(self.residual.run_passes, self)
 
     def start_pass(self, number: int, x: Tensor) -> Tensor:
-        """See `LayerPasses`."""
         signal = self.signal(number, x)
         x = x if signal is None else x + signal
         self.hidden.append(self.attention_input(x))
@@ -75,7 +75,6 @@ class LayerStack(ABC):
         return None if signal is None else self.residual.init_stream(signal)
 
     def attention_input(self, x: Tensor) -> Tensor:
-        """See `LayerPasses`."""
         return self.residual.attention_input(x)
 
     @abstractmethod
@@ -92,8 +91,8 @@ class LayerStack(ABC):
 
     def _after_attention(self, number: int, x: Tensor, across: AttentionMask | None) -> Tensor:
         block = self.blocks[number]
-        if block.cross is not None and self.seen is not None and across is not None:
-            x = block.cross(x, self.seen.layers[number], across)
+        if block.cross is not None and self.context is not None and across is not None:
+            x = block.cross(x, self.context.layers[number], across)
         y: Tensor = block.feed(x)
         return y
 
@@ -103,17 +102,16 @@ class SegmentStack(LayerStack):
     """Passes of a segment.
 
     Args:
-        recall: view of the memory before the segment.
-        wanted: tokens whose outputs are needed; None for all. The last pass computes only these.
+        view: view of the memory before the segment.
+        output_slice: tokens whose outputs are needed; None for all. The last pass computes only these.
     """
 
-    recall: MemoryView
-    wanted: slice | None
+    view: MemoryView
+    output_slice: slice | None
 
     def run(self, number: int, x: Tensor) -> Tensor:
-        """See `LayerPasses`."""
-        queries = self.wanted if number == self.count - 1 else None
-        memory = self.recall.tokens(number, self.attention_input(x))
+        queries = self.output_slice if number == self.count - 1 else None
+        memory = self.view.tokens(number, self.attention_input(x))
         y = self.blocks[number].attend(x, memory, self.masks[number].select_queries(queries))
         return self._after_attention(number, y, self.cross_mask and self.cross_mask.select_queries(queries))
 
@@ -121,8 +119,7 @@ class SegmentStack(LayerStack):
         """Do nothing: the state already contains x."""
 
     def select_outputs(self, x: Tensor) -> Tensor:
-        """See `LayerPasses`."""
-        return x if self.wanted is None else x[:, self.wanted]
+        return x if self.output_slice is None else x[:, self.output_slice]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -138,13 +135,14 @@ class StepStack(LayerStack):
     slot: int
 
     def run(self, number: int, x: Tensor) -> Tensor:
-        """See `LayerPasses`."""
         self.cache.observe_input(number, self.attention_input(x))
-        y = self.blocks[number].step(x, self.cache.layers[number], self.slot, self.masks[number])
-        return self._after_attention(number, y, self.cross_mask)
+        block, cache = self.blocks[number], self.cache.layers[number]
+        h = block.attention_norm.branch_input(x)
+        y = block.attention.step(h, cache, self.slot, self.masks[number])
+        x = block.attention_norm.combine(x, block.dropout(y))
+        return self._after_attention(number, x, self.cross_mask)
 
     def skip(self, number: int, x: Tensor) -> None:
-        """See `LayerPasses`."""
         self.cache.observe_input(number, self.attention_input(x))
         self.blocks[number].write(x, self.cache.layers[number], self.slot, self.masks[number])
 

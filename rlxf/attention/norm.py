@@ -6,9 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.residuals.base import Residual
-from rlxf.attention.residuals.reversible import Reversible
-
 Norm = Literal["pre", "post"]
 
 
@@ -17,12 +14,16 @@ class PreNorm(nn.Module):
 
     Source: Xiong et al. 2020, arXiv:2002.04745; Parisotto et al. 2020, arXiv:1910.06764, section
     3.1 ("identity map reordering").
+
+    Args:
+        width: features of a token C.
+        residual: module ``residual(x, y)`` that combines the stream x and the sublayer's output y.
     """
 
-    def __init__(self, width: int, heads: int, residual: Residual):
+    def __init__(self, width: int, residual: nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.residual = residual.build(width, heads)
+        self.residual = residual
 
     def branch_input(self, x: Tensor) -> Tensor:
         """Compute the input of the sublayer from the residual stream: (B, T, C) -> (B, T, C)."""
@@ -34,7 +35,7 @@ class PreNorm(nn.Module):
         return h
 
     def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Compute ``weight read(x) + bias`` for an x that needs no gradient.
+        """Compute ``weight normalize(x) + bias`` for an x that needs no gradient.
 
         Scale and shift of the norm are folded into weight and bias. Their gradients then need no product
         of the size of x, so backward costs as much as forward instead of twice as much.
@@ -69,36 +70,5 @@ class PostNorm(PreNorm):
         return combined
 
 
-class ReversibleNorm(PreNorm):
-    """Pre-norm for `Reversible` layers: reads one of the two streams and updates the other.
-
-    Args:
-        reads: number of the stream that the sublayer reads, 0 or 1.
-    """
-
-    def __init__(self, width: int, heads: int, residual: Residual, reads: int):
-        super().__init__(width, heads, residual)
-        self.reads = reads
-
-    def branch_input(self, x: Tensor) -> Tensor:
-        """Compute the input of the sublayer from the two streams: (B, T, 2 C) -> (B, T, C)."""
-        return self.normalize(x.chunk(2, dim=-1)[self.reads])
-
-    def combine(self, x: Tensor, y: Tensor) -> Tensor:
-        """Combine y (B, T, C) with the stream of x (B, T, 2 C) that the sublayer does not read."""
-        halves = list(x.chunk(2, dim=-1))
-        halves[1 - self.reads] = super().combine(halves[1 - self.reads], y)
-        return torch.cat(halves, dim=-1)
-
-
-def build_sublayer_norms(norm: Norm, width: int, heads: int, residual: Residual) -> tuple[PreNorm, PreNorm]:
-    """Build the norm and residual of the attention and the feed-forward sublayer of a layer."""
-    if isinstance(residual, Reversible):
-        return ReversibleNorm(width, heads, residual, reads=1), ReversibleNorm(
-            width, heads, residual, reads=0
-        )
-    attention, feed_forward = (NORMS[norm](width, heads, residual) for _ in range(2))
-    return attention, feed_forward
-
-
 NORMS: dict[Norm, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm}
+"""Sublayer norms by name."""

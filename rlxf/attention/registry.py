@@ -1,6 +1,6 @@
 """Registry of techniques: the class of every name on every axis."""
 
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from rlxf.attention.depth.act import ACT
@@ -56,6 +56,7 @@ from rlxf.attention.residuals.input import InputGate
 from rlxf.attention.residuals.output import OutputGate
 from rlxf.attention.residuals.reversible import Reversible
 from rlxf.attention.residuals.sig_tanh import SigTanhGate
+from rlxf.attention.technique import Technique
 
 TECHNIQUES: dict[str, dict[str, type[Any]]] = {
     axis: {technique.__name__: technique for technique in techniques}
@@ -117,11 +118,11 @@ def technique_to_json(technique: Any) -> dict[str, Any] | None:
     """Return a technique as ``{"name": class name, ...options}``; None for None."""
     if technique is None:
         return None
-    if isinstance(technique, Both | Either):
-        options = {side: technique_to_json(getattr(technique, side)) for side in ("first", "second")}
-    else:
-        options = asdict(technique)
-    return {"name": type(technique).__name__, **options}
+    options = {field.name: getattr(technique, field.name) for field in fields(technique)}
+    nested = {
+        name: technique_to_json(value) for name, value in options.items() if isinstance(value, Technique)
+    }
+    return {"name": type(technique).__name__, **options, **nested}
 
 
 def technique_from_json(axis: str, data: Any) -> Any:

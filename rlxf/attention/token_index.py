@@ -72,13 +72,22 @@ class TokenIndex:
         first = (~is_new).sort(dim=1, stable=True).indices[:, :count]
         return torch.where(is_new, ordered, EMPTY).gather(1, first)
 
+    def find(self, tokens: "TokenIndex") -> Tensor:
+        """Return the slot (B, N) of each of the tokens (B, N) in its row of this index; -1 if missing."""
+        keys, targets = ((one.episode << 32) + one.position for one in (self, tokens))
+        if not keys.shape[1]:
+            return torch.full_like(targets, -1)
+        keys, order = keys.sort(dim=1)
+        rank = torch.searchsorted(keys, targets.contiguous()).clamp(max=keys.shape[1] - 1)
+        return torch.where(keys.gather(1, rank) == targets, order.gather(1, rank), -1)
+
     def concatenate(self, later: "TokenIndex") -> "TokenIndex":
         """Concatenate this index and ``later`` along time."""
         position = torch.cat([self.position, later.position], dim=1)
         return TokenIndex(position, torch.cat([self.episode, later.episode], dim=1))
 
-    def rows(self, rows: Tensor) -> "TokenIndex":
-        """Return the selected rows of the batch; ``rows`` is a bool (B,) mask or int64 (N,) row numbers."""
+    def rows(self, rows: Tensor | slice) -> "TokenIndex":
+        """Return the selected rows of the batch: a bool (B,) mask, int64 (N,) row numbers, or a slice."""
         return TokenIndex(self.position[rows], self.episode[rows])
 
     def at(self, tokens: slice) -> "TokenIndex":

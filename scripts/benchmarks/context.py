@@ -15,8 +15,9 @@ from benchmarks.kept import run_missing
 from benchmarks.update_clock import UpdateClock
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.decision_transformer import decision_transformer
-from rlxf.attention import BigBird, Full, Window, attention_mask
+from rlxf.attention import BigBird, Full, Window
 from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.sparse import plan
 from rlxf.data import load_trajectories
 from rlxf.evaluation import Report, compare
 from rlxf.training import linear
@@ -107,10 +108,10 @@ class Context:
 
     def at_once(self) -> Run:
         """Time updates with dense attention, which also computes masked pairs, as is default."""
-        default, attention_mask.MIN_SPARSE_PAIRS = attention_mask.MIN_SPARSE_PAIRS, 2**62
+        default, plan.MIN_SPARSE_PAIRS = plan.MIN_SPARSE_PAIRS, 2**62
         clock = UpdateClock(time.process_time)
         self.agent("every pair", 0).learn(DENSE_UPDATES, callback=clock)
-        attention_mask.MIN_SPARSE_PAIRS = default
+        plan.MIN_SPARSE_PAIRS = default
         return Run(DENSE, 0, 1000 * median(clock.durations), [], [])
 
     def learn(self, name: str, seed: int) -> Run:

@@ -103,7 +103,7 @@ def test_pairwise_position_requires_pairwise_kernel(technique):
     layer = technique().build(8, 2)
     shared = technique().build_embedding(8, 2)
     changes = type(layer).bias is not LayerPosition.bias or type(shared).bias is not PositionEmbedding.bias
-    if not changes and type(layer).average is LayerPosition.average:
+    if not changes and type(layer).value_average is LayerPosition.value_average:
         technique().check(other)
         return
     with pytest.raises(ValueError, match=re.escape(f"{technique()} changes") + r".*OfNoPair\(\)"):

@@ -125,17 +125,17 @@ def state_and_segment(spec: TransformerSpec, batch: int, length: int) -> tuple[S
 
 
 @each(SPECS)
-@pytest.mark.parametrize("wanted", [slice(1, None, 3), slice(-1, None), slice(0, 4)], ids=str)
-def test_outputs_of_selected_tokens_equal_full_pass(spec, wanted):
+@pytest.mark.parametrize("output_slice", [slice(1, None, 3), slice(-1, None), slice(0, 4)], ids=str)
+def test_outputs_of_selected_tokens_equal_full_pass(spec, output_slice):
     whole = random_segment(spec, random_index(3, 16))
     state = learn(shared_model(spec), whole, [8])[1] if spec.memory else None
     run = whole.part(8, 16)
     x = run.x.requires_grad_()
     results = []
-    for selection in (None, wanted):
+    for selection in (None, output_slice):
         y, hidden = shared_model(spec).encode(x, run.index, state, run.context, selection)
-        y = y if selection else y[:, wanted]
-        seen = torch.where(run.filled[:, wanted, None], y, 0.0)
+        y = y if selection else y[:, output_slice]
+        seen = torch.where(run.filled[:, output_slice, None], y, 0.0)
         weights = [x, *shared_model(spec).parameters()]
         gradients = torch.autograd.grad((seen * numbers(*y.shape, seed=8)).sum(), weights, allow_unused=True)
         results.append((seen, *hidden, *(torch.zeros(()) if g is None else g for g in gradients)))

@@ -16,8 +16,8 @@ from rlxf.attention import (
     ShawRelative,
     TransformerSpec,
 )
-from rlxf.attention.inspection import attention_weights, gate_openness
-from rlxf.attention.patterns.base import GlobalTokens
+from rlxf.attention.inspection import attention_weights, gate_activations
+from rlxf.attention.patterns.global_tokens import GlobalTokens
 from rlxf.attention.token_index import EMPTY
 from tests.attention.passes import assert_close_for_dtype, learn
 from tests.attention.specs import CAUSAL, GTRXL, SPECS, each, new_model, remembering, shared_model
@@ -129,14 +129,14 @@ def test_inspection_has_no_side_effects(spec, drawn, memory):
     first = next(run.cut(lengths))
     y, state = shared_model(spec)(first.x, first.index, None, first.context)
     inspect_weights(spec, first, None)
-    gate_openness(shared_model(spec), first.x, first.index, None, first.context)
+    gate_activations(shared_model(spec), first.x, first.index, None, first.context)
     again, after = shared_model(spec)(first.x, first.index, None, first.context)
     assert torch.equal(y, again)
     assert torch.equal(state.hidden, after.hidden)
     assert not any(module._forward_hooks for module in shared_model(spec).modules())
 
 
-def test_gate_openness_is_the_interpolation_weight():
+def test_gate_activations_is_the_interpolation_weight():
     """With h = 1, the gate ``(1 - z) x + z h`` moves x towards 1 by the fraction z."""
     gate = GRUGate().build(6, 2).double()
     with torch.no_grad():
@@ -144,25 +144,25 @@ def test_gate_openness_is_the_interpolation_weight():
         gate.w[12:, 0] = 1e3  # h = tanh(1000 y_0), which is 1 as y_0 is above 0
     x, y = numbers(3, 4, 6), numbers(3, 4, 6, seed=1)
     y[..., 0] = 1.0
-    assert_close_for_dtype((gate(x, y) - x) / (1 - x), gate.openness(x, y))
+    assert_close_for_dtype((gate(x, y) - x) / (1 - x), gate.update_gate(x, y))
 
 
-def test_gate_openness_covers_every_gate():
+def test_gate_activations_covers_every_gate():
     run, state = segment(GTRXL)
     model = new_model(GTRXL).double()
     with torch.no_grad():
         model.blocks[1].feed_forward_norm.residual.b += 100.0
-    openness = gate_openness(model, run.x, run.index, state)
+    activations = gate_activations(model, run.x, run.index, state)
     names = [
         f"blocks.{n}.{sublayer}_norm.residual" for n in (0, 1) for sublayer in ("attention", "feed_forward")
     ]
-    assert list(openness) == names
-    shut = openness.pop(names[-1])
+    assert list(activations) == names
+    shut = activations.pop(names[-1])
     assert shut.max() < 1e-20
-    assert all(z.shape == run.x.shape and 0 < z.min() < z.max() < 1 for z in openness.values())
+    assert all(z.shape == run.x.shape and 0 < z.min() < z.max() < 1 for z in activations.values())
 
 
-def test_gate_openness_is_empty_without_gates():
+def test_gate_activations_is_empty_without_gates():
     spec = SPECS["Transformer-XL"]
     run, state = segment(spec)
-    assert gate_openness(shared_model(spec), run.x, run.index, state) == {}
+    assert gate_activations(shared_model(spec), run.x, run.index, state) == {}

@@ -75,7 +75,7 @@ def contiguous(slots: int) -> st.SearchStrategy[TokenIndex]:
 
 
 @st.composite
-def relations(draw: st.DrawFn) -> AttentionMask:
+def masks(draw: st.DrawFn) -> AttentionMask:
     queries, memory = draw(st.integers(1, 5)), draw(st.integers(0, 4))
     kind = draw(st.sampled_from([scattered, contiguous]))
     key = draw(kind(queries + memory))
@@ -97,23 +97,23 @@ def attention(position, softmax1: bool, causal: bool) -> Attention:
     return module
 
 
-def rule(relation: AttentionMask):
-    reach = relation.pattern.max_distance
-    return lambda i, j: abs(i - j) <= reach and (i >= j or not relation.causal)
+def rule(mask: AttentionMask):
+    reach = mask.pattern.max_distance
+    return lambda i, j: abs(i - j) <= reach and (i >= j or not mask.causal)
 
 
 @pytest.mark.parametrize("softmax1", [False, True], ids=["softmax", "softmax1"])
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
-@given(relation=relations())
+@given(mask=masks())
 @settings(max_examples=30)
-def test_attention_equals_reference_loop(position, softmax1, relation):
-    module = attention(position, softmax1, relation.causal)
-    relation = replace(relation, position=module.shared)
-    batch, queries = relation.query.shape
+def test_attention_equals_reference_loop(position, softmax1, mask):
+    module = attention(position, softmax1, mask.causal)
+    mask = replace(mask, position=module.shared)
+    batch, queries = mask.query.shape
     x = numbers(batch, queries, WIDTH).requires_grad_()
-    memory = numbers(batch, relation.key.shape[1] - queries, WIDTH, seed=1).requires_grad_()
-    y = module(x, module.project(memory), relation)
-    expected = slow.attend(module, type(position), x, memory, relation.key, rule(relation))
+    memory = numbers(batch, mask.key.shape[1] - queries, WIDTH, seed=1).requires_grad_()
+    y = module(x, module.project(memory), mask)
+    expected = slow.attend(module, type(position), x, memory, mask.key, rule(mask))
     close(y, expected, 1e-10)
     actual, reference = gradients(y, module, x, memory), gradients(expected, module, x, memory)
     for gradient, other in zip(actual, reference, strict=True):
@@ -122,18 +122,18 @@ def test_attention_equals_reference_loop(position, softmax1, relation):
 
 @pytest.mark.parametrize("softmax1", [False, True], ids=["softmax", "softmax1"])
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
-@given(relation=relations())
+@given(mask=masks())
 @settings(max_examples=15)
-def test_attention_weights_equal_reference_loop(position, softmax1, relation):
-    module = attention(position, softmax1, relation.causal)
-    relation = replace(relation, position=module.shared)
-    batch, queries = relation.query.shape
+def test_attention_weights_equal_reference_loop(position, softmax1, mask):
+    module = attention(position, softmax1, mask.causal)
+    mask = replace(mask, position=module.shared)
+    batch, queries = mask.query.shape
     x, memory = (
         numbers(batch, queries, WIDTH),
-        numbers(batch, relation.key.shape[1] - queries, WIDTH, seed=1),
+        numbers(batch, mask.key.shape[1] - queries, WIDTH, seed=1),
     )
-    expected = slow.weights(module, slow.SCORES[type(position)], x, memory, relation.key, rule(relation))
-    close(module.weights(x, module.project(memory), relation), expected, 1e-10)
+    expected = slow.weights(module, slow.SCORES[type(position)], x, memory, mask.key, rule(mask))
+    close(module.weights(x, module.project(memory), mask), expected, 1e-10)
 
 
 def gradients(y: Tensor, module: Attention, *inputs: Tensor) -> tuple[Tensor, ...]:

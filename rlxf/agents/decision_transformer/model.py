@@ -11,8 +11,8 @@ from rlxf.agents.decision_transformer.presets import DecisionTransformerConfig
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.trajectory_model import TOKENS, ContextWindow, TrajectoryModel
 from rlxf.attention import ExitTargets, State, TokenIndex
+from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.depth.calm import probability_margin
-from rlxf.attention.depth.early_exit import ExitOutputs
 from rlxf.data import WindowBatch
 
 STATE_TOKENS = slice(1, None, TOKENS)
@@ -86,14 +86,14 @@ class DecisionTransformerModel(TrajectoryModel):
 
     def exits(self, steps: ContextWindow, output_slice: slice) -> ExitOutputs:
         """Return the outputs after each layer at the tokens of the slice ``output_slice``."""
-        return self.transformer.exits(**self._transformer_inputs(steps), wanted=output_slice)
+        return self.transformer.exits(**self._transformer_inputs(steps), output_slice=output_slice)
 
     def outputs(self, steps: ContextWindow, output_slice: slice = STATE_TOKENS) -> Tensor:
         """Return the outputs at the tokens of the slice ``output_slice``.
 
         At the state tokens these are the inputs of the head, (B, W - burn_in_steps, C).
         """
-        return self.transformer.outputs(**self._transformer_inputs(steps), wanted=output_slice)
+        return self.transformer.outputs(**self._transformer_inputs(steps), output_slice=output_slice)
 
     @torch.no_grad()
     def newest_output(self, steps: ContextWindow) -> Tensor:
@@ -102,7 +102,9 @@ class DecisionTransformerModel(TrajectoryModel):
         Unlike `outputs`, this method exits early where the depth allows it.
         """
         y = self.transformer.early_outputs(
-            **self._transformer_inputs(steps), wanted=NEWEST_STATE_TOKEN, judge=self.confidence_margin
+            **self._transformer_inputs(steps),
+            output_slice=NEWEST_STATE_TOKEN,
+            confidence_fn=self.confidence_margin,
         )
         return y[:, 0]
 

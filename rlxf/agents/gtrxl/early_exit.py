@@ -15,8 +15,8 @@ from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.gtrxl.distributions import choice_logits, divergence, same_most_likely_action
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch
 from rlxf.attention import ExitTargets, TransformerSpec
+from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.depth.calm import probability_margin
-from rlxf.attention.depth.early_exit import ExitDepth, ExitOutputs
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -71,7 +71,7 @@ def exit_margin(policy: "GTrXLPolicy", output: Tensor) -> Tensor:
 def check_exits(core: TransformerSpec, action_space: spaces.Space[Any]) -> None:
     """Raise ValueError unless the core's exit rule can be evaluated step by step for the action space."""
     depth = core.depth
-    if isinstance(depth, ExitDepth) and not depth.exits_token_by_token:
+    if not depth.exits_token_by_token:
         raise ValueError(
             f"{depth} decides exits by the mean over a sequence, but GTrXLPPO acts step by step; "
             f"use by='multinomial' or 'geometric'"

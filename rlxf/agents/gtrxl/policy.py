@@ -31,7 +31,7 @@ from rlxf.agents.gtrxl.early_exit import check_exits, exit_margin
 from rlxf.agents.gtrxl.policy_state import PersistentPolicyState, RecurrentPolicyState
 from rlxf.agents.gtrxl.value_head import PopArtHead
 from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
-from rlxf.attention.depth.early_exit import ExitOutputs
+from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.init import orthogonal_linear
 from rlxf.data.spaces import discrete_start
 

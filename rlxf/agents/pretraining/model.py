@@ -11,7 +11,7 @@ from rlxf.agents.decision_transformer.objectives import Imitation
 from rlxf.agents.offline.config import OfflineConfig
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.trajectory_model import STD, TOKENS, ContextWindow, TrajectoryModel
-from rlxf.attention.depth.early_exit import ExitOutputs
+from rlxf.attention.depth.base import ExitOutputs
 from rlxf.data import WindowBatch
 
 MASKED, RANDOM = 0.8, 0.1

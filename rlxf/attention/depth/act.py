@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.depth.base import ConfidenceFn, DepthController, DepthCounter, LayerPasses
+from rlxf.attention.depth.base import ConfidenceFn, DepthController, DepthCounter
 from rlxf.attention.depth.universal import Universal
+from rlxf.attention.technique import LayerPasses
 from rlxf.attention.validation import check_finite_number, check_not_negative
 
 
@@ -78,7 +79,7 @@ class ACTController(DepthController):
         return y
 
     @torch.no_grad()
-    def early_exit(self, x: Tensor, passes: LayerPasses, judge: ConfidenceFn | None) -> Tensor:
+    def early_exit(self, x: Tensor, passes: LayerPasses, confidence_fn: ConfidenceFn | None) -> Tensor:
         """Run passes until the tokens whose outputs are requested have halted, and count their passes."""
         halting = HaltingState(passes.filled, self.spec.epsilon, x.dtype)
         y = self._run_passes(x, passes, halting, passes.select_outputs)

@@ -1,63 +1,65 @@
 """Base classes of the depth techniques: the order of layers and early exits."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.technique import Technique
-from rlxf.attention.token_index import TokenIndex
+from rlxf.attention.technique import LayerPasses, Technique
+from rlxf.attention.token_index import EMPTY, TokenIndex
 
 ConfidenceFn = Callable[[Tensor], Tensor]
 """Confidence function: outputs (..., C) -> lead of the most likely choice, (...); see `lead`."""
 
 
-class LayerPasses(Protocol):
-    """Passes of tokens through layers in one call of a transformer.
+StreamFn = Callable[[Tensor], Tensor]
+"""Function from residual streams to outputs of the transformer, (..., C)."""
 
-    All tokens enter every pass, in order, even if they skip its computation: keys and values for later tokens
-    are computed from the inputs of a pass. Tokens x are the residual stream: usually (B, T, C).
+
+@dataclass(frozen=True, eq=False)
+class ExitTargets:
+    """Targets of the exit classifiers, for the outputs after each of N passes.
+
+    Args:
+        likelihood: log-likelihood of the target, (N, B, T).
+        correct: whether the choice after the pass is the target, (N, B, T) bool.
+        agrees_with_last: whether it equals the choice after the last pass, (N, B, T) bool.
+        index: positions and episodes of the tokens, (B, T); empty slots are excluded.
     """
 
-    @property
-    def count(self) -> int:
-        """Number of passes N."""
-        ...
-
-    @property
-    def index(self) -> TokenIndex:
-        """Positions and episodes of the tokens, (B, T)."""
-        ...
+    likelihood: Tensor
+    correct: Tensor
+    agrees_with_last: Tensor
+    index: TokenIndex
 
     @property
     def filled(self) -> Tensor:
-        """Mask of tokens, as opposed to empty slots, (B, T) bool."""
-        ...
+        """Mask of tokens to learn from, (B, T) bool."""
+        return self.index.episode != EMPTY
 
-    def run_all(self, x: Tensor) -> Tensor:
-        """Run all passes, each once, on x (B, T, C) and return the selected outputs, (B, Tq, C)."""
-        ...
+    def average(self, x: Tensor) -> Tensor:
+        """Return the mean of x (..., B, T) over the tokens to learn from."""
+        filled = self.filled.expand_as(x)
+        return (x * filled).sum() / filled.sum().clamp(min=1)
 
-    def start_pass(self, number: int, x: Tensor) -> Tensor:
-        """Return the input x (B, T, C) of pass ``number``, and add it to the memory of that pass."""
-        ...
 
-    def run(self, number: int, x: Tensor) -> Tensor:
-        """Run the layer of a pass on all tokens: (B, T, C), in the last pass (B, Tq, C)."""
-        ...
+@dataclass(frozen=True, eq=False)
+class ExitOutputs:
+    """Outputs of a segment after each of N passes.
 
-    def skip(self, number: int, x: Tensor) -> None:
-        """Skip a pass that no token needs, and store its input x for later tokens."""
-        ...
+    Args:
+        outputs: (N, B, T, C).
+        loss_weights: loss weight of each output, (N,); they sum to 1.
+        states: inputs of attention after each pass, (N, B, T, C).
+        auxiliary_loss: auxiliary loss of the exit classifier, given its targets; None for none.
+    """
 
-    def attention_input(self, x: Tensor) -> Tensor:
-        """Return the input of attention for the residual stream x: (B, T, C)."""
-        ...
-
-    def select_outputs(self, x: Tensor) -> Tensor:
-        """Select the tokens whose outputs are requested, (B, Tq, ...), of all tokens (B, T, ...)."""
-        ...
+    outputs: Tensor
+    loss_weights: Tensor
+    states: Tensor
+    auxiliary_loss: Callable[[ExitTargets], Tensor | None] | None = None
 
 
 class CalibratableExit(Protocol):
@@ -105,13 +107,25 @@ class DepthController(nn.Module):
         """Process tokens x (B, T, C) and return the selected outputs, (B, Tq, C)."""
         return passes.run_all(x)
 
-    def early_exit(self, x: Tensor, passes: LayerPasses, judge: ConfidenceFn | None) -> Tensor:
+    def exits(self, x: Tensor, passes: LayerPasses, output: StreamFn) -> ExitOutputs:
+        """Return the outputs after each pass that tokens may exit from; by default after the last one only.
+
+        Args:
+            x: residual stream before the first pass, (B, T, C).
+            passes: passes to run.
+            output: function that computes the output of the transformer from the stream at an exit.
+        """
+        stream = self(x, passes)
+        y = output(stream)[None]
+        return ExitOutputs(y, y.new_ones(1), passes.attention_input(stream)[None])
+
+    def early_exit(self, x: Tensor, passes: LayerPasses, confidence_fn: ConfidenceFn | None) -> Tensor:
         """Compute `forward` for acting tokens, with early exits; by default without them.
 
         Args:
             x: residual stream before the first pass.
             passes: passes to run or to skip.
-            judge: confidence of the outputs of a stream (B, Tq, ...); None if they have no output heads.
+            confidence_fn: confidence of the outputs of a stream (B, Tq, ...); None without output heads.
         """
         y: Tensor = self(x, passes)
         return y
@@ -132,7 +146,7 @@ class DepthController(nn.Module):
         return None
 
     def mean_acting_depth(self) -> Tensor | None:
-        """Return the mean number of passes of acting tokens (`early`) since the last call.
+        """Return the mean number of passes of acting tokens (`early_exit`) since the last call.
 
         None for a fixed depth.
         """
@@ -158,6 +172,11 @@ class Depth(Technique):
             targets: description of the targets, for the message.
             discrete: True if the outputs are probabilities of choices.
         """
+
+    @property
+    def exits_token_by_token(self) -> bool:
+        """True if the number of passes of a token depends only on the token itself and on memory."""
+        return True
 
     def build(self, width: int, passes: int) -> DepthController:
         """Return the module; it usually has no parameters."""

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.depth.base import LayerPasses
+from rlxf.attention.depth.base import ExitTargets
 from rlxf.attention.depth.early_exit import (
     ConfidenceGetter,
     EarlyExitController,
     ExitDepth,
     ExitRule,
-    ExitTargets,
     normalized_loss_weights,
 )
-from rlxf.attention.technique import SpecView
+from rlxf.attention.technique import LayerPasses, SpecView
 from rlxf.attention.validation import check_choice, check_finite_number, check_not_negative
 
 Confidence = Literal["softmax", "state", "classifier"]
@@ -93,7 +92,7 @@ class CALMController(EarlyExitController):
     threshold: Tensor
 
     def __init__(self, spec: CALM, width: int):
-        super().__init__()
+        super().__init__(spec)
         self.register_buffer("threshold", torch.tensor(float(spec.threshold)))
         self.spec_threshold = spec.threshold
 
@@ -106,10 +105,6 @@ class CALMController(EarlyExitController):
     @abstractmethod
     def confidence(self, number: int, before: Tensor, after: Tensor, lead: ConfidenceGetter) -> Tensor:
         """Return the confidence of each token after a pass, (B, T); arguments as in `ExitRule`."""
-
-    def auxiliary_loss(self, opening: Tensor | None, states: Tensor, verdict: ExitTargets) -> Tensor | None:
-        """Return None: nothing is learned."""
-        return None
 
 
 class SoftmaxResponse(CALMController):
@@ -141,13 +136,13 @@ class LearnedConfidence(CALMController):
     def confidence(self, number: int, before: Tensor, after: Tensor, lead: ConfidenceGetter) -> Tensor:
         return self.net(after)[..., 0].sigmoid()
 
-    def auxiliary_loss(self, opening: Tensor | None, states: Tensor, verdict: ExitTargets) -> Tensor:
+    def auxiliary_loss(self, initial: Tensor | None, states: Tensor, targets: ExitTargets) -> Tensor:
         """Return the cross-entropy of the classifier, averaged over all passes but the last and tokens."""
         logits = self.net(states[:-1].detach())[..., 0]
         losses = F.binary_cross_entropy_with_logits(
-            logits, verdict.agrees_with_last[:-1].to(logits), reduction="none"
+            logits, targets.agrees_with_last[:-1].to(logits), reduction="none"
         )
-        return verdict.average(losses)
+        return targets.average(losses)
 
 
 def probability_margin(probabilities: Sequence[Tensor]) -> Tensor:

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.depth.base import LayerPasses
+from rlxf.attention.depth.base import ExitTargets
 from rlxf.attention.depth.early_exit import (
     ConfidenceGetter,
     EarlyExitController,
     ExitDepth,
     ExitRule,
-    ExitTargets,
     normalized_loss_weights,
 )
+from rlxf.attention.technique import LayerPasses
 from rlxf.attention.validation import check_choice, check_finite_number, check_not_negative
 
 By = Literal["sequence", "multinomial", "geometric"]
@@ -87,11 +87,11 @@ class DepthAdaptive(ExitDepth):
         """Return equal loss weights, the paper's "aligned training"."""
         return normalized_loss_weights(torch.ones(passes, dtype=torch.float64), self.exit_coef)
 
-    def targets(self, verdict: ExitTargets) -> Tensor:
+    def oracle_pass(self, targets: ExitTargets) -> Tensor:
         """Return the oracle's pass of each token, from 0: (B, T) int64."""
-        score = verdict.likelihood if self.oracle == "likelihood" else verdict.correct.to(verdict.likelihood)
-        episode, position = verdict.index.episode, verdict.index.position
-        weights = ((episode[:, :, None] == episode[:, None]) & verdict.filled[:, :, None]).to(score)
+        score = targets.likelihood if self.oracle == "likelihood" else targets.correct.to(targets.likelihood)
+        episode, position = targets.index.episode, targets.index.position
+        weights = ((episode[:, :, None] == episode[:, None]) & targets.filled[:, :, None]).to(score)
         if self.by != "sequence":
             weights *= (-(position[:, :, None] - position[:, None]).square() / self.sigma).exp()
         count = torch.arange(1, score.shape[0] + 1, device=score.device)
@@ -101,18 +101,16 @@ class DepthAdaptive(ExitDepth):
 class DepthAdaptiveController(EarlyExitController):
     """Base of the three classifiers."""
 
-    def __init__(self, spec: DepthAdaptive):
-        super().__init__()
-        self.spec = spec
+    spec: DepthAdaptive
 
-    def auxiliary_loss(self, opening: Tensor | None, states: Tensor, verdict: ExitTargets) -> Tensor:
+    def auxiliary_loss(self, initial: Tensor | None, states: Tensor, targets: ExitTargets) -> Tensor:
         """Return ``-log q(oracle)``, averaged over the tokens."""
-        log_q = self.log_q(opening, states.detach())
-        losses = F.nll_loss(log_q.movedim(-1, 1), self.spec.targets(verdict), reduction="none")
-        return verdict.average(losses)
+        log_q = self.log_q(initial, states.detach())
+        losses = F.nll_loss(log_q.movedim(-1, 1), self.spec.oracle_pass(targets), reduction="none")
+        return targets.average(losses)
 
     @abstractmethod
-    def log_q(self, opening: Tensor | None, states: Tensor) -> Tensor:
+    def log_q(self, initial: Tensor | None, states: Tensor) -> Tensor:
         """Return log q of each token, (B, T, N)."""
 
 
@@ -123,7 +121,7 @@ class MultinomialClassifier(DepthAdaptiveController):
         super().__init__(spec)
         self.net = nn.Linear(width, passes)
 
-    def log_q(self, opening: Tensor | None, states: Tensor) -> Tensor:
+    def log_q(self, initial: Tensor | None, states: Tensor) -> Tensor:
         return self.net(states[0]).log_softmax(dim=-1)
 
     def exit_rule(self, x: Tensor, passes: LayerPasses) -> ExitRule:
@@ -148,9 +146,9 @@ class SequenceClassifier(MultinomialClassifier):
         mean = visible @ passes.attention_input(x) / visible.sum(dim=-1, keepdim=True).clamp(min=1)
         return passes.select_outputs(mean).detach()
 
-    def log_q(self, opening: Tensor | None, states: Tensor) -> Tensor:
-        assert opening is not None
-        return self.net(opening).log_softmax(dim=-1)
+    def log_q(self, initial: Tensor | None, states: Tensor) -> Tensor:
+        assert initial is not None
+        return self.net(initial).log_softmax(dim=-1)
 
     def exit_rule(self, x: Tensor, passes: LayerPasses) -> ExitRule:
         chosen = self.net(self.initial_features(x, passes)).argmax(dim=-1)
@@ -165,7 +163,7 @@ class GeometricClassifier(DepthAdaptiveController):
         self.w = nn.Parameter(torch.randn(passes - 1, width) / width**0.5)
         self.b = nn.Parameter(torch.zeros(passes - 1))
 
-    def log_q(self, opening: Tensor | None, states: Tensor) -> Tensor:
+    def log_q(self, initial: Tensor | None, states: Tensor) -> Tensor:
         logits = torch.einsum("nbtc,nc->btn", states[:-1], self.w) + self.b
         log_continue = F.logsigmoid(-logits).cumsum(dim=-1)
         before = F.pad(log_continue, (1, 0))

@@ -2,15 +2,21 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from rlxf.attention.depth.base import ConfidenceFn, Depth, DepthController, DepthCounter, LayerPasses
-from rlxf.attention.technique import SpecView
-from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.attention.depth.base import (
+    ConfidenceFn,
+    Depth,
+    DepthController,
+    DepthCounter,
+    ExitOutputs,
+    ExitTargets,
+    StreamFn,
+)
+from rlxf.attention.technique import LayerPasses, SpecView
 
 ConfidenceGetter = Callable[[], Tensor]
 """Function that returns the confidence of the current tokens by a `ConfidenceFn`, (B, T); called if
@@ -25,50 +31,6 @@ Its arguments are the number of the pass, from 0, its inputs and outputs, (B, T,
 """
 
 
-@dataclass(frozen=True, eq=False)
-class ExitTargets:
-    """Targets of the exit classifiers, for the outputs after each of N passes.
-
-    Args:
-        likelihood: log-likelihood of the target, (N, B, T).
-        correct: whether the choice after the pass is the target, (N, B, T) bool.
-        agrees_with_last: whether it equals the choice after the last pass, (N, B, T) bool.
-        index: positions and episodes of the tokens, (B, T); empty slots are excluded.
-    """
-
-    likelihood: Tensor
-    correct: Tensor
-    agrees_with_last: Tensor
-    index: TokenIndex
-
-    @property
-    def filled(self) -> Tensor:
-        """Mask of tokens to learn from, (B, T) bool."""
-        return self.index.episode != EMPTY
-
-    def average(self, x: Tensor) -> Tensor:
-        """Return the mean of x (..., B, T) over the tokens to learn from."""
-        filled = self.filled.expand_as(x)
-        return (x * filled).sum() / filled.sum().clamp(min=1)
-
-
-@dataclass(frozen=True, eq=False)
-class ExitOutputs:
-    """Outputs of a segment after each of N passes.
-
-    Args:
-        outputs: (N, B, T, C).
-        loss_weights: loss weight of each output, (N,); they sum to 1.
-        states: inputs of attention after each pass, (N, B, T, C).
-        auxiliary_loss: auxiliary loss of the exit classifier, given its targets; None for none.
-    """
-
-    outputs: Tensor
-    loss_weights: Tensor
-    states: Tensor
-    auxiliary_loss: Callable[[ExitTargets], Tensor | None] | None = None
-
-
 class ExitDepth(Depth):
     """Base of the depths with an early exit after every pass."""
 
@@ -79,16 +41,6 @@ class ExitDepth(Depth):
             raise ValueError(
                 f"{self} lets tokens exit before the last layer and requires at least 2 layers, got layers=1"
             )
-
-    def check_no_early_exit(self, use: str) -> None:
-        raise ValueError(
-            f"{use} needs outputs of one depth, but {self} exits early; use a core without early exits"
-        )
-
-    @property
-    def exits_token_by_token(self) -> bool:
-        """True if the exit of a token depends only on the token itself and on memory."""
-        return True
 
     @abstractmethod
     def build(self, width: int, passes: int) -> "EarlyExitController":
@@ -108,12 +60,21 @@ def normalized_loss_weights(weights: Tensor, exit_coef: float) -> Tensor:
 class EarlyExitController(DepthController, ABC):
     """Controller with early exits: all passes while learning, as many as needed while acting."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: ExitDepth) -> None:
         super().__init__()
+        self.spec = spec
         self._taken = DepthCounter()
 
-    def all_outputs(self, x: Tensor, passes: LayerPasses) -> list[Tensor]:
-        """Return the residual stream after each pass, for the selected tokens. All tokens take all passes."""
+    def exits(self, x: Tensor, passes: LayerPasses, output: StreamFn) -> ExitOutputs:
+        """Return the outputs after each pass. All tokens take all passes."""
+        initial, streams = self.initial_features(x, passes), self._all_streams(x, passes)
+        outputs = torch.stack([output(stream) for stream in streams])
+        states = torch.stack([passes.attention_input(stream) for stream in streams])
+        weights = self.spec.loss_weights(len(streams)).to(outputs)
+        return ExitOutputs(outputs, weights, states, partial(self.auxiliary_loss, initial, states))
+
+    def _all_streams(self, x: Tensor, passes: LayerPasses) -> list[Tensor]:
+        """Return the residual stream after each pass, for the selected tokens."""
         outputs = []
         for number in range(passes.count):
             x = passes.run(number, passes.start_pass(number, x))
@@ -121,7 +82,7 @@ class EarlyExitController(DepthController, ABC):
         return outputs
 
     @torch.no_grad()
-    def early_exit(self, x: Tensor, passes: LayerPasses, judge: ConfidenceFn | None) -> Tensor:
+    def early_exit(self, x: Tensor, passes: LayerPasses, confidence_fn: ConfidenceFn | None) -> Tensor:
         """Return the residual stream at the exit of each token; it is copied to later passes."""
         rule, filled, y = (
             self.exit_rule(x, passes),
@@ -144,7 +105,7 @@ class EarlyExitController(DepthController, ABC):
                     number,
                     passes.attention_input(before),
                     passes.attention_input(y),
-                    partial(_confidence, judge, y),
+                    partial(_confidence, confidence_fn, y),
                 )
         self._taken.add(passes_taken[filled].sum(), filled.sum())
         return y
@@ -154,24 +115,24 @@ class EarlyExitController(DepthController, ABC):
 
     @abstractmethod
     def exit_rule(self, x: Tensor, passes: LayerPasses) -> ExitRule:
-        """Return the exit rule; arguments as in `early`."""
+        """Return the exit rule; arguments as in `early_exit`."""
 
     def initial_features(self, x: Tensor, passes: LayerPasses) -> Tensor | None:
-        """Return features of the stream before the first pass for `lesson`, (B, Tq, C), or None."""
+        """Return features of the stream x before the first pass for `auxiliary_loss`, (B, Tq, C), or None."""
         return None
 
-    @abstractmethod
-    def auxiliary_loss(self, opening: Tensor | None, states: Tensor, verdict: ExitTargets) -> Tensor | None:
-        """Return the auxiliary loss of the exit classifier, a scalar; None if there is none.
+    def auxiliary_loss(self, initial: Tensor | None, states: Tensor, targets: ExitTargets) -> Tensor | None:
+        """Return the auxiliary loss of the exit classifier, a scalar; by default None: nothing is learned.
 
         Args:
-            opening: result of `opening`.
+            initial: result of `initial_features`.
             states: inputs of attention after each pass, (N, B, T, C).
-            verdict: targets of the classifier.
+            targets: targets of the classifier.
         """
+        return None
 
 
-def _confidence(judge: ConfidenceFn | None, stream: Tensor) -> Tensor:
+def _confidence(confidence_fn: ConfidenceFn | None, stream: Tensor) -> Tensor:
     """Return the confidence of a residual stream."""
-    assert judge is not None, "no output heads"
-    return judge(stream)
+    assert confidence_fn is not None, "no output heads"
+    return confidence_fn(stream)

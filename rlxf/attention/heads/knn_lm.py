@@ -44,7 +44,6 @@ class KNNLM(OutputHead):
             raise ValueError(f"KNNLM weight (lambda) must be from 0 to 1, got {self.weight}")
 
     def build(self, width: int) -> "KNNLMModule":
-        """See `OutputHead`."""
         return KNNLMModule(self)
 
     def neighbour_distribution(self, near: Neighbours, size: int) -> Tensor:
@@ -70,6 +69,5 @@ class KNNLMModule(OutputHeadModule):
         return h.new_full(h.shape[:1], self.spec.weight)
 
     def log_prob(self, h: Tensor, near: Neighbours, weight: Tensor, bias: Tensor) -> Tensor:
-        """See `OutputHeadModule`."""
         log_p = F.linear(h, weight, bias).log_softmax(dim=1)
         return self.spec.mixed(log_p, self.spec.neighbour_distribution(near, len(weight)))

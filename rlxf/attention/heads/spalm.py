@@ -38,7 +38,6 @@ class SPALM(OutputHead):
     paper: ClassVar[str] = "Yogatama et al. 2021, arXiv:2102.02557"
 
     def build(self, width: int) -> "SPALMModule":
-        """See `OutputHead`."""
         return SPALMModule(width)
 
 
@@ -49,21 +48,20 @@ class SPALMModule(OutputHeadModule):
         super().__init__()
         self.gate = nn.Parameter(torch.zeros(width))
 
-    def openness(self, h: Tensor) -> Tensor:
+    def model_weight(self, h: Tensor) -> Tensor:
         """Return the gate g: h (..., C) -> (...)."""
         return (h @ self.gate).sigmoid()
 
     def neighbour_weight(self, h: Tensor) -> Tensor:
         """Return 1 - g."""
-        return 1 - self.openness(h)
+        return 1 - self.model_weight(h)
 
     def features(self, h: Tensor, y: Tensor) -> Tensor:
         """Return z of outputs h (B, C) and the features y (B, k, C) of their neighbours' values."""
-        g = self.openness(h)[:, None]
+        g = self.model_weight(h)[:, None]
         return (1 - g) * aggregate_neighbours(h, y) + g * h
 
     def log_prob(self, h: Tensor, near: Neighbours, weight: Tensor, bias: Tensor) -> Tensor:
-        """See `OutputHeadModule`."""
         z = self.features(h, weight[near.values])
         return F.linear(z, weight, bias).log_softmax(dim=1)
 

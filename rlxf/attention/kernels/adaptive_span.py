@@ -7,13 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.kernels.base import PairwiseKernel
-from rlxf.attention.kernels.span import SpanAttention, check_span
+from rlxf.attention.kernels.span import SpanAttention, SpanKernel
 from rlxf.attention.validation import check_finite_number
 
 
 @dataclass(frozen=True)
-class AdaptiveSpan(PairwiseKernel):
+class AdaptiveSpan(SpanKernel):
     r"""``a_ij = m(i - j) exp(s_ij) / sum_k m(i - k) exp(s_ik)``, ``m(x) = min(max((R + z - x) / R, 0), 1)``.
 
     Each head of each layer learns a span z in [0, S]. Tokens nearer than z have full weight; those beyond z +
@@ -52,7 +51,7 @@ class AdaptiveSpan(PairwiseKernel):
     include_self: bool = True
 
     def __post_init__(self) -> None:
-        check_span(self)
+        super().__post_init__()
         if self.start is not None:
             self._check_start(self.start)
 

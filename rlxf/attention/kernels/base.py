@@ -1,19 +1,18 @@
 """Base classes of the attention kernels: technique specs and the modules that they build for a layer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.patterns.base import UNLIMITED
-from rlxf.attention.patterns.full import Full
+from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.technique import SpecView, Technique
 
 if TYPE_CHECKING:
-    from rlxf.attention.attention_mask import AttentionMask, HeadGroup
+    from rlxf.attention.attention_mask import AttentionMask
     from rlxf.attention.token_index import TokenIndex
 
 LinearFn = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -30,7 +29,7 @@ class AttentionKernel(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: "AttentionMask", dropout: float
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: "AttentionMask", dropout: float
     ) -> Tensor:
         """Compute the weighted average of the values.
 
@@ -39,7 +38,7 @@ class AttentionKernel(nn.Module, ABC):
             k: keys with their extra features, (B, H, Tk, D + F).
             v: values, (B, H, Tk, V); V is usually D.
             bias: positional term added to the scaled scores, (B, H, Tq, Tk); None for no bias.
-            relation: attention mask and distances; ``relation.mask`` (B, 1 or H, Tq, Tk) is 0 or -inf.
+            mask: attention mask and distances; ``mask.mask`` (B, 1 or H, Tq, Tk) is 0 or -inf.
             dropout: probability with which a weight is set to 0.
 
         Returns:
@@ -65,7 +64,7 @@ class AttentionKernel(nn.Module, ABC):
         """Return extra features computed from projected keys k (B, H, T, D); see `projected_query_extras`."""
         return None
 
-    def before_gathering(self, q: Tensor, k: Tensor, relation: "AttentionMask") -> tuple[Tensor, Tensor]:
+    def before_gathering(self, q: Tensor, k: Tensor, mask: "AttentionMask") -> tuple[Tensor, Tensor]:
         """Transform queries and keys while the full sequence is available, before sparse gathering.
 
         Used by terms of a pair that depend on the tokens between query and key.
@@ -73,18 +72,24 @@ class AttentionKernel(nn.Module, ABC):
         return q, k
 
     def inspect_weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: "AttentionMask", dropout: float
+        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: "AttentionMask", dropout: float
     ) -> Tensor:
         """Return the weights of all pairs, (B, H, Tq, Tk), for inspection.
 
         By default they are the average of one-hot values, in the dtype of q. Arguments as in `forward`.
         """
-        y: Tensor = self(q, k, one_hot(q, k), bias, relation, dropout)
+        y: Tensor = self(q, k, one_hot(q, k), bias, mask, dropout)
         return y
 
-    def head_groups(self, relation: "AttentionMask") -> "tuple[HeadGroup, ...] | None":
-        """Return the groups of queries that keys are gathered for; None to compute all pairs at once."""
-        return relation.head_groups
+    def weights(
+        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: "AttentionMask", dropout: float
+    ) -> Tensor:
+        """Return the weights by which `forward` averages values, (B, H, Tq, Tk); arguments alike."""
+        return self.inspect_weights(q, k, bias, mask, dropout)
+
+    def allows_gathering(self, mask: "AttentionMask") -> bool:
+        """Return whether groups of queries may be computed separately, each with its own gathered keys."""
+        return True
 
     def tie_weights(self, first: "AttentionKernel") -> None:
         """Tie the weights that all layers share to the first layer's kernel; by default none."""
@@ -123,7 +128,7 @@ class PairwiseAttentionKernel(AttentionKernel):
 
     @abstractmethod
     def weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: "AttentionMask", dropout: float
+        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: "AttentionMask", dropout: float
     ) -> Tensor:
         """Return the weights by which `forward` averages values, (B, H, Tq, Tk); arguments alike."""
 
@@ -164,7 +169,7 @@ class RecurrentAttentionKernel(AttentionKernel):
             k: key of the token, (B, H, 1, D + F), before `before_gathering`.
             v: value of the token, (B, H, 1, V).
             index: position and episode of the token, (B, 1). The first token of an episode resets the state.
-            memory: state returned by `begin`.
+            memory: state returned by `prefill`.
 
         Returns:
             (B, H, 1, V); undefined for an empty slot, which is not added to the state.
@@ -190,6 +195,25 @@ class Kernel(Technique, ABC):
     def check_processes(self, count: int) -> None:
         """Raise ValueError if the kernel cannot be trained in this many processes."""
 
+    def check_pairwise(self, position: Technique) -> None:
+        """Raise ValueError: this kernel computes no pairs, so a position cannot change their weights."""
+        raise ValueError(
+            f"{position} changes the weight of each pair of tokens, and {self} computes no pairs; "
+            f"choose another position or kernel"
+        )
+
+    @property
+    def softmax_distance(self) -> int:
+        """Distance, in tokens, up to which weights are a softmax of pair scores over any visible keys.
+
+        0 for kernels with other weights or with their own choice of keys.
+        """
+        return 0
+
+    def is_recurrent(self, patterns: Iterable[Pattern]) -> bool:
+        """Return whether layers with these patterns act from a `RecurrentKernelState` instead of all keys."""
+        return False
+
     def for_layers(self, layers: int) -> "tuple[Kernel, ...]":
         """Return the kernel of each layer: by default the same in all layers.
 
@@ -206,9 +230,16 @@ class RecurrentKernel(Kernel):
     def build(self, width: int, heads: int) -> RecurrentAttentionKernel:
         """Return the module of one layer."""
 
+    def is_recurrent(self, patterns: Iterable[Pattern]) -> bool:
+        """Return whether every query sees all earlier tokens."""
+        return all(pattern.sees_all for pattern in patterns)
+
 
 class PairwiseKernel(Kernel):
     """Kernel that accepts a bias for each pair of query and key."""
+
+    def check_pairwise(self, position: Technique) -> None:
+        """Accept the position."""
 
     @abstractmethod
     def build(self, width: int, heads: int) -> PairwiseAttentionKernel:
@@ -228,7 +259,7 @@ def check_sees_whole_sequence(kernel: Kernel, option: str, choices: SpecView) ->
             f"{kernel} assigns tokens to groups from the whole sequence, and causal=True hides later tokens; "
             f"set {option}=None"
         )
-    if not isinstance(choices.pattern, Full):
+    if not choices.pattern.sees_all:
         raise ValueError(
             f"{kernel} assigns tokens to groups from the whole sequence, and {choices.pattern} hides a part "
             f"of it; choose Full() or another kernel"

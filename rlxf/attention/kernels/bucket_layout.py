@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlxf.attention.attention_mask import AttentionMask, HeadGroup
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.online_softmax import online_softmax
 from rlxf.attention.kernels.softmax import SoftmaxAttention, weighted_average
-from rlxf.attention.patterns.full import Full
 from rlxf.attention.sparse.layout import BlockGroup, round_up_size
 from rlxf.attention.token_index import EMPTY, TokenIndex
 
@@ -19,6 +18,10 @@ QUERIES_PER_GROUP = 32
 
 MIN_KEYS_PER_GROUP = 16
 """Least number of keys per group; fewer would not be faster."""
+
+
+ComparePositions = Callable[[Tensor, Tensor], Tensor]
+"""Comparison of the positions of a query and a key of its bucket: True if the query may see the key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +53,7 @@ class SortedTokens:
 
 
 def bucket_groups(
-    queries: BucketedTokens,
-    keys: BucketedTokens,
-    causal: bool,
-    compare_positions: Callable[[Tensor, Tensor], Tensor],
+    queries: BucketedTokens, keys: BucketedTokens, causal: bool, compare_positions: ComparePositions
 ) -> list[BlockGroup]:
     """Return each pair of a query and a key of one episode that share a bucket in some round, once.
 
@@ -61,9 +61,7 @@ def bucket_groups(
         queries: the queries.
         keys: the keys.
         causal: whether keys after a query are hidden.
-        compare_positions: comparison of the positions of query and key, True if the query may see the key;
-        ``torch.gt``
-            for earlier keys.
+        compare_positions: for example ``torch.gt`` for earlier keys.
 
     Returns:
         Parts whose slots index the flattened (B H T); for padding, see `online_softmax`.
@@ -114,7 +112,7 @@ def _sorted(
 
 
 def _parts_of_round(
-    queries: SortedTokens, keys: SortedTokens, causal: bool, meets: Callable[[Tensor, Tensor], Tensor]
+    queries: SortedTokens, keys: SortedTokens, causal: bool, compare_positions: ComparePositions
 ) -> list[BlockGroup]:
     """Return the pairs of one round, in groups of up to `QUERIES_PER_GROUP` queries of one bucket and
     their keys.
@@ -131,16 +129,9 @@ def _parts_of_round(
     size_of = padded.to(inverse.device)[inverse]
     for size in sorted(set(padded.tolist()) - {0}):
         chosen = size_of == size
-        parts.append(
-            _part(
-                queries,
-                keys,
-                (start[chosen], end[chosen]),
-                (first[chosen], first[chosen] + number[chosen]),
-                size,
-                meets,
-            )
-        )
+        key_range = first[chosen], first[chosen] + number[chosen]
+        query_range = start[chosen], end[chosen]
+        parts.append(_part(queries, keys, query_range, key_range, size, compare_positions))
     return parts
 
 
@@ -168,12 +159,12 @@ def _part(
     query_range: tuple[Tensor, Tensor],
     key_range: tuple[Tensor, Tensor],
     size: int,
-    meets: Callable[[Tensor, Tensor], Tensor],
+    compare_positions: ComparePositions,
 ) -> BlockGroup:
     """Build a part of groups of sorted queries, from start to end, and up to ``size`` keys for each."""
     i, is_query = _ranges(*query_range, QUERIES_PER_GROUP, len(queries.slot))
     j, is_key = _ranges(*key_range, size, len(keys.slot))
-    allowed = meets(queries.place[i][:, :, None], keys.place[j][:, None]) & is_key[:, None]
+    allowed = compare_positions(queries.place[i][:, :, None], keys.place[j][:, None]) & is_key[:, None]
     query = torch.where(is_query, queries.slot[i], len(queries.slot))
     return BlockGroup(query, keys.slot[j], allowed & is_query[:, :, None])
 
@@ -186,9 +177,6 @@ def _ranges(start: Tensor, end: Tensor, size: int, limit: int) -> tuple[Tensor, 
 
 MIN_PAIRS_TO_SORT = 1 << 17
 """Number of query-key pairs from which tokens are sorted by bucket instead of computing all pairs."""
-
-ComparePositions = Callable[[Tensor, Tensor], Tensor]
-"""Comparison of the positions of a query and a key of its bucket: True if the query may see the key."""
 
 
 class BucketAttention(SoftmaxAttention):
@@ -209,66 +197,50 @@ class BucketAttention(SoftmaxAttention):
         self.rounds = rounds
 
     @abstractmethod
-    def counts(self, query_buckets: Tensor, key_buckets: Tensor, relation: AttentionMask) -> Tensor:
+    def counts(self, query_buckets: Tensor, key_buckets: Tensor, mask: AttentionMask) -> Tensor:
         """Return n, (B, H, Tq, Tk), of the buckets (B, H, Tq, R) and (B, H, Tk, R); 0 for masked pairs."""
 
     @abstractmethod
-    def compare_positions(self, relation: AttentionMask) -> ComparePositions:
+    def compare_positions(self, mask: AttentionMask) -> ComparePositions:
         """Return the comparison of positions that decides which keys of its bucket a query sees."""
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
     ) -> Tensor:
-        if bias is None and not dropout and self.uses_sorting(relation):
-            return self.sorted_forward(*self.split(q), *self.split(k), v, relation)
-        return weighted_average(self.weights(q, k, bias, relation, dropout), v)
+        if bias is None and not dropout and self.uses_sorting(mask):
+            return self.sorted_forward(q, k, v, mask)
+        return weighted_average(self.weights(q, k, bias, mask, dropout), v)
 
     def weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
+        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
     ) -> Tensor:
         (q, query_buckets), (k, key_buckets) = self.split(q), self.split(k)
-        counts = self.counts(query_buckets, key_buckets, relation)
+        counts = self.counts(query_buckets, key_buckets, mask)
         fully_masked = ~(counts > 0).any(-1, keepdim=True)
         log_counts = (counts + fully_masked.to(counts.dtype)).to(q.dtype).log()
         bias = log_counts if bias is None else bias + log_counts
-        return super().weights(q, k, bias, relation, dropout).masked_fill(fully_masked, 0.0)
+        return super().weights(q, k, bias, mask, dropout).masked_fill(fully_masked, 0.0)
 
-    def head_groups(self, relation: AttentionMask) -> tuple[HeadGroup, ...] | None:
-        """Return the groups of queries; None where tokens are sorted and keys are not gathered."""
-        return None if self.uses_sorting(relation) else relation.head_groups
+    def allows_gathering(self, mask: AttentionMask) -> bool:
+        """Return False where tokens are sorted by bucket."""
+        return not self.uses_sorting(mask)
 
-    def uses_sorting(self, relation: AttentionMask) -> bool:
+    def uses_sorting(self, mask: AttentionMask) -> bool:
         """Return whether to sort tokens by their buckets."""
-        pairs = relation.query.shape[1] * relation.key.shape[1]
-        return pairs >= MIN_PAIRS_TO_SORT and all(isinstance(rule, Full) for rule in relation.rules)
+        pairs = mask.query.shape[1] * mask.key.shape[1]
+        return pairs >= MIN_PAIRS_TO_SORT and all(rule.sees_all for rule in mask.head_patterns)
 
-    def sorted_forward(
-        self,
-        q: Tensor,
-        query_buckets: Tensor,
-        k: Tensor,
-        key_buckets: Tensor,
-        v: Tensor,
-        relation: AttentionMask,
-    ) -> Tensor:
+    def sorted_forward(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
         """Compute `forward` by sorting tokens: (B, H, Tq, V)."""
-        return self.found(q, query_buckets, k, key_buckets, v, relation)[0]
+        return self.attend_within_buckets(q, k, v, mask)[0]
 
-    def found(
-        self,
-        q: Tensor,
-        query_buckets: Tensor,
-        k: Tensor,
-        key_buckets: Tensor,
-        v: Tensor,
-        relation: AttentionMask,
+    def attend_within_buckets(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask
     ) -> tuple[Tensor, Tensor]:
         """Attend within buckets: (B, H, Tq, V), and whether a query has visible keys, (B, H, Tq, 1)."""
-        queries, keys = (
-            BucketedTokens(query_buckets, relation.query),
-            BucketedTokens(key_buckets, relation.key),
-        )
-        parts = bucket_groups(queries, keys, relation.causal, self.compare_positions(relation))
+        (q, query_buckets), (k, key_buckets) = self.split(q), self.split(k)
+        queries, keys = BucketedTokens(query_buckets, mask.query), BucketedTokens(key_buckets, mask.key)
+        parts = bucket_groups(queries, keys, mask.causal, self.compare_positions(mask))
         return online_softmax(q, k, v, parts)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.kernels.base import PairwiseKernel
-from rlxf.attention.kernels.span import SpanAttention, check_span
+from rlxf.attention.kernels.span import SpanAttention, SpanKernel
 from rlxf.attention.token_index import EMPTY
 
 
 @dataclass(frozen=True)
-class DynamicSpan(PairwiseKernel):
+class DynamicSpan(SpanKernel):
     r"""`AdaptiveSpan` with a span for each token, ``z_t = S sigmoid(v . x_t + b)``, head and layer.
 
     x_t is the input of the layer's attention: after the layer norm with ``norm='pre'``. The loss gets
@@ -39,9 +38,6 @@ class DynamicSpan(PairwiseKernel):
     ramp: int = 32
     penalty: float = 2e-6
     include_self: bool = True
-
-    def __post_init__(self) -> None:
-        check_span(self)
 
     @property
     def loss_depends_on_tokens(self) -> bool:
@@ -77,10 +73,10 @@ class DynamicSpanAttention(SpanAttention):
     def split(self, q: Tensor) -> tuple[Tensor, Tensor]:
         return q[..., :-1], q[..., -1:]
 
-    def before_gathering(self, q: Tensor, k: Tensor, relation: AttentionMask) -> tuple[Tensor, Tensor]:
+    def before_gathering(self, q: Tensor, k: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
         """Record the mean z of a pass with gradient, for `penalty`."""
         if self.spec.penalty > 0 and torch.is_grad_enabled():
-            filled = relation.query.episode != EMPTY
+            filled = mask.query.episode != EMPTY
             self._mean_z.append((q[..., -1].mean(1) * filled).sum() / filled.sum().clamp(min=1))
         return q, k
 

@@ -39,13 +39,13 @@ class KVState(NamedTuple):
     energy: Tensor
 
     @classmethod
-    def none(cls, features: int, values: Tensor) -> "KVState":
+    def empty(cls, features: int, values: Tensor) -> "KVState":
         """Return the state of no keys, for M features and values (B, H, T, V + 1)."""
         batch, heads, _, size = values.shape
         total = values.new_zeros(batch, heads, features, size)
         return cls(total, values.new_full((batch, heads), LOWEST_SCALE), values.new_zeros(batch, heads, 1, 1))
 
-    def plus(self, keys: KeyFeatures, values: Tensor) -> "KVState":
+    def add(self, keys: KeyFeatures, values: Tensor) -> "KVState":
         """Return the state with additional keys and their values (B, H, T, V + 1)."""
         scale = torch.cat([self.scale[..., None], keys.scale], dim=-1).amax(-1)
         kept, joined = self.rescaled(keys, scale)
@@ -153,7 +153,7 @@ class _Read(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         before, keys = KVState(total, scale, energy), kernel.key_features(k).exclude(empty)
-        after = before.plus(keys, values)
+        after = before.add(keys, values)
         ctx.kernel = kernel
         result, weights = causal_sums(kernel.query_features(q), keys, values, before)
         ctx.save_for_backward(q, k, values, empty, weights, *before, after.scale, *parameters)

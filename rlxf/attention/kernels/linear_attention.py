@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.attention_mask import AttentionMask, HeadGroup
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.base import RecurrentAttentionKernel, RecurrentKernel, RecurrentKernelState
 from rlxf.attention.kernels.kv_state import (
     LOWEST_SCALE,
@@ -20,7 +20,6 @@ from rlxf.attention.kernels.kv_state import (
     pairwise_sums,
     scan_chunk,
 )
-from rlxf.attention.patterns.full import Full
 from rlxf.attention.token_index import EMPTY, TokenIndex
 from rlxf.attention.validation import MAX_SEED
 
@@ -89,28 +88,27 @@ class LinearAttention(RecurrentAttentionKernel):
         """
         return k.new_zeros(k.shape[:-1], dtype=torch.float64)
 
-    def head_groups(self, relation: AttentionMask) -> tuple[HeadGroup, ...] | None:
-        return None if is_single_contiguous_episode(relation) else super().head_groups(relation)
+    def allows_gathering(self, mask: AttentionMask) -> bool:
+        """Return False where running sums replace pairs."""
+        return not is_single_contiguous_episode(mask)
 
-    def before_gathering(self, q: Tensor, k: Tensor, relation: AttentionMask) -> tuple[Tensor, Tensor]:
-        return q, self.contextualize_keys(k, relation.key)
+    def before_gathering(self, q: Tensor, k: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
+        return q, self.contextualize_keys(k, mask.key)
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
     ) -> Tensor:
         values = append_ones(self.promote(v))
-        if is_single_contiguous_episode(relation):
-            sums = self._by_sums(q, k, values, relation)
+        if is_single_contiguous_episode(mask):
+            sums = self._by_sums(q, k, values, mask)
         else:
-            sums = pairwise_sums(
-                self.query_features(q), self.key_features(k), values, relation.allowed_by_head
-            )
+            sums = pairwise_sums(self.query_features(q), self.key_features(k), values, mask.allowed_by_head)
         return self.quotient(sums).to(v.dtype)
 
-    def _by_sums(self, q: Tensor, k: Tensor, values: Tensor, relation: AttentionMask) -> Tensor:
-        empty = relation.key.episode == EMPTY
+    def _by_sums(self, q: Tensor, k: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:
+        empty = mask.key.episode == EMPTY
         values = values.masked_fill(empty[:, None, :, None], 0.0)
-        attend = self._causal if relation.causal else self._bidirectional
+        attend = self._causal if mask.causal else self._bidirectional
         return torch.cat(list(attend(q, k, values, empty)), dim=2)
 
     def _causal(self, q: Tensor, k: Tensor, values: Tensor, empty: Tensor) -> Iterator[Tensor]:
@@ -118,7 +116,7 @@ class LinearAttention(RecurrentAttentionKernel):
         earlier, size = k.shape[2] - q.shape[2], CAUSAL_CHUNK
         sizes = [*chunk_sizes(earlier, size), *chunk_sizes(q.shape[2], size)]
         parts = zip(k.split(sizes, 2), values.split(sizes, 2), empty.split(sizes, 1), strict=True)
-        sums = KVState.none(self.features, values)
+        sums = KVState.empty(self.features, values)
         for _ in chunk_sizes(earlier, size):
             sums = self._updated(sums, *next(parts))
         for queries in q.split(size, 2):
@@ -127,7 +125,7 @@ class LinearAttention(RecurrentAttentionKernel):
 
     def _bidirectional(self, q: Tensor, k: Tensor, values: Tensor, empty: Tensor) -> Iterator[Tensor]:
         """Yield the results of queries over all keys."""
-        sums = KVState.none(self.features, values)
+        sums = KVState.empty(self.features, values)
         for part in zip(
             k.split(BIDIRECTIONAL_CHUNK, 2),
             values.split(BIDIRECTIONAL_CHUNK, 2),
@@ -140,14 +138,14 @@ class LinearAttention(RecurrentAttentionKernel):
             yield torch.cat([result, sums.energy.expand(-1, -1, result.shape[2], -1)], dim=-1)
 
     def _updated(self, sums: KVState, k: Tensor, values: Tensor, empty: Tensor) -> KVState:
-        return sums.plus(self.key_features(k).exclude(empty), values)
+        return sums.add(self.key_features(k).exclude(empty), values)
 
     def prefill(self, k: Tensor, v: Tensor, index: TokenIndex) -> "LinearAttentionState":
         """Return the recurrent state. Later tokens can only see the last episode, so others are excluded."""
-        none = KVState.none(self.features, append_ones(self.promote(v)))
+        none = KVState.empty(self.features, append_ones(self.promote(v)))
         memory = LinearAttentionState(none, last_episode(index))
         keys, values, _ = self._scaled_to_last(k, v, index.episode != memory.episode[:, None], index)
-        memory.sums = none.plus(keys, values)
+        memory.sums = none.add(keys, values)
         return memory
 
     def step(
@@ -156,7 +154,7 @@ class LinearAttention(RecurrentAttentionKernel):
         assert isinstance(memory, LinearAttentionState)
         keys, values, log_decay = self._scaled_to_last(k, v, index.episode == EMPTY, index)
         before = memory.before(index, log_decay)
-        memory.sums = before.plus(keys, values)
+        memory.sums = before.add(keys, values)
         return self.quotient(causal_sums(self.query_features(q), keys, values, before)[0]).to(v.dtype)
 
     def _scaled_to_last(
@@ -208,22 +206,22 @@ class LinearAttentionState(RecurrentKernelState):
         return KVState(total.masked_fill(reset, 0.0), scale, energy.masked_fill(reset, 0.0))
 
 
-def is_single_contiguous_episode(relation: AttentionMask) -> bool:
+def is_single_contiguous_episode(mask: AttentionMask) -> bool:
     """Return whether there are many tokens, and each sees all other tokens of its row, or its past.
 
     This requires the rule `Full` and one episode in each row, apart from empty slots. In a causal transformer
     positions must be consecutive, and the queries must be the last keys. A selection of queries is computed
     pair by pair.
     """
-    large = relation.query.shape[1] * relation.key.shape[1] > MAX_PAIRS
-    if not large or relation.tables is not None or list(relation.rules) != [Full()]:
+    large = mask.query.shape[1] * mask.key.shape[1] > MAX_PAIRS
+    if not large or mask.tables is not None or not all(rule.sees_all for rule in mask.head_patterns):
         return False
-    return has_one_episode(relation) and (relation.aligned or not relation.causal)
+    return has_one_episode(mask) and (mask.aligned or not mask.causal)
 
 
-def has_one_episode(relation: AttentionMask) -> bool:
+def has_one_episode(mask: AttentionMask) -> bool:
     """Return whether all tokens of a row belong to one episode."""
-    episode = relation.key.concatenate(relation.query).episode
+    episode = mask.key.concatenate(mask.query).episode
     return bool(((episode == EMPTY) | (episode == episode.amax(1, keepdim=True))).all())
 
 

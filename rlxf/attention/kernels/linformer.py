@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.attention_mask import AttentionMask, HeadGroup
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import AttentionKernel, Kernel, one_hot
 from rlxf.attention.kernels.position_blocks import PositionBlocks
 from rlxf.attention.kernels.projections import PROJECTIONS, Projection
-from rlxf.attention.patterns.full import Full
 from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import EMPTY, TokenIndex
 from rlxf.attention.validation import check_bool, check_choice, check_int
@@ -108,7 +107,7 @@ class Linformer(Kernel):
                 f"{self} projects the keys of self-attention and does not support cross_attention=True; "
                 f"choose another kernel"
             )
-        if not choices.causal and not isinstance(choices.pattern, Full):
+        if not choices.causal and not choices.pattern.sees_all:
             raise ValueError(
                 f"with causal=False, {self} projects the whole sequence, and {choices.pattern} hides a "
                 f"part of it; choose Full() or another kernel"
@@ -136,40 +135,40 @@ class LinformerAttention(AttentionKernel):
             assert isinstance(first, LinformerAttention)
             self.of_keys = self.of_values = first.of_keys
 
-    def head_groups(self, relation: AttentionMask) -> tuple[HeadGroup, ...] | None:
-        """Return the groups of queries; None in a bidirectional pass, where all share one projection."""
-        return super().head_groups(relation) if relation.causal else None
+    def allows_gathering(self, mask: AttentionMask) -> bool:
+        """Return False in a bidirectional pass, where all queries share one projection."""
+        return mask.causal
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
     ) -> Tensor:
-        return self._average(q, k, v, relation, dropout, self.of_values)
+        return self._average(q, k, v, mask, dropout, self.of_values)
 
     def inspect_weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
+        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
     ) -> Tensor:
         """Return the weights of tokens: the weight of a summary is distributed over its tokens.
 
         Learned projections distribute it by F, which may be negative; the others distribute it evenly.
         """
-        return self._average(q, k, one_hot(q, k), relation, dropout, self.of_values.token_shares)
+        return self._average(q, k, one_hot(q, k), mask, dropout, self.of_values.token_shares)
 
     def _average(
-        self, q: Tensor, k: Tensor, v: Tensor, relation: AttentionMask, dropout: float, summarize: Summarize
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float, summarize: Summarize
     ) -> Tensor:
-        if not relation.causal:
-            return self._bidirectional(q, k, v, relation, dropout, summarize)
-        if starts_at_block_boundary(relation, self.spec.length):
+        if not mask.causal:
+            return self._bidirectional(q, k, v, mask, dropout, summarize)
+        if starts_at_block_boundary(mask, self.spec.length):
             return self._causal_blockwise(q, k, v, dropout, summarize)
-        return self._causal(q, k, v, relation, dropout, summarize)
+        return self._causal(q, k, v, mask, dropout, summarize)
 
     def _bidirectional(
-        self, q: Tensor, k: Tensor, v: Tensor, relation: AttentionMask, dropout: float, summarize: Summarize
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float, summarize: Summarize
     ) -> Tensor:
         """Attend from each query to the summaries of its episode."""
-        blocks = PositionBlocks.of_episodes(relation.key, self._positions(relation.key))
+        blocks = PositionBlocks.of_episodes(mask.key, self._positions(mask.key))
         nonempty = self.of_keys.nonempty(blocks.filled)
-        episodes, query_episode = relation.key.episodes[:, None], relation.query.episode[..., None]
+        episodes, query_episode = mask.key.episodes[:, None], mask.query.episode[..., None]
         own = (query_episode == episodes) | (query_episode == EMPTY)
         keys, values = self._summaries(k, v, blocks, summarize)
         if bool(own.all()) and bool(nonempty.all()):
@@ -188,14 +187,14 @@ class LinformerAttention(AttentionKernel):
         return -(-longest // self.of_keys.group_size) * self.of_keys.group_size
 
     def _causal(
-        self, q: Tensor, k: Tensor, v: Tensor, relation: AttentionMask, dropout: float, summarize: Summarize
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float, summarize: Summarize
     ) -> Tensor:
         """Attend from each query to summaries of fully visible blocks, and to all other tokens."""
-        blocks = PositionBlocks.of_complete_blocks(relation.key, self.spec.length)
-        allowed, tokens = relation.allowed_by_head, k.shape[2]
+        blocks = PositionBlocks.of_complete_blocks(mask.key, self.spec.length)
+        allowed, tokens = mask.allowed_by_head, k.shape[2]
         if not blocks.slots.numel():
             return masked_softmax_attention(q, k, v, allowed, dropout)
-        seen = blocks.fully_visible(allowed) & self._ends_before(blocks, relation)
+        seen = blocks.fully_visible(allowed) & self._ends_before(blocks, mask)
         alone = allowed & ~blocks.spread(seen, tokens)
         keys, values = self._summaries(k, v, blocks, summarize)
         keys, values = torch.cat([k, keys], dim=2), torch.cat([v, values], dim=2)
@@ -204,10 +203,10 @@ class LinformerAttention(AttentionKernel):
         return masked_softmax_attention(q, keys, values, allowed, dropout)
 
     @staticmethod
-    def _ends_before(blocks: PositionBlocks, relation: AttentionMask) -> Tensor:
+    def _ends_before(blocks: PositionBlocks, mask: AttentionMask) -> Tensor:
         """Return whether each block ends before the position of the query, (B, 1, Tq, N) bool."""
-        last = relation.key.position.gather(1, blocks.slots[..., -1].clamp(min=0))
-        return (last[:, None] < relation.query.position[..., None])[:, None]
+        last = mask.key.position.gather(1, blocks.slots[..., -1].clamp(min=0))
+        return (last[:, None] < mask.query.position[..., None])[:, None]
 
     def _causal_blockwise(
         self, q: Tensor, k: Tensor, v: Tensor, dropout: float, summarize: Summarize
@@ -238,14 +237,14 @@ class LinformerAttention(AttentionKernel):
         return self.of_keys(blocks.gather(k), filled), summarize(blocks.gather(v), filled)
 
 
-def starts_at_block_boundary(relation: AttentionMask, size: int) -> bool:
+def starts_at_block_boundary(mask: AttentionMask, size: int) -> bool:
     """Return whether each row of a long pass is one episode from the start of a block.
 
     All rows must have the same positions.
     """
-    query, key = relation.query, relation.key
-    long = relation.tables is None and query.shape == key.shape and key.shape[1] > 2 * size
-    if not long or not isinstance(relation.pattern, Full):
+    query, key = mask.query, mask.key
+    long = mask.tables is None and query.shape == key.shape and key.shape[1] > 2 * size
+    if not long or not mask.pattern.sees_all:
         return False
     first = int(key.position[0, 0])
     ascending = torch.arange(first, first + key.shape[1], device=key.position.device)

@@ -1,4 +1,4 @@
-"""LSH attention (Reformer): softmax among tokens with the same random hash, in whole buckets or in chunks."""
+"""Locality-sensitive hashing attention with shared queries and keys (Reformer)."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -6,56 +6,17 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from rlxf.attention.attention_mask import AttentionMask, find_slots
-from rlxf.attention.kernels.base import PairwiseKernel, check_sees_whole_sequence
+from rlxf.attention.attention import Attention, Projected
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.init import orthogonal_linear
+from rlxf.attention.kernels.base import Kernel, LinearFn, PairwiseKernel, check_sees_whole_sequence
 from rlxf.attention.kernels.bucket_layout import BucketAttention, ComparePositions, count_shared_rounds
-from rlxf.attention.patterns.base import GlobalTokens
-from rlxf.attention.technique import SpecView
+from rlxf.attention.positions.base import Position
+from rlxf.attention.technique import AttentionFactory, SpecView
 from rlxf.attention.token_index import TokenIndex
 from rlxf.attention.validation import check_int, check_seed
-
-
-def count_in_chunks(buckets: Tensor, relation: AttentionMask, chunk: int) -> Tensor:
-    """Count how often each key is in the query's chunk or in the previous chunk, over all rounds.
-
-    In each round the tokens of an episode are sorted by bucket and position and cut into chunks; the last
-    chunk may be shorter. The chunk before the first chunk of a round is the last chunk of the previous round.
-    The chunk before the very first chunk is the very last.
-
-    Args:
-        buckets: buckets of the keys, (B, H, Tk, R) int64.
-        relation: attention mask; the queries are among the keys.
-        chunk: tokens per chunk.
-
-    Returns:
-        (B, H, Tq, Tk) int64; undefined for pairs of different episodes.
-    """
-    own, previous = _chunks(buckets, relation.key, chunk)
-    slot = find_slots(relation.key, relation.query).clamp(min=0)[:, None, :, None]
-    slot = slot.expand(-1, own.shape[1], -1, own.shape[3])
-    return _equal(own.gather(2, slot), own) + _equal(previous.gather(2, slot), own)
-
-
-def _chunks(buckets: Tensor, index: TokenIndex, chunk: int) -> tuple[Tensor, Tensor]:
-    """Return the chunk of each token and the previous chunk, (B, H, T, R), numbered across rounds."""
-    rounds = buckets.shape[-1]
-    episode, span = index.episode, int(index.position.max()) + 1
-    bucket = episode[:, None, :, None] * (int(buckets.max()) + 1) + buckets
-    rank = (bucket * span + index.position[:, None, :, None]).argsort(2).argsort(2)
-    earlier = (episode[:, None] < episode[:, :, None]).sum(-1)
-    length = (episode[:, None] == episode[:, :, None]).sum(-1)
-    chunks = ((length + chunk - 1) // chunk)[:, None, :, None]
-    number = (rank - earlier[:, None, :, None]) // chunk
-    number = number + chunks * torch.arange(rounds, device=buckets.device)
-    return number, (number - 1) % (rounds * chunks)
-
-
-def _equal(a: Tensor, b: Tensor) -> Tensor:
-    """Count how many of the numbers a (..., Tq, R) are among those of b (..., Tk, R): (..., Tq, Tk)."""
-    pairs = product(a.unbind(-1), b.unbind(-1))
-    return torch.stack([x[..., :, None] == y[..., None, :] for x, y in pairs]).sum(0)
-
 
 FEATURES_PER_STEP = 1 << 18
 """Number of rotated features that are computed at a time."""
@@ -125,7 +86,7 @@ class LSH(PairwiseKernel):
                 f"{self} uses one projection for queries and keys, and with cross_attention=True they are "
                 f"from different sequences; choose another kernel"
             )
-        if isinstance(choices.pattern, GlobalTokens):
+        if len(choices.pattern.query_rules) > 1:
             raise ValueError(
                 f"{self} uses one projection for queries and keys, and {choices.pattern} has separate ones "
                 f"for global tokens; choose another pattern or kernel"
@@ -133,9 +94,39 @@ class LSH(PairwiseKernel):
         if self.chunk is not None:
             check_sees_whole_sequence(self, "chunk", choices)
 
+    def attention_class(self, default: AttentionFactory) -> AttentionFactory:
+        return SharedQKAttention
+
     def build(self, width: int, heads: int) -> "LSHAttention":
         kind = LSHAttention if self.chunk is None else ChunkedLSHAttention
         return kind(self, heads, width // heads)
+
+
+class SharedQKAttention(Attention):
+    """Attention whose keys are its queries, scaled to length sqrt(D); ``qkv`` (2 C, C) projects q and v.
+
+    Scores ``q_i . k_j / sqrt(D)`` are therefore ``q_i . q_j / |q_j|``, as in the authors' code.
+
+    Source: Kitaev et al. 2020, arXiv:2001.04451, section 2, "Shared-QK".
+    """
+
+    def __init__(self, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float):
+        super().__init__(width, heads, position, kernel, dropout)
+        self.qkv = orthogonal_linear(width, width, matrices=2)
+
+    def project(self, x: Tensor, linear: LinearFn = F.linear) -> Projected:
+        """Project queries, values and extra query features; `as_key` converts the queries to keys."""
+        q, v = self.split(linear(x, self.qkv.weight, self.qkv.bias))
+        extras = self.kernel.projected_query_extras(q)
+        return (q, v) if extras is None else (q, v, extras)
+
+    def as_key(self, k: Tensor) -> Tensor:
+        """Scale queries to length sqrt(D)."""
+        return F.rms_norm(k, (self.size,), eps=1e-6)
+
+    def _project_jointly(self, x: Tensor) -> tuple[Tensor, Projected]:
+        q, v, *extras = self.project(x)
+        return torch.cat([q, *extras], dim=-1), (q, v, *extras)
 
 
 class LSHAttention(BucketAttention):
@@ -167,25 +158,17 @@ class LSHAttention(BucketAttention):
         negative = rotated.gather(-1, largest[..., None])[..., 0] < 0
         return torch.where(negative, -1 - largest, 1 + largest).to(x.dtype)
 
-    def counts(self, query_buckets: Tensor, key_buckets: Tensor, relation: AttentionMask) -> Tensor:
-        return _itself_last(count_shared_rounds(query_buckets, key_buckets) > 0, relation)
+    def counts(self, query_buckets: Tensor, key_buckets: Tensor, mask: AttentionMask) -> Tensor:
+        return _itself_last(count_shared_rounds(query_buckets, key_buckets) > 0, mask)
 
-    def compare_positions(self, relation: AttentionMask) -> ComparePositions:
+    def compare_positions(self, mask: AttentionMask) -> ComparePositions:
         """Return the comparison: all other tokens, or earlier ones in a causal transformer."""
-        return torch.gt if relation.causal else torch.ne
+        return torch.gt if mask.causal else torch.ne
 
-    def sorted_forward(
-        self,
-        q: Tensor,
-        query_buckets: Tensor,
-        k: Tensor,
-        key_buckets: Tensor,
-        v: Tensor,
-        relation: AttentionMask,
-    ) -> Tensor:
+    def sorted_forward(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
         """Compute `forward` by sorting tokens; a token without other visible tokens attends to itself."""
-        output, seen = self.found(q, query_buckets, k, key_buckets, v, relation)
-        slot = find_slots(relation.key, relation.query)[:, None, :, None]
+        output, seen = self.attend_within_buckets(q, k, v, mask)
+        slot = mask.key.find(mask.query)[:, None, :, None]
         own = v.gather(2, slot.clamp(min=0).expand(-1, v.shape[1], -1, v.shape[3]))
         return torch.where(seen | (slot < 0), output, own)
 
@@ -193,20 +176,61 @@ class LSHAttention(BucketAttention):
 class ChunkedLSHAttention(LSHAttention):
     """Module of `LSH` with ``chunk`` in one layer."""
 
-    def counts(self, query_buckets: Tensor, key_buckets: Tensor, relation: AttentionMask) -> Tensor:
+    def counts(self, query_buckets: Tensor, key_buckets: Tensor, mask: AttentionMask) -> Tensor:
         half, chunk = self.spec.buckets // 2, self.spec.chunk
         assert chunk is not None
         buckets = torch.where(key_buckets > 0, key_buckets - 1, half - 1 - key_buckets).long()
-        return _itself_last(count_in_chunks(buckets, relation, chunk), relation)
+        return _itself_last(count_in_chunks(buckets, mask, chunk), mask)
 
-    def uses_sorting(self, relation: AttentionMask) -> bool:
+    def uses_sorting(self, mask: AttentionMask) -> bool:
         """Return False: all pairs are computed."""
         return False
 
 
-def _itself_last(counts: Tensor, relation: AttentionMask) -> Tensor:
+def _itself_last(counts: Tensor, mask: AttentionMask) -> Tensor:
     """Mask counts (B, H, Tq, Tk); a token counts itself once if no other key counts, else not at all."""
-    itself = relation.allowed_by_head & (relation.distance == 0)[:, None]
-    counts = counts * (relation.allowed_by_head & ~itself)
+    itself = mask.allowed_by_head & (mask.distance == 0)[:, None]
+    counts = counts * (mask.allowed_by_head & ~itself)
     alone = ~(counts > 0).any(-1, keepdim=True)
     return counts + (alone & itself)
+
+
+def count_in_chunks(buckets: Tensor, mask: AttentionMask, chunk: int) -> Tensor:
+    """Count how often each key is in the query's chunk or in the previous chunk, over all rounds.
+
+    In each round the tokens of an episode are sorted by bucket and position and cut into chunks; the last
+    chunk may be shorter. The chunk before the first chunk of a round is the last chunk of the previous round.
+    The chunk before the very first chunk is the very last.
+
+    Args:
+        buckets: buckets of the keys, (B, H, Tk, R) int64.
+        mask: attention mask; the queries are among the keys.
+        chunk: tokens per chunk.
+
+    Returns:
+        (B, H, Tq, Tk) int64; undefined for pairs of different episodes.
+    """
+    own, previous = _chunks(buckets, mask.key, chunk)
+    slot = mask.key.find(mask.query).clamp(min=0)[:, None, :, None]
+    slot = slot.expand(-1, own.shape[1], -1, own.shape[3])
+    return _equal(own.gather(2, slot), own) + _equal(previous.gather(2, slot), own)
+
+
+def _chunks(buckets: Tensor, index: TokenIndex, chunk: int) -> tuple[Tensor, Tensor]:
+    """Return the chunk of each token and the previous chunk, (B, H, T, R), numbered across rounds."""
+    rounds = buckets.shape[-1]
+    episode, span = index.episode, int(index.position.max()) + 1
+    bucket = episode[:, None, :, None] * (int(buckets.max()) + 1) + buckets
+    rank = (bucket * span + index.position[:, None, :, None]).argsort(2).argsort(2)
+    earlier = (episode[:, None] < episode[:, :, None]).sum(-1)
+    length = (episode[:, None] == episode[:, :, None]).sum(-1)
+    chunks = ((length + chunk - 1) // chunk)[:, None, :, None]
+    number = (rank - earlier[:, None, :, None]) // chunk
+    number = number + chunks * torch.arange(rounds, device=buckets.device)
+    return number, (number - 1) % (rounds * chunks)
+
+
+def _equal(a: Tensor, b: Tensor) -> Tensor:
+    """Count how many of the numbers a (..., Tq, R) are among those of b (..., Tk, R): (..., Tq, Tk)."""
+    pairs = product(a.unbind(-1), b.unbind(-1))
+    return torch.stack([x[..., :, None] == y[..., None, :] for x, y in pairs]).sum(0)

@@ -94,7 +94,7 @@ def _slabs(parts: Sequence[BlockGroup]) -> Iterator[BlockGroup]:
         groups, queries = part.query.shape
         size = max(1, PAIRS_PER_STEP // (queries * part.key.shape[1]))
         for start in range(0, groups, size):
-            yield part.groups(slice(start, start + size))
+            yield part.at(slice(start, start + size))
 
 
 def _scores(queries: Tensor, keys: Tensor, part: BlockGroup) -> Tensor:

@@ -142,17 +142,17 @@ class RoutingAttention(BucketAttention):
         wide = torch.promote_types(x.dtype, torch.float32)
         return x.to(wide) @ self.centroids.to(wide).transpose(1, 2)
 
-    def counts(self, query_buckets: Tensor, key_buckets: Tensor, relation: AttentionMask) -> Tensor:
-        return count_shared_rounds(query_buckets, key_buckets) * relation.allowed_by_head
+    def counts(self, query_buckets: Tensor, key_buckets: Tensor, mask: AttentionMask) -> Tensor:
+        return count_shared_rounds(query_buckets, key_buckets) * mask.allowed_by_head
 
-    def compare_positions(self, relation: AttentionMask) -> ComparePositions:
+    def compare_positions(self, mask: AttentionMask) -> ComparePositions:
         """Return the comparison: all tokens, or all but later ones in a causal transformer."""
-        return torch.ge if relation.causal else _all_pairs
+        return torch.ge if mask.causal else _all_pairs
 
-    def before_gathering(self, q: Tensor, k: Tensor, relation: AttentionMask) -> tuple[Tensor, Tensor]:
+    def before_gathering(self, q: Tensor, k: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
         """Accumulate cluster sums and the commitment loss in a training pass with gradient."""
         if self._query_clusters is not None and self._key_clusters is not None:
-            both = ((*self._query_clusters, relation.query), (*self._key_clusters, relation.key))
+            both = ((*self._query_clusters, mask.query), (*self._key_clusters, mask.key))
             terms = [self._accumulate(x, clusters, index.episode != EMPTY) for x, clusters, index in both]
             error, number = (torch.stack(parts).sum() for parts in zip(*terms, strict=True))
             if self.spec.loss_depends_on_tokens:
@@ -220,27 +220,28 @@ class BalancedRoutingAttention(RoutingAttention):
         similarity = self.similarity(F.normalize(x.detach(), dim=-1))
         return similarity.to(x.dtype), similarity.argmax(-1)
 
-    def head_groups(self, relation: AttentionMask) -> None:
-        """Return None: clusters are chosen from whole rows."""
+    def allows_gathering(self, mask: AttentionMask) -> bool:
+        """Return False: clusters are chosen from whole rows."""
+        return False
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
     ) -> Tensor:
-        query_slots, key_slots, weights = self._by_cluster(q, k, bias, relation, dropout)
+        query_slots, key_slots, weights = self._by_cluster(q, k, bias, mask, dropout)
         outputs = weights @ _gather(v, key_slots)
         slots = query_slots.flatten(2)[..., None].expand(-1, -1, -1, v.shape[-1])
         return v.new_zeros(*q.shape[:3], v.shape[-1]).scatter_add(2, slots, outputs.flatten(2, 3))
 
     def weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
+        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
     ) -> Tensor:
-        query_slots, key_slots, weights = self._by_cluster(q, k, bias, relation, dropout)
+        query_slots, key_slots, weights = self._by_cluster(q, k, bias, mask, dropout)
         pairs = query_slots[..., :, None] * k.shape[2] + key_slots[..., None, :]
         all_weights = weights.new_zeros(*q.shape[:2], q.shape[2] * k.shape[2])
         return all_weights.scatter_add(2, pairs.flatten(2), weights.flatten(2)).unflatten(2, (q.shape[2], -1))
 
     def _by_cluster(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
+        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Choose the tokens of each cluster and compute their weights.
 
@@ -248,13 +249,13 @@ class BalancedRoutingAttention(RoutingAttention):
             The slots of the queries (B, H, n, W) and of the keys (B, H, n, V) of each cluster, and the weight
             of each key in the mean over the query's clusters, (B, H, n, W, V): 0 for masked pairs.
         """
-        if relation.query_slice is not None:
+        if mask.query_slice is not None:
             raise ValueError(
                 f"{self.spec} requires the outputs of all queries of a pass, got a selection of queries"
             )
         (q, q_similarity), (k, k_similarity) = self.split(q), self.split(k)
-        query_slots, query_episodes = self._nearest_tokens(q_similarity, relation.query)
-        key_slots, key_episodes = self._nearest_tokens(k_similarity, relation.key)
+        query_slots, query_episodes = self._nearest_tokens(q_similarity, mask.query)
+        key_slots, key_episodes = self._nearest_tokens(k_similarity, mask.key)
         allowed = query_episodes[..., :, None] == key_episodes[..., None, :]
         allowed &= (query_episodes != EMPTY)[..., None]
         scores = _gather(q * q.shape[-1] ** -0.5, query_slots) @ _gather(k, key_slots).transpose(-1, -2)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import PairwiseAttentionKernel, PairwiseKernel
+from rlxf.attention.patterns.base import UNLIMITED
 from rlxf.attention.validation import check_bool
 
 
@@ -35,6 +36,7 @@ class Softmax(PairwiseKernel):
     causal: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "pairs seen"
     softmax1: bool = False
+    softmax_distance = UNLIMITED
 
     def __post_init__(self) -> None:
         check_bool("Softmax softmax1", self.softmax1)
@@ -51,27 +53,23 @@ class SoftmaxAttention(PairwiseAttentionKernel):
         self.softmax1 = softmax1
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
     ) -> Tensor:
         if bias is None and not self.softmax1 and not dropout:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=relation.mask)
-        weights = self.weights(q, k, bias, relation, dropout)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.mask)
+        weights = self.weights(q, k, bias, mask, dropout)
         return weighted_average(weights, v)
 
     def weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, relation: AttentionMask, dropout: float
+        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
     ) -> Tensor:
-        bias = torch.zeros_like(relation.mask) if bias is None else bias
+        bias = torch.zeros_like(mask.mask) if bias is None else bias
         scores: Tensor = _Scores.apply(  # type: ignore[no-untyped-call]
-            q, k, bias.expand(*q.shape[:3], k.shape[2]), relation.mask
+            q, k, bias.expand(*q.shape[:3], k.shape[2]), mask.mask
         )
-        return drop_some(self._normalized(scores), dropout)
-
-    def _normalized(self, scores: Tensor) -> Tensor:
-        """Normalize scores (..., Tk) to weights (..., Tk)."""
-        if not self.softmax1:
-            return scores.softmax(dim=-1)
-        return F.pad(scores, (0, 1)).softmax(dim=-1)[..., :-1]
+        if self.softmax1:
+            return drop_some(F.pad(scores, (0, 1)).softmax(dim=-1)[..., :-1], dropout)
+        return drop_some(scores.softmax(dim=-1), dropout)
 
 
 def weighted_average(weights: Tensor, v: Tensor) -> Tensor:

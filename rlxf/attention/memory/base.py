@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.cache import KVCache
 from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.relative import DistanceTables
 from rlxf.attention.technique import SpecView, Technique
 from rlxf.attention.token_index import EMPTY, TokenIndex
 
@@ -83,13 +85,13 @@ class MemoryView:
         """Index of the keys, (B, M + T): memory first, then the segment."""
         return self.index if self.state is None else self.state.index.concatenate(self.index)
 
-    def adapt_masks(self, relations: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
+    def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
         """Return the attention masks of each pass, adapted to this memory.
 
         Args:
-            relations: masks of each pass, as derived from index and pattern.
+            masks: masks of each pass, as derived from index and pattern.
         """
-        return relations
+        return masks
 
     def tokens(self, number: int, x: Tensor) -> Tensor | None:
         """Return the memory tokens of pass ``number``, (B, M, C), without gradient; None for no memory.
@@ -152,6 +154,25 @@ class Memory(Technique, ABC):
         """Build the trainable module that a layer needs for this memory; None by default."""
         return None
 
+    def step_distance(self, capacity: int, pattern: Pattern) -> int:
+        """Return the maximum distance, in tokens, to a visible slot of a cache with ``capacity`` slots."""
+        return min(capacity - 1, pattern.max_distance)
+
+    def cache(self, state: State, capacity: int, layers: Sequence[Any], tables: DistanceTables) -> KVCache:
+        """Create the KV cache for acting from a state, with the current weights.
+
+        Args:
+            state: memory state of M tokens.
+            capacity: number of slots S, at least M.
+            layers: layer of each pass, a `Block`.
+            tables: tables of the distances from `step_distance` down to 0.
+        """
+        passes, batch, length, width = state.hidden.shape
+        free = State.empty(passes, batch, capacity - length, state.hidden, width)
+        slots = concatenate_states([state, free])
+        buffers = [layer.cache(h, slots.index, tables) for layer, h in zip(layers, slots.hidden, strict=True)]
+        return KVCache(buffers, slots.index, length % capacity, tables)
+
     def view(self, state: State | None, index: TokenIndex, layers: Sequence[Any]) -> MemoryView:
         """Create the view of a state for a segment.
 
@@ -172,3 +193,9 @@ class Memory(Technique, ABC):
         """
         new = State(hidden.detach(), index).last(self.length)
         return concatenate_states([state.last(self.length - new.index.shape[1]), new])
+
+
+class NoMemory(Memory):
+    """No memory: the state has no tokens, and a segment sees only its own."""
+
+    length = 0

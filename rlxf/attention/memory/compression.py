@@ -36,7 +36,6 @@ class Mean(Compression):
     """Mean pooling over c tokens."""
 
     def forward(self, tokens: Tensor, usage: Usage) -> Tensor:
-        """See `Compression`."""
         return tokens.unflatten(1, (-1, self.ratio)).mean(2)
 
 
@@ -44,7 +43,6 @@ class Max(Compression):
     """Max pooling over c tokens, per feature."""
 
     def forward(self, tokens: Tensor, usage: Usage) -> Tensor:
-        """See `Compression`."""
         return tokens.unflatten(1, (-1, self.ratio)).amax(2)
 
 
@@ -65,7 +63,6 @@ class Convolution(Compression):
         return nn.Conv1d(width, width, ratio, stride=ratio)
 
     def forward(self, tokens: Tensor, usage: Usage) -> Tensor:
-        """See `Compression`."""
         y: Tensor = self.convolution(tokens.transpose(1, 2))
         return y.transpose(1, 2)
 
@@ -85,7 +82,6 @@ class MostUsed(Compression):
     """Selection of the tokens that receive the most attention, a fraction 1 / c of them."""
 
     def forward(self, tokens: Tensor, usage: Usage) -> Tensor:
-        """See `Compression`."""
         return most_used(tokens, usage(tokens), tokens.shape[1] // self.ratio)
 
 
@@ -208,9 +204,9 @@ class AutoEncoding(Reconstruction):
     def forward(self, compressed: ReconstructionInput) -> Tensor:
         """Return the errors (n, c, C) of the n blocks that some query sees compressed."""
         visible = compressed.seen.any(1)
-        return self.lost(compressed.tokens[visible], compressed.summaries[visible][:, None])
+        return self.errors(compressed.tokens[visible], compressed.summaries[visible][:, None])
 
-    def lost(self, tokens: Tensor, summaries: Tensor) -> Tensor:
+    def errors(self, tokens: Tensor, summaries: Tensor) -> Tensor:
         """Return tokens (N, L, C) minus their reconstruction from summaries (N, L / c, C)."""
         decoded: Tensor = self.decoder(summaries.transpose(1, 2))
         return tokens - decoded.transpose(1, 2)

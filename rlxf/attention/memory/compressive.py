@@ -6,9 +6,6 @@ from typing import Any, ClassVar, get_args
 
 from torch import Tensor, nn
 
-from rlxf.attention.kernels.adaptive_span import AdaptiveSpan
-from rlxf.attention.kernels.dynamic_span import DynamicSpan
-from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import Memory, State
 from rlxf.attention.memory.compression import (
     LOSSES,
@@ -22,9 +19,10 @@ from rlxf.attention.memory.compression import (
     compression,
     restrict_gradient,
 )
+from rlxf.attention.memory.compressive_cache import CompressiveCache
 from rlxf.attention.memory.compressive_view import CompressiveView
 from rlxf.attention.patterns.base import Pattern
-from rlxf.attention.patterns.full import Full
+from rlxf.attention.relative import DistanceTables
 from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import TokenIndex
 from rlxf.attention.validation import check_choice, check_finite_number, check_int
@@ -106,12 +104,12 @@ class Compressive(Memory):
         The memory itself defines the visible tokens, and a softmax weighs raw and compressed tokens alike.
         """
         super().check(choices)
-        if not isinstance(choices.pattern, Full):
+        if not choices.pattern.sees_all:
             raise ValueError(
                 f"{self} defines the visible tokens itself, and pattern {choices.pattern} would hide some of "
                 f"them; use pattern=Full()"
             )
-        if not isinstance(choices.kernel, Softmax | AdaptiveSpan | DynamicSpan):
+        if not choices.kernel.softmax_distance:
             raise ValueError(
                 f"{self} requires a softmax kernel over raw and compressed tokens, got {choices.kernel}; "
                 f"use kernel=Softmax() or another memory"
@@ -138,7 +136,6 @@ class Compressive(Memory):
         return self.compressed + self.recent // self.ratio + 1
 
     def visible_pattern(self, pattern: Pattern) -> Pattern:
-        """See `Memory`."""
         return BlockWindow(self.max_distance, self.ratio)
 
     def sees_raw(self, i: Tensor, j: Tensor) -> Tensor:
@@ -150,11 +147,17 @@ class Compressive(Memory):
         return (i - end > self.recent) & (i - end <= self.max_distance)
 
     def build(self, width: int) -> "LayerCompression":
-        """See `Memory`."""
         return LayerCompression(self, width)
 
+    def step_distance(self, capacity: int, pattern: Pattern) -> int:
+        return self.max_distance
+
+    def cache(
+        self, state: State, capacity: int, layers: Sequence[Any], tables: DistanceTables
+    ) -> CompressiveCache:
+        return CompressiveCache.from_state(self, layers, state, capacity, tables)
+
     def view(self, state: State | None, index: TokenIndex, layers: Sequence[Any]) -> CompressiveView:
-        """See `Memory`."""
         return CompressiveView(state, index, self, layers)
 
 
@@ -171,7 +174,6 @@ class BlockWindow(Pattern):
         return self.farthest + self.size - 1
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
-        """See `Pattern`."""
         return i - end_of_block(j, self.size) <= self.farthest
 
 

@@ -1,16 +1,15 @@
 """KV cache for acting with a compressive memory."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from rlxf.attention.attention import LayerCache
-from rlxf.attention.attention_mask import AttentionMask, DistanceTables, find_slots
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import KVCache
-from rlxf.attention.encoder_context import ProjectedContext
 from rlxf.attention.kernels.position_blocks import MISSING, PositionBlocks
 from rlxf.attention.memory.base import State
 from rlxf.attention.memory.compressive_view import (
@@ -20,6 +19,7 @@ from rlxf.attention.memory.compressive_view import (
     gather_blocks,
     gather_index,
 )
+from rlxf.attention.relative import DistanceTables
 from rlxf.attention.token_index import EMPTY, TokenIndex
 
 if TYPE_CHECKING:
@@ -68,14 +68,14 @@ class CompressiveCache(KVCache):
         memory: memory technique, which defines the visible tokens.
         blocks: layer of each pass.
         inputs: (L, B, c, C), inputs of the last tokens, by their offset in the block.
-        standing: (B, c), index of these tokens.
+        input_index: (B, c), index of these tokens.
         targets: targets of the current step.
     """
 
     memory: "Compressive"
     blocks: Sequence[CachingLayer]
     inputs: Tensor
-    standing: TokenIndex
+    input_index: TokenIndex
     targets: StepTargets | None = None
 
     @classmethod
@@ -86,7 +86,6 @@ class CompressiveCache(KVCache):
         state: State,
         capacity: int,
         tables: DistanceTables,
-        context: ProjectedContext | None,
     ) -> "CompressiveCache":
         """Create a cache from a state.
 
@@ -108,14 +107,12 @@ class CompressiveCache(KVCache):
             for layer, h, r, f in zip(blocks, state.hidden, recent.hidden, free.hidden, strict=True)
         ]
         inputs = torch.stack([gather_blocks(h, incomplete)[:, 0] for h in state.hidden])
-        standing = gather_index(state.index, incomplete.slots[:, 0])
-        return cls(
-            layers, index, recent.index.shape[1] % size, tables, context, memory, blocks, inputs, standing
-        )
+        input_index = gather_index(state.index, incomplete.slots[:, 0])
+        slot = recent.index.shape[1] % size
+        return cls(layers, index, slot, tables, memory, blocks, inputs, input_index)
 
-    def adapt_masks(self, relations: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
-        """See `KVCache`."""
-        return CompressedMask.of(relations, self.memory, self.memory.waiting)
+    def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
+        return CompressedMask.of(masks, self.memory, self.memory.waiting)
 
     def write(self, index: TokenIndex) -> int:
         """Store the index of the next token and of the block that it completes, and return its slot."""
@@ -126,7 +123,7 @@ class CompressiveCache(KVCache):
         position, episode = index.position[:, 0], index.episode[:, 0]
         rows = (episode != EMPTY).nonzero()[:, 0]
         places = position[rows] % ratio
-        write_index(self.standing, rows, places, index.rows(rows))
+        write_index(self.input_index, rows, places, index.rows(rows))
         whole = rows[self._is_whole(position, episode)[rows]]
         slots = position[whole] // ratio % first
         self.targets = StepTargets(rows, places, whole, slots, index.rows(whole))
@@ -137,37 +134,27 @@ class CompressiveCache(KVCache):
         """Return whether the token at position (B,) completes a block without missing tokens, (B,) bool."""
         ratio = self.memory.ratio
         offsets = torch.arange(1 - ratio, 1, device=position.device)
-        present = self.standing.position == position[:, None] + offsets
-        present &= self.standing.episode == episode[:, None]
+        present = self.input_index.position == position[:, None] + offsets
+        present &= self.input_index.episode == episode[:, None]
         return present.all(1) & (position % ratio == ratio - 1)
 
     def observe_input(self, number: int, x: Tensor) -> None:
         """Store the input x (B, 1, C) of a pass and compress the blocks that it completes."""
         assert self.targets is not None
-        arrival, layer, ring = self.targets, self.blocks[number], self.layers[number]
-        self.inputs[number, arrival.rows, arrival.places] = x[arrival.rows, 0]
-        if not len(arrival.whole):
+        targets, layer, ring = self.targets, self.blocks[number], self.layers[number]
+        self.inputs[number, targets.rows, targets.places] = x[targets.rows, 0]
+        if not len(targets.whole):
             return
         assert isinstance(ring, LayerCache)
-        summaries = compress_blocks(layer, self.inputs[number, arrival.whole][:, None])
-        k, v = layer.prepare_keys(summaries, arrival.ends)
-        ring.keys[arrival.whole, :, arrival.slots] = k[:, :, 0]
-        ring.values[arrival.whole, :, arrival.slots] = v[:, :, 0]
+        summaries = compress_blocks(layer, self.inputs[number, targets.whole][:, None])
+        k, v = layer.prepare_keys(summaries, targets.ends)
+        ring.keys[targets.whole, :, targets.slots] = k[:, :, 0]
+        ring.values[targets.whole, :, targets.slots] = v[:, :, 0]
 
     def rows(self, rows: Tensor) -> "CompressiveCache":
-        """See `KVCache`."""
-        selected = super().rows(rows)
-        return CompressiveCache(
-            selected.layers,
-            selected.index,
-            selected.slot,
-            selected.tables,
-            selected.context,
-            self.memory,
-            self.blocks,
-            self.inputs[:, rows],
-            self.standing.rows(rows),
-        )
+        local = super().rows(rows)
+        selected = replace(self, layers=local.layers, index=local.index, context=local.context)
+        return replace(selected, inputs=self.inputs[:, rows], input_index=self.input_index.rows(rows))
 
 
 def write_index(index: TokenIndex, rows: Tensor | slice, slots: Tensor | int, tokens: TokenIndex) -> None:
@@ -190,7 +177,7 @@ def blocks_of(index: TokenIndex, memory: "Compressive") -> tuple[PositionBlocks,
     offsets = torch.arange(ratio, device=current.device)
     positions = torch.cat([number, current], dim=1)[..., None] * ratio + offsets
     tokens = TokenIndex(positions.flatten(1), newest.episode.expand(batch, positions[0].numel()))
-    token_slots = find_slots(index, tokens).view_as(positions)
+    token_slots = index.find(tokens).view_as(positions)
     absent = (newest.episode == EMPTY)[..., None] | (positions < 0)
     complete, incomplete = token_slots.masked_fill(absent, MISSING).split([count, 1], dim=1)
     lacking = (complete == MISSING).any(-1, keepdim=True)

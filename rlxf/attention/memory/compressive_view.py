@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.attention_mask import AttentionMask, HeadGroup
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.position_blocks import MISSING, PositionBlocks
 from rlxf.attention.memory.base import MemoryView
 from rlxf.attention.memory.compression import ContentLayer, ReconstructionInput
@@ -39,29 +39,28 @@ class CompressedMask(AttentionMask):
 
     @classmethod
     def of(
-        cls, relations: Sequence[AttentionMask], memory: "Compressive", summaries: int
+        cls, masks: Sequence[AttentionMask], memory: "Compressive", summaries: int
     ) -> "list[CompressedMask]":
-        """Convert relations to ones whose first keys are compressed blocks; shared objects stay shared."""
+        """Convert masks to ones whose first keys are compressed blocks; shared objects stay shared."""
         converted = {
-            id(relation): cls(
-                **{field.name: getattr(relation, field.name) for field in fields(AttentionMask)},
+            id(mask): cls(
+                **{field.name: getattr(mask, field.name) for field in fields(AttentionMask)},
                 memory=memory,
                 summaries=summaries,
             )
-            for relation in relations
+            for mask in masks
         }
-        return [converted[id(relation)] for relation in relations]
+        return [converted[id(mask)] for mask in masks]
 
     @cached_property
     def allowed_by_head(self) -> Tensor:
-        """See `AttentionMask`."""
         i, j = self.query.position[:, :, None], self.key.position[:, None, :]
         is_block = torch.arange(self.key.shape[1], device=j.device) < self.summaries
         visible = torch.where(is_block, self.memory.sees_compressed(i, j), self.memory.sees_raw(i, j))
         return super().allowed_by_head & visible[:, None]
 
     @property
-    def head_groups(self) -> tuple[HeadGroup, ...] | None:
+    def sparse_plan(self) -> None:
         """None: attention is always dense."""
         return None
 
@@ -101,15 +100,12 @@ class CompressiveView(MemoryView):
 
     @property
     def key(self) -> TokenIndex:
-        """See `MemoryView`."""
         return self.ends.concatenate(self.all.last(self._raw + self.index.shape[1]))
 
-    def adapt_masks(self, relations: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
-        """See `MemoryView`."""
-        return CompressedMask.of(relations, self.memory, self.ends.shape[1])
+    def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
+        return CompressedMask.of(masks, self.memory, self.ends.shape[1])
 
     def tokens(self, number: int, x: Tensor) -> Tensor:
-        """See `MemoryView`."""
         with torch.no_grad():
             summaries = self._summaries(number, self._blocks(number, x))
         if self.state is None:
@@ -136,7 +132,6 @@ class CompressiveView(MemoryView):
 
     @property
     def has_penalty(self) -> bool:
-        """See `MemoryView`."""
         return any(layer.compression.reconstruction is not None for layer in self.layers)
 
     def penalty(self, hidden: Sequence[Tensor]) -> Tensor | None:

@@ -2,25 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rlxf.attention.attention import LayerCache
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.kernels.softmax import Softmax
+from rlxf.attention.cache import KVCache
 from rlxf.attention.memory.base import Memory, MemoryView, State, concatenate_states
-from rlxf.attention.memory.knn_search import SEARCH_FUNCTIONS, KNNMask, SearchBackend
+from rlxf.attention.memory.knn_attention import (
+    SEARCH_FUNCTIONS,
+    FarLayerCache,
+    KNNAttention,
+    KNNMask,
+    SearchBackend,
+)
 from rlxf.attention.memory.xl import XL
-from rlxf.attention.patterns.base import GlobalTokens
-from rlxf.attention.technique import SpecView
+from rlxf.attention.patterns.base import UNLIMITED
+from rlxf.attention.relative import DistanceTables
+from rlxf.attention.technique import AttentionFactory, SpecView
 from rlxf.attention.token_index import TokenIndex
 from rlxf.attention.validation import check_choice, check_int
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +47,8 @@ class KNNView(MemoryView):
         tokens = self.key if older is None else older.index.concatenate(self.key)
         return tokens.at(slice(0, max(0, tokens.shape[1] - self.memory.length - 1)))
 
-    def adapt_masks(self, relations: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
-        """See `MemoryView`."""
-        return KNNMask.extend(relations, self.number, self.memory, self.far)
+    def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
+        return KNNMask.extend(masks, self.number, self.memory, self.far)
 
     def tokens(self, number: int, x: Tensor) -> Tensor | None:
         """Return the memory tokens of a pass; in the kNN layer far tokens come first, (B, F + M, C)."""
@@ -125,24 +129,30 @@ class KNN(Memory):
         The kNN layer needs a softmax kernel, one projection for all tokens, and weights of its own.
         """
         super().check(choices)
-        if type(choices.kernel) is not Softmax:
+        if choices.kernel.softmax_distance != UNLIMITED:
             raise ValueError(
                 f"{self} retrieves keys by softmax scores, which {choices.kernel} does not use; "
                 f"use kernel=Softmax()"
             )
-        if isinstance(choices.pattern, GlobalTokens):
+        if len(choices.pattern.query_rules) > 1:
             raise ValueError(
                 f"{self} uses one projection for all tokens of a layer, but {choices.pattern} has separate "
                 f"projections for global tokens; use another pattern"
             )
         if self.layer is not None and self.layer > choices.layers:
             raise ValueError(f"layer of {self} must be at most the number of layers, {choices.layers}")
-        depth: Any = choices.depth
-        if depth.layer_of_pass(choices.layers - 1) != choices.layers - 1:
+        if choices.depth.layer_of_pass(choices.layers - 1) != choices.layers - 1:
             raise ValueError(
                 f"{self} requires a layer that is used by one pass only, but {choices.depth} reuses layers; "
                 f"use depth=Fixed()"
             )
+
+    def attention_class(self, default: AttentionFactory) -> AttentionFactory:
+        return partial(KNNAttention, top=self.top, index=self.index)
+
+    def cache(self, state: State, capacity: int, layers: Sequence[Any], tables: DistanceTables) -> "KNNCache":
+        local = super().cache(state, capacity, layers, tables)
+        return KNNCache.from_state(local, layers[self.number(len(layers))], self, state)
 
     def number(self, layers: int) -> int:
         """Return the number of the kNN layer, from 0, given the number of layers."""
@@ -162,7 +172,6 @@ class KNN(Memory):
         return (i - j > self.length) & (i - j <= self.holds)
 
     def empty(self, layers: int, batch: int, like: Tensor, width: int) -> State:
-        """See `Memory`."""
         older = State.empty(1, batch, self.far, like, width)
         return replace(super().empty(layers, batch, like, width), older=older)
 
@@ -184,3 +193,97 @@ class KNN(Memory):
         tokens = concatenate_states(parts)
         count = tokens.index.shape[1] - after.index.shape[1]
         return replace(after, older=tokens.at(slice(0, count)).last(self.far))
+
+
+SPARE = 8
+"""The far buffer has 1 / SPARE more slots than retrievable tokens, so that it is rarely compacted."""
+
+
+@dataclass(eq=False)
+class WriteCounter:
+    """Number of slots of a far buffer that any of the caches that share it has written."""
+
+    slots: int
+
+
+@dataclass(eq=False)
+class KNNCache(KVCache):
+    """`KVCache` with a far buffer in the kNN layer, for all tokens that are or become far.
+
+    Copies share the far buffer of thousands of tokens, and each slot is written once (copy on write). A cache
+    whose next slot was written by another copy, or whose buffer is full, moves the retrievable tokens to a
+    new buffer.
+
+    Args:
+        memory: memory technique, which defines the far tokens.
+        number: number of the pass with kNN attention.
+        far: (B, F), index of the tokens in the buffer; empty for slots that other copies wrote.
+        far_slot: slot of the next token in the buffer.
+        reach: number of tokens before ``far_slot`` that can be retrieved.
+        written: number of written slots, shared with the buffer.
+    """
+
+    memory: KNN
+    number: int
+    far: TokenIndex
+    far_slot: int
+    reach: int
+    written: WriteCounter
+
+    @classmethod
+    def from_state(cls, near: KVCache, layer: Any, memory: KNN, state: State) -> "KNNCache":
+        """Create a cache from a state, the cache of its local tokens, and the kNN layer, a `Block`."""
+        number = memory.number(len(near.layers))
+        older = [] if state.older is None else [state.older]
+        stored = concatenate_states([*older, State(state.hidden[[number]], state.index)])
+        spare = max(1, near.index.shape[1] - state.index.shape[1])
+        slot = stored.index.shape[1]
+        reach = max(slot, memory.holds) + spare - 1
+        free_slots = reach + 1 - slot + reach // SPARE
+        free = State.empty(1, len(near.index.episode), free_slots, state.hidden, state.hidden.shape[-1])
+        buffer = concatenate_states([stored, free])
+        layers = list(near.layers)
+        local = layers[number]
+        assert isinstance(local, LayerCache)
+        far = layer.attention.far(layer.project(buffer.hidden[0]))
+        layers[number] = FarLayerCache(local.keys, local.values, local.table, *far)
+        ring = near.index, near.slot, near.tables
+        return cls(layers, *ring, memory, number, buffer.index, slot, reach, WriteCounter(slot))
+
+    def write(self, index: TokenIndex) -> int:
+        if self.far_slot < self.written.slots or self.far_slot == self.far.shape[1]:
+            self._move()
+        slot = self.far_slot
+        self.far.position[:, slot : slot + 1] = index.position
+        self.far.episode[:, slot : slot + 1] = index.episode
+        self.far_slot = self.written.slots = slot + 1
+        return super().write(index)
+
+    @torch.inference_mode(False)
+    def _move(self) -> None:
+        """Move the retrievable tokens to the start of a new buffer of the same size.
+
+        Rollouts run in inference mode. Tensors created in that mode cannot be modified outside of it.
+        """
+        kept = slice(max(0, self.far_slot - self.reach), self.far_slot)
+        self.far_slot -= kept.start
+        batch, size = self.far.shape
+        empty = TokenIndex.empty(batch, size - self.far_slot, self.far.position.device)
+        self.far, self.written = self.far.at(kept).concatenate(empty), WriteCounter(self.far_slot)
+        layers: list[Any] = list(self.layers)
+        layers[self.number] = layers[self.number].compact(kept)
+        self.layers = layers
+
+    def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
+        return KNNMask.extend(masks, self.number, self.memory, self.far, self.far_slot - 1)
+
+    def rows(self, rows: Tensor) -> "KNNCache":
+        local = super().rows(rows)
+        selected = replace(self, layers=local.layers, index=local.index, context=local.context)
+        return replace(selected, far=self.far.rows(rows), written=WriteCounter(self.far_slot))
+
+    def copy(self) -> "KNNCache":
+        """Return a copy of all rows that shares the far buffer."""
+        layers: Sequence[Any] = self.layers
+        index, far = (TokenIndex(x.position.clone(), x.episode.clone()) for x in (self.index, self.far))
+        return replace(self, layers=[layer.copy() for layer in layers], index=index, far=far)

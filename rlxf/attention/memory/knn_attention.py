@@ -1,7 +1,10 @@
 """kNN-augmented attention over a large memory of distant tokens, as in Memorizing Transformers."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import product
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +13,13 @@ from torch.nn import functional as F
 from rlxf.attention.attention import Attention, LayerCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.dropout import dropout as apply_dropout
-from rlxf.attention.faiss_support import check_search_backend
+from rlxf.attention.faiss_support import check_search_backend, import_faiss, to_faiss_array
 from rlxf.attention.kernels.base import Kernel, RecurrentKernelState
-from rlxf.attention.memory.knn_search import SEARCH_FUNCTIONS, KNNMask, SearchBackend
 from rlxf.attention.positions.base import Position
+from rlxf.attention.token_index import EMPTY, TokenIndex
+
+if TYPE_CHECKING:
+    from rlxf.attention.memory.knn import KNN
 
 MAX_SCORES = 2**24
 """Maximum number of scores in memory at a time during the search: 64 MB in float32."""
@@ -43,17 +49,94 @@ class FarLayerCache(LayerCache):
         self.far_values[:, :, slot : slot + 1] = v
 
     def rows(self, rows: Tensor) -> "FarLayerCache":
-        """See `LayerCache`."""
         near = super().rows(rows)
         far = (x.index_select(0, rows) for x in (self.far_keys, self.far_values))
         return FarLayerCache(near.keys, near.values, near.table, *far)
 
-    def moved(self, kept: slice) -> "FarLayerCache":
+    def compact(self, kept: slice) -> "FarLayerCache":
         """Return a cache with the kept far tokens at the start of a new buffer of the same size."""
         far = [torch.zeros_like(self.far_keys), torch.zeros_like(self.far_values)]
         for buffer, old in zip(far, (self.far_keys, self.far_values), strict=True):
             buffer[:, :, : kept.stop - kept.start] = old[:, :, kept]
         return FarLayerCache(self.keys, self.values, self.table, *far)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KNNMask(AttentionMask):
+    """`AttentionMask` with an additional mask over far tokens.
+
+    Args:
+        memory: memory technique, which defines the far tokens.
+        far: index of the candidate far tokens, (B, F).
+        slot: slot of the current token among them, for acting.
+    """
+
+    memory: "KNN"
+    far: TokenIndex
+    slot: int = 0
+
+    @classmethod
+    def extend(
+        cls, masks: Sequence[AttentionMask], number: int, memory: "KNN", far: TokenIndex, slot: int = 0
+    ) -> list[AttentionMask]:
+        """Return the masks of all passes, with the far tokens added in pass ``number``."""
+        local = {field.name: getattr(masks[number], field.name) for field in fields(AttentionMask)}
+        extended = cls(**local, memory=memory, far=far, slot=slot)
+        return [*masks[:number], extended, *masks[number + 1 :]]
+
+    def far_mask(self, queries: slice = slice(None)) -> Tensor:
+        """Return the mask over far tokens, (B, Tq, F) bool, for the selected queries."""
+        query = self.query.at(queries)
+        i, j = query.position[:, :, None], self.far.position[:, None, :]
+        same = query.episode[:, :, None] == self.far.episode[:, None, :]
+        return same & (self.far.episode != EMPTY)[:, None, :] & self.memory.sees_far(i, j)
+
+
+SearchFn = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+"""q (B, H, Tq, D), keys (B, H, F, D), mask (B, Tq, F), top -> int64 (B, H, Tq, min(top, F)): indices of the
+visible keys with the largest dot products. Indices of masked keys fill up rows with fewer visible keys."""
+
+
+def search_torch(q: Tensor, keys: Tensor, mask: Tensor, top: int) -> Tensor:
+    """Search with all dot products and ``torch.topk``. Arguments are those of `SearchFn`."""
+    scores = (q @ keys.transpose(-1, -2)).masked_fill(~mask[:, None], -torch.inf)
+    return scores.topk(min(top, keys.shape[2]), dim=-1).indices
+
+
+def search_faiss(q: Tensor, keys: Tensor, mask: Tensor, top: int) -> Tensor:
+    """Search with a flat faiss index per row and head, on the CPU in float32, one query at a time.
+
+    Arguments are those of `SearchFn`.
+    """
+    count = min(top, keys.shape[2])
+    if not count:
+        return torch.empty(*q.shape[:3], 0, dtype=torch.long, device=q.device)
+    masks = _bits(mask)
+    chosen = torch.empty(*q.shape[:3], count, dtype=torch.long)
+    for row, head in product(*map(range, q.shape[:2])):
+        index = import_faiss().IndexFlatIP(keys.shape[-1])
+        index.add(to_faiss_array(keys[row, head]))
+        for t, query in enumerate(to_faiss_array(q[row, head])[:, None]):
+            params = import_faiss().SearchParameters(
+                sel=import_faiss().IDSelectorBitmap(masks[row, t].numpy())
+            )
+            chosen[row, head, t] = torch.from_numpy(index.search(query, count, params=params)[1][0])
+    chosen = chosen.to(q.device)
+    # faiss returns -1 where it finds fewer than `count` keys; then at least one key is masked.
+    masked = mask.int().argmin(-1)[:, None, :, None]
+    return torch.where(chosen < 0, masked, chosen)
+
+
+def _bits(mask: Tensor) -> Tensor:
+    """Pack a mask (B, Tq, F) bool into bytes (B, Tq, ceil(F / 8)) uint8, lowest bit first."""
+    bits = F.pad(mask, (0, -mask.shape[-1] % 8)).unflatten(-1, (-1, 8))
+    return (bits << torch.arange(8, device=mask.device)).sum(-1).to("cpu", torch.uint8)
+
+
+SearchBackend = Literal["torch", "faiss"]
+
+SEARCH_FUNCTIONS: dict[SearchBackend, SearchFn] = {"torch": search_torch, "faiss": search_faiss}
+"""Search functions by the value of `KNN.index`."""
 
 
 class KNNAttention(Attention):
@@ -79,47 +162,41 @@ class KNNAttention(Attention):
         self.log_scale = nn.Parameter(torch.full((heads,), math.log(INITIAL_SCALE)))
         self.gate = nn.Parameter(torch.zeros(heads))
 
-    def forward(self, x: Tensor, memory: Projected | None, relation: AttentionMask) -> Tensor:
+    def forward(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
         """Attend over far and local tokens. The first keys and values of memory belong to far tokens."""
-        far, near = self._split_memory(memory, relation)
-        q, k, v = self.project_qkv(x, near, relation)
-        return self._merge_heads(
-            self._add_far(q, self.segment_average(q, k, v, relation), far, relation), relation
-        )
+        far, near = self._split_memory(memory, mask)
+        q, k, v = self.project_qkv(x, near, mask)
+        return self._merge_heads(self._add_far(q, self.segment_average(q, k, v, mask), far, mask), mask)
 
-    def weights(self, x: Tensor, memory: Projected | None, relation: AttentionMask) -> Tensor:
+    def weights(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
         """Return the attention weights over far and local tokens, (B, H, T, F + M + T)."""
-        (k, _), near = self._split_memory(memory, relation)
-        of_near = super().weights(x, near, relation)
-        assert isinstance(relation, KNNMask)
-        q = self.project_queries(relation.queries(x))
-        chosen, weight, g = self._nearest(q, k, relation.far_mask())
+        (k, _), near = self._split_memory(memory, mask)
+        of_near = super().weights(x, near, mask)
+        assert isinstance(mask, KNNMask)
+        q = self.project_queries(mask.queries(x))
+        chosen, weight, g = self._nearest(q, k, mask.far_mask())
         of_far = q.new_zeros(*q.shape[:3], k.shape[2]).scatter(-1, chosen, weight)
         return torch.cat([g * of_far, (1 - g) * of_near], dim=-1)
 
     def step(
-        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, relation: AttentionMask
+        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, mask: AttentionMask
     ) -> Tensor:
-        """See `Attention`."""
         assert isinstance(cache, FarLayerCache)
         q, projected = self._project_jointly(x)
-        self._write(projected, cache, slot, relation)
-        near = self.average(q, cache.keys, cache.values, relation, cache.table)
-        return self._merge_heads(
-            self._add_far(q, near, (cache.far_keys, cache.far_values), relation), relation
-        )
+        self._write(projected, cache, slot, mask)
+        near = self.average(q, cache.keys, cache.values, mask, cache.table)
+        return self._merge_heads(self._add_far(q, near, (cache.far_keys, cache.far_values), mask), mask)
 
     def write(
-        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, relation: AttentionMask
+        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, mask: AttentionMask
     ) -> None:
-        """See `Attention`."""
         assert isinstance(cache, FarLayerCache)
-        self._write(self.project(x), cache, slot, relation)
+        self._write(self.project(x), cache, slot, mask)
 
-    def _write(self, projected: Projected, cache: FarLayerCache, slot: int, relation: AttentionMask) -> None:
-        assert isinstance(relation, KNNMask)
-        cache.write(slot, *self.prepare_keys(projected, relation.query.position))
-        cache.write_far(relation.slot, *self.far(projected))
+    def _write(self, projected: Projected, cache: FarLayerCache, slot: int, mask: AttentionMask) -> None:
+        assert isinstance(mask, KNNMask)
+        cache.write(slot, *self.prepare_keys(projected, mask.query.position))
+        cache.write_far(mask.slot, *self.far(projected))
 
     def far(self, projected: Projected) -> tuple[Tensor, Tensor]:
         """Return keys and values for the kNN search, without position encoding and gradient."""
@@ -135,29 +212,27 @@ class KNNAttention(Attention):
         return super()._with_query_extras(F.normalize(q, dim=-1) * scale, x)
 
     def _split_memory(
-        self, memory: Projected | None, relation: AttentionMask
+        self, memory: Projected | None, mask: AttentionMask
     ) -> tuple[tuple[Tensor, Tensor], Projected]:
         """Split keys and values of memory into those of far and of local tokens."""
         assert memory is not None
-        assert isinstance(relation, KNNMask)
-        count = relation.far.shape[1]
+        assert isinstance(mask, KNNMask)
+        count = mask.far.shape[1]
         far = tuple(part[:, :, :count] for part in memory)
         return self.far(far), tuple(part[:, :, count:] for part in memory)
 
-    def _add_far(
-        self, q: Tensor, near: Tensor, far: tuple[Tensor, Tensor], relation: AttentionMask
-    ) -> Tensor:
+    def _add_far(self, q: Tensor, near: Tensor, far: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
         """Compute ``g o_far + (1 - g) o_near``: near (B, H, Tq, D), far keys and values (B, H, F, D).
 
         Queries are processed in chunks, because the scores of all queries against thousands of keys may
         not fit into memory.
         """
-        assert isinstance(relation, KNNMask)
+        assert isinstance(mask, KNNMask)
         if not far[0].shape[2]:
             return near
         size = max(1, MAX_SCORES // far[0][..., 0].numel())
         chunks = (slice(start, start + size) for start in range(0, q.shape[2], size))
-        mixed = [self._mix(q[:, :, c], near[:, :, c], far, relation.far_mask(c)) for c in chunks]
+        mixed = [self._mix(q[:, :, c], near[:, :, c], far, mask.far_mask(c)) for c in chunks]
         return torch.cat(mixed, dim=2)
 
     def _mix(self, q: Tensor, near: Tensor, far: tuple[Tensor, ...], mask: Tensor) -> Tensor:

@@ -6,16 +6,31 @@ from math import lcm
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlxf.attention.technique import Technique
-from rlxf.attention.validation import check_int
+from rlxf.attention.token_index import TokenIndex
 
 UNLIMITED = 2**62
-"""Reach of a pattern without a bound."""
+"""Maximum distance of a pattern without a bound."""
 
 GROUP_SIZE = 64
 """Default number of queries in a group; enough to use matrix products efficiently."""
+
+
+class NoGlobalTokens(nn.Module):
+    """No learned global tokens: the sequence is unchanged."""
+
+    def index(self, index: TokenIndex) -> TokenIndex:
+        """Return the index of all tokens, global tokens first, given that of the sequence, (B, T)."""
+        return index
+
+    def forward(self, x: Tensor, index: TokenIndex) -> Tensor:
+        """Return the input of the first layer: x (B, T, C), unchanged. ``index`` is the result of `index`."""
+        return x
+
+    def trim_last_layer(self, layer: nn.Module) -> None:
+        """Remove what the last layer, a `Block`, does not need if outputs of global tokens are unused."""
 
 
 class Pattern(Technique, ABC):
@@ -25,14 +40,14 @@ class Pattern(Technique, ABC):
     parameters. Random patterns are drawn from a seed and from positions only, so acting and learning use the
     same pattern.
 
-    `mask_mod` and `reach` define the pattern. The other methods make it differ by layer or head, or allow a
-    faster implementation than a test of every pair.
+    `mask_mod` and `max_distance` define the pattern. The other methods make it differ by layer, head or kind
+    of query, or allow a faster implementation than a test of every pair.
     """
 
     @property
-    @abstractmethod
     def max_distance(self) -> int:
-        """Largest distance, in tokens, at which a query may see a key; `UNLIMITED` without a bound."""
+        """Largest distance, in tokens, at which a query may see a key; by default `UNLIMITED`."""
+        return UNLIMITED
 
     @abstractmethod
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
@@ -40,6 +55,16 @@ class Pattern(Technique, ABC):
 
         If the pattern differs by layer or head, the actual rules are those of `for_layer` and `for_heads`.
         """
+
+    @property
+    def sees_all(self) -> bool:
+        """True only if every query may see every key; kernels then need not evaluate the rule."""
+        return False
+
+    @property
+    def query_rules(self) -> tuple["Pattern", ...]:
+        """One rule for each kind of query. Each kind has its own projections; by default there is one."""
+        return (self,)
 
     @property
     def shift_period(self) -> int | None:
@@ -66,16 +91,24 @@ class Pattern(Technique, ABC):
         """
         return i.div(GROUP_SIZE, rounding_mode="floor")
 
-    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
-        """Return the positions ``among`` that some query of a group may see, or a superset of them.
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
+        """Return the key positions that some query of a group may see, or a superset of them.
 
         By default the rule is evaluated for each pair.
 
         Args:
             i: query positions of a group, (G,).
-            among: key positions, (N,), ascending.
+            positions: key positions, (N,), ascending.
         """
-        return among[self.mask_mod(i[:, None], among).expand(len(i), len(among)).any(0)]
+        return positions[self.mask_mod(i[:, None], positions).expand(len(i), len(positions)).any(0)]
+
+    def within(self, window: "Pattern") -> "Pattern":
+        """Return this pattern restricted to a window, which is narrower than `max_distance`."""
+        return self & window
+
+    def build_global_tokens(self, width: int, causal: bool) -> NoGlobalTokens:
+        """Return the module that adds the pattern's learned global tokens to a sequence; by default none."""
+        return NoGlobalTokens()
 
     def __and__(self, other: "Pattern") -> "Both":
         return Both(self, other)
@@ -101,7 +134,7 @@ class _Combined(Pattern):
         for pattern in (self.first, self.second):
             if not isinstance(pattern, Pattern):
                 raise TypeError(f"a pattern can only be combined with another pattern, got {pattern!r}")
-            if isinstance(pattern, GlobalTokens):
+            if len(pattern.query_rules) > 1:
                 raise ValueError(
                     f"{pattern} has separate projections for global tokens and cannot be combined with "
                     f"another pattern"
@@ -138,15 +171,19 @@ class Both(_Combined):
 
     @property
     def max_distance(self) -> int:
-        """The smaller of both reaches."""
+        """The smaller of both distances."""
         return min(self.first.max_distance, self.second.max_distance)
+
+    @property
+    def sees_all(self) -> bool:
+        return self.first.sees_all and self.second.sees_all
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return first(i, j) and second(i, j)."""
         return self.first.mask_mod(i, j) & self.second.mask_mod(i, j)
 
-    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
-        return self.second.candidate_keys(i, self.first.candidate_keys(i, among))
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
+        return self.second.candidate_keys(i, self.first.candidate_keys(i, positions))
 
 
 @dataclass(frozen=True)
@@ -155,15 +192,20 @@ class Either(_Combined):
 
     @property
     def max_distance(self) -> int:
-        """The larger of both reaches."""
+        """The larger of both distances."""
         return max(self.first.max_distance, self.second.max_distance)
+
+    @property
+    def sees_all(self) -> bool:
+        return self.first.sees_all or self.second.sees_all
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return first(i, j) or second(i, j)."""
         return self.first.mask_mod(i, j) | self.second.mask_mod(i, j)
 
-    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
-        return torch.cat([self.first.candidate_keys(i, among), self.second.candidate_keys(i, among)]).unique()
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
+        parts = [pattern.candidate_keys(i, positions) for pattern in (self.first, self.second)]
+        return torch.cat(parts).unique()
 
 
 class BlockPattern(Pattern):
@@ -182,126 +224,20 @@ class BlockPattern(Pattern):
         """Return the block of each position, with large blocks divided into groups."""
         return i.div(self.block, rounding_mode="floor") * self.block + i % self.block // GROUP_SIZE
 
-    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
-        a, blocks = (x.div(self.block, rounding_mode="floor") for x in (i, among))
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
+        a, blocks = (x.div(self.block, rounding_mode="floor") for x in (i, positions))
         a = a.unique_consecutive()
         b, block = blocks.unique_consecutive(return_inverse=True)
-        return among[self.block_mask_mod(a[:, None], b).expand(len(a), len(b)).any(0)[block]]
+        return positions[self.block_mask_mod(a[:, None], b).expand(len(a), len(b)).any(0)[block]]
 
 
-class GlobalTokens(Pattern):
-    """Pattern with global tokens: the first ``global_tokens`` positions see all and are seen by all.
-
-    Global tokens have separate projections. With ``farthest``, no token sees one farther away: as for an
-    agent with a memory of that length.
-    """
-
-    global_tokens: int
-    farthest: int | None
-
-    @property
-    @abstractmethod
-    def local(self) -> Pattern:
-        """Pattern of the tokens that are not global among themselves."""
-
-    @property
-    def far(self) -> int:
-        """Distance, in tokens, beyond which no token sees another."""
-        return UNLIMITED if self.farthest is None else self.farthest
-
-    @property
-    def max_distance(self) -> int:
-        """Equal to `far`."""
-        return self.far
-
-    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return whether i or j is global and their distance is at most `far`, or `local` allows the pair."""
-        either = (i < self.global_tokens) | (j < self.global_tokens)
-        return (either & ((i - j).abs() <= self.far)) | self.local.mask_mod(i, j)
-
-    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        others, globals_ = self.sides
-        return tuple(Either(pattern, globals_) for pattern in others.for_heads(heads))
-
-    @property
-    def sides(self) -> tuple[Pattern, Pattern]:
-        """Rule of the tokens that are not global, and rule of the global tokens."""
-        others = LocalQueries(self.global_tokens, self.far, self.local)
-        return others, GlobalQueries(self.global_tokens, self.far)
+def positions_near(i: Tensor, distance: int, positions: Tensor) -> Tensor:
+    """Return the ascending positions up to a distance before the first and after the last of i."""
+    return positions_between(int(i.min()) - distance, int(i.max()) + distance, positions)
 
 
-@dataclass(frozen=True)
-class LocalQueries(Pattern):
-    """Keys visible to tokens that are not global: global tokens within distance ``far``, and local ones."""
-
-    global_tokens: int
-    far: int
-    local: Pattern
-
-    @property
-    def max_distance(self) -> int:
-        """The larger of ``far`` and the local reach."""
-        return max(self.far, self.local.max_distance)
-
-    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
-        is_global = (j < self.global_tokens) & ((i - j).abs() <= self.far)
-        return (i >= self.global_tokens) & (is_global | self.local.mask_mod(i, j))
-
-    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        return tuple(
-            LocalQueries(self.global_tokens, self.far, pattern) for pattern in self.local.for_heads(heads)
-        )
-
-    def group(self, i: Tensor) -> Tensor:
-        """Return local groups; global tokens, which see nothing here, form a group of their own."""
-        return torch.where(i < self.global_tokens, -1, self.local.group(i))
-
-    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
-        queries = i[i >= self.global_tokens]
-        if not len(queries):
-            return among[:0]
-        first = positions_between(max(0, int(queries.min()) - self.far), self.global_tokens - 1, among)
-        return torch.cat([first, self.local.candidate_keys(queries, among)]).unique()
-
-
-@dataclass(frozen=True)
-class GlobalQueries(Pattern):
-    """Keys visible to global tokens: all within distance ``far``."""
-
-    global_tokens: int
-    far: int
-
-    @property
-    def max_distance(self) -> int:
-        """Equal to ``far``."""
-        return self.far
-
-    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
-        return (i < self.global_tokens) & ((i - j).abs() <= self.far)
-
-    def group(self, i: Tensor) -> Tensor:
-        """Return groups of global tokens; the other tokens, which see nothing here, form one group."""
-        return torch.where(i < self.global_tokens, super().group(i), -1)
-
-    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
-        queries = i[i < self.global_tokens]
-        return (
-            positions_between(int(queries.min()) - self.far, int(queries.max()) + self.far, among)
-            if len(queries)
-            else among[:0]
-        )
-
-
-def check_global_tokens(pattern: GlobalTokens) -> None:
-    """Raise TypeError or ValueError unless the number of global tokens and the bound are in range."""
-    name = type(pattern).__name__
-    check_int(f"{name} global_tokens", pattern.global_tokens)
-    if pattern.farthest is not None:
-        check_int(f"{name} farthest", pattern.farthest)
-
-
-def positions_between(first: int, last: int, among: Tensor) -> Tensor:
-    """Return the positions in [first, last] of the ascending positions ``among``."""
+def positions_between(first: int, last: int, positions: Tensor) -> Tensor:
+    """Return the ascending positions that lie in [first, last]."""
     ends = [max(first, -UNLIMITED), min(last + 1, UNLIMITED)]  # range of int64
-    start, end = torch.searchsorted(among, torch.tensor(ends, device=among.device)).tolist()
-    return among[start:end]
+    start, end = torch.searchsorted(positions, torch.tensor(ends, device=positions.device)).tolist()
+    return positions[start:end]

@@ -152,11 +152,6 @@ class HeadRandomBlocks(BlockPattern):
         """Tokens per block."""
         return self.of.block
 
-    @property
-    def max_distance(self) -> int:
-        """`UNLIMITED`."""
-        return UNLIMITED
-
     def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
         return self.of.near(a, b) | self._drew(a, b)
 
@@ -188,11 +183,6 @@ class GlobalBlocks(BlockPattern):
 
     block: int
     blocks: int
-
-    @property
-    def max_distance(self) -> int:
-        """`UNLIMITED`."""
-        return UNLIMITED
 
     def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
         return (a < self.blocks) | (b < self.blocks)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlxf.attention.patterns.base import Pattern, check_global_tokens
+from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.big_bird import WindowAndRandomBlocks
-from rlxf.attention.patterns.etc import ExtraTokens
+from rlxf.attention.patterns.global_tokens import ExtraTokens, check_global_tokens
 from rlxf.attention.patterns.window import limit_distance
 from rlxf.attention.validation import check_int
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.patterns.base import GROUP_SIZE, Pattern, positions_between
+from rlxf.attention.patterns.base import GROUP_SIZE, Pattern, positions_near
 from rlxf.attention.validation import check_int
 
 
@@ -46,10 +46,7 @@ class Dilated(Pattern):
         """``(size - 1) * dilation``."""
         return (self.size - 1) * self.dilation
 
-    @property
-    def shift_period(self) -> int:
-        """Always 1: only distances count."""
-        return 1
+    shift_period = 1  # only distances count
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return the rule of a dilated head."""
@@ -65,6 +62,6 @@ class Dilated(Pattern):
         """Return groups of queries with the same remainder of i / dilation, which see the same keys."""
         return i.div(GROUP_SIZE * self.dilation, rounding_mode="floor") * self.dilation + i % self.dilation
 
-    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
-        near = positions_between(int(i.min()) - self.max_distance, int(i.max()) + self.max_distance, among)
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
+        near = positions_near(i, self.max_distance, positions)
         return near[torch.isin(near % self.dilation, (i % self.dilation).unique())]

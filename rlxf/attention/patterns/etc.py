@@ -3,22 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlxf.attention.patterns.base import GlobalTokens, Pattern, check_global_tokens
+from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.patterns.global_tokens import ExtraTokens, check_global_tokens
 from rlxf.attention.patterns.window import Window, limit_distance
 from rlxf.attention.validation import check_int
-
-
-class ExtraTokens(GlobalTokens):
-    """Pattern with extra global tokens and separate keys and values for global and other tokens.
-
-    Global tokens and other tokens each have their own queries and outputs, and each project the keys and
-    values of both: four pairs of projections. One softmax covers all keys of a query.
-
-    In a bidirectional transformer the global tokens are extra learned vectors. They have the positions 0 to g
-    - 1 of each episode, and the tokens of the episode follow them. In a causal transformer they would see
-    either nothing or later tokens. There the first g tokens of an episode are the global ones; this form is
-    ours.
-    """
 
 
 @dataclass(frozen=True)

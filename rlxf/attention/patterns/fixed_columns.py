@@ -5,7 +5,7 @@ from typing import ClassVar, get_args
 
 from torch import Tensor
 
-from rlxf.attention.patterns.base import GROUP_SIZE, UNLIMITED, BlockPattern, Either, Pattern
+from rlxf.attention.patterns.base import GROUP_SIZE, BlockPattern, Either, Pattern
 from rlxf.attention.patterns.strided import Combination
 from rlxf.attention.validation import check_choice, check_int
 
@@ -61,11 +61,6 @@ class FixedColumns(Pattern):
         return SameBlock(self.stride), Columns(self.stride, last - self.summaries * self.columns, last)
 
     @property
-    def max_distance(self) -> int:
-        """`UNLIMITED`."""
-        return UNLIMITED
-
-    @property
     def shift_period(self) -> int:
         """Length of a block."""
         return self.stride
@@ -97,11 +92,6 @@ class SummaryColumns(Pattern):
     """Rule A2 of a `FixedColumns`."""
 
     of: FixedColumns
-
-    @property
-    def max_distance(self) -> int:
-        """`UNLIMITED`."""
-        return UNLIMITED
 
     @property
     def shift_period(self) -> int:
@@ -144,11 +134,6 @@ class Columns(Pattern):
     last: int
 
     @property
-    def max_distance(self) -> int:
-        """`UNLIMITED`."""
-        return UNLIMITED
-
-    @property
     def shift_period(self) -> int:
         """Length of a block."""
         return self.stride
@@ -160,5 +145,5 @@ class Columns(Pattern):
         """Return the block of each position, with large blocks divided into groups."""
         return i.div(self.stride, rounding_mode="floor") * self.stride + i % self.stride // GROUP_SIZE
 
-    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
-        return among[self.mask_mod(among, among)]
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
+        return positions[self.mask_mod(positions, positions)]

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.patterns.base import UNLIMITED, Pattern
+from rlxf.attention.patterns.base import Pattern
 
 
 @dataclass(frozen=True)
@@ -20,20 +20,17 @@ class Full(Pattern):
     causal: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "L^2 pairs"
 
-    @property
-    def max_distance(self) -> int:
-        """`UNLIMITED`."""
-        return UNLIMITED
+    shift_period = 1  # only distances count
 
-    @property
-    def shift_period(self) -> int:
-        """Always 1: only distances count."""
-        return 1
+    sees_all = True
+
+    def within(self, window: Pattern) -> Pattern:
+        return window
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return True for every pair."""
         return torch.ones((), dtype=torch.bool, device=i.device)
 
-    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
         """Return all keys."""
-        return among
+        return positions

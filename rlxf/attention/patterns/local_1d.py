@@ -58,7 +58,7 @@ class Local1D(Pattern):
         """Return the block of each position, with large blocks divided into groups."""
         return i.div(self.block, rounding_mode="floor") * self.block + i % self.block // GROUP_SIZE
 
-    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
         first, last = int(i.min()), int(i.max())
         start, end = first - first % self.block, last - last % self.block + self.block
-        return positions_between(start - self.margin, end + self.margin - 1, among)
+        return positions_between(start - self.margin, end + self.margin - 1, positions)

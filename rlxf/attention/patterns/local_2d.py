@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rlxf.attention.patterns.base import GROUP_SIZE, Pattern, positions_between
+from rlxf.attention.patterns.base import GROUP_SIZE, Pattern, positions_near
 from rlxf.attention.validation import check_int
 
 
@@ -83,10 +83,8 @@ class Local2D(Pattern):
         size = self.rows * self.columns
         return i.div(size, rounding_mode="floor") * size + i % size // GROUP_SIZE
 
-    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
-        return super().candidate_keys(
-            i, positions_between(int(i.min()) - self.max_distance, int(i.max()) + self.max_distance, among)
-        )
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
+        return super().candidate_keys(i, positions_near(i, self.max_distance, positions))
 
     def _corner(self, i: Tensor) -> tuple[Tensor, Tensor]:
         """Return row and column of the first pixel of the rectangle."""

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlxf.attention.patterns.base import GlobalTokens, Pattern, check_global_tokens
+from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.dilated import Dilated
+from rlxf.attention.patterns.global_tokens import GlobalTokens, check_global_tokens
 from rlxf.attention.patterns.window import limit_distance
 from rlxf.attention.validation import check_int
 

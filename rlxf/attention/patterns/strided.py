@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from rlxf.attention.patterns.base import GROUP_SIZE, UNLIMITED, Either, Pattern
+from rlxf.attention.patterns.base import GROUP_SIZE, Either, Pattern
 from rlxf.attention.patterns.window import Window
 from rlxf.attention.validation import check_choice, check_int
 
@@ -55,15 +55,7 @@ class Strided(Pattern):
         """Rules A1 and A2."""
         return Window(self.stride if self.form == "code" else self.stride + 1), Column(self.stride)
 
-    @property
-    def max_distance(self) -> int:
-        """`UNLIMITED`."""
-        return UNLIMITED
-
-    @property
-    def shift_period(self) -> int:
-        """Always 1: only distances count."""
-        return 1
+    shift_period = 1  # only distances count
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether A1 or A2 allows the pair."""
@@ -75,8 +67,8 @@ class Strided(Pattern):
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         return tuple(self.rules[head % 2] for head in range(heads)) if self.way == "heads" else (self,)
 
-    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
-        return Either(*self.rules).candidate_keys(i, among)
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
+        return Either(*self.rules).candidate_keys(i, positions)
 
 
 @dataclass(frozen=True)
@@ -85,15 +77,7 @@ class Column(Pattern):
 
     stride: int
 
-    @property
-    def max_distance(self) -> int:
-        """`UNLIMITED`."""
-        return UNLIMITED
-
-    @property
-    def shift_period(self) -> int:
-        """Always 1: only distances count."""
-        return 1
+    shift_period = 1  # only distances count
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         return (i - j) % self.stride == 0
@@ -105,5 +89,5 @@ class Column(Pattern):
         """
         return i.div(GROUP_SIZE * self.stride, rounding_mode="floor") * self.stride + i % self.stride
 
-    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
-        return among[torch.isin(among % self.stride, (i % self.stride).unique())]
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
+        return positions[torch.isin(positions % self.stride, (i % self.stride).unique())]

@@ -1,12 +1,11 @@
 """Sliding window: a token sees the tokens nearest to it."""
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
-from rlxf.attention.patterns.base import GlobalTokens, Pattern, positions_between
-from rlxf.attention.patterns.full import Full
+from rlxf.attention.patterns.base import Pattern, positions_near
 from rlxf.attention.validation import MAX_INT, check_int
 
 
@@ -41,25 +40,21 @@ class Window(Pattern):
         """``size - 1``."""
         return self.size - 1
 
-    @property
-    def shift_period(self) -> int:
-        """Always 1: only distances count."""
-        return 1
+    shift_period = 1  # only distances count
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether ``|i - j| < size``."""
         return (i - j).abs() < self.size
 
-    def candidate_keys(self, i: Tensor, among: Tensor) -> Tensor:
-        return positions_between(int(i.min()) - self.max_distance, int(i.max()) + self.max_distance, among)
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
+        return positions_near(i, self.max_distance, positions)
+
+    def within(self, window: Pattern) -> Pattern:
+        return window
 
 
 def limit_distance(pattern: Pattern, farthest: int | None) -> Pattern:
     """Return the pattern without keys farther away than ``farthest`` tokens; None for no bound."""
     if farthest is None or pattern.max_distance <= farthest:
         return pattern
-    if isinstance(pattern, GlobalTokens):
-        options: Any = pattern
-        return cast(Pattern, replace(options, farthest=farthest))
-    window = Window(farthest + 1)
-    return window if isinstance(pattern, Full | Window) else pattern & window
+    return pattern.within(Window(farthest + 1))

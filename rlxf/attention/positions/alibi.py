@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.positions.base import LayerPosition, PairwisePosition
+from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition
 
 
 def slopes(heads: int) -> Tensor:
@@ -37,7 +37,7 @@ class ALiBi(PairwisePosition):
         return ALiBiBias(heads)
 
 
-class ALiBiBias(LayerPosition):
+class ALiBiBias(PairwiseLayerPosition):
     """Module of `ALiBi` for all heads of one layer."""
 
     slopes: Tensor
@@ -46,6 +46,6 @@ class ALiBiBias(LayerPosition):
         super().__init__()
         self.register_buffer("slopes", slopes(heads), persistent=False)
 
-    def bias(self, q: Tensor, k: Tensor, relation: AttentionMask, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
         """Return ``-slope_h * |i - j|`` (B, H, Tq, Tk)."""
-        return -self.slopes.to(q.dtype)[:, None, None] * relation.distance[:, None].abs().to(q.dtype)
+        return -self.slopes.to(q.dtype)[:, None, None] * mask.distance[:, None].abs().to(q.dtype)

@@ -1,12 +1,17 @@
 """Base classes of position techniques, and the modules that they build."""
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.kernels.base import AttentionKernel, PairwiseKernel
+from rlxf.attention.kernels.base import AttentionKernel
 from rlxf.attention.technique import SpecView, Technique
+
+AverageFn = Callable[[Tensor, Tensor, Tensor, Tensor | None, AttentionMask, float], Tensor]
+"""Function of q, k, v, bias, mask and dropout with the interface of `AttentionKernel.forward`."""
 
 
 class PositionEmbedding(nn.Module):
@@ -33,10 +38,10 @@ class PositionEmbedding(nn.Module):
         """
         return None
 
-    def bias(self, relation: AttentionMask) -> Tensor | None:
+    def bias(self, mask: AttentionMask) -> Tensor | None:
         """Return the bias on the scores of every layer, (B or 1, H, Tq, Tk), or None.
 
-        ``relation.table`` is the result of `table`.
+        ``mask.relative.shared`` is the result of `table`.
         """
         return None
 
@@ -64,30 +69,61 @@ class LayerPosition(nn.Module):
         """
         return None
 
-    def bias(self, q: Tensor, k: Tensor, relation: AttentionMask, table: Tensor | None) -> Tensor | None:
-        """Return the bias on the scores: by default the bias that all layers share.
+    def pass_table(self, mask: AttentionMask) -> Tensor | None:
+        """Return `table` for all distances of a pass; None if the scores do not depend on pairs."""
+        return None
 
-        q (B, H, Tq, D) before `query`, k (B, H, Tk, D) after `key` -> (B or 1, H, Tq, Tk) or None.
+    def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor | None:
+        """Return the bias on the scores; None for none.
+
+        q (B, H, Tq, D) before `query`, k (B, H, Tk, D) after `key` -> (B or 1, H, Tq, Tk).
         """
-        return relation.bias
+        return None
 
-    def average(
-        self,
-        kernel: AttentionKernel,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        relation: AttentionMask,
-        table: Tensor | None,
-        dropout: float,
-    ) -> Tensor:
-        """Return the kernel's average of v (B, H, Tk, D): (B, H, Tq, D).
+    def encode(
+        self, q: Tensor, k: Tensor, size: int, mask: AttentionMask, table: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return position-encoded queries and the bias on the scores.
+
+        Args:
+            q: queries, (B, H, Tq, D + E). The last E features belong to the kernel and stay unchanged.
+            k: keys after `key`, (B, H, Tk, D + F), with F features of the kernel.
+            size: D, features of a head.
+            mask: attention mask.
+            table: result of `table` for the distances of the mask.
+        """
+        content = q[..., :size]
+        bias = self.bias(content, k[..., :size], mask, table)
+        encoded = self.query(content, mask.query.position)
+        return encoded if q.shape[-1] == size else torch.cat([encoded, q[..., size:]], dim=-1), bias
+
+    def required_heads(self, heads: slice | list[int]) -> slice | list[int]:
+        """Return the heads whose queries and keys `bias` needs, if only some heads are computed."""
+        return heads
+
+    def value_average(self, kernel: AttentionKernel, table: Tensor | None) -> AverageFn:
+        """Return the function that averages the values of the keys: by default the kernel.
 
         Overridden by techniques whose values depend on the distance.
         """
-        output: Tensor = kernel(q, k, v, bias, relation, dropout)
-        return output
+        return kernel
+
+
+class PairwiseLayerPosition(LayerPosition):
+    """Part of a `PairwisePosition` in the attention of one layer.
+
+    By default it adds the bias that all layers share.
+    """
+
+    def pass_table(self, mask: AttentionMask) -> Tensor | None:
+        return self.table(mask.relative.distances, mask.relative.shared)
+
+    def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor | None:
+        return mask.bias
+
+    def required_heads(self, heads: slice | list[int]) -> slice:
+        """Return all heads: the bias is computed for all heads at once."""
+        return slice(None)
 
 
 class Position(Technique):
@@ -124,8 +160,8 @@ class PairwisePosition(Position):
 
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless the kernel computes each pair."""
-        if not isinstance(choices.kernel, PairwiseKernel):
-            raise ValueError(
-                f"{self} changes the weight of each pair of tokens, and {choices.kernel} computes no pairs; "
-                f"choose another position or kernel"
-            )
+        kernel: Any = choices.kernel
+        kernel.check_pairwise(self)
+
+    def build(self, width: int, heads: int) -> PairwiseLayerPosition:
+        return PairwiseLayerPosition()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.init import orthogonal_linear
-from rlxf.attention.positions.base import LayerPosition, PairwisePosition, PositionEmbedding
+from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition, PositionEmbedding
 from rlxf.attention.validation import check_choice, check_int
 
 Form = Literal["code", "paper"]
@@ -70,7 +70,7 @@ class DebertaVectors(PositionEmbedding):
         return self.weight
 
 
-class DebertaBias(LayerPosition):
+class DebertaBias(PairwiseLayerPosition):
     """Module of `Deberta` in one layer: W_kr (C, C), and W_qr (C, C) with its bias."""
 
     def __init__(self, spec: Deberta, width: int, heads: int):
@@ -92,7 +92,7 @@ class DebertaBias(LayerPosition):
         tables = torch.stack([keys, queries]) * (3 * shared.shape[1] / self.heads) ** -0.5
         return tables.unflatten(-1, (self.heads, -1)).permute(0, 2, 3, 1)
 
-    def bias(self, q: Tensor, k: Tensor, relation: AttentionMask, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
         """Return the second and the third term (B, H, Tq, Tk), for q (B, H, Tq, D) and k (B, H, Tk, D)."""
         assert table is not None
-        return relation.scores(q, table[0]) + relation.key_scores(k, table[1])
+        return mask.relative.scores(q, table[0]) + mask.relative.key_scores(k, table[1])

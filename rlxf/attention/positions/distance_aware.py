@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.positions.base import LayerPosition, PairwisePosition
+from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class DistanceAware(PairwisePosition):
         return DistanceAwareBias(heads)
 
 
-class DistanceAwareBias(LayerPosition):
+class DistanceAwareBias(PairwiseLayerPosition):
     """Module of `DistanceAware` in one layer: alpha (H,) and beta (H,)."""
 
     def __init__(self, heads: int):
@@ -46,8 +46,8 @@ class DistanceAwareBias(LayerPosition):
         beta = self.beta[:, None]
         return (1 + beta.exp()) * (x - beta).sigmoid()
 
-    def bias(self, q: Tensor, k: Tensor, relation: AttentionMask, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
         """Return the difference of ``ReLU(s) f`` and ``s = q_i . k_j / sqrt(D)``: (B, H, Tq, Tk)."""
         assert table is not None
         s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-        return s.relu() * relation.spread(table) - s
+        return s.relu() * mask.relative.lookup(table) - s

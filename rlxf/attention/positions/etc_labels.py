@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.positions.base import LayerPosition, PairwisePosition
+from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition
 from rlxf.attention.technique import SpecView
 from rlxf.attention.validation import check_int
 
@@ -80,7 +80,7 @@ class ETCLabels(PairwisePosition):
         return other + (token.div(self.segment, rounding_mode="floor") == torch.minimum(i, j))
 
 
-class ETCLabelBias(LayerPosition):
+class ETCLabelBias(PairwiseLayerPosition):
     """Module of `ETCLabels` in one layer: ``keys`` (2 K + 3, H, D) and ``numbers`` (2 K + 3, H)."""
 
     def __init__(self, spec: ETCLabels, size: int, heads: int):
@@ -90,9 +90,9 @@ class ETCLabelBias(LayerPosition):
         self.keys = nn.Parameter(torch.zeros(labels, heads, size))
         self.numbers = nn.Parameter(torch.zeros(labels, heads))
 
-    def bias(self, q: Tensor, k: Tensor, relation: AttentionMask, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
         """Return ``(q_i . a_l + b_l) / sqrt(D)`` (B, H, Tq, Tk) for q (B, H, Tq, D)."""
         label_scores = q @ self.keys.permute(1, 2, 0) + self.numbers.T[:, None]
-        label = self.spec.label(relation.query.position[..., None], relation.key.position[:, None])
+        label = self.spec.label(mask.query.position[..., None], mask.key.position[:, None])
         scores = label_scores.gather(-1, label[:, None].expand(-1, q.shape[1], -1, -1))
         return scores * q.shape[-1] ** -0.5

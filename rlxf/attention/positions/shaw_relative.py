@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.kernels.base import AttentionKernel, PairwiseAttentionKernel
-from rlxf.attention.positions.base import LayerPosition, PairwisePosition
+from rlxf.attention.kernels.base import AttentionKernel
+from rlxf.attention.positions.base import AverageFn, PairwiseLayerPosition, PairwisePosition
 from rlxf.attention.validation import check_int
 
 
@@ -44,7 +44,7 @@ class ShawRelative(PairwisePosition):
         return (-distances).clamp(-self.max_distance, self.max_distance) + self.max_distance
 
 
-class ShawTables(LayerPosition):
+class ShawTables(PairwiseLayerPosition):
     """Module of `ShawRelative` in one layer: learned tables w^K and w^V (2 K + 1, D)."""
 
     def __init__(self, spec: ShawRelative, size: int):
@@ -58,24 +58,20 @@ class ShawTables(LayerPosition):
         row = self.spec.row(distances)
         return torch.stack([self.of_keys[row] * self.of_keys.shape[1] ** -0.5, self.of_values[row]])
 
-    def bias(self, q: Tensor, k: Tensor, relation: AttentionMask, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
         """Return ``q_i . a^K_ij / sqrt(D)`` (B, H, Tq, Tk) for q (B, H, Tq, D)."""
         assert table is not None
-        return relation.scores(q, table[0].T.expand(q.shape[1], -1, -1))
+        return mask.relative.scores(q, table[0].T.expand(q.shape[1], -1, -1))
 
-    def average(
-        self,
-        kernel: AttentionKernel,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        relation: AttentionMask,
-        table: Tensor | None,
-        dropout: float,
-    ) -> Tensor:
+    def value_average(self, kernel: AttentionKernel, table: Tensor | None) -> AverageFn:
         """Return ``sum_j w_ij v_j + sum_r w_ir a^V_r``, with w_ir the sum of weights at distance r."""
         assert table is not None
-        assert isinstance(kernel, PairwiseAttentionKernel)
-        weights = kernel.weights(q, k, bias, relation, dropout)
-        return weights @ v + relation.key_to_distance(weights) @ table[1]
+
+        def average(
+            q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
+        ) -> Tensor:
+            weights = kernel.weights(q, k, bias, mask, dropout)
+            by_distance = mask.relative.key_to_distance(mask.zero_masked_rows(weights))
+            return weights @ v + by_distance @ table[1]
+
+        return average

@@ -94,6 +94,6 @@ class T5BiasTable(PositionEmbedding):
         """Return the bias (H, R) of distances (R,)."""
         return self.weight[self.spec.bucket(distances, causal)].T
 
-    def bias(self, relation: AttentionMask) -> Tensor:
-        assert relation.table is not None
-        return relation.spread(relation.table)
+    def bias(self, mask: AttentionMask) -> Tensor:
+        assert mask.relative.shared is not None
+        return mask.relative.lookup(mask.relative.shared)

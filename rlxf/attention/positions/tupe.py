@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.init import orthogonal_linear
-from rlxf.attention.positions.base import LayerPosition, PairwisePosition, PositionEmbedding
+from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition, PositionEmbedding
 from rlxf.attention.positions.learned_absolute import check_positions
 from rlxf.attention.positions.t5_bias import check_buckets, two_sided_buckets
 from rlxf.attention.token_index import TokenIndex
@@ -69,7 +69,7 @@ class Tupe(PairwisePosition):
         return TupeContent()
 
 
-class TupeContent(LayerPosition):
+class TupeContent(PairwiseLayerPosition):
     """Module of `Tupe` in one layer: ``q / sqrt(2)``, as the scale covers two terms."""
 
     def query(self, q: Tensor, position: Tensor) -> Tensor:
@@ -96,15 +96,15 @@ class TupePositions(PositionEmbedding):
         scale = (2 * self.weight.shape[1] / self.heads) ** -0.5
         return torch.stack([self.of_queries(p) * scale, self.of_keys(p)])
 
-    def bias(self, relation: AttentionMask) -> Tensor:
+    def bias(self, mask: AttentionMask) -> Tensor:
         """Return the position terms, (B, H, Tq, Tk)."""
-        assert relation.table is not None
-        check_positions(self.spec, self.spec.max_length, relation.query.position, EXTRA_TOKENS_NOTE)
-        check_positions(self.spec, self.spec.max_length, relation.key.position, EXTRA_TOKENS_NOTE)
-        q, k = relation.table
-        scores = self._rows(q, relation.query) @ self._rows(k, relation.key).transpose(-1, -2)
+        assert mask.relative.shared is not None
+        check_positions(self.spec, self.spec.max_length, mask.query.position, EXTRA_TOKENS_NOTE)
+        check_positions(self.spec, self.spec.max_length, mask.key.position, EXTRA_TOKENS_NOTE)
+        q, k = mask.relative.shared
+        scores = self._rows(q, mask.query) @ self._rows(k, mask.key).transpose(-1, -2)
         theta = (q[:2] * k[:2]).unflatten(-1, (self.heads, -1)).sum(-1)
-        return untie_first_token(relation, scores, *theta)
+        return untie_first_token(mask, scores, *theta)
 
     def _rows(self, table: Tensor, index: TokenIndex) -> Tensor:
         """Return rows of a table (max_length + 1, C) for an index (B, T): (B, H, T, D)."""
@@ -124,26 +124,26 @@ class TupeDistances(TupePositions):
         assert spec.buckets is not None
         self.buckets = nn.Parameter(torch.zeros(spec.buckets + 1, heads))
 
-    def bias(self, relation: AttentionMask) -> Tensor:
+    def bias(self, mask: AttentionMask) -> Tensor:
         """Return the position terms and the distance bias, (B, H, Tq, Tk)."""
         size = self.buckets.shape[0] - 1
-        bucket_bias = self.buckets[two_sided_buckets(relation.distances, size, self.spec.max_distance)]
-        scores = relation.spread(bucket_bias.T)
-        return super().bias(relation) + untie_first_token(
-            relation, scores, self.buckets[size // 2], self.buckets[size]
+        bucket_bias = self.buckets[two_sided_buckets(mask.relative.distances, size, self.spec.max_distance)]
+        scores = mask.relative.lookup(bucket_bias.T)
+        return super().bias(mask) + untie_first_token(
+            mask, scores, self.buckets[size // 2], self.buckets[size]
         )
 
 
-def untie_first_token(relation: AttentionMask, scores: Tensor, first: Tensor, others: Tensor) -> Tensor:
+def untie_first_token(mask: AttentionMask, scores: Tensor, first: Tensor, others: Tensor) -> Tensor:
     """Return scores (B or 1, H, Tq, Tk) with those of the first token replaced: (B, H, Tq, Tk).
 
     Args:
-        relation: positions of queries and keys.
+        mask: positions of queries and keys.
         scores: scores of all tokens.
         first: score of the first token as query, for any key, (H,).
         others: score of the first token as key, for any other query, (H,).
     """
-    is_key = (relation.key.position == 0)[:, None, None, :]
-    is_query = (relation.query.position == 0)[:, None, :, None]
+    is_key = (mask.key.position == 0)[:, None, None, :]
+    is_query = (mask.query.position == 0)[:, None, :, None]
     scores = torch.where(is_key, others[:, None, None], scores)
     return torch.where(is_query, first[:, None, None], scores)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.init import orthogonal_linear
-from rlxf.attention.positions.base import LayerPosition, PairwisePosition
+from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition
 from rlxf.attention.positions.sinusoidal import check_base, check_even_width, frequencies
 from rlxf.attention.technique import SpecView
 
@@ -49,7 +49,7 @@ class XLRelative(PairwisePosition):
         return torch.cat([angle.sin(), angle.cos()], dim=-1)
 
 
-class XLRelativeBias(LayerPosition):
+class XLRelativeBias(PairwiseLayerPosition):
     """Module of `XLRelative` in one layer: W_r (C, C), u (H, D) and v (H, D)."""
 
     def __init__(self, spec: XLRelative, width: int, heads: int):
@@ -69,7 +69,7 @@ class XLRelativeBias(LayerPosition):
         r = self.r(self.spec.encode(distances, heads * size).to(self.u.dtype))
         return (r * size**-0.5).unflatten(-1, (heads, size)).permute(1, 2, 0)
 
-    def bias(self, q: Tensor, k: Tensor, relation: AttentionMask, table: Tensor | None) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
         """Return ``(q_i + v) . (W_r r_{i-j}) / sqrt(D)`` (B, H, Tq, Tk) for q (B, H, Tq, D)."""
         assert table is not None
-        return relation.scores(q + self.v[:, None], table)
+        return mask.relative.scores(q + self.v[:, None], table)

@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.technique import Technique
+from rlxf.attention.norm import NORMS, Norm, PreNorm
+from rlxf.attention.technique import LayerPasses, Technique
 from rlxf.attention.validation import check_finite_number
 
 
@@ -23,6 +24,20 @@ class Residual(Technique, ABC):
     @abstractmethod
     def build(self, width: int, heads: int) -> nn.Module:
         """Return the module with ``forward(x, y)``, (..., C) and (..., C) -> (..., C)."""
+
+    def build_norm(self, norm: Norm, width: int, heads: int) -> PreNorm:
+        """Return the norm of a sublayer together with its residual connection."""
+        return NORMS[norm](width, self.build(width, heads))
+
+    def build_norms(self, norm: Norm, width: int, heads: int) -> tuple[PreNorm, PreNorm]:
+        """Return `build_norm` for the attention and for the feed-forward sublayer of a layer."""
+        return self.build_norm(norm, width, heads), self.build_norm(norm, width, heads)
+
+    def run_passes(self, passes: LayerPasses, x: Tensor) -> Tensor:
+        """Run all passes, each once, on the stream x (B, T, C) and return the selected outputs."""
+        for number in range(passes.count):
+            x = passes.run(number, passes.start_pass(number, x))
+        return x
 
     def init_stream(self, x: Tensor) -> Tensor:
         """Return the residual stream before the first layer, for tokens (..., C)."""
@@ -74,3 +89,10 @@ class Gate(nn.Module, ABC):
     @abstractmethod
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
         """Return g(x, y) of the paper."""
+
+    def update_gate(self, x: Tensor, y: Tensor) -> Tensor | None:
+        """Return the fraction of each feature of x that ``forward(x, y)`` replaces, (..., C).
+
+        None, the default, for a gate without such a fraction.
+        """
+        return None

@@ -57,7 +57,7 @@ class GRU(Gate):
         h = torch.addmm(w_g, r.sigmoid() * flat_x, self.u_g.T).tanh()
         return torch.lerp(flat_x, h, (z - self.b).sigmoid()).view_as(x)
 
-    def openness(self, x: Tensor, y: Tensor) -> Tensor:
+    def update_gate(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the update gate z of ``forward(x, y)``, (..., C): the replaced fraction of each feature."""
         width = x.shape[-1]
         return (F.linear(y.relu(), self.w[width : 2 * width], -self.b) + x @ self.u[width:].T).sigmoid()

@@ -1,14 +1,18 @@
 """Reversible layers: the inputs of a layer are recomputed from its outputs."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import get_device_states, set_device_states
 
+from rlxf.attention.layer_stack import SegmentStack, discarded_inputs
+from rlxf.attention.norm import Norm, PreNorm
 from rlxf.attention.residuals.add import Sum
 from rlxf.attention.residuals.base import Residual
-from rlxf.attention.technique import SpecView
+from rlxf.attention.technique import LayerPasses, SpecView
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Reversible(Residual):
                 f"{self} recomputes inputs of layers from their outputs and does not support "
                 f"cross_attention=True; choose another residual"
             )
-        kernel: Any = choices.kernel
+        kernel = choices.kernel
         if kernel.loss_depends_on_tokens:
             raise ValueError(
                 f"{self} runs layers twice, and the auxiliary loss of {kernel} depends on tokens; set its "
@@ -50,6 +54,20 @@ class Reversible(Residual):
     def build(self, width: int, heads: int) -> Sum:
         """Return the sum of one stream and the sublayer output of the other."""
         return Sum()
+
+    def build_norms(self, norm: Norm, width: int, heads: int) -> tuple[PreNorm, PreNorm]:
+        """Return the norms: attention reads x_2, the feed-forward sublayer y_1."""
+        return ReversibleNorm(width, Sum(), reads=1), ReversibleNorm(width, Sum(), reads=0)
+
+    def run_passes(self, passes: LayerPasses, x: Tensor) -> Tensor:
+        """Run all passes. With gradient, activations for backward are stored in the last pass only.
+
+        Inputs of earlier passes that `LayerPasses` records then have no gradient, and the autograd graph does
+        not reference them.
+        """
+        if not torch.is_grad_enabled():
+            return super().run_passes(passes, x)
+        return run_reversibly(cast(SegmentStack, passes), x)  # single steps have no gradient
 
     def init_stream(self, x: Tensor) -> Tensor:
         """Concatenate both streams: (..., 2 C)."""
@@ -62,3 +80,181 @@ class Reversible(Residual):
     def output(self, stream: Tensor) -> Tensor:
         """Return the mean of both streams."""
         return stream.unflatten(-1, (2, -1)).mean(dim=-2)
+
+
+class ReversibleNorm(PreNorm):
+    """Pre-norm of `Reversible` layers: it reads one of the two streams and updates the other.
+
+    Args:
+        width: features of a token C.
+        residual: see `PreNorm`.
+        reads: number of the stream that the sublayer reads, 0 or 1.
+    """
+
+    def __init__(self, width: int, residual: nn.Module, reads: int):
+        super().__init__(width, residual)
+        self.reads = reads
+
+    def branch_input(self, x: Tensor) -> Tensor:
+        """Compute the input of the sublayer from the two streams: (B, T, 2 C) -> (B, T, C)."""
+        return self.normalize(x.chunk(2, dim=-1)[self.reads])
+
+    def combine(self, x: Tensor, y: Tensor) -> Tensor:
+        """Combine y (B, T, C) with the stream of x (B, T, 2 C) that the sublayer does not read."""
+        halves = list(x.chunk(2, dim=-1))
+        halves[1 - self.reads] = super().combine(halves[1 - self.reads], y)
+        return torch.cat(halves, dim=-1)
+
+
+@dataclass(eq=False)
+class Sublayer:
+    """Sublayer of a `Reversible` layer: it reads one half of the stream and adds to the other.
+
+    Args:
+        writes: half that the output is added to, 0 or 1.
+        branch: function of the other half, (B, T, C) -> (B, T, C).
+        weights: trainable parameters that the branch uses.
+        signal: position signal that is added to both halves before the sublayer, given one half; None for
+            none.
+    """
+
+    writes: int
+    branch: Callable[[Tensor], Tensor]
+    weights: Sequence[Tensor]
+    signal: Callable[[Tensor], Tensor | None] = lambda half: None
+
+    def forward(self, halves: list[Tensor]) -> None:
+        """Apply the sublayer: replace the half that it writes."""
+        signal = self.signal(halves[0])
+        if signal is not None:
+            halves[:] = [half + signal for half in halves]
+        halves[self.writes] = halves[self.writes] + self.branch(halves[1 - self.writes])
+
+    def invert(self, halves: list[Tensor], gradients: list[Tensor]) -> tuple[Tensor | None, ...]:
+        """Invert `forward` in place and backpropagate through it.
+
+        Args:
+            halves: outputs of the sublayer; replaced by its inputs.
+            gradients: gradients of the outputs; replaced by those of the inputs.
+
+        Returns:
+            The gradients of ``weights``; None for a weight that the branch did not use.
+        """
+        source = halves[1 - self.writes].detach().requires_grad_()
+        with torch.enable_grad():
+            output = self.branch(source)
+        halves[self.writes] = halves[self.writes] - output.detach()
+        source_gradient, *weight_gradients = torch.autograd.grad(
+            output, (source, *self.weights), gradients[self.writes], allow_unused=True
+        )
+        gradients[1 - self.writes] = gradients[1 - self.writes] + source_gradient
+        signal = self.signal(halves[0])
+        if signal is not None:
+            halves[:] = [half - signal for half in halves]
+        return tuple(weight_gradients)
+
+
+def run_reversibly(passes: SegmentStack, x: Tensor) -> Tensor:
+    """Run all passes on the streams x (B, T, 2 C); backward recomputes the inputs of all but the last."""
+    last = passes.count - 1
+    if last:
+        # The graph keeps the sublayers alive; this copy keeps it from holding `hidden`, too.
+        unrecorded = replace(passes, hidden=discarded_inputs())
+        sublayers = [sublayer for number in range(last) for sublayer in _sublayers(unrecorded, number)]
+        weights = list(dict.fromkeys(weight for sublayer in sublayers for weight in sublayer.weights))
+        x = _Through.apply(x, sublayers, passes.hidden, *weights)  # type: ignore[no-untyped-call]
+    return passes.run(last, passes.start_pass(last, x))
+
+
+def _sublayers(passes: SegmentStack, number: int) -> tuple[Sublayer, Sublayer]:
+    """Return the attention and the feed-forward sublayer of a pass."""
+    block, mask = passes.blocks[number], passes.masks[number]
+    position = [] if mask.position is None else _weights(passes.embedding)
+
+    def attend(half: Tensor) -> Tensor:
+        # A mask caches learned position tables with their graph, so each graph needs its own copy.
+        own_mask = replace(mask) if position else mask
+        memory = passes.view.tokens(number, half)
+        return block.attention_branch(block.attention_norm.normalize(half), memory, own_mask)
+
+    def feed(half: Tensor) -> Tensor:
+        return block.feed_branch(block.feed_forward_norm.normalize(half))
+
+    def signal(half: Tensor) -> Tensor | None:
+        return passes.embedding.signal(half, passes.index.position, number)
+
+    attention = _weights(block.attention_norm, block.attention)
+    feed_forward = _weights(block.feed_forward_norm, block.feed_forward)
+    return Sublayer(0, attend, [*attention, *position], signal), Sublayer(1, feed, feed_forward)
+
+
+def _weights(*modules: nn.Module) -> list[Tensor]:
+    """Return the trainable parameters of modules."""
+    return [weight for module in modules for weight in module.parameters() if weight.requires_grad]
+
+
+class _Through(torch.autograd.Function):
+    """Autograd function that applies sublayers in order. Backward inverts them in reverse order.
+
+    Backward restores the random state of each sublayer, so dropout is the same. The inputs of sublayers that
+    write the first half, which are the inputs of the layers, are appended to ``hidden``.
+
+    Small long-lived tensors (random states, gradients of weights) are allocated before large temporary ones.
+    Otherwise they would fragment the CPU heap, and later large tensors would not fit into the gaps.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, sublayers: list[Sublayer], hidden: MutableSequence[Tensor], *weights: Tensor
+    ) -> Tensor:
+        halves, ctx.states = list(x.chunk(2, dim=-1)), [RandomState.current(x) for _ in sublayers]
+        for sublayer, state in zip(sublayers, ctx.states, strict=True):
+            state.update(x)
+            sublayer.forward(halves)
+            if sublayer.writes == 0:
+                hidden.append(halves[1])
+        ctx.sublayers, ctx.weights = sublayers, weights
+        y = torch.cat(halves, dim=-1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (y,) = ctx.saved_tensors
+        halves, gradients = list(y.chunk(2, dim=-1)), list(gradient.chunk(2, dim=-1))
+        totals, used = {weight: torch.zeros_like(weight) for weight in ctx.weights}, set()
+        current = RandomState.current(y)
+        for sublayer, state in zip(reversed(ctx.sublayers), reversed(ctx.states), strict=True):
+            state.restore()
+            for weight, part in zip(sublayer.weights, sublayer.invert(halves, gradients), strict=True):
+                if part is not None:
+                    totals[weight] += part
+                    used.add(weight)
+        current.restore()
+        weight_gradients = (totals[weight] if weight in used else None for weight in ctx.weights)
+        return torch.cat(gradients, dim=-1), None, None, *weight_gradients
+
+
+@dataclass(frozen=True, eq=False)
+class RandomState:
+    """State of torch's global random generators on CPU and on other devices."""
+
+    cpu: Tensor
+    devices: list[int]
+    others: list[Tensor]
+
+    @classmethod
+    def current(cls, x: Tensor) -> "RandomState":
+        """Return the current state for CPU and the device of x."""
+        return cls(torch.get_rng_state(), *get_device_states(x))
+
+    def update(self, x: Tensor) -> None:
+        """Overwrite this state with the current one, in place."""
+        current = RandomState.current(x)
+        for own, new in zip((self.cpu, *self.others), (current.cpu, *current.others), strict=True):
+            own.copy_(new)
+
+    def restore(self) -> None:
+        """Restore this state in torch's generators."""
+        torch.set_rng_state(self.cpu)
+        set_device_states(self.devices, self.others)

@@ -69,12 +69,12 @@ def reference_act(model: Transformer, x: Tensor, index: TokenIndex) -> tuple[Ten
     """Compute ACT (Graves) token by token for one row: outputs (T, C), and N + R of each token (T,)."""
     spec, depth = model.spec, model.depth
     (length,) = index.position[0].shape
-    relations = model.attention_masks(index, index)
+    masks = model.attention_masks(index, index)
     state, outputs = x, [torch.zeros(spec.width, dtype=x.dtype) for _ in range(length)]
     sums, ponder, halted = [0.0] * length, [torch.zeros(())] * length, [False] * length
     for number in range(spec.layers):
         entered = state + model.embedding.signal(state, index.position, number)
-        after = model.blocks[0].feed(model.blocks[0].attend(entered, None, relations[number]))
+        after = model.blocks[0].feed(model.blocks[0].attend(entered, None, masks[number]))
         rows = []
         for t in range(length):
             if halted[t]:
@@ -141,8 +141,8 @@ def test_passes_without_active_tokens_are_skipped():
 def test_ponder_cost_is_independent_of_selected_outputs():
     model, costs = new_model(ACT_SPEC).double(), []
     run = random_segment(ACT_SPEC, random_index(2, 6))
-    for wanted in (None, slice(4, None)):
-        model.encode(run.x, run.index, wanted=wanted)
+    for output_slice in (None, slice(4, None)):
+        model.encode(run.x, run.index, output_slice=output_slice)
         costs.append((model.penalty(), model.depth.mean_depth()))
     assert_close_for_dtype(costs[0][0], costs[1][0])
     assert_close_for_dtype(costs[0][1], costs[1][1])
@@ -152,13 +152,13 @@ def test_acting_stops_when_the_selected_token_halts():
     """The output equals that of a full segment pass, although other tokens have not halted."""
     model, depths = new_model(replace(ACT_SPEC, depth=ACT(bias=0.5))).double(), set()
     run = random_segment(ACT_SPEC, TokenIndex.range(8, 7))
-    learned = model.encode(run.x, run.index, wanted=slice(6, None))[0].detach()
+    learned = model.encode(run.x, run.index, output_slice=slice(6, None))[0].detach()
     actual = record_pass_lengths(model)
     for row in range(8):
         actual.clear()
         here = TokenIndex(run.index.position[row : row + 1], run.index.episode[row : row + 1])
         assert_close_for_dtype(
-            model.early_outputs(run.x[row : row + 1], here, wanted=slice(6, None))[0], learned[row]
+            model.early_outputs(run.x[row : row + 1], here, output_slice=slice(6, None))[0], learned[row]
         )
         assert len(actual) == int(model.acting_depth())
         depths.add(len(actual))

@@ -40,7 +40,7 @@ each = pytest.mark.parametrize("depth", DEPTHS.values(), ids=DEPTHS)
 HEAD = numbers(8, 3, seed=4)
 
 
-def judge(y: Tensor) -> Tensor:
+def top_confidence(y: Tensor) -> Tensor:
     return probability_margin([(y @ HEAD).softmax(dim=-1)])
 
 
@@ -56,8 +56,8 @@ def reference_exits(model: Transformer, x: Tensor, index: TokenIndex) -> tuple[T
                 continue
             seen = torch.stack(inputs[n])[None]
             before = index.at(slice(0, t + 1))
-            relation = model.attention_masks(before, before)[n]
-            h = block.feed(block.attend(seen, None, relation))[0, -1]
+            mask = model.attention_masks(before, before)[n]
+            h = block.feed(block.attend(seen, None, mask))[0, -1]
             history.append(h)
         outputs.append(model.norm(h))
         taken.append(len(history))
@@ -91,7 +91,9 @@ def test_steps_exit_as_in_the_reference_loop(name, seed):
     model = new_model(spec, seed).double()
     run = random_segment(spec, TokenIndex.range(1, 9))
     cache = model.cache(model.initial_state(1), 9)
-    acted = [model.early_step(run.x[:, t], run.index.at(slice(t, t + 1)), cache, judge) for t in range(9)]
+    acted = [
+        model.early_step(run.x[:, t], run.index.at(slice(t, t + 1)), cache, top_confidence) for t in range(9)
+    ]
     outputs, taken = reference_exits(model, run.x, run.index)
     assert_close_for_dtype(torch.cat(acted), outputs.detach())
     assert_close_for_dtype(model.acting_depth(), torch.tensor(sum(taken) / len(taken)))
@@ -106,10 +108,10 @@ def test_sequence_exit_uses_one_episode_only():
     other[:, :4] = 1e3
     lessons = []
     for x in (run.x, other):
-        states = model.exits(x, run.index, wanted=slice(4, None)).auxiliary_loss.args
+        states = model.exits(x, run.index, output_slice=slice(4, None)).auxiliary_loss.args
         lessons.append(model.depth.log_q(*states))
     assert torch.equal(*lessons)
-    with pytest.raises(ValueError, match=r"cannot run single steps; use `early`"):
+    with pytest.raises(ValueError, match=r"cannot run single steps; use `early_outputs`"):
         model.early_step(run.x[:, 0], run.index.at(slice(0, 1)), model.cache(model.initial_state(1), 9))
 
 
@@ -122,12 +124,16 @@ def test_only_the_selected_token_of_a_segment_exits_early(depth):
         all_outputs = model.exits(run.x, run.index).outputs[:, :, -1]
     for row in range(6):
         here = TokenIndex(run.index.position[row : row + 1], run.index.episode[row : row + 1])
-        y = model.early_outputs(run.x[row : row + 1], here, wanted=slice(-1, None), judge=judge)
+        y = model.early_outputs(
+            run.x[row : row + 1], here, output_slice=slice(-1, None), confidence_fn=top_confidence
+        )
         taken = int(model.acting_depth())
         assert_close_for_dtype(y[0, 0], all_outputs[taken - 1, row])
         depths.add(taken)
     assert depths <= {1, 2, 3, 4}
-    together = model.early_outputs(run.x, run.index, wanted=slice(-1, None), judge=judge)
+    together = model.early_outputs(
+        run.x, run.index, output_slice=slice(-1, None), confidence_fn=top_confidence
+    )
     assert together.shape == (6, 1, 8)
 
 
@@ -152,14 +158,14 @@ def test_state_of_an_exited_token_is_copied_to_later_layers():
     model.blocks[1].feed_forward.register_forward_hook(lambda *_: actual.append(1))
     cache = model.cache(model.initial_state(2), 5)
     for t in range(4):
-        model.early_step(run.x[:, t], run.index.at(slice(t, t + 1)), cache, judge)
+        model.early_step(run.x[:, t], run.index.at(slice(t, t + 1)), cache, top_confidence)
     assert not actual
     model.depth.threshold.fill_(2.0)
-    y = model.early_step(run.x[:, 4], run.index.at(slice(4, 5)), cache, judge)
+    y = model.early_step(run.x[:, 4], run.index.at(slice(4, 5)), cache, top_confidence)
     assert actual == [1]
-    relations = model.attention_masks(run.index, run.index)
-    lower = model.blocks[0].feed(model.blocks[0].attend(run.x, None, relations[0]))
-    upper = model.blocks[1].feed(model.blocks[1].attend(lower, None, relations[1]))
+    masks = model.attention_masks(run.index, run.index)
+    lower = model.blocks[0].feed(model.blocks[0].attend(run.x, None, masks[0]))
+    upper = model.blocks[1].feed(model.blocks[1].attend(lower, None, masks[1]))
     assert_close_for_dtype(y, model.norm(upper[:, -1]).detach())
 
 
@@ -181,7 +187,7 @@ def test_unreachable_threshold_has_no_effect(other, confidence):
     for t in range(8):
         here, filled = run.index.at(slice(t, t + 1)), run.filled[:, t]
         y, _ = model.step(run.x[:, t], here, one)
-        assert_close_for_dtype(model.early_step(run.x[:, t], here, two, judge)[filled], y[filled])
+        assert_close_for_dtype(model.early_step(run.x[:, t], here, two, top_confidence)[filled], y[filled])
 
 
 def test_exit_loss_gradient_reaches_only_exit_parameters():
@@ -210,7 +216,7 @@ def test_scores_are_smoothed_within_an_episode_only():
             smooth = [math.exp(-(d**2) / 2.0) * score[n, 0, u] for d, u in zip(apart, near, strict=True)]
             value.append(float(sum(smooth)) - 0.1 * (n + 1))
         expected.append(value.index(max(value)))
-    actual = spec.targets(ExitTargets(score, score > 0, score > 0, index))[0]
+    actual = spec.oracle_pass(ExitTargets(score, score > 0, score > 0, index))[0]
     assert [int(actual[t]) for t in (0, 1, 3, 4)] == expected
 
 

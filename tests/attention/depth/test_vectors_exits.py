@@ -58,7 +58,7 @@ def test_geometric():
 )
 def test_oracles(by, oracle, name):
     expected = ADAPTIVE[f"out_{name}"].expand(TOKENS)
-    assert adaptive(by, oracle).targets(VERDICT)[0].tolist() == expected.tolist()
+    assert adaptive(by, oracle).oracle_pass(VERDICT)[0].tolist() == expected.tolist()
 
 
 def test_softmax_response():

@@ -55,7 +55,7 @@ def test_features_of_neighbors():
     reader = SPALM().build(h.shape[1]).double()
     put(reader.gate, GATED["w_g"])
     close(aggregate_neighbours(h, y), GATED["out_m"])
-    close(reader.openness(h)[:, None], GATED["out_g"])
+    close(reader.model_weight(h)[:, None], GATED["out_g"])
     close(reader.features(h, y), GATED["out_z"])
 
 

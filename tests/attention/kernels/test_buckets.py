@@ -45,12 +45,14 @@ def episodes() -> TokenIndex:
     return TokenIndex(torch.tensor([position, range(7, 7 + LENGTH)]), torch.tensor([episode, [0] * LENGTH]))
 
 
-def outcome(model: Transformer, wanted: slice | None = None, state: State | None = None) -> list[Tensor]:
+def outcome(
+    model: Transformer, output_slice: slice | None = None, state: State | None = None
+) -> list[Tensor]:
     """Return the outputs of non-empty slots and all gradients."""
     index = episodes()
     x = numbers(*index.shape, model.spec.width).requires_grad_()
-    y, _ = model.encode(x, index, state, wanted=wanted)
-    filled = y[(index.episode != EMPTY)[:, wanted or slice(None)]]
+    y, _ = model.encode(x, index, state, output_slice=output_slice)
+    filled = y[(index.episode != EMPTY)[:, output_slice or slice(None)]]
     leaves = [x, *model.parameters()]
     loss = (filled * numbers(*filled.shape, seed=1)).sum()
     return [filled.detach(), *torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)]
@@ -76,7 +78,7 @@ def test_sorted_buckets_equal_dense_attention(spec, slab, monkeypatch):
 @each(SPECS)
 def test_subset_of_queries(spec, monkeypatch):
     model = new_model(spec).double()
-    compare_sorted_with_dense(monkeypatch, lambda: outcome(model, wanted=slice(1, None, 3)))
+    compare_sorted_with_dense(monkeypatch, lambda: outcome(model, output_slice=slice(1, None, 3)))
 
 
 @each({name: replace(spec, memory=XL(7)) for name, spec in SPECS.items() if spec.causal})
@@ -142,7 +144,9 @@ def test_memory_is_below_quadratic(spec):
 def test_balanced_clusters_require_all_queries():
     model = new_model(replace(SMALL, kernel=Routing(2, window=3), causal=False))
     with pytest.raises(ValueError, match=r"Routing\(clusters=2, window=3.*got a selection of queries"):
-        model.encode(numbers(1, 6, 8, dtype=torch.float32), TokenIndex.range(1, 6), wanted=slice(2, None))
+        model.encode(
+            numbers(1, 6, 8, dtype=torch.float32), TokenIndex.range(1, 6), output_slice=slice(2, None)
+        )
 
 
 def test_seed_determines_rotations_and_centroids():

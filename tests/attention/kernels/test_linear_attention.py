@@ -388,7 +388,7 @@ def test_rounding_of_inputs_is_not_amplified_by_the_length(gate):
     module = RFA(16, sigma=0.25, gate=gate).build(16, 1).double()
     length = 400
     index = TokenIndex.range(1, length)
-    relation = AttentionMask(index, index, Full(), True, torch.float64)
+    mask = AttentionMask(index, index, Full(), True, torch.float64)
     results = []
     for rounding in (0.0, 6e-8):
         q, k, v = (
@@ -396,8 +396,8 @@ def test_rounding_of_inputs_is_not_amplified_by_the_length(gate):
             for n in range(3)
         )
         k = torch.cat([k, numbers(1, 1, length, 1, seed=3)], dim=-1) if gate else k
-        features, keys = module.before_gathering(q, k, relation)
-        results.append(module(features, keys, v, None, relation, 0.0))
+        features, keys = module.before_gathering(q, k, mask)
+        results.append(module(features, keys, v, None, mask, 0.0))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
 
 
@@ -425,9 +425,9 @@ def test_gates_are_accurate_over_thousands_of_tokens_in_float32(few, chunks, mon
     k = torch.cat([k, numbers(1, 1, length, 1, seed=3)], dim=-1)
     results = []
     for dtype in (torch.float64, torch.float32):
-        relation = AttentionMask(index.last(queries), index, Full(), True, dtype)
-        features, keys = module.to(dtype).before_gathering(q.to(dtype), k.to(dtype), relation)
-        results.append(module(features, keys, v.to(dtype), None, relation, 0.0).double())
+        mask = AttentionMask(index.last(queries), index, Full(), True, dtype)
+        features, keys = module.to(dtype).before_gathering(q.to(dtype), k.to(dtype), mask)
+        results.append(module(features, keys, v.to(dtype), None, mask, 0.0).double())
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
 
 

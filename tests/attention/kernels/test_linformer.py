@@ -105,13 +105,13 @@ def test_causal_form_equals_reference_loop(method, pattern, moves):
 @pytest.mark.parametrize(("start", "length"), [(0, 16), (8, 18), (0, 11)])
 def test_blockwise_path_equals_general_path(method, start, length, monkeypatch):
     module, index = kernel(Linformer(4, 2, method)), TokenIndex.range(2, length, start)
-    relation, results = self_relation(index), []
-    assert starts_at_block_boundary(relation, 4)
+    mask, results = self_relation(index), []
+    assert starts_at_block_boundary(mask, 4)
     for once in (False, True):
         if once:
             monkeypatch.setattr("rlxf.attention.kernels.linformer.starts_at_block_boundary", lambda *_: False)
         inputs = [x.requires_grad_() for x in tensors(index)]
-        y = module(*inputs, None, relation, 0.0)
+        y = module(*inputs, None, mask, 0.0)
         wanted = [*inputs, *module.parameters()]
         results.append((y, *torch.autograd.grad((y * numbers(*y.shape, seed=4)).sum(), wanted)))
     for fast, dense in zip(*results, strict=True):
@@ -145,8 +145,8 @@ def test_unused_positions_have_no_effect(method):
     )
     for one, other in zip(short.parameters(), long.parameters(), strict=True):
         put(other[:, :6] if method == "learned" else other, one)
-    inputs, relation = tensors(TokenIndex.range(2, 5)), self_relation(TokenIndex.range(2, 5), causal=False)
-    close(long(*inputs, None, relation, 0.0), short(*inputs, None, relation, 0.0), 1e-12)
+    inputs, mask = tensors(TokenIndex.range(2, 5)), self_relation(TokenIndex.range(2, 5), causal=False)
+    close(long(*inputs, None, mask, 0.0), short(*inputs, None, mask, 0.0), 1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -233,11 +233,11 @@ def test_summary_weight_is_split_evenly(method):
 def test_dropout_drops_summaries():
     index = TokenIndex.range(1, 8)
     q, k, _ = tensors(index)
-    module, relation = kernel(Linformer(8, 4, "mean")), self_relation(index, causal=False)
+    module, mask = kernel(Linformer(8, 4, "mean")), self_relation(index, causal=False)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        dropped = module.inspect_weights(q, k, None, relation, 0.5) / module.inspect_weights(
-            q, k, None, relation, 0.0
+        dropped = module.inspect_weights(q, k, None, mask, 0.5) / module.inspect_weights(
+            q, k, None, mask, 0.0
         )
     assert set(dropped.round(decimals=9).unique().tolist()) == {0.0, 2.0}
 

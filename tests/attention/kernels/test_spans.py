@@ -18,10 +18,10 @@ from rlxf.attention import (
     Tupe,
     Window,
 )
-from rlxf.attention import attention_mask as relations
 from rlxf.attention.kernels.adaptive_span import AdaptiveSpanAttention
 from rlxf.attention.kernels.dynamic_span import DynamicSpanAttention
 from rlxf.attention.patterns.base import UNLIMITED
+from rlxf.attention.sparse import plan
 from tests.attention.specs import DEFAULT as SPEC
 from tests.attention.specs import new_model
 from tests.attention.worlds import numbers
@@ -35,7 +35,7 @@ PATTERNS = [Full(), Window(30), Strided(4), ETC(3, 2), BigBirdETC(4, 1, 2, 2), L
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("small", [0, 1 << 16], ids=["gathered", "all pairs"])
 def test_keys_beyond_the_reach_have_no_effect(kernel, pattern, causal, small, monkeypatch):
-    monkeypatch.setattr(relations, "MIN_SPARSE_PAIRS", small)
+    monkeypatch.setattr(plan, "MIN_SPARSE_PAIRS", small)
     model = new_model(replace(SPEC, kernel=kernel, pattern=pattern, causal=causal)).double()
     x, index = numbers(1, LENGTH, SPEC.width).double(), TokenIndex.range(1, LENGTH)
     near, _ = model(x, index)
@@ -48,7 +48,7 @@ def test_keys_beyond_the_reach_have_no_effect(kernel, pattern, causal, small, mo
 def test_reach_bounds_the_pattern():
     model = new_model(replace(SPEC, kernel=DynamicSpan(5, 3), memory=XL(30)))
     index = TokenIndex.range(1, LENGTH)
-    assert {relation.pattern.max_distance for relation in model.attention_masks(index, index)} == {8}
+    assert {mask.pattern.max_distance for mask in model.attention_masks(index, index)} == {8}
 
 
 @pytest.mark.parametrize("kernel", [AdaptiveSpan, DynamicSpan])

@@ -31,8 +31,8 @@ def test_weights_of_distances():
 def test_attention(causal, out):
     q, k, v = (VECTOR[f"in_{name}"] for name in "qkv")
     module, index = attention(), TokenIndex.range(BATCH, LENGTH)
-    relation = AttentionMask(index, index, Full(), causal, q.dtype)
-    y = module.attend(q, k, v, relation, module.position.table(relation.distances, None))
+    mask = AttentionMask(index, index, Full(), causal, q.dtype)
+    y = module.attend(q, k, v, mask, module.position.table(mask.relative.distances, None))
     close(y, VECTOR[out].transpose(1, 2).flatten(2))
 
 

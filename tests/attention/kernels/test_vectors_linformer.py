@@ -85,7 +85,7 @@ def test_mean_equals_a_block_projection():
     length, k = pooled_sizes()
     q, keys, values = (numbers(2, HEADS, length, 3, seed=seed) for seed in range(3))
     index = TokenIndex.range(2, length)
-    relation = AttentionMask(index, index, Full(), False, q.dtype)
+    mask = AttentionMask(index, index, Full(), False, q.dtype)
     mean, learned = (
         Linformer(length, k, method, "none").build(3 * HEADS, HEADS).double()
         for method in ("mean", "learned")
@@ -93,7 +93,7 @@ def test_mean_equals_a_block_projection():
     blocks = torch.eye(k, dtype=q.dtype).repeat_interleave(length // k, dim=0) * k / length
     for projection in (learned.of_keys, learned.of_values):
         put(projection.weight, blocks.expand(HEADS, -1, -1))
-    close(learned(q, keys, values, None, relation, 0.0), mean(q, keys, values, None, relation, 0.0), 1e-12)
+    close(learned(q, keys, values, None, mask, 0.0), mean(q, keys, values, None, mask, 0.0), 1e-12)
 
 
 def test_identity_projection_equals_softmax_attention():

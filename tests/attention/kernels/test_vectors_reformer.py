@@ -7,8 +7,7 @@ from torch.nn import functional as F
 
 from rlxf.attention import LSH, Full, TokenIndex
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.kernels.lsh import LSHAttention
-from rlxf.attention.shared_qk import SharedQKAttention
+from rlxf.attention.kernels.lsh import LSHAttention, SharedQKAttention
 from tests.attention.oracle import close, fill, load, put
 
 VECTOR = load("reformer_lsh")
@@ -26,7 +25,7 @@ def attention(chunk: int | None) -> SharedQKAttention:
     return module
 
 
-def relation(causal: bool) -> AttentionMask:
+def mask(causal: bool) -> AttentionMask:
     index = TokenIndex.range(*X.shape[:2])
     return AttentionMask(index, index, Full(), causal, torch.float64, heads=HEADS)
 
@@ -41,7 +40,7 @@ def test_buckets():
 
 
 def test_chunks():
-    output = attention(int(VECTOR["cfg_chunk"]))(X, None, relation(causal=False))
+    output = attention(int(VECTOR["cfg_chunk"]))(X, None, mask(causal=False))
     close(output, VECTOR["out_full"])
 
 
@@ -54,7 +53,7 @@ def test_whole_buckets_equal_the_papers_sum_over_rounds(causal):
     expected = torch.zeros_like(q)
     for b, h, i in torch.cartesian_prod(*map(torch.arange, q.shape[:3])).tolist():
         expected[b, h, i] = attend(q[b, h], v[b, h], buckets[b, h], i, causal)
-    close(module(X, None, relation(causal)), expected.transpose(1, 2).flatten(2))
+    close(module(X, None, mask(causal)), expected.transpose(1, 2).flatten(2))
 
 
 def attend(q: Tensor, v: Tensor, buckets: Tensor, i: int, causal: bool) -> Tensor:

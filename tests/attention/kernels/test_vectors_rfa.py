@@ -43,10 +43,8 @@ def test_gated_recurrence():
     assert isinstance(module, GatedRFAAttention)
     fill(module.gate, torch.block_diag(*VECTOR["w_gate"]), VECTOR["w_gate_b"])
     gate_logits = module.key_extras(q.transpose(1, 2).flatten(2))
-    relation = causal_relation(q.shape[2], q.shape[0])
-    y = module(
-        *module.before_gathering(q, torch.cat([k, gate_logits], dim=-1), relation), v, None, relation, 0.0
-    )
+    mask = causal_relation(q.shape[2], q.shape[0])
+    y = module(*module.before_gathering(q, torch.cat([k, gate_logits], dim=-1), mask), v, None, mask, 0.0)
     close(y.permute(2, 0, 1, 3), VECTOR["out_formula_gated"])
 
 

@@ -29,8 +29,8 @@ def test_attention_with_positions_in_keys():
     distance = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
     by_distance = (q @ VECTOR["w_key_pe"]) / q.shape[-1] ** 0.5
     bias = by_distance.gather(-1, (LIMIT - distance).clamp(0, LIMIT - 1).expand(*q.shape[:2], -1, -1))
-    relation = AttentionMask(index.last(queries), index, Window(LIMIT + 1), True, torch.float64)
-    close(kernel(include_self=False)(q, k, v, bias, relation, 0.0), VECTOR["out_formula_paper"][None], 1e-7)
+    mask = AttentionMask(index.last(queries), index, Window(LIMIT + 1), True, torch.float64)
+    close(kernel(include_self=False)(q, k, v, bias, mask, 0.0), VECTOR["out_formula_paper"][None], 1e-7)
 
 
 def test_weights_by_distance():
@@ -39,8 +39,8 @@ def test_weights_by_distance():
     heads, length = table.shape
     zeros = torch.zeros(1, heads, length, 4, dtype=torch.float64)
     index = TokenIndex.range(1, length)
-    relation = AttentionMask(index, index, Window(length), True, torch.float64)
-    weights = kernel().weights(zeros, zeros, None, relation, 0.0)[0, :, -1]
+    mask = AttentionMask(index, index, Window(length), True, torch.float64)
+    weights = kernel().weights(zeros, zeros, None, mask, 0.0)[0, :, -1]
     close(weights.flip(-1), table / table.sum(-1, keepdim=True))
 
 
@@ -70,7 +70,7 @@ def test_dynamic_penalty_ignores_empty_slots_and_is_returned_once():
     q = module.query_extras(VECTOR["in_dyn_x"][None])
     index = TokenIndex.range(1, q.shape[2])
     filled = TokenIndex(index.position, torch.where(index.position < 4, 0, -1))
-    relation = AttentionMask(filled, filled, Window(3), True, torch.float64)
-    module.before_gathering(q, q, relation)
+    mask = AttentionMask(filled, filled, Window(3), True, torch.float64)
+    module.before_gathering(q, q, mask)
     close(module.penalty(), 0.5 * expected[:4].mean())
     assert module.penalty() is None

@@ -22,7 +22,7 @@ from rlxf.attention import (
 )
 from rlxf.attention.inspection import attention_weights
 from rlxf.attention.memory import knn_attention as knn_attention
-from rlxf.attention.memory.knn_search import SEARCH_FUNCTIONS
+from rlxf.attention.memory.knn_attention import SEARCH_FUNCTIONS
 from rlxf.attention.token_index import EMPTY
 from tests.attention.oracle import close
 from tests.attention.passes import act, assert_close_for_dtype, learn

@@ -120,7 +120,7 @@ def test_gradient_of_reconstruction_reaches_only_the_compression():
 def test_auto_encoding():
     module = learned("convolution", "auto-encoding")
     close(module.penalty(compressed(module, Layer())).detach(), VECTOR["out_autoencoding_loss_mean"])
-    lost = module.reconstruction.lost(MEMORY, VECTOR["out_conv"]).detach()
+    lost = module.reconstruction.errors(MEMORY, VECTOR["out_conv"]).detach()
     close(MEASURES["norm"](lost).square(), VECTOR["out_autoencoding_loss_sum"])
 
 

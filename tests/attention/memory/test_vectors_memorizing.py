@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from rlxf.attention import KNN, Full, Softmax, TokenIndex
-from rlxf.attention.memory.knn_attention import KNNAttention
-from rlxf.attention.memory.knn_search import KNNMask, search_torch
+from rlxf.attention.memory.knn_attention import KNNAttention, KNNMask, search_torch
 from tests.attention.oracle import close, fill, load, put
 
 VECTOR = load("memorizing")

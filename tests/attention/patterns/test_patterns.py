@@ -23,7 +23,7 @@ from rlxf.attention import (
     TransformerSpec,
     Window,
 )
-from rlxf.attention.patterns.base import UNLIMITED, GlobalTokens, Pattern
+from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.patterns.big_bird import hash_uniform
 from rlxf.attention.registry import TECHNIQUES
 
@@ -67,8 +67,7 @@ PATTERNS = [
 def rules(pattern: Pattern) -> list[Pattern]:
     """Return the rules of all layers, global and local queries, and heads."""
     layers = [pattern.for_layer(layer) for layer in range(LAYERS)]
-    sides = [side for one in layers for side in (one.sides if isinstance(one, GlobalTokens) else (one,))]
-    return [rule for side in sides for rule in side.for_heads(HEADS)]
+    return [rule for one in layers for kind in one.query_rules for rule in kind.for_heads(HEADS)]
 
 
 RULES = list(dict.fromkeys(rule for pattern in PATTERNS for rule in rules(pattern)))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rlxf.attention import ETC, BigBird, Dilated, ETCLabels, Full, Longformer, TokenIndex, TransformerSpec
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.global_attention import build_self_attention
+from rlxf.attention.layer import build_self_attention
 from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Pattern
 from rlxf.attention.positions.base import Position
 from rlxf.attention.token_index import EMPTY

@@ -29,6 +29,6 @@ def test_attention(causal, out):
     fill(attention.qkv, identity.repeat(3, 1))
     fill(attention.out, identity)
     index = TokenIndex.range(batch, length)
-    relation = AttentionMask(index, index, Full(), causal, torch.float64)
-    y = attention.cross(q.transpose(1, 2).flatten(2), (k, v), relation)
+    mask = AttentionMask(index, index, Full(), causal, torch.float64)
+    y = attention.cross(q.transpose(1, 2).flatten(2), (k, v), mask)
     close(y, VECTOR[out].transpose(1, 2).flatten(2), 1e-7)

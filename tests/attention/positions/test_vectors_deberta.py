@@ -33,8 +33,8 @@ def attended(form: str, projections: list[Tensor], biases: list[Tensor]) -> tupl
     fill(attention.position.of_keys, of_keys)
     fill(attention.position.of_queries, of_queries, biases[3])
     fill(attention.out, torch.eye(WIDTH, dtype=torch.float64))
-    relation = model.attention_mask(*indices())
-    return attention(VECTOR["in_x"], None, relation), attention.weights(VECTOR["in_x"], None, relation)
+    mask = model.attention_mask(*indices())
+    return attention(VECTOR["in_x"], None, mask), attention.weights(VECTOR["in_x"], None, mask)
 
 
 def indices() -> tuple[TokenIndex, TokenIndex]:

@@ -39,7 +39,7 @@ def test_bias_and_attention(side, causal):
     fill(attention.qkv, torch.cat([q_weight.T, weights["k"].T, weights["v"].T]))
     fill(attention.out, weights["o"].T)
     index = TokenIndex.range(batch, length)
-    relation = model.attention_mask(index, index)
-    expected, bias = VECTOR[f"out_bias_{side}"], relation.bias
-    close(bias.where(relation.allowed[:1, None], 0.0), expected.where(relation.allowed[:1, None], 0.0))
-    close(attention(x, None, relation), VECTOR[f"out_attn_{side}"])
+    mask = model.attention_mask(index, index)
+    expected, bias = VECTOR[f"out_bias_{side}"], mask.bias
+    close(bias.where(mask.allowed[:1, None], 0.0), expected.where(mask.allowed[:1, None], 0.0))
+    close(attention(x, None, mask), VECTOR[f"out_attn_{side}"])

@@ -33,8 +33,8 @@ def test_attention_over_memory_in_a_post_norm_layer():
     put(block.attention.position.v, ATTENTION["w_v"])
     fill(block.attention_norm.norm, ATTENTION["w_ln_g"], ATTENTION["w_ln_b"])
     key = TokenIndex.range(batch, memory.shape[1] + length)
-    relation = AttentionMask(key.last(length), key, spec.pattern, True, x.dtype)
-    close(block.attend(x, memory, relation), batch_first(ATTENTION["out"]), AUTHORS)
+    mask = AttentionMask(key.last(length), key, spec.pattern, True, x.dtype)
+    close(block.attend(x, memory, mask), batch_first(ATTENTION["out"]), AUTHORS)
 
 
 def build(memory: int) -> Transformer:

@@ -83,8 +83,8 @@ def block_output() -> Tensor:
     fill(block.feed_forward.inner, *named(VECTOR, "mlp.0.0."))
     fill(block.feed_forward.outer, *named(VECTOR, "mlp.2.0."))
     key = TokenIndex.range(x.shape[0], memory.shape[1] + x.shape[1])
-    relation = AttentionMask(key.last(x.shape[1]), key, TransformerSpec().pattern, True, x.dtype)
-    return block.feed(block.attend(x, memory, relation)).transpose(0, 1)
+    mask = AttentionMask(key.last(x.shape[1]), key, TransformerSpec().pattern, True, x.dtype)
+    return block.feed(block.attend(x, memory, mask)).transpose(0, 1)
 
 
 def test_block_reproduces_the_paper():

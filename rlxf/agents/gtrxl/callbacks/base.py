@@ -14,7 +14,7 @@ from rlxf.agents.gtrxl.ppo import GTrXLPPO
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
 from rlxf.attention import State, TokenIndex, Transformer
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.inspection import attention_weights, gate_openness
+from rlxf.attention.inspection import attention_weights, gate_activations
 
 
 class RolloutCallback(BaseCallback):
@@ -88,9 +88,9 @@ class SegmentInspection:
         return attention_weights(self.transformer, self.tokens, self.index, self.state)
 
     @property
-    def openness(self) -> dict[str, Tensor]:
+    def gate_activations(self) -> dict[str, Tensor]:
         """Update gate z of each GRU gate, (B, T, C), by the name of its module."""
-        return gate_openness(self.transformer, self.tokens, self.index, self.state)
+        return gate_activations(self.transformer, self.tokens, self.index, self.state)
 
     @cached_property
     def relation(self) -> AttentionMask:

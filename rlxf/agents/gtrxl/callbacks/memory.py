@@ -56,5 +56,5 @@ class MemoryCallback(RolloutCallback):
             self.logger.record(
                 f"{tag}/attended_distance", mean_attention_distance(weights, reading.relation.distance)
             )
-        for gate, openness in reading.openness.items():
-            self.logger.record(f"memory/{group_of(gate)}", openness.mean().item())
+        for gate, activation in reading.gate_activations.items():
+            self.logger.record(f"memory/{group_of(gate)}", activation.mean().item())

@@ -35,18 +35,17 @@ from rlxf.attention import (
     Window,
     XLRelative,
 )
-from rlxf.attention import attention_mask as relations
-from rlxf.attention.patterns.base import GlobalTokens
+from rlxf.attention.patterns.global_tokens import GlobalTokens
 from rlxf.attention.positions.base import PairwisePosition
 from rlxf.attention.registry import TECHNIQUES
-from rlxf.attention.sparse import layout
+from rlxf.attention.sparse import layout, plan
 from rlxf.attention.sparse.layout import (
     LRUCache,
     build_layout,
     build_span_layout,
-    find_episode_spans,
     round_up_size,
 )
+from rlxf.attention.sparse.plan import find_episode_spans
 from rlxf.attention.token_index import EMPTY
 from tests.attention.largest_tensor import LargestTensor
 from tests.attention.specs import SHORT, each, new_model
@@ -141,12 +140,12 @@ def outputs_and_gradients(model: Transformer, state: State | None = None) -> lis
 def compare_sparse_with_dense(
     monkeypatch: pytest.MonkeyPatch, model: Transformer, state: State | None = None
 ) -> None:
-    monkeypatch.setattr(relations, "MIN_SAVING", 0)
+    monkeypatch.setattr(plan, "MIN_SAVING", 0)
     results = []
     for small in (2**40, 0):
-        monkeypatch.setattr(relations, "MIN_SPARSE_PAIRS", small)
+        monkeypatch.setattr(plan, "MIN_SPARSE_PAIRS", small)
         relation = model.attention_mask(episodes(), episodes())
-        assert (relation.head_groups is None) == (small > 0)
+        assert (relation.sparse_plan is None) == (small > 0)
         results.append(outputs_and_gradients(model, state))
     for dense, sparse in zip(*results, strict=True):
         torch.testing.assert_close(sparse, dense, rtol=1e-9, atol=1e-9)
@@ -179,21 +178,21 @@ def test_memory(spec, monkeypatch):
 @each({"XLRelative": replace(SMALL, pattern=Window(5), position=XLRelative())})
 def test_subset_of_queries(spec, monkeypatch):
     """A Decision Transformer needs the output of every third token."""
-    monkeypatch.setattr(relations, "MIN_SAVING", 0)
+    monkeypatch.setattr(plan, "MIN_SAVING", 0)
     model, index = new_model(spec).double(), TokenIndex.range(2, 30, start=50)
     x, results = numbers(2, 30, spec.width), []
     for small in (2**40, 0):
-        monkeypatch.setattr(relations, "MIN_SPARSE_PAIRS", small)
-        results.append(model.encode(x, index, wanted=slice(1, None, 3))[0])
+        monkeypatch.setattr(plan, "MIN_SPARSE_PAIRS", small)
+        results.append(model.encode(x, index, output_slice=slice(1, None, 3))[0])
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
 
 
 @each({repr(pattern): replace(SMALL, layers=1, pattern=pattern) for pattern in MEMORY_PATTERNS[:2]})
 def test_all_slots_empty_gives_finite_outputs(spec, monkeypatch):
     """Memory of a Decision Transformer is empty if all windows lie in short episodes."""
-    monkeypatch.setattr(relations, "MIN_SPARSE_PAIRS", 0)
+    monkeypatch.setattr(plan, "MIN_SPARSE_PAIRS", 0)
     model, index = new_model(spec).double(), TokenIndex.empty(2, 30, torch.device("cpu"))
-    assert model.attention_mask(index, index).head_groups is not None
+    assert model.attention_mask(index, index).sparse_plan is not None
     y, _ = model(numbers(2, 30, spec.width), index)
     assert y.isfinite().all()
 
@@ -207,9 +206,9 @@ def test_all_slots_empty_gives_finite_outputs(spec, monkeypatch):
     ids=["gap", "torn"],
 )
 def test_irregular_layout_is_dense(index, monkeypatch):
-    monkeypatch.setattr(relations, "MIN_SPARSE_PAIRS", 0)
-    monkeypatch.setattr(relations, "MIN_SAVING", 0)
-    assert new_model(SMALL).attention_mask(index, index).head_groups is None
+    monkeypatch.setattr(plan, "MIN_SPARSE_PAIRS", 0)
+    monkeypatch.setattr(plan, "MIN_SAVING", 0)
+    assert new_model(SMALL).attention_mask(index, index).sparse_plan is None
 
 
 LONG = 512
@@ -255,10 +254,10 @@ def test_memory_is_below_quadratic(spec):
 
 def test_patterns_with_small_savings_are_dense():
     index, both_ways = TokenIndex.range(1, LONG), replace(SMALL, causal=False)
-    assert new_model(SMALL).attention_mask(index, index).head_groups is not None
-    assert new_model(both_ways).attention_mask(index, index).head_groups is None
+    assert new_model(SMALL).attention_mask(index, index).sparse_plan is not None
+    assert new_model(both_ways).attention_mask(index, index).sparse_plan is None
     assert (
-        new_model(replace(both_ways, pattern=Window(LONG // 2))).attention_mask(index, index).head_groups
+        new_model(replace(both_ways, pattern=Window(LONG // 2))).attention_mask(index, index).sparse_plan
         is None
     )
 
@@ -273,7 +272,7 @@ def test_spans_of_equal_length_share_one_layout(monkeypatch):
     """The layout of patterns with period 1 is independent of the position in the episode."""
     made = []
     fresh_cache = LRUCache(
-        lambda *args: made.append(args) or build_span_layout.make(*args), 2**20, build_span_layout.size
+        lambda *args: made.append(args) or build_span_layout.function(*args), 2**20, build_span_layout.size
     )
     monkeypatch.setattr(layout, "build_span_layout", fresh_cache)
     starts = torch.tensor([0, 7, 64, 1000])[:, None]
@@ -290,4 +289,4 @@ def test_cache_evicts_the_least_recently_used_results(capacity):
     numbers = [0, 1, 2, 0, 3, 1, 0]
     assert [double(n) for n in numbers] == [2 * n for n in numbers]
     assert made == {0: numbers, 3: [0, 1, 2, 3, 1], 8: [0, 1, 2, 3]}[capacity]
-    assert double.held <= capacity
+    assert double.bytes <= capacity

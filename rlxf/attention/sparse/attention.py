@@ -1,0 +1,168 @@
+"""Block-sparse attention: each group of queries attends to its own copy of the keys that it sees.
+
+Time and memory grow with the number of computed pairs; no tensor has the size of all queries times all keys.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.kernels.base import AttentionKernel
+from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.positions.base import LayerPosition
+from rlxf.attention.relative import DistinctDistances, distinct_distances
+from rlxf.attention.sparse.layout import PADDING, BlockGroup
+from rlxf.attention.token_index import EMPTY, TokenIndex
+
+Heads = slice | list[int]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GatheredMask(AttentionMask):
+    """Mask of N groups of queries (N, G) and their gathered keys (N, K); the groups are batch rows.
+
+    Args:
+        blocks: block group that the queries and keys come from.
+    """
+
+    blocks: BlockGroup
+
+    @property
+    def allowed_by_head(self) -> Tensor:
+        """Boolean attention mask of the block group, (N, 1, G, K)."""
+        return self.blocks.allowed[:, None]
+
+    @property
+    def aligned(self) -> bool:
+        """Return False: gathered keys are not contiguous."""
+        return False
+
+    @cached_property
+    def distances(self) -> Tensor:
+        """Distinct distances of visible pairs, (R,) int64, descending."""
+        return distinct_distances(self.distance[self.allowed])
+
+    @cached_property
+    def relative(self) -> DistinctDistances:
+        """Distances of the gathered pairs."""
+        _, queries, keys = self.blocks.allowed.shape
+        shared = self.shared_table(self.distances)
+        return DistinctDistances(self.distances, shared, queries, keys, self.distance)
+
+    def average(
+        self,
+        kernel: AttentionKernel,
+        position: LayerPosition,
+        rows: Sequence[Tensor],
+        heads: Heads,
+        dropout: float,
+    ) -> Tensor:
+        """Compute the outputs of N groups of G queries in the given heads, (N, heads, G, D).
+
+        Pairwise positions and kernels with weights need all heads. Otherwise only these heads are gathered.
+        """
+        kernel_heads = slice(None) if kernel.state_dict() else heads
+        scored_heads = position.required_heads(kernel_heads)
+        q = gather_tokens(rows[0][:, scored_heads], self.blocks.query)
+        k = gather_tokens(rows[1][:, scored_heads], self.blocks.key)
+        v, table = gather_tokens(rows[2][:, kernel_heads], self.blocks.key), position.pass_table(self)
+        q, bias = position.encode(q, k, v.shape[-1], self, table)
+        if scored_heads != kernel_heads:
+            q, k = q[:, kernel_heads], k[:, kernel_heads]
+            bias = bias if bias is None else bias[:, kernel_heads]
+        y = position.value_average(kernel, table)(q, k, v, bias, self, dropout)
+        return self.zero_masked_rows(y[:, heads] if kernel_heads != heads else y)
+
+
+def gather_masks(mask: AttentionMask) -> list[list[GatheredMask]]:
+    """Return the masks of the block groups of each head group in the sparse plan of a mask."""
+    return [
+        [part for blocks in group.blocks for part in _gather(mask, group.pattern, blocks)]
+        for group in mask.sparse_plan or ()
+    ]
+
+
+def _gather(mask: AttentionMask, pattern: Pattern, blocks: BlockGroup) -> list[GatheredMask]:
+    """Return the mask of a block group, split where it has too many distinct distances for one table."""
+    query, key = _gather_index(mask.query, blocks.query), _gather_index(mask.key, blocks.key)
+    shared = pattern, mask.causal, mask.dtype, mask.position
+    gathered = GatheredMask(query, key, *shared, blocks=blocks)
+    (count, queries), keys = blocks.query.shape, blocks.key.shape[1]
+    if mask.position is None or len(gathered.distances) <= 4 * keys:
+        return [gathered]
+    size = max(1, 2 * keys // queries)
+    chunks = [slice(start, start + size) for start in range(0, count, size)]
+    return [GatheredMask(query.rows(c), key.rows(c), *shared, blocks=blocks.at(c)) for c in chunks]
+
+
+def sparse_average(
+    kernel: AttentionKernel,
+    position: LayerPosition,
+    qkv: Sequence[Tensor],
+    mask: AttentionMask,
+    dropout: float,
+) -> Tensor:
+    """Compute the output of each head with gathered keys, (B, H, Tq, D); 0 for fully masked queries.
+
+    Args:
+        kernel: attention kernel.
+        position: position encoding of the layer.
+        qkv: queries (B, H, Tq, D + E) and keys (B, H, Tk, D + F) with extra kernel features, and values (B,
+            H, Tk, D).
+        mask: attention mask with a sparse plan.
+        dropout: probability with which an attention weight is set to 0.
+    """
+    assert mask.sparse_plan is not None
+    batch, heads, length, _ = qkv[0].shape
+    masks, head_sets = mask.once(gather_masks), [group.heads for group in mask.sparse_plan]
+    if not any(masks):  # every slot is empty
+        return torch.zeros_like(qkv[0][..., : qkv[2].shape[-1]])
+    rows = [flatten_tokens(x) for x in qkv]
+    outputs = [
+        scatter_tokens(
+            parts, [part.average(kernel, position, rows, some, dropout) for part in parts], batch * length
+        )
+        for parts, some in zip(masks, head_sets, strict=True)
+    ]
+    y = torch.cat(outputs, dim=1).unflatten(0, (batch, length)).unflatten(-1, (heads, -1)).transpose(1, 2)
+    if len(head_sets) == 1:
+        return y
+    numbers = torch.arange(heads, device=y.device)
+    return y[:, torch.cat([numbers[some] for some in head_sets]).argsort()]
+
+
+def flatten_tokens(x: Tensor) -> Tensor:
+    """Flatten batch and time: x (B, H, T, D) -> (B T, H, D)."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def gather_tokens(rows: Tensor, slots: Tensor) -> Tensor:
+    """Gather rows (R, H, D) at slots (N, G) -> (N, H, G, D); padding slots get an arbitrary row."""
+    picked = F.embedding(slots.clamp(min=0), rows.flatten(1))
+    return picked.unflatten(-1, rows.shape[1:]).transpose(1, 2)
+
+
+def scatter_tokens(masks: Sequence[GatheredMask], outputs: Sequence[Tensor], queries: int) -> Tensor:
+    """Scatter the outputs (N, heads, G, D) of block groups to the queries: (B Tq, heads D).
+
+    A query in no group gets 0. Padding goes to an extra row, which is dropped.
+    """
+    rows = torch.cat([output.transpose(1, 2).flatten(2).flatten(0, 1) for output in outputs])
+    slots = torch.cat([mask.blocks.query.flatten() for mask in masks])
+    slots = torch.where(slots == PADDING, queries, slots)
+    return rows.new_zeros(queries + 1, rows.shape[1]).index_copy(0, slots, rows)[:queries]
+
+
+def _gather_index(index: TokenIndex, slots: Tensor) -> TokenIndex:
+    """Return the index of the tokens in flat slots (N, G). Padding is empty; other tokens get episode 0.
+
+    A group belongs to one episode, so its number does not matter.
+    """
+    filled = slots != PADDING
+    position = index.position.flatten()[slots.clamp(min=0)]
+    return TokenIndex(position, torch.where(filled, 0, EMPTY))

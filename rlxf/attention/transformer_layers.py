@@ -1,0 +1,172 @@
+"""Modules of a transformer, and what every pass through them needs: masks, auxiliary losses, updates."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.cross_attention import Context, ProjectedContext
+from rlxf.attention.depth.base import DepthController
+from rlxf.attention.kernels.base import AttentionKernel, Kernel
+from rlxf.attention.layer import Block
+from rlxf.attention.layer_stack import SegmentStack
+from rlxf.attention.memory.base import MemoryView, NoMemory, State
+from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.patterns.window import limit_distance
+from rlxf.attention.positions.base import PairwisePosition, PositionEmbedding
+from rlxf.attention.relative import DistanceTables
+from rlxf.attention.technique import SpecView
+from rlxf.attention.token_index import TokenIndex
+
+
+class TransformerLayers(nn.Module):
+    """Modules that a `TransformerSpec` describes, without the passes of `Transformer`."""
+
+    def __init__(self, spec: SpecView):
+        super().__init__()
+        self.spec: Any = spec  # a TransformerSpec
+        self.memory = spec.memory or NoMemory()
+        self.embedding = (
+            spec.position.build_embedding(spec.width, spec.heads) if spec.position else PositionEmbedding()
+        )
+        self.global_token_embedding = spec.pattern.build_global_tokens(spec.width, spec.causal)
+        self.order = [spec.depth.layer_of_pass(number) for number in range(spec.layers)]
+        layers = (_of_layer(spec, *each) for each in enumerate(spec.kernel.for_layers(spec.kinds)))
+        self.blocks: Sequence[Block] = nn.ModuleList(Block(layer) for layer in layers)  # type: ignore
+        self.depth = spec.depth.build(spec.width, spec.layers)
+        first, *others = self._kernels()
+        for kernel in others:
+            kernel.tie_weights(first)
+        if self.order.count(self.order[-1]) == 1:
+            self.global_token_embedding.trim_last_layer(self.blocks[-1])
+        self.norm = nn.LayerNorm(spec.width) if spec.final_norm else nn.Identity()
+        self._penalty_inputs: tuple[MemoryView, Sequence[Tensor]] | None = None
+
+    def _output(self, stream: Tensor) -> Tensor:
+        """Compute the output (..., C) from the residual stream."""
+        y: Tensor = self.norm(self.spec.residual.output(stream))
+        return y
+
+    @property
+    def _layers(self) -> list[Block]:
+        """Layer of each pass."""
+        return [self.blocks[layer] for layer in self.order]
+
+    @property
+    def _patterns(self) -> list[Pattern]:
+        """Pattern of each pass."""
+        return [self.spec.pattern.for_layer(layer) for layer in range(self.spec.layers)]
+
+    def penalty(self) -> Tensor | None:
+        """Return the auxiliary loss of depth, kernels and memory for the last forward; None for none."""
+        parts: list[DepthController | AttentionKernel] = [self.depth, *self._kernels()]
+        terms = [*(part.penalty() for part in parts), self._memory_penalty()]
+        present = [term for term in terms if term is not None]
+        return torch.stack(present).sum() if present else None
+
+    def _prepare_penalty(self, view: MemoryView | None, passes: SegmentStack) -> None:
+        """Make `penalty` refer to the given passes instead of earlier ones."""
+        self._penalty_inputs = None if view is None else (view, passes.hidden)
+        for kernel in self._kernels() if self.spec.kernel.loss_depends_on_tokens else ():
+            kernel.reset_penalty()
+
+    def _memory_penalty(self) -> Tensor | None:
+        """Return the auxiliary loss of memory once per forward; None afterwards."""
+        inputs, self._penalty_inputs = self._penalty_inputs, None
+        return None if inputs is None else inputs[0].penalty(inputs[1])
+
+    def mean_depth(self) -> Tensor | None:
+        """Return the mean number of passes per token in the last forward; None if the depth is fixed."""
+        return self.depth.mean_depth()
+
+    def acting_depth(self) -> Tensor | None:
+        """Return the mean number of passes per token over all calls with early exits since the last query.
+
+        None if there was no such call, or if the depth is fixed.
+        """
+        return self.depth.mean_acting_depth()
+
+    def after_update(self) -> None:
+        """Notify the kernels that the weights have changed. Call it before the next forward or cache."""
+        for kernel in self._kernels():
+            kernel.after_update()
+
+    def skip_update(self) -> None:
+        """Notify the kernels that no update follows the last forward. Call it instead of `after_update`."""
+        for kernel in self._kernels():
+            kernel.skip_update()
+
+    def _kernels(self) -> list[AttentionKernel]:
+        return [module for module in self.modules() if isinstance(module, AttentionKernel)]
+
+    def embed(
+        self, x: Tensor, index: TokenIndex, output_slice: slice | None = None
+    ) -> tuple[Tensor, TokenIndex, slice | None]:
+        """Embed tokens (B, T, C) and prepend the global tokens of the pattern, if it has any.
+
+        Returns:
+            The input of the first layer, the index of all tokens, and ``output_slice`` among all tokens.
+        """
+        x, full_index = self.embedding(x, index.position), self.global_token_embedding.index(index)
+        count = full_index.shape[1] - index.shape[1]
+        output_slice = _shift_slice(output_slice, index.shape[1], count) if count else output_slice
+        return self.global_token_embedding(x, full_index), full_index, output_slice
+
+    def memory_view(self, state: State | None, index: TokenIndex) -> MemoryView:
+        """Create the view of the memory for a segment with the given index (B, T)."""
+        return self.memory.view(state, index, self._layers)
+
+    def attention_mask(self, query: TokenIndex, key: TokenIndex) -> AttentionMask:
+        """Return the attention mask of the first layer; tokens that memory compresses count as visible."""
+        pattern = self.memory.visible_pattern(self.spec.pattern.for_layer(0))
+        return self._mask(query, key, pattern, None)
+
+    def attention_masks(
+        self, query: TokenIndex, key: TokenIndex, tables: DistanceTables | None = None
+    ) -> list[AttentionMask]:
+        """Return the attention mask of each pass; passes with the same pattern share one object."""
+        patterns = self._patterns
+        if tables is None:  # skip distances at which the kernel of a layer gives no weight
+            limits = [block.attention.max_distance for block in self._layers]
+            patterns = [limit_distance(*each) for each in zip(patterns, limits, strict=True)]
+        masks = {pattern: self._mask(query, key, pattern, tables) for pattern in set(patterns)}
+        return [masks[pattern] for pattern in patterns]
+
+    def _mask(
+        self, query: TokenIndex, key: TokenIndex, pattern: Pattern, tables: DistanceTables | None
+    ) -> AttentionMask:
+        dtype, spec = next(self.parameters()).dtype, self.spec
+        # Only pairwise positions use distances.
+        position = self.embedding if isinstance(spec.position, PairwisePosition) else None
+        return AttentionMask(query, key, pattern, spec.causal, dtype, position, tables, heads=spec.heads)
+
+    def _step_tables(self, max_distance: int) -> DistanceTables:
+        """Compute the distance tables for steps, from ``max_distance`` down to 0."""
+        distances = torch.arange(max_distance, -1, -1, device=next(self.parameters()).device)
+        return DistanceTables(distances, self.embedding.table(distances, self.spec.causal))
+
+    def _project(self, context: Context | None) -> ProjectedContext | None:
+        if (context is not None) != self.spec.cross_attention:
+            article = "a" if context is not None else "no"
+            raise ValueError(
+                f"cross_attention is {self.spec.cross_attention}, but {article} context was given"
+            )
+        if context is None:
+            return None
+        layers = [block.cross.project(context.x) for block in self._layers if block.cross is not None]
+        return ProjectedContext(layers, context.index)
+
+
+def _of_layer(spec: Any, number: int, kernel: Kernel) -> SpecView:
+    """Return the spec of one layer of a `Transformer`, with its own kernel and memory."""
+    memory = spec.memory and spec.memory.for_layer(number, spec.layers)
+    return replace(spec, kernel=kernel, memory=memory)
+
+
+def _shift_slice(output_slice: slice | None, length: int, offset: int) -> slice:
+    """Shift a slice of ``length`` tokens by ``offset``; None selects all tokens."""
+    start, stop, step = (output_slice or slice(None)).indices(length)
+    return slice(offset + start, offset + stop, step)
