@@ -18,7 +18,7 @@ from benchmarks.kept import run_missing
 from benchmarks.ours import FEWER_UPDATES
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl
-from rlxf.agents.gtrxl.memory_recompute import memory_receptive_field
+from rlxf.agents.gtrxl.rollout_memory import memory_receptive_field
 from rlxf.attention import KNN, Compressive, Full, TransformerSpec
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.tmaze.env import PenaltyRule

@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlxf import GTrXLPPO, TransformerSpec
 from rlxf.agents.gtrxl.policy import POLICIES
+from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
 from rlxf.attention.registry import TECHNIQUES
 from rlxf.cli import main
 from rlxf.cli.entry_point import parse
@@ -292,9 +293,9 @@ def test_training_normalizes_rewards_and_reports_raw_ones(monkeypatch, tmp_path)
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     gymnasium.register("tests/Paid-v0", Paid)
     rewards = []
-    original = GTrXLPPO._bootstrap
+    original = RolloutCollector._bootstrap
     monkeypatch.setattr(
-        GTrXLPPO,
+        RolloutCollector,
         "_bootstrap",
         lambda self, reward, *rest: rewards.append(reward) or original(self, reward, *rest),
     )

@@ -13,9 +13,9 @@ def masked_mean(x: Tensor, weight: Tensor) -> Tensor:
     return (x * weight).sum() / weight.sum().clamp(min=1)
 
 
-def squared_error(predicted: Tensor, wanted: Tensor) -> Tensor:
-    """``|| predicted - wanted ||^2 / D``: (..., D) -> (...)."""
-    return (predicted - wanted).square().mean(dim=-1)
+def squared_error(predicted: Tensor, target: Tensor) -> Tensor:
+    """``|| predicted - target ||^2 / D``: (..., D) -> (...)."""
+    return (predicted - target).square().mean(dim=-1)
 
 
 def cross_entropies(logits: tuple[Tensor, ...], choices: Tensor) -> Tensor:

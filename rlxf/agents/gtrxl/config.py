@@ -1,8 +1,9 @@
-"""Argument checks, default sizes and warnings of GTrXLPPO, its training environment, and the HParams tab."""
+"""Hyperparameters of GTrXLPPO with their checks, default sizes, its environments, and the HParams tab."""
 
 import warnings
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from gymnasium import Env, spaces
@@ -11,36 +12,161 @@ from gymnasium.vector import VectorEnv
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import Schedule
+from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.arguments import did_you_mean
-from rlxf.agents.gtrxl.checkpoint import SCHEDULES, constructor_settings
+from rlxf.agents.common.checkpoint import SEED
 from rlxf.agents.gtrxl.policy import (
     POLICIES,
     SB3_POLICIES,
     CnnGTrXLPolicy,
     GTrXLPolicy,
     MlpGTrXLPolicy,
-    MultiInputGTrXLPolicy,
     default_policy_name,
 )
-from rlxf.attention import Compressive, TransformerSpec
+from rlxf.attention import TransformerSpec
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.spaces import check_spaces
 from rlxf.envs.step_checks import with_checked_steps
-from rlxf.envs.vector import as_vec_env, has_filler_rows, shows_filler_rows
+from rlxf.envs.vector import as_vec_env, shows_filler_rows
 from rlxf.training import schedule_to_text
+from rlxf.training.compat import MAPPING, NOTHING, number, whole
 from rlxf.training.distributed import process_group
-from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboard
 
-if TYPE_CHECKING:
-    from rlxf.agents.gtrxl.ppo import GTrXLPPO
+SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
+"""Hyperparameters that may be schedules."""
+SIZES = ("segment_length", "n_steps", "n_epochs")
+FRACTIONS = ("gamma", "gae_lambda", "critic_lambda")
+NOT_NEGATIVE = ("vf_coef", "reconstruction_coef")
+POSITIVE = ("max_grad_norm", "advantage_epsilon")
+BOUNDS = (
+    {name: whole(1) for name in (*SIZES, "batch_size", "n_envs", "stats_window_size")}
+    | {name: number(0, 1) for name in FRACTIONS}
+    | {name: number(0) for name in NOT_NEGATIVE}
+    | {name: number(above=0) for name in POSITIVE}
+    | {"critic_lambda": number(0, 1) | NOTHING, "target_kl": number(above=0) | NOTHING}
+    | {"policy_kwargs": MAPPING, "seed": SEED, "verbose": whole(0)}
+)
+"""Rules of the settings in a file; the annotations of the constructor define the other settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig:
+    """Hyperparameters of `GTrXLPPO`, which describes them, with their defaults.
+
+    Raises:
+        ValueError: if a number is out of range, or rollouts and minibatches are not of whole segments.
+        TypeError: if a schedule is no number and returns none.
+    """
+
+    learning_rate: float | Schedule = LinearSchedule(1e-3, 0.0, 1.0)  # noqa: RUF009  # it is immutable
+    n_steps: int | None = None
+    batch_size: int | None = None
+    n_epochs: int = 6
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip_range: float | Schedule = 0.2
+    clip_range_vf: float | Schedule | None = None
+    normalize_advantage: bool = True
+    ent_coef: float | Schedule = LinearSchedule(0.03, 0.0, 1.0)  # noqa: RUF009
+    vf_coef: float = 0.5
+    max_grad_norm: float = 0.5
+    segment_length: int = 64
+    critic_lambda: float | None = None
+    target_kl: float | None = None
+    advantage_epsilon: float = 0.05
+    previous_action: bool = True
+    persist_memory_across_episodes: bool = False
+    recompute_memory: bool = False
+    reconstruction_coef: float = 0.0
+    n_envs: int = 32
+
+    def __post_init__(self) -> None:
+        self._check_sizes()
+        self._check_coefficients()
+        for name in SCHEDULES:
+            if getattr(self, name) is not None:
+                check_schedule(name, getattr(self, name))
+        if self.clip_range_vf == 0:
+            raise ValueError("clip_range_vf must be more than 0, or None for no clipping, got 0")
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> "PPOConfig":
+        """Return the configuration in the arguments of a function, which may have further arguments."""
+        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
+
+    @property
+    def minibatch_size(self) -> int:
+        """Steps of a minibatch: ``batch_size``, or by default the fewest whole segments of `BATCH_STEPS`."""
+        if self.batch_size is not None:
+            return self.batch_size
+        return -(-BATCH_STEPS // self.segment_length) * self.segment_length
+
+    def rollout_steps(self, env: Env | VecEnv | None) -> int:
+        """Return ``n_steps``, or by default whole segments of at least `ROLLOUT_STEPS` in total.
+
+        Args:
+            env: the training environments of this process; None if they are not known yet.
+        """
+        if self.n_steps is not None:
+            return self.n_steps
+        per_process = env.num_envs if isinstance(env, VecEnv) else 1
+        n_envs = self.n_envs if env is None else per_process * process_group().count
+        segments = -(-ROLLOUT_STEPS // max(1, n_envs * self.segment_length))
+        return max(1, segments) * self.segment_length
+
+    def _check_sizes(self) -> None:
+        for name in SIZES:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        for name in ("n_steps", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and (value < self.segment_length or value % self.segment_length):
+                raise ValueError(
+                    f"{name} must be a multiple of segment_length={self.segment_length}, got {value}"
+                )
+
+    def _check_coefficients(self) -> None:
+        """Raise ValueError unless each number is in its range; NaN is never allowed."""
+        for name in FRACTIONS:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {value}")
+        for name in NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name in POSITIVE:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be more than 0, got {getattr(self, name)}")
+        if self.target_kl is not None and not self.target_kl > 0:
+            raise ValueError(f"target_kl must be more than 0, or None for no limit, got {self.target_kl}")
 
 
 ROLLOUT_STEPS = 2048
 """Minimum steps of a rollout over all environments if ``n_steps`` is None, as in SB3's PPO."""
 BATCH_STEPS = 256
 """Minimum steps of a minibatch if ``batch_size`` is None."""
+
+
+def check_schedule(name: str, value: float | Schedule, progress: float = 1.0) -> None:
+    """Raise unless a number, or the value of a schedule, is finite and at least 0.
+
+    Args:
+        name: name of the argument, for the message.
+        value: a number, or a function of the progress remaining.
+        progress: progress remaining at which a function is evaluated: 1 at the start, 0 at the end.
+
+    Raises:
+        ValueError: if the number is negative or not finite.
+        TypeError: if there is no number.
+    """
+    given = value(progress) if callable(value) else value
+    if not hasattr(given, "__float__"):
+        raise TypeError(f"{name} must be a number or a function of the progress remaining, got {given!r}")
+    if not 0 <= given < float("inf"):
+        raise ValueError(f"{name} must be finite and at least 0, got {given} at progress {progress:g}")
 
 
 def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, seed: int | None) -> Any:
@@ -64,84 +190,6 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
     return with_checked_steps(env)
 
 
-def default_n_steps(env: Env | VecEnv | None, n_envs: int, segment_length: int) -> int:
-    """Return the steps of each environment for a rollout of at least `ROLLOUT_STEPS`, in whole segments.
-
-    Args:
-        env: the training environments; None if they are not known yet.
-        n_envs: environments of all processes if ``env`` is None.
-        segment_length: steps of a segment.
-    """
-    per_process = env.num_envs if isinstance(env, VecEnv) else 1
-    number = n_envs if env is None else per_process * process_group().count
-    segments = -(-ROLLOUT_STEPS // max(1, number * segment_length))
-    return max(1, segments) * segment_length
-
-
-def default_batch_size(segment_length: int) -> int:
-    """Return the steps of a minibatch: whole segments, and at least `BATCH_STEPS`."""
-    return max(1, -(-BATCH_STEPS // max(1, segment_length))) * segment_length
-
-
-def check_sizes(n_steps: int | None, segment_length: int, batch_size: int, n_epochs: int) -> None:
-    """Raise ValueError unless rollouts and minibatches consist of whole segments and sizes are positive.
-
-    ``n_steps`` may be None, since `default_n_steps` returns whole segments.
-    """
-    n_steps = segment_length if n_steps is None else n_steps
-    sizes = {"segment_length": segment_length, "n_steps": n_steps, "n_epochs": n_epochs}
-    for name, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    for name, value in {"n_steps": n_steps, "batch_size": batch_size}.items():
-        if value < segment_length or value % segment_length:
-            raise ValueError(f"{name} must be a multiple of segment_length={segment_length}, got {value}")
-
-
-def check_coefficients(
-    gamma: float,
-    gae_lambda: float,
-    critic_lambda: float | None,
-    vf_coef: float,
-    max_grad_norm: float,
-    target_kl: float | None,
-    advantage_epsilon: float,
-    reconstruction_coef: float,
-) -> None:
-    """Raise ValueError unless each number is in its range; NaN is never allowed."""
-    discounts = {"gamma": gamma, "gae_lambda": gae_lambda, "critic_lambda": critic_lambda}
-    for name, value in discounts.items():
-        if value is not None and not 0 <= value <= 1:
-            raise ValueError(f"{name} must be from 0 to 1, got {value}")
-    for name, value in {"vf_coef": vf_coef, "reconstruction_coef": reconstruction_coef}.items():
-        if not value >= 0:
-            raise ValueError(f"{name} must be at least 0, got {value}")
-    for name, value in {"max_grad_norm": max_grad_norm, "advantage_epsilon": advantage_epsilon}.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be more than 0, got {value}")
-    if target_kl is not None and not target_kl > 0:
-        raise ValueError(f"target_kl must be more than 0, or None for no limit, got {target_kl}")
-
-
-def check_schedule(name: str, value: float | Schedule, progress: float = 1.0) -> None:
-    """Raise unless a number, or the value of a schedule, is finite and at least 0.
-
-    Args:
-        name: name of the argument, for the message.
-        value: a number, or a function of the progress remaining.
-        progress: progress remaining at which a function is evaluated: 1 at the start, 0 at the end.
-
-    Raises:
-        ValueError: if the number is negative or not finite.
-        TypeError: if there is no number.
-    """
-    given = value(progress) if callable(value) else value
-    if not hasattr(given, "__float__"):
-        raise TypeError(f"{name} must be a number or a function of the progress remaining, got {given!r}")
-    if not 0 <= given < float("inf"):
-        raise ValueError(f"{name} must be finite and at least 0, got {given} at progress {progress:g}")
-
-
 def check_has_env(env: VecEnv | None) -> None:
     """Raise ValueError if the agent has no training environment."""
     if env is None:
@@ -149,6 +197,19 @@ def check_has_env(env: VecEnv | None) -> None:
             "the agent was loaded without an environment to train in: load it with load(path, env=...), or "
             "call set_env(...) before learn"
         )
+
+
+def warn_of_filler_rows(env: VecEnv, observation: Any) -> bool:
+    """Warn if an observation of the agent's environments holds filler rows; return whether it does."""
+    if not shows_filler_rows(env, observation):
+        return False
+    warnings.warn(
+        "with persist_memory_across_episodes=True predict treats filler rows as steps and stores them in "
+        "memory, although training skips them: predict in environments with "
+        "autoreset_mode=AutoresetMode.SAME_STEP",
+        stacklevel=3,
+    )
+    return True
 
 
 def policy_class_by_name(name: str) -> type[BasePolicy]:
@@ -165,28 +226,13 @@ def policy_class_by_name(name: str) -> type[BasePolicy]:
     return known[name]
 
 
-def check_value_clipping(clip_range_vf: float | Schedule | None) -> None:
-    """Raise like `check_schedule`, and ValueError if the bound is 0, which would freeze the values."""
-    if clip_range_vf is not None:
-        check_schedule("clip_range_vf", clip_range_vf)
-    if clip_range_vf == 0:
-        raise ValueError("clip_range_vf must be more than 0, or None for no clipping, got 0")
-
-
 def check_policy(policy: type[BasePolicy], observation_space: spaces.Space) -> None:
     """Raise ValueError unless the policy supports the observation space; TypeError if it is another class."""
     if not issubclass(policy, GTrXLPolicy):
         raise TypeError(
             f"policy must be one of {', '.join(POLICIES)}, or a class derived from one; got {policy}"
         )
-    needs_dict, has_dict = (
-        issubclass(policy, MultiInputGTrXLPolicy),
-        isinstance(observation_space, spaces.Dict),
-    )
-    needs_image = issubclass(policy, CnnGTrXLPolicy)
-    if needs_dict != has_dict or (
-        needs_image and default_policy_name(observation_space) != CnnGTrXLPolicy.__name__
-    ):
+    if not policy.supports(observation_space):
         raise ValueError(
             f"{policy.__name__} does not support the observation space {observation_space}; "
             f"use {default_policy_name(observation_space)!r}"
@@ -210,63 +256,31 @@ def warn_of_flattened_images(policy: BasePolicy) -> None:
         )
 
 
-def warn_of_filler_rows(env: VecEnv, observation: Any) -> bool:
-    """Warn if an observation of the agent's environments holds filler rows; return whether it does."""
-    if not shows_filler_rows(env, observation):
-        return False
-    warnings.warn(
-        "with persist_memory_across_episodes=True predict treats filler rows as steps and stores them in "
-        "memory, although "
-        "training skips them: predict in environments with autoreset_mode=AutoresetMode.SAME_STEP",
-        stacklevel=3,
-    )
-    return True
-
-
-def check_compressive_blocks(core: TransformerSpec, env: VecEnv) -> None:
-    """Raise ValueError if filler rows would break the blocks of a `Compressive` memory across episodes."""
-    if isinstance(core.memory, Compressive) and has_filler_rows(env):
-        raise ValueError(
-            f"autoreset_mode=NEXT_STEP inserts a filler row after each episode, and with "
-            f"persist_memory_across_episodes=True {core.memory} would discard every block with a filler row "
-            f"as incomplete; "
-            f"create the environments with autoreset_mode=AutoresetMode.SAME_STEP"
-        )
-
-
-def stack_observations(
-    observations: list[np.ndarray] | list[dict[str, np.ndarray]],
-) -> np.ndarray | dict[str, np.ndarray]:
-    """Stack N single observations to a batch."""
-    if isinstance(observations[0], dict):
-        return {key: np.stack([obs[key] for obs in observations]) for key in observations[0]}
-    return np.stack(observations)
-
-
 NO_HYPERPARAMETERS = ("stats_window_size", "verbose", "policy_kwargs", "core")
 OF_MAKE_VEC = ("num_envs", "vectorization_mode")
 """Keywords that ``gymnasium.make_vec`` adds to the arguments of an environment."""
 Plain = bool | int | float | str
 
 
-def record_hyperparameters(agent: "GTrXLPPO") -> None:
-    """Write the agent's `hyperparameters` to its logger, if that writes TensorBoard events."""
-    if writes_tensorboard(agent.logger):
-        write_hyperparameters(agent.logger, hyperparameters(agent))
-
-
-def hyperparameters(agent: "GTrXLPPO") -> dict[str, Plain]:
+def hyperparameters(
+    settings: Mapping[str, Any], algorithm: str, policy: str, env: VecEnv | None
+) -> dict[str, Plain]:
     """Return the hyperparameters of an agent, including defaults, as numbers and short texts.
 
     They comprise the constructor arguments, algorithm and policy, the sizes and techniques of the core, and,
     if available, id and arguments of the environment, e.g. ``env`` and ``env.corridor_length``.
+
+    Args:
+        settings: constructor arguments by name, including "core" and "policy_kwargs".
+        algorithm: name of the agent's class.
+        policy: name of the policy's class.
+        env: the training environments.
     """
-    settings = constructor_settings(agent)
     values = {name: value for name, value in settings.items() if name not in NO_HYPERPARAMETERS}
     values |= {name: schedule_to_text(values[name]) for name in SCHEDULES if values[name] is not None}
-    values |= {f"policy_kwargs.{name}": value for name, value in agent.policy_kwargs.items()}
-    values |= {"algorithm": type(agent).__name__, "policy": type(agent.policy).__name__}
-    values |= _choices(agent.core) | _task(agent.env)
+    values |= {f"policy_kwargs.{name}": value for name, value in settings["policy_kwargs"].items()}
+    values |= {"algorithm": algorithm, "policy": policy}
+    values |= _choices(settings["core"]) | _task(env)
     return {name: _plain(value) for name, value in values.items() if value is not None}
 
 

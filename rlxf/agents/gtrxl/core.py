@@ -1,26 +1,18 @@
 """Specification of the Gated Transformer-XL core, and validation of cores for PPO."""
 
+from typing import Any
+
+from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.attention import (
-    XL,
-    Floater,
-    GRUGate,
-    LearnedAbsolute,
-    Multiplicative,
-    Performer,
-    TransformerSpec,
-    Tupe,
-    Window,
-    XLRelative,
-)
+from rlxf.agents.calibration import check_exit_confidence
+from rlxf.attention import XL, GRUGate, TransformerSpec, Window, XLRelative
 from rlxf.attention.patterns.window import limit_distance
 from rlxf.attention.residuals.base import Residual
 from rlxf.envs.specs import spec_of
+from rlxf.envs.vector import has_filler_rows
 
 MEMORY_LENGTH = 128
-LIMITED_POSITIONS = (LearnedAbsolute, Multiplicative, Tupe, Floater)
-"""Positional encodings with a limited number of positions, or with a cost that grows with the position."""
 
 
 def gtrxl(
@@ -79,14 +71,40 @@ def resolve_core(core: TransformerSpec | None, memory_length: int | None) -> Tra
     return core
 
 
-def check_unlimited_positions(core: TransformerSpec) -> None:
+def check_persistent_memory(core: TransformerSpec) -> None:
     """Raise ValueError unless positions are unlimited and of constant cost (memory across episodes)."""
-    if isinstance(core.position, LIMITED_POSITIONS):
+    if core.position is not None:
+        try:
+            core.position.check_unlimited()
+        except ValueError as error:
+            raise ValueError(
+                f"with persist_memory_across_episodes=True positions grow without limit, but {error}; use a "
+                f"relative position, e.g. position=XLRelative()"
+            ) from error
+
+
+def check_filler_rows(core: TransformerSpec, env: VecEnv) -> None:
+    """Raise ValueError if the filler rows of environments would damage a memory across episodes."""
+    assert core.memory is not None
+    if has_filler_rows(env):
+        try:
+            core.memory.check_gaps()
+        except ValueError as error:
+            raise ValueError(
+                f"autoreset_mode=NEXT_STEP inserts a filler row after each episode, and with "
+                f"persist_memory_across_episodes=True {error}; create the environments with "
+                f"autoreset_mode=AutoresetMode.SAME_STEP"
+            ) from error
+
+
+def check_exits(core: TransformerSpec, action_space: spaces.Space[Any]) -> None:
+    """Raise ValueError unless the core's exit rule can be evaluated step by step for the action space."""
+    if not core.depth.exits_token_by_token:
         raise ValueError(
-            f"with persist_memory_across_episodes=True positions grow without limit, but {core.position} has "
-            f"a limit or "
-            f"becomes slower with them; use a relative position, e.g. position=XLRelative()"
+            f"{core.depth} decides exits by the mean over a sequence, but GTrXLPPO acts step by step; "
+            f"use by='multinomial' or 'geometric'"
         )
+    check_exit_confidence(core.depth, action_space)
 
 
 def check_episode_length(core: TransformerSpec, env: VecEnv) -> None:
@@ -122,8 +140,9 @@ def _check_core(core: TransformerSpec) -> None:
             f"dropout must be 0, got {core.dropout}: PPO compares action probabilities of the rollout with "
             f"those of the update"
         )
-    if isinstance(core.kernel, Performer) and core.kernel.redraw is not None:
+    try:
+        core.kernel.check_constant()
+    except ValueError as error:
         raise ValueError(
-            f"{core.kernel} must have redraw=None: PPO compares action probabilities of the rollout with "
-            f"those of the update, so random features must not change in between"
-        )
+            f"{error}: PPO compares action probabilities of the rollout with those of the update"
+        ) from error

@@ -3,21 +3,19 @@
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from torch import Tensor
 
 from rlxf.agents.common.actions import BoxActions, action_encoder
+from rlxf.agents.gtrxl.value_head import PopArtHead
 from rlxf.training import Archive
 from rlxf.training.distributed.group import ProcessGroup
-
-if TYPE_CHECKING:
-    from rlxf.agents.gtrxl.ppo import GTrXLPPO
-
 
 COLLAPSED = 0.01
 """Collapse threshold: share of the maximal entropy; for Box actions, deviation per half range."""
@@ -37,19 +35,25 @@ class TrainingDiagnostics:
     def __init__(self, action_space: spaces.Space[Any]):
         self.entropy, self.value = EntropyCollapseCheck(action_space), ValueLossCheck()
 
-    def check(self, agent: "GTrXLPPO", noted: dict[str, float]) -> None:
+    def check(
+        self,
+        metrics: Mapping[str, float],
+        returns: Tensor,
+        scale: PopArtHead,
+        episode_returns: Sequence[float],
+    ) -> None:
         """Check the metrics of an update; entropy is only checked if the training algorithm has one.
 
         Args:
-            agent: the agent after the update.
-            noted: metrics of the update by name.
+            metrics: metrics of the update by name.
+            returns: (N,), returns of the steps that were trained on.
+            scale: value head with the scale of recent returns.
+            episode_returns: returns of the recent episodes.
         """
-        buffer, scale = agent.rollout_buffer, agent.policy.value_net
-        spread = (buffer.returns[buffer.weight == 1] - float(scale.mean)).square().mean().item()
-        self.value.check(noted["value_loss"], max(spread, float(scale.deviation) ** 2))
-        episodes = agent.ep_info_buffer or ()
-        if "entropy_loss" in noted and len(episodes) >= USUAL:
-            self.entropy.check(-noted["entropy_loss"], float(np.mean([info["r"] for info in episodes])))
+        spread = (returns - float(scale.mean)).square().mean().item()
+        self.value.check(metrics["value_loss"], max(spread, float(scale.deviation) ** 2))
+        if "entropy_loss" in metrics and len(episode_returns) >= USUAL:
+            self.entropy.check(-metrics["entropy_loss"], float(np.mean(episode_returns)))
 
 
 class EntropyCollapseCheck:
@@ -131,11 +135,11 @@ def collapse_threshold(action_space: spaces.Space[Any]) -> float:
     It is 1% of the entropy of a uniform policy. For Box actions it is the entropy of a Gaussian whose
     standard deviation is 1% of half the range; components without bounds count as [-1, 1].
     """
-    form = action_encoder(action_space)
-    if isinstance(form, BoxActions):
-        each = 0.5 * math.log(2 * math.pi * math.e) + (COLLAPSED * form.radius).log()
+    encoder = action_encoder(action_space)
+    if isinstance(encoder, BoxActions):
+        each = 0.5 * math.log(2 * math.pi * math.e) + (COLLAPSED * encoder.radius).log()
         return float(each.sum())
-    return COLLAPSED * sum(map(math.log, form.sizes))
+    return COLLAPSED * sum(map(math.log, encoder.sizes))
 
 
 NUMBERS = ("r", "l", "t")
@@ -152,20 +156,22 @@ class EpisodeStatistics:
         """Record the episodes that ended in a step of this process's environments."""
         self._steps.append([_statistics(infos[row]) for row in np.flatnonzero(dones)])
 
-    def tell(self, ranks: ProcessGroup, note: Callable[[list[dict[str, Any]], np.ndarray], None]) -> None:
-        """Exchange the recorded episodes, pass those of all processes to ``note`` by step, and clear them.
+    def exchange(
+        self, ranks: ProcessGroup, record: Callable[[list[dict[str, Any]], np.ndarray], None]
+    ) -> None:
+        """Exchange the recorded episodes, pass those of all processes to ``record`` by step, and clear them.
 
         The order is that of a single process with all environments.
 
         Args:
             ranks: the process group.
-            note: is called with the infos of each step and an array of True.
+            record: is called with the infos of each step and an array of True.
         """
         archives = ranks.gather_archives(Archive({"steps": self._steps}, {}))
         self._steps = []
         for step in zip(*(each.documents["steps"] for each in archives), strict=True):
             infos = [info for part in step for info in part]
-            note(infos, np.ones(len(infos), np.bool_))
+            record(infos, np.ones(len(infos), np.bool_))
 
 
 def _statistics(info: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from stable_baselines3.common.distributions import Distribution
@@ -12,14 +12,11 @@ from torch import Tensor
 from rlxf.agents.common.datastore import check_teacher_without_datastore
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
 from rlxf.agents.gtrxl.distributions import divergence
-from rlxf.agents.gtrxl.early_exit import auxiliary_losses
+from rlxf.agents.gtrxl.losses import PPOLoss, auxiliary_losses
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
-from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch
+from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch, SegmentBuffer
 from rlxf.agents.gtrxl.training_algorithm import PolicyUpdate, TrainingAlgorithm
 from rlxf.attention import TokenIndex
-
-if TYPE_CHECKING:
-    from rlxf.agents.gtrxl.ppo import GTrXLPPO
 
 Actor = Literal["student", "teacher"]
 
@@ -30,11 +27,11 @@ class DistillationBatch:
 
     Args:
         segments: segments of the student; N steps.
-        wanted: (N, C'), outputs of the teacher at these steps.
+        target: (N, C'), outputs of the teacher at these steps.
     """
 
     segments: SegmentBatch
-    wanted: Tensor
+    target: Tensor
 
     @property
     def weight(self) -> Tensor:
@@ -69,9 +66,9 @@ class DistillationLoss:
         latent = exits.outputs[-1].flatten(0, 1)
         student, values = policy.heads(latent)
         with torch.no_grad():
-            teacher, _ = self.teacher.heads(batch.wanted)
+            teacher, _ = self.teacher.heads(batch.target)
         kl = masked_mean(divergence(student, teacher, self.distillation.temperature), weight)
-        hidden = masked_mean(self.hidden.distance(latent, batch.wanted), weight)
+        hidden = masked_mean(self.hidden.distance(latent, batch.target), weight)
         value_loss = masked_mean((segments.returns - values).square(), weight)
         loss = kl + self.distillation.hidden_coef * hidden + self.vf_coef * value_loss
         parts = {"distillation_loss": kl, "hidden_loss": hidden, "value_loss": value_loss}
@@ -100,24 +97,36 @@ class DistillationTraining(TrainingAlgorithm):
     steps.
 
     Args:
-        student: agent to train.
-        teacher: agent that provides the targets; it is not changed.
+        student: policy to train.
+        teacher: policy that provides the targets; it is not changed.
+        n_envs: number of environments.
         distillation: the distillation loss.
-        actor: agent whose actions are taken, "student" or "teacher".
+        actor: policy whose actions are taken, "student" or "teacher".
+        generator: initializes the projection of hidden states.
 
     Raises:
         ValueError: if spaces, device or memory of the teacher do not fit the student, or actor is unknown.
     """
 
-    def __init__(self, student: "GTrXLPPO", teacher: "GTrXLPPO", distillation: Distillation, actor: Actor):
+    resumable = False
+
+    def __init__(
+        self,
+        student: GTrXLPolicy,
+        teacher: GTrXLPolicy,
+        n_envs: int,
+        distillation: Distillation,
+        actor: Actor,
+        generator: torch.Generator,
+    ):
         _check_teacher(student, teacher)
         if actor not in get_args(Actor):
             raise ValueError(f"actor must be one of {', '.join(get_args(Actor))}, got {actor!r}")
-        self.teacher, self.distillation, self.actor = teacher.policy, distillation, actor
+        self.teacher, self.distillation, self.actor = teacher, distillation, actor
         self.teacher.set_training_mode(False)
         widths = student.core.width, teacher.core.width
-        self.hidden = HiddenStateDistance(*widths, student.order, student.device)
-        self._acting = self.teacher.initial_state(student.n_envs)
+        self.hidden = HiddenStateDistance(*widths, generator, student.device)
+        self._state = self.teacher.initial_state(n_envs)
         self._outputs: list[Tensor] = []
 
     def start_rollout(self) -> None:
@@ -126,36 +135,34 @@ class DistillationTraining(TrainingAlgorithm):
 
     def choose(self, obs: PyTorchObs, index: TokenIndex, own: Distribution) -> Tensor:
         """Choose actions by `Actor`, and store the teacher's output."""
-        self._acting.action = self._acting.action.masked_fill(index.position == 0, 0.0)
-        output, _ = self.teacher.act(obs, self._acting, index)
+        self._state.action = self._state.action.masked_fill(index.position == 0, 0.0)
+        output, _ = self.teacher.act(obs, self._state, index)
         self._outputs.append(output)
         distribution, _ = self.teacher.heads(output)
         actions = {"student": own, "teacher": distribution}[self.actor].get_actions()
-        self._acting.observe_action(self.teacher.encode_actions(actions), index)
+        self._state.observe_action(self.teacher.encode_actions(actions), index)
         return actions
 
-    def learn(self, agent: "GTrXLPPO") -> dict[str, float]:
-        """Train for ``n_epochs`` passes over the segments."""
+    def start_update(
+        self, policy: GTrXLPolicy, loss: PPOLoss, max_grad_norm: float, target_kl: float | None
+    ) -> DistillationUpdate:
+        """Return an update with `DistillationLoss`, which no bound on the KL divergence stops."""
+        objective = DistillationLoss(self.distillation, self.teacher, self.hidden, loss.vf_coef)
+        return DistillationUpdate(policy, objective, max_grad_norm, target_kl=None)
+
+    def minibatches(
+        self, buffer: SegmentBuffer, segments: int, advantages: Tensor, order: torch.Generator
+    ) -> Iterator[DistillationBatch]:
+        """Yield the minibatches of the buffer with the teacher's outputs at their steps."""
         outputs = torch.stack(self._outputs, dim=1)
-        objective = DistillationLoss(self.distillation, self.teacher, self.hidden, agent.objective().vf_coef)
-        update = DistillationUpdate(agent.policy, objective, agent.max_grad_norm, target_kl=None)
-        for _ in range(agent.n_epochs):
-            agent._n_updates += 1
-            update.epoch(self._minibatches(agent, outputs))
-        return update.means()
-
-    @staticmethod
-    def _minibatches(agent: "GTrXLPPO", outputs: Tensor) -> Iterator[DistillationBatch]:
-        """Yield all segments in random order with the teacher's outputs (E, steps, C')."""
-        buffer = agent.rollout_buffer
-        for chosen in buffer.shuffled(agent.batch_size // agent.segment_length, agent.order):
-            yield DistillationBatch(buffer.segments(chosen, buffer.advantages), buffer.rows(outputs, chosen))
+        for chosen in buffer.shuffled(segments, order):
+            yield DistillationBatch(buffer.segments(chosen, advantages), buffer.rows(outputs, chosen))
 
 
-def _check_teacher(student: "GTrXLPPO", teacher: "GTrXLPPO") -> None:
+def _check_teacher(student: GTrXLPolicy, teacher: GTrXLPolicy) -> None:
     if teacher is student:
         raise ValueError("teacher and student are the same agent: pass another agent as the teacher")
-    check_teacher_without_datastore(teacher.datastore)
+    check_teacher_without_datastore(None if teacher.retrieval is None else teacher.retrieval.datastore)
     for kind in ("observation_space", "action_space"):
         expected, actual = getattr(student, kind), getattr(teacher, kind)
         if expected != actual:
@@ -164,9 +171,9 @@ def _check_teacher(student: "GTrXLPPO", teacher: "GTrXLPPO") -> None:
             )
     if teacher.persist_memory_across_episodes != student.persist_memory_across_episodes:
         raise ValueError(
-            f"the teacher has persist_memory_across_episodes={teacher.persist_memory_across_episodes}, the "
-            f"student "
-            f"persist_memory_across_episodes={student.persist_memory_across_episodes}: they must match"
+            f"the teacher has persist_memory_across_episodes={teacher.persist_memory_across_episodes}, "
+            f"the student persist_memory_across_episodes={student.persist_memory_across_episodes}: they "
+            f"must match"
         )
     if teacher.device != student.device:
         raise ValueError(

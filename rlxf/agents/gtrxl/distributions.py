@@ -11,6 +11,7 @@ from stable_baselines3.common.distributions import (
 from torch import Tensor
 
 from rlxf.agents.common.losses import categorical_kl, gaussian_kl
+from rlxf.attention.depth.calm import probability_margin
 
 SAME_ACTION_STDS = 0.5
 """Largest difference of Gaussian means that count as the same action, in standard deviations."""
@@ -40,6 +41,11 @@ def choice_logits(distribution: Distribution) -> list[Tensor]:
     assert isinstance(distribution, BernoulliDistribution)
     on = distribution.distribution.logits
     return list(torch.stack([torch.zeros_like(on), on], dim=-1).unbind(1))
+
+
+def probability_margins(distribution: Distribution) -> Tensor:
+    """Return the confidence of discrete actions, (N,): see `probability_margin`."""
+    return probability_margin([each.softmax(dim=-1) for each in choice_logits(distribution)])
 
 
 def same_most_likely_action(one: Distribution, other: Distribution) -> Tensor:

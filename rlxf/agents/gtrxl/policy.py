@@ -1,7 +1,6 @@
 """Actor-critic policy with a shared transformer."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,8 +25,8 @@ from torch import Tensor, nn
 from rlxf.agents.common.arguments import MissingStateWarning, reject_unknown_arguments
 from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
 from rlxf.agents.common.sb3_arguments import SB3_POLICY_ARGUMENTS
-from rlxf.agents.gtrxl.distributions import choice_logits
-from rlxf.agents.gtrxl.early_exit import check_exits, exit_margin
+from rlxf.agents.gtrxl.core import check_exits
+from rlxf.agents.gtrxl.distributions import choice_logits, probability_margins
 from rlxf.agents.gtrxl.policy_state import PersistentPolicyState, RecurrentPolicyState
 from rlxf.agents.gtrxl.value_head import PopArtHead
 from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
@@ -115,6 +114,11 @@ class GTrXLPolicy(BasePolicy):
         self.reconstruction_net = nn.Linear(core.width, flat) if reconstruct else None
         self.optimizer = optimizer_class(self.parameters(), lr=lr_schedule(1), **optimizer_kwargs)  # type: ignore
 
+    @classmethod
+    def supports(cls, observation_space: spaces.Space) -> bool:
+        """Return whether a policy of this class can read observations of a space: by default not Dict."""
+        return not isinstance(observation_space, spaces.Dict)
+
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         """Return SB3's features extractor.
 
@@ -153,27 +157,31 @@ class GTrXLPolicy(BasePolicy):
         return self.transformer.cache(state, state.index.shape[1] + 1)
 
     @torch.no_grad()
-    def act(self, obs: PyTorchObs, acting: RecurrentPolicyState, index: TokenIndex) -> tuple[Tensor, Tensor]:
-        """Run the transformer for one step of E environments; the cache of ``acting`` is updated in place.
+    def act(self, obs: PyTorchObs, state: RecurrentPolicyState, index: TokenIndex) -> tuple[Tensor, Tensor]:
+        """Run the transformer for one step of E environments; the cache of ``state`` is updated in place.
 
         Args:
             obs: a batch of E observations.
-            acting: recurrent state, advanced to this step.
+            state: recurrent state, advanced to this step.
             index: (E, 1), position and episode of the step.
 
         Returns:
             The outputs (E, C) for `heads`, and the inputs of all layers, (L, E, C), for the memory.
         """
-        return self.transformer.step(self.tokens(obs, acting.action), index, acting.cache)
+        return self.transformer.step(self.tokens(obs, state.action), index, state.cache)
 
     @torch.no_grad()
-    def act_early(self, obs: PyTorchObs, acting: RecurrentPolicyState, index: TokenIndex) -> Tensor:
+    def act_early(self, obs: PyTorchObs, state: RecurrentPolicyState, index: TokenIndex) -> Tensor:
         """Run the transformer like `act`, but with early exits; return only the outputs (E, C)."""
-        tokens = self.tokens(obs, acting.action)
-        return self.transformer.early_step(tokens, index, acting.cache, partial(exit_margin, self))
+        tokens = self.tokens(obs, state.action)
+        return self.transformer.early_step(tokens, index, state.cache, self._exit_margin)
+
+    def _exit_margin(self, output: Tensor) -> Tensor:
+        """Return the difference of the two largest action probabilities: outputs (B, 1, C) -> (B, 1)."""
+        return probability_margins(self.heads(output[:, 0])[0])[:, None]
 
     def exit_outputs(self, obs: PyTorchObs, previous: Tensor, index: TokenIndex, state: State) -> ExitOutputs:
-        """Return the outputs of a batch of segments like `read`, at all N exits: (N, B, T, C)."""
+        """Return the outputs of a batch of segments like `segment_outputs`, at all N exits: (N, B, T, C)."""
         tokens = self.tokens(obs, previous).unflatten(0, tuple(index.shape))
         return self.transformer.exits(tokens, index, state)
 
@@ -255,12 +263,12 @@ class GTrXLPolicy(BasePolicy):
             UserWarning: once, if ten consecutive calls have neither state nor episode_start, or state is None
                 although episode_start marks an observation as not the first of its episode.
         """
-        latent, acting, batched = self._early_output(observation, state, episode_start)
+        latent, state, batched = self._early_output(observation, state, episode_start)
         with torch.no_grad():
             actions = self._chosen(latent, deterministic)
-            acting.action = self.encode_actions(actions)
+            state.action = self.encode_actions(actions)
         chosen = self.to_environment(actions)
-        return (chosen if batched else chosen.squeeze(axis=0)), acting
+        return (chosen if batched else chosen.squeeze(axis=0)), state
 
     @torch.no_grad()
     def action_logits(
@@ -278,11 +286,11 @@ class GTrXLPolicy(BasePolicy):
         """
         if not isinstance(self.action_space, spaces.Discrete):
             raise TypeError(f"choices needs a Discrete action space, got {self.action_space}")
-        latent, acting, _ = self._early_output(observation, state, episode_start)
+        latent, state, _ = self._early_output(observation, state, episode_start)
         if self.retrieval is None:
-            return choice_logits(self.heads(latent)[0])[0], acting
+            return choice_logits(self.heads(latent)[0])[0], state
         assert isinstance(self.retrieval, DiscreteRetrievalPolicy)
-        return self.retrieval.logits(latent)[0], acting
+        return self.retrieval.logits(latent)[0], state
 
     @torch.no_grad()
     def forward(
@@ -337,10 +345,10 @@ class GTrXLPolicy(BasePolicy):
         self, obs: PyTorchObs, state: RecurrentPolicyState | None, episode_starts: Tensor | None
     ) -> tuple[Distribution, Tensor, RecurrentPolicyState]:
         """Return distribution, values (E,) and state after a step with all layers."""
-        acting, start = self._continue(state, episode_starts, _batch_size(obs))
-        latent, _ = self.act(obs, acting, acting.advance(start))
+        state, start = self._continue(state, episode_starts, _batch_size(obs))
+        latent, _ = self.act(obs, state, state.advance(start))
         distribution, values = self.heads(latent)
-        return distribution, values, acting
+        return distribution, values, state
 
     def observe_action(self, state: RecurrentPolicyState, actions: Tensor) -> RecurrentPolicyState:
         """Return the state after a step in which actions (E,) were taken."""
@@ -358,9 +366,9 @@ class GTrXLPolicy(BasePolicy):
             self.set_training_mode(False)
         obs, batched = self.obs_to_tensor(observation)
         self._stateless.record(state, None if episode_start is None else bool(np.all(episode_start)))
-        acting, start = self._continue(state, episode_start, _batch_size(obs))
-        latent = self.act_early(obs, acting, acting.advance(start))
-        return latent, acting, batched
+        state, start = self._continue(state, episode_start, _batch_size(obs))
+        latent = self.act_early(obs, state, state.advance(start))
+        return latent, state, batched
 
     def _chosen(self, latent: Tensor, deterministic: bool) -> Tensor:
         """Return actions (E, ...) for outputs (E, C)."""
@@ -404,9 +412,9 @@ class GTrXLPolicy(BasePolicy):
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         """Return actions for first steps of episodes, without memory."""
-        acting = self.initial_state(_batch_size(observation))
-        start = torch.ones_like(acting.episode, dtype=torch.bool)
-        latent, _ = self.act(observation, acting, acting.advance(start))
+        state = self.initial_state(_batch_size(observation))
+        start = torch.ones_like(state.episode, dtype=torch.bool)
+        latent, _ = self.act(observation, state, state.advance(start))
         return self._chosen(latent, deterministic)
 
 
@@ -430,11 +438,21 @@ class CnnGTrXLPolicy(GTrXLPolicy):
 
     extractor_class = NatureCNN
 
+    @classmethod
+    def supports(cls, observation_space: spaces.Space) -> bool:
+        """Return whether the observations are images."""
+        return super().supports(observation_space) and is_image_space(observation_space)
+
 
 class MultiInputGTrXLPolicy(GTrXLPolicy):
     """Policy for Dict observations, with SB3's `CombinedExtractor`: a NatureCNN for each image."""
 
     extractor_class = CombinedExtractor
+
+    @classmethod
+    def supports(cls, observation_space: spaces.Space) -> bool:
+        """Return whether the observations are Dict."""
+        return isinstance(observation_space, spaces.Dict)
 
 
 POLICIES: dict[str, type[BasePolicy]] = {
@@ -448,7 +466,5 @@ SB3_POLICIES: dict[str, type[BasePolicy]] = {
 
 def default_policy_name(observation_space: spaces.Space) -> str:
     """Return the name of the policy for an observation space."""
-    if isinstance(observation_space, spaces.Dict):
-        return MultiInputGTrXLPolicy.__name__
-    image = is_image_space(observation_space)
-    return CnnGTrXLPolicy.__name__ if image else MlpGTrXLPolicy.__name__
+    choices = MultiInputGTrXLPolicy, CnnGTrXLPolicy, MlpGTrXLPolicy
+    return next(policy.__name__ for policy in choices if policy.supports(observation_space))

@@ -1,15 +1,16 @@
 """Datastore of GTrXLPPO: encoding of trajectories and the policy that reads it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Self
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from rich.progress import track
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
@@ -23,16 +24,13 @@ from rlxf.agents.common.retrieval import (
     RetrievalPolicy,
     build_action_datastore,
 )
-from rlxf.attention import TokenIndex
+from rlxf.agents.gtrxl.policy import GTrXLPolicy
+from rlxf.attention import KNNLM, TokenIndex
 from rlxf.attention.heads.base import OutputHead
 from rlxf.attention.heads.datastore import Datastore
 from rlxf.attention.token_index import EMPTY
-from rlxf.data import Trajectories
-
-if TYPE_CHECKING:
-    from rlxf.agents.gtrxl.policy import GTrXLPolicy
-    from rlxf.agents.gtrxl.ppo import GTrXLPPO
-
+from rlxf.data import Trajectories, as_trajectories
+from rlxf.data.dataset_source import Dataset
 
 EPISODES, SEGMENT = 64, 64
 """Batch size in episodes, and length of a segment in steps."""
@@ -41,7 +39,7 @@ ObservationLoader = Callable[[NDArray[np.int64]], PyTorchObs]
 
 
 def encode_dataset(
-    policy: "GTrXLPolicy", data: Trajectories, normalization: VecNormalize | None, progress_bar: bool = False
+    policy: GTrXLPolicy, data: Trajectories, normalization: VecNormalize | None, progress_bar: bool = False
 ) -> Datastore:
     """Build a datastore with the transformer output, the action and the episode of each step of the data.
 
@@ -54,12 +52,12 @@ def encode_dataset(
         normalization: statistics that normalize observations as in training; None for raw observations.
         progress_bar: show a progress bar.
     """
-    show = observation_loader(policy, data, normalization)
+    load = observation_loader(policy, data, normalization)
     keys = torch.empty(data.steps, policy.core.width, device=policy.device)
     by_length = np.argsort(data.lengths, kind="stable")  # similar lengths in a batch need little padding
     batches = [by_length[i : i + EPISODES] for i in range(0, data.episodes, EPISODES)]
-    for episodes in track(batches, "remember", disable=not progress_bar):
-        for steps, y in encode_episodes(policy, data, show, episodes):
+    for episodes in track(batches, "datastore", disable=not progress_bar):
+        for steps, y in encode_episodes(policy, data, load, episodes):
             keys[torch.from_numpy(steps)] = y
     groups = torch.from_numpy(np.repeat(np.arange(data.episodes), data.lengths))
     return Datastore(keys, torch.from_numpy(np.array(data.actions)).to(keys.device), groups.to(keys.device))
@@ -67,7 +65,7 @@ def encode_dataset(
 
 @torch.no_grad()
 def encode_episodes(
-    policy: "GTrXLPolicy", data: Trajectories, show: ObservationLoader, episodes: NDArray[np.int64]
+    policy: GTrXLPolicy, data: Trajectories, load: ObservationLoader, episodes: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
     """Yield the numbers (N,) of the steps of these episodes and their outputs (N, C), segment by segment."""
     first, lengths = data.offsets[episodes][:, None], data.lengths[episodes][:, None]
@@ -77,23 +75,23 @@ def encode_episodes(
         real = position < lengths
         position = np.minimum(position, lengths - 1)
         steps = first + position
-        tokens = policy.tokens(show(steps.ravel()), _previous(policy, data, steps, position))
+        tokens = policy.tokens(load(steps.ravel()), _previous(policy, data, steps, position))
         index = _index(position, real, policy.device)
         y, state = policy.transformer(tokens.unflatten(0, steps.shape), index, state)
         yield steps[real], y[torch.from_numpy(real)]
 
 
 def observation_loader(
-    policy: "GTrXLPolicy", data: Trajectories, normalization: VecNormalize | None
+    policy: GTrXLPolicy, data: Trajectories, normalization: VecNormalize | None
 ) -> ObservationLoader:
     """Return a function that loads observations of the data in the format of the policy's environments."""
     encoder = data.encoder
 
-    def show(steps: NDArray[np.int64]) -> PyTorchObs:
+    def load(steps: NDArray[np.int64]) -> PyTorchObs:
         raw = encoder.decode(data.observations[steps])
         return policy.obs_to_tensor(raw if normalization is None else normalization.normalize_obs(raw))[0]
 
-    return show
+    return load
 
 
 def _index(position: NDArray[np.int64], real: NDArray[np.bool_], device: torch.device) -> TokenIndex:
@@ -103,7 +101,7 @@ def _index(position: NDArray[np.int64], real: NDArray[np.bool_], device: torch.d
 
 
 def _previous(
-    policy: "GTrXLPolicy", data: Trajectories, steps: NDArray[np.int64], position: NDArray[np.int64]
+    policy: GTrXLPolicy, data: Trajectories, steps: NDArray[np.int64], position: NDArray[np.int64]
 ) -> Tensor:
     """Return the encoded previous actions of steps (B, T), (B T, A); 0 at the first step of an episode."""
     before = torch.from_numpy(data.actions[np.maximum(steps.ravel() - 1, 0)])
@@ -120,7 +118,7 @@ class PolicyBoxHead:
     dominate the mixture.
     """
 
-    policy: "GTrXLPolicy"
+    policy: GTrXLPolicy
     actions: BoxActions
 
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
@@ -136,7 +134,7 @@ class PolicyBoxHead:
 class PolicyDiscreteHead:
     """Action head of a policy with Discrete, MultiDiscrete or MultiBinary actions, without retrieval."""
 
-    policy: "GTrXLPolicy"
+    policy: GTrXLPolicy
     actions: DiscreteActions
 
     @property
@@ -155,7 +153,7 @@ def binary_choice_layer(net: nn.Linear) -> nn.Linear:
     return pairs
 
 
-def retrieval_policy(policy: "GTrXLPolicy", memory: ActionDatastore) -> RetrievalPolicy:
+def retrieval_policy(policy: GTrXLPolicy, memory: ActionDatastore) -> RetrievalPolicy:
     """Return the retrieval policy that combines a policy with a memory."""
     actions = action_encoder(policy.action_space).to(policy.device)
     if isinstance(actions, BoxActions):
@@ -163,18 +161,63 @@ def retrieval_policy(policy: "GTrXLPolicy", memory: ActionDatastore) -> Retrieva
     return DiscreteRetrievalPolicy(PolicyDiscreteHead(policy, actions), memory)
 
 
-def build_retrieval_policy(
-    agent: "GTrXLPPO", data: Trajectories, head: OutputHead, progress_bar: bool
-) -> RetrievalPolicy:
-    """Build the retrieval policy from all steps of the data; see `GTrXLPPO.attach_datastore`.
+class DatastoreMixin(BaseAlgorithm):
+    """Methods of an agent that attach a datastore of logged actions to its policy."""
 
-    Raises:
-        DatasetError: if the spaces of the data differ from the agent's.
-        ValueError: if head needs more neighbours than there are steps.
-        ImportError: if head needs faiss, which is not installed.
-    """
-    check_datastore_spaces(data, head, agent.observation_space, agent.action_space)
-    agent.policy.set_training_mode(False)
-    store = encode_dataset(agent.policy, data, agent.get_vec_normalize_env(), progress_bar)
-    remembering = partial(retrieval_policy, agent.policy)
-    return remembering(build_action_datastore(store, head, remembering, agent.seed))
+    policy: GTrXLPolicy
+
+    def attach_datastore(
+        self,
+        dataset: Dataset | Sequence[Dataset] | Trajectories,
+        head: OutputHead | None = None,
+        download: bool = False,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Use trajectories as a datastore for retrieval in `predict`, without training.
+
+        For each step of the trajectories, the datastore holds the transformer's output, which is the input of
+        the action head, and the action taken. An earlier datastore is replaced. For every action, `predict`
+        searches the nearest stored outputs and mixes their actions with the agent's own. Outputs depend on
+        observations and actions, not on rewards, so the trajectories should show good behavior.
+
+        Each episode is encoded once, with memory as while acting. Observations are normalized with the
+        current statistics of the ``VecNormalize`` around the agent's environment, if there is one. N steps
+        need ``4 N (C + A) + 8 N`` bytes, with C the width of the core and A the size of an action. The
+        datastore is saved with the agent. If ``head`` is a `SPALM`, its gate is trained here on these steps,
+        with neighbours from other episodes. Box actions are clipped to their bounds before they are mixed.
+
+        An agent with a datastore cannot be trained, since its stored outputs would become stale. Call
+        `detach_datastore`, train, and call `attach_datastore` again.
+
+        Args:
+            dataset: a Minari id, a ``MinariDataset``, a sequence of these, or `Trajectories`, with the spaces
+                of the agent.
+            head: `KNNLM` or `SPALM`; None for ``KNNLM()``.
+            download: whether to download a dataset that is not on this machine.
+            progress_bar: show a progress bar.
+
+        Raises:
+            DatasetError: if the dataset is unknown, empty, damaged, or has other spaces.
+            ValueError: if head needs more neighbours than there are steps, or, with a gate, than there are
+                steps in other episodes; or if the core has early exits, since stored outputs must come from
+                the same depth.
+            ImportError: if head needs faiss, which is not installed.
+        """
+        self.policy.core.depth.check_no_early_exit("attach_datastore")
+        data, head = as_trajectories(dataset, download), KNNLM() if head is None else head
+        check_datastore_spaces(data, head, self.observation_space, self.action_space)
+        self.policy.set_training_mode(False)
+        store = encode_dataset(self.policy, data, self.get_vec_normalize_env(), progress_bar)
+        build = partial(retrieval_policy, self.policy)
+        self.policy.retrieval = build(build_action_datastore(store, head, build, self.seed))
+        return self
+
+    def detach_datastore(self) -> Self:
+        """Remove the datastore of `attach_datastore`."""
+        self.policy.retrieval = None
+        return self
+
+    @property
+    def datastore(self) -> ActionDatastore | None:
+        """Datastore of `attach_datastore`; None if there is none."""
+        return None if self.policy.retrieval is None else self.policy.retrieval.datastore

@@ -1,6 +1,6 @@
 """Rollout buffer of segments with their memory; hidden states are stored once, windows are views."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rlxf.agents.common.numerics import ADVICE
 from rlxf.agents.gtrxl.gae import generalized_advantage_estimate
-from rlxf.agents.gtrxl.memory_recompute import LongRangeBuffer
-from rlxf.attention import KNN, State, TokenIndex, TransformerSpec
+from rlxf.agents.gtrxl.rollout_memory import RecentSteps, StateBuffer, map_obs
+from rlxf.attention import State, TokenIndex, TransformerSpec
 from rlxf.attention.token_index import EMPTY
 from rlxf.training import NumericalError
 from rlxf.training.distributed.group import ProcessGroup
@@ -48,12 +48,35 @@ class SegmentBatch:
     state: State
 
 
+@dataclass(frozen=True, eq=False)
+class RolloutStep:
+    """Step of the policy in E environments, without its results.
+
+    Args:
+        obs: E observations.
+        previous: (E, A), the encoded previous actions.
+        index: (E, 1), positions and episodes of the step.
+        hidden: (L, E, C), the inputs of each layer.
+        actions: (E, ...), as sampled.
+        values: (E,), value estimates.
+        log_probs: (E,), log probabilities of the actions.
+    """
+
+    obs: PyTorchObs
+    previous: Tensor
+    index: TokenIndex
+    hidden: Tensor
+    actions: Tensor
+    values: Tensor
+    log_probs: Tensor
+
+
 class SegmentBuffer:
     """Rollout buffer for E environments, which includes the memory of M steps before the rollout.
 
     The inputs of each layer are stored once for every step: (L, E, M + steps, C). The memory of a segment
-    that begins at step s is the slice [s, s + M) of it, a view. The long-range memory of a `KNN` layer is
-    stored separately in `LongRangeBuffer`.
+    that begins at step s is the slice [s, s + M) of it, a view. Older steps that one layer reads, as
+    with `KNN` memory, are stored separately, once.
 
     Args:
         observation_space: observation space of an environment.
@@ -87,21 +110,35 @@ class SegmentBuffer:
             torch.zeros(n_envs, n_steps, device=device) for _ in range(5)
         )
         self.dones = torch.zeros(n_envs, n_steps, dtype=torch.bool, device=device)
-        length = self.memory_length + n_steps
-        self.hidden = torch.zeros(core.layers, n_envs, length, core.width, device=device)
-        self.index = TokenIndex.empty(n_envs, length, device)
-        self.older = LongRangeBuffer(core, n_envs, n_steps, device) if isinstance(core.memory, KNN) else None
+        sizes = core.width, n_envs, n_steps, device
+        self.recent = StateBuffer(core.layers, self.memory_length, *sizes)
+        self._older_layer = core.memory.older_layer(core.layers)
+        older_length = core.memory.holds - self.memory_length
+        self.older = None if self._older_layer is None else StateBuffer(1, older_length, *sizes)
         self.step = 0
+
+    def inputs(self, steps: slice) -> RecentSteps:
+        """Return the inputs of some steps of the rollout, as views."""
+        obs = map_obs(lambda x: x[:, steps], self.obs)
+        return RecentSteps(obs, self.previous[:, steps], self.steps_index.at(steps))
+
+    @property
+    def hidden(self) -> Tensor:
+        """Inputs of each layer at the last M steps and at the steps of the rollout, (L, E, M + steps, C)."""
+        return self.recent.hidden
+
+    @property
+    def index(self) -> TokenIndex:
+        """Positions and episodes of the last M steps and of the steps of the rollout, (E, M + steps)."""
+        return self.recent.index
 
     @property
     def nbytes(self) -> int:
         """Size of the buffer in bytes."""
-        observations = self.obs.values() if isinstance(self.obs, dict) else [self.obs]
         steps = [self.previous, self.actions, self.rewards, self.values, self.log_probs]
-        steps += [self.advantages, self.returns]
-        memory = [self.hidden, self.index.position, self.index.episode, self.dones]
-        memory += [] if self.older is None else self.older.tensors
-        return sum(tensor.nbytes for tensor in [*observations, *steps, *memory])
+        steps += [self.advantages, self.returns, self.dones, *_parts(self.obs)]
+        older = 0 if self.older is None else self.older.nbytes
+        return sum(tensor.nbytes for tensor in steps) + self.recent.nbytes + older
 
     @property
     def weight(self) -> Tensor:
@@ -121,79 +158,50 @@ class SegmentBuffer:
 
     def clear_memory(self) -> None:
         """Clear the memory before the next rollout."""
-        self.index.position.zero_()
-        self.index.episode.fill_(EMPTY)
+        self.recent.clear()
         if self.older is not None:
             self.older.clear()
         self.step = 0
 
+    def _state(self, select: Callable[[StateBuffer], State]) -> State:
+        """Return the selected states of the last M steps, with those of older steps, if they are stored."""
+        older = None if self.older is None else select(self.older)
+        return replace(select(self.recent), older=older)
+
     @property
     def memory(self) -> State:
         """Memory at the start of the next rollout: the last M steps, as views."""
-        last = slice(self.step, self.step + self.memory_length)
-        older = None if self.older is None else self.older.at(self.step)
-        return State(self.hidden[:, :, last], self.index.at(last), older)
+        return self._state(lambda states: states.before(self.step))
 
     def start_rollout(self) -> State:
         """Start a new rollout, and return its memory: the last M steps of the previous rollout."""
-        memory, last = slice(0, self.memory_length), slice(self.step, self.step + self.memory_length)
-        self.hidden[:, :, memory] = self.hidden[:, :, last].clone()
-        for numbers in (self.index.position, self.index.episode):
-            numbers[:, memory] = numbers[:, last].clone()
-        older = None if self.older is None else self.older.start_rollout(self.step)
-        self.step = 0
-        return State(self.hidden[:, :, memory], self.index.at(memory), older)
+        steps, self.step = self.step, 0
+        return self._state(lambda states: states.start_rollout(steps))
 
     def replace_memory(self, state: State) -> None:
         """Replace the memory before the rollout, M steps."""
-        memory = slice(self.memory_length)
-        self.hidden[:, :, memory] = state.hidden
-        self.index.position[:, memory], self.index.episode[:, memory] = (
-            state.index.position,
-            state.index.episode,
-        )
+        self.recent.replace_memory(state)
         if self.older is not None and state.older is not None:
-            self.older.replace(state.older)
+            self.older.replace_memory(state.older)
 
-    def add(
-        self,
-        obs: PyTorchObs,
-        previous: Tensor,
-        actions: Tensor,
-        rewards: Tensor,
-        dones: Tensor,
-        values: Tensor,
-        log_probs: Tensor,
-        hidden: Tensor,
-        index: TokenIndex,
-    ) -> None:
+    def add(self, step: RolloutStep, rewards: Tensor, dones: Tensor, index: TokenIndex) -> None:
         """Store one step of all environments.
 
         Args:
-            obs: E observations before the step.
-            previous: (E, A), the encoded previous actions.
-            actions: (E, ...), as sampled.
+            step: the step of the policy.
             rewards: (E,).
             dones: (E,) bool, whether the step ended its episode.
-            values: (E,).
-            log_probs: (E,).
-            hidden: (L, E, C), the inputs of each layer.
-            index: (E, 1), position and episode; episode -1 for a filler row.
+            index: (E, 1), position and episode; episode -1 for filler rows and crashed environments.
         """
-        for stored, new in zip(_parts(self.obs), _parts(obs), strict=True):
+        for stored, new in zip(_parts(self.obs), _parts(step.obs), strict=True):
             stored[:, self.step] = new
-        self.previous[:, self.step], self.actions[:, self.step] = previous, actions
+        for name in ("previous", "actions", "values", "log_probs"):
+            getattr(self, name)[:, self.step] = getattr(step, name)
         self.rewards[:, self.step], self.dones[:, self.step] = rewards, dones
-        self.values[:, self.step], self.log_probs[:, self.step] = values, log_probs
-        if self.older is not None:
-            dropped = slice(self.step, self.step + 1)
-            self.older.add(self.step, self.hidden[:, :, self.step], self.index.at(dropped))
-        place = self.memory_length + self.step
-        self.hidden[:, :, place] = hidden
-        self.index.position[:, place], self.index.episode[:, place] = (
-            index.position[:, 0],
-            index.episode[:, 0],
-        )
+        if self.older is not None and self._older_layer is not None:
+            leaving = self.recent.before(self.step).at(slice(1))
+            self.older.add(self.step, leaving.hidden[self._older_layer, None, :, 0], leaving.index)
+        self.recent.add(self.step, step.hidden, index)
         self.step += 1
 
     def finish(self, next_values: Tensor, gamma: float, gae_lambda: float, critic_lambda: float) -> None:
@@ -256,11 +264,10 @@ class SegmentBuffer:
     def segments(self, chosen: Tensor, advantages: Tensor) -> SegmentBatch:
         """Return the segments with numbers ``chosen`` (B,), counted environment by environment."""
         rows = partial(self.rows, chosen=chosen)
-        obs = {key: rows(x) for key, x in self.obs.items()} if isinstance(self.obs, dict) else rows(self.obs)
         environment, number = chosen // self._per_environment, chosen % self._per_environment
-        position, episode = (self._after_memory(x)[environment, number] for x in self._index_parts)
+        steps = self.steps_index.position, self.steps_index.episode
         return SegmentBatch(
-            obs=obs,
+            obs=map_obs(rows, self.obs),
             previous=rows(self.previous),
             actions=rows(self.actions),
             log_probs=rows(self.log_probs),
@@ -268,8 +275,8 @@ class SegmentBuffer:
             advantages=rows(advantages),
             returns=rows(self.returns),
             weight=rows(self.weight),
-            index=TokenIndex(position, episode),
-            state=self._memory_before(environment, number),
+            index=TokenIndex(*(rows(x).unflatten(0, (-1, self.segment_length)) for x in steps)),
+            state=self._state(lambda x: x.before_segments(environment, number, self.segment_length)),
         )
 
     def rows(self, x: Tensor, chosen: Tensor) -> Tensor:
@@ -280,33 +287,10 @@ class SegmentBuffer:
     def _per_environment(self) -> int:
         return self.n_steps // self.segment_length
 
-    @property
-    def _index_parts(self) -> tuple[Tensor, Tensor]:
-        return self.index.position, self.index.episode
-
-    def _after_memory(self, x: Tensor) -> Tensor:
-        """Return the steps of the rollout in x (E, M + steps) by segment, (E, S, T)."""
-        return x[:, self.memory_length :].unflatten(1, (-1, self.segment_length))
-
-    def _memory_before(self, environment: Tensor, number: Tensor) -> State:
-        """Return the memory before segment ``number`` (B,) of ``environment`` (B,)."""
-        hidden = _windows(self.hidden, 2, self.memory_length, self.segment_length)[:, environment, number]
-        position, episode = (
-            _windows(x, 1, self.memory_length, self.segment_length)[environment, number]
-            for x in self._index_parts
-        )
-        older = None if self.older is None else self.older.before(environment, number * self.segment_length)
-        return State(hidden, TokenIndex(position, episode), older)
-
 
 def _shuffled(number: int, size: int, generator: torch.Generator) -> Sequence[Tensor]:
     """Return the integers below ``number`` in random order, in batches of ``size``."""
     return torch.randperm(number, generator=generator).split(size)
-
-
-def _windows(x: Tensor, axis: int, length: int, stride: int) -> Tensor:
-    """Return windows of ``length`` along ``axis``, ``stride`` apart, in a new axis before it, as a view."""
-    return x.unfold(axis, length, stride).movedim(-1, axis + 1)
 
 
 def _parts(obs: PyTorchObs) -> list[Tensor]:

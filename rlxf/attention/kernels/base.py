@@ -187,6 +187,9 @@ class Kernel(Technique, ABC):
     def build(self, width: int, heads: int) -> AttentionKernel:
         """Return the module of one layer."""
 
+    def check_constant(self) -> None:
+        """Raise ValueError if an update draws random features again, besides changing the parameters."""
+
     @property
     def loss_depends_on_tokens(self) -> bool:
         """True if `AttentionKernel.penalty` depends on the tokens."""

@@ -76,6 +76,11 @@ class Performer(RecurrentKernel):
             if getattr(self, name) is not None:
                 check_int(f"Performer {name}", getattr(self, name))
 
+    def check_constant(self) -> None:
+        """Raise ValueError if ``redraw`` is not None."""
+        if self.redraw is not None:
+            raise ValueError(f"{self} must have redraw=None, so that random features do not change")
+
     def for_layers(self, layers: int) -> tuple["Performer", ...]:
         """Return a kernel for each layer, with its own seed."""
         return with_seed_per_layer(self, layers)

@@ -142,6 +142,13 @@ class Memory(Technique, ABC):
         """Return the memory of one layer, numbered from 0; by default all layers have the same."""
         return self
 
+    def older_layer(self, layers: int) -> int | None:
+        """Return the number of the layer, from 0, whose inputs are in ``State.older``; None for none."""
+        return None
+
+    def check_gaps(self) -> None:
+        """Raise ValueError if an empty slot within an episode would discard further tokens."""
+
     def empty(self, layers: int, batch: int, like: Tensor, width: int) -> State:
         """Return an empty state with the dtype and device of ``like``."""
         return State.empty(layers, batch, self.length, like, width)

@@ -138,6 +138,10 @@ class Compressive(Memory):
     def visible_pattern(self, pattern: Pattern) -> Pattern:
         return BlockWindow(self.max_distance, self.ratio)
 
+    def check_gaps(self) -> None:
+        """Raise ValueError, since a block with an empty slot is never compressed."""
+        raise ValueError(f"{self} would discard every block with an empty slot as incomplete")
+
     def sees_raw(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether position i sees the token at position j <= i raw."""
         return i - end_of_block(j, self.ratio) <= self.recent

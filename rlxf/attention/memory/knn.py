@@ -158,6 +158,10 @@ class KNN(Memory):
         """Return the number of the kNN layer, from 0, given the number of layers."""
         return (-(-3 * layers // 4) if self.layer is None else self.layer) - 1
 
+    def older_layer(self, layers: int) -> int:
+        """Return the number of the kNN layer."""
+        return self.number(layers)
+
     def for_layer(self, number: int, layers: int) -> Memory:
         """Return this memory for the kNN layer, else an `XL` memory."""
         return self if number == self.number(layers) else XL(self.length)

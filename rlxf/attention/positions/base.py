@@ -141,6 +141,11 @@ class Position(Technique):
         """Number of positions, in tokens, from 0; None if unlimited."""
         return None
 
+    def check_unlimited(self) -> None:
+        """Raise ValueError unless positions have no limit and a cost that does not depend on the position."""
+        if self.max_positions is not None:
+            raise ValueError(f"{self} has a limit")
+
     def build_embedding(self, width: int, heads: int) -> PositionEmbedding:
         """Return the module that all layers share."""
         return PositionEmbedding()

@@ -59,6 +59,10 @@ class Floater(Position):
         if self.step > MAX_STEP:
             raise ValueError(f"Floater step must be at most {MAX_STEP}, got {self.step}")
 
+    def check_unlimited(self) -> None:
+        """Raise ValueError, since the solver runs from position 0 to the last one."""
+        raise ValueError(f"{self} becomes slower with them")
+
     def build_embedding(self, width: int, heads: int) -> "FloaterEmbedding":
         return FloaterEmbedding(self, width)
 

@@ -107,7 +107,7 @@ class Calibrate:
                 f"plays --episodes of its task"
             )
         agent = GTrXLPPO.load(path, device=self.device)
-        check_independent_episodes(agent)
+        check_independent_episodes(agent.policy)
         return agent
 
     def _env(self, run: "RunFolder") -> "VecEnv":

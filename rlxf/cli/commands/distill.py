@@ -13,7 +13,6 @@ from rlxf.agents.common.datastore import check_teacher_without_datastore
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
-from rlxf.agents.gtrxl import checkpoint as online_checkpoint
 from rlxf.attention import TransformerSpec
 from rlxf.cli.argument_checks import Count, check_counts
 from rlxf.cli.finalize_run import error_context, save_agent
@@ -106,7 +105,7 @@ class Distill:
         env = EnvOptions.of_run(source.config, None, {}, self.trust).make(n_envs, self.seed)
         teacher = load_agent(source, env, source.checkpoint, self.device)
         assert isinstance(teacher, GTrXLPPO)
-        settings = online_checkpoint.constructor_settings(teacher) | self._own(teacher.core)
+        settings = teacher.constructor_settings() | self._own(teacher.core)
         return teacher, GTrXLPPO(type(teacher.policy), teacher.env, device=self.device, **settings)
 
     def _own(self, core: TransformerSpec) -> dict[str, Any]:

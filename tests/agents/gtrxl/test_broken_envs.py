@@ -11,7 +11,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from rlxf.agents.gtrxl.training_algorithm import PPOLoss
+from rlxf.agents.gtrxl.losses import PPOLoss
 from rlxf.attention.token_index import EMPTY
 from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv, make_vec_env
 from rlxf.envs.batches import LOST

@@ -50,7 +50,9 @@ def pair(env=None, actions="Discrete", **student):
 
 def collect_lessons(student, teacher, rollouts=1, actor="student"):
     """Collect rollouts without updates; return the algorithm, and inputs and teacher outputs of each."""
-    student._algorithm = lesson = DistillationTraining(student, teacher, Distillation(), actor)
+    student._algorithm = lesson = DistillationTraining(
+        student.policy, teacher.policy, student.n_envs, Distillation(), actor, student.order
+    )
     _, callback = student._setup_learn(10**6)
     records = []
     for _ in range(rollouts):
@@ -177,7 +179,7 @@ def test_filler_rows_do_not_enter_the_loss():
     batch = minibatch(student, lesson)
     filler = batch.segments.weight == 0
     assert filler.any()
-    loud = DistillationBatch(batch.segments, batch.wanted.masked_fill(filler[:, None], 1e3))
+    loud = DistillationBatch(batch.segments, batch.target.masked_fill(filler[:, None], 1e3))
     for name, part in loss_of(student, teacher, lesson, batch).items():
         close(loss_of(student, teacher, lesson, loud)[name], part, 1e-6)
 

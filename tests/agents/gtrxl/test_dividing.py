@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from rlxf.agents.gtrxl.state_sharding import gather_state, shard_state
+from rlxf.agents.gtrxl.resume import gather_state, shard_state
 from rlxf.training import Archive
 from rlxf.training.distributed.group import ProcessGroup
 

@@ -8,7 +8,7 @@ import torch
 from stable_baselines3.common.distributions import MultiCategoricalDistribution
 from torch.distributions import kl_divergence
 
-from rlxf.agents.gtrxl.early_exit import early_exit_losses
+from rlxf.agents.gtrxl.losses import early_exit_losses
 from rlxf.attention import CALM
 from tests.agents.gtrxl.worlds import (
     ACTIONS,

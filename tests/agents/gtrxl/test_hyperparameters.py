@@ -12,7 +12,7 @@ from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from rlxf import GTrXLPPO
-from rlxf.agents.gtrxl.config import hyperparameters
+from rlxf.agents.gtrxl import config
 from rlxf.envs import make_vec_env
 from tests.agents.gtrxl.worlds import scripts, shifted, small_agent
 
@@ -34,6 +34,11 @@ def times_written(folder: Path, tag: str) -> int:
     files = folder.glob("events.out.tfevents.*")
     events = [event for file in files for event in EventFileLoader(str(file)).Load()]
     return sum(value.tag == tag for event in events for value in event.summary.value)
+
+
+def hyperparameters(agent: GTrXLPPO) -> dict[str, object]:
+    """Return the hyperparameters that a training logs."""
+    return config.hyperparameters(agent.constructor_settings(), "GTrXLPPO", "MlpGTrXLPolicy", agent.env)
 
 
 def test_training_logs_hyperparameters_once(tmp_path):

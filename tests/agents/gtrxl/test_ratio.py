@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlxf.agents.gtrxl import training_algorithm
+from rlxf.agents.gtrxl import losses
 from rlxf.attention import (
     KNN,
     Add,
@@ -147,13 +147,13 @@ def test_tolerance_detects_missing_memory():
 
 def test_ratio_is_one_in_first_minibatch(monkeypatch):
     ratios = []
-    objective = training_algorithm.clipped_objective
+    objective = losses.clipped_objective
 
     def recorded(ratio, advantages, clip_range):
         ratios.append(ratio.detach())
         return objective(ratio, advantages, clip_range)
 
-    monkeypatch.setattr(training_algorithm, "clipped_objective", recorded)
+    monkeypatch.setattr(losses, "clipped_objective", recorded)
     agent = small_agent(scripts(shifted(3)), n_epochs=2, learning_rate=1e-3)
     agent.learn(2 * 3 * 16)
     minibatches = len(ratios) // 2

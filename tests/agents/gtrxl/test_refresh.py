@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlxf.agents.gtrxl import memory_recompute
+from rlxf.agents.gtrxl import rollout_memory
 from rlxf.attention import KNN, Compressive, Full, RoPE, State, Universal, Window
 from rlxf.attention.token_index import EMPTY
 from rlxf.envs.vector import as_vec_env
@@ -45,7 +45,7 @@ def full_pass(agent, seen, length=None):
     obs = {name[4:]: x.flatten(0, 1) for name, x in all_of_it.items() if name.startswith("obs")}
     shape = all_of_it["episode"].shape
     tokens = agent.policy.tokens(obs.get("", obs), all_of_it["previous"].flatten(0, 1))
-    index = memory_recompute.TokenIndex(all_of_it["position"], all_of_it["episode"])
+    index = rollout_memory.TokenIndex(all_of_it["position"], all_of_it["episode"])
     _, hidden = agent.policy.transformer.encode(tokens.unflatten(0, tuple(shape)), index)
     return State(torch.stack(hidden), index).last(min(length or agent.core.memory.length, shape[1]))
 
@@ -129,20 +129,20 @@ def test_acting_equals_learning(ends):
 def test_stored_steps_are_limited_to_receptive_field():
     agent = refreshing(scripts(ENDLESS), n_steps=12, batch_size=12)
     for _ in rollouts(agent, 3):
-        assert agent._past.index.shape[1] <= LAYERS * MEMORY
-    assert agent._past.index.shape == (2, LAYERS * MEMORY)
+        assert agent.collector._past.index.shape[1] <= LAYERS * MEMORY
+    assert agent.collector._past.index.shape == (2, LAYERS * MEMORY)
 
 
 def test_only_steps_of_current_episodes_are_read(monkeypatch):
     """Episodes of every environment have 4 steps, so at most the last 4 of 16 steps are read."""
     lengths = []
-    read = memory_recompute.RecentSteps.recompute_memory
+    read = rollout_memory.RecentSteps.recompute_memory
 
     def counted(self, policy, segment_length):
         lengths.append(self.index.shape[1] - self._first)
         return read(self, policy, segment_length)
 
-    monkeypatch.setattr(memory_recompute.RecentSteps, "recompute_memory", counted)
+    monkeypatch.setattr(rollout_memory.RecentSteps, "recompute_memory", counted)
     agent = refreshing(scripts([[0, 0, 0, 1]] * 2))
     for _ in rollouts(agent, 3):
         pass

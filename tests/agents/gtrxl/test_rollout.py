@@ -4,8 +4,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer, _windows
-from rlxf.agents.gtrxl.training_algorithm import PPOLoss
+from rlxf.agents.gtrxl.losses import PPOLoss
+from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
+from rlxf.agents.gtrxl.rollout_memory import _windows
 from rlxf.attention.token_index import EMPTY
 from rlxf.envs.vector import as_vec_env
 from rlxf.training.distributed.group import ProcessGroup
@@ -35,13 +36,11 @@ def watched(agent, monkeypatch):
     seen = []
     add = SegmentBuffer.add
 
-    def recorded(self, *args, hidden, index):
-        seen.append((hidden.clone(), index.position[:, 0].clone(), index.episode[:, 0].clone()))
-        add(self, *args, hidden, index)
+    def recorded(self, step, rewards, dones, index):
+        seen.append((step.hidden.clone(), index.position[:, 0].clone(), index.episode[:, 0].clone()))
+        add(self, step, rewards, dones, index)
 
-    monkeypatch.setattr(
-        SegmentBuffer, "add", lambda self, *a: recorded(self, *a[:-2], hidden=a[-2], index=a[-1])
-    )
+    monkeypatch.setattr(SegmentBuffer, "add", recorded)
     return seen
 
 
@@ -106,7 +105,7 @@ def test_storage_without_hidden_states_is_small():
 def test_nbytes_counts_every_tensor():
     buffer = new_buffer(observation_space=spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3)}))
     held = [x for x in vars(buffer).values() if isinstance(x, torch.Tensor)]
-    held += [*buffer.obs.values(), buffer.index.position, buffer.index.episode]
+    held += [*buffer.obs.values(), buffer.hidden, buffer.index.position, buffer.index.episode]
     assert buffer.nbytes == sum(tensor.nbytes for tensor in held)
 
 

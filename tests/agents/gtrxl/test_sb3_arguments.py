@@ -116,7 +116,7 @@ def test_normalize_advantage_false_keeps_advantages():
         buffer = next(iter(rollouts(agent, 1)))
         seen = []
         buffer.minibatches = lambda segments, advantages, *others: seen.append(advantages) or iter(())
-        agent._algorithm.learn(agent)
+        agent._update_policy()
         return buffer.advantages, seen[0]
 
     raw, used = objective_of(False)

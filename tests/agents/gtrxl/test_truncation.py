@@ -4,7 +4,7 @@ import pytest
 import torch
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
-from rlxf.attention import TokenIndex
+from rlxf.attention import State, TokenIndex
 from rlxf.envs.vector import as_vec_env
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
@@ -39,11 +39,12 @@ class Recorder(VecEnvWrapper):
 
 def slow_value(agent, buffer, env, t, last):
     """Compute V(last) after step t of an environment by a one-token segment over the stored memory."""
-    state = buffer._memory_before(torch.tensor([env]), torch.tensor([0]))
     place = MEMORY + t + 1
     hidden = buffer.hidden[:, [env], place - MEMORY : place]
-    position, episode = (x[[env], place - MEMORY : place] for x in buffer._index_parts)
-    state = type(state)(hidden, TokenIndex(position, episode))
+    position, episode = (
+        x[[env], place - MEMORY : place] for x in (buffer.index.position, buffer.index.episode)
+    )
+    state = State(hidden, TokenIndex(position, episode))
     obs, _ = agent.policy.obs_to_tensor(last)
     previous = agent.policy.encode_actions(buffer.actions[[env], t])
     index = TokenIndex(position[:, -1:] + 1, episode[:, -1:])

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf import GTrXLPPO
-from rlxf.agents.gtrxl.config import default_n_steps
+from rlxf.agents.gtrxl.config import PPOConfig
 from rlxf.agents.gtrxl.value_head import LEAST_DEVIATION, PopArtHead
 from rlxf.training import CheckpointError
 from tests.agents.gtrxl.worlds import scripts, shifted, small_core
@@ -157,7 +157,7 @@ def test_statistics_that_overflow_are_rejected(tmp_path, name, value):
 )
 def test_a_rollout_has_at_least_2048_steps_by_default(n_envs, segment_length, n_steps):
     env = DummyVecEnv([lambda: Countdown(1.0)] * n_envs)
-    assert default_n_steps(env, 32, segment_length) == n_steps
+    assert PPOConfig(segment_length=segment_length).rollout_steps(env) == n_steps
 
 
 def test_default_rollout_of_one_environment():

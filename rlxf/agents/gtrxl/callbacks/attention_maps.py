@@ -126,8 +126,8 @@ class AttentionMapCallback(RolloutCallback):
         """Record the plot, if the logger writes TensorBoard events."""
         if not writes_tensorboard(self.logger):
             return
-        reading = SegmentInspection.last(self.model.policy, self.model.rollout_buffer, environments=1)
-        relation = reading.relation
+        segments = SegmentInspection.from_buffer(self.model.policy, self.model.rollout_buffer, environments=1)
+        relation = segments.relation
         starts = (relation.key.position == 0) & (relation.key.episode != EMPTY)
-        figure = attention_figure([layer[0] for layer in reading.weights], relation.allowed[0], starts[0])
+        figure = attention_figure([layer[0] for layer in segments.weights], relation.allowed[0], starts[0])
         record_for_tensorboard(self.logger, "attention/maps", LoggedFigure(figure, close=False))

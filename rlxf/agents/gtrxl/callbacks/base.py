@@ -73,7 +73,7 @@ class SegmentInspection:
     state: State
 
     @classmethod
-    def last(cls, policy: GTrXLPolicy, buffer: SegmentBuffer, environments: int) -> Self:
+    def from_buffer(cls, policy: GTrXLPolicy, buffer: SegmentBuffer, environments: int) -> Self:
         """Return the last segments of the first ``environments`` environments of a rollout."""
         per_environment = buffer.n_steps // buffer.segment_length
         first = torch.arange(min(environments, buffer.n_envs), device=buffer.hidden.device)

@@ -6,7 +6,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 from rlxf.agents.gtrxl.callbacks import HistogramCallback
-from rlxf.agents.gtrxl.callbacks.histograms import SAMPLE, parameter_groups, subsample
+from rlxf.agents.gtrxl.callbacks.metrics import SAMPLE, parameter_groups, subsample
 from tests.agents.gtrxl.callbacks.logged import ROLLOUT, events, learner
 from tests.agents.gtrxl.worlds import next_step_scripts, shifted
 

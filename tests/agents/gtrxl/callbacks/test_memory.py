@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlxf.agents.gtrxl.callbacks import MemoryCallback
-from rlxf.agents.gtrxl.callbacks.memory import mean_attention_distance, memory_attention_share
+from rlxf.agents.gtrxl.callbacks.metrics import mean_attention_distance, memory_attention_share
 from rlxf.attention import Add, Softmax
 from tests.agents.gtrxl.callbacks.logged import ROLLOUT, events, learner
 from tests.agents.gtrxl.worlds import GOES_ON, scripts, small_core

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rlxf.agents.gtrxl.callbacks.histograms import parameter_groups
+from rlxf.agents.gtrxl.callbacks.metrics import parameter_groups
 from rlxf.attention import Add, LearnedAbsolute
 from tests.agents.gtrxl.worlds import ACTIONS, IMAGE, scripts, shifted, small_agent, small_core
 

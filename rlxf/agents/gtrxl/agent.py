@@ -1,0 +1,246 @@
+"""Base of GTrXLPPO: what the agent does without training: acting, datastore, calibration and files."""
+
+import os
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from gymnasium import Env
+from gymnasium.vector import VectorEnv
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.vec_env import VecEnv
+
+from rlxf.agents.calibration import reset_calibration
+from rlxf.agents.common.arguments import check_device, load_settings
+from rlxf.agents.common.checkpoint import PROGRESS, save_archive, state_memory
+from rlxf.agents.common.datastore import check_no_datastore
+from rlxf.agents.common.weight_transfer import core_error_context, transfer_weights
+from rlxf.agents.gtrxl import checkpoint
+from rlxf.agents.gtrxl.calibration import CalibrationMixin
+from rlxf.agents.gtrxl.config import as_training_env, policy_class_by_name, warn_of_filler_rows
+from rlxf.agents.gtrxl.core import check_episode_length
+from rlxf.agents.gtrxl.policy import POLICIES, SB3_POLICIES, GTrXLPolicy
+from rlxf.agents.gtrxl.retrieval import DatastoreMixin
+from rlxf.attention import TransformerSpec
+from rlxf.training import Archive
+from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
+from rlxf.training.distributed.group import ProcessGroup
+from rlxf.training.state_checks import check_buildable
+
+
+class GTrXLAgent(DatastoreMixin, CalibrationMixin, OnPolicyAlgorithm):
+    """Agent with a `GTrXLPolicy` on SB3's interface, which acts and is saved, without its training."""
+
+    policy: GTrXLPolicy  # type: ignore[assignment]
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = POLICIES | SB3_POLICIES
+    core: TransformerSpec
+    ranks: ProcessGroup
+    persist_memory_across_episodes: bool
+    normalized_observations: bool
+    """True if training observations came from a ``VecNormalize``; saved with the agent."""
+    _warned_of_filler = False
+
+    def check_env(self, env: VecEnv) -> None:
+        """Raise ValueError if an episode may have more observations than the core has positions."""
+        check_episode_length(self.core, env)
+
+    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
+        return policy_class_by_name(policy_name)
+
+    def set_env(self, env: str | Env | VecEnv | VectorEnv, force_reset: bool = True) -> None:
+        """Replace the training environment; spaces and number of environments must be the same.
+
+        Args:
+            env: any type that the constructor accepts.
+            force_reset: reset the environment at the next `learn`, as in SB3.
+        """
+        super().set_env(as_training_env(env, self.n_envs, self.seed), force_reset)
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """Set seeds as in SB3; the environments of all processes get consecutive seeds."""
+        super().set_random_seed(seed)
+        if seed is not None and self.env is not None:
+            self.env.seed(seed + self.ranks.numbers(self.n_envs).start)
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, Any]:
+        """Choose actions; see `GTrXLPolicy.predict`.
+
+        Warns:
+            UserWarning: additionally once, if memory persists across episodes and an observation of the
+                agent's environments holds filler rows (NEXT_STEP), which are then treated as steps.
+        """
+        if self.persist_memory_across_episodes and not self._warned_of_filler and self.env is not None:
+            self._warned_of_filler = warn_of_filler_rows(self.env, observation)
+        return self.policy.predict(observation, state, episode_start, deterministic)
+
+    @property
+    def n_envs_total(self) -> int:
+        """Number of environments of all processes; ``n_envs`` is that of this process."""
+        return self.n_envs * self.ranks.count
+
+    def set_parameters(
+        self,
+        load_path_or_dict: str | os.PathLike[str] | dict[str, Any],
+        exact_match: bool = True,
+        device: torch.device | str = "auto",
+    ) -> None:
+        """Load the weights of SB3's ``get_parameters``, or of a file of `save`.
+
+        Raises:
+            CheckpointError: if the file was not written by `save`. SB3's files hold pickles and are not
+                opened.
+            ValueError: if the agent has a datastore.
+        """
+        check_no_datastore(self.datastore)
+        if not isinstance(load_path_or_dict, dict):
+            archive = checkpoint.read_checkpoint(load_path_or_dict)
+            load_path_or_dict = checkpoint.read_parameters(archive, self.policy)
+        super().set_parameters(load_path_or_dict, exact_match, device)
+
+    def load_pretrained(self, source: BaseAlgorithm) -> Self:
+        """Load the transformer weights of another agent or of a pre-training run; call it before `learn`.
+
+        The embeddings of observations and actions, and the heads, are not loaded: here a step is one token,
+        in offline agents it is three.
+
+        Args:
+            source: agent or pre-training run with the weights.
+
+        Raises:
+            TypeError: if ``source`` has no transformer.
+            ValueError: if the weights do not fit, or the agent has a datastore; nothing is changed.
+                Cores must be equal except for causal, memory, pattern, dropout and feed_forward_chunk. The
+                message names the first difference.
+        """
+        check_no_datastore(self.datastore)
+        transfer_weights(source, self.policy)
+        reset_calibration(self.policy.transformer)
+        return self
+
+    def constructor_settings(self) -> dict[str, Any]:
+        """Return the constructor arguments by name, except policy, environment and device."""
+        attributes = {"stats_window_size": "_stats_window_size", "n_envs": "n_envs_total"}
+        names = checkpoint.setting_names(type(self))
+        return {name: getattr(self, attributes.get(name, name)) for name in names}
+
+    def _document(self) -> dict[str, Any]:
+        """Return settings, spaces and progress as JSON data."""
+        progress = {name: getattr(self, name) for name in PROGRESS}
+        settings = self.constructor_settings()
+        return checkpoint.describe(settings, self.policy, progress, self.normalized_observations)
+
+    def _archive(self) -> Archive:
+        """Return the contents of `save`; tensors are not copied."""
+        return checkpoint.build_archive(self._document(), self.policy)
+
+    @checkpoint_errors()
+    def _restore(self, archive: Archive) -> None:
+        """Load weights, optimizer state, progress and datastore of a file with the same settings.
+
+        Raises:
+            CheckpointError: if they do not fit.
+        """
+        self.set_parameters(checkpoint.read_parameters(archive, self.policy))
+        document = archive.documents["agent"]
+        for name in PROGRESS:
+            setattr(self, name, document["progress"][name])
+        self.normalized_observations = bool(document["normalized_observations"])
+        checkpoint.restore_datastore(archive, self.policy)
+
+    def save(  # type: ignore[override]
+        self, path: str | os.PathLike[str], exclude: None = None, include: None = None
+    ) -> None:
+        """Write settings, weights, optimizer state, progress and datastore to a file, atomically.
+
+        The file is a zip archive of JSON and safetensors with checksums. Loading it runs no code.
+
+        Args:
+            path: path of the file; ".zip" is added if it has no suffix.
+            exclude, include: arguments of SB3 that must be None.
+
+        Raises:
+            ValueError: if exclude or include is not None.
+            OSError: if the file cannot be written, e.g. the disk is full; an existing file is unchanged.
+        """
+        if exclude is not None or include is not None:
+            raise ValueError("a checkpoint always holds the whole agent: leave out exclude and include")
+        save_archive(self._archive(), path)
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls,
+        path: str | os.PathLike[str],
+        env: str | Env | VecEnv | VectorEnv | None = None,
+        device: torch.device | str = "auto",
+        policy: str | type[GTrXLPolicy] | None = None,
+        sha256: str | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Load an agent from a file of `save`.
+
+        Before any weight is allocated, the shapes required by the settings are compared with the tensors in
+        the file. This check is skipped if ``policy`` or ``policy_kwargs`` are passed.
+
+        Args:
+            path: path of the file; ".zip" is added if it has no suffix.
+            env: environment to train or evaluate in; None to only predict, until ``set_env`` is called.
+            device: "auto", "cpu" or "cuda".
+            policy: policy class; required if it is user-defined.
+            sha256: required SHA-256 of the file in hexadecimal digits, from a source that you trust. It is
+                compared before the file is parsed. None to skip this check.
+            settings: constructor arguments that replace those in the file. SB3's ``custom_objects`` may hold
+                them, too; ``print_system_info`` prints the versions on this machine. ``tensorboard_log`` is
+                never loaded from the file.
+
+        Raises:
+            FileNotFoundError: if the file does not exist.
+            CheckpointError: if the file is truncated, altered, of another type, or needs a user-defined
+                object that is not passed.
+            ValueError: if the environment's spaces differ from the checkpoint's, or the device does not
+                exist.
+            TypeError: if the constructor has no argument of this name.
+        """
+        check_device(device)
+        settings = load_settings(settings)
+        policy = settings.pop("policy", None) if policy is None else policy
+        archive = checkpoint.read_checkpoint(path, sha256)
+        own = checkpoint.read_settings(archive, cls)
+        stored = own | settings
+        if "policy_kwargs" not in settings:
+            stored["policy_kwargs"] = checkpoint.decode_policy_kwargs(stored["policy_kwargs"])
+        named = policy or checkpoint.policy_class(archive)
+        given = [name for name, value in {"env": env, "policy": policy}.items() if value is not None]
+        with core_error_context(own["core"], settings.get("core")):
+            if not {"policy", "policy_kwargs"} & {*given, *settings}:
+                with checkpoint_errors_unless_overridden(settings):
+                    check_buildable(
+                        lambda: cls._build(archive, named, None, "meta", stored | {"verbose": 0}).policy,
+                        archive.tensors["policy"],
+                        {"acting with the core's memory": state_memory(stored["core"])},
+                    )
+            with checkpoint_errors_unless_overridden([*given, *settings]):
+                agent = cls._build(archive, named, env, device, stored)
+            agent._restore(archive)
+        return agent
+
+    @classmethod
+    def _build(
+        cls, archive: Archive, policy: Any, env: Any, device: torch.device | str, settings: dict[str, Any]
+    ) -> Self:
+        """Build an agent with the spaces of a file and new weights; its settings are those passed."""
+        constructor: Any = cls  # the constructor of each subclass accepts the arguments in its files
+        agent: Self = constructor(policy, env, device=device, **settings, _init_setup_model=False)
+        if env is None:
+            agent.observation_space, agent.action_space = checkpoint.read_spaces(archive)
+            agent.n_envs = agent.ranks.part("n_envs", settings["n_envs"])
+        checkpoint.check_spaces_match(archive, agent.observation_space, agent.action_space)
+        agent._setup_model()
+        return agent

@@ -1,0 +1,271 @@
+"""Collection of rollouts: the state of the agent between steps, and the steps that fill the buffer."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.type_aliases import PyTorchObs
+from stable_baselines3.common.utils import obs_as_tensor
+from torch import Tensor
+
+from rlxf.agents.gtrxl.policy import GTrXLPolicy
+from rlxf.agents.gtrxl.policy_state import RecurrentPolicyState, mark_filler_rows
+from rlxf.agents.gtrxl.rollout_buffer import RolloutStep, SegmentBuffer
+from rlxf.agents.gtrxl.rollout_memory import RecentSteps, map_obs, memory_receptive_field
+from rlxf.attention import State, TokenIndex
+from rlxf.envs.batches import LOST
+from rlxf.envs.step_checks import check_finite
+from rlxf.training.distributed.group import ProcessGroup
+
+ActionSampler = Callable[[PyTorchObs, TokenIndex, Distribution], Tensor]
+"""Samples the actions of a step from observations, index (E, 1) and the agent's action distribution."""
+
+
+class RolloutCollector:
+    """Collector of rollouts in E environments, and owner of the agent's state between two steps.
+
+    The state consists of the last observations, the recurrent state of the policy, the memory in the rollout
+    buffer and, with ``recompute_memory``, the inputs of the last steps. `reset` must be called before the
+    first step. All methods must be called without gradient.
+
+    Args:
+        policy: the policy that acts.
+        buffer: buffer that receives the steps.
+        ranks: the process group.
+        recompute_memory: recompute the memory with the current weights at the start of each rollout.
+    """
+
+    obs: Any
+    """Observations (E, ...) before the next step, as the environments returned them."""
+    episode_start: Tensor
+    """Whether the next step is the first of its episode, or follows a filler row, (E,) bool."""
+    filler: Tensor
+    """Whether the next step is a filler row, (E,) bool."""
+    state: RecurrentPolicyState
+    """Recurrent state of the policy."""
+
+    def __init__(
+        self, policy: GTrXLPolicy, buffer: SegmentBuffer, ranks: ProcessGroup, recompute_memory: bool
+    ):
+        self.policy, self.buffer, self.ranks = policy, buffer, ranks
+        self.recompute_memory, self.device = recompute_memory, buffer.hidden.device
+
+    def reset(self, obs: Any) -> None:
+        """Clear the memory after a reset of the environments, which returned ``obs``."""
+        self.buffer.clear_memory()
+        self._past = self.buffer.inputs(slice(0))
+        self.state = self.policy.initial_state(self.buffer.n_envs)
+        self.filler = torch.zeros(self.buffer.n_envs, dtype=torch.bool, device=self.device)
+        self.episode_start = torch.ones_like(self.filler)
+        self.obs = obs
+
+    def start_rollout(self) -> None:
+        """Start a rollout, and project its memory with the current weights."""
+        self.state.cache = self.policy.build_cache(self._start_memory())
+
+    def _start_memory(self) -> State:
+        """Start a rollout in the buffer, and return its memory, recomputed if ``recompute_memory``."""
+        if not self.recompute_memory:
+            return self.buffer.start_rollout()
+        self._past = self.recent_steps
+        self.buffer.start_rollout()
+        memory = self._past.recompute_memory(self.policy, self.buffer.segment_length)
+        self.buffer.replace_memory(memory)
+        return memory
+
+    @property
+    def recent_steps(self) -> RecentSteps:
+        """Inputs of the last steps, including the current rollout; empty without ``recompute_memory``."""
+        if not self.recompute_memory:
+            return self._past
+        rollout = self.buffer.inputs(slice(self.buffer.step))
+        return self._past.followed_by(rollout, memory_receptive_field(self.policy.core))
+
+    def act(self, sample: ActionSampler) -> RolloutStep:
+        """Advance the policy by one step, with actions from ``sample``."""
+        obs = self._as_tensor(self.obs)
+        start = self.episode_start & ~self.filler
+        index = mark_filler_rows(self.state.advance(start), self.filler)  # before the next episode
+        previous = self.state.action
+        with torch.inference_mode():
+            latent, hidden = self.policy.act(obs, self.state, index)
+            distribution, values = self.policy.heads(self.ranks.embed_rows(latent))
+            actions = sample(obs, index, distribution)
+            log_probs = distribution.log_prob(actions)
+            actions, values, log_probs = map(self.ranks.own, (actions, values, log_probs))
+            self.state.observe_action(self.policy.encode_actions(actions), index)
+        return RolloutStep(obs, previous, index, hidden, actions, values, log_probs)
+
+    def store(
+        self,
+        step: RolloutStep,
+        new_obs: Any,
+        rewards: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+        gamma: float,
+        env_steps: int,
+    ) -> None:
+        """Store a step with its results in the buffer.
+
+        Args:
+            step: result of `act`.
+            new_obs: observations after the step, the first of the next episode where an episode ended.
+            rewards: (E,), rewards of the step.
+            dones: (E,) bool, whether the episode ended with the step.
+            infos: E infos of the step.
+            gamma: discount factor of the value after a truncation.
+            env_steps: steps that each environment has taken, for error messages.
+        """
+        bootstrapped = self._bootstrap(rewards, dones, infos, gamma, env_steps)
+        ends = torch.as_tensor(dones, dtype=torch.bool, device=self.device) | self.filler
+        lost, index = np.array([LOST in info for info in infos]), step.index
+        if lost.any():
+            rows = torch.as_tensor(lost, device=self.device)
+            bootstrapped, ends, index = self._handle_crashes(rows, step, bootstrapped, ends)
+        self.buffer.add(step, bootstrapped, ends, index)
+        self.obs, self.episode_start = new_obs, ends
+        self.filler = self._marked(infos, dones | lost, "filler_next")
+
+    def _handle_crashes(
+        self, lost: Tensor, step: RolloutStep, rewards: Tensor, ends: Tensor
+    ) -> tuple[Tensor, Tensor, TokenIndex]:
+        """Return rewards, episode ends and index corrected for crashed environments, and reset their memory.
+
+        The result of the first lost step is unknown. V(s) replaces its reward, so its advantage is 0, and the
+        step before is bootstrapped with V(s), as at a truncation.
+
+        Args:
+            lost: (E,) bool, the crashed environments.
+            step: the step.
+            rewards: (E,), bootstrapped rewards of the step.
+            ends: (E,) bool, whether the episode ended with the step.
+        """
+        crashed = lost & ~self.filler
+        self.state.reset(lost)
+        index = mark_filler_rows(step.index, crashed)
+        return torch.where(crashed, step.values, rewards), ends | crashed, index
+
+    def _bootstrap(
+        self,
+        rewards: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+        gamma: float,
+        env_steps: int,
+    ) -> Tensor:
+        """Return the rewards (E,), plus gamma V(last observation) for truncated episodes."""
+        bootstrapped = torch.as_tensor(rewards, dtype=torch.float32, device=self.device)
+        truncated = self._marked(infos, dones, "TimeLimit.truncated").nonzero()[:, 0]
+        if not len(truncated):
+            return bootstrapped
+        rows = truncated.tolist()
+        last = _stacked([infos[row]["terminal_observation"] for row in rows])
+        check_finite("last observation", last, env_steps, [self.env_numbers[row] for row in rows])
+        next_values = self._next_values(self.state.rows(truncated), last)
+        return bootstrapped.index_add(0, truncated, gamma * next_values)
+
+    @property
+    def env_numbers(self) -> range:
+        """Numbers of this process's environments among those of all processes."""
+        return self.ranks.numbers(self.buffer.n_envs)
+
+    def finish_rollout(self, gamma: float, gae_lambda: float, critic_lambda: float) -> None:
+        """Compute advantages and returns; see `SegmentBuffer.finish`."""
+        next_values = self._next_values(self.state.copy(), self.obs)
+        self.buffer.finish(next_values, gamma, gae_lambda, critic_lambda)
+
+    def _next_values(self, state: RecurrentPolicyState, obs: Any) -> Tensor:
+        """Return V(obs), (E,), for obs as the next step of ``state``, which is modified."""
+        index = state.advance(torch.zeros_like(state.episode, dtype=torch.bool))
+        latent, _ = self.policy.act(self._as_tensor(obs), state, index)
+        return self.policy.heads(latent)[1]
+
+    def _marked(self, infos: list[dict[str, Any]], rows: np.ndarray, key: str) -> Tensor:
+        """Return which environments of ``rows`` (E,) bool have a true ``key`` in their info, (E,) bool."""
+        marked = np.zeros(len(infos), dtype=np.bool_)
+        for row in np.flatnonzero(rows):
+            marked[row] = infos[row].get(key, False)
+        return torch.as_tensor(marked, device=self.device)
+
+    def _as_tensor(self, obs: Any) -> PyTorchObs:
+        """Return observations on the device in the buffer's memory layout, on which rounding depends."""
+        return map_obs(_contiguous, obs_as_tensor(obs, self.device))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state between two rollouts by name; each tensor has an axis of environments."""
+        past = self.recent_steps
+        state = {
+            "position": self.state.position,
+            "episode": self.state.episode,
+            "action": self.state.action,
+            "filler": self.filler,
+            "episode_start": self.episode_start,
+        }
+        state |= _memory_tensors("memory", self.buffer.memory)
+        state |= {"past.previous": past.previous} | _index_tensors("past", past.index)
+        return state | _obs_tensors("past.obs", past.obs) | _obs_tensors("obs", self.obs)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the result of `state_dict`.
+
+        Raises:
+            KeyError: if a tensor is missing.
+        """
+        self.reset(_obs("obs", {name: tensor.numpy() for name, tensor in state.items()}))
+        on_device = {name: tensor.to(self.device) for name, tensor in state.items()}
+        self.state.position, self.state.episode = on_device["position"], on_device["episode"]
+        self.state.action, self.filler = on_device["action"], on_device["filler"]
+        self.episode_start = on_device["episode_start"]
+        self.buffer.replace_memory(_memory("memory", on_device))
+        past = _obs("past.obs", on_device), on_device["past.previous"], _index("past", on_device)
+        self._past = RecentSteps(*past)
+
+
+def _index_tensors(name: str, index: TokenIndex) -> dict[str, Tensor]:
+    return {f"{name}.position": index.position, f"{name}.episode": index.episode}
+
+
+def _index(name: str, tensors: Mapping[str, Tensor]) -> TokenIndex:
+    return TokenIndex(tensors[f"{name}.position"], tensors[f"{name}.episode"])
+
+
+def _memory_tensors(name: str, state: State) -> dict[str, Tensor]:
+    own = {f"{name}.hidden": state.hidden} | _index_tensors(name, state.index)
+    return own if state.older is None else own | _memory_tensors(f"{name}.older", state.older)
+
+
+def _memory(name: str, tensors: Mapping[str, Tensor]) -> State:
+    older = _memory(f"{name}.older", tensors) if f"{name}.older.hidden" in tensors else None
+    return State(tensors[f"{name}.hidden"], _index(name, tensors), older)
+
+
+def _obs_tensors(name: str, obs: Any) -> dict[str, Tensor]:
+    """Return observations, or the entries of Dict observations, by name."""
+    if isinstance(obs, dict):
+        return {f"{name}[{key}]": torch.as_tensor(part) for key, part in obs.items()}
+    return {name: torch.as_tensor(obs)}
+
+
+def _obs(name: str, values: Mapping[str, Any]) -> Any:
+    """Return the observations of `_obs_tensors`."""
+    if name in values:
+        return values[name]
+    start = f"{name}["
+    return {key[len(start) : -1]: value for key, value in values.items() if key.startswith(start)}
+
+
+def _stacked(
+    observations: list[np.ndarray] | list[dict[str, np.ndarray]],
+) -> np.ndarray | dict[str, np.ndarray]:
+    """Stack N single observations to a batch."""
+    if isinstance(observations[0], dict):
+        return {key: np.stack([obs[key] for obs in observations]) for key in observations[0]}
+    return np.stack(observations)
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    """Copy x to row-major order; ``x.contiguous()`` does not change the strides of one-channel images."""
+    return x.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,317 @@
+"""Training loop of the agent: rollouts and updates in turn, checkpoints of a run and their resumption."""
+
+import os
+import warnings
+from collections import deque
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import MaybeCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from rlxf.agents.common.checkpoint import check_unfinished, newest_checkpoint_file
+from rlxf.agents.common.datastore import check_no_datastore
+from rlxf.agents.common.distributed import sync_normalization_statistics, sync_processes
+from rlxf.agents.common.numerics import (
+    check_initial_observations,
+    check_step_results,
+    normalizes_observations,
+    restore_stats_on_error,
+)
+from rlxf.agents.gtrxl import resume
+from rlxf.agents.gtrxl.agent import GTrXLAgent
+from rlxf.agents.gtrxl.config import SCHEDULES, check_has_env, check_schedule, hyperparameters
+from rlxf.agents.gtrxl.core import check_filler_rows
+from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics
+from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
+from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
+from rlxf.agents.gtrxl.training_algorithm import TrainingAlgorithm
+from rlxf.envs.sb3_vec_env import watch_processes
+from rlxf.envs.workers import restart_counts
+from rlxf.training import Archive
+from rlxf.training.checkpoints import clone_tensors
+from rlxf.training.compat import checkpoint_errors
+from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboard
+from rlxf.training.state_checks import RNG_GROUP
+
+
+class TrainingLoop(GTrXLAgent):
+    """Agent with SB3's ``learn``; the update after each rollout is that of the subclass."""
+
+    segment_length: int
+    critic_lambda: float | None
+    recompute_memory: bool
+    order: torch.Generator
+    """Generator of the order of minibatches."""
+    iterations: int
+    """Number of rollouts of the training."""
+    _algorithm: TrainingAlgorithm
+    _episodes: EpisodeStatistics
+    _diagnostics: TrainingDiagnostics
+    _between_rollouts: bool
+
+    @cached_property
+    def rollout_buffer(self) -> SegmentBuffer:  # type: ignore[override]
+        """Rollout buffer, created on first access, since an agent that only acts needs none."""
+        return SegmentBuffer(
+            self.observation_space,
+            self.action_space,
+            self.core,
+            self.policy.encoded_action_width,
+            self.n_envs,
+            self.n_steps,
+            self.segment_length,
+            self.device,
+        )
+
+    @cached_property
+    def collector(self) -> RolloutCollector:
+        """Collector of rollouts, with the state of the agent between two steps."""
+        return RolloutCollector(self.policy, self.rollout_buffer, self.ranks, self.recompute_memory)
+
+    @torch.no_grad()
+    def collect_rollouts(  # type: ignore[override]
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: SegmentBuffer, n_rollout_steps: int
+    ) -> bool:
+        """Take ``n_rollout_steps`` steps in every environment; return False if a callback stops training."""
+        self.policy.set_training_mode(False)
+        self.collector.start_rollout()
+        self._algorithm.start_rollout()
+        callback.on_rollout_start()
+        self.ranks.broadcast_rng_state()
+        self._between_rollouts = False
+        with restore_stats_on_error(env):
+            for _ in range(n_rollout_steps):
+                if not self._take_step(env, callback):
+                    return False
+        critic_lambda = self.gae_lambda if self.critic_lambda is None else self.critic_lambda
+        self.collector.finish_rollout(self.gamma, self.gae_lambda, critic_lambda)
+        self._episodes.exchange(self.ranks, super()._update_info_buffer)
+        for name, value in restart_counts(env).items():
+            counts = self.ranks.all_gather(torch.tensor([value], device=self.device))
+            self.logger.record(f"env/{name}", int(counts.sum()))
+        callback.on_rollout_end()
+        return True
+
+    def _take_step(self, env: VecEnv, callback: BaseCallback) -> bool:
+        """Take a step in every environment; return False if a callback stops training."""
+        step = self.collector.act(self._algorithm.choose)
+        new_obs, rewards, dones, infos = env.step(self.policy.to_environment(step.actions))
+        self.num_timesteps += self.n_envs_total
+        check_step_results(env, new_obs, rewards, self._env_steps, self.collector.env_numbers, dones=dones)
+        callback.update_locals(locals() | vars(step) | {"rollout_buffer": self.rollout_buffer})
+        keep_training = callback.on_step()  # a stopped step is stored too, since `learn` may be called again
+        self._update_info_buffer(infos, dones)
+        self.collector.store(step, new_obs, rewards, dones, infos, self.gamma, self._env_steps)
+        self._last_obs = self.collector.obs
+        self._last_episode_starts = self.collector.episode_start.cpu().numpy()
+        return keep_training
+
+    @property
+    def _env_steps(self) -> int:
+        """Number of steps that each environment has taken."""
+        return self.num_timesteps // self.n_envs_total
+
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
+        """Update episode statistics as in SB3; several processes exchange them after the rollout."""
+        if self.ranks.count == 1 or dones is None:
+            super()._update_info_buffer(infos, dones)
+        else:
+            self._episodes.record(infos, dones)
+
+    def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
+        """Prepare training as in SB3; also check the first observations and log hyperparameters."""
+        check_no_datastore(self.datastore)
+        assert self.env is not None
+        if self.persist_memory_across_episodes:
+            check_filler_rows(self.core, self.env)
+        self.check_env(self.env)
+        sync_normalization_statistics(self.env, self.ranks)
+        self.normalized_observations = normalizes_observations(self.env, self.normalized_observations)
+        watch_processes(self.env)
+        before = self._last_obs
+        with restore_stats_on_error(self.env):
+            result = super()._setup_learn(*args, **kwargs)
+            assert self._last_obs is not None
+            check_initial_observations(
+                self.env, self._last_obs, self._env_steps, self.ranks.numbers(self.n_envs)
+            )
+        if writes_tensorboard(self.logger):
+            names = type(self).__name__, type(self.policy).__name__
+            write_hyperparameters(self.logger, hyperparameters(self.constructor_settings(), *names, self.env))
+        self._diagnostics = TrainingDiagnostics(self.action_space)
+        if self._last_obs is not before:
+            self.collector.reset(self._last_obs)
+        return result
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "GTrXLPPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+        resume_from: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Train for ``total_timesteps`` steps, counted over all environments; as in SB3.
+
+        Args:
+            total_timesteps: steps to train for.
+            callback: callback or callbacks, as in SB3.
+            log_interval: rollouts between two log lines.
+            tb_log_name: name of the run in TensorBoard.
+            reset_num_timesteps: restart the step counter and the schedules; False to continue them.
+            progress_bar: show a progress bar.
+            resume_from: a file of `rlxf.training.CheckpointWriter`, or their folder, whose newest complete
+                file is used. Training resumes in the middle of the episodes up to ``total_timesteps`` in
+                total. On the same machine the result is bit-identical to an uninterrupted run. The agent must
+                have the same arguments and environments. Environments must be `ActionReplay` or
+                `StatefulVectorEnv`, like those of `rlxf.envs.make_vec_env`; others start new episodes with a
+                warning. Sets the global random number generators of torch, numpy and Python.
+
+        Raises:
+            ValueError: before the first step, if the agent was loaded without an environment, a schedule is
+                lost (`UnknownSchedule`) or becomes negative, the agent has a datastore, filler rows
+                would break the blocks of its memory, or its settings differ from those of the file to resume
+                from.
+            FileNotFoundError: if the file does not exist.
+            CheckpointError: if the file is truncated, altered or of another type, or was not written by
+                `CheckpointWriter`.
+            FaultyEnvironmentError: during training, if an environment returns NaN or infinity, or crashes
+                too often (`BrokenEnvironmentError`).
+            NumericalError: during training, if a loss or a gradient is NaN or infinite; the weights are those
+                before that optimizer step.
+        """
+        check_has_env(self.env)
+        for name in SCHEDULES:
+            if getattr(self, name) is not None:
+                check_schedule(name, getattr(self, name), progress=0.0)
+        run = None if resume_from is None else self._read_run(resume_from, total_timesteps)
+        self.iterations = 0 if reset_num_timesteps else self.iterations
+        if run is not None:
+            self._resume(run)
+            total_timesteps, reset_num_timesteps = total_timesteps - self.num_timesteps, False
+        done = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates}
+        sync_processes(
+            self.ranks, self.core, self.policy, self.order, self.set_logger, **done, n_envs=self.n_envs
+        )
+        total_timesteps, callback = self._setup_learn(
+            total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
+        )
+        callback.on_training_start(locals(), globals())
+        if run is not None:
+            resume.restore_generators(run, self.logger, self.order)
+        try:
+            self._iterate(total_timesteps, callback, log_interval)
+            callback.on_training_end()
+        finally:
+            self._between_rollouts = False
+        return self
+
+    def _iterate(self, total_timesteps: int, callback: BaseCallback, log_interval: int) -> None:
+        """Alternate rollouts and updates until ``total_timesteps``, or until a callback stops training."""
+        assert self.env is not None
+        self._between_rollouts = True
+        while self.num_timesteps < total_timesteps:
+            if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):
+                break
+            self.iterations += 1
+            self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
+            if self.iterations % log_interval == 0:
+                self.dump_logs(self.iterations)
+            self.train()
+            self._between_rollouts = True
+
+    @property
+    def resumable(self) -> bool:
+        """True if a `snapshot` allows exact resumption, which is the case between two rollouts of PPO."""
+        return self._between_rollouts and self._algorithm.resumable
+
+    def snapshot(self) -> Archive:
+        """Return a copy of what `save` writes and of the state that `learn` needs to resume.
+
+        Used by `rlxf.training.CheckpointWriter`.
+        """
+        assert self.env is not None
+        state = self.collector.state_dict()
+        environment, groups = resume.gather_environments(self.env, self.ranks, state)
+        episodes, successes = self.ep_info_buffer or (), self.ep_success_buffer or ()
+        run = resume.run_document(self.iterations, episodes, successes, self.logger, environment)
+        groups = {RNG_GROUP: resume.generator_states(self.order)} | groups
+        groups[resume.GRADIENTS] = resume.gradients(self.policy, self.logger)
+        archive = self._archive()
+        tensors = archive.tensors | {name: group for name, group in groups.items() if group}
+        return Archive(archive.documents | {resume.RUN: run}, clone_tensors(tensors))
+
+    def load_training_state(self, path: str | os.PathLike[str]) -> Self:
+        """Restore the state in a file of `rlxf.training.CheckpointWriter`, without further training.
+
+        Weights, optimizer, progress, statistics of ``VecNormalize``, pending log values, and the global
+        random number generators of torch, numpy and Python are restored. The environments are not changed: to
+        continue their episodes, call `learn` with ``resume_from``.
+
+        Args:
+            path: path of the file, or of the folder of checkpoints.
+
+        Raises:
+            FileNotFoundError, CheckpointError, ValueError: as `learn` with ``resume_from``.
+        """
+        archive = resume.read_matching_run(self._document(), path)
+        self._restore_progress(archive)
+        resume.restore_generators(archive, self.logger, self.order)
+        return self
+
+    def _read_run(self, path: str | os.PathLike[str], total_timesteps: int) -> Archive:
+        """Read the file of a run to resume, which has fewer steps than ``total_timesteps``."""
+        archive = resume.read_matching_run(self._document(), path)
+        done = archive.documents["agent"]["progress"]["num_timesteps"]
+        check_unfinished(done, total_timesteps, "total_timesteps", newest_checkpoint_file(path))
+        return archive
+
+    def _restore_progress(self, archive: Archive) -> tuple[dict[str, Any], resume.Groups]:
+        """Restore weights, progress and statistics from the file.
+
+        Returns:
+            The document of the current episodes, and the tensors of this process.
+
+        Raises:
+            CheckpointError: if the contents do not fit the agent.
+            ValueError: if the environments have other wrappers.
+        """
+        assert self.env is not None
+        self._restore(archive)
+        environment, own = resume.restore_wrappers(self.env, self.ranks, archive)
+        with checkpoint_errors():
+            run = archive.documents[resume.RUN]
+            self.iterations = run["iterations"]
+            self.ep_info_buffer = deque(run["episodes"], maxlen=self._stats_window_size)
+            self.ep_success_buffer = deque(run["successes"], maxlen=self._stats_window_size)
+            resume.restore_gradients(self.policy, archive.tensors.get(resume.GRADIENTS, {}))
+        return environment, own
+
+    def _resume(self, archive: Archive) -> None:
+        """Restore progress, memory and environments from the file.
+
+        If the current episodes cannot be restored, a warning names the reason, and the environments will be
+        reset, with seeds that the run has not used.
+        """
+        assert self.env is not None
+        environment, own = self._restore_progress(archive)
+        with checkpoint_errors():
+            self.collector.load_state_dict(own[resume.AGENT_STATE])
+        self._last_obs = self.collector.obs
+        reason = resume.resume_episodes(self.env, self.ranks, environment, own[resume.EPISODES])
+        if reason is None:
+            return
+        warnings.warn(
+            f"the environments start new episodes, so the resumed run is not bit-identical: {reason}",
+            stacklevel=3,
+        )
+        self._last_obs = None
+        if self.seed is not None:
+            first = self.ranks.rows(self.n_envs).start
+            self.env.seed(resume.new_episode_seed(self.seed, self.num_timesteps) + first)
